@@ -1,0 +1,103 @@
+"""Honest numbers from folds: inner products without noise, and jackknife intervals.
+
+With F folds, <X, Y> is the sum over folds a != b of <X_a, Y_b> over F(F-1): the noise of two folds
+is independent, so that noise does not count as pattern, and everything linear stays additive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+MIN_FOLDS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """An estimate with its 95% interval; all NaN where it means nothing."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether zero lies outside the interval."""
+        return self.low > 0 or self.high < 0
+
+
+NOTHING = Interval(value=float("nan"), low=float("nan"), high=float("nan"))
+
+
+def jackknife(estimates: Float[Tensor, " one_plus_folds"]) -> Interval:
+    """Turn an estimate on all folds and its delete-one-fold twins into a 95% interval.
+
+    Args:
+        estimates: first the estimate on all folds, then one without each fold.
+
+    The half width is t_{F-1}(.975) times the jackknife standard error.
+    """
+    from scipy.special import stdtrit
+
+    value, deleted = estimates[0].double(), estimates[1:].double()
+    n_folds = len(deleted)
+    if n_folds < MIN_FOLDS:
+        raise ValueError(f"expected at least {MIN_FOLDS} folds, got {n_folds}")
+    variance = (n_folds - 1) / n_folds * (deleted - deleted.mean()).square().sum()
+    half = float(stdtrit(n_folds - 1, 0.975)) * variance.sqrt()
+    return Interval(value=float(value), low=float(value - half), high=float(value + half))
+
+
+def leave_one_out(folds: Float[Tensor, "fold *map"]) -> Float[Tensor, "one_plus_folds *map"]:
+    """Average the folds: first all of them, then all but each."""
+    total, n_folds = folds.sum(0, keepdim=True), len(folds)
+    return torch.cat([total / n_folds, (total - folds) / (n_folds - 1)])
+
+
+def cross_products(
+    x: Float[Tensor, "x fold cell"], y: Float[Tensor, "y fold cell"]
+) -> Float[Tensor, "one_plus_folds x y"]:
+    """Give <X, Y> for each pair of maps, on all folds and without each fold; cells are averaged.
+
+    Args:
+        x, y: fold maps as vectors of cells.
+
+    Returns:
+        The mean over cells of X*Y, so that <P, P> is a squared RMS.
+    """
+    n_folds, n_cells = x.shape[1:]
+    if n_folds < 3:
+        raise ValueError(f"expected at least 3 folds to leave one out, got {n_folds}")
+    x, y = x.double(), y.double()
+    same = torch.einsum("xfc,yfc->fxy", x, y) / n_cells
+    x_total, y_total = x.sum(1), y.sum(1)
+    total = x_total @ y_total.T / n_cells
+    row = torch.einsum("xfc,yc->fxy", x, y_total) / n_cells
+    column = torch.einsum("xc,yfc->fxy", x_total, y) / n_cells
+    everything = (total - same.sum(0)) / (n_folds * (n_folds - 1))
+    # Without fold d: drop its row and its column, put back its own cell, drop the other diagonals.
+    without = total - row - column + same - (same.sum(0) - same)
+    return torch.cat([everything[None], without / ((n_folds - 1) * (n_folds - 2))])
+
+
+def signed_root(x: float) -> float:
+    """Give sign(x) sqrt(|x|): the RMS behind an unbiased square, which noise can make negative."""
+    return abs(x) ** 0.5 if x >= 0 else -(abs(x) ** 0.5)
+
+
+def rms(squares: Float[Tensor, " one_plus_folds"]) -> Interval:
+    """Turn estimates of a mean square into an RMS with its interval."""
+    square = jackknife(squares)
+    return Interval(
+        value=signed_root(square.value), low=signed_root(square.low), high=signed_root(square.high)
+    )
+
+
+def share(
+    part: Float[Tensor, " one_plus_folds"], whole: Float[Tensor, " one_plus_folds"]
+) -> Interval:
+    """Give part / whole with its interval; nothing where the whole cannot be told from zero."""
+    return jackknife(part / whole) if jackknife(whole).low > 0 else NOTHING

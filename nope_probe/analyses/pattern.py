@@ -1,0 +1,232 @@
+"""From a score map to the positional pattern in it, and measures of that pattern.
+
+Softmax ignores a constant per row. The pattern is therefore the score map less each row's mean over
+j < i; it lives on the cells j < i, and is NaN elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from nope_probe.analyses.noise import (
+    Interval,
+    cross_products,
+    jackknife,
+    leave_one_out,
+    rms,
+    share,
+)
+
+LAG = 8
+MIN_KEYS = 8
+EDGE = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measures:
+    """What one layer's pattern is like, each with a 95% interval.
+
+    Attributes:
+        amplitude: RMS of the pattern, nats (noise taken out; negative if noise is all there is).
+        locality: mean over rows of 8 keys or more of Spearman(P[i, j], j), -1 to 1. Noise shrinks it.
+        monotonicity: share of pairs with P[i, j+8] > P[i, j]; 1/2 is no trend. Noise shrinks it.
+        monotonicity_lag1: the same at lag 1, which drowns in noise below 1,000 sequences.
+        relative_r2: share of <P, P> that has the form a(i) + f(i-j); ALiBi has 1.
+        non_relative: RMS of the rest, nats.
+        edge_contrast: the diagonal-normalised map's mean over the first 5% of kept keys less the
+            rest, nats: what the paper's Figures 4 and 5 show.
+        edge_contrast_visible: the same of the non-relative part, nats: what softmax can see of it.
+    """
+
+    amplitude: Interval
+    locality: Interval
+    monotonicity: Interval
+    monotonicity_lag1: Interval
+    relative_r2: Interval
+    non_relative: Interval
+    edge_contrast: Interval
+    edge_contrast_visible: Interval
+
+
+def measure(
+    folds: Float[Tensor, "fold layer query_pos key_pos"], skip_keys: int = 0
+) -> list[Measures]:
+    """Measure the pattern of each layer.
+
+    Args:
+        folds: score maps by fold, in nats (`ScoreMaps.folds`).
+        skip_keys: how many first keys to leave out, of the row mean too (1 for a BOS sink).
+
+    Raises:
+        ValueError: for a non-finite cell among j < i, fewer than 4 folds or too few keys.
+    """
+    return [_measure(folds[:, layer].double(), skip_keys) for layer in range(folds.shape[1])]
+
+
+def _measure(folds: Float[Tensor, "fold query_pos key_pos"], skip_keys: int) -> Measures:
+    n = folds.shape[-1]
+    patterns = row_centred(folds, skip_keys)
+    rest = patterns - relative_part(patterns, skip_keys)
+    cells = kept_cells(n, skip_keys)
+    maps = torch.stack([patterns[:, cells], rest[:, cells]])
+    products = cross_products(maps, maps)
+    p_p, r_r = products[:, 0, 0], products[:, 1, 1]
+    means, diagonal = leave_one_out(patterns), diagonal_normalised(leave_one_out(folds))
+    return Measures(
+        amplitude=rms(p_p),
+        locality=jackknife(locality(means, skip_keys)),
+        monotonicity=jackknife(monotonicity(means, LAG, skip_keys)),
+        monotonicity_lag1=jackknife(monotonicity(means, 1, skip_keys)),
+        relative_r2=share(p_p - r_r, p_p),
+        non_relative=rms(r_r),
+        edge_contrast=jackknife(edge_contrast(diagonal, skip_keys)),
+        edge_contrast_visible=jackknife(edge_contrast(leave_one_out(rest), skip_keys)),
+    )
+
+
+def kept_cells(n: int, skip_keys: int = 0) -> Bool[Tensor, "query_pos key_pos"]:
+    """Give the cells that patterns live on: skip_keys <= j < i.
+
+    Raises:
+        ValueError: if no row has two of them.
+    """
+    if not 0 <= skip_keys <= n - 3:
+        raise ValueError(
+            f"expected from 0 to {n - 3} skipped keys at {n} positions, got {skip_keys}"
+        )
+    cells = torch.ones(n, n, dtype=torch.bool).tril(-1)
+    cells[:, :skip_keys] = False
+    return cells
+
+
+def row_centred(
+    maps: Float[Tensor, "*batch query_pos key_pos"], skip_keys: int = 0
+) -> Float[Tensor, "*batch query_pos key_pos"]:
+    """Take from each row its mean over j < i: what attention can see of a score map.
+
+    Raises:
+        ValueError: for a non-finite cell among j < i.
+
+    Example:
+        >>> row_centred(torch.tensor([[0., 0, 0], [5, 0, 0], [1, 3, 0]]))
+        tensor([[nan, nan, nan],
+                [0., nan, nan],
+                [-1., 1., nan]])
+    """
+    cells = kept_cells(maps.shape[-1], skip_keys)
+    inside = maps.where(cells, 0.0)
+    if not inside.isfinite().all():
+        raise ValueError("a score map has a non-finite cell below the diagonal")
+    counts = cells.sum(-1, keepdim=True).clamp_min(1)
+    centred = inside - inside.sum(-1, keepdim=True) / counts
+    return centred.where(cells, torch.nan)
+
+
+def relative_part(
+    patterns: Float[Tensor, "*batch query_pos key_pos"], skip_keys: int = 0
+) -> Float[Tensor, "*batch query_pos key_pos"]:
+    """Project patterns onto {a(i) + f(i-j)}, by minimum-norm least squares."""
+    n = patterns.shape[-1]
+    cells, lag = kept_cells(n, skip_keys), _lags(n)
+    rows, solve = (t.to(patterns.dtype) for t in _normal_equations(n, skip_keys))
+    inside = patterns.where(cells, 0.0)
+    row_sums = inside.sum(-1)
+    by_lag = torch.zeros(*patterns.shape[:-2], n, dtype=patterns.dtype)
+    by_lag.index_add_(-1, lag.flatten().clamp_min(0), inside.flatten(-2))
+    incidence = _incidence(n, skip_keys).to(patterns.dtype)
+    f = (by_lag - (row_sums * rows) @ incidence) @ solve
+    a = (row_sums - f @ incidence.T) * rows
+    fit = a[..., :, None] + f[..., lag.clamp_min(0)]
+    return fit.where(cells, torch.nan)
+
+
+def _lags(n: int) -> Tensor:
+    position = torch.arange(n)
+    return position[:, None] - position[None, :]
+
+
+def _incidence(n: int, skip_keys: int) -> Tensor:
+    """Which row holds which lag: row i has the lags 1 to i - skip_keys."""
+    row, lag = torch.arange(n)[:, None], torch.arange(n)[None, :]
+    return ((lag >= 1) & (lag <= row - skip_keys)).double()
+
+
+@lru_cache(maxsize=8)
+def _normal_equations(n: int, skip_keys: int) -> tuple[Tensor, Tensor]:
+    """Give 1/(cells per row), and the pseudo-inverse for f once a is eliminated."""
+    incidence = _incidence(n, skip_keys)
+    per_row = incidence.sum(1)
+    rows = torch.where(per_row > 0, 1 / per_row.clamp_min(1), 0.0)
+    schur = torch.diag(incidence.sum(0)) - incidence.T @ (rows[:, None] * incidence)
+    return rows, torch.linalg.pinv(schur, hermitian=True)
+
+
+def diagonal_normalised(
+    maps: Float[Tensor, "*batch query_pos key_pos"],
+) -> Float[Tensor, "*batch query_pos key_pos"]:
+    """Take from each cell the mean of its diagonal, over j <= i (the paper's Figures 4 and 5)."""
+    n = maps.shape[-1]
+    below, lag = torch.ones(n, n, dtype=torch.bool).tril(), _lags(n).clamp_min(0)
+    inside = maps.where(below, 0.0)
+    sums = torch.zeros(*maps.shape[:-2], n, dtype=maps.dtype)
+    sums.index_add_(-1, lag.flatten(), inside.flatten(-2))
+    means = sums / torch.arange(n, 0, -1, dtype=maps.dtype)
+    return (inside - means[..., lag]).where(below, torch.nan)
+
+
+def locality(
+    patterns: Float[Tensor, "*batch query_pos key_pos"], skip_keys: int = 0
+) -> Float[Tensor, "*batch"]:
+    """Average over rows with 8 keys or more the Spearman correlation of P[i, j] with j.
+
+    A row without any variation counts as 0.
+    """
+    n = patterns.shape[-1]
+    if n - skip_keys <= MIN_KEYS:
+        return torch.full(patterns.shape[:-2], torch.nan, dtype=patterns.dtype)
+    rows = [
+        _spearman_with_order(patterns[..., i, skip_keys:i]) for i in range(skip_keys + MIN_KEYS, n)
+    ]
+    return torch.stack(rows).mean(0)
+
+
+def _spearman_with_order(values: Float[Tensor, "*batch key"]) -> Float[Tensor, "*batch"]:
+    ordered = values.sort(-1).values.contiguous()
+    values = values.contiguous()
+    # Ties get the mean of the ranks that they span.
+    below = torch.searchsorted(ordered, values)
+    up_to = torch.searchsorted(ordered, values, right=True)
+    ranks = (below + up_to - 1).to(values.dtype) / 2
+    ranks = ranks - ranks.mean(-1, keepdim=True)
+    order = torch.arange(values.shape[-1], dtype=values.dtype)
+    order = order - order.mean()
+    norms = ranks.norm(dim=-1) * order.norm()
+    return torch.where(norms > 0, (ranks @ order) / norms.clamp_min(1e-300), 0.0)
+
+
+def monotonicity(
+    patterns: Float[Tensor, "*batch query_pos key_pos"], lag: int = LAG, skip_keys: int = 0
+) -> Float[Tensor, "*batch"]:
+    """Give the share of pairs of kept keys with P[i, j+lag] > P[i, j]; a tie counts as a half."""
+    cells = kept_cells(patterns.shape[-1], skip_keys)
+    pairs = cells[:, lag:] & cells[:, :-lag]
+    if not pairs.any():
+        return torch.full(patterns.shape[:-2], torch.nan, dtype=patterns.dtype)
+    step = (patterns[..., :, lag:] - patterns[..., :, :-lag])[..., pairs]
+    return (step.sign() + 1).mean(-1) / 2
+
+
+def edge_contrast(
+    maps: Float[Tensor, "*batch query_pos key_pos"], skip_keys: int = 0
+) -> Float[Tensor, "*batch"]:
+    """Give the mean over the first 5% of kept keys (one at least) less the mean over the rest."""
+    n = maps.shape[-1]
+    cells = kept_cells(n, skip_keys)
+    first = cells.clone()
+    first[:, skip_keys + max(1, round(EDGE * (n - skip_keys))) :] = False
+    return maps[..., first].mean(-1) - maps[..., cells & ~first].mean(-1)

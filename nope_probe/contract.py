@@ -1,0 +1,167 @@
+"""The contract a model's hooks must keep, and the card that says what the model is.
+
+Some model families hand out something else than their scores at `hook_attn_scores`, or differ from
+plain transformers in their logits. What they say cannot be used, so they are refused at load.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nope_probe.errors import UserError
+from nope_probe.hooks.ablation import rope_layers
+from nope_probe.hooks.capture import unmasked
+from nope_probe.hooks.layer import (
+    Installation,
+    Layer,
+    Tap,
+    installed,
+    is_bridge,
+    layers_of,
+    repeat_heads,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCard:
+    """What a model is, for the manifest.
+
+    Attributes:
+        parity: how far the hooks are from the truth, relative to the largest value: `logits`
+            against plain transformers, `pattern` (softmax of the scores), `scores` (q.k times scale).
+    """
+
+    name: str
+    source: str
+    revision: str | None = None
+    architecture: str
+    kind: str
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    d_model: int
+    n_ctx: int
+    d_vocab: int
+    rope_layers: tuple[bool, ...]
+    parity: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def parameter_free(self) -> bool:
+        """Whether the weights are identities already."""
+        return self.name.startswith("parameter-free")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the card as JSON-ready values."""
+        return asdict(self)
+
+
+def describe(
+    model: Any, name: str, source: str = "configuration", architecture: str = "HookedTransformer"
+) -> ModelCard:
+    """Write a model's card, without the parity that `check` measures."""
+    layer = layers_of(model)[0]
+    return ModelCard(
+        name=name,
+        source=source,
+        architecture=architecture,
+        kind="TransformerBridge" if is_bridge(model) else "HookedTransformer",
+        n_layers=len(model.blocks),
+        n_heads=layer.n_heads,
+        n_kv_heads=layer.n_kv_heads,
+        d_head=layer.d_head,
+        d_model=layer.d_model,
+        n_ctx=model.cfg.n_ctx,
+        d_vocab=model.cfg.d_vocab,
+        rope_layers=rope_layers(model),
+    )
+
+
+def probe_tokens(d_vocab: int) -> Int[Tensor, "seq pos"]:
+    """Give the small batch on which the contract is checked."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(d_vocab, (2, 13), generator=generator)
+
+
+def reference_logits(hf: Any) -> Float[Tensor, "seq pos d_vocab"]:
+    """Ask plain transformers, before a bridge rewires the model, for its logits on the probe."""
+    tokens = probe_tokens(hf.config.vocab_size).to(hf.device)
+    with torch.inference_mode():
+        return hf(tokens).logits.float()
+
+
+def check(
+    model: Any, card: ModelCard, reference: Float[Tensor, "seq pos d_vocab"] | None = None
+) -> ModelCard:
+    """Measure how far a model's hooks are from the truth, and refuse it if they lie.
+
+    Args:
+        model: the hooked model.
+        card: its card; a copy with the parity filled in is returned.
+        reference: plain transformers' logits on the probe, where there are any.
+
+    Raises:
+        UserError: with the measured mismatch.
+    """
+    parameter = next(model.parameters())
+    meters = [_ScoreChecker(layer) for layer in layers_of(model)]
+    with torch.inference_mode(), installed(pair for m in meters for pair in m.hooks()):
+        if card.parameter_free:
+            vectors = torch.randn(2, 13, card.d_model, generator=torch.Generator().manual_seed(0))
+            vectors = vectors.to(parameter.device, parameter.dtype)
+            model(vectors, start_at_layer=0, stop_at_layer=card.n_layers)
+        else:
+            logits = model(probe_tokens(card.d_vocab).to(parameter.device)).float()
+    parity = {name: max(getattr(m, name) for m in meters) for name in ("pattern", "scores", "keys")}
+    if reference is not None:
+        parity["logits"] = distance(logits, reference)
+    tolerance = 1e-4 if parameter.dtype in (torch.float32, torch.float64) else 0.05
+    for name, value in parity.items():
+        if not value <= tolerance:
+            raise UserError(
+                f"{card.name} breaks the contract of its hooks: {name} off by {value:.2g} "
+                f"(relative), more than {tolerance:g}; what it hands out cannot be trusted"
+            )
+    return replace(card, parity=parity)
+
+
+def distance(seen: Tensor, truth: Tensor) -> float:
+    """Give the largest difference relative to the largest value."""
+    return float((seen - truth).abs().max() / truth.abs().max().clamp_min(1e-30))
+
+
+class _ScoreChecker:
+    """Checks one block's scores against its q, k and pattern in one pass."""
+
+    def __init__(self, layer: Layer) -> None:
+        self.layer, self.tap = layer, Tap(layer)
+        self.pattern = self.scores = self.keys = float("nan")
+        self.seen: Tensor
+
+    def hooks(self) -> list[Installation]:
+        point = self.layer.point
+        return [
+            *self.tap.hooks(),
+            (point("attn.hook_attn_scores"), self.see_scores),
+            (point("attn.hook_pattern"), self.see_pattern),
+        ]
+
+    def see_scores(self, tensor: Tensor, hook: object) -> None:
+        self.seen = tensor
+        visible = unmasked(tensor[0, 0])
+        q, k = self.tap.read("q"), self.tap.read("k")
+        rebuilt = self.tap.finish(self.tap.unrotated("k"))
+        self.keys = distance(rebuilt.float(), k.float())
+        product = self.layer.scores(q, repeat_heads(k, self.layer.n_heads))
+        self.scores = distance(product[..., visible].float(), tensor[..., visible].float())
+
+    def see_pattern(self, tensor: Tensor, hook: object) -> None:
+        if getattr(getattr(self.layer.attn, "original_component", None), "sinks", None) is not None:
+            self.pattern = 0.0  # a sink column takes its share of each row outside the scores
+            return
+        self.pattern = distance(self.seen.float().softmax(-1), tensor.float())

@@ -1,0 +1,278 @@
+"""Remove the mask, RoPE, a projection, the MLP or learned positions from some blocks of a model.
+
+Removing a projection means: the same model with that weight set to `c * P`, where row r of P reads
+coordinate r % d_model (for W_O: its transpose), one key and value head per query head, no bias;
+q/k-norm, RoPE and scale stay. The model's parameters are never touched: every removal is written
+through hook points, and equals the model edited by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+from weakref import WeakSet
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor
+
+from nope_probe.hooks.gain import Gain, Gains, Projection, heads, norm_gain, unheads
+from nope_probe.hooks.layer import (
+    BridgeLayer,
+    Installation,
+    Layer,
+    Tap,
+    installed,
+    is_bridge,
+    layers_of,
+    repeat_heads,
+)
+
+Component = Literal["mask", "rope", "w_q", "w_k", "w_o", "w_v", "mlp", "pos_embed"]
+COMPONENTS: tuple[Component, ...] = get_args(Component)
+WEIGHTS: tuple[Projection, ...] = ("w_q", "w_k", "w_o", "w_v")
+
+_ABLATED: WeakSet[Any] = WeakSet()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ablation:
+    """What to remove, and where.
+
+    Attributes:
+        remove: components.
+        layers: block numbers from 0; None for all.
+        gain: the size of a replaced projection. `output`: the RMS of its output over the run's
+            tokens in the intact model (needs `calibrate`); `norm`: its Frobenius norm over the
+            root of its rows; `identity`: 1.
+
+    Raises:
+        ValueError: for a component or gain that does not exist.
+    """
+
+    remove: Sequence[Component] = ()
+    layers: Sequence[int] | None = None
+    gain: Gain = "output"
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.remove if name not in COMPONENTS]
+        if unknown:
+            raise ValueError(f"unknown component {unknown[0]!r}; there are {', '.join(COMPONENTS)}")
+        if self.gain not in get_args(Gain):
+            raise ValueError(f"unknown gain {self.gain!r}; there are {', '.join(get_args(Gain))}")
+
+
+@contextmanager
+def ablated(model: Any, spec: Ablation, gains: Gains | None = None) -> Iterator[Any]:
+    """Run a model without some of its components for as long as the context lasts.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge; its outputs are bit-identical afterwards.
+        spec: what to remove, and where.
+        gains: what `calibrate` measured; needed for the gain `output` when a weight is removed.
+
+    Raises:
+        ValueError: if the model lacks a component, or gains are needed and not given.
+        RuntimeError: inside another `ablated` on this model: two writers of the attention scores
+            do not commute. Name all components in one Ablation.
+
+    Example:
+        >>> from nope_probe import Ablation, ablated, load
+        >>> model = load("nope-tiny").model
+        >>> with ablated(model, Ablation(remove=["mask", "w_k"], gain="norm")):
+        ...     logits = model(torch.tensor([[0, 5, 9]]))
+    """
+    blocks = layers_of(model)
+    chosen = range(len(blocks)) if spec.layers is None else spec.layers
+    if not set(chosen) <= set(range(len(blocks))):
+        raise ValueError(f"expected layers from 0 to {len(blocks) - 1}, got {list(chosen)}")
+    lacking = [name for name in spec.remove if name not in components(model)]
+    if lacking:
+        has = ", ".join(components(model))
+        raise ValueError(f"the model has no {lacking[0]} to remove; it has {has}")
+    if model in _ABLATED:
+        raise RuntimeError("the model is ablated already: name all components in one Ablation")
+    hooks = [
+        pair for index in chosen for pair in _BlockAblation(blocks[index], spec, gains).hooks()
+    ]
+    if "pos_embed" in spec.remove:
+        hooks.append((position_point(model), _flatten_positions))
+    _ABLATED.add(model)
+    try:
+        with installed(hooks):
+            yield model
+    finally:
+        _ABLATED.discard(model)
+
+
+def components(model: Any) -> tuple[Component, ...]:
+    """List the components that a model has.
+
+    RoPE counts if any block has it; a NoPE HookedTransformer (`W_pos = 0`) has no `pos_embed`.
+    """
+    blocks = layers_of(model)
+    has = {
+        "mask": getattr(model.cfg, "attention_dir", "causal") != "bidirectional",
+        "rope": any(rope_layers(model)),
+        "mlp": any(layer.has("hook_mlp_out") for layer in blocks)
+        and not getattr(model.cfg, "attn_only", False),
+        "pos_embed": _learns_positions(model),
+    }
+    return tuple(name for name in COMPONENTS if has.get(name, True))
+
+
+def rope_layers(model: Any) -> tuple[bool, ...]:
+    """Tell for each block whether it rotates q and k.
+
+    On a bridge one short forward pass tells: a NoPE layer is one whose `hook_cos` does not fire,
+    whatever the configuration says.
+    """
+    blocks = layers_of(model)
+    if not is_bridge(model):
+        return (model.cfg.positional_embedding_type == "rotary",) * len(blocks)
+    fired = [False] * len(blocks)
+
+    def mark(index: int) -> Any:
+        def hook(tensor: Tensor, hook: object) -> None:
+            fired[index] = True
+
+        return hook
+
+    hooks = [
+        (layer.point("attn.hook_cos"), mark(layer.index))
+        for layer in blocks
+        if layer.has("attn.hook_cos")
+    ]
+    with torch.inference_mode(), installed(hooks):
+        model(torch.zeros(1, 2, dtype=torch.long, device=next(model.parameters()).device))
+    return tuple(fired)
+
+
+def position_point(model: Any) -> Any:
+    """The hook point that carries learned position embeddings."""
+    return model.hook_pos_embed if not is_bridge(model) else model.pos_embed.hook_out
+
+
+def _learns_positions(model: Any) -> bool:
+    if is_bridge(model):
+        return "pos_embed" in model._modules
+    learned = model.cfg.positional_embedding_type == "standard"
+    return learned and bool(model.pos_embed.W_pos.any())
+
+
+def _flatten_positions(
+    tensor: Float[Tensor, "batch pos d_model"], hook: object
+) -> Float[Tensor, "batch pos d_model"]:
+    return tensor.mean(-2, keepdim=True).expand_as(tensor).clone()
+
+
+class _BlockAblation:
+    """The removals in one block: what they must see, and what they write."""
+
+    def __init__(self, layer: Layer, spec: Ablation, gains: Gains | None) -> None:
+        self.layer, self.remove, self.tap = layer, set(spec.remove), Tap(layer)
+        removed = [name for name in WEIGHTS if name in self.remove]
+        self.gain = {name: _gain(layer, name, spec.gain, gains) for name in removed}
+        self.y: Tensor
+        self.pattern: Tensor
+        self.z: Tensor
+
+    def hooks(self) -> Iterator[Installation]:
+        """Give the hooks in the order in which they must be installed."""
+        point, remove = self.layer.point, self.remove
+        if remove & {"w_q", "w_k", "w_v"}:
+            yield point(self.layer.input_point), self.see_input
+        if "w_q" in remove:
+            yield point("attn.hook_q"), self.write_q
+        if "rope" in remove:
+            yield from self._rope_hooks()
+        if remove & {"mask", "w_k"}:
+            yield from self.tap.hooks()
+            yield point("attn.hook_attn_scores"), self.write_scores
+        if "w_v" in remove:
+            yield point("attn.hook_pattern"), self.see_pattern
+            yield point("attn.hook_z"), self.write_z
+        if "w_o" in remove:
+            yield point("attn.hook_z"), self.see_z
+            yield point(self.layer.write_attn_out), self.write_attn_out
+        if "mlp" in remove:
+            yield point("hook_mlp_out"), _zero
+
+    def _rope_hooks(self) -> Iterator[Installation]:
+        if isinstance(self.layer, BridgeLayer):
+            if self.layer.has("attn.hook_cos"):
+                yield self.layer.point("attn.hook_cos"), _one
+                yield self.layer.point("attn.hook_sin"), _zero
+            return
+        yield from self.tap.hooks()
+        yield self.layer.point("attn.hook_rot_q"), self.write_unrotated_q
+        yield self.layer.point("attn.hook_rot_k"), self.write_unrotated_k
+
+    def _heads(self, name: Projection) -> Float[Tensor, "batch pos head d_head"]:
+        return self.gain[name] * heads(self.y, self.layer.n_heads, self.layer.d_head)
+
+    def see_input(self, tensor: Tensor, hook: object) -> None:
+        self.y = self.layer.attention_input(tensor)
+
+    def see_pattern(self, tensor: Tensor, hook: object) -> None:
+        self.pattern = tensor
+
+    def see_z(self, tensor: Tensor, hook: object) -> None:
+        self.z = tensor
+
+    def write_q(self, tensor: Tensor, hook: object) -> Tensor:
+        return self._heads("w_q").to(tensor.dtype)
+
+    def write_unrotated_q(self, tensor: Tensor, hook: object) -> Tensor:
+        return self.tap.unrotated("q")
+
+    def write_unrotated_k(self, tensor: Tensor, hook: object) -> Tensor:
+        return self.tap.unrotated("k")
+
+    def write_scores(self, tensor: Tensor, hook: object) -> Tensor:
+        """Rebuild the scores from q and k, masked as the model masked them unless the mask goes."""
+        scores = self.layer.scores(self.tap.read("q"), self._keys()).to(tensor.dtype)
+        if "mask" in self.remove:
+            return scores
+        # One sequence and head shows the mask of all: windows have equal length and no padding.
+        masked = tensor[:1, :1] <= torch.finfo(tensor.dtype).min / 2
+        return torch.where(masked, tensor, scores)
+
+    def _keys(self) -> Float[Tensor, "batch pos head d_head"]:
+        if "w_k" not in self.remove:
+            return repeat_heads(self.tap.read("k"), self.layer.n_heads)
+        keys = self.layer.norm(self._heads("w_k"), "k")
+        unrotated = "rope" in self.remove and not isinstance(self.layer, BridgeLayer)
+        return keys if unrotated else self.tap.finish(keys)
+
+    def write_z(self, tensor: Tensor, hook: object) -> Tensor:
+        z = torch.einsum("bhqk,bkhd->bqhd", self.pattern, self._heads("w_v").to(self.pattern.dtype))
+        return z.to(tensor.dtype)
+
+    def write_attn_out(self, tensor: Tensor, hook: object) -> Tensor:
+        z = rearrange(self.z, "batch pos head d_head -> batch pos (head d_head)")
+        return (self.gain["w_o"] * unheads(z, self.layer.d_model)).to(tensor.dtype)
+
+
+def _gain(layer: Layer, name: Projection, gain: Gain, gains: Gains | None) -> float:
+    if gain == "identity":
+        return 1.0
+    if gain == "norm":
+        return norm_gain(layer, name)
+    if gains is None:
+        raise ValueError(
+            f"the gain 'output' of {name} is measured: pass gains=calibrate(model, tokens), "
+            "or choose gain='norm' or 'identity'"
+        )
+    return gains.of(name, layer.index)
+
+
+def _one(tensor: Tensor, hook: object) -> Tensor:
+    return torch.ones_like(tensor)
+
+
+def _zero(tensor: Tensor, hook: object) -> Tensor:
+    return torch.zeros_like(tensor)

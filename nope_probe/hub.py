@@ -1,0 +1,160 @@
+"""Find a Hugging Face model by name, and load it without pickle or remote code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nope_probe.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+_SHIPPED = Path(__file__).parent / "checkpoints"
+CHECKPOINTS = {name: _SHIPPED / name for name in ("nope-tiny", "rope-tiny")}
+
+FRIENDLY = {
+    "llama-3.1-8b": "meta-llama/Llama-3.1-8B",
+    "llama-3.2-1b": "meta-llama/Llama-3.2-1B",
+    "phi-4": "microsoft/phi-4",
+    "qwen3-8b": "Qwen/Qwen3-8B",
+    "qwen3-0.6b": "Qwen/Qwen3-0.6B",
+    "smollm3-3b": "HuggingFaceTB/SmolLM3-3B",
+    "smollm2-135m": "HuggingFaceTB/SmolLM2-135M",
+}
+NAMES = ("parameter-free", "parameter-free-rope", *CHECKPOINTS, *FRIENDLY)
+
+
+def resolve(name: str) -> str:
+    """Turn a friendly name, a Hub id or a folder into what Hugging Face loads.
+
+    Raises:
+        UserError: for a folder without a config, or a name that is none of these (with the nearest
+            known names).
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise UserError(f"the folder {name} has no config.json: it is no Hugging Face model")
+        return str(folder)
+    if name.lower() in FRIENDLY:
+        return FRIENDLY[name.lower()]
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+        return name
+    near = get_close_matches(name.lower(), NAMES, n=3, cutoff=0.3) or NAMES
+    raise UserError(
+        f"unknown model {name!r}; the nearest names are {', '.join(near)}; a Hub id "
+        "(owner/name) or a local folder works too"
+    )
+
+
+def load_hugging_face(
+    source: str,
+    *,
+    n_layers: int | None = None,
+    dtype: torch.dtype,
+    revision: str | None = None,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a causal decoder and its tokenizer, eager attention, the first layers only if asked.
+
+    Raises:
+        UserError: if it cannot be had (offline, gated, missing, broken) or is no causal decoder.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    with _quiet(), _one_line(source):
+        config = _config(source, n_layers, revision)
+        model = AutoModelForCausalLM.from_pretrained(
+            source,
+            config=config,
+            dtype=dtype,
+            revision=revision,
+            attn_implementation="eager",
+            use_safetensors=True,
+            trust_remote_code=False,
+        )
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, revision=revision, trust_remote_code=False
+        )
+    return model.eval().requires_grad_(False), tokenizer
+
+
+def _config(source: str, n_layers: int | None, revision: str | None) -> PreTrainedConfig:
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+    if getattr(config, "is_encoder_decoder", False) or (
+        config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    ):
+        raise UserError(f"{source} is a {config.model_type} model, not a causal decoder")
+    named = config.architectures or []
+    if named and not any("CausalLM" in name or "LMHead" in name for name in named):
+        raise UserError(f"{source} holds a {named[0]}, not a causal decoder")
+    depth = config.num_hidden_layers
+    if n_layers is not None and n_layers > depth:
+        raise UserError(f"{source} has {depth} layers, {n_layers} were asked for; try --layers all")
+    if n_layers is not None and n_layers < depth:
+        _keep_first_layers(config, n_layers, depth)
+    return config
+
+
+def _keep_first_layers(config: PreTrainedConfig, n_layers: int, depth: int) -> None:
+    for key, value in config.to_dict().items():
+        if isinstance(value, list) and len(value) == depth:
+            setattr(config, key, value[:n_layers])
+    config.num_hidden_layers = n_layers
+
+
+@contextmanager
+def _one_line(source: str) -> Iterator[None]:
+    """Turn what Hugging Face raises for a model that cannot be had into one line."""
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, ValueError, SafetensorError) as error:
+        if isinstance(error, UserError):
+            raise
+        causes = list(_chain(error))
+        if any(isinstance(cause, GatedRepoError) for cause in causes):
+            raise UserError(
+                f"{source} is gated: accept its licence on the Hub and set HF_TOKEN, "
+                "or give a local folder"
+            ) from error
+        if any(isinstance(cause, RepositoryNotFoundError) for cause in causes):
+            raise UserError(f"there is no model {source} on the Hub") from error
+        if not Path(source).is_dir():
+            raise UserError(
+                f"{source} is not in the local cache and the Hub cannot be reached (offline); "
+                "a local folder works"
+            ) from error
+        raise UserError(f"cannot load {source}: {' '.join(str(error).split())[:300]}") from error
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers' notes and progress bars off the terminal while a model loads."""
+    from transformers.utils import logging
+
+    logger: Any = logging
+    level, bars = logger.get_verbosity(), logger.is_progress_bar_enabled()
+    logger.set_verbosity_error()
+    logger.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logger.set_verbosity(level)
+        if bars:
+            logger.enable_progress_bar()
