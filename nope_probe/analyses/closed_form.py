@@ -1,0 +1,140 @@
+"""The paper's closed forms for layer 2, its errata corrected, and inner products at finite d.
+
+Symbols: E = e^alpha; i and j are positions counted from 1, as in the paper. Inputs are unit vectors
+with expected inner product alpha between any two (eq. 2); everything is float64.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+Alphas = Float[Tensor, " alpha"]
+Positions = Int[Tensor, " pos"]
+PerPosition = Float[Tensor, "alpha pos"]
+
+
+def g(alpha: Alphas, i: Positions) -> PerPosition:
+    """Give <x_i, x_j> after layer 1 for any j < i: it does not depend on j (section 3.2)."""
+    a, e_a, i = _broadcast(alpha, i)
+    return 2 * (2 * a * math.e + e_a * (1 + a * (2 * i - 3))) / (math.e + (i - 1) * e_a)
+
+
+def h_squared(alpha: Alphas, i: Positions) -> PerPosition:
+    """Give |x_i|^2 after layer 1 (eq. 3)."""
+    a, e_a, i = _broadcast(alpha, i)
+    own = 2 * math.e + (i - 1) * e_a
+    others = (i - 1) * (1 + (i - 2) * a)
+    squares = own**2 + 2 * own * e_a * a * (i - 1) + e_a**2 * others
+    return squares / (math.e + (i - 1) * e_a) ** 2
+
+
+def layer_two_scores(alpha: Alphas, n: int) -> Float[Tensor, "alpha query_pos key_pos"]:
+    """Give the layer-2 score map g(i) / (h(i) h(j)), NaN above the diagonal (eq. 4).
+
+    Example:
+        >>> layer_two_scores(torch.tensor([0.0]), 3)[0, 1:, :2]
+        tensor([[0.1535, 1.0000],
+                [0.1321, 0.1508]], dtype=torch.float64)
+    """
+    i = torch.arange(1, n + 1)
+    h = h_squared(alpha, i).sqrt()
+    scores = g(alpha, i)[..., None] / (h[..., :, None] * h[..., None, :])
+    scores.diagonal(dim1=-2, dim2=-1).fill_(1.0)
+    return scores.masked_fill(torch.ones(n, n, dtype=torch.bool).triu(1), torch.nan)
+
+
+def g_no_residual(alpha: Alphas, i: Positions) -> PerPosition:
+    """Give g', the g of a layer without its residual connection (A.2)."""
+    a, e_a, i = _broadcast(alpha, i)
+    return (math.e * a + e_a * (1 + a * (i - 2))) / (math.e + (i - 1) * e_a)
+
+
+def h_squared_no_residual(alpha: Alphas, i: Positions) -> PerPosition:
+    """Give h'^2, the h^2 of a layer without its residual connection (A.2)."""
+    a, e_a, i = _broadcast(alpha, i)
+    others = (i - 1) * (1 + a * (i - 2))
+    squares = math.e**2 + 2 * math.e * e_a * a * (i - 1) + e_a**2 * others
+    return squares / (math.e + (i - 1) * e_a) ** 2
+
+
+def g_difference(alpha: Alphas, i: Positions) -> PerPosition:
+    """Give g(i+1) - g(i), which is negative: farther queries score every key lower."""
+    a, e_a, i = _broadcast(alpha, i)
+    return 2 * (a - 1) * e_a**2 / _denominators(e_a, i)
+
+
+def h_squared_difference(alpha: Alphas, j: Positions) -> PerPosition:
+    """Give h(j+1)^2 - h(j)^2, which is negative: that is why layer 2 increases in j.
+
+    A.1, with the coefficient of j and the constant corrected (docs/theory.md has the errata).
+    """
+    a, e_a, j = _broadcast(alpha, j)
+    e = math.e
+    quadratic = (a - 1) * e_a**3 * (e_a + 2 * e)
+    linear = (a - 1) * e_a**2 * (6 * e**2 - 2 * e * e_a - e_a**2)
+    constant = 4 * (a - 1) * e**2 * e_a * (e - e_a)
+    return (quadratic * j**2 + linear * j + constant) / _denominators(e_a, j) ** 2
+
+
+def g_no_residual_difference(alpha: Alphas, i: Positions) -> PerPosition:
+    """Give g'(i+1) - g'(i), which is negative."""
+    a, e_a, i = _broadcast(alpha, i)
+    return (a - 1) * e_a**2 / _denominators(e_a, i)
+
+
+def h_squared_no_residual_difference(alpha: Alphas, i: Positions) -> PerPosition:
+    """Give h'(i+1)^2 - h'(i)^2, which is negative (A.2, with one sign corrected)."""
+    a, e_a, i = _broadcast(alpha, i)
+    e = math.e
+    numerator = 2 * e**3 + 2 * e**2 * e_a * (i - 1) + e_a**3 * i * (i - 1)
+    return (a - 1) * e_a * numerator / _denominators(e_a, i) ** 2
+
+
+def expected_cosine(alpha: Alphas, d_model: int) -> Alphas:
+    """Give the exact E<y_i, y_j> of y = normalize(g_i + l g_0) at finite d, l^2 = a / (1 - a).
+
+    Given the shared g_0 of length r, the mean of y is a vector of length c(l r), so that the
+    expectation is E c(l r)^2 over r ~ chi_d. It is a little below alpha, by O(1/d).
+
+    Raises:
+        ValueError: for alpha outside [0, 1) or no dimensions.
+
+    Example:
+        >>> expected_cosine(torch.tensor([0.2, 0.5], dtype=torch.float64), 64)
+        tensor([0.1985, 0.4971], dtype=torch.float64)
+    """
+    if not bool(((alpha >= 0) & (alpha < 1)).all()) or d_model < 1:
+        raise ValueError(f"expected 0 <= alpha < 1 and d_model >= 1, got {alpha}, {d_model}")
+    r, density = _chi(d_model)
+    alpha = alpha.double()[:, None]
+    return (density * _mean_length(r * (alpha / (1 - alpha)).sqrt(), d_model) ** 2).sum(-1)
+
+
+def _mean_length(m: Float[Tensor, "alpha r"], d: int) -> Float[Tensor, "alpha r"]:
+    """Give c(m), how long the mean of normalize(g + m e) is for a unit vector e."""
+    from scipy.special import gammaln, hyp1f1
+
+    gain = math.exp(gammaln((d + 1) / 2) - gammaln(d / 2 + 1)) / math.sqrt(2)
+    return gain * m * torch.from_numpy(hyp1f1(0.5, d / 2 + 1, -(m**2).numpy() / 2))
+
+
+def _chi(d: int) -> tuple[Float[Tensor, " r"], Float[Tensor, " r"]]:
+    """Give nodes and weights for expectations over r ~ chi_d: the trapezoid rule in log r."""
+    middle = math.sqrt(d)
+    lowest = math.log(middle - 12) if middle > 13 else -40.0
+    log_r = torch.linspace(lowest, math.log(middle + 12), 2001, dtype=torch.float64)
+    log_density = d * log_r - (2 * log_r).exp() / 2
+    return log_r.exp(), log_density.softmax(0)
+
+
+def _broadcast(alpha: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    alpha = alpha.double()[:, None]
+    return alpha, alpha.exp(), position.double()[None]
+
+
+def _denominators(e_a: Tensor, i: Tensor) -> Tensor:
+    return (math.e + (i - 1) * e_a) * (math.e + i * e_a)
