@@ -33,7 +33,8 @@ class ModelCard:
 
     Attributes:
         parity: how far the hooks are from the truth, relative to the largest value: `logits`
-            against plain transformers, `pattern` (softmax of the scores), `scores` (q.k times scale).
+            against plain transformers, `pattern` against softmax of the scores, `scores` against
+            q.k times scale, `keys` against keys normed and rotated again.
     """
 
     name: str

@@ -7,6 +7,7 @@ shipped with the checkpoints, because the library differs between Python version
 from __future__ import annotations
 
 import ast
+import json
 import sysconfig
 from hashlib import sha256
 from pathlib import Path
@@ -82,3 +83,9 @@ def _wanted(path: Path) -> bool:
 
 def _read(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="ignore")
+
+
+def write_held_out(path: Path) -> None:
+    """Write the held-out documents as the data set `shipped`: one JSON object with `text` a line."""
+    rows = (json.dumps({"text": text}) + "\n" for text in stdlib_documents(held_out=True))
+    path.write_text("".join(rows), encoding="utf-8")

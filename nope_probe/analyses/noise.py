@@ -62,11 +62,8 @@ def cross_products(
 ) -> Float[Tensor, "one_plus_folds x y"]:
     """Give <X, Y> for each pair of maps, on all folds and without each fold; cells are averaged.
 
-    Args:
-        x, y: fold maps as vectors of cells.
-
-    Returns:
-        The mean over cells of X*Y, so that <P, P> is a squared RMS.
+    Maps come as vectors of cells, one per fold. A product is the mean over cells of X*Y, so that
+    <P, P> is a squared RMS.
     """
     n_folds, n_cells = x.shape[1:]
     if n_folds < 3:

@@ -33,8 +33,9 @@ class Measures:
 
     Attributes:
         amplitude: RMS of the pattern, nats (noise taken out; negative if noise is all there is).
-        locality: mean over rows of 8 keys or more of Spearman(P[i, j], j), -1 to 1. Noise shrinks it.
-        monotonicity: share of pairs with P[i, j+8] > P[i, j]; 1/2 is no trend. Noise shrinks it.
+        locality: mean over rows of 8 keys or more of Spearman(P[i, j], j), -1 to 1; noise takes
+            it, and the next two, towards no trend.
+        monotonicity: share of pairs with P[i, j+8] > P[i, j]; 1/2 is no trend.
         monotonicity_lag1: the same at lag 1, which drowns in noise below 1,000 sequences.
         relative_r2: share of <P, P> that has the form a(i) + f(i-j); ALiBi has 1.
         non_relative: RMS of the rest, nats.

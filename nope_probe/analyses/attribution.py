@@ -1,0 +1,251 @@
+"""From the maps of ablated models to sources, the weights they need, routes, and their intervals.
+
+Only the mask and position encodings break the symmetry between positions: they are sources. Weights
+shape what these start, so a weight is needed or enough, and never called a source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from nope_probe.analyses.game import (
+    INTACT,
+    Condition,
+    Game,
+    Term,
+    difference,
+    moebius,
+    necessity,
+    shapley,
+    source_terms,
+    sufficiency,
+)
+from nope_probe.analyses.noise import Interval, cross_products, jackknife, rms, share, signed_root
+from nope_probe.analyses.pattern import kept_cells, relative_part, row_centred
+from nope_probe.hooks.ablation import Component
+
+FoldMaps = Mapping[Condition, Float[Tensor, "fold layer query_pos key_pos"]]
+CONJUNCTION_TOLERANCE = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One term of v(all) = content + mask + rope + mask x rope.
+
+    Attributes:
+        rms: the term's RMS over the cells, nats.
+        share: <term, v(all)> / <v(all), v(all)>; the shares of all terms add to 1.
+    """
+
+    term: str
+    rms: Interval
+    share: Interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """What a player means for the pattern of its game, each relative to <D, D>.
+
+    Attributes:
+        share: of its Shapley map; the shares of all players add to 1.
+        sufficiency: of v({c}) - v(none).
+        necessity: of v(all) - v(all less c).
+    """
+
+    game: str
+    player: str
+    share: Interval
+    sufficiency: Interval
+    necessity: Interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interaction:
+    """The share of what only these players together bring (a Moebius term)."""
+
+    game: str
+    players: tuple[str, ...]
+    share: Interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskEffect:
+    """The paper's section 5: RMS of the non-relative part with and without the mask, nats."""
+
+    with_mask: Interval
+    without_mask: Interval
+    difference: Interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerAttribution:
+    """Everything that is attributed in one layer (counted from 1)."""
+
+    layer: int
+    sources: tuple[Source, ...]
+    needs: tuple[Need, ...]
+    interactions: tuple[Interaction, ...]
+    non_relative: MaskEffect
+
+    def is_conjunction(self, game: str) -> bool:
+        """Tell whether all of a game's players get about the same share: all are needed at once.
+
+        Any destructive removal makes the pattern a conjunction, and a conjunction of k players
+        gives each 1/k: that is no measurement of equal weight.
+        """
+        shares = [need.share.value for need in self.needs if need.game == game]
+        equal = 1 / max(1, len(shares))
+        return len(shares) > 1 and all(abs(s - equal) < CONJUNCTION_TOLERANCE for s in shares)
+
+
+def attribute(
+    maps: FoldMaps,
+    games: Sequence[Game] = (),
+    *,
+    position: Component | None = "rope",
+    skip_keys: int = 0,
+) -> list[LayerAttribution]:
+    """Attribute each layer's pattern to its sources, and find the weights it needs.
+
+    Args:
+        maps: fold maps of the score (nats) per condition: all conditions of the sources and games.
+        games: the players; none stops after the sources.
+        position: the position encoding that is a source beside the mask; None if there is none.
+        skip_keys: first keys to leave out.
+
+    Raises:
+        KeyError: if a condition is missing.
+        ValueError: for a non-finite cell below the diagonal.
+    """
+    layers = next(iter(maps.values())).shape[1]
+    conditions = list(maps)
+    return [
+        _attribute_layer(
+            layer + 1,
+            conditions,
+            _patterns([maps[c][:, layer] for c in conditions], skip_keys),
+            games,
+            position,
+            skip_keys,
+        )
+        for layer in range(layers)
+    ]
+
+
+def _patterns(
+    folds: Sequence[Float[Tensor, "fold query_pos key_pos"]], skip_keys: int
+) -> Float[Tensor, "condition fold query_pos key_pos"]:
+    return torch.stack([row_centred(each.double(), skip_keys) for each in folds])
+
+
+def _attribute_layer(
+    layer: int,
+    conditions: list[Condition],
+    patterns: Float[Tensor, "condition fold query_pos key_pos"],
+    games: Sequence[Game],
+    position: Component | None,
+    skip_keys: int,
+) -> LayerAttribution:
+    cells = kept_cells(patterns.shape[-1], skip_keys)
+    gram = TermGram(conditions, patterns[..., cells])
+    return LayerAttribution(
+        layer=layer,
+        sources=tuple(_sources(gram, position)),
+        needs=tuple(need for game in games for need in _needs(gram, game)),
+        interactions=tuple(each for game in games for each in _interactions(gram, game)),
+        non_relative=_mask_effect(conditions, patterns, skip_keys),
+    )
+
+
+class TermGram:
+    """Inner products of terms, on all folds and without each, from one Gram matrix."""
+
+    def __init__(
+        self, conditions: Sequence[Condition], patterns: Float[Tensor, "condition fold cell"]
+    ) -> None:
+        self.row = {condition: row for row, condition in enumerate(conditions)}
+        self.gram = cross_products(patterns, patterns)
+
+    def product(self, one: Term, other: Term) -> Float[Tensor, " one_plus_folds"]:
+        """Give <one, other> as a mean over cells, in squared nats."""
+        left, right = self._coefficients(one), self._coefficients(other)
+        return torch.einsum("x,fxy,y->f", left, self.gram, right)
+
+    def share(self, term: Term, whole: Term) -> Interval:
+        """Give <term, whole> / <whole, whole>."""
+        return share(self.product(term, whole), self.product(whole, whole))
+
+    def _coefficients(self, term: Term) -> Float[Tensor, " condition"]:
+        vector = torch.zeros(len(self.row), dtype=torch.float64)
+        for condition, weight in term.items():
+            vector[self.row[condition]] += weight
+        return vector
+
+
+def _sources(gram: TermGram, position: Component | None) -> list[Source]:
+    whole: Term = {INTACT: 1.0}
+    return [
+        Source(term=name, rms=rms(gram.product(term, term)), share=gram.share(term, whole))
+        for name, term in source_terms(position).items()
+    ]
+
+
+def _needs(gram: TermGram, game: Game) -> list[Need]:
+    whole = difference(game)
+    return [
+        Need(
+            game=game.name,
+            player=player.name,
+            share=gram.share(shapley(game, player), whole),
+            sufficiency=gram.share(sufficiency(game, player), whole),
+            necessity=gram.share(necessity(game, player), whole),
+        )
+        for player in game.players
+    ]
+
+
+def _interactions(gram: TermGram, game: Game) -> list[Interaction]:
+    whole = difference(game)
+    return [
+        Interaction(
+            game=game.name,
+            players=tuple(player.name for player in members),
+            share=gram.share(moebius(game, members), whole),
+        )
+        for size in range(2, len(game.players) + 1)
+        for members in combinations(game.players, size)
+    ]
+
+
+def _mask_effect(
+    conditions: list[Condition],
+    patterns: Float[Tensor, "condition fold query_pos key_pos"],
+    skip_keys: int,
+) -> MaskEffect:
+    cells = kept_cells(patterns.shape[-1], skip_keys)
+    pair = [conditions.index(INTACT), conditions.index(frozenset({"mask"}))]
+    rest = patterns[pair] - relative_part(patterns[pair], skip_keys)
+    squares = cross_products(rest[..., cells], rest[..., cells])
+    with_mask, without = squares[:, 0, 0], squares[:, 1, 1]
+    return MaskEffect(
+        with_mask=rms(with_mask),
+        without_mask=rms(without),
+        difference=jackknife(_roots(with_mask) - _roots(without)),
+    )
+
+
+def _roots(squares: Float[Tensor, " one_plus_folds"]) -> Float[Tensor, " one_plus_folds"]:
+    return torch.tensor([signed_root(float(square)) for square in squares], dtype=torch.float64)
+
+
+def term_map(
+    term: Term, patterns: Mapping[Condition, Float[Tensor, "layer query_pos key_pos"]]
+) -> Float[Tensor, "layer query_pos key_pos"]:
+    """Add condition maps up to a term's map, nats."""
+    return torch.stack([weight * patterns[condition] for condition, weight in term.items()]).sum(0)

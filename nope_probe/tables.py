@@ -1,0 +1,133 @@
+"""The tables of a run: one row per layer and thing, one column per number, as in its CSV files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from nope_probe.analyses.attribution import LayerAttribution, Need
+from nope_probe.analyses.noise import Interval
+from nope_probe.analyses.pattern import Measures
+from nope_probe.analyses.routes import Routes
+
+Row = dict[str, Any]
+
+
+def spread(interval: Interval, name: str = "") -> Row:
+    """Give an interval as three columns: name, name_low, name_high (or share, low, high)."""
+    prefix = f"{name}_" if name else ""
+    value = name or "share"
+    return {
+        value: interval.value,
+        f"{prefix}low": interval.low,
+        f"{prefix}high": interval.high,
+    }
+
+
+def sources_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:
+    """Tabulate the sources: layer, term, rms (nats), share, low, high."""
+    return pd.DataFrame(
+        {
+            "layer": each.layer,
+            "term": source.term,
+            **spread(source.rms, "rms"),
+            **spread(source.share),
+        }
+        for each in layers
+        for source in each.sources
+    )
+
+
+def non_relative_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:
+    """Tabulate the RMS of the non-relative part with and without the mask (nats), paired."""
+    return pd.DataFrame(
+        {
+            "layer": each.layer,
+            **spread(each.non_relative.with_mask, "with_mask"),
+            **spread(each.non_relative.without_mask, "without_mask"),
+            **spread(each.non_relative.difference, "difference"),
+        }
+        for each in layers
+    )
+
+
+def players_table(
+    layers: Sequence[LayerAttribution], gauges: Sequence[Sequence[LayerAttribution]] = ()
+) -> pd.DataFrame:
+    """Tabulate what each player means; with gauges, the range of a single matrix's numbers too."""
+    rows = []
+    for index, each in enumerate(layers):
+        for need in each.needs:
+            row: Row = {"layer": each.layer, "game": need.game, "player": need.player}
+            row |= spread(need.share)
+            row |= spread(need.sufficiency, "sufficiency") | spread(need.necessity, "necessity")
+            if gauges:
+                row |= _gauge_range(need, [gauge[index] for gauge in gauges])
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _gauge_range(need: Need, others: Sequence[LayerAttribution]) -> Row:
+    twins = [
+        twin
+        for other in others
+        for twin in other.needs
+        if (twin.game, twin.player) == (need.game, need.player)
+    ]
+    row: Row = {}
+    for name in ("share", "sufficiency", "necessity"):
+        values = [getattr(each, name).value for each in [need, *twins]] if twins else [float("nan")]
+        row |= {f"{name}_gauge_min": min(values), f"{name}_gauge_max": max(values)}
+    return row
+
+
+def interactions_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:
+    """Tabulate what only several players together bring: layer, players, share, low, high."""
+    return pd.DataFrame(
+        {
+            "layer": each.layer,
+            "game": interaction.game,
+            "players": "+".join(interaction.players),
+            **spread(interaction.share),
+        }
+        for each in layers
+        for interaction in each.interactions
+    )
+
+
+def measures_table(
+    measured: Iterable[tuple[Mapping[str, Any], Sequence[Measures]]],
+) -> pd.DataFrame:
+    """Tabulate pattern measures per layer; each group of layers comes with columns of its own."""
+    return pd.DataFrame(
+        {"layer": layer + 1, **labels, **_measure_columns(measures)}
+        for labels, layers in measured
+        for layer, measures in enumerate(layers)
+    )
+
+
+def _measure_columns(measures: Measures) -> Row:
+    row: Row = {}
+    for name in Measures.__dataclass_fields__:
+        row |= spread(getattr(measures, name), name)
+    return row
+
+
+def routes_table(layers: Sequence[Routes]) -> pd.DataFrame:
+    """Tabulate the two routes: share of the pattern, RMS (nats), dimensions of the mean keys."""
+    return pd.DataFrame(
+        {
+            "layer": each.layer,
+            "route": name,
+            **spread(share),
+            **spread(rms, "rms"),
+            **spread(each.dimensions, "dimensions"),
+        }
+        for each in layers
+        for name, share, rms in (
+            ("mean", each.mean, each.mean_rms),
+            ("content", each.content, each.content_rms),
+        )
+    )
