@@ -89,7 +89,7 @@ def ablated(model: Any, spec: Ablation, gains: Gains | None = None) -> Iterator[
     chosen = range(len(blocks)) if spec.layers is None else spec.layers
     if not set(chosen) <= set(range(len(blocks))):
         raise ValueError(f"expected layers from 0 to {len(blocks) - 1}, got {list(chosen)}")
-    lacking = [name for name in spec.remove if name not in components(model)]
+    lacking = [name for name in spec.remove if not _has(model, name)]
     if lacking:
         has = ", ".join(components(model))
         raise ValueError(f"the model has no {lacking[0]} to remove; it has {has}")
@@ -113,15 +113,18 @@ def components(model: Any) -> tuple[Component, ...]:
 
     RoPE counts if any block has it; a NoPE HookedTransformer (`W_pos = 0`) has no `pos_embed`.
     """
-    blocks = layers_of(model)
-    has = {
-        "mask": getattr(model.cfg, "attention_dir", "causal") != "bidirectional",
-        "rope": any(rope_layers(model)),
-        "mlp": any(layer.has("hook_mlp_out") for layer in blocks)
-        and not getattr(model.cfg, "attn_only", False),
-        "pos_embed": _learns_positions(model),
-    }
-    return tuple(name for name in COMPONENTS if has.get(name, True))
+    return tuple(name for name in COMPONENTS if _has(model, name))
+
+
+def _has(model: Any, name: Component) -> bool:
+    if name == "mask":
+        return getattr(model.cfg, "attention_dir", "causal") != "bidirectional"
+    if name == "rope":
+        return any(rope_layers(model))
+    if name == "mlp":
+        attention_only = getattr(model.cfg, "attn_only", False)
+        return not attention_only and any(b.has("hook_mlp_out") for b in layers_of(model))
+    return name != "pos_embed" or _learns_positions(model)
 
 
 def rope_layers(model: Any) -> tuple[bool, ...]:

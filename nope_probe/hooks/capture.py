@@ -154,6 +154,41 @@ def capture_stages(
     return StageMaps(folds={s: m.score_means(counts) for s, m in meters.items()}, counts=counts)
 
 
+class ScoreSums:
+    """Sum scores per fold over batches that a caller makes as it goes, and never holds at once.
+
+    Sequence s of the whole stream goes to fold s % n_folds, however it is cut into batches.
+
+    Example:
+        >>> sums = ScoreSums(build(parameter_free(n_layers=2, d_model=8)), n_folds=2)
+        >>> for _ in range(3):
+        ...     sums.add(torch.randn(16, 5, 8))
+        >>> sums.means().shape
+        torch.Size([2, 2, 5, 5])
+    """
+
+    def __init__(self, model: Any, n_folds: int) -> None:
+        self.model, self.n_folds, self.n_seqs = model, n_folds, 0
+        self.meters = [_ScoreMeter(layer, n_folds) for layer in layers_of(model)]
+
+    def add(self, batch: Inputs) -> None:
+        """Run one batch through the model and add its scores."""
+        last = len(self.meters) - 1
+        _stream(
+            self.model, batch, self.meters, len(batch), self.n_folds, last, None, first=self.n_seqs
+        )
+        self.n_seqs += len(batch)
+
+    @property
+    def counts(self) -> Int[Tensor, " fold"]:
+        """Sequences per fold so far."""
+        return fold_counts(self.n_seqs, self.n_folds)
+
+    def means(self) -> Float[Tensor, "fold layer query_pos key_pos"]:
+        """Give the fold means so far, in nats; NaN where the model masks."""
+        return torch.stack([meter.score_means(self.counts) for meter in self.meters], 1)
+
+
 def fold_counts(n_seqs: int, n_folds: int) -> Int[Tensor, " fold"]:
     """Count the sequences s < n_seqs with s % n_folds == f, for each fold f.
 
@@ -197,7 +232,7 @@ class _ScoreMeter:
         self.layer, self.n_folds, self.routes = layer, n_folds, routes
         self.tap = Tap(layer)
         self.point = layer.point("attn.hook_attn_scores")
-        self.looked = self.from_product = False
+        self.looked = self.from_product = self.rewritten = False
         self.visible: Tensor
         self.sums: Tensor
         self.q_sums: Tensor
@@ -205,6 +240,7 @@ class _ScoreMeter:
         self.fold_of: Tensor
 
     def hooks(self) -> Iterator[tuple[Any, Any]]:
+        self.rewritten = bool(self.point.fwd_hooks)
         yield from self.tap.hooks()
         yield self.point, self.update
 
@@ -227,7 +263,7 @@ class _ScoreMeter:
     def _look(self, scores: Tensor) -> None:
         """Find on the first sequence which cells are masked, and whether q.k gives the rest."""
         self.looked, self.visible = True, unmasked(scores[0, 0])
-        if len(self.point.fwd_hooks) > 1 and not self.routes:
+        if self.rewritten and not self.routes:
             return  # another hook may rewrite the scores: they are read as they are
         product = self.layer.scores(self.tap.read("q")[:1], self.tap.read("k")[:1])
         error = (product - scores[:1])[..., self.visible].abs().max()
@@ -268,6 +304,7 @@ def _stream(
     n_folds: int,
     last: int,
     on_batch: Callable[[int], object] | None,
+    first: int = 0,
 ) -> None:
     def stop(tensor: Tensor, hook: object) -> None:
         raise Enough
@@ -279,7 +316,7 @@ def _stream(
     with torch.inference_mode(), installed(hooks):
         for start in range(0, len(inputs), batch_size):
             batch = inputs[start : start + batch_size]
-            fold_of = torch.arange(start, start + len(batch)) % n_folds
+            fold_of = torch.arange(first + start, first + start + len(batch)) % n_folds
             for meter in meters:
                 meter.fold_of = fold_of
             run(model, batch)
@@ -307,9 +344,16 @@ def fold_products(
     fold_of: Int[Tensor, " batch"],
     n_folds: int,
 ) -> Float[Tensor, "fold row_pos col_pos"]:
-    """Sum x_i.y_j over the sequences of each fold, as one matrix product per fold."""
+    """Sum x_i.y_j over the sequences of each fold, as one matrix product per fold.
+
+    Whole rounds of folds, dealt in order, take one batched product.
+    """
     at_least_float32 = torch.promote_types(x.dtype, torch.float32)
     x, y = x.to(at_least_float32), y.to(at_least_float32)
+    if torch.equal(fold_of, torch.arange(len(x)) % n_folds) and len(x) % n_folds == 0:
+        left = rearrange(x, "(seq fold) pos width -> fold pos (seq width)", fold=n_folds)
+        right = rearrange(y, "(seq fold) pos width -> fold (seq width) pos", fold=n_folds)
+        return left @ right
     products = []
     for fold in range(n_folds):
         ours = (fold_of == fold).nonzero().flatten().to(x.device)

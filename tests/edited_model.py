@@ -1,0 +1,182 @@
+"""The oracle of the ablations: plain transformers models whose weights are set by hand.
+
+Nothing here touches a hook point of TransformerLens or a line of nope_probe. Grouped key and value
+heads are first written out, one per query head, which changes nothing; then weights are replaced.
+The mask and RoPE are no weights: each attention module gets a zero mask, or cos = 1 and sin = 0.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+SEVEN = ("mask", "rope", "w_q", "w_k", "w_o", "w_v", "mlp")
+WEIGHTS = ("w_q", "w_k", "w_o", "w_v")
+Sizes = Mapping[tuple[str, int], float]  # (projection, layer) -> c
+
+
+class Projection(NamedTuple):
+    """Views into a model's parameters: [out, in] and [out]."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+def subsets(names: Sequence[str]) -> list[tuple[str, ...]]:
+    """List all subsets, from none to all."""
+    return [c for size in range(len(names) + 1) for c in combinations(names, size)]
+
+
+def blocks(hf: PreTrainedModel) -> Any:
+    return hf.transformer.h if hf.config.model_type == "gpt2" else hf.model.layers
+
+
+def attention(block: Any) -> Any:
+    return block.attn if hasattr(block, "attn") else block.self_attn
+
+
+def projections(hf: PreTrainedModel, layer: int) -> dict[str, Projection]:
+    """Give views of one block's four projections, whatever their layout on disk."""
+    attn = attention(blocks(hf)[layer])
+    if hasattr(attn, "c_attn"):  # GPT-2: Conv1D, transposed and fused in thirds
+        weights, biases = attn.c_attn.weight.T.chunk(3), attn.c_attn.bias.chunk(3)
+        fused = dict(zip(("w_q", "w_k", "w_v"), map(Projection, weights, biases), strict=True))
+        return fused | {"w_o": Projection(attn.c_proj.weight.T, attn.c_proj.bias)}
+    output = {"w_o": Projection(attn.o_proj.weight, attn.o_proj.bias)}
+    if hasattr(attn, "qkv_proj"):
+        n_kv = hf.config.num_key_value_heads * attn.head_dim
+        n_q = hf.config.num_attention_heads * attn.head_dim
+        q, k, v = attn.qkv_proj.weight.split([n_q, n_kv, n_kv])
+        return output | {n: Projection(w, None) for n, w in (("w_q", q), ("w_k", k), ("w_v", v))}
+    modules = {"w_q": attn.q_proj, "w_k": attn.k_proj, "w_v": attn.v_proj}
+    return output | {n: Projection(m.weight, m.bias) for n, m in modules.items()}
+
+
+def ungrouped(hf: PreTrainedModel) -> PreTrainedModel:
+    """Write out one key and value head per query head: the same function."""
+    config = deepcopy(hf.config)
+    if config.model_type == "gpt2" or config.num_key_value_heads == config.num_attention_heads:
+        return deepcopy(hf)
+    group = config.num_attention_heads // config.num_key_value_heads
+    config.num_key_value_heads = config.num_attention_heads
+    twin = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    ours, theirs = dict(twin.requires_grad_(False).named_parameters()), hf.state_dict()
+    for name, parameter in ours.items():
+        if parameter.shape == theirs[name].shape:
+            parameter.copy_(theirs[name])
+    for layer in range(len(blocks(hf))):
+        source, target = projections(hf, layer), projections(twin, layer)
+        d_head = attention(blocks(hf)[layer]).head_dim
+        target["w_q"].weight.copy_(source["w_q"].weight)
+        for name in ("w_k", "w_v"):
+            for new, old in zip(target[name], source[name], strict=True):
+                if new is not None:
+                    per_head = old.unflatten(0, (-1, d_head))
+                    new.copy_(per_head.repeat_interleave(group, 0).flatten(0, 1))
+    return twin
+
+
+def edited(
+    hf: PreTrainedModel,
+    remove: Iterable[str],
+    c: Sizes | None = None,
+    layers: Iterable[int] | None = None,
+) -> PreTrainedModel:
+    """Give a plain model that lacks components in some layers; weights become c * P."""
+    twin, remove = ungrouped(hf), set(remove)
+    for layer in range(len(blocks(hf))) if layers is None else layers:
+        ours = projections(twin, layer)
+        for name in remove & set(WEIGHTS):
+            size = 1.0 if c is None else c[name, layer]
+            ours[name].weight.copy_(size * rectangular_identity(name, ours[name].weight.shape))
+            if ours[name].bias is not None:
+                ours[name].bias.zero_()
+        block = blocks(twin)[layer]
+        if "mlp" in remove:
+            last = block.mlp.c_proj if hasattr(block.mlp, "c_proj") else block.mlp.down_proj
+            for parameter in last.parameters():
+                parameter.zero_()
+        unmask_and_unrotate(attention(block), remove)
+    return twin
+
+
+def rectangular_identity(name: str, shape: tuple[int, ...]) -> Tensor:
+    """Row r reads coordinate r % d_model; for W_O, its transpose."""
+    rows, d_model = shape if name != "w_o" else reversed(shape)
+    p = torch.zeros(rows, d_model)
+    for r in range(rows):
+        p[r, r % d_model] = 1
+    return p if name != "w_o" else p.T
+
+
+def unmask_and_unrotate(attn: Any, remove: set[str]) -> None:
+    """Let an attention module receive a zero 4-D mask, or RoPE's cos = 1 and sin = 0."""
+
+    def receive(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if "mask" in remove:
+            kwargs["attention_mask"] = torch.zeros_like(kwargs["attention_mask"])
+        if "rope" in remove:
+            cos, sin = kwargs["position_embeddings"]
+            kwargs["position_embeddings"] = torch.ones_like(cos), torch.zeros_like(sin)
+        return args, kwargs
+
+    attn.register_forward_pre_hook(receive, with_kwargs=True)
+
+
+def norm_sizes(hf: PreTrainedModel) -> dict[tuple[str, int], float]:
+    """The gain `norm`: ||W||_F / sqrt(rows), rows on the side of the heads."""
+    sizes = {}
+    for layer in range(len(blocks(hf))):
+        for name, projection in projections(hf, layer).items():
+            rows = projection.weight.shape[1 if name == "w_o" else 0]
+            sizes[name, layer] = float(projection.weight.square().sum() / rows) ** 0.5
+    return sizes
+
+
+def output_sizes(hf: PreTrainedModel, tokens: Tensor) -> dict[tuple[str, int], float]:
+    """The gain `output`: RMS of what a weight gives, over the RMS of what P gives."""
+    sizes = {}
+    for layer, (y, z) in enumerate(attention_inputs(hf, tokens)):
+        for name, (weight, bias) in projections(hf, layer).items():
+            x = z if name == "w_o" else y
+            given = torch.nn.functional.linear(x, weight, bias)
+            # P of the ungrouped model: as many rows as query heads have.
+            rows = (hf.config.hidden_size, z.shape[-1])
+            shape = rows if name == "w_o" else rows[::-1]
+            p_gives = x @ rectangular_identity(name, shape).T
+            sizes[name, layer] = float(given.square().mean() / p_gives.square().mean()) ** 0.5
+    return sizes
+
+
+def attention_inputs(hf: PreTrainedModel, tokens: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Give, per layer, what W_Q, W_K, W_V read (y) and what W_O reads (z)."""
+    y: list[Tensor] = []
+    z: list[Tensor] = []
+    handles = []
+    for block in blocks(hf):
+        attn = attention(block)
+        first = next(getattr(attn, n) for n in ("q_proj", "qkv_proj", "c_attn") if hasattr(attn, n))
+        last = attn.o_proj if hasattr(attn, "o_proj") else attn.c_proj
+        handles.append(first.register_forward_pre_hook(lambda _, args: y.append(args[0])))
+        handles.append(last.register_forward_pre_hook(lambda _, args: z.append(args[0])))
+    with torch.inference_mode():
+        hf(tokens)
+    for handle in handles:
+        handle.remove()
+    return list(zip(y, z, strict=True))
+
+
+class Seen(NamedTuple):
+    logits: Tensor
+    patterns: Tensor  # [layer, batch, head, query_pos, key_pos]
+
+
+def plain_run(hf: PreTrainedModel, tokens: Tensor) -> Seen:
+    """Run plain transformers for its logits and attention probabilities."""
+    with torch.inference_mode():
+        out = hf(tokens, output_attentions=True)
+    return Seen(out.logits, torch.stack(out.attentions))

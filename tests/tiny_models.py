@@ -1,0 +1,202 @@
+"""Tiny random Hugging Face folders, one per architecture, with a real tokenizer each.
+
+Sizes are distinct primes where the architecture allows. Norm weights and biases are random, and
+projections large enough that attention is far from uniform: a weight left out must show.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    SmolLM3Config,
+)
+
+D_VOCAB = 263  # "<bos>", the 256 bytes and six merges
+N_POS = 11
+N_SEQS = 3
+
+_SHARED = {
+    "vocab_size": D_VOCAB,
+    "max_position_embeddings": 64,
+    "intermediate_size": 37,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": None,
+    "use_cache": False,
+    "tie_word_embeddings": False,
+}
+
+
+def _llama() -> PreTrainedConfig:
+    """GQA, biases everywhere, heads wider than the residual stream (60 rows read 42)."""
+    return LlamaConfig(
+        **_SHARED,
+        hidden_size=42,
+        head_dim=10,
+        num_hidden_layers=2,
+        attention_bias=True,
+        mlp_bias=True,
+    )
+
+
+def _phi3() -> PreTrainedConfig:
+    """Fused qkv, GQA, RoPE on 8 of 14 coordinates."""
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 4 / 7}
+    return Phi3Config(**_SHARED, hidden_size=84, num_hidden_layers=2, rope_parameters=rope)
+
+
+def _qwen3() -> PreTrainedConfig:
+    """q/k-norm, biases, heads narrower than the residual stream (36 rows read 46)."""
+    return Qwen3Config(
+        **_SHARED, hidden_size=46, head_dim=6, num_hidden_layers=2, attention_bias=True
+    )
+
+
+def smollm3_config(no_rope_layers: list[int]) -> PreTrainedConfig:
+    """RoPE (1) or none (0) per layer."""
+    return SmolLM3Config(
+        **_SHARED,
+        hidden_size=34,
+        head_dim=10,
+        num_hidden_layers=len(no_rope_layers),
+        no_rope_layers=no_rope_layers,
+    )
+
+
+def _mistral() -> PreTrainedConfig:
+    """A sliding window of 5 positions."""
+    return MistralConfig(
+        **_SHARED, hidden_size=42, head_dim=10, num_hidden_layers=2, sliding_window=5
+    )
+
+
+def _gemma2() -> PreTrainedConfig:
+    """Soft cap, own scale, norms after attention and MLP, a window in every other layer."""
+    return Gemma2Config(
+        **_SHARED,
+        hidden_size=42,
+        head_dim=10,
+        num_hidden_layers=2,
+        sliding_window=5,
+        attn_logit_softcapping=7.0,
+        final_logit_softcapping=29.0,
+        query_pre_attn_scalar=13,
+    )
+
+
+def _gpt2() -> PreTrainedConfig:
+    """LayerNorm with biases, learned position embeddings."""
+    return GPT2Config(
+        vocab_size=D_VOCAB,
+        n_positions=64,
+        n_embd=35,
+        n_layer=2,
+        n_head=5,
+        n_inner=37,
+        bos_token_id=0,
+        eos_token_id=0,
+        use_cache=False,
+    )
+
+
+CONFIGS = {
+    "llama": _llama,
+    "phi3": _phi3,
+    "qwen3": _qwen3,
+    "smollm3": lambda: smollm3_config([1, 0, 1]),
+    "smollm3-rope": lambda: smollm3_config([1, 1]),
+    "smollm3-nope": lambda: smollm3_config([0, 0]),
+    "mistral": _mistral,
+    "gemma2": _gemma2,
+    "gpt2": _gpt2,
+}
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A folder on disk, and what plain transformers makes of it."""
+
+    name: str
+    folder: Path
+    hf: PreTrainedModel
+    tokens: torch.Tensor
+
+
+def write_tiny(name: str, root: Path, seed: int = 0) -> Tiny:
+    """Write a random model of a named architecture to a folder, and load it plainly."""
+    folder = root / name
+    model = randomised(CONFIGS[name](), seed)
+    model.save_pretrained(folder)
+    tokenizer(forces_bos=name == "llama").save_pretrained(folder)
+    return Tiny(name=name, folder=folder, hf=plain(folder), tokens=tokens(seed=seed))
+
+
+def randomised(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
+    """Build a model whose every parameter is random: norms around 1, biases around 0."""
+    generator = torch.Generator().manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        parameter.requires_grad_(False).copy_(_scaled(name, noise))
+    return model
+
+
+def _scaled(name: str, noise: torch.Tensor) -> torch.Tensor:
+    if noise.ndim == 1:
+        is_norm_weight = name.endswith("weight")
+        return 1 + 0.3 * noise if is_norm_weight else 0.5 * noise
+    if "embed" in name or "wte" in name or "wpe" in name:
+        return noise
+    fan_in = noise.shape[0] if ".c_" in name else noise.shape[1]  # GPT-2's Conv1D is transposed
+    return 1.3 * noise / fan_in**0.5
+
+
+def plain(folder: Path) -> PreTrainedModel:
+    """Load a folder with nothing but transformers."""
+    config = AutoConfig.from_pretrained(folder)
+    hf = AutoModelForCausalLM.from_pretrained(
+        folder, config=config, dtype=torch.float32, attn_implementation="eager"
+    )
+    return hf.eval().requires_grad_(False)
+
+
+def tokens(n_seqs: int = N_SEQS, n_pos: int = N_POS, seed: int = 0) -> torch.Tensor:
+    """Draw random token windows."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(D_VOCAB, (n_seqs, n_pos), generator=generator)
+
+
+def tokenizer(forces_bos: bool = False) -> PreTrainedTokenizerFast:
+    """Make a byte-level BPE tokenizer with six merges, which forces BOS if asked."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("e", "r"), ("t", "h"), ("i", "n"), ("a", "t"), ("o", "n"), ("r", "e")]
+    vocab = {token: i for i, token in enumerate(["<bos>", *alphabet, *map("".join, merges)])}
+    bpe = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    if forces_bos:
+        bpe.post_processor = processors.TemplateProcessing(
+            single="<bos> $A", special_tokens=[("<bos>", 0)]
+        )
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<bos>", eos_token="<bos>")
+
+
+def distance(seen: Any, truth: Any) -> float:
+    """Give the largest difference relative to the largest true value."""
+    return float((seen - truth).abs().max() / truth.abs().max())
