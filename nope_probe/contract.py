@@ -118,7 +118,7 @@ def check(
             model(vectors, start_at_layer=0, stop_at_layer=card.n_layers)
         else:
             logits = model(probe_tokens(card.d_vocab).to(parameter.device)).float()
-    parity = {name: max(getattr(m, name) for m in meters) for name in ("pattern", "scores", "keys")}
+    parity = {name: _largest(meters, name) for name in ("pattern", "scores", "keys")}
     if reference is not None:
         parity["logits"] = distance(logits, reference)
     tolerance = 1e-4 if parameter.dtype in (torch.float32, torch.float64) else 0.05
@@ -131,8 +131,15 @@ def check(
     return replace(card, parity=parity)
 
 
+def _largest(meters: list[_ScoreChecker], name: str) -> float:
+    """Give the largest deviation; Python's max would pass over one that is not a number."""
+    return float(torch.tensor([getattr(meter, name) for meter in meters]).max())
+
+
 def distance(seen: Tensor, truth: Tensor) -> float:
-    """Give the largest difference relative to the largest value."""
+    """Give the largest difference relative to the largest value (NaN if there is no value)."""
+    if truth.numel() == 0:
+        return float("nan")
     return float((seen - truth).abs().max() / truth.abs().max().clamp_min(1e-30))
 
 

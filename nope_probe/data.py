@@ -138,7 +138,7 @@ def documents(source: str) -> list[str]:
     if path.suffix not in (".txt", ".jsonl", ".parquet"):
         raise UserError(f"cannot read {source}: expected a .txt, .jsonl or .parquet file")
     try:
-        texts = [path.read_text()] if path.suffix == ".txt" else _column(path)
+        texts = [path.read_text(encoding="utf-8")] if path.suffix == ".txt" else _column(path)
     except UnicodeDecodeError as error:
         raise UserError(f"{source} is not text: byte {error.start} is not UTF-8") from error
     if any("\0" in text for text in texts):

@@ -26,6 +26,8 @@ FRIENDLY = {
     "smollm3-3b": "HuggingFaceTB/SmolLM3-3B",
     "smollm2-135m": "HuggingFaceTB/SmolLM2-135M",
 }
+# The paper's own checkpoint says Llama, and was trained without RoPE.
+WITHOUT_ROPE = ("starmpcc/nope_1.5b_fw_edu_15t",)
 NAMES = ("parameter-free", "parameter-free-rope", *CHECKPOINTS, *FRIENDLY)
 
 
@@ -61,6 +63,8 @@ def load_hugging_face(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a causal decoder and its tokenizer, eager attention, the first layers only if asked.
 
+    A Llama that was trained without RoPE comes as the SmolLM3 without RoPE that has its weights.
+
     Raises:
         UserError: if it cannot be had (offline, gated, missing, broken) or is no causal decoder.
     """
@@ -68,7 +72,9 @@ def load_hugging_face(
 
     with _quiet(), _one_line(source):
         config = _config(source, n_layers, revision)
-        model = AutoModelForCausalLM.from_pretrained(
+        if source.lower() in WITHOUT_ROPE:
+            config = _without_rope(config)
+        model, report = AutoModelForCausalLM.from_pretrained(
             source,
             config=config,
             dtype=dtype,
@@ -76,7 +82,13 @@ def load_hugging_face(
             attn_implementation="eager",
             use_safetensors=True,
             trust_remote_code=False,
+            output_loading_info=True,
         )
+        if report["missing_keys"]:
+            raise UserError(
+                f"{source} lacks weights, {sorted(report['missing_keys'])[0]} among them; "
+                "they would be random"
+            )
         tokenizer = AutoTokenizer.from_pretrained(
             source, revision=revision, trust_remote_code=False
         )
@@ -96,11 +108,23 @@ def _config(source: str, n_layers: int | None, revision: str | None) -> PreTrain
     if named and not any("CausalLM" in name or "LMHead" in name for name in named):
         raise UserError(f"{source} holds a {named[0]}, not a causal decoder")
     depth = config.num_hidden_layers
+    if n_layers is not None and n_layers < 1:
+        raise UserError(f"expected at least 1 layer, got {n_layers}")
     if n_layers is not None and n_layers > depth:
         raise UserError(f"{source} has {depth} layers, {n_layers} were asked for; try --layers all")
     if n_layers is not None and n_layers < depth:
         _keep_first_layers(config, n_layers, depth)
     return config
+
+
+def _without_rope(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Turn a Llama's configuration into that of a SmolLM3 without RoPE, whose weights are alike."""
+    from transformers import SmolLM3Config
+
+    settings = config.to_dict() | {"no_rope_layers": [0] * config.num_hidden_layers}
+    for name in ("model_type", "architectures"):
+        settings.pop(name)
+    return SmolLM3Config(**settings)
 
 
 def _keep_first_layers(config: PreTrainedConfig, n_layers: int, depth: int) -> None:

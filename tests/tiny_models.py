@@ -199,4 +199,4 @@ def tokenizer(forces_bos: bool = False) -> PreTrainedTokenizerFast:
 
 def distance(seen: Any, truth: Any) -> float:
     """Give the largest difference relative to the largest true value."""
-    return float((seen - truth).abs().max() / truth.abs().max())
+    return float((seen - truth).abs().max().detach() / truth.abs().max().detach())
