@@ -7,26 +7,20 @@ down, the key axis right, both count positions from 0; cells without a number st
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from nope_probe.figure_style import (
-    BLANK,
-    DIVERGING,
-    MAX_MULTIPLES,
-    SEQUENTIAL,
-    Grid,
-    add_meta,
-    axis,
-    place,
-    words,
-)
+from nope_probe.figure_grid import Grid, axis, keep, patch, place
+from nope_probe.figure_style import BLANK, DIVERGING, SEQUENTIAL, words
 
 MAX_POSITIONS = 256
+MAX_MULTIPLES = 4
 CLIPPED = 0.5
+WIDTH = 1050
+BAR_DROP = 42  # from a panel to the colour bar below it, px
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +69,7 @@ def row_centred(
 
     The same as `analyses.pattern.row_centred`, here without torch. Other cells become NaN.
     """
-    inside = np.tri(*maps.shape[-2:], k=-1, dtype=bool)
+    inside = np.tril(np.ones(maps.shape[-2:], bool), k=-1)
     inside[:, :skip_keys] = False
     sums = np.where(inside, maps, 0.0).sum(-1, keepdims=True, dtype=np.float64)
     means = sums / np.maximum(inside.sum(-1, keepdims=True), 1)
@@ -86,25 +80,34 @@ def score_maps(
     maps: Float[np.ndarray, "layer query_pos key_pos"],
     *,
     title: str = "Mean attention score of each query for each key",
+    layer: int = 1,
     max_positions: int = MAX_POSITIONS,
 ) -> go.Figure:
     """Draw the score map of each layer: side by side up to 4 layers, else with a layer slider.
 
     Args:
         maps: mean scores, nats; layers are counted from 1 in the figure.
+        title: what is seen.
+        layer: which layer a slider shows first, from 1.
         max_positions: larger maps are pooled to this many positions.
+
+    Each map has a scale of its own: a score's level, which softmax ignores, differs between layers.
     """
     pooled = pool(maps, max_positions)
+    scales = np.stack([_percentiles(each, (CLIPPED, 100 - CLIPPED)) for each in pooled.values])
     if len(maps) > MAX_MULTIPLES:
-        figure = _layered([pooled], [""], SEQUENTIAL, limits(pooled.values))
+        figure = _layered([pooled], [""], SEQUENTIAL, scales, first=layer)
         _place_maps(figure, title, [""])
         return figure
-    figure = go.Figure()
-    names = [f"layer {layer}" for layer in range(1, len(maps) + 1)]
-    for index, name in enumerate(names):
-        figure.add_trace(_heat(pooled, index, index, name, f"coloraxis{axis(index)}"))
-    _place_maps(figure, title, names)
-    _own_colour_bars(figure, len(names))
+    names = [f"layer {each}" for each in range(1, len(maps) + 1)]
+    axes = [f"coloraxis{axis(index)}" for index in range(len(names))]
+    figure = go.Figure([_heat(pooled, i, i, name, axes[i]) for i, name in enumerate(names)])
+    figure.update_layout(
+        {at: _coloraxis(SEQUENTIAL, scale) for at, scale in zip(axes, scales, strict=True)}
+    )
+    wide, narrow = _place_maps(figure, title, names, bars=True)
+    patch(figure, _bars_below(wide, len(names)))
+    keep(figure, narrow={**figure.layout.meta["narrow"], **_bars_below(narrow, len(names))})
     return figure
 
 
@@ -115,10 +118,11 @@ def term_maps(
     layer: int = 1,
     max_positions: int = MAX_POSITIONS,
 ) -> go.Figure:
-    """Draw terms of a pattern in one row, on one zero-centred scale, with a layer slider.
+    """Draw terms of a pattern side by side, on one zero-centred scale, with a layer slider.
 
     Args:
         terms: maps by name (sources, players, routes, `all`), nats; all of one shape.
+        title: what is seen.
         layer: which layer is seen first, from 1.
         max_positions: larger maps are pooled to this many positions.
 
@@ -128,16 +132,12 @@ def term_maps(
     if not terms:
         raise ValueError("expected at least one term map")
     pooled = [pool(maps, max_positions) for maps in terms.values()]
-    widest = np.stack([_symmetric(np.stack(row)) for row in zip(*(p.values for p in pooled))])
+    by_layer = np.stack([each.values for each in pooled], axis=1)
+    scales = np.stack([_symmetric(each) for each in by_layer])
     names = [words(name) for name in terms]
-    figure = _layered(pooled, names, DIVERGING, widest, first=layer)
+    figure = _layered(pooled, names, DIVERGING, scales, first=layer)
     _place_maps(figure, title, names)
     return figure
-
-
-def limits(maps: Float[np.ndarray, "layer row column"]) -> Float[np.ndarray, "layer 2"]:
-    """Give each map's colour limits: the percentiles that clip 1/2% of the cells at either end."""
-    return np.stack([_percentiles(each, (CLIPPED, 100 - CLIPPED)) for each in maps])
 
 
 def _symmetric(values: np.ndarray) -> np.ndarray:
@@ -152,7 +152,7 @@ def _percentiles(values: np.ndarray, at: Sequence[float]) -> np.ndarray:
 
 def _heat(pooled: Pooled, layer: int, panel: int, name: str, coloraxis: str) -> go.Heatmap:
     start, about = (pooled.block - 1) / 2, "≈ " if pooled.block > 1 else ""
-    cells = f" (mean of {pooled.block} × {pooled.block})" if pooled.block > 1 else ""
+    cells = f", mean of {pooled.block} × {pooled.block}" if pooled.block > 1 else ""
     return go.Heatmap(
         z=pooled.values[layer],
         x0=start,
@@ -172,57 +172,98 @@ def _heat(pooled: Pooled, layer: int, panel: int, name: str, coloraxis: str) -> 
 
 
 def _layered(
-    pooled: Sequence[Pooled], names: Sequence[str], scale: str, limits: np.ndarray, first: int = 1
+    pooled: Sequence[Pooled], names: Sequence[str], scale: str, scales: np.ndarray, first: int
 ) -> go.Figure:
-    """One trace per layer and panel, of which a slider shows one layer, with that layer's scale."""
-    n_layers = len(pooled[0].values)
-    figure = go.Figure()
-    for layer in range(n_layers):
-        for panel, (maps, name) in enumerate(zip(pooled, names, strict=True)):
-            trace = _heat(maps, layer, panel, name or f"layer {layer + 1}", "coloraxis")
-            figure.add_trace(trace.update(visible=layer + 1 == first))
-    steps = [_step(layer, n_layers, len(pooled), limits[layer]) for layer in range(n_layers)]
-    figure.update_layout(
-        coloraxis=_coloraxis(scale, limits[first - 1]),
-        sliders=[{"active": first - 1, "currentvalue": {"prefix": "layer "}, "steps": steps}],
+    """One trace per layer and panel, of which a slider shows one layer, on that layer's scale."""
+    layers, panels = range(len(scales)), len(pooled)
+    figure = go.Figure(
+        [
+            _heat(maps, layer, panel, name or f"layer {layer + 1}", "coloraxis").update(
+                visible=layer + 1 == first
+            )
+            for layer in layers
+            for panel, (maps, name) in enumerate(zip(pooled, names, strict=True))
+        ]
     )
-    add_meta(figure, n_layers=n_layers, first=first)
+    add_slider(figure, len(layers), panels, first, scales)
+    figure.update_layout(coloraxis=_coloraxis(scale, scales[first - 1]))
     return figure
 
 
-def _step(layer: int, n_layers: int, panels: int, limits: np.ndarray) -> dict[str, object]:
-    visible = [each == layer for each in range(n_layers) for _ in range(panels)]
-    scale = {"coloraxis.cmin": float(limits[0]), "coloraxis.cmax": float(limits[1])}
-    return {"label": str(layer + 1), "method": "update", "args": [{"visible": visible}, scale]}
+def add_slider(
+    figure: go.Figure,
+    n_layers: int,
+    panels: int,
+    first: int,
+    scales: Float[np.ndarray, "layer 2"] | None = None,
+) -> None:
+    """Add a layer slider to a figure whose traces are ordered by layer, then panel.
+
+    Args:
+        figure: the figure.
+        n_layers: how many layers its traces show.
+        panels: traces per layer.
+        first: the layer that is seen, from 1.
+        scales: each layer's colour limits.
+    """
+    steps = []
+    for layer in range(n_layers):
+        visible = [each == layer for each in range(n_layers) for _ in range(panels)]
+        limits = {} if scales is None else _limits(scales[layer], "coloraxis.")
+        step = {"label": str(layer + 1), "method": "update", "args": [{"visible": visible}, limits]}
+        steps.append(step)
+    slider = {"active": first - 1, "currentvalue": {"prefix": "layer "}, "steps": steps}
+    # It stands to the right of the colour bar.
+    figure.update_layout(sliders=[{**slider, "x": 0.5, "len": 0.5, "pad": {"t": 30}}])
+    kept = None if scales is None else scales.tolist()
+    keep(figure, n_layers=n_layers, first=first, scales=kept)
 
 
-def _coloraxis(scale: str, limits: np.ndarray) -> dict[str, object]:
+def _limits(scale: np.ndarray, prefix: str = "") -> dict[str, float]:
+    return {f"{prefix}cmin": float(scale[0]), f"{prefix}cmax": float(scale[1])}
+
+
+def _coloraxis(colours: str, scale: np.ndarray) -> dict[str, object]:
     bar = {"orientation": "h", "thickness": 10, "title": {"text": "nats", "side": "bottom"}}
-    low, high = float(limits[0]), float(limits[1])
-    return {"colorscale": scale, "cmin": low, "cmax": high, "colorbar": bar}
+    where = {"x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom"}
+    size = {"len": 300, "lenmode": "pixels", "nticks": 5, "outlinewidth": 0}
+    return {"colorscale": colours, **_limits(scale), "colorbar": {**bar, **where, **size}}
 
 
-def _place_maps(figure: go.Figure, title: str, panels: Sequence[str]) -> None:
-    wide = Grid(columns=max(2, min(len(panels), 5)), row_height=300, bottom=150)
-    narrow = Grid(columns=2 if len(panels) > 1 else 1, row_height=250, bottom=150)
+def _bars_below(grid: Grid, panels: int) -> dict[str, object]:
+    """Set each panel's own colour bar below it."""
+    keys: dict[str, object] = {}
+    drop = BAR_DROP / grid.inner(panels)
+    for index, (x, y) in enumerate(grid.domains(panels)):
+        bar = f"coloraxis{axis(index)}.colorbar"
+        keys |= {f"{bar}.x": sum(x) / 2, f"{bar}.xanchor": "center", f"{bar}.len": x[1] - x[0]}
+        keys |= {f"{bar}.lenmode": "fraction", f"{bar}.yref": "paper", f"{bar}.y": y[0] - drop}
+        keys |= {f"{bar}.yanchor": "top", f"{bar}.ypad": 0, f"{bar}.nticks": 4}
+    return keys
+
+
+def _place_maps(
+    figure: go.Figure, title: str, panels: Sequence[str], bars: bool = False
+) -> tuple[Grid, Grid]:
+    """Set square panels side by side, on a phone two in a row, with room for bars below each."""
+    n = len(panels)
+    columns = n if n <= 5 else -(-n // 2)
+    side = min(400, int(WIDTH * (1 - 0.025 * (columns - 1)) / columns))
+    wide = Grid(
+        columns=columns,
+        panel=side,
+        gap=0.025,
+        shared_y=True,
+        x_title="key position",
+        y_title="query position",
+        row_gap=BAR_DROP + 60 if bars else 50,
+        bottom=BAR_DROP + 50 if bars else 96,
+    )
+    narrow = replace(wide, columns=min(2, n), panel=145 if n > 1 else 300, left=50)
     place(figure, title, panels, wide, narrow)
     figure.update_layout(plot_bgcolor=BLANK)
-    for index in range(len(panels)):
-        x, y = f"xaxis{axis(index)}", f"yaxis{axis(index)}"
-        figure.update_layout(
-            {
-                x: {"title": "key position", "constrain": "domain", "showgrid": False},
-                y: {
-                    "title": "query position" if index == 0 else None,
-                    "autorange": "reversed",
-                    "scaleanchor": f"x{axis(index)}",
-                    "constrain": "domain",
-                    "showgrid": False,
-                },
-            }
-        )
-
-
-def _own_colour_bars(figure: go.Figure, panels: int) -> None:
-    for index in range(panels):
-        figure.update_layout({f"coloraxis{axis(index)}": {"colorscale": SEQUENTIAL}})
+    square = {"constrain": "domain", "showgrid": False, "zeroline": False}
+    for at in (axis(index) for index in range(n)):
+        down = {"autorange": "reversed", "scaleanchor": f"x{at}", "constraintoward": "top"}
+        figure.update_layout({f"xaxis{at}": square, f"yaxis{at}": {**square, **down}})
+    return wide, narrow

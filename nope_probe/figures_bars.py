@@ -1,30 +1,24 @@
-"""Shares with their intervals -> plotly figures: one dot per layer and term, whatever the depth.
+"""Estimates with their intervals -> plotly figures: one dot per layer and name, at any depth.
 
-A share that does not exist, because the layer has no pattern that could be told from noise, is said
-in the figure: "no pattern".
+A share that does not exist, because the layer's pattern cannot be told from noise, is said in the
+figure: "no pattern".
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from nope_probe.figure_style import (
-    GRID,
-    Grid,
-    add_meta,
-    axis,
-    colour,
-    place,
-    symbol,
-    words,
-)
+from nope_probe.figure_grid import Grid, axis, place
+from nope_probe.figure_style import BLANK, GRID, colour, symbol, words
+from nope_probe.figures import add_slider
 
 SPREAD = 0.6
+MOST_TICKS = 12
 MOST_INTERACTIONS = 24
 
 
@@ -37,6 +31,7 @@ class Dots:
         label: what the legend says.
         layers: layers, from 1.
         values, lows, highs: estimates and their 95% intervals; NaN where there is none.
+        hollow: whether the markers are open.
     """
 
     name: str
@@ -45,42 +40,49 @@ class Dots:
     values: Sequence[float]
     lows: Sequence[float]
     highs: Sequence[float]
+    hollow: bool = False
 
 
-def dots(table: pd.DataFrame, by: str, column: str = "share") -> list[Dots]:
-    """Read one series per name from a table with a row per layer and name.
+def dots(
+    rows: pd.DataFrame, name: str, column: str, label: str | None = None, hollow: bool = False
+) -> Dots:
+    """Read one series from the rows of a table, one per layer.
 
     Args:
-        table: columns `layer`, `by`, the column and its bounds (`low` and `high` for a share, else
-            `<column>_low` and `<column>_high`; none for a number without an interval).
-        by: the column that holds the names.
+        rows: `layer`, the column and its bounds (`low` and `high` for a share, else `<column>_low`
+            and `<column>_high`; a number without bounds has no interval).
+        name: the component that they are about.
         column: the column to draw.
+        label: what the legend says; the name's words if None.
+        hollow: whether the markers are open.
     """
     low, high = ("low", "high") if column == "share" else (f"{column}_low", f"{column}_high")
-    return [
-        Dots(
-            name=str(name),
-            label=words(str(name)),
-            layers=rows["layer"].tolist(),
-            values=rows[column].tolist(),
-            lows=rows.get(low, rows[column]).tolist(),
-            highs=rows.get(high, rows[column]).tolist(),
-        )
-        for name, rows in table.groupby(by, sort=False)
-    ]
+    return Dots(
+        name=name,
+        label=label or words(name),
+        layers=rows["layer"].astype(int).tolist(),
+        values=rows[column].tolist(),
+        lows=rows.get(low, rows[column]).tolist(),
+        highs=rows.get(high, rows[column]).tolist(),
+        hollow=hollow,
+    )
+
+
+def _by_name(table: pd.DataFrame, by: str, column: str) -> list[Dots]:
+    return [dots(rows, str(name), column) for name, rows in table.groupby(by, sort=False)]
 
 
 def source_shares(table: pd.DataFrame) -> go.Figure:
-    """Draw what each source brings to the pattern, per layer, as RMS and as a share.
+    """Draw what each source brings to the pattern, per layer, as a share and in nats.
 
     Args:
         table: `sources.csv`: layer, term, rms, rms_low, rms_high (nats), share, low, high.
     """
     panels = {
-        "share of the pattern (all terms add to 1)": dots(table, "term"),
-        "strength (RMS), nats": dots(table, "term", "rms"),
+        "share of the pattern": _by_name(table, "term", "share"),
+        "strength (RMS), nats": _by_name(table, "term", "rms"),
     }
-    return _panels(panels, title="What each source brings to the pattern, per layer")
+    return over_layers(panels, title="What each source brings to the pattern, per layer")
 
 
 def player_shares(table: pd.DataFrame) -> go.Figure:
@@ -90,25 +92,112 @@ def player_shares(table: pd.DataFrame) -> go.Figure:
         table: the rows of `players.csv` that belong to one game.
     """
     panels = {
-        "share (all players add to 1)": dots(table, "player"),
-        "sufficiency: what it brings alone": dots(table, "player", "sufficiency"),
-        "necessity: what is lost without it": dots(table, "player", "necessity"),
+        "share": _by_name(table, "player", "share"),
+        "sufficiency: what it brings alone": _by_name(table, "player", "sufficiency"),
+        "necessity: what is lost without it": _by_name(table, "player", "necessity"),
     }
-    return _panels(panels, title="What the pattern needs, per layer")
+    return over_layers(panels, title="What the pattern needs, per layer")
 
 
 def route_shares(table: pd.DataFrame) -> go.Figure:
-    """Draw the share of the mean and of the content route, per layer, and the dimensions of the first.
+    """Draw the shares of the mean and content routes, per layer, and the first's dimensions.
 
     Args:
         table: `routes.csv`: layer, route, share, low, high, rms, rms_low, rms_high, dimensions.
     """
     named = table.assign(route="route_" + table["route"].astype(str))
     panels = {
-        "share of the pattern": dots(named, "route"),
-        "strength (RMS), nats": dots(named, "route", "rms"),
+        "share of the pattern": _by_name(named, "route", "share"),
+        "strength (RMS), nats": _by_name(named, "route", "rms"),
+        "dimensions of the mean keys": _by_name(
+            named[named["route"] == "route_mean"], "route", "dimensions"
+        ),
     }
-    return _panels(panels, title="The two routes by which position reaches the score, per layer")
+    return over_layers(panels, title="The two routes by which position reaches the score")
+
+
+def over_layers(
+    panels: Mapping[str, Sequence[Dots]], title: str, columns: int | None = None
+) -> go.Figure:
+    """Draw series over layers, a panel for each kind of number, with one legend."""
+    figure = go.Figure()
+    for panel, series in enumerate(panels.values()):
+        for index, each in enumerate(series):
+            offset = SPREAD * ((index + 0.5) / len(series) - 0.5)
+            figure.add_trace(_trace(each, panel, offset))
+    many = columns is not None
+    wide = Grid(columns=columns or len(panels), panel=170 if many else 260, x_title="layer")
+    narrow = Grid(
+        columns=2 if many else 1,
+        panel=120 if many else 220,
+        gap=0.14,
+        left=40,
+        bottom=130,
+        x_title="layer",
+    )
+    place(figure, title, list(panels), wide, narrow)
+    for panel, series in enumerate(panels.values()):
+        _mark_layers(figure, series, panel)
+    return figure
+
+
+def _trace(series: Dots, panel: int, offset: float) -> go.Scatter:
+    values = np.asarray(series.values, float)
+    bounds = np.asarray([series.lows, series.highs], float)
+    shape = symbol(series.name) + ("-open" if series.hollow else "")
+    return go.Scatter(
+        x=np.asarray(series.layers, float) + offset,
+        y=values,
+        error_y=_bars(values, *bounds),
+        customdata=np.column_stack([series.layers, *bounds]),
+        mode="markers",
+        xaxis=f"x{axis(panel)}",
+        yaxis=f"y{axis(panel)}",
+        name=series.label,
+        legendgroup=series.label,
+        showlegend=panel == 0,
+        marker={"color": colour(series.name), "symbol": shape, "size": 9},
+        hovertemplate=(
+            "layer %{customdata[0]}: %{y:.3g} "
+            f"(%{{customdata[1]:.3g}} to %{{customdata[2]:.3g}})<extra>{series.label}</extra>"
+        ),
+    )
+
+
+def _bars(values: np.ndarray, lows: np.ndarray, highs: np.ndarray) -> dict[str, object]:
+    arms = {"array": highs - values, "arrayminus": values - lows}
+    return {"type": "data", "symmetric": False, **arms, "thickness": 1.5, "width": 3}
+
+
+def _mark_layers(figure: go.Figure, series: Sequence[Dots], panel: int) -> None:
+    """Tick and separate the layers, and say where there is no pattern."""
+    at = axis(panel)
+    layers = sorted({layer for each in series for layer in each.layers})
+    every = -(-len(layers) // MOST_TICKS)
+    across = {"range": [layers[0] - 0.5, layers[-1] + 0.5], "showgrid": False}
+    ticks = {"tick0": 1, "dtick": every, "zeroline": False}
+    zero = {"rangemode": "tozero", "zeroline": True, "zerolinewidth": 2, "nticks": 5}
+    figure.update_layout({f"xaxis{at}": {**across, **ticks}, f"yaxis{at}": zero})
+    line = {"type": "line", "xref": f"x{at}", "yref": f"y{at} domain", "y0": 0, "y1": 1}
+    for layer in layers[1:]:
+        edge = {"x0": layer - 0.5, "x1": layer - 0.5, "line": {"color": GRID, "width": 1}}
+        figure.add_shape(**line, **edge, layer="below")
+    for layer in layers:
+        if _is_empty(series, layer):
+            where = {"x": layer, "y": 0.5, "xref": f"x{at}", "yref": f"y{at} domain"}
+            font = {"size": 11}
+            figure.add_annotation(
+                text="no pattern", textangle=-90, showarrow=False, bgcolor=BLANK, font=font, **where
+            )
+
+
+def _is_empty(series: Sequence[Dots], layer: int) -> bool:
+    return all(
+        np.isnan(value)
+        for each in series
+        for at, value in zip(each.layers, each.values, strict=True)
+        if at == layer
+    )
 
 
 def interactions(table: pd.DataFrame, layer: int = 1) -> go.Figure:
@@ -118,115 +207,38 @@ def interactions(table: pd.DataFrame, layer: int = 1) -> go.Figure:
         table: the rows of `interactions.csv` that belong to one game; `players` joined by `+`.
         layer: which layer is seen first, from 1.
 
-    Of many interactions the largest (by the largest share in any layer) are drawn.
+    Of many interactions those with the largest share in any layer are drawn.
     """
-    largest = table.assign(size=table["share"].abs()).groupby("players")["size"].max()
-    names = largest.fillna(0).sort_values(ascending=False).index[:MOST_INTERACTIONS]
-    layers = sorted(table["layer"].unique())
+    sizes = table["share"].abs().groupby(table["players"]).max().fillna(0)
+    names = sizes.sort_values(ascending=False, kind="stable").index[:MOST_INTERACTIONS]
+    layers = sorted(int(each) for each in table["layer"].unique())
     figure = go.Figure()
     for each in layers:
         rows = table[table["layer"] == each].set_index("players").reindex(names[::-1])
-        figure.add_trace(_interaction_trace(rows, int(each), visible=each == layer))
-    steps = [
-        {"label": str(each), "method": "restyle", "args": ["visible", [e == each for e in layers]]}
-        for each in layers
-    ]
+        figure.add_trace(_interaction_trace(rows, each).update(visible=each == layer))
+    wide = Grid(columns=1, panel=30 + 22 * len(names), x_title="share of the pattern", left=210)
     title = "What players bring only together"
-    grid = Grid(columns=1, row_height=120 + 22 * len(names), left=180, bottom=110, row_gap=0)
-    place(figure, title, [""], grid, grid)
-    figure.update_layout(sliders=[{"active": layers.index(layer), "steps": steps}])
-    figure.update_layout(xaxis={"title": "share of the pattern", "zeroline": True})
-    add_meta(figure, n_layers=len(layers), first=layer)
+    place(figure, title, [""], wide, replace(wide, left=175))
+    add_slider(figure, len(layers), 1, layers.index(layer) + 1)
+    figure.update_layout(xaxis={"zeroline": True, "zerolinewidth": 2, "nticks": 6})
+    figure.update_layout(yaxis={"tickfont": {"size": 11}}, showlegend=False)
     return figure
 
 
-def _interaction_trace(rows: pd.DataFrame, layer: int, visible: bool) -> go.Scatter:
-    shares = rows["share"].to_numpy(float)
+def _interaction_trace(rows: pd.DataFrame, layer: int) -> go.Scatter:
+    shares, lows, highs = (rows[name].to_numpy(float) for name in ("share", "low", "high"))
+    empty = bool(np.isnan(shares).all())
     return go.Scatter(
-        x=shares,
+        x=np.zeros_like(shares) if empty else shares,
         y=[words(str(name)) for name in rows.index],
-        error_x=_bars(shares, rows["low"].to_numpy(float), rows["high"].to_numpy(float)),
-        mode="markers",
+        error_x=_bars(shares, lows, highs),
+        customdata=np.column_stack([lows, highs]),
+        mode="text" if empty else "markers",
+        text="no pattern",
         name=f"layer {layer}",
-        showlegend=False,
-        visible=visible,
         marker={"color": colour("interaction"), "symbol": symbol("interaction"), "size": 8},
-        hovertemplate="%{y}<br>share %{x:.3f}<extra>layer " + str(layer) + "</extra>",
-    )
-
-
-def _panels(panels: Mapping[str, Sequence[Dots]], title: str) -> go.Figure:
-    """Draw series over layers, a panel for each kind of number, with one legend."""
-    figure = go.Figure()
-    for panel, series in enumerate(panels.values()):
-        for index, each in enumerate(series):
-            offset = SPREAD * ((index + 0.5) / len(series) - 0.5)
-            figure.add_trace(_trace(each, panel, offset))
-    wide = Grid(columns=len(panels), row_height=340)
-    place(figure, title, list(panels), wide, Grid(columns=1, row_height=280, bottom=130))
-    for panel, series in enumerate(panels.values()):
-        _say_no_pattern(figure, series, panel)
-        at = axis(panel)
-        figure.update_layout(
-            {
-                f"xaxis{at}": {"title": "layer", "dtick": 1, "showgrid": False},
-                f"yaxis{at}": {"zeroline": True, "zerolinewidth": 2},
-            }
-        )
-    return figure
-
-
-def _trace(series: Dots, panel: int, offset: float) -> go.Scatter:
-    values = np.asarray(series.values, float)
-    return go.Scatter(
-        x=np.asarray(series.layers, float) + offset,
-        y=values,
-        error_y=_bars(values, np.asarray(series.lows, float), np.asarray(series.highs, float)),
-        customdata=np.stack([series.layers, series.lows, series.highs], axis=-1),
-        mode="markers",
-        xaxis=f"x{axis(panel)}",
-        yaxis=f"y{axis(panel)}",
-        name=series.label,
-        legendgroup=series.name,
-        showlegend=panel == 0,
-        marker={"color": colour(series.name), "symbol": symbol(series.name), "size": 9},
         hovertemplate=(
-            "layer %{customdata[0]}: %{y:.3g} "
-            f"(%{{customdata[1]:.3g}} to %{{customdata[2]:.3g}})<extra>{series.label}</extra>"
+            "%{y}<br>%{x:.3g} (%{customdata[0]:.3g} to %{customdata[1]:.3g})"
+            f"<extra>layer {layer}</extra>"
         ),
     )
-
-
-def _bars(values: np.ndarray, lows: np.ndarray, highs: np.ndarray) -> dict[str, object]:
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": highs - values,
-        "arrayminus": values - lows,
-        "thickness": 1.5,
-        "width": 3,
-    }
-
-
-def _say_no_pattern(figure: go.Figure, series: Sequence[Dots], panel: int) -> None:
-    empty = {
-        layer
-        for layer in {layer for each in series for layer in each.layers}
-        if all(
-            np.isnan(value)
-            for each in series
-            for at, value in zip(each.layers, each.values, strict=True)
-            if at == layer
-        )
-    }
-    for layer in sorted(empty):
-        figure.add_annotation(
-            text="no pattern",
-            x=layer,
-            y=0.5,
-            xref=f"x{axis(panel)}",
-            yref=f"y{axis(panel)} domain",
-            textangle=-90,
-            showarrow=False,
-            bgcolor=GRID,
-        )

@@ -16,21 +16,24 @@ from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
+from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
 from nope_probe.figure_style import BLANK, GRID, INK
 
+TITLE = 16  # what the page takes off a figure's top margin, px; the rest is for plotly's buttons
+SIZES = {"n_seqs": "sequences", "seq_len": "tokens each"}
 HOW_TO_READ = (
-    "A score is what attention feeds to softmax, in nats: one nat more for a key makes it e = 2.7 "
-    "times as likely to be attended to.",
-    "Each map has a row per query (downward) and a column per key (rightward), both counted from 0. "
-    "Cells above the diagonal are blank: a causal model cannot see them.",
-    "A pattern is a score map less each row's mean over the keys before the query, because softmax "
-    "ignores a constant per row. Red is more than the row's mean, blue is less, white is the mean.",
-    "Bars are 95% intervals over folds of the sequences. \u201cno pattern\u201d means that a layer's "
-    "pattern cannot be told from noise, so that it has no shares.",
-    "Layers are counted from 1. The strongest 0.5% of the cells may lie beyond the colour bar; "
-    "hovering gives every cell's own value.",
+    "A score is what attention feeds to softmax, in nats: one nat more makes a key e = 2.7 times "
+    "as likely to be attended to.",
+    "Each map has a row per query, downward, and a column per key, to the right; both count from "
+    "0. Cells above the diagonal are blank: a causal model does not look ahead.",
+    "A pattern is a score map less each row's mean over the keys before the query, since softmax "
+    "ignores a constant per row. Red is above that mean, blue below, white at it.",
+    "Bars are 95% intervals. “No pattern” marks a layer whose pattern cannot be told from noise: "
+    "it has no shares.",
+    "Layers count from 1. A colour bar leaves out the strongest cells, 1 in 200; hover or tap a "
+    "cell for its own value.",
 )
 
 
@@ -61,19 +64,20 @@ def page(
     """Write a report as one HTML page.
 
     Args:
-        title: what was run, in a few words.
+        title: what was asked, in a few words.
         answer: the result, a sentence each.
         sections: figures with captions, in order.
-        manifest: what was run, in full; shown at the end.
+        manifest: what was run: `command`, `model`, `data`, `settings`, and the rest, which is shown
+            in full at the end.
         notes: how to read the figures.
     """
     template = resources.files("nope_probe").joinpath("templates/page.html").read_text("utf-8")
     return Template(template).substitute(
         title=escape(title),
-        command=escape(str(manifest.get("command", ""))),
+        run="".join(_fact(name, value) for name, value in _facts(manifest).items()),
         answer="".join(f"<p>{escape(each)}</p>" for each in answer),
-        contents="".join(_link(i, each.title) for i, each in enumerate(sections)),
-        sections="".join(_section(i, each) for i, each in enumerate(sections)),
+        contents="".join(_link(index, each) for index, each in enumerate(sections)),
+        sections="".join(_section(index, each) for index, each in enumerate(sections)),
         notes="".join(f"<li>{escape(each)}</li>" for each in notes),
         manifest=escape(json.dumps(manifest, indent=1, default=str)),
         neutral=json.dumps({"ink": INK, "grid": GRID, "blank": BLANK}),
@@ -81,34 +85,69 @@ def page(
     )
 
 
-def _link(index: int, title: str) -> str:
-    return f'<li><a href="#section-{index}">{escape(title)}</a></li>'
+def _facts(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Pick what was run from a manifest, as far as it says."""
+    settings = manifest.get("settings", {})
+    size = [f"{settings[key]} {word}" for key, word in SIZES.items() if key in settings]
+    facts = {
+        "Model": _name(manifest.get("model", "")),
+        "Data": ", ".join(filter(None, [_name(manifest.get("data", "")), *size])),
+        "Command": str(manifest.get("command", "")),
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def _name(entry: Any) -> str:
+    return str(entry.get("name", "")) if isinstance(entry, Mapping) else str(entry)
+
+
+def _fact(name: str, value: str) -> str:
+    shown = f"<code>{escape(value)}</code>" if name == "Command" else escape(value)
+    return f"<div><dt>{escape(name)}</dt><dd>{shown}</dd></div>"
+
+
+def _link(index: int, section: Section) -> str:
+    return f'<li><a href="#section-{index}">{escape(section.title)}</a></li>'
 
 
 def _section(index: int, section: Section) -> str:
     return (
         f'<section id="section-{index}" aria-labelledby="heading-{index}">'
         f'<h2 id="heading-{index}">{escape(section.title)}</h2>'
-        f"{_figure(index, section)}{_table(section)}</section>"
+        f"{_figure(section)}{_table(section)}</section>"
     )
 
 
-def _figure(index: int, section: Section) -> str:
+def _figure(section: Section) -> str:
     caption = escape(section.caption)
     if section.figure is None:
         return f"<p>{caption}</p>"
+    spec = _for_page(section.figure)
     label = escape(f"{section.figure.layout.title.text or section.title}. {section.caption}")
-    height = section.figure.layout.height or 400
     return (
-        f'<figure><div class="plot" role="img" aria-label="{label}" style="min-height:{height}px">'
-        f'</div><script type="application/json">{_json(section.figure)}</script>'
+        f'<figure><div class="plot" role="img" aria-label="{label}" '
+        f'style="min-height:{spec["layout"].get("height", 400)}px"></div>'
+        f'<script type="application/json">{_json(spec)}</script>'
         f"<figcaption>{caption}</figcaption></figure>"
     )
 
 
-def _json(figure: go.Figure) -> str:
+def _for_page(figure: go.Figure) -> dict[str, Any]:
+    """Leave to the page what it does better: its heading is the title, its slider has keys."""
+    spec = figure.to_dict()
+    layout = spec["layout"]
+    layout.pop("title", None)
+    layout.pop("sliders", None)
+    for patch in (layout, layout.get("meta", {}).get("narrow", {})):
+        if "margin" in patch and "height" in patch:
+            patch["margin"] = {**patch["margin"], "t": patch["margin"]["t"] - TITLE}
+            patch["height"] -= TITLE
+    return spec
+
+
+def _json(spec: Mapping[str, Any]) -> str:
     # "</" would end the script element that holds the figure.
-    return str(figure.to_json()).replace("</", "<\\/")
+    return str(to_json_plotly(spec)).replace("</", "<\\/")
 
 
 def _table(section: Section) -> str:
@@ -119,5 +158,5 @@ def _table(section: Section) -> str:
     )
     return (
         '<details><summary>The numbers</summary><div class="scroll" tabindex="0" role="region" '
-        f'aria-label="{escape(section.title)}: numbers">{shown}</div></details>'
+        f'aria-label="{escape(section.title)}: the numbers">{shown}</div></details>'
     )

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
+from jaxtyping import Float
 
-from nope_probe import figures, figures_bars
+from nope_probe import figures, figures_bars, figures_lines
+from nope_probe.figure_style import words
 from nope_probe.report import Section, page
 
-CELLS = 1_600_000
+PAGE_BYTES = 14_000_000
+PLOTLY_BYTES = 5_100_000
+CELL_BYTES = 16 / 3  # a float32 in base64
+TRACE_BYTES = 600
+EQUAL = 0.1
+GAMES = {"circuits": "the circuits", "players": "single matrices"}
+
+Maps = dict[str, Float[np.ndarray, "layer query_pos key_pos"]]
 
 
 def ablation_page(
@@ -24,52 +34,194 @@ def ablation_page(
 
     Args:
         maps: `score/<kept>`, `source/<term>`, `route/<name>`, `shapley/<player>` and
-            `shapley_circuits/<player>`, each [n_layers, query_pos, key_pos] in nats; the first of
-            the manifest's conditions names the intact model's map.
+            `shapley_circuits/<player>`, arrays or tensors [n_layers, query_pos, key_pos] in nats;
+            the first of the manifest's conditions names the intact model's map.
         tables: `sources`, `players`, `interactions`, `pattern`, `controls`, `routes`; those that a
-            run does not have may be missing.
-        manifest: what was run.
+            run does not have may be missing or empty.
+        manifest: what was run; `skip_keys` says which first keys the patterns leave out.
         answer: the result, a sentence each.
 
     Raises:
         KeyError: if the intact model's map is missing.
     """
     model = manifest.get("model", {})
-    name = model.get("name", "a model") if isinstance(model, Mapping) else str(model)
-    title = f"Where the positional pattern of {name} comes from"
-    sections = _sections(maps, tables, manifest)
-    return page(title, answer, sections, manifest)
+    name = model.get("name") if isinstance(model, Mapping) else model
+    title = f"Where the positional pattern of {name or 'a model'} comes from"
+    parts = _Parts(maps, tables, manifest)
+    return page(title, answer, list(parts.sections()), manifest)
 
 
-def _sections(
-    maps: Mapping[str, Any], tables: Mapping[str, pd.DataFrame], manifest: Mapping[str, Any]
-) -> list[Section]:
-    score = np.asarray(maps[f"score/{manifest['conditions'][0]}"])
-    n_maps = len(maps) * len(score)
-    size = max(8, int((CELLS / n_maps) ** 0.5))
-    sections = [
-        Section(
-            title="Scores",
-            figure=figures.score_maps(score, max_positions=size),
-            caption="The mean score of each query for each key in the intact model.",
+class _Parts:
+    """The report's sections, each from the maps or the table that it needs."""
+
+    def __init__(
+        self,
+        maps: Mapping[str, Any],
+        tables: Mapping[str, pd.DataFrame],
+        manifest: Mapping[str, Any],
+    ) -> None:
+        self.intact = str(manifest["conditions"][0])
+        self.tables = {name: table for name, table in tables.items() if len(table)}
+        self.score = np.asarray(maps[f"score/{self.intact}"])
+        skip_keys = _skip_keys(manifest)
+        self.whole = figures.row_centred(self.score, skip_keys)
+        groups = ("source", "shapley_circuits", "shapley", "route")
+        self.terms = {group: _terms(maps, group, skip_keys) for group in groups}
+        drawn = sum(len(terms) + 1 for terms in self.terms.values()) + 1
+        self.size = positions(drawn * len(self.score))
+        self.layer = 1 + int(np.argmax([np.nanstd(each) for each in self.whole]))
+
+    def sections(self) -> Iterator[Section]:
+        yield self.scores()
+        if self.terms["source"]:
+            yield self.source_maps()
+        if "sources" in self.tables:
+            yield self.sources()
+        for game in GAMES:
+            yield from self.needs(game)
+        for game, group in (("circuits", "shapley_circuits"), ("players", "shapley")):
+            yield from self.shapley_maps(game, group)
+        yield from self.routes()
+        yield from self.measures()
+
+    def scores(self) -> Section:
+        return Section(
+            title="The scores of the intact model",
+            figure=figures.score_maps(self.score, layer=self.layer, max_positions=self.size),
+            caption="The mean score that each query gives each key, over sequences and heads. Only "
+            "differences within a row matter to attention: brighter keys are attended to more.",
         )
-    ]
-    for prefix in ("source", "shapley_circuits", "shapley", "route"):
-        terms = {
-            key.split("/", 1)[1]: np.asarray(value)
-            for key, value in maps.items()
-            if key.startswith(f"{prefix}/")
-        }
-        if terms:
-            figure = figures.term_maps(terms, title=prefix, max_positions=size)
-            sections.append(Section(title=prefix, figure=figure, caption=""))
-    if "sources" in tables:
-        sections.append(
-            Section(
-                title="Sources",
-                figure=figures_bars.source_shares(tables["sources"]),
-                caption="",
-                table=tables["sources"],
+
+    def source_maps(self) -> Section:
+        terms = {"all": self.whole, **self.terms["source"]}
+        return Section(
+            title="The pattern and its sources",
+            figure=self._maps(terms, "The positional pattern and what each source brings"),
+            caption="The whole pattern is the sum of the maps beside it. Content is what is "
+            "left without mask and position encoding; the others are what these bring.",
+        )
+
+    def sources(self) -> Section:
+        table = self.tables["sources"]
+        return Section(
+            title="How much each source brings",
+            figure=figures_bars.source_shares(table),
+            caption="Shares say how much of the pattern a source explains, and add up to 1; a "
+            "negative share works against the pattern. Beside them, each source's own strength.",
+            table=table,
+        )
+
+    def needs(self, game: str) -> Iterator[Section]:
+        table = self._game("players", game)
+        if table is None:
+            return
+        caption = (
+            "A weight is needed (necessity) or enough (sufficiency); it is never a source. "
+            + conjunction(table)
+        )
+        figure = figures_bars.player_shares(table)
+        shown = table.drop(columns="game")
+        title = f"Which weights the pattern needs: {GAMES[game]}"
+        yield Section(title=title, figure=figure, caption=caption, table=shown)
+        table = self._game("interactions", game)
+        if table is not None:
+            yield Section(
+                title=f"What only several bring together: {GAMES[game]}",
+                figure=figures_bars.interactions(table, layer=self.layer),
+                caption="The part of the pattern that appears only when all of a row's players are "
+                "there, beyond what fewer of them bring. Bars across zero mean: none that is sure.",
             )
-        )
-    return sections
+
+    def shapley_maps(self, game: str, group: str) -> Iterator[Section]:
+        terms = self.terms[group]
+        if terms:
+            together = {"difference": np.sum(list(terms.values()), axis=0), **terms}
+            yield Section(
+                title=f"Where in the map each player acts: {GAMES[game]}",
+                figure=self._maps(together, "What each player adds to the pattern (Shapley maps)"),
+                caption="What a player adds on average over all orders in which players can join. "
+                "The maps add up to the first, the pattern that all players bring.",
+            )
+
+    def routes(self) -> Iterator[Section]:
+        terms = {f"route_{name}": each for name, each in self.terms["route"].items()}
+        if terms:
+            yield Section(
+                title="Two routes from position to score",
+                figure=self._maps({"all": self.whole, **terms}, "The pattern by its two routes"),
+                caption="By the mean route, each position has a mean vector of its own; by the "
+                "content route, tokens that share their past are alike. Nothing is ablated here.",
+            )
+        if "routes" in self.tables:
+            table = self.tables["routes"]
+            yield Section(
+                title="How much each route carries",
+                figure=figures_bars.route_shares(table),
+                caption="The two shares add up to 1. The dimensions say in how many directions the "
+                "positions' mean keys spread: 1 is a line.",
+                table=table,
+            )
+
+    def measures(self) -> Iterator[Section]:
+        if "pattern" in self.tables:
+            yield Section(
+                title="What the pattern is like",
+                figure=figures_lines.pattern_measures(self.tables["pattern"], self.intact),
+                caption="Locality above 0 and monotonicity above 1/2 prefer near keys. A relative "
+                "pattern depends on distance alone. Edge contrast: first keys against the rest.",
+            )
+        if "controls" in self.tables:
+            yield Section(
+                title="Controls: shuffled tokens, and no key left out",
+                figure=figures_lines.controls(self.tables["controls"], self.intact),
+                caption="What is left on shuffled tokens (open markers) does not come from the "
+                "order of words. With all keys counted, a sink at the first passes for position.",
+            )
+
+    def _maps(self, terms: Maps, title: str) -> go.Figure:
+        return figures.term_maps(terms, title=title, layer=self.layer, max_positions=self.size)
+
+    def _game(self, name: str, game: str) -> pd.DataFrame | None:
+        table = self.tables.get(name)
+        rows = None if table is None else table[table["game"] == game]
+        return rows if rows is not None and len(rows) else None
+
+
+def _skip_keys(manifest: Mapping[str, Any]) -> int:
+    skip = manifest.get("skip_keys", manifest.get("settings", {}).get("skip_keys", 0))
+    return skip if isinstance(skip, int) else 0
+
+
+def _terms(maps: Mapping[str, Any], group: str, skip_keys: int) -> Maps:
+    """Take a group's maps as patterns: each row's mean goes, which a sum of maps may still have."""
+    return {
+        key.removeprefix(f"{group}/"): figures.row_centred(np.asarray(value), skip_keys)
+        for key, value in maps.items()
+        if key.startswith(f"{group}/")
+    }
+
+
+def positions(n_maps: int) -> int:
+    """Give how many positions each map may have for the page to stay under 15 MB."""
+    room = PAGE_BYTES - PLOTLY_BYTES - TRACE_BYTES * n_maps
+    return max(1, min(figures.MAX_POSITIONS, int((room / CELL_BYTES / n_maps) ** 0.5)))
+
+
+def conjunction(table: pd.DataFrame) -> str:
+    """Say in which layers all players of a game get about the same share, and what it means.
+
+    Args:
+        table: the rows of `players.csv` that belong to one game.
+    """
+    players = list(dict.fromkeys(table["player"]))
+    wide = table.pivot(index="layer", columns="player", values="share")
+    equal = (wide.sub(1 / len(players)).abs() < EQUAL).all(axis=1)
+    layers = [str(layer) for layer in wide.index[equal]]
+    if len(players) < 2 or not layers:
+        return "Shares of all players add up to 1."
+    named = ", ".join(words(player) for player in players)
+    where = f"layer{'s' if len(layers) > 1 else ''} {', '.join(layers)}"
+    return (
+        f"In {where} each of {named} has a share of about 1/{len(players)}: all are needed at "
+        "once, which is no measurement of equal weight."
+    )
