@@ -39,7 +39,7 @@ def resolve(name: str) -> str:
             known names).
     """
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    if name and folder.is_dir():
         if not (folder / "config.json").is_file():
             raise UserError(f"the folder {name} has no config.json: it is no Hugging Face model")
         return str(folder)
@@ -82,17 +82,25 @@ def load_hugging_face(
             attn_implementation="eager",
             use_safetensors=True,
             trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
             output_loading_info=True,
         )
-        if report["missing_keys"]:
-            raise UserError(
-                f"{source} lacks weights, {sorted(report['missing_keys'])[0]} among them; "
-                "they would be random"
-            )
+        _refuse_random_weights(source, report)
         tokenizer = AutoTokenizer.from_pretrained(
             source, revision=revision, trust_remote_code=False
         )
     return model.eval().requires_grad_(False), tokenizer
+
+
+def _refuse_random_weights(source: str, report: dict[str, Any]) -> None:
+    """Hugging Face draws what a file does not hold, or holds in another shape, at random."""
+    if report["missing_keys"]:
+        raise UserError(f"{source} lacks weights, such as {min(report['missing_keys'])}")
+    if report["mismatched_keys"]:
+        name = min(key for key, *_ in report["mismatched_keys"])
+        raise UserError(
+            f"{source} has weights of other shapes than its config says, such as {name}"
+        )
 
 
 def _config(source: str, n_layers: int | None, revision: str | None) -> PreTrainedConfig:
