@@ -247,13 +247,14 @@ class _ScoreMeter:
     def update(self, scores: Tensor, hook: object) -> None:
         if not self.looked:
             self._look(scores)
-        if self.from_product or self.routes:
+        # One head's scores are there already; a product pays where it stands for many heads.
+        if self.routes or (self.from_product and self.layer.n_heads > 1):
             q, k = summed_over_groups(self.tap.read("q"), self.layer.n_kv_heads), self.tap.read("k")
-        if self.from_product:
             per_head = self.layer.scale / self.layer.n_heads
             new = fold_products(q.flatten(2) * per_head, k.flatten(2), self.fold_of, self.n_folds)
         else:
-            over_heads = scores.mean(dim=1, dtype=torch.float64)
+            one_head = scores.shape[1] == 1
+            over_heads = scores[:, 0] if one_head else scores.mean(dim=1, dtype=torch.float64)
             new = fold_sums(over_heads, self.fold_of, self.n_folds)
         add(self, "sums", new)
         if self.routes:
@@ -350,7 +351,7 @@ def fold_products(
     """
     at_least_float32 = torch.promote_types(x.dtype, torch.float32)
     x, y = x.to(at_least_float32), y.to(at_least_float32)
-    if torch.equal(fold_of, torch.arange(len(x)) % n_folds) and len(x) % n_folds == 0:
+    if dealt_in_rounds(fold_of, n_folds):
         left = rearrange(x, "(seq fold) pos width -> fold pos (seq width)", fold=n_folds)
         right = rearrange(y, "(seq fold) pos width -> fold (seq width) pos", fold=n_folds)
         return left @ right
@@ -363,10 +364,19 @@ def fold_products(
     return torch.stack(products)
 
 
+def dealt_in_rounds(fold_of: Int[Tensor, " batch"], n_folds: int) -> bool:
+    """Tell whether a batch holds whole rounds of the folds 0, 1, 2, ..., in order."""
+    whole = len(fold_of) % n_folds == 0
+    return whole and torch.equal(fold_of, torch.arange(len(fold_of)) % n_folds)
+
+
 def fold_sums(
     x: Float[Tensor, "batch *rest"], fold_of: Int[Tensor, " batch"], n_folds: int
 ) -> Float[Tensor, "fold *rest"]:
     """Sum over the sequences of each fold."""
+    if dealt_in_rounds(fold_of, n_folds):
+        rounds = rearrange(x, "(seq fold) ... -> seq fold ...", fold=n_folds)
+        return rounds.sum(0, dtype=torch.promote_types(x.dtype, torch.float32)).double()
     zeros = torch.zeros(n_folds, *x.shape[1:], dtype=torch.float64, device=x.device)
     return zeros.index_add_(0, fold_of.to(x.device), x.double())
 
