@@ -86,6 +86,6 @@ def _read(path: Path) -> str:
 
 
 def write_held_out(path: Path) -> None:
-    """Write the held-out documents as the data set `shipped`: one JSON object with `text` a line."""
+    """Write the held-out documents as the data set `shipped`, a JSON object with `text` a line."""
     rows = (json.dumps({"text": text}) + "\n" for text in stdlib_documents(held_out=True))
     path.write_text("".join(rows), encoding="utf-8")

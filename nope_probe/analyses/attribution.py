@@ -245,7 +245,7 @@ def _roots(squares: Float[Tensor, " one_plus_folds"]) -> Float[Tensor, " one_plu
 
 
 def term_map(
-    term: Term, patterns: Mapping[Condition, Float[Tensor, "layer query_pos key_pos"]]
-) -> Float[Tensor, "layer query_pos key_pos"]:
+    term: Term, patterns: Mapping[Condition, Float[Tensor, "*batch query_pos key_pos"]]
+) -> Float[Tensor, "*batch query_pos key_pos"]:
     """Add condition maps up to a term's map, nats."""
     return torch.stack([weight * patterns[condition] for condition, weight in term.items()]).sum(0)

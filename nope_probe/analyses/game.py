@@ -109,20 +109,20 @@ def source_terms(position: Component | None) -> dict[str, Term]:
     """
     mask: Condition = frozenset({"mask"})
     if position is None:
-        return {"content": {mask: 1}, "mask": {INTACT: 1, mask: -1}}
+        return {"content": {mask: 1.0}, "mask": {INTACT: 1.0, mask: -1.0}}
     alone: Condition = frozenset({position})
     both = mask | alone
     return {
-        "content": {both: 1},
-        "mask": {alone: 1, both: -1},
-        position: {mask: 1, both: -1},
-        f"mask_x_{position}": {INTACT: 1, alone: -1, mask: -1, both: 1},
+        "content": {both: 1.0},
+        "mask": {alone: 1.0, both: -1.0},
+        position: {mask: 1.0, both: -1.0},
+        f"mask_x_{position}": {INTACT: 1.0, alone: -1.0, mask: -1.0, both: 1.0},
     }
 
 
 def difference(game: Game) -> Term:
     """D = v(all) - v(none): what the players bring together."""
-    return _sum([(1, game.condition(game.players)), (-1, game.condition(()))])
+    return _sum([(1.0, game.condition(game.players)), (-1.0, game.condition(()))])
 
 
 def shapley(game: Game, one: Player) -> Term:
@@ -138,18 +138,18 @@ def shapley(game: Game, one: Player) -> Term:
 
 def sufficiency(game: Game, one: Player) -> Term:
     """v({c}) - v(none): what a player brings alone."""
-    return _sum([(1, game.condition((one,))), (-1, game.condition(()))])
+    return _sum([(1.0, game.condition((one,))), (-1.0, game.condition(()))])
 
 
 def necessity(game: Game, one: Player) -> Term:
     """v(all) - v(all less c): what is lost without a player."""
     others = [each for each in game.players if each != one]
-    return _sum([(1, game.condition(game.players)), (-1, game.condition(others))])
+    return _sum([(1.0, game.condition(game.players)), (-1.0, game.condition(others))])
 
 
 def moebius(game: Game, members: Sequence[Player]) -> Term:
     """m(T): the sum over S in T of (-1)^(|T|-|S|) v(S), what only all of T together bring."""
-    return _sum([((-1) ** (len(members) - len(s)), game.condition(s)) for s in coalitions(members)])
+    return _sum([((-1.0) ** (len(members) - len(s)), game.condition(s)) for s in coalitions(members)])
 
 
 def _sum(pairs: Sequence[tuple[float, Condition]]) -> Term:
