@@ -33,8 +33,11 @@ class BlockStates:
         return torch.einsum("bqhd,bkhd->bhqk", self.q, k) / self.q.shape[-1] ** 0.5
 
 
-def plain_states(hf: PreTrainedModel, tokens: Tensor) -> list[BlockStates]:
-    """Run a plain Llama or SmolLM3 in float32 and keep every stage of every block."""
+def plain_states(hf: PreTrainedModel, tokens: Tensor, rope: bool = True) -> list[BlockStates]:
+    """Run a plain Llama or SmolLM3 in float32 and keep every stage of every block.
+
+    `rope` says whether the model's attention modules were left the rotation of their q and k.
+    """
     states = [BlockStates() for _ in hf.model.layers]
     handles = [h for b, s in zip(hf.model.layers, states, strict=True) for h in _watch(b, s)]
     with torch.inference_mode():
@@ -46,7 +49,7 @@ def plain_states(hf: PreTrainedModel, tokens: Tensor) -> list[BlockStates]:
     for layer, s in enumerate(states):
         d_head = hf.model.layers[layer].self_attn.head_dim
         s.q, s.k = (x.unflatten(-1, (-1, d_head)) for x in (s.q, s.k))
-        if getattr(hf.config, "no_rope_layers", [1] * len(states))[layer]:
+        if rope and getattr(hf.config, "no_rope_layers", [1] * len(states))[layer]:
             s.q, s.k = apply_rotary_pos_emb(s.q, s.k, cos, sin, unsqueeze_dim=2)
     return states
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from plain_states import per_fold, plain_states
+from edited_model import edited
+from plain_states import BlockStates, per_fold, plain_states
 from tiny_models import N_POS, distance, tokens
 
 from nope_probe.hooks.ablation import Ablation, ablated
@@ -80,15 +81,17 @@ def test_a_map_equals_the_scores_that_plain_transformers_computes(
     assert agree(maps.folds, fold_means(truth), 1e-5)
 
 
-@pytest.mark.parametrize("spec", ALL)
-def test_without_the_mask_all_cells_are_finite_and_means(
-    spec: str, model_of: ModelOf, windows: torch.Tensor
+@pytest.mark.parametrize("remove", [["mask"], ["w_k"], ["w_q", "rope"], ["mask", "w_v", "mlp"]])
+@pytest.mark.parametrize("spec", ["bridge:llama", "bridge:phi3", "hooked:smollm3-rope"])
+def test_maps_of_an_ablated_model_are_means_with_all_cells_where_the_mask_is_off(
+    spec: str, remove: Any, model_of: ModelOf, windows: torch.Tensor
 ) -> None:
     model, _ = model_of(spec)
-    with ablated(model, Ablation(remove=["mask"])):
+    with ablated(model, Ablation(remove=remove, gain="norm")):
         maps = capture_scores(model, windows, n_folds=N_FOLDS)
         scores = cached_scores(model, windows)
-    assert agree(maps.folds, fold_means(scores, torch.ones_like(CAUSAL)))
+    visible = torch.ones_like(CAUSAL) if "mask" in remove else CAUSAL
+    assert agree(maps.folds, fold_means(scores, visible))
 
 
 def test_a_bidirectional_model_has_all_cells() -> None:
@@ -144,6 +147,15 @@ def test_rewritten_scores_have_no_mean_route(bridge: BridgeOf, windows: torch.Te
         capture_scores(model, windows, routes=True)
 
 
+def mean_over_pairs(states: BlockStates, fold: int) -> torch.Tensor:
+    """Average q of one sequence times k of another over all pairs within a fold."""
+    group = states.q.shape[2] // states.k.shape[2]
+    q, k = states.q.double(), states.k.double().repeat_interleave(group, 2)
+    ours = range(fold, N_SEQS, N_FOLDS)
+    products = [torch.einsum("qhd,khd->qk", q[a], k[b]) for a in ours for b in ours if a != b]
+    return torch.stack(products).mean(0) / (q.shape[2] * q.shape[3] ** 0.5)
+
+
 @pytest.mark.parametrize("spec", ["bridge:llama", "bridge:smollm3", "hooked:smollm3-nope"])
 def test_the_mean_route_is_the_mean_over_pairs_of_different_sequences(
     spec: str, model_of: ModelOf, tiny: TinyOf, windows: torch.Tensor
@@ -153,15 +165,20 @@ def test_the_mean_route_is_the_mean_over_pairs_of_different_sequences(
     maps = capture_scores(model, windows, n_folds=N_FOLDS, routes=True)
     assert maps.mean_route is not None
     for layer, states in enumerate(plain_states(tiny(name).hf, windows)):
-        group = states.q.shape[2] // states.k.shape[2]
-        q, k = states.q.double(), states.k.double().repeat_interleave(group, 2)
         for fold in range(N_FOLDS):
-            ours = range(fold, N_SEQS, N_FOLDS)
-            pairs = [(a, b) for a in ours for b in ours if a != b]
-            products = [torch.einsum("qhd,khd->hqk", q[a], k[b]).mean(0) for a, b in pairs]
-            truth = torch.stack(products).mean(0) / q.shape[-1] ** 0.5
-            seen = maps.mean_route[fold, layer]
-            assert agree(seen, truth.masked_fill(~CAUSAL, torch.nan), 1e-5)
+            truth = mean_over_pairs(states, fold).masked_fill(~CAUSAL, torch.nan)
+            assert agree(maps.mean_route[fold, layer], truth, 1e-5)
+
+
+def test_the_mean_route_without_mask_and_rope_is_that_of_an_edited_model(
+    bridge: BridgeOf, tiny: TinyOf, windows: torch.Tensor
+) -> None:
+    with ablated(bridge("llama"), Ablation(remove=["mask", "rope"])):
+        maps = capture_scores(bridge("llama"), windows, n_folds=N_FOLDS, routes=True)
+    assert maps.mean_route is not None
+    plain = edited(tiny("llama").hf, ["mask", "rope"])
+    for layer, states in enumerate(plain_states(plain, windows, rope=False)):
+        assert agree(maps.mean_route[0, layer], mean_over_pairs(states, 0), 1e-5)
 
 
 def test_mean_route_and_covariance_of_queries_and_keys_add_up_to_the_score(
