@@ -145,7 +145,11 @@ def _keep_first_layers(config: PreTrainedConfig, n_layers: int, depth: int) -> N
 @contextmanager
 def _one_line(source: str) -> Iterator[None]:
     """Turn what Hugging Face raises for a model that cannot be had into one line."""
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
     from safetensors import SafetensorError
 
     try:
@@ -161,7 +165,7 @@ def _one_line(source: str) -> Iterator[None]:
             ) from error
         if any(isinstance(cause, RepositoryNotFoundError) for cause in causes):
             raise UserError(f"there is no model {source} on the Hub") from error
-        if not Path(source).is_dir():
+        if any(isinstance(cause, LocalEntryNotFoundError) for cause in causes):
             raise UserError(
                 f"{source} is not in the local cache and the Hub cannot be reached (offline); "
                 "a local folder works"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from shutil import copytree
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -194,12 +194,14 @@ def test_transformers_notes_are_quiet_while_loading_and_as_before_afterwards(
 
 
 class _Hub(BaseHTTPRequestHandler):
-    """Answers as the Hub does for a gated model, and for one that does not exist."""
+    """Answers as the Hub does for models that are gated, do not exist or have no files."""
+
+    ERRORS: ClassVar = {"gated": "GatedRepo", "missing": "RepoNotFound", "empty": "EntryNotFound"}
 
     def do_HEAD(self) -> None:
-        gated = "gated" in self.path
-        self.send_response(403 if gated else 404)
-        self.send_header("X-Error-Code", "GatedRepo" if gated else "RepoNotFound")
+        name = next(name for name in self.ERRORS if name in self.path)
+        self.send_response(403 if name == "gated" else 404)
+        self.send_header("X-Error-Code", self.ERRORS[name])
         self.send_header("Content-Length", "0")
         self.end_headers()
 
@@ -221,7 +223,7 @@ def hub() -> Iterator[str]:
 _ASK = """
 import torch
 from nope_probe.hub import load_hugging_face
-for name in ("owner/gated", "owner/missing"):
+for name in ("owner/gated", "owner/missing", "owner/empty"):
     try:
         load_hugging_face(name, dtype=torch.float32)
     except Exception as error:
@@ -229,11 +231,13 @@ for name in ("owner/gated", "owner/missing"):
 """
 
 
-def test_a_gated_and_a_missing_model_are_told_apart(hub: str, tmp_path: Path) -> None:
+def test_gated_missing_and_empty_models_are_told_apart(hub: str, tmp_path: Path) -> None:
     online = {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
     environment = {k: v for k, v in os.environ.items() if "proxy" not in k.lower()} | online
     command = [sys.executable, "-W", "ignore", "-c", _ASK]
     answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    gated, missing = answer.stdout.splitlines()
+    gated, missing, empty = answer.stdout.splitlines()
     assert gated.startswith("UserError owner/gated is gated: accept its licence on the Hub")
     assert missing == "UserError there is no model owner/missing on the Hub"
+    assert empty.startswith("UserError cannot load owner/empty: ")
+    assert "offline" not in empty
