@@ -6,7 +6,7 @@ A figure is laid out for a wide screen. What a phone needs instead is kept besid
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,30 +97,34 @@ def axis(panel: int) -> str:
 
 def place(figure: go.Figure, title: str, panels: Sequence[str], wide: Grid, narrow: Grid) -> None:
     """Set a figure's title, its panels and their titles, and keep its narrow layout."""
-    figure.update_layout(template=TEMPLATE, title={"text": title})
-    patch(figure, wide.layout(len(panels)))
-    for index, name in enumerate(panels):
-        at = axis(index)
-        patch(figure, {f"xaxis{at}.anchor": f"y{at}", f"yaxis{at}.anchor": f"x{at}"})
-        figure.add_annotation(
-            text=name,
-            xref=f"x{at} domain",
-            yref=f"y{at} domain",
-            x=0.5,
-            y=1,
-            yanchor="bottom",
-            showarrow=False,
-        )
+    keys = wide.layout(len(panels))
+    for at in (axis(index) for index in range(len(panels))):
+        keys |= {f"xaxis{at}.anchor": f"y{at}", f"yaxis{at}.anchor": f"x{at}"}
+    patch(figure, keys)
+    above = {"x": 0.5, "y": 1, "yanchor": "bottom", "showarrow": False}
+    figure.update_layout(
+        template=TEMPLATE,
+        title={"text": title},
+        annotations=[{"text": name, **inside(i), **above} for i, name in enumerate(panels)],
+    )
     keep(figure, narrow=narrow.layout(len(panels)))
 
 
-def patch(figure: go.Figure, keys: dict[str, Any]) -> None:
+def inside(panel: int) -> dict[str, str]:
+    """Say that an annotation's x and y are shares of a panel."""
+    return {"xref": f"x{axis(panel)} domain", "yref": f"y{axis(panel)} domain"}
+
+
+def patch(figure: go.Figure, keys: Mapping[str, Any]) -> None:
     """Set layout keys written as plotly.js writes them, such as `xaxis2.domain`."""
+    nested: dict[str, Any] = {}
     for key, value in keys.items():
-        nested: Any = value
-        for part in reversed(key.split(".")):
-            nested = {part: nested}
-        figure.update_layout(nested)
+        *path, last = key.split(".")
+        at = nested
+        for part in path:
+            at = at.setdefault(part, {})
+        at[last] = value
+    figure.update_layout(nested)
 
 
 def keep(figure: go.Figure, **entries: Any) -> None:

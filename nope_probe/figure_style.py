@@ -78,7 +78,7 @@ TEMPLATE = go.layout.Template(
         "title": {"x": 0, "xref": "container", "xanchor": "left", "pad": {"l": 12}},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
-        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": GRID, "activecolor": INK},
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": ZERO, "activecolor": INK},
         "legend": {"orientation": "h", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom"},
         "xaxis": _AXIS,
         "yaxis": _AXIS,

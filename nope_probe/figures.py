@@ -7,7 +7,7 @@ down, the key axis right, both count positions from 0; cells without a number st
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import plotly.graph_objects as go
@@ -15,69 +15,17 @@ from jaxtyping import Float
 
 from nope_probe.figure_grid import Grid, axis, keep, patch, place
 from nope_probe.figure_style import BLANK, DIVERGING, SEQUENTIAL, words
+from nope_probe.pooling import Pooled, pool
 
 MAX_POSITIONS = 256
 MAX_MULTIPLES = 4
 CLIPPED = 0.5
 WIDTH = 1050
-BAR_DROP = 42  # from a panel to the colour bar below it, px
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pooled:
-    """Maps whose cells are means over square blocks of positions.
-
-    Attributes:
-        values: nats (or what the maps held); NaN where a block holds no number.
-        block: positions per block and axis; 1 if nothing was pooled.
-    """
-
-    values: Float[np.ndarray, "layer query_block key_block"]
-    block: int
-
-
-def pool(maps: Float[np.ndarray, "layer query_pos key_pos"], max_positions: int) -> Pooled:
-    """Average square blocks of cells until no axis is longer than max_positions.
-
-    A block's mean leaves out cells without a number, such as those above the diagonal: a block that
-    the diagonal cuts is the mean of what lies below. The last block may be smaller.
-
-    Raises:
-        ValueError: if max_positions is below 1.
-    """
-    if max_positions < 1:
-        raise ValueError(f"expected at least 1 position, got {max_positions}")
-    block = -(-maps.shape[-1] // max_positions)
-    if block == 1:
-        return Pooled(values=maps.astype(np.float32), block=1)
-    known = np.isfinite(maps)
-    sums = _block_sums(np.where(known, maps, 0.0), block)
-    counts = _block_sums(known, block)
-    means = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
-    return Pooled(values=means.astype(np.float32), block=block)
-
-
-def _block_sums(cells: np.ndarray, block: int) -> np.ndarray:
-    rows = np.add.reduceat(cells, np.arange(0, cells.shape[1], block), axis=1, dtype=np.float64)
-    return np.add.reduceat(rows, np.arange(0, cells.shape[2], block), axis=2)
-
-
-def row_centred(
-    maps: Float[np.ndarray, "layer query_pos key_pos"], skip_keys: int = 0
-) -> Float[np.ndarray, "layer query_pos key_pos"]:
-    """Take from each row its mean over skip_keys <= j < i: what attention can see of a score map.
-
-    The same as `analyses.pattern.row_centred`, here without torch. Other cells become NaN.
-    """
-    inside = np.tril(np.ones(maps.shape[-2:], bool), k=-1)
-    inside[:, :skip_keys] = False
-    sums = np.where(inside, maps, 0.0).sum(-1, keepdims=True, dtype=np.float64)
-    means = sums / np.maximum(inside.sum(-1, keepdims=True), 1)
-    return np.where(inside, maps - means, np.nan).astype(np.float32)
+BAR_DROP = 54  # from a panel to the colour bar below it, px
 
 
 def score_maps(
-    maps: Float[np.ndarray, "layer query_pos key_pos"],
+    maps: Float[np.ndarray, "layer query_pos key_pos"] | Pooled,
     *,
     title: str = "Mean attention score of each query for each key",
     layer: int = 1,
@@ -86,20 +34,20 @@ def score_maps(
     """Draw the score map of each layer: side by side up to 4 layers, else with a layer slider.
 
     Args:
-        maps: mean scores, nats; layers are counted from 1 in the figure.
+        maps: mean scores, nats, pooled or not; layers are counted from 1 in the figure.
         title: what is seen.
         layer: which layer a slider shows first, from 1.
         max_positions: larger maps are pooled to this many positions.
 
     Each map has a scale of its own: a score's level, which softmax ignores, differs between layers.
     """
-    pooled = pool(maps, max_positions)
+    pooled = _pooled(maps, max_positions)
     scales = np.stack([_percentiles(each, (CLIPPED, 100 - CLIPPED)) for each in pooled.values])
-    if len(maps) > MAX_MULTIPLES:
+    if len(scales) > MAX_MULTIPLES:
         figure = _layered([pooled], [""], SEQUENTIAL, scales, first=layer)
         _place_maps(figure, title, [""])
         return figure
-    names = [f"layer {each}" for each in range(1, len(maps) + 1)]
+    names = [f"layer {each}" for each in range(1, len(scales) + 1)]
     axes = [f"coloraxis{axis(index)}" for index in range(len(names))]
     figure = go.Figure([_heat(pooled, i, i, name, axes[i]) for i, name in enumerate(names)])
     figure.update_layout(
@@ -112,7 +60,7 @@ def score_maps(
 
 
 def term_maps(
-    terms: Mapping[str, Float[np.ndarray, "layer query_pos key_pos"]],
+    terms: Mapping[str, Float[np.ndarray, "layer query_pos key_pos"] | Pooled],
     *,
     title: str,
     layer: int = 1,
@@ -121,7 +69,7 @@ def term_maps(
     """Draw terms of a pattern side by side, on one zero-centred scale, with a layer slider.
 
     Args:
-        terms: maps by name (sources, players, routes, `all`), nats; all of one shape.
+        terms: maps by name (sources, players, routes, `all`), nats, of one shape; pooled or not.
         title: what is seen.
         layer: which layer is seen first, from 1.
         max_positions: larger maps are pooled to this many positions.
@@ -131,13 +79,17 @@ def term_maps(
     """
     if not terms:
         raise ValueError("expected at least one term map")
-    pooled = [pool(maps, max_positions) for maps in terms.values()]
+    pooled = [_pooled(maps, max_positions) for maps in terms.values()]
     by_layer = np.stack([each.values for each in pooled], axis=1)
     scales = np.stack([_symmetric(each) for each in by_layer])
     names = [words(name) for name in terms]
     figure = _layered(pooled, names, DIVERGING, scales, first=layer)
     _place_maps(figure, title, names)
     return figure
+
+
+def _pooled(maps: np.ndarray | Pooled, max_positions: int) -> Pooled:
+    return maps if isinstance(maps, Pooled) else pool(maps, max_positions)
 
 
 def _symmetric(values: np.ndarray) -> np.ndarray:
@@ -238,7 +190,8 @@ def _bars_below(grid: Grid, panels: int) -> dict[str, object]:
         bar = f"coloraxis{axis(index)}.colorbar"
         keys |= {f"{bar}.x": sum(x) / 2, f"{bar}.xanchor": "center", f"{bar}.len": x[1] - x[0]}
         keys |= {f"{bar}.lenmode": "fraction", f"{bar}.yref": "paper", f"{bar}.y": y[0] - drop}
-        keys |= {f"{bar}.yanchor": "top", f"{bar}.ypad": 0, f"{bar}.nticks": 4}
+        keys |= {f"{bar}.yanchor": "top", f"{bar}.ypad": 0, f"{bar}.nticks": 3}
+        keys |= {f"{bar}.title.text": "", f"{bar}.ticksuffix": " nat"}
     return keys
 
 
@@ -257,7 +210,7 @@ def _place_maps(
         x_title="key position",
         y_title="query position",
         row_gap=BAR_DROP + 60 if bars else 50,
-        bottom=BAR_DROP + 50 if bars else 96,
+        bottom=BAR_DROP + 50 if bars else 124,
     )
     narrow = replace(wide, columns=min(2, n), panel=145 if n > 1 else 300, left=50)
     place(figure, title, panels, wide, narrow)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from nope_probe.figure_grid import Grid, axis, place
+from nope_probe.figure_grid import Grid, axis, inside, patch, place
 from nope_probe.figure_style import BLANK, GRID, colour, symbol, words
 from nope_probe.figures import add_slider
 
@@ -120,11 +122,13 @@ def over_layers(
     panels: Mapping[str, Sequence[Dots]], title: str, columns: int | None = None
 ) -> go.Figure:
     """Draw series over layers, a panel for each kind of number, with one legend."""
-    figure = go.Figure()
-    for panel, series in enumerate(panels.values()):
-        for index, each in enumerate(series):
-            offset = SPREAD * ((index + 0.5) / len(series) - 0.5)
-            figure.add_trace(_trace(each, panel, offset))
+    figure = go.Figure(
+        [
+            _trace(each, panel, SPREAD * ((index + 0.5) / len(series) - 0.5))
+            for panel, series in enumerate(panels.values())
+            for index, each in enumerate(series)
+        ]
+    )
     many = columns is not None
     wide = Grid(columns=columns or len(panels), panel=170 if many else 260, x_title="layer")
     narrow = Grid(
@@ -136,8 +140,7 @@ def over_layers(
         x_title="layer",
     )
     place(figure, title, list(panels), wide, narrow)
-    for panel, series in enumerate(panels.values()):
-        _mark_layers(figure, series, panel)
+    _mark_layers(figure, list(panels.values()))
     return figure
 
 
@@ -169,26 +172,26 @@ def _bars(values: np.ndarray, lows: np.ndarray, highs: np.ndarray) -> dict[str, 
     return {"type": "data", "symmetric": False, **arms, "thickness": 1.5, "width": 3}
 
 
-def _mark_layers(figure: go.Figure, series: Sequence[Dots], panel: int) -> None:
+def _mark_layers(figure: go.Figure, panels: Sequence[Sequence[Dots]]) -> None:
     """Tick and separate the layers, and say where there is no pattern."""
-    at = axis(panel)
-    layers = sorted({layer for each in series for layer in each.layers})
-    every = -(-len(layers) // MOST_TICKS)
-    across = {"range": [layers[0] - 0.5, layers[-1] + 0.5], "showgrid": False}
-    ticks = {"tick0": 1, "dtick": every, "zeroline": False}
-    zero = {"rangemode": "tozero", "zeroline": True, "zerolinewidth": 2, "nticks": 5}
-    figure.update_layout({f"xaxis{at}": {**across, **ticks}, f"yaxis{at}": zero})
-    line = {"type": "line", "xref": f"x{at}", "yref": f"y{at} domain", "y0": 0, "y1": 1}
-    for layer in layers[1:]:
-        edge = {"x0": layer - 0.5, "x1": layer - 0.5, "line": {"color": GRID, "width": 1}}
-        figure.add_shape(**line, **edge, layer="below")
-    for layer in layers:
-        if _is_empty(series, layer):
-            where = {"x": layer, "y": 0.5, "xref": f"x{at}", "yref": f"y{at} domain"}
-            font = {"size": 11}
-            figure.add_annotation(
-                text="no pattern", textangle=-90, showarrow=False, bgcolor=BLANK, font=font, **where
-            )
+    said: list[dict[str, Any]] = []
+    keys: dict[str, Any] = {}
+    for panel, series in enumerate(panels):
+        layers = sorted({layer for each in series for layer in each.layers})
+        every = -(-len(layers) // MOST_TICKS)
+        x, y = f"xaxis{axis(panel)}", f"yaxis{axis(panel)}"
+        keys[f"{x}.range"] = [layers[0] - 0.5, layers[-1] + 0.5]
+        keys |= {f"{x}.showgrid": False, f"{x}.zeroline": False}
+        keys |= {f"{x}.tick0": 1, f"{x}.dtick": every}
+        between = {"tick0": 0.5, "dtick": 1, "showgrid": True, "gridcolor": GRID}
+        keys[f"{x}.minor"] = between
+        keys |= {f"{y}.rangemode": "tozero", f"{y}.zerolinewidth": 2, f"{y}.nticks": 5}
+        for layer in filter(partial(_is_empty, series), layers):
+            where = {**inside(panel), "xref": f"x{axis(panel)}", "x": layer, "y": 0.5}
+            said.append({"text": "no pattern", "textangle": -90, "bgcolor": BLANK, **where})
+    font = {"showarrow": False, "font": {"size": 11}}
+    patch(figure, keys)
+    figure.update_layout(annotations=[*figure.layout.annotations, *({**s, **font} for s in said)])
 
 
 def _is_empty(series: Sequence[Dots], layer: int) -> bool:
@@ -212,16 +215,20 @@ def interactions(table: pd.DataFrame, layer: int = 1) -> go.Figure:
     sizes = table["share"].abs().groupby(table["players"]).max().fillna(0)
     names = sizes.sort_values(ascending=False, kind="stable").index[:MOST_INTERACTIONS]
     layers = sorted(int(each) for each in table["layer"].unique())
-    figure = go.Figure()
-    for each in layers:
-        rows = table[table["layer"] == each].set_index("players").reindex(names[::-1])
-        figure.add_trace(_interaction_trace(rows, each).update(visible=each == layer))
+    rows = {each: table[table["layer"] == each].set_index("players") for each in layers}
+    figure = go.Figure(
+        [
+            _interaction_trace(rows[each].reindex(names[::-1]), each).update(visible=each == layer)
+            for each in layers
+        ]
+    )
     wide = Grid(columns=1, panel=30 + 22 * len(names), x_title="share of the pattern", left=210)
     title = "What players bring only together"
     place(figure, title, [""], wide, replace(wide, left=175))
     add_slider(figure, len(layers), 1, layers.index(layer) + 1)
-    figure.update_layout(xaxis={"zeroline": True, "zerolinewidth": 2, "nticks": 6})
-    figure.update_layout(yaxis={"tickfont": {"size": 11}}, showlegend=False)
+    figure.update_layout(xaxis={"zeroline": True, "zerolinewidth": 2, "nticks": 5})
+    figure.update_layout(xaxis={"tickangle": 0}, yaxis={"tickfont": {"size": 11}})
+    figure.update_layout(showlegend=False)
     return figure
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,16 +13,17 @@ from jaxtyping import Float
 
 from nope_probe import figures, figures_bars, figures_lines
 from nope_probe.figure_style import words
+from nope_probe.pooling import Pooled, pool, row_centred
 from nope_probe.report import Section, page
 
 PAGE_BYTES = 14_000_000
-PLOTLY_BYTES = 5_100_000
+PLOTLY_BYTES = 5_000_000
 CELL_BYTES = 16 / 3  # a float32 in base64
-TRACE_BYTES = 600
+MAP_BYTES = 500  # what a map costs beside its cells
+LAYER_BYTES = 30_000  # a layer's dots and rows of numbers
 EQUAL = 0.1
+GROUPS = ("source", "shapley_circuits", "shapley", "route")
 GAMES = {"circuits": "the circuits", "players": "single matrices"}
-
-Maps = dict[str, Float[np.ndarray, "layer query_pos key_pos"]]
 
 
 def ablation_page(
@@ -62,14 +64,20 @@ class _Parts:
     ) -> None:
         self.intact = str(manifest["conditions"][0])
         self.tables = {name: table for name, table in tables.items() if len(table)}
-        self.score = np.asarray(maps[f"score/{self.intact}"])
-        skip_keys = _skip_keys(manifest)
-        self.whole = figures.row_centred(self.score, skip_keys)
-        groups = ("source", "shapley_circuits", "shapley", "route")
-        self.terms = {group: _terms(maps, group, skip_keys) for group in groups}
-        drawn = sum(len(terms) + 1 for terms in self.terms.values()) + 1
-        self.size = positions(drawn * len(self.score))
-        self.layer = 1 + int(np.argmax([np.nanstd(each) for each in self.whole]))
+        score = np.asarray(maps[f"score/{self.intact}"])
+        names = {group: [key for key in maps if key.startswith(f"{group}/")] for group in GROUPS}
+        drawn = 1 + sum(len(keys) + 1 for keys in names.values())
+        size, skip_keys = positions(drawn, len(score)), _skip_keys(manifest)
+        self.score = pool(score, size)
+        self.whole = _pattern(score, skip_keys, size)
+        self.terms = {
+            group: {
+                key.removeprefix(f"{group}/"): _pattern(np.asarray(maps[key]), skip_keys, size)
+                for key in keys
+            }
+            for group, keys in names.items()
+        }
+        self.layer = 1 + int(np.argmax([_spread(each) for each in self.whole.values]))
 
     def sections(self) -> Iterator[Section]:
         yield self.scores()
@@ -87,7 +95,7 @@ class _Parts:
     def scores(self) -> Section:
         return Section(
             title="The scores of the intact model",
-            figure=figures.score_maps(self.score, layer=self.layer, max_positions=self.size),
+            figure=figures.score_maps(self.score, layer=self.layer),
             caption="The mean score that each query gives each key, over sequences and heads. Only "
             "differences within a row matter to attention: brighter keys are attended to more.",
         )
@@ -135,7 +143,8 @@ class _Parts:
     def shapley_maps(self, game: str, group: str) -> Iterator[Section]:
         terms = self.terms[group]
         if terms:
-            together = {"difference": np.sum(list(terms.values()), axis=0), **terms}
+            total = np.sum([each.values for each in terms.values()], axis=0)
+            together = {"difference": replace(self.whole, values=total), **terms}
             yield Section(
                 title=f"Where in the map each player acts: {GAMES[game]}",
                 figure=self._maps(together, "What each player adds to the pattern (Shapley maps)"),
@@ -178,8 +187,8 @@ class _Parts:
                 "order of words. With all keys counted, a sink at the first passes for position.",
             )
 
-    def _maps(self, terms: Maps, title: str) -> go.Figure:
-        return figures.term_maps(terms, title=title, layer=self.layer, max_positions=self.size)
+    def _maps(self, terms: Mapping[str, Pooled], title: str) -> go.Figure:
+        return figures.term_maps(terms, title=title, layer=self.layer)
 
     def _game(self, name: str, game: str) -> pd.DataFrame | None:
         table = self.tables.get(name)
@@ -192,19 +201,28 @@ def _skip_keys(manifest: Mapping[str, Any]) -> int:
     return skip if isinstance(skip, int) else 0
 
 
-def _terms(maps: Mapping[str, Any], group: str, skip_keys: int) -> Maps:
-    """Take a group's maps as patterns: each row's mean goes, which a sum of maps may still have."""
-    return {
-        key.removeprefix(f"{group}/"): figures.row_centred(np.asarray(value), skip_keys)
-        for key, value in maps.items()
-        if key.startswith(f"{group}/")
-    }
+def _pattern(
+    maps: Float[np.ndarray, "layer query_pos key_pos"], skip_keys: int, size: int
+) -> Pooled:
+    """Take each row's mean, which a sum of score maps may still have, and pool."""
+    return pool(row_centred(maps, skip_keys), size)
 
 
-def positions(n_maps: int) -> int:
-    """Give how many positions each map may have for the page to stay under 15 MB."""
-    room = PAGE_BYTES - PLOTLY_BYTES - TRACE_BYTES * n_maps
-    return max(1, min(figures.MAX_POSITIONS, int((room / CELL_BYTES / n_maps) ** 0.5)))
+def _spread(cells: Float[np.ndarray, "query_pos key_pos"]) -> float:
+    known = cells[np.isfinite(cells)]
+    return float(known.std()) if known.size else 0.0
+
+
+def positions(n_maps: int, n_layers: int) -> int:
+    """Give how many positions each map may have for the page to stay under 15 MB.
+
+    Args:
+        n_maps: maps per layer on the page.
+        n_layers: layers.
+    """
+    room = PAGE_BYTES - PLOTLY_BYTES - LAYER_BYTES * n_layers - MAP_BYTES * n_maps * n_layers
+    cells = max(0.0, room / CELL_BYTES / (n_maps * n_layers))
+    return max(1, min(figures.MAX_POSITIONS, int(cells**0.5)))
 
 
 def conjunction(table: pd.DataFrame) -> str:

@@ -1,0 +1,66 @@
+"""Large maps made small enough to draw, and score maps made patterns, in plain numpy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pooled:
+    """Maps whose cells are means over square blocks of positions.
+
+    Attributes:
+        values: nats (or what the maps held); NaN where a block holds no number.
+        block: positions per block and axis; 1 if nothing was pooled.
+    """
+
+    values: Float[np.ndarray, "layer query_block key_block"]
+    block: int
+
+
+def pool(maps: Float[np.ndarray, "layer query_pos key_pos"], max_positions: int) -> Pooled:
+    """Average square blocks of cells until no axis is longer than max_positions.
+
+    A block's mean leaves out cells without a number, such as those above the diagonal: a block that
+    the diagonal cuts is the mean of what lies below. The last block may be smaller.
+
+    Raises:
+        ValueError: if max_positions is below 1.
+    """
+    if max_positions < 1:
+        raise ValueError(f"expected at least 1 position, got {max_positions}")
+    block = -(-maps.shape[-1] // max_positions)
+    if block == 1:
+        return Pooled(values=maps.astype(np.float32), block=1)
+    size = maps.shape[-1]
+    belongs = (np.arange(size)[:, None] // block == np.arange(-(-size // block))).astype(maps.dtype)
+    means = np.stack([_block_means(each, belongs) for each in maps])
+    return Pooled(values=means.astype(np.float32), block=block)
+
+
+def _block_means(
+    cells: Float[np.ndarray, "query_pos key_pos"], belongs: Float[np.ndarray, "pos block"]
+) -> Float[np.ndarray, "query_block key_block"]:
+    known = np.isfinite(cells)
+    sums = belongs.T @ np.where(known, cells, 0) @ belongs
+    counts = belongs.T @ known.astype(cells.dtype) @ belongs
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+
+
+def row_centred(
+    maps: Float[np.ndarray, "layer query_pos key_pos"], skip_keys: int = 0
+) -> Float[np.ndarray, "layer query_pos key_pos"]:
+    """Take from each row its mean over skip_keys <= j < i: what attention can see of a score map.
+
+    The same as `analyses.pattern.row_centred`, here without torch. Other cells become NaN.
+    """
+    inside = np.tril(np.ones(maps.shape[-2:], bool), k=-1)
+    inside[:, :skip_keys] = False
+    counts = np.maximum(inside.sum(-1, keepdims=True), 1)
+    centred = np.where(inside, maps, np.float32(0))
+    centred -= centred.sum(-1, keepdims=True) / counts.astype(centred.dtype)
+    centred[:, ~inside] = np.nan
+    return centred
