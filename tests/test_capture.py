@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from edited_model import edited
-from plain_states import BlockStates, per_fold, plain_states
-from tiny_models import N_POS, distance, tokens
+from plain_states import agree, per_fold, plain_states
+from tiny_models import N_POS, tokens
 
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.capture import capture_scores, fold_counts
@@ -50,13 +49,6 @@ def visible_cells(spec: str) -> torch.Tensor:
 def fold_means(scores: torch.Tensor, visible: torch.Tensor = CAUSAL) -> torch.Tensor:
     means = torch.stack([per_fold(layer.double().mean(1), N_FOLDS) for layer in scores], 1)
     return means.masked_fill(~visible, torch.nan)
-
-
-def agree(seen: torch.Tensor, truth: torch.Tensor, bound: float = 1e-6) -> bool:
-    """Compare maps where there are numbers, which must be the same cells."""
-    if not torch.equal(seen.isnan(), truth.isnan()):
-        return False
-    return distance(seen.nan_to_num(), truth.nan_to_num()) <= bound
 
 
 @pytest.mark.parametrize("batch_size", [7, 32, N_SEQS])
@@ -135,73 +127,6 @@ def test_queries_and_keys_that_a_user_rewrites_are_read_as_rewritten(
         maps = capture_scores(model, windows, n_folds=N_FOLDS)
         scores = cached_scores(model, windows)
     assert agree(maps.folds, fold_means(scores))
-
-
-def test_rewritten_scores_have_no_mean_route(bridge: BridgeOf, windows: torch.Tensor) -> None:
-    model = bridge("llama")
-    point = layers_of(model)[1].point("attn.hook_attn_scores")
-    with (
-        installed([(point, lambda scores, hook: 2 * scores)]),
-        pytest.raises(NotImplementedError, match="layer 2 are not q"),
-    ):
-        capture_scores(model, windows, routes=True)
-
-
-def mean_over_pairs(states: BlockStates, fold: int) -> torch.Tensor:
-    """Average q of one sequence times k of another over all pairs within a fold."""
-    group = states.q.shape[2] // states.k.shape[2]
-    q, k = states.q.double(), states.k.double().repeat_interleave(group, 2)
-    ours = range(fold, N_SEQS, N_FOLDS)
-    products = [torch.einsum("qhd,khd->qk", q[a], k[b]) for a in ours for b in ours if a != b]
-    return torch.stack(products).mean(0) / (q.shape[2] * q.shape[3] ** 0.5)
-
-
-@pytest.mark.parametrize("spec", ["bridge:llama", "bridge:smollm3", "hooked:smollm3-nope"])
-def test_the_mean_route_is_the_mean_over_pairs_of_different_sequences(
-    spec: str, model_of: ModelOf, tiny: TinyOf, windows: torch.Tensor
-) -> None:
-    """So its expectation is <E q_i, E k_j>: q and k of different sequences are independent."""
-    model, name = model_of(spec)
-    maps = capture_scores(model, windows, n_folds=N_FOLDS, routes=True)
-    assert maps.mean_route is not None
-    for layer, states in enumerate(plain_states(tiny(name).hf, windows)):
-        for fold in range(N_FOLDS):
-            truth = mean_over_pairs(states, fold).masked_fill(~CAUSAL, torch.nan)
-            assert agree(maps.mean_route[fold, layer], truth, 1e-5)
-
-
-def test_the_mean_route_without_mask_and_rope_is_that_of_an_edited_model(
-    bridge: BridgeOf, tiny: TinyOf, windows: torch.Tensor
-) -> None:
-    with ablated(bridge("llama"), Ablation(remove=["mask", "rope"])):
-        maps = capture_scores(bridge("llama"), windows, n_folds=N_FOLDS, routes=True)
-    assert maps.mean_route is not None
-    plain = edited(tiny("llama").hf, ["mask", "rope"])
-    for layer, states in enumerate(plain_states(plain, windows, rope=False)):
-        assert agree(maps.mean_route[0, layer], mean_over_pairs(states, 0), 1e-5)
-
-
-def test_mean_route_and_covariance_of_queries_and_keys_add_up_to_the_score(
-    hooked: Callable[[str], Any], tiny: TinyOf, windows: torch.Tensor
-) -> None:
-    maps = capture_scores(hooked("smollm3-nope"), windows, n_folds=1, routes=True)
-    assert maps.mean_route is not None
-    for layer, states in enumerate(plain_states(tiny("smollm3-nope").hf, windows)):
-        q, k = states.q.double(), states.k.double().repeat_interleave(3, 2)
-        q, k = q - q.mean(0), k - k.mean(0)
-        covariance = torch.einsum("bqhd,bkhd->qk", q, k) / (N_SEQS - 1)
-        content = covariance / (q.shape[-1] ** 0.5 * q.shape[2])
-        total = (maps.mean_route[0, layer] + content).masked_fill(~CAUSAL, torch.nan)
-        assert agree(maps.folds[0, layer], total, 1e-5)
-
-
-def test_key_means_are_the_mean_keys_per_position(
-    bridge: BridgeOf, tiny: TinyOf, windows: torch.Tensor
-) -> None:
-    maps = capture_scores(bridge("llama"), windows, n_folds=N_FOLDS, routes=True)
-    assert maps.key_means is not None
-    for layer, states in enumerate(plain_states(tiny("llama").hf, windows)):
-        assert agree(maps.key_means[:, layer], per_fold(states.k.flatten(2), N_FOLDS), 1e-5)
 
 
 def test_half_precision_is_averaged_in_higher_precision(
