@@ -9,7 +9,7 @@ from plain_states import agree, per_fold, plain_states
 from tiny_models import N_POS, tokens
 
 from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.capture import capture_scores, fold_counts
+from nope_probe.hooks.capture import ScoreSums, capture_scores, fold_counts
 from nope_probe.hooks.layer import installed, layers_of
 
 ModelOf = Callable[[str], tuple[Any, str]]
@@ -51,7 +51,7 @@ def fold_means(scores: torch.Tensor, visible: torch.Tensor = CAUSAL) -> torch.Te
     return means.masked_fill(~visible, torch.nan)
 
 
-@pytest.mark.parametrize("batch_size", [7, 32, N_SEQS])
+@pytest.mark.parametrize("batch_size", [7, 2 * N_FOLDS, 32, N_SEQS])
 @pytest.mark.parametrize("spec", ALL)
 def test_a_streamed_map_equals_the_mean_of_cached_scores(
     spec: str, batch_size: int, model_of: ModelOf, windows: torch.Tensor
@@ -171,6 +171,17 @@ def test_folds_count_their_sequences() -> None:
     for n_folds in (0, 38):
         with pytest.raises(ValueError, match="from 1 to 37 folds"):
             fold_counts(37, n_folds)
+
+
+def test_sums_over_batches_of_any_size_are_those_of_the_whole(
+    bridge: BridgeOf, windows: torch.Tensor
+) -> None:
+    sums = ScoreSums(bridge("llama"), N_FOLDS)
+    for batch in windows.split([10, 1, 11, 15]):
+        sums.add(batch)
+    whole = capture_scores(bridge("llama"), windows, n_folds=N_FOLDS)
+    assert agree(sums.means(), whole.folds)
+    assert torch.equal(sums.counts, whole.counts)
 
 
 def test_the_progress_callback_hears_of_every_sequence(
