@@ -1,4 +1,4 @@
-"""The paper's configurations equal its equations, and conversions equal plain transformers."""
+"""Loaded and converted models equal plain transformers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,135 +9,13 @@ import pytest
 import torch
 from edited_model import edited
 from plain_states import plain_states
-from tiny_models import CONFIGS, distance, randomised, smollm3_config, tokens
-from torch import Tensor
-from torch.nn.functional import layer_norm, normalize
+from tiny_models import CONFIGS, distance, plain, randomised, smollm3_config, tokens
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.capture import capture_scores
 from nope_probe.hooks.layer import installed, layers_of, run
-from nope_probe.models import build, hooked_config, load, nope_llama, parameter_free, to_hooked
-
-LAYERS, N_POS, D = 3, 13, 22
-
-
-@pytest.fixture
-def x() -> Tensor:
-    return torch.randn(5, N_POS, D, generator=torch.Generator().manual_seed(0))
-
-
-def attend(scores: Tensor, values: Tensor, causal: bool = True) -> Tensor:
-    if causal:
-        hidden = torch.ones(scores.shape[-2:]).triu(1).bool()
-        scores = scores.masked_fill(hidden, -torch.inf)
-    return scores.softmax(-1) @ values
-
-
-def rope(y: Tensor) -> Tensor:
-    """Turn the pair (f, f + d/2) of position p by the angle p * 10000^(-2f/d)."""
-    half = y.shape[-1] // 2
-    angle = torch.arange(y.shape[-2])[:, None] * 10_000.0 ** (-torch.arange(half) / half)
-    first, second = y[..., :half], y[..., half:]
-    return torch.cat(
-        [
-            first * angle.cos() - second * angle.sin(),
-            second * angle.cos() + first * angle.sin(),
-        ],
-        -1,
-    )
-
-
-def eq_1(x: Tensor) -> Tensor:
-    y = normalize(x, dim=-1)
-    return attend(y @ y.mT, y) + x
-
-
-def eq_1_with_rope(x: Tensor) -> Tensor:
-    y = normalize(x, dim=-1)
-    return attend(rope(y) @ rope(y).mT, y) + x
-
-
-def eq_1_encoder(x: Tensor) -> Tensor:
-    y = normalize(x, dim=-1)
-    return attend(y @ y.mT, y, causal=False) + x
-
-
-def layer_norm_variant(divisor: float) -> Callable[[Tensor], Tensor]:
-    def block(x: Tensor) -> Tensor:
-        y = layer_norm(x, x.shape[-1:], eps=1e-12)
-        return attend(y @ y.mT / divisor, y) + x
-
-    return block
-
-
-@pytest.mark.parametrize(
-    ("options", "block"),
-    [
-        ({}, eq_1),
-        ({"rope": True}, eq_1_with_rope),
-        ({"causal": False}, eq_1_encoder),
-        ({"norm": "layernorm-sqrt-d"}, layer_norm_variant(D**0.5)),
-        ({"norm": "layernorm-d"}, layer_norm_variant(D)),
-    ],
-    ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else "",
-)
-def test_a_parameter_free_model_equals_the_papers_equation(
-    options: dict[str, Any], block: Callable[[Tensor], Tensor], x: Tensor
-) -> None:
-    model, truth = build(parameter_free(LAYERS, D, **options)), x
-    for _ in range(LAYERS):
-        truth = block(truth)
-    seen = model(x, start_at_layer=0, stop_at_layer=LAYERS)
-    assert distance(seen, truth) <= 1e-6
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((0, 8), "at least 1 layer"),
-        ((2, 0), "at least 1 layer and 1 dimension, got 2, 0"),
-        ((2, 7, "l2", True), "an even d_model, got 7"),
-        ((2, 8, "rms"), "expected norm l2"),
-    ],
-)
-@pytest.mark.usefixtures("unenforced")
-def test_a_configuration_that_cannot_be_is_an_error(
-    arguments: tuple[Any, ...], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        parameter_free(*arguments)
-
-
-def one_head_model(d: int = 14) -> Any:
-    """A random SmolLM3 with one head, norm weights 1 and next to no epsilon."""
-    config = smollm3_config([1, 1])
-    config.hidden_size, config.head_dim = d, d
-    config.num_attention_heads = config.num_key_value_heads = 1
-    config.rms_norm_eps = 1e-12
-    hf = randomised(config)
-    for block in hf.model.layers:
-        block.input_layernorm.weight.fill_(1)
-    return hf
-
-
-def test_without_weights_a_model_equals_the_parameter_free_transformer() -> None:
-    """W_V = I and scores over sqrt(d): the configuration, and softmax(YY^T/sqrt d) Y + X."""
-    model, d = to_hooked(one_head_model()), 14
-    config = parameter_free(2, d)
-    config.attn_scale = d**0.5
-    bare = build(config)
-    for block in bare.blocks:
-        block.attn.W_V.data.copy_(torch.eye(d)[None])
-    x = truth = torch.randn(5, N_POS, d, generator=torch.Generator().manual_seed(0))
-    for _ in range(2):
-        y = normalize(truth, dim=-1) * d**0.5
-        truth = attend(y @ y.mT / d**0.5, y) + truth
-    removed = Ablation(remove=["rope", "w_q", "w_k", "w_v", "w_o", "mlp"], gain="identity")
-    with ablated(model, removed):
-        seen = model(x, start_at_layer=0, stop_at_layer=2)
-    assert distance(bare(x, start_at_layer=0, stop_at_layer=2), truth) <= 1e-5
-    assert distance(seen, truth) <= 1e-5
+from nope_probe.hub import CHECKPOINTS
+from nope_probe.models import hooked_config, load, nope_llama, to_hooked
 
 
 @pytest.mark.parametrize("name", ["smollm3-rope", "smollm3-nope"])
@@ -189,13 +67,18 @@ def test_a_size_that_does_not_exist_is_an_error() -> None:
         nope_llama(size)
 
 
-@pytest.mark.parametrize("name", ["parameter-free", "Parameter-Free-RoPE"])
-def test_parameter_free_models_load_by_name_and_pass_the_contract(name: str) -> None:
-    loaded = load(name, n_layers=2)
-    assert loaded.tokenizer is None
-    assert loaded.card.parameter_free
-    assert loaded.card.rope_layers == (name.endswith("RoPE"),) * 2
-    assert max(loaded.card.parity.values()) <= 1e-5
+@pytest.mark.parametrize(("name", "rope"), [("nope-tiny", False), ("ROPE-tiny", True)])
+def test_shipped_models_load_by_name_in_any_case_and_are_the_ones_on_disk(
+    name: str, rope: bool
+) -> None:
+    loaded = load(name)
+    assert loaded.card.kind == "HookedTransformer"
+    assert loaded.card.rope_layers == (rope,) * 4
+    assert loaded.tokenizer is not None
+    windows = loaded.tokenizer("def f(x):\n    return x", return_tensors="pt")["input_ids"]
+    assert windows[0, 0] == loaded.tokenizer.bos_token_id
+    truth = plain(CHECKPOINTS[name.lower()])(windows).logits
+    assert (loaded.model(windows) - truth).abs().max() <= 1e-4
 
 
 def test_a_folder_loads_with_its_parity_on_the_card(tiny: Callable[[str], Any]) -> None:
