@@ -129,6 +129,7 @@ def _compute(settings: Settings, asked: dict[str, Any]) -> Run:
     started = time.time()
     loaded = _load(settings)
     inputs, shuffled = _inputs(settings, loaded)
+    skip_keys = _skip_keys(settings, inputs)
     plan = make_plan(components(loaded.model), settings.players, loaded.card.parameter_free)
     if settings.gauge and not plan.games:
         raise UserError("--gauge needs players: the sources have no weights to rewrite")
@@ -152,7 +153,7 @@ def _compute(settings: Settings, asked: dict[str, Any]) -> Run:
         plan=plan,
         measured=measured,
         gauges=gauges,
-        skip_keys=_skip_keys(settings, inputs),
+        skip_keys=skip_keys,
         started=started,
     )
 

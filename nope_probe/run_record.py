@@ -51,7 +51,7 @@ def assemble(
     """Analyse what was measured and put a run together."""
     folds = {condition: maps.folds for condition, maps in measured.maps.items()}
     layers = attribute(folds, plan.games, position=plan.position, skip_keys=skip_keys)
-    again = [_attribute_again(each, plan, skip_keys) for each in gauges]
+    again = [_attribute_again({**measured.maps, **each}, plan, skip_keys) for each in gauges]
     tables = {
         "sources": sources_table(layers),
         "non_relative": non_relative_table(layers),

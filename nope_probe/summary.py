@@ -158,11 +158,11 @@ def _needs(game: str, players: pd.DataFrame) -> Table:
     return table
 
 
-def _nats(row: Mapping[str, Any], name: str) -> str:
+def _nats(row: Mapping[Any, Any], name: str) -> str:
     return f"{row[name]:z.3f} [{row[f'{name}_low']:z.3f}, {row[f'{name}_high']:z.3f}]"
 
 
-def _cell(row: Mapping[str, Any], name: str = "share", digits: int = 1) -> str:
+def _cell(row: Mapping[Any, Any], name: str = "share", digits: int = 1) -> str:
     prefix = "" if name == "share" else f"{name}_"
     if pd.isna(row[name]):
         return "no pattern"

@@ -93,11 +93,12 @@ def test_sources_and_shapley_maps_add_up_on_disk(default_run: Path):
     below = np.tril(np.ones((19, 19), bool), -1)
     below[:, 0] = False  # the BOS key is left out
     intact = maps["score/mask+rope+w_q+w_k+w_o+w_v"]
-    pattern = intact - np.nanmean(np.where(below, intact, np.nan), -1, keepdims=True)
+    counts = np.maximum(below.sum(-1, keepdims=True), 1)
+    pattern = intact - np.where(below, intact, 0).sum(-1, keepdims=True) / counts
     sources = sum(maps[f"source/{term}"] for term in ("content", "mask", "rope", "mask_x_rope"))
     np.testing.assert_allclose(sources[:, below], pattern[:, below], atol=1e-4)
     empty = maps["score/w_v"]
-    nothing = empty - np.nanmean(np.where(below, empty, np.nan), -1, keepdims=True)
+    nothing = empty - np.where(below, empty, 0).sum(-1, keepdims=True) / counts
     shapley = sum(maps[f"shapley/{name}"] for name in ("mask", "rope", "w_q", "w_k", "w_o"))
     np.testing.assert_allclose(shapley[:, below], (pattern - nothing)[:, below], atol=1e-4)
 
@@ -111,10 +112,13 @@ def test_packed_folds_average_to_the_map(default_run: Path):
 
 
 def test_the_mask_and_w_o_do_nothing_in_layer_one(default_run: Path):
-    players = pd.read_csv(default_run / "players.csv")
-    first = players[(players["layer"] == 1) & players["player"].isin(["mask", "w_o", "ov"])]
-    assert first["necessity"].abs().max() < 1e-6
-    assert first["share"].abs().max() < 1e-6
+    maps = load_file(default_run / "maps.safetensors")
+    below = np.tril(np.ones((19, 19), bool))
+    intact = maps["score/mask+rope+w_q+w_k+w_o+w_v"][:, below]
+    for kept in ("rope+w_q+w_k+w_o+w_v", "mask+rope+w_q+w_k+w_v"):
+        without = maps[f"score/{kept}"][:, below]
+        np.testing.assert_allclose(without[0], intact[0], rtol=1e-5, atol=1e-6)
+        assert np.abs(without[1] - intact[1]).max() > 0.01
 
 
 def test_a_finished_run_is_shown_again_and_not_recomputed(
@@ -165,13 +169,20 @@ def test_scopes_split_where_a_removal_acts(tmp_path: Path, monkeypatch: pytest.M
         chosen = ["--players", "mask", "w_q", "--scope", scope, "--layers", "2"]
         run(monkeypatch, *SMALL, *chosen, "--out", str(tmp_path / scope))
     own, upstream = (
-        pd.read_csv(tmp_path / scope / "players.csv").set_index(["layer", "player"])
-        for scope in ("own", "upstream")
+        load_file(tmp_path / scope / "maps.safetensors") for scope in ("own", "upstream")
     )
-    assert own.loc[(2, "mask"), "necessity"] == pytest.approx(0, abs=1e-5)
-    # Nothing lies before layer 1, so nothing changes there and there is no D to share.
-    assert np.isnan(upstream.loc[(1, "w_q"), "necessity"])
-    assert abs(upstream.loc[(2, "mask"), "necessity"]) > 1e-5
+    below = np.tril(np.ones((19, 19), bool))
+
+    def change(maps: dict[str, np.ndarray], kept: str, layer: int) -> float:
+        return float(
+            np.abs(maps[f"score/{kept}"] - maps["score/mask+rope+w_q"])[layer, below].max()
+        )
+
+    without_mask, without_w_q = "rope+w_q", "mask+rope"
+    assert change(own, without_mask, layer=1) < 1e-5  # in its own layer the mask moves no score
+    assert change(own, without_w_q, layer=0) > 0.01
+    assert change(upstream, without_w_q, layer=0) == 0  # nothing lies before layer 1
+    assert change(upstream, without_mask, layer=1) > 0.01
 
 
 def test_a_parameter_free_model_takes_gaussian_vectors(
@@ -208,7 +219,7 @@ BAD = {
     "beyond the context": (["--seq-len", "5000"], "--seq-len 5000 is beyond the model's context"),
     "longer than documents": (
         ["--data", "DOCUMENT.txt", "--seq-len", "200"],
-        "every document is shorter than a window: the longest has 12 tokens, 199 are needed",
+        "every document is shorter than a window: the longest has 9 tokens, 199 are needed",
     ),
     "too few windows": (["--n-seqs", "99999"], r"documents of 63 tokens or more give \d+ windows"),
     "no such data": (["--data", "nowhere.txt"], "no data 'nowhere.txt'"),
