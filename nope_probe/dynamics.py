@@ -24,7 +24,7 @@ class Dynamics(TrainerCallback):
     def __init__(self, path: Path, windows: Int[Tensor, "seq pos"], steps: int) -> None:
         self.path, self.windows = path, windows
         self.when = log_spaced(steps)
-        self.rows: list[dict[str, float]] = []
+        self.rows: list[dict[str, float | int]] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Keep what a resumed run has measured; measure the model at its start."""
@@ -48,7 +48,7 @@ def log_spaced(steps: int) -> set[int]:
     return {0, *(round(float(steps**ratio)) for ratio in ratios)}
 
 
-def pattern_rows(model: Any, windows: Int[Tensor, "seq pos"], step: int) -> list[dict[str, float]]:
+def pattern_rows(model: Any, windows: Int[Tensor, "seq pos"], step: int) -> list[dict[str, float | int]]:
     """Measure each layer's pattern, the BOS key left out."""
     maps = capture_scores(to_hooked(model), windows.cpu())
     return [
