@@ -63,9 +63,9 @@ def dots(
         name=name,
         label=label or words(name),
         layers=rows["layer"].astype(int).tolist(),
-        values=rows[column].tolist(),
-        lows=rows.get(low, rows[column]).tolist(),
-        highs=rows.get(high, rows[column]).tolist(),
+        values=rows[column].astype(float).tolist(),
+        lows=rows.get(low, rows[column]).astype(float).tolist(),
+        highs=rows.get(high, rows[column]).astype(float).tolist(),
         hollow=hollow,
     )
 

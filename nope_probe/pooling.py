@@ -35,19 +35,24 @@ def pool(maps: Float[np.ndarray, "layer query_pos key_pos"], max_positions: int)
     block = -(-maps.shape[-1] // max_positions)
     if block == 1:
         return Pooled(values=maps.astype(np.float32), block=1)
-    size = maps.shape[-1]
-    belongs = (np.arange(size)[:, None] // block == np.arange(-(-size // block))).astype(maps.dtype)
-    means = np.stack([_block_means(each, belongs) for each in maps])
+    means = np.stack([_block_means(each, block) for each in maps])
     return Pooled(values=means.astype(np.float32), block=block)
 
 
 def _block_means(
-    cells: Float[np.ndarray, "query_pos key_pos"], belongs: Float[np.ndarray, "pos block"]
+    cells: Float[np.ndarray, "query_pos key_pos"], block: int
 ) -> Float[np.ndarray, "query_block key_block"]:
     known = np.isfinite(cells)
-    sums = belongs.T @ np.where(known, cells, 0) @ belongs
-    counts = belongs.T @ known.astype(cells.dtype) @ belongs
+    sums = _block_sums(np.where(known, cells, np.float32(0)), block)
+    counts = _block_sums(known.astype(np.float32), block)
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+
+
+def _block_sums(
+    cells: Float[np.ndarray, "query_pos key_pos"], block: int
+) -> Float[np.ndarray, "query_block key_block"]:
+    rows = np.add.reduceat(cells, np.arange(0, cells.shape[0], block), axis=0)
+    return np.add.reduceat(rows, np.arange(0, cells.shape[1], block), axis=1)
 
 
 def row_centred(
@@ -62,5 +67,5 @@ def row_centred(
     counts = np.maximum(inside.sum(-1, keepdims=True), 1)
     centred = np.where(inside, maps, np.float32(0))
     centred -= centred.sum(-1, keepdims=True) / counts.astype(centred.dtype)
-    centred[:, ~inside] = np.nan
+    np.copyto(centred, np.nan, where=~inside)
     return centred

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from nope_probe import figures, figures_bars, figures_lines
-from nope_probe.figure_style import words
+from nope_probe.figure_style import WORDS, words
 from nope_probe.pooling import Pooled, pool, row_centred
 from nope_probe.report import Section, page
 
@@ -73,7 +73,7 @@ class _Parts:
         self.terms = {
             group: {
                 key.removeprefix(f"{group}/"): _pattern(np.asarray(maps[key]), skip_keys, size)
-                for key in keys
+                for key in sorted(keys, key=_order)
             }
             for group, keys in names.items()
         }
@@ -199,6 +199,12 @@ class _Parts:
 def _skip_keys(manifest: Mapping[str, Any]) -> int:
     skip = manifest.get("skip_keys", manifest.get("settings", {}).get("skip_keys", 0))
     return skip if isinstance(skip, int) else 0
+
+
+def _order(key: str) -> tuple[int, str]:
+    """Order terms as the words stand, and not as a file lists them; unions come last."""
+    name = key.split("/")[1]
+    return list(WORDS).index(name) if name in WORDS else len(WORDS), name
 
 
 def _pattern(
