@@ -166,7 +166,7 @@ def add_slider(
         steps.append(step)
     slider = {"active": first - 1, "currentvalue": {"prefix": "layer "}, "steps": steps}
     # It stands to the right of the colour bar.
-    figure.update_layout(sliders=[{**slider, "x": 0.5, "len": 0.5, "pad": {"t": 30}}])
+    figure.update_layout(sliders=[{**slider, "x": 0.5, "len": 0.5, "pad": {"t": 44}}])
     kept = None if scales is None else scales.tolist()
     keep(figure, n_layers=n_layers, first=first, scales=kept)
 

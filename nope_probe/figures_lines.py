@@ -12,7 +12,7 @@ from plotly.colors import sample_colorscale
 
 from nope_probe.figure_grid import Grid, axis, place
 from nope_probe.figure_style import SEQUENTIAL, words
-from nope_probe.figures_bars import dots, over_layers
+from nope_probe.figures_dots import dots, over_layers
 
 MEASURES = {
     "amplitude": "amplitude, nats",

@@ -20,8 +20,14 @@ from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
 from nope_probe.figure_style import BLANK, GRID, INK
+from nope_probe.figures import MAX_POSITIONS
 
 TITLE = 16  # what the page takes off a figure's top margin, px; the rest is for plotly's buttons
+PAGE_BYTES = 14_000_000
+PLOTLY_BYTES = 5_000_000
+CELL_BYTES = 16 / 3  # a float32 in base64
+MAP_BYTES = 500  # what a map costs beside its cells
+LAYER_BYTES = 30_000  # a layer's dots and rows of numbers
 SIZES = {"n_seqs": "sequences", "seq_len": "tokens each"}
 HOW_TO_READ = (
     "A score is what attention feeds to softmax, in nats: one nat more makes a key e = 2.7 times "
@@ -83,6 +89,18 @@ def page(
         neutral=json.dumps({"ink": INK, "grid": GRID, "blank": BLANK}),
         plotly=get_plotlyjs(),
     )
+
+
+def positions(n_maps: int, n_layers: int) -> int:
+    """Give how many positions each map may have for the page to stay under 15 MB.
+
+    Args:
+        n_maps: maps per layer on the page.
+        n_layers: layers.
+    """
+    room = PAGE_BYTES - PLOTLY_BYTES - LAYER_BYTES * n_layers - MAP_BYTES * n_maps * n_layers
+    cells = max(0.0, room / CELL_BYTES / (n_maps * n_layers))
+    return max(1, min(MAX_POSITIONS, int(cells**0.5)))
 
 
 def _facts(manifest: Mapping[str, Any]) -> dict[str, str]:

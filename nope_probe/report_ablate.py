@@ -14,13 +14,8 @@ from jaxtyping import Float
 from nope_probe import figures, figures_bars, figures_lines
 from nope_probe.figure_style import WORDS, words
 from nope_probe.pooling import Pooled, pool, row_centred
-from nope_probe.report import Section, page
+from nope_probe.report import Section, page, positions
 
-PAGE_BYTES = 14_000_000
-PLOTLY_BYTES = 5_000_000
-CELL_BYTES = 16 / 3  # a float32 in base64
-MAP_BYTES = 500  # what a map costs beside its cells
-LAYER_BYTES = 30_000  # a layer's dots and rows of numbers
 EQUAL = 0.1
 GROUPS = ("source", "shapley_circuits", "shapley", "route")
 GAMES = {"circuits": "the circuits", "players": "single matrices"}
@@ -153,7 +148,8 @@ class _Parts:
             )
 
     def routes(self) -> Iterator[Section]:
-        terms = {f"route_{name}": each for name, each in self.terms["route"].items()}
+        routes = self.terms["route"]
+        terms = {f"route_{name}": routes[name] for name in ("mean", "content") if name in routes}
         if terms:
             yield Section(
                 title="Two routes from position to score",
@@ -219,18 +215,6 @@ def _spread(cells: Float[np.ndarray, "query_pos key_pos"]) -> float:
     return float(known.std()) if known.size else 0.0
 
 
-def positions(n_maps: int, n_layers: int) -> int:
-    """Give how many positions each map may have for the page to stay under 15 MB.
-
-    Args:
-        n_maps: maps per layer on the page.
-        n_layers: layers.
-    """
-    room = PAGE_BYTES - PLOTLY_BYTES - LAYER_BYTES * n_layers - MAP_BYTES * n_maps * n_layers
-    cells = max(0.0, room / CELL_BYTES / (n_maps * n_layers))
-    return max(1, min(figures.MAX_POSITIONS, int(cells**0.5)))
-
-
 def conjunction(table: pd.DataFrame) -> str:
     """Say in which layers all players of a game get about the same share, and what it means.
 
@@ -240,12 +224,25 @@ def conjunction(table: pd.DataFrame) -> str:
     players = list(dict.fromkeys(table["player"]))
     wide = table.pivot(index="layer", columns="player", values="share")
     equal = (wide.sub(1 / len(players)).abs() < EQUAL).all(axis=1)
-    layers = [str(layer) for layer in wide.index[equal]]
+    layers = [int(layer) for layer in wide.index[equal]]
     if len(players) < 2 or not layers:
         return "Shares of all players add up to 1."
     named = ", ".join(words(player) for player in players)
-    where = f"layer{'s' if len(layers) > 1 else ''} {', '.join(layers)}"
+    where = f"layer{'s' if len(layers) > 1 else ''} {_runs(layers)}"
     return (
         f"In {where} each of {named} has a share of about 1/{len(players)}: all are needed at "
         "once, which is no measurement of equal weight."
+    )
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """Write 1, 2, 3, 7 as `1 to 3, 7`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(
+        f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs
     )

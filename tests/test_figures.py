@@ -168,6 +168,14 @@ def test_a_layer_without_pattern_is_said_and_not_dropped() -> None:
     assert tuple(figure.layout.xaxis.range) == (0.5, 2.5)
 
 
+def test_a_deep_model_gets_wide_panels_and_a_tick_for_some_layers() -> None:
+    table = pd.concat([sources().query("layer == 2").assign(layer=i) for i in range(1, 38)])
+    figure = figures_bars.source_shares(table)
+    assert figure.layout.xaxis.domain == figure.layout.xaxis2.domain == (0, 1)
+    assert figure.layout.xaxis.dtick == 4
+    assert len(figure.data[0].y) == 37
+
+
 def test_a_component_has_one_colour_and_one_marker_in_every_figure() -> None:
     columns = ["share", "low", "high", "sufficiency", "necessity"]
     players = sources().rename(columns={"term": "player"}).assign(sufficiency=0.1, necessity=0.2)

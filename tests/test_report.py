@@ -14,8 +14,8 @@ import pandas as pd
 import pytest
 
 from nope_probe.figures_lines import MEASURES
-from nope_probe.report import Section, page
-from nope_probe.report_ablate import ablation_page, conjunction, positions
+from nope_probe.report import Section, page, positions
+from nope_probe.report_ablate import ablation_page, conjunction
 
 INTACT = "mask+rope+w_q+w_k+w_o+w_v"
 SOURCES = ("content", "mask", "rope", "mask_x_rope")
@@ -197,6 +197,8 @@ def test_equal_shares_are_called_a_conjunction_and_no_measurement() -> None:
         "In layers 1, 2 each of causal mask, RoPE, QK circuit, OV circuit has a share of about "
         "1/4: all are needed at once, which is no measurement of equal weight."
     )
+    deep = pd.concat([table.assign(layer=table["layer"] + 2 * i) for i in (0, 1, 3)])
+    assert conjunction(deep).startswith("In layers 1 to 4, 7, 8 each")
     unequal = table.assign(share=[0.7, 0.1, 0.1, 0.1] * 2)
     assert conjunction(unequal) == "Shares of all players add up to 1."
 
