@@ -1,0 +1,172 @@
+"""Seconds and memory to the plain simulation's precision in its worst layer: ours against plain.
+
+Plain is what the paper does: all samples in memory, batched matmul and softmax, no hooks.
+Each side runs in a process of its own; both in one run of this file:
+
+    python benchmarks/simulation.py --alpha 0 0.2 --threads 2
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+ROW = "{:>8} {:>6} {:>9} {:>9} {:>10} {:>10} {:>9}  {}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Compare the simulation with a plain one at the same standard error in the worst layer."""
+
+    alpha: tuple[float, ...] = (0.0, 0.2)
+    rope: bool = False
+    n_samples: Annotated[int, tyro.conf.arg(help="Of the plain side.")] = 100_000
+    n_layers: int = 4
+    seq_len: int = 50
+    d_model: int = 64
+    threads: int = os.cpu_count() or 1
+    repeats: int = 3
+    side: Annotated[str, tyro.conf.arg(help="Run one side only (used by this file itself).")] = ""
+    target_se: float = 0.0
+
+
+def main(settings: Settings) -> None:
+    """Run both sides at each alpha, each in its own process, and print a table."""
+    if settings.side:
+        print(json.dumps(run_side(settings)))
+        return
+    print(ROW.format("side", "alpha", "samples", "seconds", "peak MB", "rise MB", "start s", "se"))
+    for alpha in settings.alpha:
+        plain = run_apart(settings, alpha, "plain", 0.0)
+        ours = run_apart(settings, alpha, "ours", max(plain["se"]))
+        for side, each in (("plain", plain), ("ours", ours)):
+            print(show(side, alpha, each))
+        ratios = {key: plain[key] / ours[key] for key in ("seconds", "rise", "peak")}
+        print(
+            f"  {ratios['seconds']:.0f} times less time, {ratios['rise']:.0f} times less memory "
+            f"({ratios['peak']:.1f} times with Python and its libraries)"
+        )
+        print(f"  per layer, plain time / our time at equal error: {per_layer(plain, ours)}")
+
+
+def show(side, alpha, each):
+    errors = " ".join(f"{value:.1e}" for value in each["se"])
+    numbers = (each["samples"], f"{each['seconds']:.2f}", f"{each['peak']:.0f}")
+    return ROW.format(
+        side, f"{alpha:g}", *numbers, f"{each['rise']:.0f}", f"{each['start']:.1f}", errors
+    )
+
+
+def per_layer(plain, ours):
+    """Scale each layer's time by the square of its error: what an equal error would take."""
+    layers = zip(plain["se"], ours["se"], strict=True)
+    gains = [plain["seconds"] * p**2 / (ours["seconds"] * o**2) for p, o in layers]
+    return " ".join(f"{gain:.0f}" if gain < 1e6 else "exact" for gain in gains)
+
+
+def run_apart(settings, alpha, side, target):
+    flags = ["--alpha", alpha, "--n-samples", settings.n_samples, "--n-layers", settings.n_layers]
+    flags += ["--seq-len", settings.seq_len, "--d-model", settings.d_model]
+    flags += ["--threads", settings.threads, "--side", side, "--target-se", target]
+    flags += ["--repeats", settings.repeats, "--rope" if settings.rope else "--no-rope"]
+    command = [sys.executable, __file__, *map(str, flags)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def run_side(settings):
+    """Time one side after its imports; the median of the repeats counts."""
+    started = time.perf_counter()
+    prepare, run = (prepare_plain, plain) if settings.side == "plain" else (prepare_ours, ours)
+    import torch
+
+    torch.set_num_threads(settings.threads)
+    prepared = prepare(settings)
+    start, before = time.perf_counter() - started, peak_mb()
+    seconds = []
+    for _ in range(1 if settings.side == "plain" else settings.repeats):
+        began = time.perf_counter()
+        samples, errors = run(settings, prepared)
+        seconds.append(time.perf_counter() - began)
+    found = {"samples": samples, "se": errors, "start": start, "peak": peak_mb()}
+    return {**found, "seconds": sorted(seconds)[len(seconds) // 2], "rise": peak_mb() - before}
+
+
+def peak_mb():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def prepare_ours(settings):
+    from nope_probe.analyses.simulation import simulate
+    from nope_probe.models import build, parameter_free
+
+    model = build(parameter_free(settings.n_layers, settings.d_model, rope=settings.rope))
+    simulate(model, alpha=settings.alpha[0], seq_len=settings.seq_len, n_samples=128, seed=1)
+    return model
+
+
+def ours(settings, model):
+    from nope_probe.analyses.simulation import simulate
+
+    found = simulate(
+        model, alpha=settings.alpha[0], seq_len=settings.seq_len, target_se=settings.target_se
+    )
+    return found.n_samples, found.best.pooled_se.tolist()
+
+
+def prepare_plain(settings):
+    import torch
+
+    plain_scores(torch.randn(128, settings.seq_len, settings.d_model), settings)
+
+
+def plain(settings, _):
+    """Average the scores of all samples at once, and take the error from their variance."""
+    import torch
+
+    n, d, alpha = settings.n_samples, settings.d_model, settings.alpha[0]
+    own = torch.randn(n, settings.seq_len, d)
+    shared = torch.randn(n, 1, d)
+    x = torch.nn.functional.normalize(own + (alpha / (1 - alpha)) ** 0.5 * shared, dim=-1)
+    return n, [deviation / n**0.5 for deviation in plain_scores(x, settings)]
+
+
+def plain_scores(x, settings):
+    import torch
+
+    n = settings.seq_len
+    mask = torch.full((n, n), -torch.inf).triu(1)
+    below = torch.ones(n, n, dtype=torch.bool).tril(-1)
+    deviations = []
+    for layer in range(settings.n_layers):
+        y = x / x.norm(dim=-1, keepdim=True)
+        q = rotated(y) if settings.rope else y
+        scores = q @ q.mT + mask
+        scores.mean(0)
+        # The spread is read off 1,000 samples: the plain side is not charged for it.
+        deviations.append(scores[:1000].var(0)[below].mean().sqrt().item())
+        if layer < settings.n_layers - 1:
+            x = scores.softmax(-1) @ y + x
+    return deviations
+
+
+def rotated(y):
+    import torch
+
+    n, d = y.shape[1:]
+    angles = torch.arange(n)[:, None] * 10_000.0 ** (-torch.arange(0, d, 2) / d)
+    first, second = y.chunk(2, -1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Settings, description=Settings.__doc__))
