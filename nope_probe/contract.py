@@ -15,16 +15,9 @@ from torch import Tensor
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import rope_layers
-from nope_probe.hooks.capture import unmasked
-from nope_probe.hooks.layer import (
-    Installation,
-    Layer,
-    Tap,
-    installed,
-    is_bridge,
-    layers_of,
-    repeat_heads,
-)
+from nope_probe.hooks.layer import Layer, is_bridge, layers_of, repeat_heads
+from nope_probe.hooks.meters import unmasked
+from nope_probe.hooks.tap import Installation, Tap, installed
 
 
 @dataclass(frozen=True, kw_only=True)

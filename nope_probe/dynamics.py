@@ -48,7 +48,9 @@ def log_spaced(steps: int) -> set[int]:
     return {0, *(round(float(steps**ratio)) for ratio in ratios)}
 
 
-def pattern_rows(model: Any, windows: Int[Tensor, "seq pos"], step: int) -> list[dict[str, float | int]]:
+def pattern_rows(
+    model: Any, windows: Int[Tensor, "seq pos"], step: int
+) -> list[dict[str, float | int]]:
     """Measure each layer's pattern, the BOS key left out."""
     maps = capture_scores(to_hooked(model), windows.cpu())
     return [

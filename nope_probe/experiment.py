@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.game import INTACT, Condition, Game, game, kept_name
+from nope_probe.analyses.game import INTACT, MASK, Condition, Game, game, kept_name
 from nope_probe.data import Windows
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import COMPONENTS, WEIGHTS, Ablation, Component, ablated
@@ -19,7 +19,6 @@ from nope_probe.hooks.gain import Gain, Gains, calibrate
 from nope_probe.hooks.gauge import regauged
 
 Scope = Literal["both", "upstream", "own"]
-MASK: Condition = frozenset({"mask"})
 
 
 @dataclass(frozen=True, kw_only=True)

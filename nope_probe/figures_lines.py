@@ -95,6 +95,25 @@ def controls(table: pd.DataFrame, intact: str) -> go.Figure:
     return over_layers(panels, "What is left of the pattern in the controls, per layer")
 
 
+def mask_effect(table: pd.DataFrame) -> go.Figure:
+    """Draw the strength of the non-relative part with and without the mask, and the difference.
+
+    Args:
+        table: `non_relative.csv`: layer, tokens, and with_mask, without_mask and difference with
+            their bounds, in nats.
+    """
+    kinds = {str(tokens): rows for tokens, rows in table.groupby("tokens", sort=False)}
+    columns = {"with_mask": ("intact", "with the mask"), "without_mask": ("mask", "without it")}
+    strength, difference = [], []
+    for tokens, rows in kinds.items():
+        hollow = tokens == "shuffled"
+        for column, (name, label) in columns.items():
+            strength.append(dots(rows, name, column, f"{label}, {tokens}", hollow))
+        difference.append(dots(rows, "mask", "difference", f"difference, {tokens}", hollow))
+    panels = {"non-relative part, nats": strength, "what the mask adds, nats": difference}
+    return over_layers(panels, "What the mask adds beyond distance, per layer")
+
+
 def training_dynamics(tables: Mapping[str, pd.DataFrame], measure: str = "amplitude") -> go.Figure:
     """Draw when the pattern emerges in training: one line per layer, models side by side.
 

@@ -175,6 +175,14 @@ class _Parts:
                 caption="Locality above 0 and monotonicity above 1/2 prefer near keys. A relative "
                 "pattern depends on distance alone. Edge contrast: first keys against the rest.",
             )
+        if "non_relative" in self.tables:
+            yield Section(
+                title="What the mask adds beyond distance",
+                figure=figures_lines.mask_effect(self.tables["non_relative"]),
+                caption="The part of the pattern that is no function of distance, with the mask "
+                "and without. Right: the paired difference; above zero, the mask adds to it.",
+                table=self.tables["non_relative"],
+            )
         if "controls" in self.tables:
             yield Section(
                 title="Controls: shuffled tokens, and no key left out",

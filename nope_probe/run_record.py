@@ -13,8 +13,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.attribution import LayerAttribution, attribute, term_map
-from nope_probe.analyses.game import INTACT, Condition, Game, shapley, source_terms
+from nope_probe.analyses.attribution import (
+    LayerAttribution,
+    MaskEffect,
+    attribute,
+    mask_effect,
+    term_map,
+)
+from nope_probe.analyses.game import INTACT, MASK, Condition, Game, shapley, source_terms
 from nope_probe.analyses.pattern import measure, row_centred
 from nope_probe.analyses.routes import split_routes
 from nope_probe.data import Windows
@@ -54,11 +60,11 @@ def assemble(
     again = [_attribute_again({**measured.maps, **each}, plan, skip_keys) for each in gauges]
     tables = {
         "sources": sources_table(layers),
-        "non_relative": non_relative_table(layers),
+        "non_relative": non_relative_table(_mask_effects(inputs, layers, measured, skip_keys)),
         "players": players_table(layers, again),
         "interactions": interactions_table(layers),
         "pattern": _pattern_table(plan, measured, skip_keys),
-        "controls": _controls_table(plan, measured, skip_keys),
+        "controls": _controls_table(inputs, plan, measured, skip_keys),
         "routes": _routes_table(measured, skip_keys),
     }
     maps = {name: each.float().numpy() for name, each in _maps(plan, measured, skip_keys).items()}
@@ -100,6 +106,27 @@ def _attribute_again(
     )
 
 
+def _mask_effects(
+    inputs: Windows, layers: Sequence[LayerAttribution], measured: Measured, skip_keys: int
+) -> dict[str, list[MaskEffect]]:
+    """Compare the non-relative part with and without the mask, on the run's tokens and shuffled."""
+    effects = {tokens_kind(inputs): [each.non_relative for each in layers]}
+    if measured.shuffled:
+        with_mask, without = (measured.shuffled[c].folds for c in (INTACT, MASK))
+        effects["shuffled"] = [
+            mask_effect(with_mask[:, layer], without[:, layer], skip_keys)
+            for layer in range(with_mask.shape[1])
+        ]
+    return effects
+
+
+def tokens_kind(inputs: Windows) -> str:
+    """Name what a run's windows hold, as its tables do."""
+    if inputs.inputs.is_floating_point():
+        return "vectors"
+    return next((kind for kind in ("shuffled", "random") if kind in inputs.name), "text")
+
+
 def _conjunctions(
     layers: Sequence[LayerAttribution], games: Sequence[Game]
 ) -> dict[str, list[int]]:
@@ -117,9 +144,11 @@ def _pattern_table(plan: Plan, measured: Measured, skip_keys: int) -> pd.DataFra
     )
 
 
-def _controls_table(plan: Plan, measured: Measured, skip_keys: int) -> pd.DataFrame:
+def _controls_table(
+    inputs: Windows, plan: Plan, measured: Measured, skip_keys: int
+) -> pd.DataFrame:
     """Measure what content and sinks could have passed for: no skipped keys, shuffled tokens."""
-    runs = [("text", measured.maps[INTACT], 0, INTACT)] if skip_keys else []
+    runs = [(tokens_kind(inputs), measured.maps[INTACT], 0, INTACT)] if skip_keys else []
     runs += [
         ("shuffled", maps, skip_keys, condition) for condition, maps in measured.shuffled.items()
     ]

@@ -125,6 +125,7 @@ def _sources(manifest: Mapping[str, Any], tables: Tables) -> Table:
         sources = tables["sources"]
         for row in sources[sources["layer"] == layer].to_dict("records"):
             table.add_row("", row["term"].replace("_x_", " x "), _nats(row, "rms"), _cell(row))
+        table.add_row("", "non-relative", *_non_relative(tables["non_relative"], layer))
         table.add_section()
     return table
 
@@ -135,10 +136,18 @@ def _beside(tables: Tables, whole: Mapping[str, Any]) -> str:
     controls = tables["controls"]
     if not controls.empty:
         same = (controls["layer"] == whole["layer"]) & (controls["kept"] == whole["kept"])
-        names = {"text": "skip 0", "shuffled": "shuffled"}
         for row in controls[same].to_dict("records"):
-            parts.append(f"{names[row['tokens']]} {row['amplitude']:.3f}")
+            name = "skip 0" if row["skip_keys"] == 0 else "shuffled"
+            parts.append(f"{name} {row['amplitude']:.3f}")
     return ", ".join(parts)
+
+
+def _non_relative(table: pd.DataFrame, layer: int) -> tuple[str, str]:
+    """Say how strong the part is that does not depend on distance alone, and what the mask adds."""
+    row = table[table["layer"] == layer].iloc[0].to_dict()
+    low, high = row["difference_low"], row["difference_high"]
+    change = f"mask adds {row['difference']:z.3f} [{low:z.3f}, {high:z.3f}] nats"
+    return _nats(row, "with_mask"), change
 
 
 def _needs(game: str, players: pd.DataFrame) -> Table:

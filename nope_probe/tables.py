@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from nope_probe.analyses.attribution import LayerAttribution, Need
+from nope_probe.analyses.attribution import LayerAttribution, MaskEffect, Need
 from nope_probe.analyses.noise import Interval
 from nope_probe.analyses.pattern import Measures
 from nope_probe.analyses.routes import Routes
@@ -40,16 +40,22 @@ def sources_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:
     )
 
 
-def non_relative_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:
-    """Tabulate the RMS of the non-relative part with and without the mask (nats), paired."""
+def non_relative_table(effects: Mapping[str, Sequence[MaskEffect]]) -> pd.DataFrame:
+    """Tabulate the RMS of the non-relative part with and without the mask (nats), paired.
+
+    Args:
+        effects: per kind of tokens (text, shuffled), the effect in each layer.
+    """
     return pd.DataFrame(
         {
-            "layer": each.layer,
-            **spread(each.non_relative.with_mask, "with_mask"),
-            **spread(each.non_relative.without_mask, "without_mask"),
-            **spread(each.non_relative.difference, "difference"),
+            "layer": layer + 1,
+            "tokens": tokens,
+            **spread(effect.with_mask, "with_mask"),
+            **spread(effect.without_mask, "without_mask"),
+            **spread(effect.difference, "difference"),
         }
-        for each in layers
+        for tokens, layers in effects.items()
+        for layer, effect in enumerate(layers)
     )
 
 

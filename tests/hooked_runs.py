@@ -6,7 +6,8 @@ import torch
 from edited_model import Seen
 from tiny_models import distance
 
-from nope_probe.hooks.layer import installed, layers_of
+from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.tap import installed
 
 
 def hooked_run(model: Any, tokens: torch.Tensor) -> Seen:

@@ -9,7 +9,8 @@ from edited_model import SEVEN
 from hooked_runs import hooked_run
 
 from nope_probe.hooks.ablation import Ablation, ablated, components, rope_layers
-from nope_probe.hooks.layer import installed, layers_of
+from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.tap import installed
 
 ModelOf = Callable[[str], tuple[Any, str]]
 TinyOf = Callable[[str], Any]

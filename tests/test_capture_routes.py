@@ -11,7 +11,8 @@ from tiny_models import N_POS, tokens
 
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.capture import capture_scores
-from nope_probe.hooks.layer import installed, layers_of
+from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.tap import installed
 
 ModelOf = Callable[[str], tuple[Any, str]]
 TinyOf = Callable[[str], Any]

@@ -9,7 +9,8 @@ import torch
 
 from nope_probe.contract import ModelCard, check, describe, probe_tokens, reference_logits
 from nope_probe.errors import UserError
-from nope_probe.hooks.layer import installed, layers_of
+from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.tap import installed
 
 ModelOf = Callable[[str], tuple[Any, str]]
 ALL = (

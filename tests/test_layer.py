@@ -11,7 +11,8 @@ from tiny_models import D_VOCAB, distance
 from transformers.models.glm.modeling_glm import apply_rotary_pos_emb as rotate_adjacent
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as rotate_halves
 
-from nope_probe.hooks.layer import Enough, Tap, installed, layers_of, repeat_heads, rotated, run
+from nope_probe.hooks.layer import layers_of, repeat_heads, rotated
+from nope_probe.hooks.tap import Enough, Tap, installed, run
 
 ModelOf = Callable[[str], tuple[Any, str]]
 

@@ -13,7 +13,8 @@ from tiny_models import CONFIGS, distance, plain, randomised, smollm3_config, to
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.capture import capture_scores
-from nope_probe.hooks.layer import installed, layers_of, run
+from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.tap import installed, run
 from nope_probe.hub import CHECKPOINTS
 from nope_probe.models import hooked_config, load, nope_llama, to_hooked
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from nope_probe.analyses.game import (
     INTACT,
+    MASK,
     Condition,
     Game,
     Term,
@@ -124,12 +125,10 @@ def attribute(
         ValueError: for a non-finite cell below the diagonal.
     """
     layers = next(iter(maps.values())).shape[1]
-    conditions = list(maps)
     return [
         _attribute_layer(
             layer + 1,
-            conditions,
-            _patterns([maps[c][:, layer] for c in conditions], skip_keys),
+            {condition: folds[:, layer] for condition, folds in maps.items()},
             games,
             position,
             skip_keys,
@@ -146,20 +145,19 @@ def _patterns(
 
 def _attribute_layer(
     layer: int,
-    conditions: list[Condition],
-    patterns: Float[Tensor, "condition fold query_pos key_pos"],
+    folds: Mapping[Condition, Float[Tensor, "fold query_pos key_pos"]],
     games: Sequence[Game],
     position: Component | None,
     skip_keys: int,
 ) -> LayerAttribution:
-    cells = kept_cells(patterns.shape[-1], skip_keys)
-    gram = TermGram(conditions, patterns[..., cells])
+    patterns = _patterns(list(folds.values()), skip_keys)
+    gram = TermGram(list(folds), patterns[..., kept_cells(patterns.shape[-1], skip_keys)])
     return LayerAttribution(
         layer=layer,
         sources=tuple(_sources(gram, position)),
         needs=tuple(need for game in games for need in _needs(gram, game)),
         interactions=tuple(each for game in games for each in _interactions(gram, game)),
-        non_relative=_mask_effect(conditions, patterns, skip_keys),
+        non_relative=mask_effect(folds[INTACT], folds[MASK], skip_keys),
     )
 
 
@@ -223,20 +221,24 @@ def _interactions(gram: TermGram, game: Game) -> list[Interaction]:
     ]
 
 
-def _mask_effect(
-    conditions: list[Condition],
-    patterns: Float[Tensor, "condition fold query_pos key_pos"],
-    skip_keys: int,
+def mask_effect(
+    with_mask: Float[Tensor, "fold query_pos key_pos"],
+    without_mask: Float[Tensor, "fold query_pos key_pos"],
+    skip_keys: int = 0,
 ) -> MaskEffect:
+    """Compare the non-relative part of one layer's pattern with and without the causal mask.
+
+    Both are fold maps of the score (nats) on the same sequences.
+    """
+    patterns = _patterns([with_mask, without_mask], skip_keys)
+    rest = patterns - relative_part(patterns, skip_keys)
     cells = kept_cells(patterns.shape[-1], skip_keys)
-    pair = [conditions.index(INTACT), conditions.index(frozenset({"mask"}))]
-    rest = patterns[pair] - relative_part(patterns[pair], skip_keys)
     squares = cross_products(rest[..., cells], rest[..., cells])
-    with_mask, without = squares[:, 0, 0], squares[:, 1, 1]
+    with_square, without_square = squares[:, 0, 0], squares[:, 1, 1]
     return MaskEffect(
-        with_mask=rms(with_mask),
-        without_mask=rms(without),
-        difference=jackknife(_roots(with_mask) - _roots(without)),
+        with_mask=rms(with_square),
+        without_mask=rms(without_square),
+        difference=jackknife(_roots(with_square) - _roots(without_square)),
     )
 
 

@@ -25,8 +25,9 @@ from nope_probe.analyses.mean_field import (
     rope_kernel,
     steps,
 )
-from nope_probe.hooks.capture import fold_counts, fold_products
+from nope_probe.hooks.capture import fold_counts
 from nope_probe.hooks.layer import rotated
+from nope_probe.hooks.meters import fold_products
 
 FoldMaps = Float[Tensor, "fold pos pos2"]
 _CELLS_AT_ONCE = 2**22

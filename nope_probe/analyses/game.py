@@ -18,6 +18,7 @@ Condition = frozenset[Component]
 Term = Mapping[Condition, float]
 
 INTACT: Condition = frozenset()
+MASK: Condition = frozenset({"mask"})
 CIRCUITS: dict[str, tuple[Component, ...]] = {"qk": ("w_q", "w_k"), "ov": ("w_o", "w_v")}
 
 
@@ -107,16 +108,15 @@ def source_terms(position: Component | None) -> dict[str, Term]:
     The trained weights stay. Content is what is left without mask and position encoding; mask and
     RoPE are what each adds to it alone; the interaction is the rest (the paper's section 5).
     """
-    mask: Condition = frozenset({"mask"})
     if position is None:
-        return {"content": {mask: 1.0}, "mask": {INTACT: 1.0, mask: -1.0}}
+        return {"content": {MASK: 1.0}, "mask": {INTACT: 1.0, MASK: -1.0}}
     alone: Condition = frozenset({position})
-    both = mask | alone
+    both = MASK | alone
     return {
         "content": {both: 1.0},
         "mask": {alone: 1.0, both: -1.0},
-        position: {mask: 1.0, both: -1.0},
-        f"mask_x_{position}": {INTACT: 1.0, alone: -1.0, mask: -1.0, both: 1.0},
+        position: {MASK: 1.0, both: -1.0},
+        f"mask_x_{position}": {INTACT: 1.0, alone: -1.0, MASK: -1.0, both: 1.0},
     }
 
 
@@ -149,7 +149,9 @@ def necessity(game: Game, one: Player) -> Term:
 
 def moebius(game: Game, members: Sequence[Player]) -> Term:
     """m(T): the sum over S in T of (-1)^(|T|-|S|) v(S), what only all of T together bring."""
-    return _sum([((-1.0) ** (len(members) - len(s)), game.condition(s)) for s in coalitions(members)])
+    return _sum(
+        [((-1.0) ** (len(members) - len(s)), game.condition(s)) for s in coalitions(members)]
+    )
 
 
 def _sum(pairs: Sequence[tuple[float, Condition]]) -> Term:

@@ -20,16 +20,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.hooks.gain import Gain, Gains, Projection, heads, norm_gain, unheads
-from nope_probe.hooks.layer import (
-    BridgeLayer,
-    Installation,
-    Layer,
-    Tap,
-    installed,
-    is_bridge,
-    layers_of,
-    repeat_heads,
-)
+from nope_probe.hooks.layer import BridgeLayer, Layer, is_bridge, layers_of, repeat_heads
+from nope_probe.hooks.tap import Installation, Tap, installed
 
 Component = Literal["mask", "rope", "w_q", "w_k", "w_o", "w_v", "mlp", "pos_embed"]
 COMPONENTS: tuple[Component, ...] = get_args(Component)

@@ -11,7 +11,8 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.hooks.layer import Installation, Layer, installed, layers_of, run
+from nope_probe.hooks.layer import Layer, layers_of
+from nope_probe.hooks.tap import Installation, installed, run
 
 Gain = Literal["output", "norm", "identity"]
 Projection = Literal["w_q", "w_k", "w_o", "w_v"]
