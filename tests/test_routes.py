@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from nope_probe.analyses.noise import NOTHING
 from nope_probe.analyses.routes import participation_ratio, split_routes
 
 N, FOLDS = 17, 8
@@ -33,15 +34,21 @@ def test_means_spread_evenly_over_k_dimensions_have_ratio_k(dimensions: int):
     centred = weights.Q - weights.Q.mean(0)
     coordinates = torch.linalg.qr(centred).Q[:, :dimensions]
     means = (coordinates @ basis.T).repeat(FOLDS, 1, 1)
-    assert participation_ratio(means).tolist() == pytest.approx([dimensions] * (FOLDS + 1))
+    ratio = participation_ratio(means)
+    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((dimensions,) * 3)
 
 
 def test_the_ratio_is_taken_between_different_folds():
     torch.manual_seed(1)
     line = torch.arange(N).double()[:, None] * torch.randn(1, 31).double()
-    noisy = line + 30 * torch.randn(FOLDS, N, 31).double()
+    noisy = line + 12 * torch.randn(FOLDS, N, 31).double()
     within = noisy.mean(0) - noisy.mean((0, 1))
     naive = within @ within.T
     biased = float(naive.trace() ** 2 / naive.square().sum())
-    ratio = float(participation_ratio(noisy)[0])
+    ratio = participation_ratio(noisy).value
     assert abs(ratio - 1) < abs(biased - 1) / 2
+
+
+def test_positions_without_means_of_their_own_have_no_dimensions():
+    torch.manual_seed(2)
+    assert participation_ratio(torch.randn(FOLDS, N, 31)) is NOTHING

@@ -116,8 +116,8 @@ def row_centred(
     Example:
         >>> row_centred(torch.tensor([[0., 0, 0], [5, 0, 0], [1, 3, 0]]))
         tensor([[nan, nan, nan],
-                [0., nan, nan],
-                [-1., 1., nan]])
+                [ 0., nan, nan],
+                [-1.,  1., nan]])
     """
     cells = kept_cells(maps.shape[-1], skip_keys)
     inside = maps.where(cells, 0.0)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.noise import Interval, cross_products, jackknife, rms, share
+from nope_probe.analyses.noise import NOTHING, Interval, cross_products, jackknife, rms, share
 from nope_probe.analyses.pattern import kept_cells, row_centred
 
 
@@ -68,30 +68,26 @@ def _split_layer(
         content=share(gram[:, 2, 0], gram[:, 0, 0]),
         mean_rms=rms(gram[:, 1, 1]),
         content_rms=rms(gram[:, 2, 2]),
-        dimensions=jackknife(participation_ratio(key_means[:, skip_keys:].double())),
+        dimensions=participation_ratio(key_means[:, skip_keys:].double()),
     )
 
 
-def participation_ratio(
-    means: Float[Tensor, "fold pos width"],
-) -> Float[Tensor, " one_plus_folds"]:
-    """Give (tr C)^2 / tr C^2 of the covariance of position means, on all folds and without each.
+def participation_ratio(means: Float[Tensor, "fold pos width"]) -> Interval:
+    """Give (tr C)^2 / tr C^2 of the covariance C of the positions' means, with its interval.
 
-    C is taken between different folds, so that noise adds no dimensions of its own to the trace.
+    C is taken between different folds, so that noise adds no dimensions of its own to the trace;
+    where the trace cannot be told from zero, positions have no means of their own and no ratio.
     """
     centred = means - means.mean(1, keepdim=True)
-    total = centred.sum(0)
-    ratios = [_ratio(total, centred)]
-    for left_out in range(len(means)):
-        others = torch.cat([centred[:left_out], centred[left_out + 1 :]])
-        ratios.append(_ratio(total - centred[left_out], others))
-    return torch.stack(ratios)
+    folds = list(range(len(means)))
+    grams = [_gram(centred[[f for f in folds if f != out]]) for out in (None, *folds)]
+    traces = torch.stack([gram.trace() for gram in grams])
+    if not jackknife(traces).low > 0:
+        return NOTHING
+    return jackknife(traces.square() / torch.stack([gram.square().sum() for gram in grams]))
 
 
-def _ratio(
-    total: Float[Tensor, "pos width"], folds: Float[Tensor, "fold pos width"]
-) -> Float[Tensor, ""]:
-    same = torch.einsum("fpw,fqw->pq", folds, folds)
-    n_folds = len(folds)
-    gram = (total @ total.T - same) / (n_folds * (n_folds - 1))
-    return gram.trace().square() / gram.square().sum()
+def _gram(folds: Float[Tensor, "fold pos width"]) -> Float[Tensor, "pos pos2"]:
+    """Average the inner products of positions over pairs of different folds."""
+    total, same = folds.sum(0), torch.einsum("fpw,fqw->pq", folds, folds)
+    return (total @ total.T - same) / (len(folds) * (len(folds) - 1))

@@ -112,6 +112,7 @@ def simulate(
         ValueError: if not exactly one of n_samples and target_se is given, or one is out of range.
 
     Example:
+        >>> from nope_probe.models import build, parameter_free
         >>> model = build(parameter_free(n_layers=2, d_model=64))
         >>> simulate(model, alpha=0.0, n_samples=1000).variance_ratio[1] > 40
         tensor(True)
@@ -138,11 +139,11 @@ def finest_target(model: Any) -> float:
 
 
 def _next_goal(found: Simulation, target_se: float) -> int:
-    """Say how many samples the target takes by the noise so far, at most 4 times as many."""
+    """Say how many samples the target takes by the noise so far, at most 8 times as many."""
     excess = float(found.best.pooled_se.max()) / target_se
     if excess <= 1:
         return found.n_samples
-    needed = found.n_samples * min(4.0, max(1.05 * excess**2, 1.1))
+    needed = found.n_samples * min(8.0, max(1.05 * excess**2, 1.1))
     return BLOCK * ceil(needed / BLOCK)
 
 

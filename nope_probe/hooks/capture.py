@@ -161,6 +161,7 @@ class ScoreSums:
     Sequence s of the whole stream goes to fold s % n_folds, however it is cut into batches.
 
     Example:
+        >>> from nope_probe.models import build, parameter_free
         >>> sums = ScoreSums(build(parameter_free(n_layers=2, d_model=8)), n_folds=2)
         >>> for _ in range(3):
         ...     sums.add(torch.randn(16, 5, 8))
