@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Float
 
 from nope_probe import figures, figures_theory
 from nope_probe.figures_theory import Curves
@@ -77,8 +78,9 @@ class _Parts:
             )
             yield Section(
                 title=f"Mean scores, {name}, each layer on a scale of its own",
-                figure=figures.score_maps(scores, max_positions=self.size),
-                caption="The same maps; here the differences between keys show, also small ones.",
+                figure=figures.score_maps(_off_diagonal(scores), max_positions=self.size),
+                caption="The same maps without their diagonal, where every key scores itself; "
+                "here the differences between keys show, also small ones.",
             )
         yield self._terms(
             {alpha: self.maps[f"normalised/{alpha}"] for alpha in self.alphas},
@@ -142,3 +144,9 @@ def _numbers(table: pd.DataFrame) -> Section:
         "with 95% intervals. Unfold the table.",
         table=table,
     )
+
+
+def _off_diagonal(
+    scores: Float[np.ndarray, "layer query_pos key_pos"],
+) -> Float[np.ndarray, "layer query_pos key_pos"]:
+    return np.where(np.eye(scores.shape[-1], dtype=bool), np.nan, scores)
