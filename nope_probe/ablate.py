@@ -35,6 +35,9 @@ class Settings:
     model: Annotated[
         str, _arg(help="A shipped or friendly name, a Hub id or a local Hugging Face folder.")
     ] = "rope-tiny"
+    revision: Annotated[str | None, _arg(help="A branch, tag or commit of a model on the Hub.")] = (
+        None
+    )
     data: Annotated[
         str,
         _arg(help="shipped, stdlib, random, gaussian, or a .txt, .jsonl or .parquet file."),
@@ -180,7 +183,9 @@ def _load(settings: Settings) -> Loaded:
         raise UserError(f"no device {device!r} on this machine") from error
     dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
     first = None if settings.layers == "all" else settings.layers
-    return load(settings.model, n_layers=first, device=device, dtype=dtype)
+    return load(
+        settings.model, n_layers=first, device=device, dtype=dtype, revision=settings.revision
+    )
 
 
 def _inputs(settings: Settings, loaded: Loaded) -> tuple[Windows, Windows | None]:

@@ -7,6 +7,7 @@ plain transformers in their logits. What they say cannot be used, so they are re
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
+from inspect import signature
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.ablation import rope_layers
+from nope_probe.hooks.ablation import components, rope_layers
 from nope_probe.hooks.layer import Layer, is_bridge, layers_of, repeat_heads
 from nope_probe.hooks.meters import unmasked
 from nope_probe.hooks.tap import Installation, Tap, installed
@@ -27,7 +28,8 @@ class ModelCard:
     Attributes:
         parity: how far the hooks are from the truth, relative to the largest value: `logits`
             against plain transformers, `pattern` against softmax of the scores, `scores` against
-            q.k times scale, `keys` against keys normed and rotated again.
+            q.k times scale, `keys` against keys normed and rotated again; of a model that claims
+            to have no position encoding, `positions`: how far permuted position ids move scores.
     """
 
     name: str
@@ -114,6 +116,8 @@ def check(
     parity = {name: _largest(meters, name) for name in ("pattern", "scores", "keys")}
     if reference is not None:
         parity["logits"] = distance(logits, reference)
+    if _claims_no_positions(model, card):
+        parity["positions"] = position_dependence(model)
     tolerance = 1e-4 if parameter.dtype in (torch.float32, torch.float64) else 0.05
     for name, value in parity.items():
         if not value <= tolerance:
@@ -127,6 +131,44 @@ def check(
 def _largest(meters: list[_ScoreChecker], name: str) -> float:
     """Give the largest deviation; Python's max would pass over one that is not a number."""
     return float(torch.tensor([getattr(meter, name) for meter in meters]).max())
+
+
+def _claims_no_positions(model: Any, card: ModelCard) -> bool:
+    """Tell whether a bridge that takes position ids is said to make nothing of them."""
+    if not is_bridge(model) or any(card.rope_layers) or "pos_embed" in components(model):
+        return False
+    return "position_ids" in signature(model.original_model.forward).parameters
+
+
+def position_dependence(model: Any) -> float:
+    """Measure how far permuted position ids move a bridge's scores, relative to the largest.
+
+    The all-ones mask is explicit: without one, transformers takes ids out of order for packed
+    sequences and masks between them.
+    """
+    device = next(model.parameters()).device
+    tokens = probe_tokens(model.cfg.d_vocab).to(device)
+    order = torch.randperm(tokens.shape[1], generator=torch.Generator().manual_seed(0)).to(device)
+    in_order, permuted = (
+        _scores_at(model, tokens, ids[None].expand_as(tokens)) for ids in (order.sort()[0], order)
+    )
+    moved = [distance(*pair) for pair in zip(permuted, in_order, strict=True)]
+    return float(torch.tensor(moved).max())
+
+
+def _scores_at(
+    model: Any, tokens: Int[Tensor, "seq pos"], position_ids: Int[Tensor, "seq pos"]
+) -> list[Float[Tensor, "seq head cell"]]:
+    """Give each layer's scores, the cells that are not masked, for tokens at given positions."""
+    seen: list[Tensor] = []
+
+    def keep(tensor: Tensor, hook: object) -> None:
+        seen.append(tensor[..., unmasked(tensor[0, 0])].float())
+
+    points = [(layer.point("attn.hook_attn_scores"), keep) for layer in layers_of(model)]
+    with torch.inference_mode(), installed(points):
+        model(tokens, position_ids=position_ids, attention_mask=torch.ones_like(tokens))
+    return seen
 
 
 def distance(seen: Tensor, truth: Tensor) -> float:

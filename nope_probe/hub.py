@@ -25,9 +25,12 @@ FRIENDLY = {
     "qwen3-0.6b": "Qwen/Qwen3-0.6B",
     "smollm3-3b": "HuggingFaceTB/SmolLM3-3B",
     "smollm2-135m": "HuggingFaceTB/SmolLM2-135M",
+    "nope-1.5b": "starmpcc/NoPE_1.5B_FW_EDU_15T",
+    "tinyllama": "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T",
+    "tinyllama-nope": "AntNLP/TinyLlama-NoPE-1.1B",
 }
-# The paper's own checkpoint says Llama, and was trained without RoPE.
-WITHOUT_ROPE = ("starmpcc/nope_1.5b_fw_edu_15t",)
+# The paper's own checkpoint and TinyLlama's twin say Llama, and were trained without RoPE.
+WITHOUT_ROPE = ("starmpcc/nope_1.5b_fw_edu_15t", "antnlp/tinyllama-nope-1.1b")
 NAMES = ("parameter-free", "parameter-free-rope", *CHECKPOINTS, *FRIENDLY)
 
 
@@ -160,8 +163,8 @@ def _one_line(source: str) -> Iterator[None]:
         causes = list(_chain(error))
         if any(isinstance(cause, GatedRepoError) for cause in causes):
             raise UserError(
-                f"{source} is gated: accept its licence on the Hub and set HF_TOKEN, "
-                "or give a local folder"
+                f"{source} is gated: accept its licence on the Hub and set HF_TOKEN, or use a "
+                f"local folder or an ungated copy such as {_ungated(source)}"
             ) from error
         if any(isinstance(cause, RepositoryNotFoundError) for cause in causes):
             raise UserError(f"there is no model {source} on the Hub") from error
@@ -171,6 +174,12 @@ def _one_line(source: str) -> Iterator[None]:
                 "a local folder works"
             ) from error
         raise UserError(f"cannot load {source}: {' '.join(str(error).split())[:300]}") from error
+
+
+def _ungated(source: str) -> str:
+    """Name a copy of a gated model that needs no licence: Unsloth keeps those of Meta's."""
+    owner, _, name = source.partition("/")
+    return f"unsloth/{name}" if owner == "meta-llama" else "unsloth/Llama-3.1-8B"
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -2,12 +2,20 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from nope_probe.contract import ModelCard, check, describe, probe_tokens, reference_logits
+from nope_probe.contract import (
+    ModelCard,
+    check,
+    describe,
+    position_dependence,
+    probe_tokens,
+    reference_logits,
+)
 from nope_probe.errors import UserError
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.tap import installed
@@ -89,6 +97,21 @@ def test_a_model_that_lies_is_refused_with_the_measured_mismatch(
     message = rf"{name} breaks the contract of its hooks: ({what}) off by [\d.na]"
     with installed([(liar, lie)]), pytest.raises(UserError, match=message):
         check(model, describe(model, name), reference)
+
+
+def test_a_bridge_without_rope_is_shown_not_to_read_position_ids(
+    bridge: Callable[[str], Any],
+) -> None:
+    model = bridge("smollm3-nope")
+    assert check(model, describe(model, "nope")).parity["positions"] <= 1e-6
+    assert position_dependence(bridge("llama")) > 0.1
+
+
+def test_a_false_claim_of_no_position_encoding_is_refused(bridge: Callable[[str], Any]) -> None:
+    model = bridge("llama")
+    claim = replace(describe(model, "liar"), rope_layers=(False, False))
+    with pytest.raises(UserError, match="liar breaks the contract of its hooks: positions off by"):
+        check(model, claim)
 
 
 def test_the_probe_stays_within_the_vocabulary_and_is_always_the_same() -> None:

@@ -40,6 +40,9 @@ def change(folder: Path, **settings: Any) -> None:
         ("Llama-3.1-8B", "meta-llama/Llama-3.1-8B"),
         ("phi-4", "microsoft/phi-4"),
         ("QWEN3-8b", "Qwen/Qwen3-8B"),
+        ("NoPE-1.5B", "starmpcc/NoPE_1.5B_FW_EDU_15T"),
+        ("TinyLlama", "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T"),
+        ("tinyllama-NoPE", "AntNLP/TinyLlama-NoPE-1.1B"),
         ("owner/Some-Model", "owner/Some-Model"),
     ],
 )
@@ -83,6 +86,26 @@ def test_the_first_layers_keep_their_own_switches(folder: Path) -> None:
     model, _ = load(folder, n_layers=2)
     assert len(model.model.layers) == 2
     assert model.config.no_rope_layers == [1, 0]
+
+
+@pytest.mark.parametrize("name", ["nope-1.5b", "tinyllama-nope"])
+def test_a_llama_trained_without_rope_is_the_llama_whose_rope_is_switched_off(
+    name: str, tiny: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers.models.llama.modeling_llama as llama
+
+    from nope_probe import hub
+
+    assert resolve(name).lower() in hub.WITHOUT_ROPE
+    folder, windows = tiny("llama").folder, torch.arange(13)[None]
+    monkeypatch.setattr(hub, "WITHOUT_ROPE", (str(folder).lower(),))
+    model, _ = load(folder)
+    with_rope = plain(folder)(windows).logits
+    # What the checkpoint's card says to do: leave queries and keys as they are.
+    monkeypatch.setattr(llama, "apply_rotary_pos_emb", lambda q, k, *_, **__: (q, k))
+    without_rope = plain(folder)(windows).logits
+    torch.testing.assert_close(model(windows).logits, without_rope, rtol=1e-5, atol=1e-5)
+    assert (with_rope - without_rope).abs().max() > 0.1
 
 
 @pytest.mark.parametrize(
@@ -223,7 +246,7 @@ def hub() -> Iterator[str]:
 _ASK = """
 import torch
 from nope_probe.hub import load_hugging_face
-for name in ("owner/gated", "owner/missing", "owner/empty"):
+for name in ("owner/gated", "meta-llama/gated", "owner/missing", "owner/empty"):
     try:
         load_hugging_face(name, dtype=torch.float32)
     except Exception as error:
@@ -236,8 +259,10 @@ def test_gated_missing_and_empty_models_are_told_apart(hub: str, tmp_path: Path)
     environment = {k: v for k, v in os.environ.items() if "proxy" not in k.lower()} | online
     command = [sys.executable, "-W", "ignore", "-c", _ASK]
     answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    gated, missing, empty = answer.stdout.splitlines()
+    gated, metas, missing, empty = answer.stdout.splitlines()
     assert gated.startswith("UserError owner/gated is gated: accept its licence on the Hub")
+    assert gated.endswith("or an ungated copy such as unsloth/Llama-3.1-8B")
+    assert metas.endswith("or an ungated copy such as unsloth/gated")
     assert missing == "UserError there is no model owner/missing on the Hub"
     assert empty.startswith("UserError cannot load owner/empty: ")
     assert "offline" not in empty
