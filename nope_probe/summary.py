@@ -146,7 +146,7 @@ def _non_relative(table: pd.DataFrame, layer: int) -> tuple[str, str]:
     """Say how strong the part is that does not depend on distance alone, and what the mask adds."""
     row = table[table["layer"] == layer].iloc[0].to_dict()
     low, high = row["difference_low"], row["difference_high"]
-    change = f"mask adds {row['difference']:z.3f} [{low:z.3f}, {high:z.3f}]"
+    change = f"by the mask {row['difference']:+.3f} [{low:z.3f}, {high:z.3f}]"
     return _nats(row, "with_mask"), change
 
 

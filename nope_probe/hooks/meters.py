@@ -1,6 +1,6 @@
 """Running sums of one block's maps, updated inside the hook that sees the tensor.
 
-Sums are kept in float64, one per fold; no per-head map outlives its hook.
+Sums are kept in float64, one per fold; no batch's per-head map outlives its hook.
 """
 
 from __future__ import annotations
@@ -28,18 +28,22 @@ class GramMeter:
         self.fold_of: Tensor
 
     def hooks(self) -> Iterator[tuple[Any, Any]]:
+        """Give the hooks that keep the stage's tensor and add it when the block is done."""
         yield self.layer.point(hook_name(self.stage, self.layer)), self.update
         yield self.layer.point("hook_resid_post"), self.flush
 
     def update(self, tensor: Tensor, hook: object) -> None:
+        """Keep the tensor of this pass."""
         # HookedTransformer fires ln1.hook_normalized three times a pass: keep, add once.
         self.latest = tensor
 
     def flush(self, tensor: Tensor, hook: object) -> None:
+        """Add the inner products of the tensor that was kept."""
         x = vectors(self.stage, self.layer, self.latest)
         add(self, "sums", fold_products(x, x, self.fold_of, self.n_folds))
 
     def score_means(self, counts: Tensor) -> Tensor:
+        """Divide the sums by the sequences per fold."""
         return self.sums.cpu() / counts[:, None, None]
 
 
@@ -58,11 +62,13 @@ class ScoreMeter:
         self.fold_of: Tensor
 
     def hooks(self) -> Iterator[tuple[Any, Any]]:
+        """Give the hooks that read q and k, and the one that adds the scores."""
         self.rewritten = bool(self.point.fwd_hooks)
         yield from self.tap.hooks()
         yield self.point, self.update
 
     def update(self, scores: Tensor, hook: object) -> None:
+        """Add one batch's scores, from q.k where that is seen to give them."""
         if not self.looked:
             self._look(scores)
         # One head's scores are there already; a product pays where it stands for many heads.
@@ -95,6 +101,7 @@ class ScoreMeter:
             )
 
     def score_means(self, counts: Tensor) -> Tensor:
+        """Divide the sums by the sequences per fold."""
         return self._masked(self.sums / counts.to(self.sums.device)[:, None, None])
 
     def mean_route(self, counts: Tensor) -> Tensor:
@@ -105,15 +112,48 @@ class ScoreMeter:
         return self._masked((n * product - self.sums / n) / (n - 1))
 
     def key_means(self, counts: Tensor) -> Tensor:
+        """Give each position's mean key, key heads concatenated."""
         return (self.k_sums / counts.to(self.k_sums.device)[:, None, None]).cpu()
 
     def _masked(self, means: Tensor) -> Tensor:
         return means.masked_fill(~self.visible, torch.nan).cpu()
 
 
+class HeadMeter:
+    """Sums one layer's scores over sequences, per fold and head: 8 bytes a cell are kept."""
+
+    def __init__(self, layer: Layer, n_folds: int) -> None:
+        self.n_folds = n_folds
+        self.point = layer.point("attn.hook_attn_scores")
+        self.sums: Tensor | None = None
+        self.visible: Tensor
+        self.fold_of: Tensor
+
+    def hooks(self) -> Iterator[tuple[Any, Any]]:
+        yield self.point, self.update
+
+    def update(self, scores: Tensor, hook: object) -> None:
+        if self.sums is None:
+            shape = (self.n_folds, *scores.shape[1:])
+            self.sums = torch.zeros(shape, dtype=torch.float64, device=scores.device)
+            self.visible = unmasked(scores[0, 0])
+        for fold in self.fold_of.unique().tolist():
+            ours = (self.fold_of == fold).to(scores.device)
+            self.sums[fold] += scores[ours].sum(0, dtype=torch.float64)
+
+    def score_means(self, counts: Tensor) -> Tensor:
+        if self.sums is None:
+            raise RuntimeError("no scores were seen")
+        means = self.sums / counts.to(self.sums.device)[:, None, None, None]
+        return means.masked_fill(~self.visible, torch.nan).cpu()
+
+
 def unmasked(scores: Float[Tensor, "query_pos key_pos"]) -> Bool[Tensor, "query_pos key_pos"]:
-    """Tell which cells a model masked: -inf on HookedTransformer, finfo.min on bridges."""
-    return scores > torch.finfo(scores.dtype).min / 2
+    """Tell which cells a model left open.
+
+    Masked ones are -inf on HookedTransformer and finfo.min on bridges. A NaN is open: it must show.
+    """
+    return ~(scores <= torch.finfo(scores.dtype).min / 2)
 
 
 def summed_over_groups(
