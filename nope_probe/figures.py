@@ -30,6 +30,8 @@ def score_maps(
     title: str = "Mean attention score of each query for each key",
     layer: int = 1,
     max_positions: int = MAX_POSITIONS,
+    multiples: int = MAX_MULTIPLES,
+    clipped: float = CLIPPED,
 ) -> go.Figure:
     """Draw the score map of each layer: side by side up to 4 layers, else with a layer slider.
 
@@ -38,12 +40,14 @@ def score_maps(
         title: what is seen.
         layer: which layer a slider shows first, from 1.
         max_positions: larger maps are pooled to this many positions.
+        multiples: up to how many layers stand side by side.
+        clipped: how many percent of the cells lie beyond each colour limit.
 
     Each map has a scale of its own: a score's level, which softmax ignores, differs between layers.
     """
     pooled = _pooled(maps, max_positions)
-    scales = np.stack([_percentiles(each, (CLIPPED, 100 - CLIPPED)) for each in pooled.values])
-    if len(scales) > MAX_MULTIPLES:
+    scales = np.stack([_percentiles(each, (clipped, 100 - clipped)) for each in pooled.values])
+    if len(scales) > multiples:
         figure = _layered([pooled], [""], SEQUENTIAL, scales, first=layer)
         _place_maps(figure, title, [""])
         return figure

@@ -98,11 +98,12 @@ def show(manifest: Mapping[str, Any], tables: Tables, out: Path) -> None:
         console.print(_needs(game, tables["players"]))
     for sentence in answer(manifest, tables):
         console.print(sentence, end="\n\n")
-    console.print(_fine_print(manifest), style="dim")
+    console.print(fine_print(manifest), style="dim")
     console.print(f"{manifest['seconds']:.0f} s; open {out / 'report.html'}")
 
 
-def _fine_print(manifest: Mapping[str, Any]) -> str:
+def fine_print(manifest: Mapping[str, Any]) -> str:
+    """Say what the brackets mean and which keys are left out."""
     skip = manifest["skip_keys"]
     return (
         f"Brackets are 95% intervals from {manifest['settings']['folds']} folds; "

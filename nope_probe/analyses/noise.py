@@ -51,6 +51,11 @@ def jackknife(estimates: Float[Tensor, " one_plus_folds"]) -> Interval:
     return Interval(value=float(value), low=float(value - half), high=float(value + half))
 
 
+def standard_error(folds: Float[Tensor, "fold *map"]) -> Float[Tensor, "*map"]:
+    """Estimate the standard error of the mean of folds of (nearly) equal size, cell by cell."""
+    return folds.std(0) / len(folds) ** 0.5
+
+
 def leave_one_out(folds: Float[Tensor, "fold *map"]) -> Float[Tensor, "one_plus_folds *map"]:
     """Average the folds: first all of them, then all but each."""
     total, n_folds = folds.sum(0, keepdim=True), len(folds)

@@ -15,10 +15,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.hooks.layer import Layer, layers_of
-from nope_probe.hooks.meters import GramMeter, ScoreMeter
+from nope_probe.hooks.meters import GramMeter, HeadMeter, ScoreMeter
 from nope_probe.hooks.stages import STAGES, Letter, Stage, available
 from nope_probe.hooks.tap import Enough, installed, run
 
+Meter = GramMeter | ScoreMeter | HeadMeter
 Inputs = Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
 
 
@@ -32,12 +33,14 @@ class ScoreMaps:
         mean_route: per fold, an unbiased estimate of <E q_i, E k_j> times the scale, the part of a
             score that every sequence shares (a position has a mean vector of its own); or None.
         key_means: per fold, the mean key of each position, key heads concatenated; or None.
+        per_head: the same fold means for each query head; or None.
     """
 
     folds: Float[Tensor, "fold layer query_pos key_pos"]
     counts: Int[Tensor, " fold"]
     mean_route: Float[Tensor, "fold layer query_pos key_pos"] | None = None
     key_means: Float[Tensor, "fold layer pos width"] | None = None
+    per_head: Float[Tensor, "fold layer head query_pos key_pos"] | None = None
 
     @property
     def mean(self) -> Float[Tensor, "layer query_pos key_pos"]:
@@ -78,6 +81,7 @@ def capture_scores(
     batch_size: int = 32,
     n_folds: int = 8,
     routes: bool = False,
+    per_head: bool = False,
     on_batch: Callable[[int], object] | None = None,
 ) -> ScoreMaps:
     """Average the attention scores of some layers over sequences and heads.
@@ -89,6 +93,7 @@ def capture_scores(
         batch_size: sequences per forward pass.
         n_folds: into how many parts the sequences are dealt, for intervals.
         routes: whether to keep the mean route too (needs 2 sequences per fold).
+        per_head: whether to keep each head's map too (n_heads times the memory).
         on_batch: called with the number of sequences done after each batch.
 
     Returns:
@@ -106,12 +111,15 @@ def capture_scores(
         raise IndexError(f"expected layers from 0 to {len(blocks) - 1}, got {chosen}")
     counts = fold_counts(len(inputs), n_folds)
     meters = [ScoreMeter(blocks[index], n_folds, routes) for index in chosen]
-    _stream(model, inputs, meters, batch_size, n_folds, last=max(chosen), on_batch=on_batch)
+    heads = [HeadMeter(blocks[index], n_folds) for index in chosen] if per_head else []
+    both: list[Meter] = [*meters, *heads]
+    _stream(model, inputs, both, batch_size, n_folds, last=max(chosen), on_batch=on_batch)
     return ScoreMaps(
         folds=torch.stack([meter.score_means(counts) for meter in meters], 1),
         counts=counts,
         mean_route=torch.stack([m.mean_route(counts) for m in meters], 1) if routes else None,
         key_means=torch.stack([m.key_means(counts) for m in meters], 1) if routes else None,
+        per_head=torch.stack([m.score_means(counts) for m in heads], 1) if heads else None,
     )
 
 
@@ -209,7 +217,7 @@ def _meter(stage: Stage, layer: Layer, n_folds: int) -> GramMeter | ScoreMeter:
 def _stream(
     model: Any,
     inputs: Inputs,
-    meters: Sequence[GramMeter | ScoreMeter],
+    meters: Sequence[Meter],
     batch_size: int,
     n_folds: int,
     last: int,
@@ -220,7 +228,7 @@ def _stream(
         raise Enough
 
     hooks = [pair for meter in meters for pair in meter.hooks()]
-    only_scores = all(isinstance(meter, ScoreMeter) for meter in meters)
+    only_scores = not any(isinstance(meter, GramMeter) for meter in meters)
     end = "attn.hook_attn_scores" if only_scores else "hook_resid_post"
     hooks.append((layers_of(model)[last].point(end), stop))
     with torch.inference_mode(), installed(hooks):
