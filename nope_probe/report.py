@@ -151,11 +151,15 @@ def _figure(section: Section) -> str:
 
 
 def _for_page(figure: go.Figure) -> dict[str, Any]:
-    """Leave to the page what it does better: its heading is the title, its slider has keys."""
+    """Leave to the page what it does better: its heading is the title, its controls have keys."""
     spec = figure.to_dict()
     layout = spec["layout"]
-    layout.pop("title", None)
-    layout.pop("sliders", None)
+    for name in ("title", "sliders", "paper_bgcolor"):
+        layout.pop(name, None)
+    if layout.pop("updatemenus", None):
+        menu = layout["meta"]["menu"]
+        layout["margin"] = {**layout["margin"], "t": layout["margin"]["t"] - menu}
+        layout["height"] -= menu
     for patch in (layout, layout.get("meta", {}).get("narrow", {})):
         if "margin" in patch and "height" in patch:
             patch["margin"] = {**patch["margin"], "t": patch["margin"]["t"] - TITLE}

@@ -1,0 +1,140 @@
+"""From captured stages to what a run holds: maps, errors, a table, answer, manifest and page."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pandas as pd
+from jaxtyping import Float
+from torch import Tensor
+
+from nope_probe.analyses.pattern import kept_cells, measure
+from nope_probe.data import Windows
+from nope_probe.errors import UserError
+from nope_probe.hooks.ablation import components
+from nope_probe.hooks.capture import StageMaps
+from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.stages import LETTERS, STAGES, Letter
+from nope_probe.models import Loaded
+from nope_probe.report_circuit import circuit_answer, circuit_page
+from nope_probe.results import Run, versions
+from nope_probe.tables import measures_table
+
+INTACT, ABLATED = "intact", "ablated"
+
+
+def assemble(
+    command: str,
+    settings: Mapping[str, Any],
+    loaded: Loaded,
+    inputs: Windows,
+    removed: Sequence[str],
+    maps: Sequence[StageMaps],
+    started: float,
+) -> Run:
+    """Put a run together from the intact model's stages and, where asked for, the ablated one's.
+
+    Raises:
+        UserError: for a stage with a value that is no number.
+    """
+    layer = int(settings["layer"])
+    _refuse_non_finite(maps)
+    table = stages_table(maps, layer, int(inputs.bos))
+    manifest = {
+        "command": command,
+        "settings": dict(settings),
+        "model": loaded.card.to_dict(),
+        "data": {"name": inputs.name, "bos": inputs.bos, "sha256": inputs.sha256},
+        "skip_keys": int(inputs.bos),
+        "layer": layer,
+        "components": list(components(loaded.model)),
+        "removed": list(removed),
+        "absent": absent(loaded.model, layer, maps[-1]),
+        "versions": versions(),
+        "device": str(next(loaded.model.parameters()).device),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": round(time.time() - started, 3),
+    }
+    manifest["answer"] = circuit_answer(manifest, table)
+    arrays = {name: each.float().cpu().numpy() for name, each in _arrays(maps).items()}
+    kind = "vectors" if inputs.inputs.is_floating_point() else "tokens"
+    return Run(
+        manifest=manifest,
+        arrays={"maps": arrays, "tokens": {kind: inputs.inputs.numpy()}},
+        tables={"stages": table},
+        page=circuit_page(arrays, table, manifest),
+    )
+
+
+def _arrays(maps: Sequence[StageMaps]) -> dict[str, Float[Tensor, "row_pos col_pos"]]:
+    shown = maps[-1]
+    found = {f"gram/{letter}": shown.mean(letter) for letter in shown.folds}
+    found |= {f"se/{letter}": standard_error(folds) for letter, folds in shown.folds.items()}
+    if len(maps) > 1:
+        found |= {f"reference/{letter}": maps[0].mean(letter) for letter in maps[0].folds}
+    return found
+
+
+def standard_error(
+    folds: Float[Tensor, "fold row_pos col_pos"],
+) -> Float[Tensor, "row_pos col_pos"]:
+    """Give the standard error of a mean map from its fold means: their spread over sqrt(folds)."""
+    return folds.std(0) / len(folds) ** 0.5
+
+
+def stages_table(maps: Sequence[StageMaps], layer: int, skip_keys: int) -> pd.DataFrame:
+    """Measure each stage's pattern as if its map were scores: model, layer, stage, measures.
+
+    Args:
+        maps: the intact model's stages and, where there is an ablation, the ablated model's.
+        layer: the block under study, from 1; (h) and (i) belong to the next.
+        skip_keys: how many first keys to leave out.
+
+    A stage whose window hides keys before the query has no row.
+    """
+    table = measures_table(
+        ({"model": model, "stage": letter}, measure(folds[:, None], skip_keys))
+        for model, each in zip((INTACT, ABLATED), maps, strict=False)
+        for letter, folds in each.folds.items()
+        if _sees_all_keys(folds)
+    )
+    table["layer"] = [layer + STAGES[letter].block for letter in table["stage"]]
+    return table
+
+
+def _sees_all_keys(folds: Float[Tensor, "fold row_pos col_pos"]) -> bool:
+    return bool(folds[:, kept_cells(folds.shape[-1])].isfinite().all())
+
+
+def _refuse_non_finite(maps: Sequence[StageMaps]) -> None:
+    """Refuse a stage without numbers; a masked score is no number, but its diagonal always is."""
+    for model, each in zip((INTACT, ABLATED), maps, strict=False):
+        for letter, folds in each.folds.items():
+            cells = folds.diagonal(dim1=-2, dim2=-1) if STAGES[letter].scores else folds
+            if not cells.isfinite().all():
+                raise UserError(f"non-finite values at stage ({letter}) of the {model} model")
+
+
+def absent(model: Any, layer: int, maps: StageMaps) -> dict[Letter, str]:
+    """Say of each stage that a block (from 1) lacks why it does."""
+    reasons: dict[Letter, str] = {}
+    for letter in LETTERS:
+        if letter not in maps.folds:
+            last = bool(STAGES[letter].block)
+            reasons[letter] = (
+                f"layer {layer} is the last: there is no next" if last else _no_middle(model)
+            )
+    return reasons
+
+
+def _no_middle(model: Any) -> str:
+    if getattr(model.cfg, "attn_only", False):
+        return "no FFN: the block ends with attention, at (g)"
+    if getattr(model.cfg, "parallel_attn_mlp", False):
+        return "attention and FFN run side by side here"
+    if layers_of(model)[0].has("ln1_post.hook_out"):
+        return "norms also follow attention and FFN here"
+    return "this block has no such stage"
