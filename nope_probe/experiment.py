@@ -202,8 +202,16 @@ def _refuse_non_finite(
     n = folds.shape[-1]
     below = folds[..., torch.ones(n, n, dtype=torch.bool).tril()]
     for layer in range(folds.shape[1]):
-        if not below[:, layer].isfinite().all():
-            raise UserError(f"non-finite scores in layer {layer + 1}, condition {condition}")
+        cells = below[:, layer]
+        if cells.isfinite().all():
+            continue
+        # Masked cells are NaN in every fold and never among the first; overflow is anywhere.
+        if cells[:, :3].isfinite().all() and cells.isnan().any(0).equal(cells.isnan().all(0)):
+            raise UserError(
+                f"layer {layer + 1} does not see all {n} earlier keys (a sliding window): "
+                "choose a shorter --seq-len or fewer --layers"
+            )
+        raise UserError(f"non-finite scores in layer {layer + 1}, condition {condition}")
 
 
 def run_gauges(

@@ -138,7 +138,7 @@ def _beside(tables: Tables, whole: Mapping[str, Any]) -> str:
     if not controls.empty:
         same = (controls["layer"] == whole["layer"]) & (controls["kept"] == whole["kept"])
         for row in controls[same].to_dict("records"):
-            name = "skip 0" if row["skip_keys"] == 0 else "shuffled"
+            name = "shuffled" if row["tokens"] == "shuffled" else "skip 0"
             parts.append(f"{name} {row['amplitude']:.3f}")
     return ", ".join(parts)
 
@@ -147,7 +147,7 @@ def _non_relative(table: pd.DataFrame, layer: int) -> tuple[str, str]:
     """Say how strong the part is that does not depend on distance alone, and what the mask adds."""
     row = table[table["layer"] == layer].iloc[0].to_dict()
     low, high = row["difference_low"], row["difference_high"]
-    change = f"by the mask {row['difference']:+.3f} [{low:z.3f}, {high:z.3f}]"
+    change = f"by the mask {row['difference']:+z.3f} [{low:z.3f}, {high:z.3f}]"
     return _nats(row, "with_mask"), change
 
 

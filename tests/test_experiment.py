@@ -80,6 +80,12 @@ def test_a_non_finite_score_stops_the_run_and_is_named():
         run_conditions(model, tokens, plan, How(n_layers=3, n_folds=4))
 
 
+def test_a_sliding_window_shorter_than_the_sequence_is_named(bridge):
+    tokens = Windows(inputs=torch.randint(200, (13, 11)), name="random")
+    with pytest.raises(UserError, match=r"layer 1 does not see all 11 earlier keys"):
+        run_conditions(bridge("mistral"), tokens, make_plan(LLAMA, ["sources"]), How(n_layers=1))
+
+
 def test_only_the_condition_that_overflows_is_named():
     model, plan = small_model(), make_plan(LLAMA, ["w_q"])
     tokens = Windows(inputs=torch.randint(2048, (13, 11)), name="random")
