@@ -2,6 +2,7 @@
 
 A window is a random place in a document: document starts would confound content with position. The
 windows of one document do not overlap, and the first round takes one window from each document.
+Where the paper's rule is asked for, a window is the first tokens of a document that has them.
 """
 
 from __future__ import annotations
@@ -9,20 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import zip_longest
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.corpus import SHIPPED, stdlib_documents
+from nope_probe.documents import documents, is_data_set, long_documents
 from nope_probe.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SOURCES = ("shipped", "stdlib", "random", "gaussian")
+Place = Literal["random", "start"]
+Bos = Literal["auto", "always", "never"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,18 +57,23 @@ def windows(
     seq_len: int = 64,
     seed: int = 0,
     shuffle: bool = False,
+    place: Place = "random",
+    bos: Bos = "auto",
 ) -> Windows:
     """Cut token windows out of a text source.
 
     Args:
         source: `shipped` (held-out standard library text), `stdlib` (this Python's library),
-            `random` (i.i.d. tokens), or a .txt, .jsonl or .parquet file (with a `text` column).
+            `random` (i.i.d. tokens), a .txt, .jsonl or .parquet file (with a `text` column),
+            `fineweb-edu` (a held-out slice, streamed), another Hub data set or a folder of one.
         tokenizer: the model's; it decides whether a BOS token is forced at position 0.
         n_seqs: how many windows.
         seq_len: their length, BOS included.
         seed: of every random choice.
         shuffle: permute the tokens within each window (a forced BOS stays), which makes positions
             exchangeable: what pattern remains, the model puts there.
+        place: where a window stands in its document: `random`, or `start`, the paper's rule.
+        bos: whether a window begins with a BOS token; `auto`: where the tokenizer forces it.
 
     Raises:
         UserError: if the source cannot be read or holds too few long documents (it says how many).
@@ -80,22 +86,22 @@ def windows(
     if tokenizer is None:
         raise UserError("a model without tokenizer takes no text: use --data gaussian")
     generator = torch.Generator().manual_seed(seed)
-    bos = forces_bos(tokenizer)
-    length = seq_len - int(bos)
+    begins = begins_with_bos(tokenizer, bos)
+    length = seq_len - int(begins)
     if n_seqs < 1 or length < 2:
         raise UserError(f"expected at least 1 window of 3 tokens, got {n_seqs} of {seq_len}")
     if source == "random":
         tokens = _random_tokens(tokenizer, n_seqs, length, generator)
     else:
-        ids = tokenizer(documents(source), add_special_tokens=False, verbose=False)["input_ids"]
-        tokens = cut(ids, n_seqs, length, generator)
+        ids = _encoded(source, tokenizer, n_seqs, length)
+        tokens = (cut if place == "random" else starts)(ids, n_seqs, length, generator)
     if shuffle:
         order = torch.rand(tokens.shape, generator=generator).argsort(-1)
         tokens = tokens.gather(-1, order)
-    if bos:
+    if begins:
         first = torch.full((n_seqs, 1), tokenizer.bos_token_id)
         tokens = torch.cat([first, tokens], -1)
-    return Windows(inputs=tokens, name=source + (" shuffled" if shuffle else ""), bos=bos)
+    return Windows(inputs=tokens, name=source + (" shuffled" if shuffle else ""), bos=begins)
 
 
 def gaussian(n_seqs: int, seq_len: int, d_model: int, alpha: float = 0.0, seed: int = 0) -> Windows:
@@ -116,58 +122,30 @@ def gaussian(n_seqs: int, seq_len: int, d_model: int, alpha: float = 0.0, seed: 
     return Windows(inputs=x, name=f"gaussian alpha={alpha:g}")
 
 
+def _encoded(
+    source: str, tokenizer: PreTrainedTokenizerBase, n_seqs: int, length: int
+) -> list[list[int]]:
+    """Give the tokens of a source's documents, of a data set no more than are needed."""
+    if is_data_set(source):
+        return long_documents(source, tokenizer, n_seqs, length)
+    return tokenizer(documents(source), add_special_tokens=False, verbose=False)["input_ids"]
+
+
+def begins_with_bos(tokenizer: PreTrainedTokenizerBase, bos: Bos) -> bool:
+    """Tell whether windows begin with a BOS token.
+
+    Raises:
+        UserError: if they always should and the tokenizer has none.
+    """
+    if bos == "always" and tokenizer.bos_token_id is None:
+        raise UserError("--bos always: the model's tokenizer has no BOS token")
+    return forces_bos(tokenizer) if bos == "auto" else bos == "always"
+
+
 def forces_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Tell whether a tokenizer puts a BOS token before any text by itself."""
     ids = tokenizer("a")["input_ids"]
     return tokenizer.bos_token_id is not None and ids[0] == tokenizer.bos_token_id
-
-
-def documents(source: str) -> list[str]:
-    """Read the documents of a text source.
-
-    Raises:
-        UserError: for a source that does not exist or a file that is empty, binary or has no text.
-    """
-    if source == "shipped":
-        return _column(SHIPPED)
-    if source == "stdlib":
-        return stdlib_documents()
-    path = Path(source).expanduser()
-    if not path.is_file():
-        raise UserError(f"no data {source!r}: expected {', '.join(SOURCES)} or a file that exists")
-    if path.suffix not in (".txt", ".jsonl", ".parquet"):
-        raise UserError(f"cannot read {source}: expected a .txt, .jsonl or .parquet file")
-    try:
-        texts = [path.read_text(encoding="utf-8")] if path.suffix == ".txt" else _column(path)
-    except UnicodeDecodeError as error:
-        raise UserError(f"{source} is not text: byte {error.start} is not UTF-8") from error
-    if any("\0" in text for text in texts):
-        raise UserError(f"{source} is not text: it holds NUL bytes")
-    texts = [text for text in texts if text.strip()]
-    if not texts:
-        raise UserError(f"{source} is empty")
-    return texts
-
-
-def _column(path: Path) -> list[str]:
-    import pandas as pd
-    from pyarrow import ArrowInvalid
-
-    try:
-        if path.suffix == ".parquet":
-            table = pd.read_parquet(path)
-        else:
-            table = pd.read_json(path, lines=True, dtype=False)
-    except (ValueError, ArrowInvalid) as error:
-        if isinstance(error, UnicodeDecodeError):
-            raise
-        raise UserError(f"{path} is no valid {path.suffix[1:]} file: {error}") from error
-    if "text" not in table:
-        columns = ", ".join(map(str, table.columns)) or "none"
-        raise UserError(f"{path} has no column 'text'; its columns: {columns}")
-    if not all(isinstance(text, str) for text in table["text"]):
-        raise UserError(f"{path}: the column 'text' holds something else than text")
-    return table["text"].tolist()
 
 
 def cut(
@@ -195,6 +173,24 @@ def cut(
             f"{n_seqs} were asked for; lower --n-seqs or --seq-len"
         )
     return torch.tensor([ids[index][start : start + length] for index, start in chosen[:n_seqs]])
+
+
+def starts(
+    ids: list[list[int]], n_seqs: int, length: int, generator: torch.Generator
+) -> Int[Tensor, "seq pos"]:
+    """Take the first tokens of documents that have them, one window each, in random order.
+
+    Raises:
+        UserError: if there are too few (it says how many there are).
+    """
+    long_enough = [document[:length] for document in ids if len(document) >= length]
+    if len(long_enough) < n_seqs:
+        raise UserError(
+            f"{len(long_enough)} documents have {length} tokens or more, {n_seqs} were asked for; "
+            "lower --n-seqs or --seq-len, or take --windows random"
+        )
+    order = torch.randperm(len(long_enough), generator=generator)[:n_seqs]
+    return torch.tensor(long_enough)[order]
 
 
 def _places(n_tokens: int, length: int, generator: torch.Generator) -> list[int]:

@@ -32,8 +32,19 @@ class StudySettings:
     )
     data: Annotated[
         str,
-        _arg(help="shipped, stdlib, random, gaussian, or a .txt, .jsonl or .parquet file."),
+        _arg(
+            help="shipped, stdlib, random, gaussian, a .txt, .jsonl or .parquet file, fineweb-edu, "
+            "a Hub data set (owner/name or owner/name:config) or a local folder of one."
+        ),
     ] = "shipped"
+    windows: Annotated[
+        Literal["random", "start"],
+        _arg(help="Where a window stands in its document; start: its first tokens (the paper's)."),
+    ] = "random"
+    bos: Annotated[
+        Literal["auto", "always", "never"],
+        _arg(help="Begin windows with a BOS token; auto: where the tokenizer forces it."),
+    ] = "auto"
     alpha: Annotated[float, _arg(help="With gaussian: the expected inner product of inputs.")] = 0.0
     shuffle: Annotated[bool, _arg(help="Permute the tokens within each window.")] = False
     layers: Annotated[
@@ -45,7 +56,7 @@ class StudySettings:
     folds: Annotated[int, _arg(help="Parts of the data that intervals are made from.")] = 8
     skip_keys: Annotated[
         int | Literal["auto"],
-        _arg(help="First keys to leave out; auto: 1 where a BOS token is forced, else 0."),
+        _arg(help="First keys to leave out; auto: 1 where windows begin with BOS, else 0."),
     ] = "auto"
     seed: Annotated[int, _arg(help="Seed of every random choice.")] = 0
     device: Annotated[str, _arg(help="A torch device, or auto.")] = "auto"
@@ -135,6 +146,8 @@ def cut_windows(settings: StudySettings, loaded: Loaded, *, shuffle: bool | None
         n_seqs=settings.n_seqs,
         seq_len=settings.seq_len,
         seed=settings.seed,
+        place=settings.windows,
+        bos=settings.bos,
         shuffle=settings.shuffle if shuffle is None else shuffle,
     )
 

@@ -10,7 +10,8 @@ import torch
 from tiny_models import D_VOCAB, tokenizer
 
 from nope_probe.corpus import is_held_out, split, stdlib_documents
-from nope_probe.data import cut, documents, forces_bos, gaussian, windows
+from nope_probe.data import cut, forces_bos, gaussian, starts, windows
+from nope_probe.documents import documents
 from nope_probe.errors import UserError
 
 PLAIN, WITH_BOS = tokenizer(), tokenizer(forces_bos=True)
@@ -101,6 +102,41 @@ def test_bos_is_forced_where_the_tokenizer_forces_it(text: str) -> None:
     free = windows(text, tokenizer=PLAIN, n_seqs=5, seq_len=17)
     assert not free.bos
     assert (free.inputs != 0).all()
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "bos", "begins"),
+    [(PLAIN, "always", True), (WITH_BOS, "never", False), (WITH_BOS, "auto", True)],
+)
+def test_the_bos_policy_is_kept(tokenizer: Any, bos: Any, begins: bool, text: str) -> None:
+    seen = windows(text, tokenizer=tokenizer, n_seqs=5, seq_len=17, bos=bos)
+    assert seen.bos is begins
+    assert seen.inputs.shape == (5, 17)
+    assert (seen.inputs[:, 0] == 0).all().item() is begins
+    assert (seen.inputs[:, 1:] != 0).all()
+
+
+def test_a_bos_token_that_does_not_exist_cannot_be_put_first(text: str) -> None:
+    without = tokenizer()
+    without.bos_token = None
+    with pytest.raises(UserError, match="--bos always: the model's tokenizer has no BOS token"):
+        windows(text, tokenizer=without, n_seqs=5, seq_len=17, bos="always")
+
+
+def test_windows_at_the_start_are_the_first_tokens_of_each_document_that_has_them(
+    text: str,
+) -> None:
+    taken = starts(numbered(40, 12, 13, 99), 3, 13, generator())
+    assert sorted(taken[:, 0].tolist()) == [0, 2000, 3000]
+    assert torch.equal(taken, taken[:, :1] + torch.arange(13))
+    first = windows(text, tokenizer=WITH_BOS, n_seqs=12, seq_len=17, place="start").inputs
+    ids = WITH_BOS(documents(text))["input_ids"]
+    assert sorted(first.tolist()) == sorted(document[:17] for document in ids)
+
+
+def test_too_few_documents_for_windows_at_the_start_are_counted() -> None:
+    with pytest.raises(UserError, match="2 documents have 13 tokens or more, 3 were asked for"):
+        starts(numbered(40, 30, 7), 3, 13, generator())
 
 
 def test_random_tokens_are_all_ordinary_tokens() -> None:
