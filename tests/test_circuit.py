@@ -15,7 +15,9 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from nope_probe import reproduce
 from nope_probe.circuit import main
+from nope_probe.circuit_claims import off_diagonal_ratio
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.capture import capture_stages
 from nope_probe.report_circuit import circuit_answer
@@ -217,6 +219,29 @@ def test_the_answer_tells_a_turn_only_where_intervals_are_on_opposite_sides() ->
     assert "not surely back" in circuit_answer(PLAIN, table(f=up, g=down, h=unsure))[1]
     assert "does not surely turn over" in circuit_answer(PLAIN, table(f=up, g=unsure))[1]
     assert "neither is sure at (g)" in circuit_answer(PLAIN, table(f=up, g=unsure))[0]
+
+
+def test_reproducing_figure_3_says_what_the_paper_says_and_what_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "run")
+    monkeypatch.setattr(sys, "argv", ["x", "figure3", "--n-seqs", "29", "--out", out])
+    reproduce.main()
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("figure3, run on nope-tiny; the paper used its own 1.5B model")
+    claims = [line for line in told if line.startswith("figure3, the paper: (")]
+    assert [re.findall(r"\((\w)\)", claim)[0] for claim in claims] == list("acfghi")
+    assert any("(i)" in claim and ". Seen: " in claim for claim in claims)
+    maps, table = maps_of(tmp_path / "run"), pd.read_csv(tmp_path / "run" / "stages.csv")
+    assert maps["gram/a"].shape == (50, 50)
+    near = table.set_index("stage").loc["f", "locality_low"] > 0
+    assert ("Seen" if near else "Not seen") in claims[2].split(". ")[1]
+
+
+def test_the_ratio_off_the_diagonal_leaves_the_first_position_out() -> None:
+    values = np.full((5, 5), 3.0) + 9 * np.eye(5)
+    values[0] = values[:, 0] = 1000
+    assert off_diagonal_ratio(values) == pytest.approx(3 / 12)
 
 
 BAD = {
