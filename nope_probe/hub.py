@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nope_probe.errors import UserError
+from nope_probe.weights import read_weights
 
 if TYPE_CHECKING:
     import torch
@@ -66,33 +67,50 @@ def load_hugging_face(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a causal decoder and its tokenizer, eager attention, the first layers only if asked.
 
+    Only the files and tensors of these layers, the embeddings and the head are read.
+
     A Llama that was trained without RoPE comes as the SmolLM3 without RoPE that has its weights.
 
     Raises:
         UserError: if it cannot be had (offline, gated, missing, broken) or is no causal decoder.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     with _quiet(), _one_line(source):
         config = _config(source, n_layers, revision)
         if source.lower() in WITHOUT_ROPE:
             config = _without_rope(config)
-        model, report = AutoModelForCausalLM.from_pretrained(
-            source,
-            config=config,
-            dtype=dtype,
-            revision=revision,
-            attn_implementation="eager",
-            use_safetensors=True,
-            trust_remote_code=False,
-            ignore_mismatched_sizes=True,  # they are refused below, by name
-            output_loading_info=True,
-        )
+        model, report = _model(source, config, n_layers, dtype, revision)
+        model.name_or_path = model.config.name_or_path = source
         _refuse_random_weights(source, report)
         tokenizer = AutoTokenizer.from_pretrained(
             source, revision=revision, trust_remote_code=False
         )
     return model.eval().requires_grad_(False), tokenizer
+
+
+def _model(
+    source: str,
+    config: PreTrainedConfig,
+    n_layers: int | None,
+    dtype: torch.dtype,
+    revision: str | None,
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Build a model from the tensors it needs; transformers itself unpacks quantised ones."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    options: dict[str, Any] = {
+        "config": config,
+        "dtype": dtype,
+        "attn_implementation": "eager",
+        "ignore_mismatched_sizes": True,  # they are refused, by name
+        "output_loading_info": True,
+    }
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if getattr(config, "quantization_config", None):
+        return kind.from_pretrained(source, revision=revision, use_safetensors=True, **options)
+    weights = read_weights(source, n_layers=n_layers, revision=revision)
+    return kind.from_pretrained(None, state_dict=weights, **options)
 
 
 def _refuse_random_weights(source: str, report: dict[str, Any]) -> None:
