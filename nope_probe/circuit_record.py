@@ -31,6 +31,7 @@ def assemble(
     settings: Mapping[str, Any],
     loaded: Loaded,
     inputs: Windows,
+    skip_keys: int,
     removed: Sequence[str],
     maps: Sequence[StageMaps],
     started: float,
@@ -42,13 +43,13 @@ def assemble(
     """
     layer = int(settings["layer"])
     _refuse_non_finite(maps)
-    table = stages_table(maps, layer, int(inputs.bos))
+    table = stages_table(maps, layer, skip_keys)
     manifest = {
         "command": command,
         "settings": dict(settings),
         "model": loaded.card.to_dict(),
         "data": {"name": inputs.name, "bos": inputs.bos, "sha256": inputs.sha256},
-        "skip_keys": int(inputs.bos),
+        "skip_keys": skip_keys,
         "layer": layer,
         "components": list(components(loaded.model)),
         "removed": list(removed),

@@ -6,13 +6,15 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from nope_probe import study
 from nope_probe.errors import UserError
+from nope_probe.study import StudySettings
 
 if TYPE_CHECKING:
     from nope_probe.data import Windows
@@ -24,7 +26,7 @@ _arg = tyro.conf.arg
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(StudySettings):
     """Follow one block from its input to the next block's scores (the paper's Figure 3).
 
     Writes the mean Gram or score map of each stage, (a) to (i), with standard errors, into a
@@ -45,17 +47,9 @@ class Settings:
     gain: Annotated[
         Literal["output", "norm", "identity"], _arg(help="The size of a removed weight's stand-in.")
     ] = "output"
-    data: Annotated[
-        str, _arg(help="shipped, stdlib, random, gaussian, or a .txt, .jsonl or .parquet file.")
-    ] = "shipped"
-    alpha: Annotated[float, _arg(help="With gaussian: the expected inner product of inputs.")] = 0.0
-    shuffle: Annotated[bool, _arg(help="Permute the tokens within each window.")] = False
     n_seqs: Annotated[int, _arg(help="How many windows.")] = 1000
     seq_len: Annotated[int, _arg(help="Tokens in a window.")] = 50
-    batch_size: Annotated[int, _arg(help="Windows per forward pass.")] = 32
-    folds: Annotated[int, _arg(help="Parts of the data that errors are made from.")] = 8
-    seed: Annotated[int, _arg(help="Seed of every random choice.")] = 0
-    device: Annotated[str, _arg(help="A torch device, or auto.")] = "auto"
+    layers: Annotated[int | Literal["all"], tyro.conf.Suppress] = "all"
     out: Annotated[Path | None, _arg(help="Folder of the run [runs/circuit-MODEL-HASH].")] = None
     image: Annotated[
         Path | None, _arg(help="Draw the figure into this .png or .svg file too (needs Chrome).")
@@ -69,20 +63,31 @@ def run(settings: Settings) -> Path:
         UserError: for settings that cannot be, or a place that is taken.
     """
     refuse_impossible(settings)
-    from nope_probe.results import check_place, settings_hash, write_run
+    from nope_probe.results import check_place, write_run
 
-    places = ("out", "image")
-    asked = {key: value for key, value in asdict(settings).items() if key not in places}
+    unasked = ("layers", "out", "image")
+    asked = {key: value for key, value in asdict(settings).items() if key not in unasked}
     asked["remove"] = list(settings.remove)
-    name = re.sub(r"[^A-Za-z0-9.]+", "-", Path(settings.model).name or settings.model).strip("-")
-    out = settings.out or Path("runs") / f"circuit-{name}-{settings_hash(asked)}"
+    out = settings.out or study.default_place("circuit", settings.model, asked)
     if not check_place(out, asked):
         from nope_probe.circuit_record import assemble
 
         started = time.time()
         loaded, inputs, removed, maps = measure(settings)
         command = " ".join(["python", "-m", "nope_probe.circuit", *sys.argv[1:]])
-        write_run(out, assemble(command, asked, loaded, inputs, removed, maps, started))
+        write_run(
+            out,
+            assemble(
+                command,
+                asked,
+                loaded,
+                inputs,
+                study.skipped_keys(settings, inputs),
+                removed,
+                maps,
+                started,
+            ),
+        )
     return out
 
 
@@ -94,14 +99,9 @@ def refuse_impossible(settings: Settings) -> None:
     """
     if settings.layer < 1:
         raise UserError(f"layers count from 1, got --layer {settings.layer}")
-    if settings.folds < 4:
-        raise UserError(f"expected at least 4 folds, got {settings.folds}")
-    if settings.n_seqs < settings.folds:
-        raise UserError(f"{settings.n_seqs} sequences do not fill {settings.folds} folds")
     if settings.seq_len < 4:
         raise UserError(f"expected at least 4 tokens in a window, got {settings.seq_len}")
-    if settings.batch_size < 1:
-        raise UserError("expected a positive --batch-size")
+    study.refuse_impossible(settings)
     if settings.image is not None:
         from nope_probe.export import check_image
 
@@ -120,7 +120,7 @@ def measure(
 
     loaded = _load(settings)
     removed = _components(settings.remove, loaded)
-    inputs = _inputs(settings, loaded)
+    inputs = study.cut_windows(settings, loaded)
     model, batch, gains = loaded.model, settings.batch_size, None
     calibrates = settings.gain == "output" and bool({*removed} & {*WEIGHTS})
     total = settings.n_seqs * (1 + bool(removed) + calibrates)
@@ -163,46 +163,13 @@ def _components(names: Sequence[str], loaded: Loaded) -> tuple[Component, ...]:
 
 def _load(settings: Settings) -> Loaded:
     """Load the blocks up to the one after the block under study, if there is one."""
-    import torch
-
-    from nope_probe.models import load
-
-    device = settings.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"no device {device!r} on this machine") from error
-    try:
-        return load(settings.model, n_layers=settings.layer + 1, device=device)
+        return study.load_model(replace(settings, layers=settings.layer + 1))
     except UserError as error:
         if f"has {settings.layer} layers" in str(error):
-            return load(settings.model, n_layers=settings.layer, device=device)
+            return study.load_model(replace(settings, layers=settings.layer))
         raise UserError(_asked_for(str(error), settings.layer)) from error
 
 
 def _asked_for(message: str, layer: int) -> str:
     return re.sub(r", \d+ were asked for.*", f"; there is no --layer {layer}", message)
-
-
-def _inputs(settings: Settings, loaded: Loaded) -> Windows:
-    from nope_probe.data import gaussian, windows
-
-    card = loaded.card
-    n_seqs, seq_len, seed = settings.n_seqs, settings.seq_len, settings.seed
-    if seq_len > card.n_ctx:
-        raise UserError(f"--seq-len {seq_len} is beyond the model's context {card.n_ctx}")
-    if (settings.data == "gaussian") != card.parameter_free:
-        kind = "gaussian vectors" if card.parameter_free else "text or random tokens"
-        raise UserError(f"{card.name} takes {kind}, not --data {settings.data}")
-    if settings.data == "gaussian":
-        return gaussian(n_seqs, seq_len, card.d_model, settings.alpha, seed)
-    return windows(
-        settings.data,
-        tokenizer=loaded.tokenizer,
-        n_seqs=n_seqs,
-        seq_len=seq_len,
-        seed=seed,
-        shuffle=settings.shuffle,
-    )

@@ -16,7 +16,7 @@ from nope_probe.figure_style import INK, ZERO, colour, words
 
 MEASURES = {
     "locality": ("does it prefer near keys? rank correlation", 0.0),
-    "monotonicity": ("share of keys, 8 apart, of which the nearer has more", 0.5),
+    "monotonicity": ("how often the nearer of two keys has more", 0.5),
 }
 
 
