@@ -14,7 +14,7 @@ import pytest
 import torch
 from plain_states import plain_states
 from safetensors.numpy import load_file
-from tiny_models import tokens
+from tiny_models import tokenizer, tokens
 
 from nope_probe.figures import score_maps
 from nope_probe.figures_heads import head_map
@@ -148,6 +148,22 @@ def test_a_run_without_heads_holds_no_head(tmp_path: Path, monkeypatch: pytest.M
     run(monkeypatch, *SMALL, "--layers", "1", "--out", str(tmp_path / "run"))
     assert set(load_file(tmp_path / "run" / "maps.safetensors")) == {"score", "se", "normalised"}
     assert not (tmp_path / "run" / "heads.csv").exists()
+
+
+def test_the_rule_for_windows_and_the_bos_policy_reach_a_data_set(
+    tiny: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    texts = [f"{i} the quick brown fox jumps over it" * (i % 3) for i in range(59)]
+    (tmp_path / "data").mkdir()
+    pd.DataFrame({"text": texts}).to_parquet(tmp_path / "data" / "train.parquet")
+    chosen = ["--data", str(tmp_path / "data"), "--windows", "start", "--bos", "never"]
+    model = ["--model", str(tiny("llama").folder), "--layers", "1"]
+    run(monkeypatch, *SMALL, *model, *chosen, "--out", str(tmp_path / "run"))
+    seen = load_file(tmp_path / "run" / "tokens.safetensors")["tokens"]
+    ids = tokenizer()([text for text in texts if text])["input_ids"]
+    assert sorted(seen.tolist()) == sorted(document[:N_POS] for document in ids[:N_SEQS])
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert (manifest["data"]["bos"], manifest["skip_keys"]) == (False, 0)
 
 
 def test_the_report_is_offline_and_has_a_heat_map_of_the_heads(done: Path):
