@@ -282,3 +282,10 @@ def test_a_browser_draws_it_with_its_switches_and_no_error(width: int, tmp_path:
     assert "<title>clicked</title>" in run.stdout
     assert len(re.findall(r'type="radio"', run.stdout)) == 5
     assert len(re.findall(r'<g class="hm"', run.stdout)) == 9
+
+
+def test_a_page_of_1024_positions_stays_under_15_megabytes() -> None:
+    large = {letter: np.broadcast_to(np.float32(1.7), (1024, 1024)) for letter in LETTERS}
+    figure = drawn(maps=large, reference=large, removed=("mask",))
+    html = page("title", ["answer"], [Section(title="t", caption="c", figure=figure)], {})
+    assert 6e6 < len(html.encode()) < 15e6
