@@ -54,10 +54,7 @@ def assemble(
         "components": list(components(loaded.model)),
         "removed": list(removed),
         "absent": absent(loaded.model, layer, maps[-1]),
-        "versions": versions(),
-        "device": str(next(loaded.model.parameters()).device),
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seconds": round(time.time() - started, 3),
+        **_provenance(loaded, started),
     }
     manifest["answer"] = circuit_answer(manifest, table)
     arrays = {name: each.float().cpu().numpy() for name, each in _arrays(maps).items()}
@@ -68,6 +65,15 @@ def assemble(
         tables={"stages": table},
         page=circuit_page(arrays, table, manifest),
     )
+
+
+def _provenance(loaded: Loaded, started: float) -> dict[str, Any]:
+    return {
+        "versions": versions(),
+        "device": str(next(loaded.model.parameters()).device),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": round(time.time() - started, 3),
+    }
 
 
 def _arrays(maps: Sequence[StageMaps]) -> dict[str, Float[Tensor, "row_pos col_pos"]]:
