@@ -23,6 +23,7 @@ from transformers import (
 
 from nope_probe.corpus import stdlib_documents
 from nope_probe.data import cut
+from nope_probe.documents import is_held_out
 from nope_probe.dynamics import Dynamics
 
 if TYPE_CHECKING:
@@ -66,13 +67,17 @@ def corpus_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, seed: int) -> 
     if recipe.data == "stdlib":
         return _library(recipe, tokenizer, seed)
     stream = load_dataset(recipe.data, split="train", streaming=True)
-    held_out = Dataset.from_generator(
-        _packed, gen_kwargs={"stream": stream.take(2_000), "tokenizer": tokenizer, "recipe": recipe}
-    )
-    train = IterableDataset.from_generator(
-        _packed, gen_kwargs={"stream": stream.skip(2_000), "tokenizer": tokenizer, "recipe": recipe}
-    )
+    # The documents that `--data fineweb-edu` studies are never trained on.
+    few = stream.filter(_is_kept_out).take(2_000)
+    rest = stream.filter(lambda row: not _is_kept_out(row))
+    kwargs = {"tokenizer": tokenizer, "recipe": recipe}
+    held_out = Dataset.from_generator(_packed, gen_kwargs={"stream": few, **kwargs})
+    train = IterableDataset.from_generator(_packed, gen_kwargs={"stream": rest, **kwargs})
     return Corpus(train=train, held_out=held_out)
+
+
+def _is_kept_out(row: dict[str, Any]) -> bool:
+    return is_held_out(row["text"])
 
 
 def _library(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, seed: int) -> Corpus:

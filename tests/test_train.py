@@ -1,6 +1,7 @@
 """Training: the recipe's pieces, a short run, and what it leaves on disk."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +13,21 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from nope_probe.corpus import split, stdlib_documents
 from nope_probe.data import documents
+from nope_probe.documents import is_held_out
 from nope_probe.dynamics import log_spaced
 from nope_probe.errors import UserError
 from nope_probe.hub import CHECKPOINTS
 from nope_probe.models import SHAPES, nope_llama, smollm3_config
 from nope_probe.train import RECIPES, Settings, train
-from nope_probe.training import Corpus, _dataset, _packed, evaluate, make_trainer, save
+from nope_probe.training import (
+    Corpus,
+    _dataset,
+    _packed,
+    corpus_of,
+    evaluate,
+    make_trainer,
+    save,
+)
 
 SHORT = replace(RECIPES["tiny"], seq_len=23, batch_tokens=4 * 23, micro_batch=2, steps=5, warmup=1)
 
@@ -165,3 +175,23 @@ def test_an_output_that_is_a_file_is_refused(tmp_path: Path):
         train(Settings(preset="nope-tiny", out=tmp_path / "file"))
     with pytest.raises(UserError, match="at least 1 step, got 0"):
         train(Settings(preset="nope-tiny", steps=0))
+
+
+def test_a_streamed_corpus_is_not_trained_on_what_is_studied(tmp_path: Path, tokenizer):
+    texts = [f"document {i}: " + "some words and more of them, " * 9 for i in range(120)]
+    rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    (tmp_path / "rows.jsonl").write_text(rows)
+    corpus = corpus_of(replace(SHORT, data=str(tmp_path)), tokenizer, seed=0)
+
+    def named(dataset) -> set[str]:
+        ids = [t for row in dataset for t in torch.as_tensor(row["input_ids"]).tolist()]
+        return set(re.findall(r"document (\d+):", tokenizer.decode(ids)))
+
+    studied = {str(i) for i, text in enumerate(texts) if is_held_out(text)}
+    assert 5 < len(studied) < 60
+    held_out, trained = named(corpus.held_out), named(corpus.train)
+    assert not trained & studied
+    assert held_out <= studied
+    # Packing drops what does not fill the last window.
+    assert len(held_out) >= len(studied) - 1
+    assert len(trained) >= 120 - len(studied) - 1
