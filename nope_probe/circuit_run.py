@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -41,7 +42,8 @@ class Settings(StudySettings):
         tuple[str, ...],
         _arg(
             help="What to remove in every block, beside a run of the intact model: of mask rope "
-            "w_q w_k w_o w_v mlp pos_embed, or the circuits qk ov."
+            "w_q w_k w_o w_v mlp pos_embed, the circuits qk ov, or norms (the weights of the "
+            "norms before attention and MLP)."
         ),
     ] = ()
     gain: Annotated[
@@ -110,20 +112,22 @@ def refuse_impossible(settings: Settings) -> None:
 
 def measure(
     settings: Settings,
-) -> tuple[Loaded, Windows, tuple[Component, ...], list[StageMaps]]:
+) -> tuple[Loaded, Windows, tuple[str, ...], list[StageMaps]]:
     """Load the model and capture its stages: intact, and then ablated where that is asked for."""
     from tqdm import tqdm
 
     from nope_probe.hooks.ablation import WEIGHTS, Ablation, ablated
     from nope_probe.hooks.capture import capture_stages
     from nope_probe.hooks.gain import calibrate
+    from nope_probe.hooks.norms import plain_norms
 
     loaded = _load(settings)
-    removed = _components(settings.remove, loaded)
+    removed = _components([name for name in settings.remove if name != "norms"], loaded)
+    plain = ("norms",) if "norms" in settings.remove else ()
     inputs = study.cut_windows(settings, loaded)
     model, batch, gains = loaded.model, settings.batch_size, None
     calibrates = settings.gain == "output" and bool({*removed} & {*WEIGHTS})
-    total = settings.n_seqs * (1 + bool(removed) + calibrates)
+    total = settings.n_seqs * (1 + bool(removed or plain) + calibrates)
     with tqdm(total=total, unit="seq", file=sys.stderr, dynamic_ncols=True) as bar:
 
         def stages() -> StageMaps:
@@ -139,10 +143,12 @@ def measure(
         maps = [stages()]
         if calibrates:
             gains = calibrate(model, inputs.inputs, batch_size=batch, on_batch=bar.update)
-        if removed:
-            with ablated(model, Ablation(remove=removed, gain=settings.gain), gains):
+        if removed or plain:
+            ablation = Ablation(remove=removed, gain=settings.gain)
+            norms = plain_norms(model) if plain else nullcontext()
+            with norms, ablated(model, ablation, gains):
                 maps.append(stages())
-    return loaded, inputs, removed, maps
+    return loaded, inputs, (*removed, *plain), maps
 
 
 def _components(names: Sequence[str], loaded: Loaded) -> tuple[Component, ...]:

@@ -58,6 +58,7 @@ WORDS = {
     "w_o": "W_O",
     "w_v": "W_V",
     "mlp": "MLP",
+    "norms": "the norms' weights",
     "qk": "QK circuit",
     "ov": "OV circuit",
     "route_mean": "mean route",

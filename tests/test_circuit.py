@@ -20,6 +20,7 @@ from nope_probe.circuit import main
 from nope_probe.circuit_claims import off_diagonal_ratio
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.capture import capture_stages
+from nope_probe.hooks.norms import plain_norms
 from nope_probe.report_circuit import circuit_answer
 
 N = 19
@@ -306,3 +307,19 @@ def test_a_browser_draws_the_report_without_an_error(without_mlp: Path, tmp_path
     assert not [line for line in told.stderr.splitlines() if "CONSOLE" in line]
     assert told.stdout.count('class="plot js-plotly-plot"') == 2
     assert (without_mlp / "report.html").stat().st_size < 15e6
+
+
+def test_removing_the_norms_weights_compares_with_the_intact_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Any
+):
+    out = tmp_path / "run"
+    run(monkeypatch, *SMALL, "--remove", "norms", "mlp", "--out", str(out))
+    assert manifest_of(out)["removed"] == ["mlp", "norms"]
+    tokens = torch.from_numpy(load_file(out / "tokens.safetensors")["tokens"])
+    with plain_norms(model), ablated(model, Ablation(remove=["mlp"])):
+        truth = capture_stages(model, tokens, n_folds=5)
+    maps = maps_of(out)
+    for letter in ("f", "h"):
+        np.testing.assert_allclose(maps[f"gram/{letter}"], truth.mean(letter), rtol=1e-4, atol=1e-4)
+        assert np.abs(maps[f"gram/{letter}"] - maps[f"reference/{letter}"]).max() > 0.1
+    assert "the norms' weights" in (out / "report.html").read_text()
