@@ -72,7 +72,6 @@ def ablate(settings: Settings) -> Path:
     if settings.gauge < 0:
         raise UserError(f"expected a --gauge of 0 or more, got {settings.gauge}")
     asked = {key: value for key, value in asdict(settings).items() if key != "out"}
-    asked["players"] = list(settings.players) if settings.players is not None else None
     out = settings.out or default_place("ablate", settings.model, asked)
     if not check_place(out, asked):
         write_run(out, _compute(settings, asked))

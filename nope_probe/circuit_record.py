@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
 
+from nope_probe.analyses.noise import standard_error
 from nope_probe.analyses.pattern import kept_cells, measure
 from nope_probe.data import Windows
 from nope_probe.errors import UserError
@@ -19,8 +18,9 @@ from nope_probe.hooks.capture import StageMaps
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.stages import LETTERS, STAGES, Letter
 from nope_probe.models import Loaded
+from nope_probe.provenance import kept_inputs, provenance
 from nope_probe.report_circuit import circuit_answer, circuit_page
-from nope_probe.results import Run, versions
+from nope_probe.results import Run
 from nope_probe.tables import measures_table
 
 INTACT, ABLATED = "intact", "ablated"
@@ -45,35 +45,27 @@ def assemble(
     _refuse_non_finite(maps)
     table = stages_table(maps, layer, skip_keys)
     manifest = {
-        "command": command,
-        "settings": dict(settings),
-        "model": loaded.card.to_dict(),
-        "data": {"name": inputs.name, "bos": inputs.bos, "sha256": inputs.sha256},
-        "skip_keys": skip_keys,
+        **provenance(
+            command=command,
+            settings=settings,
+            loaded=loaded,
+            inputs=inputs,
+            skip_keys=skip_keys,
+            started=started,
+        ),
         "layer": layer,
         "components": list(components(loaded.model)),
         "removed": list(removed),
         "absent": absent(loaded.model, layer, maps[-1]),
-        **_provenance(loaded, started),
     }
     manifest["answer"] = circuit_answer(manifest, table)
     arrays = {name: each.float().cpu().numpy() for name, each in _arrays(maps).items()}
-    kind = "vectors" if inputs.inputs.is_floating_point() else "tokens"
     return Run(
         manifest=manifest,
-        arrays={"maps": arrays, "tokens": {kind: inputs.inputs.numpy()}},
+        arrays={"maps": arrays, "tokens": kept_inputs(inputs)},
         tables={"stages": table},
         page=circuit_page(arrays, table, manifest),
     )
-
-
-def _provenance(loaded: Loaded, started: float) -> dict[str, Any]:
-    return {
-        "versions": versions(),
-        "device": str(next(loaded.model.parameters()).device),
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seconds": round(time.time() - started, 3),
-    }
 
 
 def _arrays(maps: Sequence[StageMaps]) -> dict[str, Float[Tensor, "row_pos col_pos"]]:
@@ -83,13 +75,6 @@ def _arrays(maps: Sequence[StageMaps]) -> dict[str, Float[Tensor, "row_pos col_p
     if len(maps) > 1:
         found |= {f"reference/{letter}": maps[0].mean(letter) for letter in maps[0].folds}
     return found
-
-
-def standard_error(
-    folds: Float[Tensor, "fold row_pos col_pos"],
-) -> Float[Tensor, "row_pos col_pos"]:
-    """Give the standard error of a mean map from its fold means: their spread over sqrt(folds)."""
-    return folds.std(0) / len(folds) ** 0.5
 
 
 def stages_table(maps: Sequence[StageMaps], layer: int, skip_keys: int) -> pd.DataFrame:

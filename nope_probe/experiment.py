@@ -62,14 +62,18 @@ class Measured:
     """The score maps of every condition.
 
     Attributes:
-        intact: the intact model's maps with their mean route, where scores are q.k.
+        maps: per condition; the intact model's with their mean route, where scores are q.k.
         shuffled: the intact model and the one without mask on shuffled tokens, where asked for.
     """
 
     maps: dict[Condition, ScoreMaps]
-    intact: ScoreMaps
     gains: Gains | None
     shuffled: dict[Condition, ScoreMaps] = field(default_factory=dict)
+
+    @property
+    def intact(self) -> ScoreMaps:
+        """The intact model's maps."""
+        return self.maps[INTACT]
 
 
 def make_plan(
@@ -140,8 +144,7 @@ def run_conditions(
     gains = None
     if how.gain == "output" and plan.playing & set(WEIGHTS):
         gains = calibrate(model, inputs.inputs, batch_size=how.batch_size, on_batch=how.on_batch)
-    intact = _intact(model, inputs.inputs, how)
-    maps = {INTACT: intact}
+    maps = {INTACT: _intact(model, inputs.inputs, how)}
     for condition in plan.conditions[1:]:
         maps[condition] = run_condition(model, inputs.inputs, condition, how, gains)
         _refuse_non_finite(maps[condition].folds, plan.name(condition))
@@ -153,7 +156,7 @@ def run_conditions(
             for condition in (INTACT, MASK)
         }
     )
-    return Measured(maps=maps, intact=intact, gains=gains, shuffled=controls)
+    return Measured(maps=maps, gains=gains, shuffled=controls)
 
 
 def _intact(model: Any, inputs: Tensor, how: How) -> ScoreMaps:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -27,8 +25,9 @@ from nope_probe.data import Windows
 from nope_probe.experiment import Measured, Plan
 from nope_probe.hooks.capture import ScoreMaps, pooled
 from nope_probe.models import Loaded
+from nope_probe.provenance import kept_inputs, provenance
 from nope_probe.report_ablate import ablation_page
-from nope_probe.results import Run, versions
+from nope_probe.results import Run
 from nope_probe.summary import answer
 from nope_probe.tables import (
     interactions_table,
@@ -68,27 +67,24 @@ def assemble(
         "routes": _routes_table(measured, skip_keys),
     }
     maps = {name: each.float().numpy() for name, each in _maps(plan, measured, skip_keys).items()}
-    kind = "vectors" if inputs.inputs.is_floating_point() else "tokens"
     manifest = {
-        "command": command,
-        "settings": dict(settings),
-        "model": loaded.card.to_dict(),
+        **provenance(
+            command=command,
+            settings=settings,
+            loaded=loaded,
+            inputs=inputs,
+            skip_keys=skip_keys,
+            started=started,
+        ),
         "gains": None if measured.gains is None else {**measured.gains.c},
-        "data": {"name": inputs.name, "bos": inputs.bos, "sha256": inputs.sha256},
-        "skip_keys": skip_keys,
         "games": {game.name: [p.name for p in game.players] for game in plan.games},
         "conditions": [plan.name(condition) for condition in plan.conditions],
         "position": plan.position,
         "conjunctions": _conjunctions(layers, plan.games),
-        "versions": versions(),
-        "device": str(next(loaded.model.parameters()).device),
-        "dtype": str(next(loaded.model.parameters()).dtype).removeprefix("torch."),
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seconds": round(time.time() - started, 3),
     }
     page = ablation_page(maps, tables, manifest, answer(manifest, tables))
     arrays = {
-        "tokens": {kind: inputs.inputs.numpy()},
+        "tokens": kept_inputs(inputs),
         "maps": maps,
         "folds": _packed_folds(plan, measured),
     }

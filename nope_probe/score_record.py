@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -19,8 +17,9 @@ from nope_probe.data import Windows
 from nope_probe.errors import UserError
 from nope_probe.hooks.capture import ScoreMaps, pooled
 from nope_probe.models import Loaded
+from nope_probe.provenance import kept_inputs, provenance
 from nope_probe.report_scores import scores_page
-from nope_probe.results import Run, versions
+from nope_probe.results import Run
 from nope_probe.summary_scores import answer
 from nope_probe.tables import measures_table, spread
 
@@ -48,24 +47,20 @@ def assemble(
     if measured.per_head is not None:
         tables["heads"] = heads_table(measured.per_head, skip_keys)
     maps = score_arrays(measured)
-    parameter = next(loaded.model.parameters())
     manifest = {
-        "command": command,
-        "settings": dict(settings),
-        "model": loaded.card.to_dict(),
-        "data": {"name": inputs.name, "bos": inputs.bos, "sha256": inputs.sha256},
-        "skip_keys": skip_keys,
+        **provenance(
+            command=command,
+            settings=settings,
+            loaded=loaded,
+            inputs=inputs,
+            skip_keys=skip_keys,
+            started=started,
+        ),
         "conditions": [INTACT],
-        "versions": versions(),
-        "device": str(parameter.device),
-        "dtype": str(parameter.dtype).removeprefix("torch."),
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seconds": round(time.time() - started, 3),
     }
-    kind = "vectors" if inputs.inputs.is_floating_point() else "tokens"
     return Run(
         manifest=manifest,
-        arrays={"tokens": {kind: inputs.inputs.numpy()}, "maps": maps},
+        arrays={"tokens": kept_inputs(inputs), "maps": maps},
         tables=tables,
         page=scores_page(maps, tables, manifest, answer(manifest, tables)),
     )

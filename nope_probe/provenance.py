@@ -1,0 +1,54 @@
+"""What every run of a study records of its origin."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from nope_probe.data import Windows
+from nope_probe.models import Loaded
+from nope_probe.results import versions
+
+
+def provenance(
+    *,
+    command: str,
+    settings: Mapping[str, Any],
+    loaded: Loaded,
+    inputs: Windows,
+    skip_keys: int,
+    started: float,
+) -> dict[str, Any]:
+    """Say what was run, on which model and data, with which versions, where and for how long.
+
+    Args:
+        command: the command line.
+        settings: what was asked.
+        loaded: the model.
+        inputs: what it was run on.
+        skip_keys: how many first keys the patterns leave out.
+        started: when the run began, in seconds since the epoch.
+    """
+    parameter = next(loaded.model.parameters())
+    return {
+        "command": command,
+        "settings": dict(settings),
+        "model": loaded.card.to_dict(),
+        "data": {"name": inputs.name, "bos": inputs.bos, "sha256": inputs.sha256},
+        "skip_keys": skip_keys,
+        "versions": versions(),
+        "device": str(parameter.device),
+        "dtype": str(parameter.dtype).removeprefix("torch."),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": round(time.time() - started, 3),
+    }
+
+
+def kept_inputs(inputs: Windows) -> dict[str, np.ndarray]:
+    """Give the array that lets a run be repeated without its data: `tokens`, or `vectors`."""
+    kind = "vectors" if inputs.inputs.is_floating_point() else "tokens"
+    return {kind: inputs.inputs.numpy()}
