@@ -72,6 +72,10 @@ class ScoreMeter(Meter):
         if not self.sits_out:
             if not self.facts:
                 self.facts = self._look(scores)
+            if self.routes and not self.facts["from_product"]:
+                raise NotImplementedError(
+                    f"the scores of layer {self.layer.index + 1} are not q.k: no mean route"
+                )
             self.add(**self._parts(scores))
         self.forget()
 
@@ -103,10 +107,6 @@ class ScoreMeter(Meter):
         relative = max(1e-5, 4 * torch.finfo(scores.dtype).eps)
         close = error <= relative * scores[:1, :, visible].abs().max()
         facts["from_product"] = torch.tensor(self.layer.soft_cap is None and bool(close))
-        if self.routes and not facts["from_product"]:
-            raise NotImplementedError(
-                f"the scores of layer {self.layer.index + 1} are not q.k: they have no mean route"
-            )
         return facts
 
     def score_means(self, counts: Tensor) -> Tensor:
