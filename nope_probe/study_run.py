@@ -28,6 +28,7 @@ class StudyRun:
     """What a study has at hand while it computes.
 
     Attributes:
+        command: the command line.
         settings: what was asked, the device being this process's own.
         asked: the same as a run records it.
         loaded: the model.
@@ -36,17 +37,13 @@ class StudyRun:
         started: when, in seconds since the epoch.
     """
 
+    command: str
     settings: StudySettings
     asked: dict[str, Any]
     loaded: Loaded
     journal: Journal
     processes: Processes
     started: float = field(default_factory=time.time)
-
-    @property
-    def command(self) -> str:
-        """The command line."""
-        return " ".join(["python", "-m", f"nope_probe.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
 
     @property
     def share(self) -> int:
@@ -75,6 +72,7 @@ class StudyRun:
 
 
 def run_study(
+    command: str,
     out: Path,
     asked: dict[str, Any],
     settings: StudySettings,
@@ -83,6 +81,7 @@ def run_study(
     """Compute a study in this process and those beside it, and write its run.
 
     Args:
+        command: the command's name.
         out: where the run is written.
         asked: what was asked, as the run records it.
         settings: what was asked.
@@ -101,6 +100,7 @@ def run_study(
             journal.begin(fingerprint(loaded.model))
             run = compute(
                 StudyRun(
+                    command=" ".join(["python", "-m", f"nope_probe.{command}", *sys.argv[1:]]),
                     settings=settings,
                     asked=asked,
                     loaded=loaded,

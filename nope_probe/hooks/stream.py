@@ -149,7 +149,7 @@ def stream(
             if on_batch is not None:
                 on_batch(stop - start)
         keeper.keep(lambda: state_of(meters), finished=True)
-    keeper.add_up([meter.totals[name] for meter in meters for name in sorted(meter.totals)])
+        keeper.add_up([meter.totals[name] for meter in meters for name in sorted(meter.totals)])
 
 
 def shares(n_seqs: int, batch_size: int, rank: int, n_processes: int) -> list[tuple[int, int]]:
