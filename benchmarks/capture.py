@@ -1,0 +1,173 @@
+"""Compare streamed score maps with the bare forward pass and with caching scores: time and memory.
+
+    python benchmarks/capture.py [--seq-len 1024] [--batch-size 2]
+
+Rounds alternate between the three in one process, so that a busy machine slows all; each one's peak
+memory is that of a process of its own. The model is random: 4 layers, d_model 1024, 16 heads.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import tyro
+
+from nope_probe import capture_scores, load
+from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.tap import Enough, installed, run
+
+What = Literal["bare", "streamed", "cached"]
+WAYS: tuple[What, ...] = ("bare", "streamed", "cached")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How large the model and the data are."""
+
+    n_layers: int = 4
+    d_model: int = 1024
+    n_heads: int = 16
+    n_kv_heads: int = 16
+    d_mlp: int = 2816
+    d_vocab: int = 2048
+    seq_len: int = 1024
+    batch_size: int = 2
+    n_seqs: int = 16
+    rounds: int = 3
+    device: str = "cpu"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    only: What | None = None
+    """Run one way, and print its peak memory alone."""
+
+
+def main(settings: Settings) -> None:
+    if settings.only is not None:
+        print(json.dumps(peak_of(settings, settings.only)))
+        return
+    model = build(settings)
+    ways = {way: action(settings, model, way) for way in WAYS}
+    times: dict[What, list[float]] = {way: [] for way in WAYS}
+    for _ in range(settings.rounds + 1):
+        for way in WAYS:
+            times[way].append(seconds(settings, ways[way]))
+    del model
+    n_tokens = settings.n_seqs * settings.seq_len
+    bare = statistics.median(times["bare"][1:])
+    print(f"{n_tokens} tokens in windows of {settings.seq_len}, {settings.n_layers} layers")
+    for way in WAYS:
+        typical = statistics.median(times[way][1:])  # the first round warms up
+        base, peak = peak_alone(settings, way)
+        print(
+            f"{way:9} {n_tokens / typical:10.0f} tokens/s  {typical / bare:.2f} bare passes  "
+            f"peak {peak:.0f} MB, {peak - base:.0f} MB above the loaded model"
+        )
+
+
+def build(settings: Settings) -> Any:
+    """Make a folder of a random Llama, and load it as a user would."""
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=settings.d_vocab,
+        hidden_size=settings.d_model,
+        intermediate_size=settings.d_mlp,
+        num_hidden_layers=settings.n_layers,
+        num_attention_heads=settings.n_heads,
+        num_key_value_heads=settings.n_kv_heads,
+        max_position_embeddings=settings.seq_len,
+    )
+    shipped = Path(sys.modules["nope_probe"].__path__[0], "checkpoints", "nope-tiny")
+    with tempfile.TemporaryDirectory() as folder:
+        torch.manual_seed(0)
+        with torch.device(settings.device):
+            made = LlamaForCausalLM(config).to(getattr(torch, settings.dtype))
+        made.save_pretrained(folder)
+        del made
+        AutoTokenizer.from_pretrained(shipped).save_pretrained(folder)
+        dtype = getattr(torch, settings.dtype)
+        return load(folder, device=settings.device, dtype=dtype).model
+
+
+def action(settings: Settings, model: Any, way: What) -> Callable[[], object]:
+    generator = torch.Generator().manual_seed(0)
+    shape = (settings.n_seqs, settings.seq_len)
+    tokens = torch.randint(settings.d_vocab, shape, generator=generator)
+    if way == "streamed":
+        return lambda: capture_scores(model, tokens, batch_size=settings.batch_size)
+    return lambda: (bare if way == "bare" else cached)(model, tokens, settings.batch_size)
+
+
+def bare(model: Any, tokens: torch.Tensor, batch_size: int) -> None:
+    """Run the model up to its last scores, as the other ways do."""
+    last = layers_of(model)[-1].point("attn.hook_attn_scores")
+    with torch.inference_mode(), installed([(last, stop)]):
+        for start in range(0, len(tokens), batch_size):
+            run(model, tokens[start : start + batch_size])
+
+
+def cached(model: Any, tokens: torch.Tensor, batch_size: int) -> None:
+    """Average scores over sequences as one does with TransformerLens alone, without folds."""
+    names = [f"blocks.{layer}.attn.hook_attn_scores" for layer in range(len(model.blocks))]
+    sums = [0.0] * len(names)
+    with torch.inference_mode():
+        for start in range(0, len(tokens), batch_size):
+            batch = tokens[start : start + batch_size].to(next(model.parameters()).device)
+            _, cache = model.run_with_cache(batch, names_filter=lambda name: name in names)
+            for layer, name in enumerate(names):
+                sums[layer] = sums[layer] + cache[name].mean(1).sum(0)
+
+
+def stop(tensor: torch.Tensor, hook: object) -> None:
+    raise Enough
+
+
+def seconds(settings: Settings, act: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    act()
+    if settings.device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def peak_of(settings: Settings, way: What) -> tuple[float, float]:
+    """Give memory before and the peak while one way runs, MB."""
+    act = action(settings, model := build(settings), way)
+    del model
+    if settings.device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
+        base = torch.cuda.memory_allocated()
+        act()
+        return base / 2**20, torch.cuda.max_memory_allocated() / 2**20
+    # What building the model took at its peak would hide what follows: forget it.
+    Path("/proc/self/clear_refs").write_text("5")
+    base = resident("VmRSS")
+    act()
+    return base, resident("VmHWM")
+
+
+def resident(name: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
+
+
+def peak_alone(settings: Settings, way: What) -> tuple[float, float]:
+    flags = [
+        f"--{name.replace('_', '-')}={value}"
+        for name, value in asdict(settings).items()
+        if name != "only"
+    ]
+    command = [sys.executable, "-W", "ignore", __file__, *flags, f"--only={way}"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
+    return tuple(json.loads(told.stdout.splitlines()[-1]))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Settings))
