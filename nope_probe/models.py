@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from nope_probe.contract import ModelCard, check, describe, reference_logits
+from nope_probe.contract import (
+    ModelCard,
+    check,
+    describe,
+    reference_logits,
+    refuse_blocks_without_attention,
+)
 from nope_probe.conversion import hooked_config, hooked_weights
+from nope_probe.errors import UserError
 from nope_probe.hub import CHECKPOINTS, load_hugging_face, resolve
 
 if TYPE_CHECKING:
@@ -224,8 +231,6 @@ def _load_shipped(
 def _load_bridge(
     name: str, n_layers: int | None, device: str, dtype: torch.dtype | None, revision: str | None
 ) -> Loaded:
-    from transformer_lens.model_bridge import TransformerBridge
-
     source = resolve(name)
     on_gpu = torch.device(device).type == "cuda"
     dtype = dtype or (torch.bfloat16 if on_gpu else torch.float32)
@@ -233,9 +238,32 @@ def _load_bridge(
     hf = hf.to(device)
     # The bridge rewires the Hugging Face model in place: ask it before.
     reference = reference_logits(hf)
-    model = TransformerBridge.boot_transformers(
-        source, hf_model=hf, tokenizer=tokenizer, dtype=dtype, device=device
-    )
+    model = _bridge(source, hf, tokenizer, dtype, device)
+    refuse_blocks_without_attention(model, name)
     card = describe(model, name, source=source, architecture=type(hf).__name__)
     card = replace(card, revision=getattr(hf.config, "_commit_hash", None) or revision)
     return Loaded(model=model, tokenizer=tokenizer, card=check(model, card, reference))
+
+
+def _bridge(
+    source: str,
+    hf: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    dtype: torch.dtype,
+    device: str,
+) -> TransformerBridge:
+    """Bridge a model of an architecture that TransformerLens may not know, or not in full."""
+    from transformer_lens.model_bridge import TransformerBridge
+
+    architecture = type(hf).__name__
+    try:
+        return TransformerBridge.boot_transformers(
+            source, hf_model=hf, tokenizer=tokenizer, dtype=dtype, device=device
+        )
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError, LookupError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"TransformerLens cannot read {source}, a {architecture}: {reason}"
+        ) from error
