@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from nope_probe.documents import refuse_packing
 from nope_probe.errors import UserError
 from nope_probe.results import settings_hash
 
@@ -41,6 +42,10 @@ class StudySettings:
         Literal["random", "start"],
         _arg(help="Where a window stands in its document; start: its first tokens (the paper's)."),
     ] = "random"
+    pack: Annotated[
+        bool,
+        _arg(help="Join documents, an EOS token after each, and cut windows across them instead."),
+    ] = False
     bos: Annotated[
         Literal["auto", "always", "never"],
         _arg(help="Begin windows with a BOS token; auto: where the tokenizer forces it."),
@@ -86,6 +91,8 @@ def refuse_impossible(settings: StudySettings) -> None:
         raise UserError(f"expected at least 1 layer, got {settings.layers}")
     if settings.dtype not in ("auto", *DTYPES):
         raise UserError(f"no dtype {settings.dtype!r}: expected auto, {', '.join(DTYPES)}")
+    if settings.pack:
+        refuse_packing(settings.data, settings.windows)
 
 
 def load_model(settings: StudySettings) -> Loaded:
@@ -148,6 +155,7 @@ def cut_windows(settings: StudySettings, loaded: Loaded, *, shuffle: bool | None
         seed=settings.seed,
         place=settings.windows,
         bos=settings.bos,
+        pack=settings.pack,
         shuffle=settings.shuffle if shuffle is None else shuffle,
     )
 
