@@ -131,20 +131,6 @@ def check(
     return replace(card, parity=parity)
 
 
-def refuse_blocks_without_attention(model: Any, name: str) -> None:
-    """Refuse a model that mixes its tokens by something else than attention.
-
-    Raises:
-        UserError: naming the first such block, from 1.
-    """
-    for number, block in enumerate(model.blocks, 1):
-        if not hasattr(block, "attn"):
-            raise UserError(
-                f"{name} has no attention in layer {number} (a state-space, recurrent or linear "
-                "one): it has no scores to map"
-            )
-
-
 def _largest(meters: list[_ScoreChecker], name: str) -> float:
     """Give the largest deviation; Python's max would pass over one that is not a number."""
     return float(torch.tensor([getattr(meter, name) for meter in meters]).max())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nope_probe.config import read_config
 from nope_probe.errors import UserError
+from nope_probe.placement import Place, refuse_offloaded
 from nope_probe.quantised import is_quantised, load_quantised
 from nope_probe.tokenizer import load_tokenizer
 from nope_probe.weights import read_weights
@@ -65,12 +66,13 @@ def load_hugging_face(
     n_layers: int | None = None,
     dtype: torch.dtype,
     revision: str | None = None,
+    device_map: Place | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a causal decoder and its tokenizer, eager attention, the first layers only if asked.
 
-    Only the files and tensors of these layers, the embeddings and the head are read.
-
-    A Llama that was trained without RoPE comes as the SmolLM3 without RoPE that has its weights.
+    Only the files and tensors of these layers, the embeddings and the head are read. A Llama that
+    was trained without RoPE comes as the SmolLM3 without RoPE that has its weights. With a
+    device_map (auto, balanced, sequential or a device per part) Hugging Face places the parts.
 
     Raises:
         UserError: if it cannot be had (offline, gated, missing, broken) or is no causal decoder.
@@ -78,9 +80,10 @@ def load_hugging_face(
     with _quiet(), _one_line(source):
         config = read_config(source, n_layers=n_layers, revision=revision)
         tokenizer = load_tokenizer(source, d_vocab=config.vocab_size, revision=revision)
-        model, report = _model(source, config, n_layers, dtype, revision)
+        model, report = _model(source, config, n_layers, dtype, revision, device_map)
         model.name_or_path = model.config.name_or_path = source
         _refuse_random_weights(source, report)
+        refuse_offloaded(source, model)
     return model.eval().requires_grad_(False), tokenizer
 
 
@@ -90,6 +93,7 @@ def _model(
     n_layers: int | None,
     dtype: torch.dtype,
     revision: str | None,
+    device_map: Place | None,
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Build a model from the tensors it needs."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -100,12 +104,19 @@ def _model(
         "attn_implementation": "eager",
         "ignore_mismatched_sizes": True,  # they are refused, by name
         "output_loading_info": True,
+        "device_map": device_map,
     }
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     if is_quantised(config):
         return load_quantised(kind, source, revision, options)
     weights = read_weights(source, n_layers=n_layers, revision=revision)
-    return kind.from_pretrained(None, state_dict=weights, **options)
+    try:
+        return kind.from_pretrained(None, state_dict=weights, **options)
+    except ValueError as error:
+        if device_map is None:
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"--device-map cannot place {source}: {reason}") from error
 
 
 def _refuse_random_weights(source: str, report: dict[str, Any]) -> None:

@@ -65,6 +65,10 @@ class StudySettings:
     ] = "auto"
     seed: Annotated[int, _arg(help="Seed of every random choice.")] = 0
     device: Annotated[str, _arg(help="A torch device, or auto.")] = "auto"
+    device_map: Annotated[
+        Literal["auto", "balanced", "sequential"] | None,
+        _arg(help="Spread a model that is larger than one GPU over all of them."),
+    ] = None
     dtype: Annotated[str, _arg(help="float32, float64, bfloat16, float16 or auto.")] = "auto"
 
 
@@ -91,6 +95,8 @@ def refuse_impossible(settings: StudySettings) -> None:
         raise UserError(f"expected at least 1 layer, got {settings.layers}")
     if settings.dtype not in ("auto", *DTYPES):
         raise UserError(f"no dtype {settings.dtype!r}: expected auto, {', '.join(DTYPES)}")
+    if settings.device_map is not None and settings.device != "auto":
+        raise UserError("--device is for one device and --device-map for several: take one")
     if settings.pack:
         refuse_packing(settings.data, settings.windows)
 
@@ -115,7 +121,12 @@ def load_model(settings: StudySettings) -> Loaded:
     dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
     first = None if settings.layers == "all" else settings.layers
     return load(
-        settings.model, n_layers=first, device=device, dtype=dtype, revision=settings.revision
+        settings.model,
+        n_layers=first,
+        device=device,
+        dtype=dtype,
+        revision=settings.revision,
+        device_map=settings.device_map,
     )
 
 
