@@ -1,4 +1,4 @@
-"""From a Hugging Face model to its TransformerBridge, or to one line that says why there is none."""
+"""From a Hugging Face model to its TransformerBridge, or to one line that says why not."""
 
 from __future__ import annotations
 

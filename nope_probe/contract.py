@@ -117,7 +117,7 @@ def check(
         meter.compare_pattern()
     parity = {name: _largest(meters, name) for name in ("pattern", "scores", "keys")}
     if reference is not None:
-        parity["logits"] = distance(logits, reference)
+        parity["logits"] = distance(logits, reference.to(logits.device))
     if _claims_no_positions(model, card):
         parity["positions"] = position_dependence(model)
     tolerance = 1e-4 if parameter.dtype in (torch.float32, torch.float64) else 0.05
