@@ -19,7 +19,7 @@ from torch import Tensor
 
 from nope_probe.documents import (
     documents,
-    documents_of,
+    first_documents,
     is_data_set,
     long_documents,
     refuse_packing,
@@ -160,7 +160,7 @@ def _packed(
     refuse_packing(source, place)
     separator = separator_of(tokenizer)
     if is_data_set(source):
-        ids = documents_of(source, tokenizer, n_seqs * length)
+        ids = first_documents(source, tokenizer, n_seqs * length)
     else:
         ids = _local(source, tokenizer)
     return packed(ids, n_seqs, length, separator, generator)

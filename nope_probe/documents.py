@@ -166,7 +166,9 @@ def long_documents(
     )
 
 
-def documents_of(source: str, tokenizer: PreTrainedTokenizerBase, n_tokens: int) -> list[list[int]]:
+def first_documents(
+    source: str, tokenizer: PreTrainedTokenizerBase, n_tokens: int
+) -> list[list[int]]:
     """Read a data set up to n_tokens tokens, one more for each document, or to its end."""
     found, n_read = list[list[int]](), 0
     for document in _tokenised(source, tokenizer):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nope_probe.config import read_config
 from nope_probe.errors import UserError
-from nope_probe.placement import Place, refuse_offloaded
+from nope_probe.placement import DeviceMap, refuse_offloaded
 from nope_probe.quantised import is_quantised, load_quantised
 from nope_probe.tokenizer import load_tokenizer
 from nope_probe.weights import read_weights
@@ -66,7 +66,7 @@ def load_hugging_face(
     n_layers: int | None = None,
     dtype: torch.dtype,
     revision: str | None = None,
-    device_map: Place | None = None,
+    device_map: DeviceMap | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a causal decoder and its tokenizer, eager attention, the first layers only if asked.
 
@@ -93,7 +93,7 @@ def _model(
     n_layers: int | None,
     dtype: torch.dtype,
     revision: str | None,
-    device_map: Place | None,
+    device_map: DeviceMap | None,
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Build a model from the tensors it needs."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING

@@ -13,7 +13,7 @@ from nope_probe.contract import ModelCard, check, describe, reference_logits
 from nope_probe.conversion import hooked_config, hooked_weights
 from nope_probe.errors import UserError
 from nope_probe.hub import CHECKPOINTS, load_hugging_face, resolve
-from nope_probe.placement import Place
+from nope_probe.placement import DeviceMap
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer, HookedTransformerConfig
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Norm = Literal["l2", "layernorm-sqrt-d", "layernorm-d"]
 Size = Literal["tiny", "1.5b"]
+PARAMETER_FREE = ("parameter-free", "parameter-free-rope")
 
 # The 1.5B shape is the paper's (section 4.2); its MLP and vocabulary follow from the parameter
 # count and Llama-3's tokenizer. Both sizes are trained by nope_probe.train.
@@ -49,9 +50,6 @@ SHAPES: dict[Size, dict[str, Any]] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
     },
 }
-
-
-OURS = ("parameter-free", "parameter-free-rope", *CHECKPOINTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +173,7 @@ def load(
     device: str = "cpu",
     dtype: torch.dtype | None = None,
     revision: str | None = None,
-    device_map: Place | None = None,
+    device_map: DeviceMap | None = None,
 ) -> Loaded:
     """Load a model by name and check that its hooks tell the truth.
 
@@ -198,9 +196,9 @@ def load(
         >>> load("nope-tiny").card.rope_layers
         (False, False, False, False)
     """
-    if device_map is not None and name.lower() in OURS:
+    if device_map is not None and name.lower() in (*CHECKPOINTS, *PARAMETER_FREE):
         raise UserError(f"{name} is small and stays on one device: --device-map is for others")
-    if name.lower() in ("parameter-free", "parameter-free-rope"):
+    if name.lower() in PARAMETER_FREE:
         config = parameter_free(n_layers or 4, rope=name.lower().endswith("rope"))
         model = (
             build(config)
@@ -234,7 +232,7 @@ def _load_bridge(
     device: str,
     dtype: torch.dtype | None,
     revision: str | None,
-    device_map: Place | None,
+    device_map: DeviceMap | None,
 ) -> Loaded:
     source = resolve(name)
     on_gpu = torch.device(device).type == "cuda"

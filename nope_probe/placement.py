@@ -9,7 +9,7 @@ from nope_probe.errors import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Place = str | dict[str, Any]  # a strategy, or the device of each part by name
+DeviceMap = str | dict[str, Any]  # a strategy, or the device of each part by name
 
 
 def refuse_offloaded(source: str, hf: PreTrainedModel) -> None:
