@@ -50,7 +50,7 @@ def main(settings: Settings) -> None:
     ratios = {}
     for condition in make_plan(components(model), None).conditions:
         before = seconds(plain)
-        ours = seconds(lambda c=condition: run_condition(model, tokens, c, how, gains))
+        ours = seconds(lambda c=condition: run_condition(str(c), model, tokens, c, how, gains))
         ratios[condition] = 2 * ours / (before + seconds(plain))
     slowest = max(ratios, key=ratios.__getitem__)
     print(f"{len(ratios)} conditions of {len(tokens)} windows of {settings.seq_len} tokens")

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from nope_probe.command import run_command
 from nope_probe.errors import UserError
-from nope_probe.results import Run, check_place, read_run, write_run
-from nope_probe.study import (
-    StudySettings,
-    cut_windows,
-    default_place,
-    layers_studied,
-    load_model,
-    refuse_impossible,
-    skipped_keys,
-)
+from nope_probe.study import StudySettings, carry_out, layers_studied, skipped_keys
 
 if TYPE_CHECKING:
     from nope_probe.data import Windows
-    from nope_probe.models import Loaded
+    from nope_probe.results import Run
+    from nope_probe.study_run import StudyRun
 
 _arg = tyro.conf.arg
 
@@ -56,7 +47,6 @@ class Settings(StudySettings):
     gauge: Annotated[
         int, _arg(help="In how many random bases of the weights to repeat single matrices.")
     ] = 0
-    out: Annotated[Path | None, _arg(help="Folder of the run [runs/ablate-MODEL-HASH].")] = None
 
 
 def main() -> None:
@@ -68,30 +58,20 @@ def ablate(settings: Settings) -> Path:
     """Run the attribution, or show it again if it is finished, and return its folder."""
     from nope_probe.summary import show
 
-    refuse_impossible(settings)
     if settings.gauge < 0:
         raise UserError(f"expected a --gauge of 0 or more, got {settings.gauge}")
-    asked = {key: value for key, value in asdict(settings).items() if key != "out"}
-    out = settings.out or default_place("ablate", settings.model, asked)
-    if not check_place(out, asked):
-        write_run(out, _compute(settings, asked))
-    run = read_run(out)
-    show(run.manifest, run.tables, out)
-    return out
+    return carry_out("ablate", settings, partial(_compute, settings), show)
 
 
-def _compute(settings: Settings, asked: dict[str, Any]) -> Run:
-    from tqdm import tqdm
-
+def _compute(settings: Settings, study: StudyRun) -> Run | None:
     from nope_probe.experiment import How, make_plan, passes, run_conditions, run_gauges
     from nope_probe.hooks.ablation import components
     from nope_probe.run_record import assemble
 
-    started = time.time()
-    loaded = load_model(settings)
-    inputs, shuffled = _inputs(settings, loaded)
+    loaded, model = study.loaded, study.loaded.model
+    inputs, shuffled = _inputs(study)
     skip_keys = skipped_keys(settings, inputs)
-    plan = make_plan(components(loaded.model), settings.players, loaded.card.parameter_free)
+    plan = make_plan(components(model), settings.players, loaded.card.parameter_free)
     if settings.gauge and not plan.games:
         raise UserError("--gauge needs players: the sources have no weights to rewrite")
     how = How(
@@ -100,31 +80,34 @@ def _compute(settings: Settings, asked: dict[str, Any]) -> Run:
         n_folds=settings.folds,
         gain=settings.gain,
         scope=settings.scope,
+        journal=study.journal,
     )
-    total = passes(plan, how, shuffled is not None, settings.gauge) * settings.n_seqs
-    with tqdm(total=total, unit="seq", file=sys.stderr, dynamic_ncols=True) as bar:
+    total = passes(plan, how, shuffled is not None, settings.gauge)
+    with study.progress(total) as bar:
         how = replace(how, on_batch=bar.update)
-        measured = run_conditions(loaded.model, inputs, plan, how, shuffled)
-        gauges = list(run_gauges(loaded.model, inputs, plan, how, settings.gauge, settings.seed))
+        measured = run_conditions(model, inputs, plan, how, shuffled)
+        gauges = list(run_gauges(model, inputs, plan, how, settings.gauge, settings.seed))
+    if not study.processes.is_first:
+        return None
     return assemble(
-        command=" ".join(["python", "-m", "nope_probe.ablate", *sys.argv[1:]]),
-        settings=asked,
+        command=study.command,
+        settings=study.asked,
         loaded=loaded,
         inputs=inputs,
         plan=plan,
         measured=measured,
         gauges=gauges,
         skip_keys=skip_keys,
-        started=started,
+        started=study.started,
     )
 
 
-def _inputs(settings: Settings, loaded: Loaded) -> tuple[Windows, Windows | None]:
+def _inputs(study: StudyRun) -> tuple[Windows, Windows | None]:
     """Give the run's windows, and shuffled ones as a control where order means something."""
-    inputs = cut_windows(settings, loaded)
-    if settings.shuffle or settings.data in ("random", "gaussian"):
+    inputs = study.windows("inputs")
+    if study.settings.shuffle or study.settings.data in ("random", "gaussian"):
         return inputs, None
-    return inputs, cut_windows(settings, loaded, shuffle=True)
+    return inputs, study.windows("shuffled", shuffle=True)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ class Settings(StudySettings):
     n_seqs: Annotated[int, _arg(help="How many windows.")] = 1000
     seq_len: Annotated[int, _arg(help="Tokens in a window.")] = 50
     layers: Annotated[int | Literal["all"], tyro.conf.Suppress] = "all"
-    out: Annotated[Path | None, _arg(help="Folder of the run [runs/circuit-MODEL-HASH].")] = None
+    checkpoint_every: Annotated[int, tyro.conf.Suppress] = 32
     image: Annotated[
         Path | None, _arg(help="Draw the figure into this .png or .svg file too (needs Chrome).")
     ] = None
@@ -66,7 +66,7 @@ def run(settings: Settings) -> Path:
     refuse_impossible(settings)
     from nope_probe.results import check_place, write_run
 
-    unasked = ("layers", "out", "image")
+    unasked = ("layers", "checkpoint_every", "out", "image")
     asked = {key: value for key, value in asdict(settings).items() if key not in unasked}
     asked["remove"] = list(settings.remove)
     out = settings.out or study.default_place("circuit", settings.model, asked)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import TypeVar
@@ -16,14 +18,24 @@ Settings = TypeVar("Settings")
 def run_command(settings: type[Settings], action: Callable[[Settings], object]) -> None:
     """Parse the command line into settings and act on them.
 
-    A user's mistake ends in one line on stderr and exit code 2, an interruption in 130.
+    A user's mistake ends in one line on stderr and exit code 2, an interruption in 130 (SIGINT) or
+    143 (SIGTERM). Of several processes on one machine, one says it.
     """
     chosen = tyro.cli(settings, description=settings.__doc__)
     try:
         action(chosen)
     except UserError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted: nothing was written\n")
-        sys.exit(130)
+        _end(f"error: {error}", 2)
+    except KeyboardInterrupt as error:
+        _end(f"interrupted: {error}", 128 + getattr(error, "signum", signal.SIGINT))
+
+
+def is_first_process() -> bool:
+    """Tell whether this process is alone, or the first of those that share a run."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _end(message: str, code: int) -> None:
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        sys.stderr.write(f"{message.removesuffix(': ')}\n")
+    sys.exit(code)

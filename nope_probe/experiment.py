@@ -17,6 +17,7 @@ from nope_probe.hooks.ablation import COMPONENTS, WEIGHTS, Ablation, Component, 
 from nope_probe.hooks.capture import ScoreMaps, capture_scores
 from nope_probe.hooks.gain import Gain, Gains, calibrate
 from nope_probe.hooks.gauge import regauged
+from nope_probe.journal import Journal
 
 Scope = Literal["both", "upstream", "own"]
 
@@ -55,6 +56,7 @@ class How:
     gain: Gain = "output"
     scope: Scope = "both"
     on_batch: Callable[[int], object] | None = None
+    journal: Journal = field(default_factory=Journal)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,59 +145,80 @@ def run_conditions(
     """
     gains = None
     if how.gain == "output" and plan.playing & set(WEIGHTS):
-        gains = calibrate(model, inputs.inputs, batch_size=how.batch_size, on_batch=how.on_batch)
-    maps = {INTACT: _intact(model, inputs.inputs, how)}
+        gains = _calibrate("gains", model, inputs.inputs, how)
+    maps = {INTACT: _intact(f"score/{plan.name(INTACT)}", model, inputs.inputs, how)}
     for condition in plan.conditions[1:]:
-        maps[condition] = run_condition(model, inputs.inputs, condition, how, gains)
+        key = f"score/{plan.name(condition)}"
+        maps[condition] = run_condition(key, model, inputs.inputs, condition, how, gains)
         _refuse_non_finite(maps[condition].folds, plan.name(condition))
     controls = (
         {}
         if shuffled is None
         else {
-            condition: run_condition(model, shuffled.inputs, condition, how, gains)
+            condition: run_condition(
+                f"shuffled/{plan.name(condition)}", model, shuffled.inputs, condition, how, gains
+            )
             for condition in (INTACT, MASK)
         }
     )
     return Measured(maps=maps, gains=gains, shuffled=controls)
 
 
-def _intact(model: Any, inputs: Tensor, how: How) -> ScoreMaps:
+def _calibrate(key: str, model: Any, inputs: Tensor, how: How) -> Gains:
+    return how.journal.gains(
+        key,
+        lambda keeper: calibrate(
+            model, inputs, batch_size=how.batch_size, on_batch=how.on_batch, keeper=keeper
+        ),
+    )
+
+
+def _intact(key: str, model: Any, inputs: Tensor, how: How) -> ScoreMaps:
     keep_routes = len(inputs) >= 2 * how.n_folds
     try:
-        maps = _capture(model, inputs, how, range(how.n_layers), routes=keep_routes)
+        maps = _capture(key, model, inputs, how, range(how.n_layers), routes=keep_routes)
     except NotImplementedError:  # a soft cap or bias between q.k and the score: no routes
-        maps = _capture(model, inputs, how, range(how.n_layers))
+        maps = _capture(key, model, inputs, how, range(how.n_layers))
     _refuse_non_finite(maps.folds, "the intact model")
     return maps
 
 
 def run_condition(
-    model: Any, inputs: Tensor, condition: Condition, how: How, gains: Gains | None
+    key: str, model: Any, inputs: Tensor, condition: Condition, how: How, gains: Gains | None
 ) -> ScoreMaps:
-    """Measure one condition's score maps, in the scope asked for."""
+    """Measure one condition's score maps, in the scope asked for, or take those kept as `key`."""
     remove = sorted(condition, key=COMPONENTS.index)
     if how.scope == "both":
         with ablated(model, Ablation(remove=remove, gain=how.gain), gains):
-            return _capture(model, inputs, how, range(how.n_layers))
+            return _capture(key, model, inputs, how, range(how.n_layers))
     rows = []
     for layer in range(how.n_layers):
         where = (layer,) if how.scope == "own" else tuple(range(layer))
         with ablated(model, Ablation(remove=remove, layers=where, gain=how.gain), gains):
-            rows.append(_capture(model, inputs, how, [layer]))
+            rows.append(_capture(f"{key}/layer-{layer + 1}", model, inputs, how, [layer]))
     return ScoreMaps(folds=torch.cat([row.folds for row in rows], 1), counts=rows[0].counts)
 
 
 def _capture(
-    model: Any, inputs: Tensor, how: How, layers: Sequence[int], routes: bool = False
+    key: str,
+    model: Any,
+    inputs: Tensor,
+    how: How,
+    layers: Sequence[int],
+    routes: bool = False,
 ) -> ScoreMaps:
-    return capture_scores(
-        model,
-        inputs,
-        layers=layers,
-        batch_size=how.batch_size,
-        n_folds=how.n_folds,
-        routes=routes,
-        on_batch=how.on_batch,
+    return how.journal.maps(
+        key,
+        lambda keeper: capture_scores(
+            model,
+            inputs,
+            layers=layers,
+            batch_size=how.batch_size,
+            n_folds=how.n_folds,
+            routes=routes,
+            on_batch=how.on_batch,
+            keeper=keeper,
+        ),
     )
 
 
@@ -225,11 +248,16 @@ def run_gauges(
         with regauged(model, torch.Generator().manual_seed(seed + index)):
             gains = None
             if how.gain == "output":
-                gains = calibrate(
-                    model, inputs.inputs, batch_size=how.batch_size, on_batch=how.on_batch
-                )
+                gains = _calibrate(f"gauge-{index}/gains", model, inputs.inputs, how)
             yield {
-                condition: run_condition(model, inputs.inputs, condition, how, gains)
+                condition: run_condition(
+                    f"gauge-{index}/{plan.name(condition)}",
+                    model,
+                    inputs.inputs,
+                    condition,
+                    how,
+                    gains,
+                )
                 for condition in plan.games[0].conditions
             }
 

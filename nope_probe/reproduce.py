@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from nope_probe.command import run_command
+from nope_probe.command import is_first_process, run_command
 from nope_probe.errors import UserError
 from nope_probe.simulation_run import Settings as Simulation
 from nope_probe.simulation_run import run
@@ -127,7 +127,8 @@ def reproduce(settings: Settings) -> None:
         lines = _circuits(settings, out)
     else:
         lines = _simulate(settings, out)
-    sys.stdout.write("\n".join(lines) + "\n")
+    if is_first_process():
+        sys.stdout.write("\n".join(lines) + "\n")
 
 
 def _refuse_unused(settings: Settings) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from importlib.metadata import version
@@ -23,6 +24,10 @@ import pandas as pd
 from nope_probe.errors import UserError
 
 LIBRARIES = ("nope-probe", "torch", "transformer-lens", "transformers", "numpy", "tokenizers")
+
+
+class StorageError(UserError):
+    """Raised where results cannot be written; what was kept before stays."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,24 +46,40 @@ class Run:
     page: str = ""
 
 
-def write_run(out: Path, run: Run) -> None:
+def write_run(out: Path, run: Run, partial: Path | None = None) -> None:
     """Write a run into a folder that does not exist yet, or is empty.
 
+    Args:
+        out: the folder.
+        run: what is written.
+        partial: where it is written first, on the same disk; a hidden folder beside `out` by
+            default. What a killed process left there is removed.
+
     Raises:
-        UserError: if the place is taken or cannot be written to.
+        StorageError: if the place is taken or cannot be written to.
     """
-    partial = out.parent / f".{out.name}.partial-{os.getpid()}"
+    partial = partial or out.parent / f".{out.name}.partial-{os.getpid()}"
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        partial.mkdir()
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
         _write_files(partial, run)
         if out.is_dir():
             out.rmdir()
         partial.rename(out)
     except OSError as error:
-        raise UserError(f"cannot write the run to {out}: {error.strerror}") from error
+        raise StorageError(f"cannot write the run to {out}: {error.strerror}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Give a file to write; at the end it takes the path's place, whole and on disk."""
+    partial = path.with_name(f".{path.name}.partial")
+    yield partial
+    with partial.open("rb+") as file:
+        os.fsync(file.fileno())
+    partial.replace(path)
 
 
 def _write_files(folder: Path, run: Run) -> None:

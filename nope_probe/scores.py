@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from nope_probe.command import run_command
-from nope_probe.results import Run, check_place, read_run, write_run
-from nope_probe.study import (
-    StudySettings,
-    cut_windows,
-    default_place,
-    layers_studied,
-    load_model,
-    refuse_impossible,
-    skipped_keys,
-)
+from nope_probe.study import StudySettings, carry_out, layers_studied, skipped_keys
+
+if TYPE_CHECKING:
+    from nope_probe.results import Run
+    from nope_probe.study_run import StudyRun
 
 _arg = tyro.conf.arg
 
@@ -34,7 +28,6 @@ class Settings(StudySettings):
     """
 
     per_head: Annotated[bool, _arg(help="Keep and measure each head's map too.")] = False
-    out: Annotated[Path | None, _arg(help="Folder of the run [runs/scores-MODEL-HASH].")] = None
 
 
 def main() -> None:
@@ -46,44 +39,39 @@ def scores(settings: Settings) -> Path:
     """Map the scores, or show them again if the run is finished, and return its folder."""
     from nope_probe.summary_scores import show
 
-    refuse_impossible(settings)
-    asked = {key: value for key, value in asdict(settings).items() if key != "out"}
-    out = settings.out or default_place("scores", settings.model, asked)
-    if not check_place(out, asked):
-        write_run(out, _compute(settings, asked))
-    run = read_run(out)
-    show(run.manifest, run.tables, out)
-    return out
+    return carry_out("scores", settings, partial(_compute, settings), show)
 
 
-def _compute(settings: Settings, asked: dict[str, Any]) -> Run:
-    from tqdm import tqdm
-
+def _compute(settings: Settings, study: StudyRun) -> Run | None:
     from nope_probe.hooks.capture import capture_scores
     from nope_probe.score_record import assemble
 
-    started = time.time()
-    loaded = load_model(settings)
-    inputs = cut_windows(settings, loaded)
+    inputs = study.windows("inputs")
     skip_keys = skipped_keys(settings, inputs)
-    with tqdm(total=settings.n_seqs, unit="seq", file=sys.stderr, dynamic_ncols=True) as bar:
-        maps = capture_scores(
-            loaded.model,
-            inputs.inputs,
-            layers=range(layers_studied(settings, loaded)),
-            batch_size=settings.batch_size,
-            n_folds=settings.folds,
-            per_head=settings.per_head,
-            on_batch=bar.update,
+    with study.progress(passes=1) as bar:
+        maps = study.journal.maps(
+            "scores",
+            lambda keeper: capture_scores(
+                study.loaded.model,
+                inputs.inputs,
+                layers=range(layers_studied(settings, study.loaded)),
+                batch_size=settings.batch_size,
+                n_folds=settings.folds,
+                per_head=settings.per_head,
+                on_batch=bar.update,
+                keeper=keeper,
+            ),
         )
+    if not study.processes.is_first:
+        return None
     return assemble(
-        command=" ".join(["python", "-m", "nope_probe.scores", *sys.argv[1:]]),
-        settings=asked,
-        loaded=loaded,
+        command=study.command,
+        settings=study.asked,
+        loaded=study.loaded,
         inputs=inputs,
         measured=maps,
         skip_keys=skip_keys,
-        started=started,
+        started=study.started,
     )
 
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from nope_probe.command import is_first_process
 from nope_probe.documents import refuse_packing
 from nope_probe.errors import UserError
-from nope_probe.results import settings_hash
+from nope_probe.results import Run, check_place, read_run, settings_hash
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from nope_probe.data import Windows
     from nope_probe.models import Loaded
+    from nope_probe.study_run import StudyRun
 
 _arg = tyro.conf.arg
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -64,12 +70,49 @@ class StudySettings:
         _arg(help="First keys to leave out; auto: 1 where windows begin with BOS, else 0."),
     ] = "auto"
     seed: Annotated[int, _arg(help="Seed of every random choice.")] = 0
-    device: Annotated[str, _arg(help="A torch device, or auto.")] = "auto"
+    device: Annotated[
+        str, _arg(help="A torch device, or auto; under torchrun each process takes a GPU.")
+    ] = "auto"
     device_map: Annotated[
         Literal["auto", "balanced", "sequential"] | None,
         _arg(help="Spread a model that is larger than one GPU over all of them."),
     ] = None
     dtype: Annotated[str, _arg(help="float32, float64, bfloat16, float16 or auto.")] = "auto"
+    checkpoint_every: Annotated[
+        int, _arg(help="Batches between two states that are kept; a killed run goes on from one.")
+    ] = 32
+    out: Annotated[Path | None, _arg(help="Folder of the run [runs/COMMAND-MODEL-HASH].")] = None
+
+
+def carry_out(
+    command: str,
+    settings: StudySettings,
+    compute: Callable[[StudyRun], Run | None],
+    show: Callable[[dict[str, Any], Mapping[str, pd.DataFrame], Path], None],
+) -> Path:
+    """Run a study unless it is finished already, show it, and return its folder.
+
+    Args:
+        command: its name.
+        settings: what is asked.
+        compute: what computes it.
+        show: what prints a finished run.
+
+    Raises:
+        UserError: for what cannot be done.
+    """
+    refuse_impossible(settings)
+    unasked = ("out", "checkpoint_every")
+    asked = {key: value for key, value in asdict(settings).items() if key not in unasked}
+    out = settings.out or default_place(command, settings.model, asked)
+    if not check_place(out, asked):
+        from nope_probe.study_run import run_study
+
+        run_study(command, out, asked, settings, compute)
+    if is_first_process():
+        run = read_run(out)
+        show(run.manifest, run.tables, out)
+    return out
 
 
 def default_place(command: str, model: str, asked: dict[str, Any]) -> Path:
@@ -88,17 +131,27 @@ def refuse_impossible(settings: StudySettings) -> None:
         raise UserError(f"expected at least 4 folds, got {settings.folds}")
     if settings.n_seqs < settings.folds:
         raise UserError(f"{settings.n_seqs} sequences do not fill {settings.folds} folds")
-    for name in ("seq_len", "batch_size"):
+    for name in ("seq_len", "batch_size", "checkpoint_every"):
         if getattr(settings, name) < 1:
             raise UserError(f"expected a positive --{name.replace('_', '-')}")
     if settings.layers != "all" and settings.layers < 1:
         raise UserError(f"expected at least 1 layer, got {settings.layers}")
     if settings.dtype not in ("auto", *DTYPES):
         raise UserError(f"no dtype {settings.dtype!r}: expected auto, {', '.join(DTYPES)}")
-    if settings.device_map is not None and settings.device != "auto":
-        raise UserError("--device is for one device and --device-map for several: take one")
+    _refuse_other_devices(settings)
     if settings.pack:
         refuse_packing(settings.data, settings.windows)
+
+
+def _refuse_other_devices(settings: StudySettings) -> None:
+    if settings.device_map is None:
+        return
+    if settings.device != "auto":
+        raise UserError("--device is for one device and --device-map for several: take one")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError(
+            "--device-map gives one process all GPUs, and torchrun gives each its own: take one"
+        )
 
 
 def load_model(settings: StudySettings) -> Loaded:
@@ -110,10 +163,9 @@ def load_model(settings: StudySettings) -> Loaded:
     import torch
 
     from nope_probe.models import load
+    from nope_probe.processes import own_device
 
-    device = settings.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = own_device(settings.device)
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:

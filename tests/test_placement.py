@@ -178,6 +178,15 @@ def test_a_place_that_cannot_be_is_one_line(
     assert not list(tmp_path.iterdir())
 
 
+def test_several_processes_each_with_its_gpu_do_not_share_all_gpus_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit):
+        run(monkeypatch, "--device-map", "auto")
+    assert "--device-map gives one process all GPUs" in capsys.readouterr().err
+
+
 def test_a_model_of_which_every_weight_is_at_hand_is_let_through() -> None:
     layer: Any = torch.nn.Linear(3, 2)
     refuse_offloaded("model", layer)

@@ -171,9 +171,7 @@ class _BlockAblation:
         self.layer, self.remove, self.tap = layer, set(spec.remove), Tap(layer)
         removed = [name for name in WEIGHTS if name in self.remove]
         self.gain = {name: _gain(layer, name, spec.gain, gains) for name in removed}
-        self.y: Tensor
-        self.pattern: Tensor
-        self.z: Tensor
+        self.seen: dict[str, Tensor] = {}
 
     def hooks(self) -> Iterator[Installation]:
         """Give the hooks in the order in which they must be installed."""
@@ -195,6 +193,7 @@ class _BlockAblation:
             yield point(self.layer.write_attn_out), self.write_attn_out
         if "mlp" in remove:
             yield point("hook_mlp_out"), _zero
+        yield point("hook_resid_post"), self.forget
 
     def _rope_hooks(self) -> Iterator[Installation]:
         if isinstance(self.layer, BridgeLayer):
@@ -207,16 +206,16 @@ class _BlockAblation:
         yield self.layer.point("attn.hook_rot_k"), self.write_unrotated_k
 
     def _heads(self, name: Projection) -> Float[Tensor, "batch pos head d_head"]:
-        return self.gain[name] * heads(self.y, self.layer.n_heads, self.layer.d_head)
+        return self.gain[name] * heads(self.seen["y"], self.layer.n_heads, self.layer.d_head)
 
     def see_input(self, tensor: Tensor, hook: object) -> None:
-        self.y = self.layer.attention_input(tensor)
+        self.seen["y"] = self.layer.attention_input(tensor)
 
     def see_pattern(self, tensor: Tensor, hook: object) -> None:
-        self.pattern = tensor
+        self.seen["pattern"] = tensor
 
     def see_z(self, tensor: Tensor, hook: object) -> None:
-        self.z = tensor
+        self.seen["z"] = tensor
 
     def write_q(self, tensor: Tensor, hook: object) -> Tensor:
         return self._heads("w_q").to(tensor.dtype)
@@ -244,12 +243,18 @@ class _BlockAblation:
         return keys if unrotated else self.tap.finish(keys)
 
     def write_z(self, tensor: Tensor, hook: object) -> Tensor:
-        z = torch.einsum("bhqk,bkhd->bqhd", self.pattern, self._heads("w_v").to(self.pattern.dtype))
+        pattern = self.seen.pop("pattern")  # the largest tensor of a block: not kept for the next
+        z = torch.einsum("bhqk,bkhd->bqhd", pattern, self._heads("w_v").to(pattern.dtype))
         return z.to(tensor.dtype)
 
     def write_attn_out(self, tensor: Tensor, hook: object) -> Tensor:
-        z = rearrange(self.z, "batch pos head d_head -> batch pos (head d_head)")
+        z = rearrange(self.seen["z"], "batch pos head d_head -> batch pos (head d_head)")
         return (self.gain["w_o"] * unheads(z, self.layer.d_model)).to(tensor.dtype)
+
+    def forget(self, tensor: Tensor, hook: object) -> None:
+        """Let go of what was read of a pass: all blocks' queries and keys are gigabytes."""
+        self.seen.clear()
+        self.tap.seen.clear()
 
 
 def _gain(layer: Layer, name: Projection, gain: Gain, gains: Gains | None) -> float:

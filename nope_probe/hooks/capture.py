@@ -6,7 +6,7 @@ belongs to fold s % n_folds by its global index, so that no result depends on th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,8 @@ from torch import Tensor
 from nope_probe.hooks.layer import Layer, layers_of
 from nope_probe.hooks.meters import GramMeter, HeadMeter, ScoreMeter
 from nope_probe.hooks.stages import STAGES, Letter, Stage, available
-from nope_probe.hooks.tap import Enough, installed, run
+from nope_probe.hooks.stream import Keeper, Meter, stream
 
-Meter = GramMeter | ScoreMeter | HeadMeter
 Inputs = Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
 
 
@@ -83,6 +82,7 @@ def capture_scores(
     routes: bool = False,
     per_head: bool = False,
     on_batch: Callable[[int], object] | None = None,
+    keeper: Keeper | None = None,
 ) -> ScoreMaps:
     """Average the attention scores of some layers over sequences and heads.
 
@@ -95,6 +95,7 @@ def capture_scores(
         routes: whether to keep the mean route too (needs 2 sequences per fold).
         per_head: whether to keep each head's map too (n_heads times the memory).
         on_batch: called with the number of sequences done after each batch.
+        keeper: deals out batches to processes and keeps sums on the way; nobody by default.
 
     Returns:
         Fold means in nats, on the CPU.
@@ -113,13 +114,22 @@ def capture_scores(
     meters = [ScoreMeter(blocks[index], n_folds, routes) for index in chosen]
     heads = [HeadMeter(blocks[index], n_folds) for index in chosen] if per_head else []
     both: list[Meter] = [*meters, *heads]
-    _stream(model, inputs, both, batch_size, n_folds, last=max(chosen), on_batch=on_batch)
+    stream(
+        model,
+        inputs,
+        both,
+        end=_end(both, max(chosen)),
+        batch_size=batch_size,
+        keeper=keeper,
+        on_batch=on_batch,
+    )
+    n = len(chosen)
     return ScoreMaps(
-        folds=torch.stack([meter.score_means(counts) for meter in meters], 1),
+        mean_route=_by_layer((m.mean_route(counts) for m in meters), n) if routes else None,
+        key_means=_by_layer((m.key_means(counts) for m in meters), n) if routes else None,
+        per_head=_by_layer((m.score_means(counts) for m in _used_up(heads)), n) if heads else None,
+        folds=_by_layer((m.score_means(counts) for m in _used_up(meters)), n),
         counts=counts,
-        mean_route=torch.stack([m.mean_route(counts) for m in meters], 1) if routes else None,
-        key_means=torch.stack([m.key_means(counts) for m in meters], 1) if routes else None,
-        per_head=torch.stack([m.score_means(counts) for m in heads], 1) if heads else None,
     )
 
 
@@ -159,7 +169,9 @@ def capture_stages(
         for letter in letters
     }
     last = max(layer + STAGES[letter].block for letter in letters)
-    _stream(model, inputs, list(meters.values()), batch_size, n_folds, last, on_batch)
+    all_meters = list(meters.values())
+    end = _end(all_meters, last)
+    stream(model, inputs, all_meters, end=end, batch_size=batch_size, on_batch=on_batch)
     return StageMaps(folds={s: m.score_means(counts) for s, m in meters.items()}, counts=counts)
 
 
@@ -184,8 +196,13 @@ class ScoreSums:
     def add(self, batch: Inputs) -> None:
         """Run one batch through the model and add its scores."""
         last = len(self.meters) - 1
-        _stream(
-            self.model, batch, self.meters, len(batch), self.n_folds, last, None, first=self.n_seqs
+        stream(
+            self.model,
+            batch,
+            self.meters,
+            end=_end(self.meters, last),
+            batch_size=len(batch),
+            first=self.n_seqs,
         )
         self.n_seqs += len(batch)
 
@@ -210,33 +227,30 @@ def fold_counts(n_seqs: int, n_folds: int) -> Int[Tensor, " fold"]:
     return torch.bincount(torch.arange(n_seqs) % n_folds, minlength=n_folds)
 
 
+def _by_layer(
+    maps: Iterator[Float[Tensor, "fold *map"]], n_layers: int
+) -> Float[Tensor, "fold layer *map"]:
+    """Put layers side by side, each made only when its place is there."""
+    first = next(maps)
+    together = first.new_empty(len(first), n_layers, *first.shape[1:])
+    together[:, 0] = first
+    for layer, each in enumerate(maps, 1):
+        together[:, layer] = each
+    return together
+
+
+def _used_up(meters: Sequence[Meter]) -> Iterator[Any]:
+    """Give meters one by one, and let go of the sums of those that are done with."""
+    for meter in meters:
+        yield meter
+        meter.totals.clear()
+
+
 def _meter(stage: Stage, layer: Layer, n_folds: int) -> GramMeter | ScoreMeter:
     return ScoreMeter(layer, n_folds) if stage.scores else GramMeter(stage, layer, n_folds)
 
 
-def _stream(
-    model: Any,
-    inputs: Inputs,
-    meters: Sequence[Meter],
-    batch_size: int,
-    n_folds: int,
-    last: int,
-    on_batch: Callable[[int], object] | None,
-    first: int = 0,
-) -> None:
-    def stop(tensor: Tensor, hook: object) -> None:
-        raise Enough
-
-    hooks = [pair for meter in meters for pair in meter.hooks()]
+def _end(meters: Sequence[Meter], last: int) -> tuple[int, str]:
+    """Say where a pass need not go on: at the last scores, or (for its output) behind the block."""
     only_scores = not any(isinstance(meter, GramMeter) for meter in meters)
-    end = "attn.hook_attn_scores" if only_scores else "hook_resid_post"
-    hooks.append((layers_of(model)[last].point(end), stop))
-    with torch.inference_mode(), installed(hooks):
-        for start in range(0, len(inputs), batch_size):
-            batch = inputs[start : start + batch_size]
-            fold_of = torch.arange(first + start, first + start + len(batch)) % n_folds
-            for meter in meters:
-                meter.fold_of = fold_of
-            run(model, batch)
-            if on_batch is not None:
-                on_batch(len(batch))
+    return last, "attn.hook_attn_scores" if only_scores else "hook_resid_post"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,7 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.hooks.layer import Layer, layers_of
-from nope_probe.hooks.tap import Installation, installed, run
+from nope_probe.hooks.stream import Keeper, Meter, Part, stream
+from nope_probe.hooks.tap import Installation
 
 Gain = Literal["output", "norm", "identity"]
 Projection = Literal["w_q", "w_k", "w_o", "w_v"]
@@ -62,58 +63,70 @@ def calibrate(
     *,
     batch_size: int = 32,
     on_batch: Callable[[int], object] | None = None,
+    keeper: Keeper | None = None,
 ) -> Gains:
     """Measure the gains `output` in one pass of the intact model over the run's tokens."""
-    meters = [_Meter(layer) for layer in layers_of(model)]
-    with torch.inference_mode(), installed(pair for meter in meters for pair in meter.hooks()):
-        for start in range(0, len(inputs), batch_size):
-            batch = inputs[start : start + batch_size]
-            run(model, batch)
-            if on_batch is not None:
-                on_batch(len(batch))
+    meters = [_GainMeter(layer) for layer in layers_of(model)]
+    stream(
+        model,
+        inputs,
+        meters,
+        end=(len(meters) - 1, "hook_resid_post"),
+        batch_size=batch_size,
+        keeper=keeper,
+        on_batch=on_batch,
+    )
     names: tuple[Projection, ...] = ("w_q", "w_k", "w_o", "w_v")
     return Gains(c={name: tuple(meter.gain(name) for meter in meters) for name in names})
 
 
-class _Meter:
+class _GainMeter(Meter):
     """Sums the squares of one block's projections' outputs, and of what P makes of their inputs."""
 
     def __init__(self, layer: Layer) -> None:
+        super().__init__(n_folds=1)
         self.layer = layer
-        self.squares: dict[str, float] = {}
-        self.sizes: dict[str, int] = {}
+        self.seen: dict[str, list[Part]] = {}
 
-    def hooks(self) -> list[Installation]:
+    def hooks(self) -> Iterator[Installation]:
+        """Give the hooks that measure, the last of which adds."""
         layer = self.layer
-        points = {"w_q": "attn.hook_q", "w_k": "attn.hook_k", "w_v": "attn.hook_v"}
-        out = (layer.point(layer.write_attn_out), self._measure("w_o"))
-        return [
-            (layer.point(layer.input_point), self.see_input),
-            *((layer.point(name), self._measure(key)) for key, name in points.items()),
-            (layer.point("attn.hook_z"), self.see_z),
-            out,
-        ]
+        yield layer.point(layer.input_point), self.see_input
+        for name in ("q", "k", "v"):
+            yield layer.point(f"attn.hook_{name}"), self._measure(f"w_{name}")
+        yield layer.point("attn.hook_z"), self.see_z
+        yield layer.point(layer.write_attn_out), self.see_attn_out
 
-    def add(self, key: str, tensor: Tensor) -> None:
-        self.squares[key] = self.squares.get(key, 0.0) + float(tensor.double().square().sum())
-        self.sizes[key] = self.sizes.get(key, 0) + tensor.numel()
+    def forget(self) -> None:
+        self.seen.clear()
+
+    def see(self, key: str, tensor: Tensor) -> None:
+        square = tensor.double().square().sum()
+        self.seen[key] = [(0, torch.stack((square, torch.full_like(square, tensor.numel()))))]
 
     def _measure(self, key: str) -> Callable[..., None]:
         def measure(tensor: Tensor, hook: object) -> None:
-            self.add(key, tensor)
+            self.see(key, tensor)
 
         return measure
 
     def see_input(self, tensor: Tensor, hook: object) -> None:
         y = self.layer.attention_input(tensor)
-        self.add("heads(y)", heads(y, self.layer.n_heads, self.layer.d_head))
+        self.see("heads(y)", heads(y, self.layer.n_heads, self.layer.d_head))
 
     def see_z(self, tensor: Tensor, hook: object) -> None:
         z = rearrange(tensor, "batch pos head d_head -> batch pos (head d_head)")
-        self.add("unheads(z)", unheads(z, self.layer.d_model))
+        self.see("unheads(z)", unheads(z, self.layer.d_model))
+
+    def see_attn_out(self, tensor: Tensor, hook: object) -> None:
+        self.see("w_o", tensor)
+        if not self.sits_out:
+            self.add(**self.seen)
+        self.forget()
 
     def _rms(self, key: str) -> float:
-        return (self.squares[key] / self.sizes[key]) ** 0.5
+        square, size = self.totals[key][0].tolist()
+        return (square / size) ** 0.5
 
     def gain(self, name: Projection) -> float:
         return self._rms(name) / self._rms("unheads(z)" if name == "w_o" else "heads(y)")
