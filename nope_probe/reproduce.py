@@ -122,7 +122,10 @@ def reproduce(settings: Settings) -> None:
     _refuse_unused(settings)
     out = settings.out or Path("runs") / f"reproduce-{settings.figure}"
     if settings.figure in LANGUAGE_MODELS:
-        lines = _scores(settings, out)
+        from nope_probe.processes import joined, own_device
+
+        with joined(own_device("auto")):
+            lines = _scores(settings, out)
     elif settings.figure in CIRCUITS:
         lines = _circuits(settings, out)
     else:

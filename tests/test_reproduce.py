@@ -1,5 +1,7 @@
 """The figures of language models: whose scores, on what, and what is said of the maps."""
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -62,7 +64,7 @@ def test_without_flags_a_figure_has_the_papers_settings(
 def text(tmp_path: Path) -> Path:
     path = tmp_path / "text.jsonl"
     words = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog"]
-    texts = [f"{i} " + " ".join(words[i * j % 9] for j in range(9)) for i in range(31)]
+    texts = [f"{i} " + " ".join(words[i * j % 9] for j in range(9)) for i in range(41)]
     pd.DataFrame({"text": texts}).to_json(path, orient="records", lines=True)
     assert all(len(ids) >= 13 for ids in tokenizer()(texts)["input_ids"])
     return path
@@ -106,6 +108,22 @@ def test_figures_of_the_appendix_say_that_the_published_scale_is_off(
         assert read_manifest(tmp_path / figure / "smollm3")["model"]["n_layers"] == 3
     assert [len(seen[figure]) for figure in ("figure11", "figure14")] == [1, 5]
     assert "mean scores are within ±10 nats" in seen["figure11"][0]
+
+
+def test_processes_share_one_model_after_the_other_and_one_says_it(
+    text: Path, tiny: Callable[[str], Any], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["-m", "nope_probe.reproduce", "figure5", "--n-seqs", "41", "--seq-len", "13"]
+    # 41 windows are two batches of at most 32: one for each process.
+    command += ["--data", str(text), "--layers", "2", "--out", str(tmp_path / "out")]
+    for name in ("llama", "smollm3"):
+        command += ["--model", str(tiny(name).folder)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.count("report: ") == 2
+    assert {each.name for each in (tmp_path / "out").iterdir()} == {"llama", "smollm3"}
 
 
 @pytest.mark.parametrize(
