@@ -126,7 +126,7 @@ def check(
             raise UserError(
                 f"{card.name} breaks the contract of its hooks: {name} off by {value:.2g} "
                 f"(relative), more than {tolerance:g}; what it hands out cannot be trusted"
-                + "".join({f" ({meter.trouble})" for meter in meters if meter.trouble})
+                + next((f" ({meter.trouble})" for meter in meters if meter.trouble), "")
             )
     return replace(card, parity=parity)
 
