@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from nope_probe import study
-from nope_probe.errors import UserError
+from nope_probe.errors import TooFewLayersError, UserError
 from nope_probe.study import StudySettings
 
 if TYPE_CHECKING:
@@ -171,11 +170,9 @@ def _load(settings: Settings) -> Loaded:
     """Load the blocks up to the one after the block under study, if there is one."""
     try:
         return study.load_model(replace(settings, layers=settings.layer + 1))
-    except UserError as error:
-        if f"has {settings.layer} layers" in str(error):
+    except TooFewLayersError as error:
+        if error.depth == settings.layer:
             return study.load_model(replace(settings, layers=settings.layer))
-        raise UserError(_asked_for(str(error), settings.layer)) from error
-
-
-def _asked_for(message: str, layer: int) -> str:
-    return re.sub(r", \d+ were asked for.*", f"; there is no --layer {layer}", message)
+        raise UserError(
+            f"{error.source} has {error.depth} layers; there is no --layer {settings.layer}"
+        ) from error

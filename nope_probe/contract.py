@@ -113,9 +113,11 @@ def check(
             model(vectors, start_at_layer=0, stop_at_layer=card.n_layers)
         else:
             logits = model(probe_tokens(card.d_vocab).to(parameter.device)).float()
+    for meter in meters:
+        meter.compare_pattern()
     parity = {name: _largest(meters, name) for name in ("pattern", "scores", "keys")}
     if reference is not None:
-        parity["logits"] = distance(logits, reference)
+        parity["logits"] = distance(logits, reference.to(logits.device))
     if _claims_no_positions(model, card):
         parity["positions"] = position_dependence(model)
     tolerance = 1e-4 if parameter.dtype in (torch.float32, torch.float64) else 0.05
@@ -124,6 +126,7 @@ def check(
             raise UserError(
                 f"{card.name} breaks the contract of its hooks: {name} off by {value:.2g} "
                 f"(relative), more than {tolerance:g}; what it hands out cannot be trusted"
+                + next((f" ({meter.trouble})" for meter in meters if meter.trouble), "")
             )
     return replace(card, parity=parity)
 
@@ -184,7 +187,9 @@ class _ScoreChecker:
     def __init__(self, layer: Layer) -> None:
         self.layer, self.tap = layer, Tap(layer)
         self.pattern = self.scores = self.keys = float("nan")
-        self.seen: Tensor
+        self.seen: Tensor | None = None
+        self.given: Tensor | None = None
+        self.trouble = ""
 
     def hooks(self) -> list[Installation]:
         point = self.layer.point
@@ -196,6 +201,15 @@ class _ScoreChecker:
 
     def see_scores(self, tensor: Tensor, hook: object) -> None:
         self.seen = tensor
+        try:
+            self.compare_scores(tensor)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # a norm or rotation that Layer does not know: NaN stays
+            self.trouble = " ".join(str(error).split())[:150]
+
+    def compare_scores(self, tensor: Float[Tensor, "batch head query_pos key_pos"]) -> None:
+        """Rebuild keys and scores from what the hooks before them showed."""
         visible = unmasked(tensor[0, 0])
         q, k = self.tap.read("q"), self.tap.read("k")
         rebuilt = self.tap.finish(self.tap.unrotated("k"))
@@ -204,7 +218,13 @@ class _ScoreChecker:
         self.scores = distance(product[..., visible].float(), tensor[..., visible].float())
 
     def see_pattern(self, tensor: Tensor, hook: object) -> None:
+        self.given = tensor
+
+    def compare_pattern(self) -> None:
+        """Compare after the pass: some models fire the pattern's hook before the scores'."""
+        if self.seen is None or self.given is None:
+            return
         if getattr(getattr(self.layer.attn, "original_component", None), "sinks", None) is not None:
             self.pattern = 0.0  # a sink column takes its share of each row outside the scores
             return
-        self.pattern = distance(self.seen.float().softmax(-1), tensor.float())
+        self.pattern = distance(self.seen.float().softmax(-1), self.given.float())

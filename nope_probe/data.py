@@ -2,7 +2,8 @@
 
 A window is a random place in a document: document starts would confound content with position. The
 windows of one document do not overlap, and the first round takes one window from each document.
-Where the paper's rule is asked for, a window is the first tokens of a document that has them.
+Where the paper's rule is asked for, a window is the first tokens of a document that has them; where
+packing is, documents are joined end to end.
 """
 
 from __future__ import annotations
@@ -16,8 +17,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.documents import documents, is_data_set, long_documents
+from nope_probe.documents import (
+    documents,
+    first_documents,
+    is_data_set,
+    long_documents,
+    refuse_packing,
+)
 from nope_probe.errors import UserError
+from nope_probe.packing import packed, separator_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -59,6 +67,7 @@ def windows(
     shuffle: bool = False,
     place: Place = "random",
     bos: Bos = "auto",
+    pack: bool = False,
 ) -> Windows:
     """Cut token windows out of a text source.
 
@@ -74,6 +83,8 @@ def windows(
             exchangeable: what pattern remains, the model puts there.
         place: where a window stands in its document: `random`, or `start`, the paper's rule.
         bos: whether a window begins with a BOS token; `auto`: where the tokenizer forces it.
+        pack: join the documents in random order, each followed by the tokenizer's EOS token, and
+            cut windows one after the other, across documents; what a window sees is not masked.
 
     Raises:
         UserError: if the source cannot be read or holds too few long documents (it says how many).
@@ -90,7 +101,9 @@ def windows(
     length = seq_len - int(begins)
     if n_seqs < 1 or length < 2:
         raise UserError(f"expected at least 1 window of 3 tokens, got {n_seqs} of {seq_len}")
-    if source == "random":
+    if pack:
+        tokens = _packed(source, tokenizer, n_seqs, length, generator, place)
+    elif source == "random":
         tokens = _random_tokens(tokenizer, n_seqs, length, generator)
     else:
         ids = _encoded(source, tokenizer, n_seqs, length)
@@ -101,7 +114,8 @@ def windows(
     if begins:
         first = torch.full((n_seqs, 1), tokenizer.bos_token_id)
         tokens = torch.cat([first, tokens], -1)
-    return Windows(inputs=tokens, name=source + (" shuffled" if shuffle else ""), bos=begins)
+    name = source + (" packed" if pack else "") + (" shuffled" if shuffle else "")
+    return Windows(inputs=tokens, name=name, bos=begins)
 
 
 def gaussian(n_seqs: int, seq_len: int, d_model: int, alpha: float = 0.0, seed: int = 0) -> Windows:
@@ -128,7 +142,28 @@ def _encoded(
     """Give the tokens of a source's documents, of a data set no more than are needed."""
     if is_data_set(source):
         return long_documents(source, tokenizer, n_seqs, length)
+    return _local(source, tokenizer)
+
+
+def _local(source: str, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
     return tokenizer(documents(source), add_special_tokens=False, verbose=False)["input_ids"]
+
+
+def _packed(
+    source: str,
+    tokenizer: PreTrainedTokenizerBase,
+    n_seqs: int,
+    length: int,
+    generator: torch.Generator,
+    place: Place,
+) -> Int[Tensor, "seq pos"]:
+    refuse_packing(source, place)
+    separator = separator_of(tokenizer)
+    if is_data_set(source):
+        ids = first_documents(source, tokenizer, n_seqs * length)
+    else:
+        ids = _local(source, tokenizer)
+    return packed(ids, n_seqs, length, separator, generator)
 
 
 def begins_with_bos(tokenizer: PreTrainedTokenizerBase, bos: Bos) -> bool:

@@ -80,6 +80,20 @@ def _texts(path: Path, table: pd.DataFrame) -> list[str]:
     return table["text"].tolist()
 
 
+def refuse_packing(source: str, place: str) -> None:
+    """Refuse to pack what has no documents, or windows that are to begin where these begin.
+
+    Raises:
+        UserError: naming the flags.
+    """
+    if source in ("random", "gaussian"):
+        raise UserError(f"--pack joins documents, and --data {source} has none")
+    if place == "start":
+        raise UserError(
+            "--pack cuts windows anywhere and --windows start where documents begin: take one"
+        )
+
+
 def is_data_set(source: str) -> bool:
     """Tell a data set (fineweb-edu, a Hub id, a local folder of files) from a file."""
     path = Path(source).expanduser()
@@ -139,17 +153,36 @@ def long_documents(
     Raises:
         UserError: if there are fewer (it says how many), or the data set cannot be read.
     """
-    texts, found, n_read = islice(stream(source), MOST_DOCUMENTS), list[list[int]](), 0
-    while batch := list(islice(texts, _BATCH)):
-        n_read += len(batch)
-        ids = tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]
-        found += [document for document in ids if len(document) >= n_tokens]
-        if len(found) >= n_documents:
-            return found[:n_documents]
+    found, n_read = list[list[int]](), 0
+    for document in _tokenised(source, tokenizer):
+        n_read += 1
+        if len(document) >= n_tokens:
+            found.append(document)
+        if len(found) == n_documents:
+            return found
     raise UserError(
         f"{len(found)} of the {n_read} documents read from {source} have {n_tokens} tokens or "
         f"more, {n_documents} were asked for; lower --n-seqs or --seq-len"
     )
+
+
+def first_documents(
+    source: str, tokenizer: PreTrainedTokenizerBase, n_tokens: int
+) -> list[list[int]]:
+    """Read a data set up to n_tokens tokens, one more for each document, or to its end."""
+    found, n_read = list[list[int]](), 0
+    for document in _tokenised(source, tokenizer):
+        found.append(document)
+        n_read += len(document) + 1
+        if n_read >= n_tokens:
+            break
+    return found
+
+
+def _tokenised(source: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[list[int]]:
+    texts = islice(stream(source), MOST_DOCUMENTS)
+    while batch := list(islice(texts, _BATCH)):
+        yield from tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]
 
 
 @contextmanager

@@ -8,7 +8,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nope_probe.config import read_config
 from nope_probe.errors import UserError
+from nope_probe.placement import DeviceMap, refuse_offloaded
+from nope_probe.quantised import is_quantised, load_quantised
+from nope_probe.tokenizer import load_tokenizer
 from nope_probe.weights import read_weights
 
 if TYPE_CHECKING:
@@ -30,8 +34,6 @@ FRIENDLY = {
     "tinyllama": "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T",
     "tinyllama-nope": "AntNLP/TinyLlama-NoPE-1.1B",
 }
-# The paper's own checkpoint and TinyLlama's twin say Llama, and were trained without RoPE.
-WITHOUT_ROPE = ("starmpcc/nope_1.5b_fw_edu_15t", "antnlp/tinyllama-nope-1.1b")
 NAMES = ("parameter-free", "parameter-free-rope", *CHECKPOINTS, *FRIENDLY)
 
 
@@ -64,28 +66,24 @@ def load_hugging_face(
     n_layers: int | None = None,
     dtype: torch.dtype,
     revision: str | None = None,
+    device_map: DeviceMap | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a causal decoder and its tokenizer, eager attention, the first layers only if asked.
 
-    Only the files and tensors of these layers, the embeddings and the head are read.
-
-    A Llama that was trained without RoPE comes as the SmolLM3 without RoPE that has its weights.
+    Only the files and tensors of these layers, the embeddings and the head are read. A Llama that
+    was trained without RoPE comes as the SmolLM3 without RoPE that has its weights. With a
+    device_map (auto, balanced, sequential or a device per part) Hugging Face places the parts.
 
     Raises:
         UserError: if it cannot be had (offline, gated, missing, broken) or is no causal decoder.
     """
-    from transformers import AutoTokenizer
-
     with _quiet(), _one_line(source):
-        config = _config(source, n_layers, revision)
-        if source.lower() in WITHOUT_ROPE:
-            config = _without_rope(config)
-        model, report = _model(source, config, n_layers, dtype, revision)
+        config = read_config(source, n_layers=n_layers, revision=revision)
+        tokenizer = load_tokenizer(source, d_vocab=config.vocab_size, revision=revision)
+        model, report = _model(source, config, n_layers, dtype, revision, device_map)
         model.name_or_path = model.config.name_or_path = source
         _refuse_random_weights(source, report)
-        tokenizer = AutoTokenizer.from_pretrained(
-            source, revision=revision, trust_remote_code=False
-        )
+        refuse_offloaded(source, model)
     return model.eval().requires_grad_(False), tokenizer
 
 
@@ -95,8 +93,9 @@ def _model(
     n_layers: int | None,
     dtype: torch.dtype,
     revision: str | None,
+    device_map: DeviceMap | None,
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Build a model from the tensors it needs; transformers itself unpacks quantised ones."""
+    """Build a model from the tensors it needs."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     options: dict[str, Any] = {
@@ -105,12 +104,19 @@ def _model(
         "attn_implementation": "eager",
         "ignore_mismatched_sizes": True,  # they are refused, by name
         "output_loading_info": True,
+        "device_map": device_map,
     }
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    if getattr(config, "quantization_config", None):
-        return kind.from_pretrained(source, revision=revision, use_safetensors=True, **options)
+    if is_quantised(config):
+        return load_quantised(kind, source, revision, options)
     weights = read_weights(source, n_layers=n_layers, revision=revision)
-    return kind.from_pretrained(None, state_dict=weights, **options)
+    try:
+        return kind.from_pretrained(None, state_dict=weights, **options)
+    except ValueError as error:
+        if device_map is None:
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"--device-map cannot place {source}: {reason}") from error
 
 
 def _refuse_random_weights(source: str, report: dict[str, Any]) -> None:
@@ -122,45 +128,6 @@ def _refuse_random_weights(source: str, report: dict[str, Any]) -> None:
         raise UserError(
             f"{source} has weights of other shapes than its config says, such as {name}"
         )
-
-
-def _config(source: str, n_layers: int | None, revision: str | None) -> PreTrainedConfig:
-    from transformers import AutoConfig
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
-    if getattr(config, "is_encoder_decoder", False) or (
-        config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    ):
-        raise UserError(f"{source} is a {config.model_type} model, not a causal decoder")
-    named = config.architectures or []
-    if named and not any("CausalLM" in name or "LMHead" in name for name in named):
-        raise UserError(f"{source} holds a {named[0]}, not a causal decoder")
-    depth = config.num_hidden_layers
-    if n_layers is not None and n_layers < 1:
-        raise UserError(f"expected at least 1 layer, got {n_layers}")
-    if n_layers is not None and n_layers > depth:
-        raise UserError(f"{source} has {depth} layers, {n_layers} were asked for; try --layers all")
-    if n_layers is not None and n_layers < depth:
-        _keep_first_layers(config, n_layers, depth)
-    return config
-
-
-def _without_rope(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Turn a Llama's configuration into that of a SmolLM3 without RoPE, whose weights are alike."""
-    from transformers import SmolLM3Config
-
-    settings = config.to_dict() | {"no_rope_layers": [0] * config.num_hidden_layers}
-    for name in ("model_type", "architectures"):
-        settings.pop(name)
-    return SmolLM3Config(**settings)
-
-
-def _keep_first_layers(config: PreTrainedConfig, n_layers: int, depth: int) -> None:
-    for key, value in config.to_dict().items():
-        if isinstance(value, list) and len(value) == depth:
-            setattr(config, key, value[:n_layers])
-    config.num_hidden_layers = n_layers
 
 
 @contextmanager

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from nope_probe.bridging import bridge
 from nope_probe.contract import ModelCard, check, describe, reference_logits
 from nope_probe.conversion import hooked_config, hooked_weights
+from nope_probe.errors import UserError
 from nope_probe.hub import CHECKPOINTS, load_hugging_face, resolve
+from nope_probe.placement import DeviceMap
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer, HookedTransformerConfig
     from transformer_lens.model_bridge import TransformerBridge
-    from transformers import (
-        PreTrainedModel,
-        PreTrainedTokenizerBase,
-        SmolLM3Config,
-    )
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, SmolLM3Config
 
 Norm = Literal["l2", "layernorm-sqrt-d", "layernorm-d"]
 Size = Literal["tiny", "1.5b"]
+PARAMETER_FREE = ("parameter-free", "parameter-free-rope")
 
 # The 1.5B shape is the paper's (section 4.2); its MLP and vocabulary follow from the parameter
 # count and Llama-3's tokenizer. Both sizes are trained by nope_probe.train.
@@ -173,6 +173,7 @@ def load(
     device: str = "cpu",
     dtype: torch.dtype | None = None,
     revision: str | None = None,
+    device_map: DeviceMap | None = None,
 ) -> Loaded:
     """Load a model by name and check that its hooks tell the truth.
 
@@ -184,6 +185,8 @@ def load(
         device: a torch device.
         dtype: float32 by default, bfloat16 for Hugging Face models on CUDA.
         revision: a Hub revision.
+        device_map: how Hugging Face spreads a large model over several devices (`auto`,
+            `balanced`, `sequential`, or a device per part); device then says only which kind.
 
     Raises:
         UserError: if there is no such model, or it fails the contract check.
@@ -193,7 +196,9 @@ def load(
         >>> load("nope-tiny").card.rope_layers
         (False, False, False, False)
     """
-    if name.lower() in ("parameter-free", "parameter-free-rope"):
+    if device_map is not None and name.lower() in (*CHECKPOINTS, *PARAMETER_FREE):
+        raise UserError(f"{name} is small and stays on one device: --device-map is for others")
+    if name.lower() in PARAMETER_FREE:
         config = parameter_free(n_layers or 4, rope=name.lower().endswith("rope"))
         model = (
             build(config)
@@ -203,7 +208,7 @@ def load(
         return Loaded(model=model, tokenizer=None, card=check(model, describe(model, name.lower())))
     if name.lower() in CHECKPOINTS:
         return _load_shipped(name.lower(), n_layers, device, dtype)
-    return _load_bridge(name, n_layers, device, dtype, revision)
+    return _load_bridge(name, n_layers, device, dtype, revision, device_map)
 
 
 def _load_shipped(
@@ -222,20 +227,24 @@ def _load_shipped(
 
 
 def _load_bridge(
-    name: str, n_layers: int | None, device: str, dtype: torch.dtype | None, revision: str | None
+    name: str,
+    n_layers: int | None,
+    device: str,
+    dtype: torch.dtype | None,
+    revision: str | None,
+    device_map: DeviceMap | None,
 ) -> Loaded:
-    from transformer_lens.model_bridge import TransformerBridge
-
     source = resolve(name)
     on_gpu = torch.device(device).type == "cuda"
     dtype = dtype or (torch.bfloat16 if on_gpu else torch.float32)
-    hf, tokenizer = load_hugging_face(source, n_layers=n_layers, dtype=dtype, revision=revision)
-    hf = hf.to(device)
+    hf, tokenizer = load_hugging_face(
+        source, n_layers=n_layers, dtype=dtype, revision=revision, device_map=device_map
+    )
+    if device_map is None:
+        hf = hf.to(device)
     # The bridge rewires the Hugging Face model in place: ask it before.
     reference = reference_logits(hf)
-    model = TransformerBridge.boot_transformers(
-        source, hf_model=hf, tokenizer=tokenizer, dtype=dtype, device=device
-    )
+    model = bridge(source, hf, tokenizer, dtype, device if device_map is None else None)
     card = describe(model, name, source=source, architecture=type(hf).__name__)
     card = replace(card, revision=getattr(hf.config, "_commit_hash", None) or revision)
     return Loaded(model=model, tokenizer=tokenizer, card=check(model, card, reference))

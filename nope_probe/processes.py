@@ -62,11 +62,15 @@ class Processes:
 def joined(device: str) -> Iterator[Processes]:
     """Join the other processes of a torchrun, if there are any, for as long as the context lasts.
 
-    They talk through NCCL on GPUs and through Gloo elsewhere.
+    They talk through NCCL on GPUs and through Gloo elsewhere. Several runs that follow one another
+    need a context around them all: the processes that left cannot join again.
     """
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1:
         yield Processes()
+        return
+    if dist.is_initialized():
+        yield Processes(rank=dist.get_rank(), count=count)
         return
     if torch.device(device).type == "cuda":
         torch.cuda.set_device(device)

@@ -12,6 +12,7 @@ import numpy as np
 
 from nope_probe.data import Windows
 from nope_probe.models import Loaded
+from nope_probe.placement import devices_of
 from nope_probe.results import versions
 
 
@@ -42,7 +43,7 @@ def provenance(
         "data": {"name": inputs.name, "bos": inputs.bos, "sha256": inputs.sha256},
         "skip_keys": skip_keys,
         "versions": versions(),
-        "device": str(parameter.device),
+        "device": devices_of(loaded.model),
         "dtype": str(parameter.dtype).removeprefix("torch."),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(time.time() - started, 3),

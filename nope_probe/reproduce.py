@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from nope_probe.command import run_command
+from nope_probe.command import is_first_process, run_command
 from nope_probe.errors import UserError
 from nope_probe.simulation_run import Settings as Simulation
 from nope_probe.simulation_run import run
 
 if TYPE_CHECKING:
     from nope_probe.figure_claims import Evidence
+    from nope_probe.score_claims import Maps
 
 _arg = tyro.conf.arg
 FigureName = Literal[
@@ -23,11 +24,18 @@ FigureName = Literal[
     "figure2",
     "figure3",
     "figure4",
+    "figure5",
     "figure6",
     "figure7",
     "figure8",
     "figure9",
     "figure10",
+    "figure11",
+    "figure12",
+    "figure13",
+    "figure14",
+    "figure15",
+    "figure16",
 ]
 
 # n = 50, d = 64 and 4 layers everywhere (section 4.1); Figure 7 has two halves.
@@ -45,7 +53,23 @@ FIGURES: dict[str, dict[str, Simulation]] = {
 # Blocks of a trained model, from 1 (section 4.2): the first, and the later ones.
 CIRCUITS: dict[str, tuple[int, ...]] = {"figure3": (1,), "figure8": (2, 3)}
 
+# Language models (section 5.2 and appendix E): whose scores, of which layers, and which maps.
+PAPERS = ("llama-3.1-8b", "phi-4", "qwen3-8b")
+LANGUAGE_MODELS: dict[str, tuple[tuple[str, ...], int | Literal["all"], Maps]] = {
+    "figure5": (PAPERS, 4, "both"),
+    **{f"figure{11 + i}": ((name,), "all", "score") for i, name in enumerate(PAPERS)},
+    **{f"figure{14 + i}": ((name,), "all", "normalised") for i, name in enumerate(PAPERS)},
+}
+
 OURS = "the paper used its own 1.5B model (nope-1.5b), and the first 50 tokens of documents."
+PAPERS_RUN = (
+    "the paper used llama-3.1-8b, phi-4 and qwen3-8b, and the first 1,024 tokens of 1,000 "
+    "documents of fineweb-edu."
+)
+TRUE_MEANS = (
+    "the published Figures 11 to 16 are 50 times too small in scale (20 sequences, divided by 50); "
+    "these maps are true means."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +78,34 @@ class Settings:
 
     It prints what the paper shows there and whether it was seen, a line each. With the control
     variate, 4,000 samples have smaller errors than the paper's 100,000. Figures 3 and 8 show a
-    trained model, here the small shipped one unless another is named.
+    trained model, here the small shipped one unless another is named. Figures 5 and 11 to 16 show
+    the scores of language models: the paper's, on 1,000 windows of 1,024 tokens of fineweb-edu,
+    unless other models or data are named.
     """
 
     figure: Annotated[tyro.conf.Positional[FigureName], _arg(help="Which figure.")]
     n_samples: Annotated[int, _arg(help="Samples per alpha.")] = 4000
-    model: Annotated[str, _arg(help="The model of figures 3 and 8.")] = "nope-tiny"
-    n_seqs: Annotated[int, _arg(help="Windows of 50 tokens, for figures 3 and 8.")] = 1000
+    model: Annotated[
+        tuple[str, ...],
+        tyro.conf.UseAppendAction,
+        _arg(
+            help="The model of figures 3 and 8 [nope-tiny]; of 5 and 11 to 16 [the paper's], where "
+            "it may be given more than once."
+        ),
+    ] = ()
+    n_seqs: Annotated[int | None, _arg(help="Windows, for figures of trained models [1000].")] = (
+        None
+    )
+    seq_len: Annotated[
+        int | None, _arg(help="Tokens in a window, for figures 5 and 11 to 16 [1024].")
+    ] = None
+    data: Annotated[
+        str | None, _arg(help="Their text, for figures 5 and 11 to 16 [fineweb-edu].")
+    ] = None
+    layers: Annotated[
+        int | Literal["all"] | None,
+        _arg(help="How many first layers, for figures 5 [4] and 11 to 16 [all]."),
+    ] = None
     seed: Annotated[int, _arg(help="Seed of the samples.")] = 0
     out: Annotated[Path | None, _arg(help="Folder of the run [runs/reproduce-FIGURE].")] = None
 
@@ -74,9 +119,60 @@ def reproduce(settings: Settings) -> None:
     """Run a figure's simulations and print its claims."""
     if settings.n_samples < 32:
         raise UserError(f"expected at least 32 samples, one a block, got {settings.n_samples}")
+    _refuse_unused(settings)
     out = settings.out or Path("runs") / f"reproduce-{settings.figure}"
-    lines = _circuits(settings, out) if settings.figure in CIRCUITS else _simulate(settings, out)
-    sys.stdout.write("\n".join(lines) + "\n")
+    if settings.figure in LANGUAGE_MODELS:
+        from nope_probe.processes import joined, own_device
+
+        with joined(own_device("auto")):
+            lines = _scores(settings, out)
+    elif settings.figure in CIRCUITS:
+        lines = _circuits(settings, out)
+    else:
+        lines = _simulate(settings, out)
+    if is_first_process():
+        sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _refuse_unused(settings: Settings) -> None:
+    """Refuse flags that a figure does not have: nobody should think that they were heeded."""
+    unused: list[str] = []
+    if settings.figure not in LANGUAGE_MODELS:
+        unused += ["seq_len", "data", "layers"]
+        if settings.figure not in CIRCUITS:
+            unused += ["n_seqs", "model"]
+    given = [name for name in unused if getattr(settings, name) not in (None, ())]
+    if given:
+        raise UserError(f"{settings.figure} takes no --{given[0].replace('_', '-')}")
+    if settings.figure in CIRCUITS and len(settings.model) > 1:
+        raise UserError(f"{settings.figure} takes one --model, got {len(settings.model)}")
+
+
+def _scores(settings: Settings, out: Path) -> list[str]:
+    """Map the scores of one language model after the other, each into a folder of its own."""
+    from nope_probe import scores
+    from nope_probe.score_claims import score_claims
+
+    models, layers, maps = LANGUAGE_MODELS[settings.figure]
+    asked = (settings.model, settings.n_seqs, settings.seq_len, settings.data, settings.layers)
+    lines = [] if asked == ((), None, None, None, None) else [f"{settings.figure}: {PAPERS_RUN}"]
+    if settings.figure != "figure5":
+        lines.append(f"{settings.figure}: {TRUE_MEANS}")
+    for model in settings.model or models:
+        chosen = scores.Settings(
+            model=model,
+            layers=layers if settings.layers is None else settings.layers,
+            n_seqs=1000 if settings.n_seqs is None else settings.n_seqs,
+            seq_len=1024 if settings.seq_len is None else settings.seq_len,
+            data="fineweb-edu" if settings.data is None else settings.data,
+            windows="start",
+            seed=settings.seed,
+            out=out / (Path(model).name or model),
+        )
+        folder = scores.scores(chosen)
+        lines += [f"{settings.figure}, {model}, {each}" for each in score_claims(folder, maps)]
+        lines.append(f"report: {folder / 'report.html'}")
+    return lines
 
 
 def _simulate(settings: Settings, out: Path) -> list[str]:
@@ -99,13 +195,14 @@ def _circuits(settings: Settings, out: Path) -> list[str]:
     from nope_probe.results import read_manifest
 
     blocks = CIRCUITS[settings.figure]
-    lines = [f"{settings.figure}, run on {settings.model}; {OURS}"]
+    model = settings.model[0] if settings.model else "nope-tiny"
+    lines = [f"{settings.figure}, run on {model}; {OURS}"]
     for layer in blocks:
         folder = out if len(blocks) == 1 else out / f"layer-{layer}"
         chosen = circuit_run.Settings(
-            model=settings.model,
+            model=model,
             layer=layer,
-            n_seqs=settings.n_seqs,
+            n_seqs=1000 if settings.n_seqs is None else settings.n_seqs,
             seed=settings.seed,
             out=folder,
         )

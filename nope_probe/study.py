@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from nope_probe.command import is_first_process
+from nope_probe.documents import refuse_packing
 from nope_probe.errors import UserError
 from nope_probe.results import Run, check_place, read_run, settings_hash
 
@@ -46,6 +48,10 @@ class StudySettings:
         Literal["random", "start"],
         _arg(help="Where a window stands in its document; start: its first tokens (the paper's)."),
     ] = "random"
+    pack: Annotated[
+        bool,
+        _arg(help="Join documents, an EOS token after each, and cut windows across them instead."),
+    ] = False
     bos: Annotated[
         Literal["auto", "always", "never"],
         _arg(help="Begin windows with a BOS token; auto: where the tokenizer forces it."),
@@ -67,6 +73,10 @@ class StudySettings:
     device: Annotated[
         str, _arg(help="A torch device, or auto; under torchrun each process takes a GPU.")
     ] = "auto"
+    device_map: Annotated[
+        Literal["auto", "balanced", "sequential"] | None,
+        _arg(help="Spread a model that is larger than one GPU over all of them."),
+    ] = None
     dtype: Annotated[str, _arg(help="float32, float64, bfloat16, float16 or auto.")] = "auto"
     checkpoint_every: Annotated[
         int, _arg(help="Batches between two states that are kept; a killed run goes on from one.")
@@ -128,6 +138,20 @@ def refuse_impossible(settings: StudySettings) -> None:
         raise UserError(f"expected at least 1 layer, got {settings.layers}")
     if settings.dtype not in ("auto", *DTYPES):
         raise UserError(f"no dtype {settings.dtype!r}: expected auto, {', '.join(DTYPES)}")
+    _refuse_other_devices(settings)
+    if settings.pack:
+        refuse_packing(settings.data, settings.windows)
+
+
+def _refuse_other_devices(settings: StudySettings) -> None:
+    if settings.device_map is None:
+        return
+    if settings.device != "auto":
+        raise UserError("--device is for one device and --device-map for several: take one")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError(
+            "--device-map gives one process all GPUs, and torchrun gives each its own: take one"
+        )
 
 
 def load_model(settings: StudySettings) -> Loaded:
@@ -149,7 +173,12 @@ def load_model(settings: StudySettings) -> Loaded:
     dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
     first = None if settings.layers == "all" else settings.layers
     return load(
-        settings.model, n_layers=first, device=device, dtype=dtype, revision=settings.revision
+        settings.model,
+        n_layers=first,
+        device=device,
+        dtype=dtype,
+        revision=settings.revision,
+        device_map=settings.device_map,
     )
 
 
@@ -189,6 +218,7 @@ def cut_windows(settings: StudySettings, loaded: Loaded, *, shuffle: bool | None
         seed=settings.seed,
         place=settings.windows,
         bos=settings.bos,
+        pack=settings.pack,
         shuffle=settings.shuffle if shuffle is None else shuffle,
     )
 

@@ -160,7 +160,7 @@ class BridgeLayer(Layer):
         module = self.attn._modules.get(f"{which}_norm")
         if module is None:
             return x
-        if self.attn._qk_norm_phase != "post_reshape":
+        if getattr(self.attn, "_qk_norm_phase", None) != "post_reshape":
             raise NotImplementedError("q/k-norm over all heads at once is not supported")
         x = rearrange(x, "batch pos head d_head -> batch head pos d_head")
         x = module.original_component(x)
