@@ -90,7 +90,6 @@ def _compute(settings: Settings, study: StudyRun) -> Run | None:
     if not study.processes.is_first:
         return None
     return assemble(
-        command=study.command,
         settings=study.asked,
         loaded=loaded,
         inputs=inputs,

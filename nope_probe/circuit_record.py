@@ -27,7 +27,6 @@ INTACT, ABLATED = "intact", "ablated"
 
 
 def assemble(
-    command: str,
     settings: Mapping[str, Any],
     loaded: Loaded,
     inputs: Windows,
@@ -46,7 +45,6 @@ def assemble(
     table = stages_table(maps, layer, skip_keys)
     manifest = {
         **provenance(
-            command=command,
             settings=settings,
             loaded=loaded,
             inputs=inputs,

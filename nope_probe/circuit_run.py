@@ -75,11 +75,9 @@ def run(settings: Settings) -> Path:
 
         started = time.time()
         loaded, inputs, removed, maps = measure(settings)
-        command = " ".join(["python", "-m", "nope_probe.circuit", *sys.argv[1:]])
         write_run(
             out,
             assemble(
-                command,
                 asked,
                 loaded,
                 inputs,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +21,6 @@ from nope_probe.results import versions
 
 def provenance(
     *,
-    command: str,
     settings: Mapping[str, Any],
     loaded: Loaded,
     inputs: Windows,
@@ -28,7 +30,6 @@ def provenance(
     """Say what was run, on which model and data, with which versions, where and for how long.
 
     Args:
-        command: the command line.
         settings: what was asked.
         loaded: the model.
         inputs: what it was run on.
@@ -37,7 +38,7 @@ def provenance(
     """
     parameter = next(loaded.model.parameters())
     return {
-        "command": command,
+        "command": command_line(),
         "settings": dict(settings),
         "model": {**loaded.card.to_dict(), "weights": fingerprint(loaded.model)},
         "data": {"name": inputs.name, "bos": inputs.bos, "sha256": inputs.sha256},
@@ -48,6 +49,13 @@ def provenance(
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(time.time() - started, 3),
     }
+
+
+def command_line() -> str:
+    """Give the command line of this process, to be run again."""
+    module = getattr(sys.modules["__main__"], "__spec__", None)
+    program = ["python", "-m", module.name] if module else [Path(sys.argv[0]).name]
+    return shlex.join([*program, *sys.argv[1:]])
 
 
 def fingerprint(model: Any) -> str:

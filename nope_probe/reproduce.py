@@ -150,7 +150,7 @@ def _refuse_unused(settings: Settings) -> None:
 
 def _scores(settings: Settings, out: Path) -> list[str]:
     """Map the scores of one language model after the other, each into a folder of its own."""
-    from nope_probe import scores
+    from nope_probe import scores_run
     from nope_probe.score_claims import score_claims
 
     models, layers, maps = LANGUAGE_MODELS[settings.figure]
@@ -159,7 +159,7 @@ def _scores(settings: Settings, out: Path) -> list[str]:
     if settings.figure != "figure5":
         lines.append(f"{settings.figure}: {TRUE_MEANS}")
     for model in settings.model or models:
-        chosen = scores.Settings(
+        chosen = scores_run.Settings(
             model=model,
             layers=layers if settings.layers is None else settings.layers,
             n_seqs=1000 if settings.n_seqs is None else settings.n_seqs,
@@ -169,7 +169,7 @@ def _scores(settings: Settings, out: Path) -> list[str]:
             seed=settings.seed,
             out=out / (Path(model).name or model),
         )
-        folder = scores.scores(chosen)
+        folder = scores_run.run(chosen)
         lines += [f"{settings.figure}, {model}, {each}" for each in score_claims(folder, maps)]
         lines.append(f"report: {folder / 'report.html'}")
     return lines

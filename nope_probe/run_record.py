@@ -43,7 +43,6 @@ Maps = dict[str, Float[Tensor, "layer query_pos key_pos"]]
 
 def assemble(
     *,
-    command: str,
     settings: Mapping[str, Any],
     loaded: Loaded,
     inputs: Windows,
@@ -69,7 +68,6 @@ def assemble(
     maps = {name: each.float().numpy() for name, each in _maps(plan, measured, skip_keys).items()}
     manifest = {
         **provenance(
-            command=command,
             settings=settings,
             loaded=loaded,
             inputs=inputs,

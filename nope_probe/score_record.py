@@ -29,7 +29,6 @@ HEAD_MEASURES = ("amplitude", "locality", "relative_r2", "edge_contrast")
 
 def assemble(
     *,
-    command: str,
     settings: Mapping[str, Any],
     loaded: Loaded,
     inputs: Windows,
@@ -49,7 +48,6 @@ def assemble(
     maps = score_arrays(measured)
     manifest = {
         **provenance(
-            command=command,
             settings=settings,
             loaded=loaded,
             inputs=inputs,

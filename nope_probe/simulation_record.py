@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +19,7 @@ from nope_probe.analyses.pattern import diagonal_normalised
 from nope_probe.analyses.simulation import Simulation, finest_target
 from nope_probe.analyses.theory import theory_scores
 from nope_probe.contract import describe
+from nope_probe.provenance import command_line
 from nope_probe.report_simulate import simulation_page
 from nope_probe.results import Run, versions
 from nope_probe.tables import spread
@@ -48,7 +46,7 @@ def assemble(
     }
     answer = [_sentence(alpha, verdicts[alpha], found[alpha]) for alpha in found]
     manifest = {
-        "command": shlex.join(["python", "-m", f"nope_probe.{_called()}", *sys.argv[1:]]),
+        "command": command_line(),
         "settings": dict(settings),
         "model": describe(model, str(model.cfg.model_name)).to_dict(),
         "data": {"name": "Gaussian unit vectors", "alpha": list(found)},
@@ -61,10 +59,6 @@ def assemble(
     maps = _maps(found, theory)
     page = simulation_page(maps, tables, manifest, answer)
     return Run(manifest=manifest, arrays={"maps": maps}, tables=tables, page=page)
-
-
-def _called() -> str:
-    return "reproduce" if Path(sys.argv[0]).stem.endswith("reproduce") else "simulate"
 
 
 def theory_of(

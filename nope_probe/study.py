@@ -108,7 +108,7 @@ def carry_out(
     if not check_place(out, asked):
         from nope_probe.study_run import run_study
 
-        run_study(command, out, asked, settings, compute)
+        run_study(out, asked, settings, compute)
     if is_first_process():
         run = read_run(out)
         show(run.manifest, run.tables, out)

@@ -28,7 +28,6 @@ class StudyRun:
     """What a study has at hand while it computes.
 
     Attributes:
-        command: the command line.
         settings: what was asked, the device being this process's own.
         asked: the same as a run records it.
         loaded: the model.
@@ -37,7 +36,6 @@ class StudyRun:
         started: when, in seconds since the epoch.
     """
 
-    command: str
     settings: StudySettings
     asked: dict[str, Any]
     loaded: Loaded
@@ -72,7 +70,6 @@ class StudyRun:
 
 
 def run_study(
-    command: str,
     out: Path,
     asked: dict[str, Any],
     settings: StudySettings,
@@ -81,7 +78,6 @@ def run_study(
     """Compute a study in this process and those beside it, and write its run.
 
     Args:
-        command: the command's name.
         out: where the run is written.
         asked: what was asked, as the run records it.
         settings: what was asked.
@@ -100,7 +96,6 @@ def run_study(
             journal.begin(fingerprint(loaded.model))
             run = compute(
                 StudyRun(
-                    command=" ".join(["python", "-m", f"nope_probe.{command}", *sys.argv[1:]]),
                     settings=settings,
                     asked=asked,
                     loaded=loaded,

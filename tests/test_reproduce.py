@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from tiny_models import tokenizer
 
-from nope_probe import reproduce, scores
+from nope_probe import reproduce, scores_run
 from nope_probe.figure_claims import Claim
 from nope_probe.results import Run, read_manifest, write_run
 from nope_probe.score_claims import score_claims
@@ -44,13 +44,13 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
 def test_without_flags_a_figure_has_the_papers_settings(
     figure: str, models: tuple[str, ...], layers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[scores.Settings] = []
+    asked: list[scores_run.Settings] = []
 
-    def remember(settings: scores.Settings) -> Path:
+    def remember(settings: scores_run.Settings) -> Path:
         asked.append(settings)
         return Path("nowhere")
 
-    monkeypatch.setattr(scores, "scores", remember)
+    monkeypatch.setattr(scores_run, "run", remember)
     monkeypatch.setattr("nope_probe.score_claims.score_claims", lambda *_: ())
     assert run(monkeypatch, figure) == 0
     assert tuple(each.model for each in asked) == models
