@@ -18,6 +18,8 @@ import time
 from importlib import import_module
 from pathlib import Path
 
+import torch
+
 
 def forks(what: str, argument: str, out: Path, command: list[str]) -> tuple[dict, str]:
     """Run this file: what it tells, and all that was written to stderr."""
@@ -38,6 +40,8 @@ def start(command: str, arguments: list[str], **environment: str) -> int:
     if pid:
         return pid
     os.environ.update(environment)
+    # A fork has no thread pool; made here, threads that load a model do not race to make one.
+    torch.set_num_threads(1)
     sys.argv = [command, *arguments]
     code = 0
     try:
@@ -71,7 +75,7 @@ def kill(count: str, out: Path, command: str, arguments: list[str]) -> dict[str,
         ended = exit_code(pid)
         if ended == -signal.SIGKILL:
             kills += 1
-            resumed += any((out / f".run-{runs}.unfinished").glob("state-*.partial"))
+            resumed += any((out / f".run-{runs}.unfinished").glob("*.safetensors"))
         else:
             code, runs = ended, runs + 1
     return {"code": code, "kills": kills, "runs": runs, "resumed": resumed}
@@ -110,8 +114,6 @@ def stop(signum: str, out: Path, command: str, arguments: list[str]) -> dict[str
 
 
 if __name__ == "__main__":
-    import torch
-
     from nope_probe import load
 
     torch.set_num_threads(1)
