@@ -17,7 +17,8 @@ from nope_probe.documents import is_held_out
 from nope_probe.dynamics import log_spaced
 from nope_probe.errors import UserError
 from nope_probe.hub import CHECKPOINTS
-from nope_probe.models import SHAPES, nope_llama, smollm3_config
+from nope_probe.llamas import SHAPES, smollm3_config
+from nope_probe.models import nope_llama
 from nope_probe.train import RECIPES, Settings, train
 from nope_probe.training import (
     Corpus,
