@@ -15,6 +15,7 @@ from torch import nn
 
 if TYPE_CHECKING:
     from transformer_lens import TransformerBridge, TransformerBridgeConfig
+    from transformer_lens.model_bridge.architecture_adapter import ArchitectureAdapter
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, SmolLM3Config
 
 # What the analyses read off `model.cfg`, and a bridge would say of SmolLM3 at large.
@@ -33,11 +34,22 @@ _SAID_OF_A_MODEL = (
 def bridge_of(
     hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> TransformerBridge:
-    """Bridge a Hugging Face model, which is rewired in place, frozen and never trained again."""
+    """Bridge a Hugging Face model, which is rewired in place and frozen."""
     from transformer_lens.model_bridge.sources import build_bridge_from_module
 
     hf.eval().requires_grad_(False).set_attn_implementation("eager")
-    return build_bridge_from_module(hf, type(hf).__name__, hf_config=hf.config, tokenizer=tokenizer)
+    return build_bridge_from_module(
+        hf,
+        type(hf).__name__,
+        hf_config=hf.config,
+        tokenizer=tokenizer,
+        post_adapter_hook=_drop_causal_mask if not getattr(hf.config, "is_causal", True) else None,
+    )
+
+
+def _drop_causal_mask(adapter: ArchitectureAdapter) -> None:
+    """Keep a bridge from masking where transformers hands an encoder no mask at all."""
+    adapter.component_mapping["blocks"].submodules["attn"].is_causal = False
 
 
 def build_bridge(config: TransformerBridgeConfig) -> TransformerBridge:
@@ -45,9 +57,6 @@ def build_bridge(config: TransformerBridgeConfig) -> TransformerBridge:
     model = bridge_of(_smollm3(config))
     for name in _SAID_OF_A_MODEL:
         setattr(model.cfg, name, getattr(config, name))
-    for block in model.blocks:
-        # transformers hands an encoder no mask, in whose place a bridge puts a causal one.
-        block.attn.is_causal = config.attention_dir == "causal"
     return model
 
 

@@ -75,10 +75,10 @@ def run_blocks(model: Any, batch: Tensor) -> Float[Tensor, "batch pos d_model"]:
 
 @contextmanager
 def entering(model: Any, batch: Tensor) -> Iterator[None]:
-    """Let vectors enter a bridge's first block whatever the model adds to its input embeddings.
+    """Let vectors enter a bridge's first block as they are; tokens are left alone.
 
-    Input embeddings are scaled in Gemma and get positions in GPT-2; `start_at_layer` would do, but
-    some bridges lack it. Tokens are left alone.
+    A bridge takes vectors for input embeddings, to which GPT-2 adds positions. `start_at_layer`
+    would do, but TransformerLens 3.9 has it for HookedTransformers only.
     """
     if not batch.is_floating_point():
         yield
