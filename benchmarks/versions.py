@@ -1,10 +1,10 @@
 """The maps of one saved file of inputs with two versions of TransformerLens, side by side.
 
-    make versions                                        # both environments, then the table
+make versions                                        # both environments, then the table
 
-    .venv/bin/python benchmarks/versions.py write tl3.safetensors        # the same by hand
-    .venv-tl4/bin/python benchmarks/versions.py write tl4.safetensors
-    .venv/bin/python benchmarks/versions.py compare tl3.safetensors tl4.safetensors
+.venv/bin/python benchmarks/versions.py write tl3.safetensors        # the same by hand
+.venv-tl4/bin/python benchmarks/versions.py write tl4.safetensors
+.venv/bin/python benchmarks/versions.py compare tl3.safetensors tl4.safetensors
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def compare(ours: Path, theirs: Path, /) -> None:
     for name in sorted(found, key=found.__getitem__, reverse=True):
         print(f"{found[name]:10.1e}  {name}")
     worst = max(found.values())
-    print(f"TransformerLens {versions[0]} and {versions[1]}: {len(found)} maps, {worst:.1e} at most")
+    print(
+        f"TransformerLens {versions[0]} and {versions[1]}: {len(found)} maps, {worst:.1e} at most"
+    )
     sys.exit(not worst <= BOUND)
 
 

@@ -9,6 +9,7 @@ from einops import rearrange
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
     from transformers import PreTrainedConfig, PreTrainedModel
 
 
@@ -43,6 +44,17 @@ def hooked_settings(config: PreTrainedConfig) -> dict[str, Any]:
         init_weights=False,
         device="cpu",
     )
+
+
+def build_hooked(config: HookedTransformerConfig) -> HookedTransformer:
+    """Build the HookedTransformer of a configuration, with weights drawn at random, if at all."""
+    from transformer_lens import HookedTransformer
+
+    model = HookedTransformer(config).eval()
+    if config.positional_embedding_type == "standard":
+        # TransformerLens has no position embedding type "none".
+        model.pos_embed.W_pos.data.zero_()
+    return model
 
 
 def hooked_weights(hf: PreTrainedModel, n_heads: int, n_kv_heads: int) -> dict[str, Tensor]:

@@ -6,16 +6,17 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from nope_probe.bridged import bridge_of, build_bridge
+from nope_probe.configured import Norm, Size, parameter_free_settings, smollm3_config
 from nope_probe.contract import ModelCard, check, describe, reference_logits
-from nope_probe.conversion import hooked_settings, hooked_weights
+from nope_probe.conversion import build_hooked, hooked_settings, hooked_weights
+from nope_probe.hooks.ablation import WEIGHTS
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hub import CHECKPOINTS, load_hugging_face, resolve
-from nope_probe.llamas import Size, smollm3_config
 
 if TYPE_CHECKING:
     from transformer_lens import (
@@ -26,9 +27,7 @@ if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    Configuration = HookedTransformerConfig | TransformerBridgeConfig
-
-Norm = Literal["l2", "layernorm-sqrt-d", "layernorm-d"]
+    Configuration: TypeAlias = HookedTransformerConfig | TransformerBridgeConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,32 +70,7 @@ def parameter_free(
         >>> run_blocks(model, torch.randn(1, 5, 8)).shape
         torch.Size([1, 5, 8])
     """
-    if n_layers < 1 or d_model < 1:
-        raise ValueError(f"expected at least 1 layer and 1 dimension, got {n_layers}, {d_model}")
-    if rope and d_model % 2:
-        raise ValueError(
-            f"RoPE turns pairs of coordinates: expected an even d_model, got {d_model}"
-        )
-    if norm not in ("l2", "layernorm-sqrt-d", "layernorm-d"):
-        raise ValueError(f"expected norm l2, layernorm-sqrt-d or layernorm-d, got {norm!r}")
-    return _configuration(
-        model_name="parameter-free-rope" if rope else "parameter-free",
-        n_layers=n_layers,
-        d_model=d_model,
-        d_head=d_model,
-        n_heads=1,
-        n_ctx=4096,
-        d_vocab=1,
-        attn_only=True,
-        normalization_type="RMSPre" if norm == "l2" else "LNPre",
-        eps=1e-12,
-        attn_scale=d_model**0.5 if norm == "layernorm-sqrt-d" else float(d_model),
-        positional_embedding_type="rotary" if rope else "standard",
-        rotary_dim=d_model if rope else None,
-        rotary_base=10_000,
-        attention_dir="causal" if causal else "bidirectional",
-        device="cpu",
-    )
+    return _configuration(**parameter_free_settings(n_layers, d_model, norm, rope, causal))
 
 
 def nope_llama(size: Size = "tiny", rope: bool = False) -> Configuration:
@@ -126,30 +100,18 @@ def build(config: Configuration) -> HookedTransformer | TransformerBridge:
     It is a HookedTransformer, or with TransformerLens 4 a TransformerBridge. Parameter-free models
     get identities for weights, others must be given theirs.
     """
-    model = _build_hooked(config) if has_hooked_transformer() else build_bridge(config)
+    model = build_hooked(config) if has_hooked_transformer() else build_bridge(config)
     if str(config.model_name).startswith("parameter-free"):
         _set_identities(model)
     return model.requires_grad_(False)
 
 
-def _build_hooked(config: HookedTransformerConfig) -> HookedTransformer:
-    from transformer_lens import HookedTransformer
-
-    model = HookedTransformer(config).eval()
-    if config.positional_embedding_type == "standard":
-        # TransformerLens has no position embedding type "none".
-        model.pos_embed.W_pos.data.zero_()
-    return model
-
-
 def _set_identities(model: HookedTransformer | TransformerBridge) -> None:
     d = model.cfg.d_model
-    sizes = {"w_q": 1.0, "w_k": 1.0, "w_v": 1.0, "w_o": 1.0}
-    if model.cfg.normalization_type == "RMSPre":
-        sizes["w_v"] = d**-0.5
+    value_size = d**-0.5 if model.cfg.normalization_type == "RMSPre" else 1.0
     for layer in layers_of(model):
-        for name, size in sizes.items():
-            weight = layer.weight(name)
+        for name in WEIGHTS:
+            weight, size = layer.weight(name), value_size if name == "w_v" else 1.0
             weight.data.copy_(size * torch.eye(d).expand_as(weight))
 
 
@@ -186,8 +148,9 @@ def load(
 
     Args:
         name: `parameter-free`, `parameter-free-rope`; `nope-tiny`, `rope-tiny` (shipped; like these
-            HookedTransformers, if TransformerLens has them); a friendly name such as `llama-3.1-8b`, a Hub id or a local Hugging
-            Face folder (through TransformerBridge, raw weights).
+            HookedTransformers, if TransformerLens has them); a friendly name such as
+            `llama-3.1-8b`, a Hub id or a local Hugging Face folder (through TransformerBridge, raw
+            weights).
         n_layers: load only the first layers.
         device: a torch device.
         dtype: float32 by default, bfloat16 for Hugging Face models on CUDA.

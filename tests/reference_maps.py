@@ -1,7 +1,7 @@
 """What a few calls return for one saved file of inputs: the same with every TransformerLens.
 
-`tests/reference/inputs.safetensors` holds token windows of the shipped held-out text and normal
-vectors; `tests/reference/maps.safetensors` holds what these calls returned with TransformerLens 3.9.
+`reference/inputs.safetensors` holds token windows of the shipped held-out text and normal vectors;
+`reference/maps.safetensors` holds what these calls returned with TransformerLens 3.9.
 `benchmarks/versions.py` writes such a file, and compares two.
 """
 

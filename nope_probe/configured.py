@@ -1,4 +1,4 @@
-"""The trained models' shapes, as Hugging Face configurations."""
+"""What the configured models are: the parameter-free transformer and the trained Llamas."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from transformers import SmolLM3Config
 
+Norm = Literal["l2", "layernorm-sqrt-d", "layernorm-d"]
 Size = Literal["tiny", "1.5b"]
 
 # The 1.5B shape is the paper's (section 4.2); its MLP and vocabulary follow from the parameter
@@ -53,3 +54,39 @@ def smollm3_config(size: Size, rope: bool) -> SmolLM3Config:
     switches = [int(rope)] * shape["num_hidden_layers"]
     tokens = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
     return SmolLM3Config(**shape, **tokens, no_rope_layers=switches, use_cache=False)
+
+
+def parameter_free_settings(
+    n_layers: int, d_model: int, norm: Norm, rope: bool, causal: bool
+) -> dict[str, Any]:
+    """Describe the parameter-free transformer in the fields of a TransformerLens configuration.
+
+    Raises:
+        ValueError: for no layers, no dimensions, an odd dimension with RoPE or an unknown norm.
+    """
+    if n_layers < 1 or d_model < 1:
+        raise ValueError(f"expected at least 1 layer and 1 dimension, got {n_layers}, {d_model}")
+    if rope and d_model % 2:
+        raise ValueError(
+            f"RoPE turns pairs of coordinates: expected an even d_model, got {d_model}"
+        )
+    if norm not in ("l2", "layernorm-sqrt-d", "layernorm-d"):
+        raise ValueError(f"expected norm l2, layernorm-sqrt-d or layernorm-d, got {norm!r}")
+    return dict(
+        model_name="parameter-free-rope" if rope else "parameter-free",
+        n_layers=n_layers,
+        d_model=d_model,
+        d_head=d_model,
+        n_heads=1,
+        n_ctx=4096,
+        d_vocab=1,
+        attn_only=True,
+        normalization_type="RMSPre" if norm == "l2" else "LNPre",
+        eps=1e-12,
+        attn_scale=d_model**0.5 if norm == "layernorm-sqrt-d" else float(d_model),
+        positional_embedding_type="rotary" if rope else "standard",
+        rotary_dim=d_model if rope else None,
+        rotary_base=10_000,
+        attention_dir="causal" if causal else "bidirectional",
+        device="cpu",
+    )
