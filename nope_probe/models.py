@@ -79,7 +79,11 @@ def nope_llama(size: Size = "tiny", rope: bool = False) -> Configuration:
 
 
 def hooked_config(config: PreTrainedConfig) -> Configuration:
-    """Translate a Llama-like Hugging Face configuration (RoPE in all layers or in none)."""
+    """Translate a Llama-like Hugging Face configuration.
+
+    Raises:
+        ValueError: for RoPE in some layers only.
+    """
     return _configuration(**hooked_settings(config))
 
 

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.hooks.layer import Layer, is_bridge, layers_of
 
 Hook = Callable[..., Tensor | None]
 Installation = tuple[Any, Hook]  # a HookPoint and what to hang on it
+Batch = Int[Tensor, "batch pos"] | Float[Tensor, "batch pos d_model"]
 
 
 @contextmanager
@@ -35,7 +36,7 @@ class Enough(Exception):  # noqa: N818  (it ends a forward pass early, it is no 
     """Raised by a hook once the last tensor that is wanted has been seen."""
 
 
-def run(model: Any, batch: Tensor) -> None:
+def run(model: Any, batch: Batch) -> None:
     """Run a batch of tokens or of vectors through a model, for its hooks alone.
 
     Vectors are what enters the first block, on every kind of model.
@@ -53,7 +54,7 @@ def run(model: Any, batch: Tensor) -> None:
         return
 
 
-def run_blocks(model: Any, batch: Tensor) -> Float[Tensor, "batch pos d_model"]:
+def run_blocks(model: Any, batch: Batch) -> Float[Tensor, "batch pos d_model"]:
     """Run a batch of tokens or of vectors, and give what leaves the last block.
 
     Example:
@@ -74,7 +75,7 @@ def run_blocks(model: Any, batch: Tensor) -> Float[Tensor, "batch pos d_model"]:
 
 
 @contextmanager
-def entering(model: Any, batch: Tensor) -> Iterator[None]:
+def entering(model: Any, batch: Batch) -> Iterator[None]:
     """Let vectors enter a bridge's first block as they are; tokens are left alone.
 
     A bridge takes vectors for input embeddings, to which GPT-2 adds positions. `start_at_layer`
