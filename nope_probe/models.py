@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from nope_probe.bridged import bridge_of, build_bridge
 from nope_probe.configured import Norm, Size, parameter_free_settings, smollm3_config
 from nope_probe.contract import ModelCard, check, describe, reference_logits
 from nope_probe.conversion import build_hooked, hooked_settings, hooked_weights
 from nope_probe.hooks.ablation import WEIGHTS
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hub import CHECKPOINTS, load_hugging_face, resolve
+from nope_probe.smollm3 import bridge_of, build_bridge
 
 if TYPE_CHECKING:
     from transformer_lens import (
