@@ -1,12 +1,23 @@
 PYTHON ?= python3
-BIN := .venv/bin
+# TransformerLens: 3.9, which has HookedTransformer, or 4, in an environment of its own.
+TL ?= 3.9
+ifeq ($(TL),4)
+VENV := .venv-tl4
+PINS := constraints-tl4.txt
+else ifeq ($(TL),3.9)
+VENV := .venv
+PINS := constraints.txt
+else
+$(error TL is 3.9 or 4, not $(TL))
+endif
+BIN := $(VENV)/bin
 
-.PHONY: ablate test check lint types clean
+.PHONY: ablate test check lint types install versions clean
 
-ablate: .venv/.installed  ## Attribute the shipped RoPE model's positional pattern
+ablate: install  ## Attribute the shipped RoPE model's positional pattern
 	$(BIN)/python -m nope_probe.ablate
 
-test: .venv/.installed  ## Everything CI checks
+test: install  ## Everything CI checks; with TL=4 on TransformerLens 4
 	$(MAKE) check
 
 check: lint types
@@ -19,11 +30,20 @@ lint:
 types:
 	$(BIN)/mypy
 
-.venv/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
+versions:  ## The same maps from TransformerLens 3.9 and 4, side by side
+	$(MAKE) install TL=3.9
+	$(MAKE) install TL=4
+	.venv/bin/python benchmarks/versions.py write build/maps-tl3.safetensors
+	.venv-tl4/bin/python benchmarks/versions.py write build/maps-tl4.safetensors
+	.venv/bin/python benchmarks/versions.py compare build/maps-tl3.safetensors build/maps-tl4.safetensors
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints-shared.txt $(PINS)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c $(PINS) -e ".[dev]"
 	touch $@
 
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-tl4 build *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -18,7 +18,7 @@ from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import components, rope_layers
 from nope_probe.hooks.layer import Layer, is_bridge, layers_of, repeat_heads
 from nope_probe.hooks.meters import unmasked
-from nope_probe.hooks.tap import Installation, Tap, installed
+from nope_probe.hooks.tap import Installation, Tap, installed, run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +58,17 @@ class ModelCard:
 
 
 def describe(
-    model: Any, name: str, source: str = "configuration", architecture: str = "HookedTransformer"
+    model: Any, name: str, source: str = "configuration", architecture: str | None = None
 ) -> ModelCard:
-    """Write a model's card, without the parity that `check` measures."""
+    """Write a model's card, without the parity that `check` measures.
+
+    The architecture is by default that of the hooked model, or of what its bridge leads to.
+    """
     layer = layers_of(model)[0]
     return ModelCard(
         name=name,
         source=source,
-        architecture=architecture,
+        architecture=architecture or type(getattr(model, "original_model", model)).__name__,
         kind="TransformerBridge" if is_bridge(model) else "HookedTransformer",
         n_layers=len(model.blocks),
         n_heads=layer.n_heads,
@@ -110,7 +113,7 @@ def check(
         if card.parameter_free:
             vectors = torch.randn(2, 13, card.d_model, generator=torch.Generator().manual_seed(0))
             vectors = vectors.to(parameter.device, parameter.dtype)
-            model(vectors, start_at_layer=0, stop_at_layer=card.n_layers)
+            run(model, vectors)
         else:
             logits = model(probe_tokens(card.d_vocab).to(parameter.device)).float()
     for meter in meters:

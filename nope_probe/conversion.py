@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from einops import rearrange
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from transformer_lens import HookedTransformerConfig
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
     from transformers import PreTrainedConfig, PreTrainedModel
 
 
-def hooked_config(config: PreTrainedConfig) -> HookedTransformerConfig:
+def hooked_settings(config: PreTrainedConfig) -> dict[str, Any]:
     """Translate a Llama-like Hugging Face configuration (RoPE in all layers or in none)."""
-    from transformer_lens import HookedTransformerConfig
-
     switches = getattr(config, "no_rope_layers", None) or [1] * config.num_hidden_layers
     if len(set(switches)) != 1:
         raise ValueError("HookedTransformer has RoPE in all layers or in none; use a bridge")
     rope = bool(switches[0])
     d_head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return HookedTransformerConfig(
+    return dict(
         model_name="rope-llama" if rope else "nope-llama",
         n_layers=config.num_hidden_layers,
         d_model=config.hidden_size,
@@ -46,6 +44,17 @@ def hooked_config(config: PreTrainedConfig) -> HookedTransformerConfig:
         init_weights=False,
         device="cpu",
     )
+
+
+def build_hooked(config: HookedTransformerConfig) -> HookedTransformer:
+    """Build the HookedTransformer of a configuration, with weights drawn at random, if at all."""
+    from transformer_lens import HookedTransformer
+
+    model = HookedTransformer(config).eval()
+    if config.positional_embedding_type == "standard":
+        # TransformerLens has no position embedding type "none".
+        model.pos_embed.W_pos.data.zero_()
+    return model
 
 
 def hooked_weights(hf: PreTrainedModel, n_heads: int, n_kv_heads: int) -> dict[str, Tensor]:

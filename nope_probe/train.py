@@ -94,7 +94,7 @@ def main() -> None:
 
 def train(settings: Settings) -> None:
     """Train a preset and save weights, tokenizer, model card, dynamics and held-out loss."""
-    from nope_probe.models import smollm3_config
+    from nope_probe.configured import smollm3_config
     from nope_probe.training import corpus_of, evaluate, make_trainer, save, tokenizer_of
 
     name, size = settings.preset, settings.preset.split("-")[1]

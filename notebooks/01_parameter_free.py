@@ -57,7 +57,7 @@ figures.score_maps(by_alpha.float().numpy(), title="Layer 2, by alpha: step k is
 # %% [markdown]
 # ## Simulation
 #
-# The same model is a HookedTransformer configuration. Its weights are identities, its inputs are
+# The same model is a configuration of TransformerLens. Its weights are identities, its inputs are
 # vectors, and a control variate takes off most of the noise.
 
 # %%

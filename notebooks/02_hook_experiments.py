@@ -15,7 +15,7 @@
 # # Experiments with hooks
 #
 # Everything here is written through TransformerLens's own hook points, so your own hooks work
-# beside it, and any HookedTransformer of yours can stand in for the shipped one.
+# beside it, and any TransformerLens model of yours can stand in for the shipped one.
 
 # %%
 import torch

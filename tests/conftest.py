@@ -7,6 +7,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 from collections.abc import Callable
 from functools import cache
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -14,6 +15,30 @@ import torch
 from tiny_models import Tiny, write_tiny
 
 torch.set_num_threads(1)
+
+HAS_HOOKED_TRANSFORMER = version("transformer-lens").startswith("3.")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of HookedTransformer where TransformerLens has none."""
+    if HAS_HOOKED_TRANSFORMER:
+        return
+    ours = [item for item in items if not needs_hooked_transformer(item)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in ours])
+    items[:] = ours
+
+
+def needs_hooked_transformer(item: pytest.Item) -> bool:
+    """Tell whether a test is marked so, or is of a model `hooked:name`."""
+    parameters = getattr(getattr(item, "callspec", None), "params", {}).values()
+    hooked = any(isinstance(value, str) and value.startswith("hooked:") for value in parameters)
+    return hooked or item.get_closest_marker("hooked_transformer") is not None
+
+
+@pytest.fixture(scope="session")
+def kind() -> str:
+    """Name the kind of model that configurations and shipped models become."""
+    return "HookedTransformer" if HAS_HOOKED_TRANSFORMER else "TransformerBridge"
 
 
 @pytest.fixture
@@ -39,7 +64,7 @@ def bridge(tiny: Callable[[str], Tiny]) -> Callable[[str], Any]:
 
 @pytest.fixture(scope="session")
 def hooked(tiny: Callable[[str], Tiny]) -> Callable[[str], Any]:
-    """Give the HookedTransformer converted from a tiny model."""
+    """Give what a tiny model is converted into: a HookedTransformer, where there is one."""
     from nope_probe.models import to_hooked
 
     return cache(lambda name: to_hooked(tiny(name).hf))

@@ -18,6 +18,8 @@ from tiny_models import distance, tokens
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layer import layers_of
 
+pytestmark = pytest.mark.hooked_transformer
+
 
 @pytest.fixture(scope="module")
 def model() -> Any:

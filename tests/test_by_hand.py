@@ -23,6 +23,7 @@ import torch
 
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.capture import capture_scores, capture_stages
+from nope_probe.hooks.layer import layers_of
 
 NAN = float("nan")
 W_Q, W_K = [[1.0, 2.0], [3.0, 4.0]], [[2.0, 1.0], [1.0, 3.0]]
@@ -38,8 +39,12 @@ def micro() -> Any:
     config = parameter_free(n_layers=1, d_model=2)
     config.attn_scale = 2.0
     model = build(config)
-    for name, weight in (("W_Q", W_Q), ("W_K", W_K), ("W_V", W_V), ("W_O", W_O)):
-        getattr(model.blocks[0].attn, name).data.copy_(torch.tensor([weight]))
+    layer = layers_of(model)[0]
+    for name, weight in (("w_q", W_Q), ("w_k", W_K), ("w_v", W_V), ("w_o", W_O)):
+        parameter = layer.weight(name).data
+        # HookedTransformer multiplies x W, Hugging Face's linear layers x W^T.
+        ours = torch.tensor(weight) if parameter.ndim == 3 else torch.tensor(weight).T
+        parameter.copy_(ours.expand_as(parameter))
     return model
 
 

@@ -48,6 +48,17 @@ def test_hooked_transformer_and_bridge_of_a_folder_give_the_same_maps(
     assert distance(ours, theirs) <= 1e-5
 
 
+def test_a_model_that_is_converted_stays_as_it_is() -> None:
+    hf, windows = randomised(smollm3_config([1, 1])).train().requires_grad_(True), tokens(5)
+    before = hf(windows).logits
+    modules = [type(module) for module in hf.modules()]
+    assert distance(to_hooked(hf)(windows), before) <= 1e-5
+    assert [type(module) for module in hf.modules()] == modules
+    assert hf.training
+    assert all(parameter.requires_grad for parameter in hf.parameters())
+    assert hf(windows).logits.equal(before)
+
+
 def test_a_mixed_model_needs_a_bridge() -> None:
     with pytest.raises(ValueError, match="RoPE in all layers or in none; use a bridge"):
         hooked_config(smollm3_config([1, 0]))
@@ -70,10 +81,10 @@ def test_a_size_that_does_not_exist_is_an_error() -> None:
 
 @pytest.mark.parametrize(("name", "rope"), [("nope-tiny", False), ("ROPE-tiny", True)])
 def test_shipped_models_load_by_name_in_any_case_and_are_the_ones_on_disk(
-    name: str, rope: bool
+    name: str, rope: bool, kind: str
 ) -> None:
     loaded = load(name)
-    assert loaded.card.kind == "HookedTransformer"
+    assert loaded.card.kind == kind == type(loaded.model).__name__
     assert loaded.card.rope_layers == (rope,) * 4
     assert loaded.tokenizer is not None
     windows = loaded.tokenizer("def f(x):\n    return x", return_tensors="pt")["input_ids"]

@@ -10,6 +10,7 @@ from tiny_models import Tiny, distance, tokens
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.capture import capture_stages
 from nope_probe.hooks.norms import plain_norms
+from nope_probe.hooks.tap import run_blocks
 from nope_probe.models import build, parameter_free, to_hooked
 
 NORMS = ("input_layernorm", "post_attention_layernorm")
@@ -77,11 +78,12 @@ def test_plain_norms_stand_around_ablations(
 def test_norms_without_weights_are_plain_already():
     model = build(parameter_free(n_layers=2, d_model=10))
     x = torch.randn(3, 7, 10)
-    before = model(x, start_at_layer=0, stop_at_layer=2)
+    before = run_blocks(model, x)
     with plain_norms(model):
-        assert model(x, start_at_layer=0, stop_at_layer=2).equal(before)
+        assert run_blocks(model, x).equal(before)
 
 
+@pytest.mark.hooked_transformer
 def test_a_weight_of_zero_is_refused(tiny: Callable[[str], Tiny]):
     model = to_hooked(tiny("smollm3-rope").hf)
     model.blocks[0].ln2.w.data[3] = 0.0

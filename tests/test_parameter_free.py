@@ -9,8 +9,10 @@ from tiny_models import distance, randomised, smollm3_config
 from torch import Tensor
 from torch.nn.functional import layer_norm, normalize
 
-from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.models import build, load, parameter_free, to_hooked
+from nope_probe.hooks.ablation import COMPONENTS, Ablation, ablated, components, rope_layers
+from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.tap import run_blocks
+from nope_probe.models import build, load, nope_llama, parameter_free, to_hooked
 
 LAYERS, N_POS, D = 3, 13, 22
 
@@ -56,10 +58,12 @@ def eq_1_encoder(x: Tensor) -> Tensor:
     return attend(y @ y.mT, y, causal=False) + x
 
 
-def layer_norm_variant(divisor: float) -> Callable[[Tensor], Tensor]:
+def layer_norm_variant(
+    divisor: float, turn: Callable[[Tensor], Tensor] = lambda y: y, causal: bool = True
+) -> Callable[[Tensor], Tensor]:
     def block(x: Tensor) -> Tensor:
         y = layer_norm(x, x.shape[-1:], eps=1e-12)
-        return attend(y @ y.mT / divisor, y) + x
+        return attend(turn(y) @ turn(y).mT / divisor, y, causal) + x
 
     return block
 
@@ -72,6 +76,8 @@ def layer_norm_variant(divisor: float) -> Callable[[Tensor], Tensor]:
         ({"causal": False}, eq_1_encoder),
         ({"norm": "layernorm-sqrt-d"}, layer_norm_variant(D**0.5)),
         ({"norm": "layernorm-d"}, layer_norm_variant(D)),
+        ({"norm": "layernorm-d", "rope": True}, layer_norm_variant(D, rope)),
+        ({"norm": "layernorm-d", "causal": False}, layer_norm_variant(D, causal=False)),
     ],
     ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else "",
 )
@@ -81,8 +87,7 @@ def test_a_parameter_free_model_equals_the_papers_equation(
     model, truth = build(parameter_free(LAYERS, D, **options)), x
     for _ in range(LAYERS):
         truth = block(truth)
-    seen = model(x, start_at_layer=0, stop_at_layer=LAYERS)
-    assert distance(seen, truth) <= 1e-6
+    assert distance(run_blocks(model, x), truth) <= 1e-6
 
 
 @pytest.mark.parametrize(
@@ -120,16 +125,16 @@ def test_without_weights_a_model_equals_the_parameter_free_transformer() -> None
     config = parameter_free(2, d)
     config.attn_scale = d**0.5
     bare = build(config)
-    for block in bare.blocks:
-        block.attn.W_V.data.copy_(torch.eye(d)[None])
+    for layer in layers_of(bare):
+        layer.weight("w_v").data.copy_(torch.eye(d).expand_as(layer.weight("w_v")))
     x = truth = torch.randn(5, N_POS, d, generator=torch.Generator().manual_seed(0))
     for _ in range(2):
         y = normalize(truth, dim=-1) * d**0.5
         truth = attend(y @ y.mT / d**0.5, y) + truth
     removed = Ablation(remove=["rope", "w_q", "w_k", "w_v", "w_o", "mlp"], gain="identity")
     with ablated(model, removed):
-        seen = model(x, start_at_layer=0, stop_at_layer=2)
-    assert distance(bare(x, start_at_layer=0, stop_at_layer=2), truth) <= 1e-5
+        seen = run_blocks(model, x)
+    assert distance(run_blocks(bare, x), truth) <= 1e-5
     assert distance(seen, truth) <= 1e-5
 
 
@@ -140,3 +145,24 @@ def test_parameter_free_models_load_by_name_and_pass_the_contract(name: str) -> 
     assert loaded.card.parameter_free
     assert loaded.card.rope_layers == (name.endswith("RoPE"),) * 2
     assert max(loaded.card.parity.values()) <= 1e-5
+
+
+@pytest.mark.parametrize("norm", ["l2", "layernorm-sqrt-d", "layernorm-d"])
+def test_weights_are_identities_so_that_removing_them_changes_nothing(norm: Any, x: Tensor) -> None:
+    model = build(parameter_free(LAYERS, D, norm))
+    before = run_blocks(model, x)
+    with ablated(model, Ablation(remove=["w_q", "w_k", "w_o"], gain="identity")):
+        assert distance(run_blocks(model, x), before) <= 1e-6
+    for layer in layers_of(model):
+        value = layer.weight("w_v").squeeze()
+        assert value.equal(torch.eye(D) * (D**-0.5 if norm == "l2" else 1.0))
+
+
+@pytest.mark.parametrize("rope", [False, True])
+def test_a_trained_llama_is_built_from_its_configuration(rope: bool) -> None:
+    model = build(nope_llama("tiny", rope))
+    layer = layers_of(model)[3]
+    assert rope_layers(model) == (rope,) * 4
+    assert (layer.n_heads, layer.n_kv_heads, layer.d_head, layer.d_model) == (4, 2, 32, 128)
+    assert layer.scale == pytest.approx(32**-0.5)
+    assert components(model) == tuple(c for c in COMPONENTS[:-1] if rope or c != "rope")

@@ -89,6 +89,7 @@ def test_the_mean_of_a_stage_weighs_every_sequence_alike(
     assert distance(maps.mean("g"), (x @ x.mT).mean(0)) <= 1e-6
 
 
+@pytest.mark.hooked_transformer
 def test_a_layer_norm_with_weight_and_bias_is_read_whole() -> None:
     """HookedTransformer's hook_normalized leaves both out."""
     from transformer_lens import HookedTransformer, HookedTransformerConfig

@@ -11,13 +11,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from nope_probe.configured import SHAPES, smollm3_config
 from nope_probe.corpus import split, stdlib_documents
 from nope_probe.data import documents
 from nope_probe.documents import is_held_out
 from nope_probe.dynamics import log_spaced
 from nope_probe.errors import UserError
 from nope_probe.hub import CHECKPOINTS
-from nope_probe.models import SHAPES, nope_llama, smollm3_config
+from nope_probe.models import nope_llama
 from nope_probe.train import RECIPES, Settings, train
 from nope_probe.training import (
     Corpus,

@@ -77,7 +77,7 @@ class Field:
 
 
 def field_of(model: Any) -> Field:
-    """Read off a parameter-free HookedTransformer which field describes it."""
+    """Read off a parameter-free model which field describes it."""
     cfg = model.cfg
     sqrt_d = cfg.normalization_type == "LNPre" and cfg.attn_scale < cfg.d_model
     layernorm: Norm = "layernorm-sqrt-d" if sqrt_d else "layernorm-d"

@@ -1,7 +1,7 @@
 """Monte Carlo of the parameter-free transformer, with a control variate.
 
-Samples are drawn, run through its HookedTransformer and forgotten in chunks that stay in cache; a
-map is a running sum inside a hook. Standard errors come from 32 blocks, sample s in block s % 32.
+Samples are drawn, run through the model and forgotten in chunks that stay in cache; a map is a
+running sum inside a hook. Standard errors come from 32 blocks, sample s in block s % 32.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def simulate(
     chunk_size: int = 2 * BLOCK,
     on_samples: Callable[[int, int], object] = lambda done, goal: None,
 ) -> Simulation:
-    """Estimate the mean scores of every layer of a parameter-free HookedTransformer.
+    """Estimate the mean scores of every layer of a parameter-free model.
 
     Args:
         model: `build(parameter_free(...))`.

@@ -91,9 +91,11 @@ def available(layers: list[Layer], index: int) -> dict[Letter, str]:
 
 
 def _means_something_else(layer: Layer, letter: Letter) -> bool:
+    # A bridge has the norm of an MLP that is not there.
+    attention_only = bool(getattr(layer.cfg, "attn_only", False))
     parallel = bool(getattr(layer.cfg, "parallel_attn_mlp", False))
     post_norm = layer.has("ln1_post.hook_out") or layer.has("ln2_post.hook_out")
-    return letter in ("e", "f") and (parallel or post_norm)
+    return letter in ("e", "f") and (attention_only or parallel or post_norm)
 
 
 def hook_name(stage: Stage, layer: Layer) -> str:
