@@ -27,7 +27,10 @@ def run_command(settings: type[Settings], action: Callable[[Settings], object]) 
     except UserError as error:
         _end(f"error: {error}", 2)
     except KeyboardInterrupt as error:
-        _end(f"interrupted: {error}", 128 + getattr(error, "signum", signal.SIGINT))
+        _end(
+            f"interrupted: {str(error) or 'nothing was written'}",
+            128 + getattr(error, "signum", signal.SIGINT),
+        )
 
 
 def is_first_process() -> bool:
@@ -37,5 +40,5 @@ def is_first_process() -> bool:
 
 def _end(message: str, code: int) -> None:
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        sys.stderr.write(f"{message.removesuffix(': ')}\n")
+        sys.stderr.write(f"{message}\n")
     sys.exit(code)

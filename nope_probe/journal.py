@@ -29,7 +29,7 @@ from nope_probe.hooks.gain import Gains
 from nope_probe.hooks.stream import Keeper, State
 from nope_probe.interrupts import Interrupts
 from nope_probe.processes import Processes
-from nope_probe.results import StorageError, versions, whole
+from nope_probe.results import StorageError, unfinished, versions, whole
 
 Kept = tuple[State, dict[str, str]]  # tensors, and notes in words
 
@@ -59,7 +59,7 @@ class Journal:
         processes: Processes | None = None,
         every: int = 32,
     ) -> None:
-        self.folder = None if out is None else out.parent / f".{out.name}.unfinished"
+        self.folder = None if out is None else unfinished(out)
         self.settings, self.every = dict(settings or {}), every
         self.processes = processes or Processes()
         self.interrupts = Interrupts()

@@ -126,6 +126,11 @@ def check_place(out: Path, settings: Mapping[str, Any]) -> bool:
     return False
 
 
+def unfinished(out: Path) -> Path:
+    """Name the hidden folder beside a run's place that holds it until it is finished."""
+    return out.parent / f".{out.name}.unfinished"
+
+
 def read_manifest(out: Path) -> dict[str, Any]:
     """Read a run's manifest.
 

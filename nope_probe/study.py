@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ import tyro
 from nope_probe.command import is_first_process
 from nope_probe.documents import refuse_packing
 from nope_probe.errors import UserError
-from nope_probe.results import Run, check_place, read_run, settings_hash
+from nope_probe.results import Run, check_place, read_run, settings_hash, unfinished
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,7 +106,10 @@ def carry_out(
     unasked = ("out", "checkpoint_every")
     asked = {key: value for key, value in asdict(settings).items() if key not in unasked}
     out = settings.out or default_place(command, settings.model, asked)
-    if not check_place(out, asked):
+    if check_place(out, asked):
+        # A process that was killed after it wrote the run and before it cleared up.
+        shutil.rmtree(unfinished(out), ignore_errors=True)
+    else:
         from nope_probe.study_run import run_study
 
         run_study(out, asked, settings, compute)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from nope_probe.data import Windows
@@ -91,7 +92,7 @@ def run_study(
     with joined(settings.device) as processes:
         _refuse_idle(settings, processes)
         journal = Journal(out, settings=asked, processes=processes, every=settings.checkpoint_every)
-        with journal:
+        with _enough_memory(settings), journal:
             loaded = load_model(settings)
             journal.begin(fingerprint(loaded.model))
             run = compute(
@@ -107,6 +108,18 @@ def run_study(
                 write_run(out, run, journal.folder / "run" if journal.folder else None)
         journal.discard()
         processes.wait()
+
+
+@contextmanager
+def _enough_memory(settings: StudySettings) -> Iterator[None]:
+    """Say in one line that memory ended; outside the journal, which stays: others may have it."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"a single window of {settings.seq_len} tokens, or the model, does not fit into the "
+            "memory of the device; lower --seq-len or --layers, or take --device-map auto"
+        ) from error
 
 
 def _refuse_idle(settings: StudySettings, processes: Processes) -> None:
