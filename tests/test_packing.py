@@ -1,7 +1,6 @@
 """Packed windows are documents end to end: nothing is lost, doubled or padded."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from command_line import refused, run
 from safetensors.torch import load_file
 from tiny_models import tokenizer
 
@@ -137,16 +137,10 @@ def test_packing_what_cannot_be_packed_is_one_line(
     message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["scores", *SMALL, "--pack", *flags])
-    with pytest.raises(SystemExit) as exit_code:
-        scores.main()
-    assert exit_code.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: {message}")
-    assert not list(tmp_path.iterdir())
+    line = refused(monkeypatch, capfd, tmp_path, scores, *SMALL, "--pack", *flags)
+    assert line.startswith(message)
 
 
 def test_the_command_packs_and_its_manifest_says_so(
@@ -154,8 +148,7 @@ def test_the_command_packs_and_its_manifest_says_so(
 ) -> None:
     out = tmp_path / "run"
     given = ["--pack", "--data", text, "--model", str(tiny("qwen3").folder), "--out", str(out)]
-    monkeypatch.setattr(sys, "argv", ["scores", *SMALL, *given])
-    scores.main()
+    run(monkeypatch, scores, *SMALL, *given)
     seen = load_file(out / "tokens.safetensors")["tokens"]
     ours = windows(text, tokenizer=tokenizer(), n_seqs=29, seq_len=13, pack=True)
     assert torch.equal(seen, ours.inputs)

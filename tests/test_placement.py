@@ -1,6 +1,5 @@
 """A model spread over devices gives what it gives on one; what cannot be read is refused."""
 
-import sys
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import refused, run
 from plain_states import agree
 from tiny_models import tokens
 from virtual_devices import place_of, spread
@@ -139,17 +139,12 @@ def test_weights_that_are_kept_elsewhere_are_refused(
 SMALL = ["--n-seqs", "7", "--seq-len", "13", "--folds", "5", "--layers", "2", "--data", "random"]
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
-    monkeypatch.setattr(sys, "argv", ["scores", *SMALL, *map(str, arguments)])
-    scores.main()
-
-
 def test_the_command_places_a_model_and_says_where(
     tiny: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "run"
     model = ["--model", tiny("qwen3").folder, "--out", out]
-    run(monkeypatch, *model, "--device-map", "auto")
+    run(monkeypatch, scores, *SMALL, *model, "--device-map", "auto")
     manifest = read_manifest(out)
     assert (manifest["settings"]["device_map"], manifest["device"]) == ("auto", "cpu")
 
@@ -167,24 +162,18 @@ def test_a_place_that_cannot_be_is_one_line(
     message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as exit_code:
-        run(monkeypatch, "--device-map", "auto", *flags)
-    assert exit_code.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: {message}")
-    assert not list(tmp_path.iterdir())
+    given = [*SMALL, "--device-map", "auto", *flags]
+    assert refused(monkeypatch, capfd, tmp_path, scores, *given).startswith(message)
 
 
 def test_several_processes_each_with_its_gpu_do_not_share_all_gpus_too(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(SystemExit):
-        run(monkeypatch, "--device-map", "auto")
-    assert "--device-map gives one process all GPUs" in capsys.readouterr().err
+    said = refused(monkeypatch, capfd, tmp_path, scores, *SMALL, "--device-map", "auto")
+    assert said.startswith("--device-map gives one process all GPUs")
 
 
 def test_a_model_of_which_every_weight_is_at_hand_is_let_through() -> None:

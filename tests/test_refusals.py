@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import refused_models
 import torch
+from command_line import refused
 from refused_models import change, write, write_llama
 from tiny_models import CONFIGS, plain, randomised, tokens
 
@@ -22,29 +23,6 @@ TRANSFORMER_LENS_3 = pytest.mark.skipif(
     not version("transformer-lens").startswith("3."),
     reason="TransformerLens 4 may hand out this architecture's own scores",
 )
-
-
-def refused(
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    where: Path,
-    *arguments: object,
-    command: Any = scores,
-) -> str:
-    """Run a command that has to refuse, and give the line it says."""
-    where.mkdir()
-    monkeypatch.chdir(where)
-    monkeypatch.setattr(sys, "argv", [command.__name__, *map(str, arguments)])
-    capfd.readouterr()
-    with pytest.raises(SystemExit) as exit_code:
-        command.main()
-    said = capfd.readouterr()
-    assert exit_code.value.code == 2
-    assert said.out == ""
-    assert not list(where.iterdir())
-    (line,) = said.err.splitlines()
-    assert line.startswith("error: ")
-    return line
 
 
 @pytest.mark.parametrize(
@@ -79,7 +57,7 @@ def test_a_folder_that_cannot_be_studied_is_refused_with_the_reason(
 ) -> None:
     folder = tmp_path / "model"
     getattr(refused_models, kind)(folder)
-    line = refused(monkeypatch, capfd, tmp_path / "here", *SMALL, "--model", folder)
+    line = refused(monkeypatch, capfd, tmp_path / "here", scores, *SMALL, "--model", folder)
     assert re.search(message, line)
     assert not (folder / "ran").exists()
 
@@ -98,7 +76,7 @@ def test_an_architecture_that_lies_on_transformer_lens_3_is_refused_with_what_wa
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     folder = getattr(refused_models, kind)(tmp_path / "model")
-    line = refused(monkeypatch, capfd, tmp_path / "here", *SMALL, "--model", folder)
+    line = refused(monkeypatch, capfd, tmp_path / "here", scores, *SMALL, "--model", folder)
     found = re.search(
         rf"breaks the contract of its hooks: {what} off by ([\d.]+) \(relative\)", line
     )
@@ -111,10 +89,10 @@ def test_more_layers_than_there_are_is_refused_with_the_depth(
 ) -> None:
     folder = write_llama(tmp_path / "model")
     asked = [*SMALL, "--model", folder, "--layers", 3]
-    line = refused(monkeypatch, capfd, tmp_path / "scores", *asked)
+    line = refused(monkeypatch, capfd, tmp_path / "scores", scores, *asked)
     assert line.endswith("has 2 layers, 3 were asked for; try --layers all")
     asked = ["--model", folder, "--layer", 3, "--data", "random", "--n-seqs", 8]
-    line = refused(monkeypatch, capfd, tmp_path / "circuit", *asked, command=circuit)
+    line = refused(monkeypatch, capfd, tmp_path / "circuit", circuit, *asked)
     assert line.endswith("has 2 layers; there is no --layer 3")
     with pytest.raises(TooFewLayersError) as error:
         load(str(folder), n_layers=5)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from command_line import refused, run
 from tiny_models import tokenizer
 
 from nope_probe import reproduce, scores_run
@@ -18,15 +19,6 @@ from nope_probe.results import Run, read_manifest, write_run
 from nope_probe.score_claims import score_claims
 
 THREE = ("llama-3.1-8b", "phi-4", "qwen3-8b")
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["reproduce", *map(str, arguments)])
-    try:
-        reproduce.main()
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
 
 
 @pytest.mark.parametrize(
@@ -52,7 +44,7 @@ def test_without_flags_a_figure_has_the_papers_settings(
 
     monkeypatch.setattr(scores_run, "run", remember)
     monkeypatch.setattr("nope_probe.score_claims.score_claims", lambda *_: ())
-    assert run(monkeypatch, figure) == 0
+    run(monkeypatch, reproduce, figure)
     assert tuple(each.model for each in asked) == models
     assert len({each.out for each in asked}) == len(models)
     for each in asked:
@@ -80,7 +72,7 @@ def test_figure_five_runs_on_what_is_at_hand_a_folder_per_model(
     models = [tiny(name).folder for name in ("llama", "smollm3")]
     given = [flag for model in models for flag in ("--model", model)]
     given += ["--n-seqs", 29, "--seq-len", 13, "--data", text, "--layers", 2]
-    assert run(monkeypatch, "figure5", *given, "--out", tmp_path / "out") == 0
+    run(monkeypatch, reproduce, "figure5", *given, "--out", tmp_path / "out")
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("figure5")]
     assert "the paper used llama-3.1-8b, phi-4 and qwen3-8b" in said[0]
     for model in models:
@@ -101,7 +93,7 @@ def test_figures_of_the_appendix_say_that_the_published_scale_is_off(
     model = ["--model", tiny("smollm3").folder, "--n-seqs", 29, "--seq-len", 13, "--data", text]
     seen = {}
     for figure in ("figure11", "figure14"):
-        assert run(monkeypatch, figure, *model, "--out", tmp_path / figure) == 0
+        run(monkeypatch, reproduce, figure, *model, "--out", tmp_path / figure)
         said = capsys.readouterr().out
         assert "Figures 11 to 16 are 50 times too small in scale (20 sequences, divided" in said
         seen[figure] = [line for line in said.splitlines() if line.startswith(f"{figure}, ")]
@@ -142,13 +134,9 @@ def test_what_a_figure_cannot_have_is_one_line(
     message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run(monkeypatch, *given) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: {message}")
-    assert not list(tmp_path.iterdir())
+    assert refused(monkeypatch, capfd, tmp_path, reproduce, *given).startswith(message)
 
 
 def claims(
