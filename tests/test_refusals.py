@@ -21,7 +21,7 @@ from nope_probe.models import load
 SMALL = ["--n-seqs", "7", "--seq-len", "13", "--folds", "5", "--layers", "2", "--data", "random"]
 TRANSFORMER_LENS_3 = pytest.mark.skipif(
     not version("transformer-lens").startswith("3."),
-    reason="TransformerLens 4 may hand out this architecture's own scores",
+    reason="TransformerLens 4 reads this architecture right",
 )
 
 
@@ -62,12 +62,15 @@ def test_a_folder_that_cannot_be_studied_is_refused_with_the_reason(
     assert not (folder / "ran").exists()
 
 
-@TRANSFORMER_LENS_3
 @pytest.mark.parametrize(
     ("kind", "what", "at_least"),
-    [("cohere", "logits", 0.1), ("llama4", "pattern", 0.1), ("afmoe", "pattern", 0.1)],
+    [
+        pytest.param("cohere", "logits", 0.1, marks=TRANSFORMER_LENS_3),
+        ("llama4", "pattern", 0.1),
+        ("afmoe", "pattern", 0.1),
+    ],
 )
-def test_an_architecture_that_lies_on_transformer_lens_3_is_refused_with_what_was_measured(
+def test_an_architecture_whose_hooks_lie_is_refused_with_what_was_measured(
     kind: str,
     what: str,
     at_least: float,

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    CohereConfig,
     Gemma2Config,
     GPT2Config,
     LlamaConfig,
@@ -115,6 +116,11 @@ def _gpt2() -> PreTrainedConfig:
     )
 
 
+def _cohere() -> PreTrainedConfig:
+    """Attention and MLP in parallel, RoPE on adjacent pairs, LayerNorm without bias."""
+    return CohereConfig(**_SHARED, hidden_size=84, num_hidden_layers=2, attention_bias=True)
+
+
 CONFIGS = {
     "llama": _llama,
     "phi3": _phi3,
@@ -125,6 +131,7 @@ CONFIGS = {
     "mistral": _mistral,
     "gemma2": _gemma2,
     "gpt2": _gpt2,
+    "cohere": _cohere,
 }
 
 

@@ -47,7 +47,7 @@ def regauged(model: Any, generator: torch.Generator) -> Iterator[Any]:
 def _regauge(layer: Layer, generator: torch.Generator) -> None:
     n_heads, d = layer.n_kv_heads, layer.d_head
     if not _has_qk_norm(layer):
-        turn = complex_map(n_heads, d, _rotary_dim(layer), generator, _adjacent(layer))
+        turn = complex_map(n_heads, d, _rotary_dim(layer), generator, layer.adjacent)
         _apply(layer, "w_q", turn)
         _apply(layer, "w_k", torch.linalg.inv(turn).mT)
     basis = invertible_map(n_heads, d, generator)
@@ -134,7 +134,3 @@ def _rotary_dim(layer: Layer) -> int:
     parameters = getattr(config, "rope_parameters", None) or {}
     factor = parameters.get("partial_rotary_factor") or 1.0
     return int(layer.d_head * factor)
-
-
-def _adjacent(layer: Layer) -> bool:
-    return bool(getattr(layer.cfg, "rotary_adjacent_pairs", False))

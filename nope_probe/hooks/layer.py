@@ -59,6 +59,12 @@ class Layer(ABC):
         return hasattr(_descend(self.block, name), "fwd_hooks")
 
     @property
+    def adjacent(self) -> bool:
+        """Whether RoPE turns the coordinates (2f, 2f + 1) together, and not (f, f + d_rotary/2)."""
+        names = ("rotary_adjacent_pairs", "rotary_interleaved_cos_sin")
+        return any(getattr(self.cfg, name, False) for name in names)
+
+    @property
     def attn(self) -> Any:
         """The block's attention module."""
         return self.block.attn
@@ -169,8 +175,12 @@ class BridgeLayer(Layer):
     def rotate(self, x: Tensor, seen: dict[str, Tensor]) -> Tensor:
         if "hook_cos" not in seen:  # a NoPE layer: RoPE's hooks did not fire
             return x
-        adjacent = bool(getattr(self.cfg, "rotary_adjacent_pairs", False))
-        return rotated(x, seen["hook_cos"], seen["hook_sin"], adjacent)
+        cos, sin = seen["hook_cos"], seen["hook_sin"]
+        if getattr(
+            self.cfg, "rotary_interleaved_cos_sin", False
+        ):  # Cohere: each angle twice running
+            cos, sin = (torch.cat([angles[..., ::2]] * 2, -1) for angles in (cos, sin))
+        return rotated(x, cos, sin, self.adjacent)
 
     def weight(self, name: Literal["w_q", "w_k", "w_v", "w_o"]) -> nn.Parameter:
         return getattr(self.attn, name[-1]).original_component.weight
