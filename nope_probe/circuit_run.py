@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from nope_probe import study
+from nope_probe.command import refuse_processes
 from nope_probe.errors import TooFewLayersError, UserError
 from nope_probe.study import StudySettings
 
@@ -63,6 +64,7 @@ def run(settings: Settings) -> Path:
     Raises:
         UserError: for settings that cannot be, or a place that is taken.
     """
+    refuse_processes()
     refuse_impossible(settings)
     from nope_probe.results import check_place, write_run
 

@@ -38,6 +38,18 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def refuse_processes() -> None:
+    """Refuse to do in several processes what one has to do.
+
+    Raises:
+        UserError: if this process is one of several.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError(
+            "only ablate, scores and the figures of language models run in several processes"
+        )
+
+
 def _end(message: str, code: int) -> None:
     if os.environ.get("LOCAL_RANK", "0") == "0":
         sys.stderr.write(f"{message}\n")

@@ -250,7 +250,9 @@ def keep(path: Path, tensors: State, notes: dict[str, str]) -> None:
     """
     try:
         with whole(path) as partial:
-            save_file({k: t.contiguous() for k, t in tensors.items()}, partial, metadata=notes)
+            save_file(
+                {k: t.cpu().contiguous() for k, t in tensors.items()}, partial, metadata=notes
+            )
     except (OSError, SafetensorError) as error:
         raise StorageError(f"cannot write {path}: {error}") from error
 

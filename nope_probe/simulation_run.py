@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from nope_probe.command import refuse_processes
 from nope_probe.errors import UserError
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def run(settings: Settings) -> Path:
     Raises:
         UserError: for settings that cannot be, or a place that is taken.
     """
+    refuse_processes()
     refuse_impossible(settings)
     from nope_probe.results import check_place, settings_hash, write_run
 

@@ -4,12 +4,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from command_line import refused
 from forks import forks
 from safetensors.numpy import load_file
 
+from nope_probe import circuit, reproduce, simulate
 from nope_probe.hooks.stream import shares
 
 SMALL = ["--model", "nope-tiny", "--layers", "2", "--n-seqs", "61", "--seq-len", "19"]
@@ -41,6 +44,21 @@ def test_every_sequence_is_in_one_share(n_processes: int):
 def test_a_process_without_a_batch_is_an_error():
     with pytest.raises(ValueError, match="3 processes, but 14 sequences in batches of 7"):
         shares(14, 7, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"), [(circuit, []), (simulate, []), (reproduce, ["figure3"])]
+)
+def test_what_one_process_has_to_do_is_refused_to_several(
+    command: Any,
+    arguments: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    said = refused(monkeypatch, capfd, tmp_path, command, *arguments)
+    assert said == "only ablate, scores and the figures of language models run in several processes"
 
 
 def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,13 +1,15 @@
 """What ends a study early, and what is left of it."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from test_stream import out_of_memory_above
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.capture import ScoreMaps
+from nope_probe.hooks.capture import ScoreMaps, capture_scores
 from nope_probe.results import unfinished
 from nope_probe.scores_run import Settings, run
 from nope_probe.study_run import StudyRun, run_study
@@ -19,6 +21,23 @@ MAPS = ScoreMaps(folds=torch.zeros(4, 1, 17, 17).double(), counts=torch.tensor([
 def run_out_of_memory(study: StudyRun) -> None:
     study.journal.maps("scores", lambda keeper: MAPS)
     raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_a_batch_that_does_not_fit_is_halved_with_a_word(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    settings = Settings(**SMALL | {"layers": 2}, batch_size=7)
+    maps = []
+
+    def capture_with_little_memory(study: StudyRun) -> None:
+        model, inputs = study.loaded.model, study.windows("inputs").inputs
+        with out_of_memory_above(4, model, layer=0):
+            capture = partial(capture_scores, model, inputs, batch_size=7, n_folds=4)
+            maps.append(study.journal.maps("scores", lambda keeper: capture(keeper=keeper)))
+
+    run_study(tmp_path / "run", {}, settings, capture_with_little_memory)
+    assert "a batch does not fit into memory: going on with 3 at a time" in capfd.readouterr().err
+    assert maps[0].counts.sum() == 13
 
 
 def test_want_of_memory_is_one_line_and_keeps_what_was_done(tmp_path: Path):
