@@ -43,6 +43,9 @@ class Journal:
         processes: those that share the run; they all see the same folder.
         every: batches between two states of an unfinished stream.
 
+    Attributes:
+        on_kept: called for each stream that need not be run again.
+
     Example:
         >>> from nope_probe.data import Windows
         >>> zeros = Windows(inputs=torch.zeros(2, 3, dtype=torch.long), name="zeros")
@@ -64,10 +67,10 @@ class Journal:
         self.processes = processes or Processes()
         self.interrupts = Interrupts()
         self.finished: set[str] = set()
+        self.on_kept: Callable[[], object] | None = None
         self._lock: FileLock | None = None
-        self._made: list[
-            Path
-        ] = []  # folders above the journal's that were not there, innermost first
+        # Folders above the journal's that were not there, innermost first.
+        self._made: list[Path] = []
 
     def __enter__(self) -> Journal:
         self.interrupts.__enter__()
@@ -96,11 +99,9 @@ class Journal:
         if self.folder is not None and self.processes.is_first:
             about = {"settings": self.settings, "versions": versions(), "weights": weights}
             self._claim(self.folder, json.loads(json.dumps(about)))
-        kept = (
-            [] if self.folder is None else sorted(p.stem for p in self.folder.glob(f"*{_ENDING}"))
-        )
-        self.finished = set(self.processes.agree(kept))
         if self.folder is not None:
+            kept = sorted(path.stem for path in self.folder.glob(f"*{_ENDING}"))
+            self.finished = set(self.processes.agree(kept))
             self.interrupts.message = "what was done is kept; the same command goes on from there"
 
     def _claim(self, folder: Path, about: dict[str, Any]) -> None:
@@ -127,11 +128,13 @@ class Journal:
 
     def maps(self, key: str, capture: Callable[[Keeper], ScoreMaps]) -> ScoreMaps:
         """Capture score maps, or read those that were kept (from disk, as they are needed)."""
+        self._tell_if_kept(key)
         state, _ = self._once(key, lambda keeper: (_tensors_of(capture(keeper)), {}))
         return ScoreMaps(**state)
 
     def gains(self, key: str, measure: Callable[[Keeper], Gains]) -> Gains:
         """Measure gains, or read those that were kept."""
+        self._tell_if_kept(key)
 
         def compute(keeper: Keeper) -> Kept:
             measured = measure(keeper).c.items()
@@ -149,6 +152,10 @@ class Journal:
 
         state, notes = self._once(key, compute)
         return Windows(inputs=state["inputs"], name=notes["name"], bos=notes["bos"] == "True")
+
+    def _tell_if_kept(self, key: str) -> None:
+        if self.on_kept is not None and _name(key) in self.finished:
+            self.on_kept()
 
     def _once(self, key: str, compute: Callable[[Keeper], Kept]) -> Kept:
         clerk = _Clerk(self, key)
@@ -172,11 +179,8 @@ class _Clerk(Keeper):
     """Keeps the state of one stream of a journal, in one process."""
 
     def __init__(self, journal: Journal, key: str) -> None:
-        self.journal, self.processes, self.interrupts = (
-            journal,
-            journal.processes,
-            journal.interrupts,
-        )
+        self.journal, self.interrupts = journal, journal.interrupts
+        self.processes = journal.processes
         self.rank, self.n_processes = self.processes.rank, self.processes.count
         self.notes = {"stream": key, "processes": str(self.n_processes)}
         self.batches = 0
@@ -258,6 +262,13 @@ def keep(path: Path, tensors: State, notes: dict[str, str]) -> None:
 
 
 def read(path: Path) -> Kept:
-    """Read tensors, from disk as they are needed, and notes."""
-    with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    """Read tensors, from disk as they are needed, and notes.
+
+    Raises:
+        StorageError: if it is broken.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except SafetensorError as error:
+        raise StorageError(f"{path} is broken ({error}); remove it and run again") from error

@@ -67,6 +67,7 @@ class StudyRun:
             dynamic_ncols=True,
             disable=not self.processes.is_first,
         ) as bar:
+            self.journal.on_kept = lambda: bar.update(self.share)
             yield bar
 
 

@@ -34,14 +34,17 @@ def test_what_is_finished_is_read_and_not_computed_again(tmp_path: Path):
     def again(*_: object) -> None:
         raise AssertionError("computed again")
 
+    told: list[str] = []
     with journal(tmp_path) as second:
         second.begin("weights")
+        second.on_kept = lambda: told.append("kept")
         maps = second.maps("score/mask", again)
         assert torch.equal(maps.folds, MAPS.folds)
         assert torch.equal(maps.counts, MAPS.counts)
         assert maps.mean_route is None
         assert second.gains("gains", again) == gains
         read = second.windows("inputs", again)
+    assert told == ["kept", "kept"]  # of windows no bar is shown
     assert torch.equal(read.inputs, windows.inputs)
     assert (read.name, read.bos) == ("text", True)
 
@@ -67,6 +70,16 @@ def test_an_unfinished_run_of_something_else_is_not_taken_up(
     ):
         second.begin(weights)
     assert (tmp_path / ".run.unfinished" / "about.json").is_file()
+
+
+def test_a_broken_file_is_named(tmp_path: Path):
+    with journal(tmp_path) as first:
+        first.begin("w")
+        first.maps("score", lambda keeper: MAPS)
+    file = tmp_path / ".run.unfinished" / "score.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(StorageError, match=f"{file} is broken"):
+        fail(tmp_path, RuntimeError("not reached"))
 
 
 def test_two_processes_are_not_at_work_on_one_run(tmp_path: Path):
