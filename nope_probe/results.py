@@ -91,6 +91,8 @@ def _write_files(folder: Path, run: Run) -> None:
     for name, table in run.tables.items():
         table.to_csv(folder / f"{name}.csv", index=False, float_format="%.8g")
     (folder / "report.html").write_text(run.page, encoding="utf-8")
+    for name in run.arrays:  # safetensors keeps its files from all but their owner
+        shutil.copymode(folder / "report.html", folder / f"{name}.safetensors")
     checksums = {path.name: _checksum(path) for path in sorted(folder.iterdir())}
     manifest = {**run.manifest, "checksums": checksums, "complete": True}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")

@@ -27,6 +27,7 @@ LENGTHS = {
     "gemma2": WINDOW,
     "mistral": WINDOW,
     "gpt2": 13,
+    "neox": 13,
 }
 
 

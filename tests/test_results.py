@@ -37,6 +37,12 @@ def test_what_is_written_is_read_back(tmp_path: Path):
     assert not list((tmp_path / "deep").glob(".*"))
 
 
+def test_whoever_may_read_the_page_may_read_the_arrays(tmp_path: Path):
+    write_run(tmp_path / "run", a_run())
+    modes = {path.stat().st_mode for path in (tmp_path / "run").iterdir()}
+    assert len(modes) == 1
+
+
 def test_a_changed_file_is_noticed(tmp_path: Path):
     write_run(tmp_path / "run", a_run())
     (tmp_path / "run" / "sources.csv").write_text("layer,share\n1,0.6\n")

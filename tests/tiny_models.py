@@ -16,6 +16,7 @@ from transformers import (
     CohereConfig,
     Gemma2Config,
     GPT2Config,
+    GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
     Phi3Config,
@@ -116,6 +117,21 @@ def _gpt2() -> PreTrainedConfig:
     )
 
 
+def _neox() -> PreTrainedConfig:
+    """Attention and MLP in parallel, fused qkv, RoPE on a quarter of each head."""
+    return GPTNeoXConfig(
+        vocab_size=D_VOCAB,
+        hidden_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=5,
+        intermediate_size=37,
+        max_position_embeddings=64,
+        bos_token_id=0,
+        eos_token_id=0,
+        use_cache=False,
+    )
+
+
 def _cohere() -> PreTrainedConfig:
     """Attention and MLP in parallel, RoPE on adjacent pairs, LayerNorm without bias."""
     return CohereConfig(**_SHARED, hidden_size=84, num_hidden_layers=2, attention_bias=True)
@@ -131,6 +147,7 @@ CONFIGS = {
     "mistral": _mistral,
     "gemma2": _gemma2,
     "gpt2": _gpt2,
+    "neox": _neox,
     "cohere": _cohere,
 }
 
