@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from nope_probe.errors import UserError
+
 # One process may stream a data set, or load from a slow disk, while all others wait for it.
 PATIENCE = timedelta(days=1)
 
@@ -84,11 +86,19 @@ def joined(device: str) -> Iterator[Processes]:
 
 
 def own_device(device: str) -> str:
-    """Choose a device: `auto` is a GPU if there is one; under torchrun each process has its own."""
+    """Choose a device: `auto` is a GPU if there is one; under torchrun each process has its own.
+
+    Raises:
+        UserError: if it is not there.
+    """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and "LOCAL_RANK" in os.environ:
-        return f"cuda:{os.environ['LOCAL_RANK']}"
+        device = f"cuda:{os.environ['LOCAL_RANK']}"
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"no device {device!r} on this machine") from error
     return device
 
 

@@ -170,10 +170,6 @@ def load_model(settings: StudySettings) -> Loaded:
     from nope_probe.processes import own_device
 
     device = own_device(settings.device)
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"no device {device!r} on this machine") from error
     dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
     first = None if settings.layers == "all" else settings.layers
     return load(

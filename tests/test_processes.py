@@ -13,7 +13,9 @@ from forks import forks
 from safetensors.numpy import load_file
 
 from nope_probe import circuit, reproduce, simulate
+from nope_probe.errors import UserError
 from nope_probe.hooks.stream import shares
+from nope_probe.processes import own_device
 
 SMALL = ["--model", "nope-tiny", "--layers", "2", "--n-seqs", "61", "--seq-len", "19"]
 SCORES = ["scores", *SMALL, "--per-head", "--batch-size", "7"]
@@ -73,6 +75,14 @@ def test_torchrun_writes_and_says_everything_once(tmp_path: Path):
     assert told.returncode == 0, told.stderr
     assert told.stdout.count("report.html") == 1
     assert (tmp_path / "run" / "manifest.json").is_file()
+
+
+def test_each_process_of_a_node_takes_its_own_gpu_if_it_is_there(monkeypatch: pytest.MonkeyPatch):
+    assert own_device("auto") == own_device("cpu") == "cpu"
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert own_device("auto") == "cpu"
+    with pytest.raises(UserError, match="no device 'cuda:3' on this machine"):
+        own_device("cuda")
 
 
 def test_more_processes_than_batches_are_refused_in_one_line(tmp_path: Path):
