@@ -143,6 +143,14 @@ def _patterns(
     return torch.stack([row_centred(each.double(), skip_keys) for each in folds])
 
 
+def _kept_patterns(
+    folds: Sequence[Float[Tensor, "fold query_pos key_pos"]], skip_keys: int
+) -> Float[Tensor, "condition fold cell"]:
+    """Give the patterns' cells alone, one condition at a time: whole maps are gigabytes."""
+    cells = kept_cells(folds[0].shape[-1], skip_keys)
+    return torch.stack([row_centred(each.double(), skip_keys)[..., cells] for each in folds])
+
+
 def _attribute_layer(
     layer: int,
     folds: Mapping[Condition, Float[Tensor, "fold query_pos key_pos"]],
@@ -150,8 +158,7 @@ def _attribute_layer(
     position: Component | None,
     skip_keys: int,
 ) -> LayerAttribution:
-    patterns = _patterns(list(folds.values()), skip_keys)
-    gram = TermGram(list(folds), patterns[..., kept_cells(patterns.shape[-1], skip_keys)])
+    gram = TermGram(list(folds), _kept_patterns(list(folds.values()), skip_keys))
     return LayerAttribution(
         layer=layer,
         sources=tuple(_sources(gram, position)),
