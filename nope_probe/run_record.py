@@ -163,8 +163,9 @@ def _routes_table(measured: Measured, skip_keys: int) -> pd.DataFrame:
 
 
 def _maps(plan: Plan, measured: Measured, skip_keys: int) -> Maps:
-    maps: Maps = {f"score/{plan.name(c)}": each.mean for c, each in measured.maps.items()}
-    patterns = {c: row_centred(each.mean, skip_keys) for c, each in measured.maps.items()}
+    means = {condition: each.mean for condition, each in measured.maps.items()}
+    maps: Maps = {f"score/{plan.name(condition)}": mean for condition, mean in means.items()}
+    patterns = {condition: row_centred(mean, skip_keys) for condition, mean in means.items()}
     for name, term in source_terms(plan.position).items():
         maps[f"source/{name}"] = term_map(term, patterns)
     if measured.intact.mean_route is not None:

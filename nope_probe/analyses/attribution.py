@@ -257,4 +257,7 @@ def term_map(
     term: Term, patterns: Mapping[Condition, Float[Tensor, "*batch query_pos key_pos"]]
 ) -> Float[Tensor, "*batch query_pos key_pos"]:
     """Add condition maps up to a term's map, nats."""
-    return torch.stack([weight * patterns[condition] for condition, weight in term.items()]).sum(0)
+    total = torch.zeros_like(next(iter(patterns.values())))
+    for condition, weight in term.items():
+        total += weight * patterns[condition]
+    return total
