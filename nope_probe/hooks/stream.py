@@ -224,16 +224,16 @@ class _Work:
             self._run(batch[done - behind : upto - behind])
 
     def _run(self, piece: Tensor) -> None:
-        error = None
+        does_not_fit = False
         try:
             run(self.model, piece)
-        except torch.OutOfMemoryError as caught:
+        except torch.OutOfMemoryError:
             if len(piece) == 1:
                 raise
-            error = caught.with_traceback(None)  # its frames hold on to tensors
+            does_not_fit = True
         except _Halt:
             self.keeper.keep(lambda: state_of(self.meters), finished=False)
-        if error is not None:
+        if does_not_fit:  # only now do the error's frames let go of their tensors
             self._halve(len(piece))
 
     def _halve(self, size: int) -> None:
