@@ -38,13 +38,18 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def process_count() -> int:
+    """Tell how many processes torchrun started for this command; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def refuse_processes() -> None:
     """Refuse to do in several processes what one has to do.
 
     Raises:
         UserError: if this process is one of several.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if process_count() > 1:
         raise UserError(
             "only ablate, scores and the figures of language models run in several processes"
         )

@@ -96,13 +96,14 @@ class Journal:
         Raises:
             UserError: if another process is at work there, or what is there is of another run.
         """
-        if self.folder is not None and self.processes.is_first:
+        if self.folder is None:
+            return
+        if self.processes.is_first:
             about = {"settings": self.settings, "versions": versions(), "weights": weights}
             self._claim(self.folder, json.loads(json.dumps(about)))
-        if self.folder is not None:
-            kept = sorted(path.stem for path in self.folder.glob(f"*{_ENDING}"))
-            self.finished = set(self.processes.agree(kept))
-            self.interrupts.message = "what was done is kept; the same command goes on from there"
+        kept = sorted(path.stem for path in self.folder.glob(f"*{_ENDING}"))
+        self.finished = set(self.processes.agree(kept))
+        self.interrupts.message = "what was done is kept; the same command goes on from there"
 
     def _claim(self, folder: Path, about: dict[str, Any]) -> None:
         lock = FileLock(folder / "lock")
@@ -180,8 +181,7 @@ class _Clerk(Keeper):
 
     def __init__(self, journal: Journal, key: str) -> None:
         self.journal, self.interrupts = journal, journal.interrupts
-        self.processes = journal.processes
-        self.rank, self.n_processes = self.processes.rank, self.processes.count
+        self.rank, self.n_processes = journal.processes.rank, journal.processes.count
         self.notes = {"stream": key, "processes": str(self.n_processes)}
         self.batches = 0
 
@@ -210,7 +210,7 @@ class _Clerk(Keeper):
 
     def add_up(self, totals: Sequence[Tensor]) -> None:
         self.interrupts.patient = False
-        self.processes.add_up(totals)
+        self.journal.processes.add_up(totals)
 
     def halve(self, batch_size: int) -> None:
         tqdm.write(

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from nope_probe.command import process_count
 from nope_probe.errors import UserError
 
 # One process may stream a data set, or load from a slow disk, while all others wait for it.
@@ -67,7 +68,7 @@ def joined(device: str) -> Iterator[Processes]:
     They talk through NCCL on GPUs and through Gloo elsewhere. Several runs that follow one another
     need a context around them all: the processes that left cannot join again.
     """
-    count = int(os.environ.get("WORLD_SIZE", "1"))
+    count = process_count()
     if count == 1:
         yield Processes()
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from nope_probe.command import is_first_process
+from nope_probe.command import is_first_process, process_count
 from nope_probe.documents import refuse_packing
 from nope_probe.errors import UserError
 from nope_probe.results import Run, check_place, read_run, settings_hash, unfinished
@@ -152,7 +151,7 @@ def _refuse_other_devices(settings: StudySettings) -> None:
         return
     if settings.device != "auto":
         raise UserError("--device is for one device and --device-map for several: take one")
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if process_count() > 1:
         raise UserError(
             "--device-map gives one process all GPUs, and torchrun gives each its own: take one"
         )

@@ -32,8 +32,7 @@ class StudyRun:
         settings: what was asked, the device being this process's own.
         asked: the same as a run records it.
         loaded: the model.
-        journal: what is finished already, and keeps what will be.
-        processes: those that share the work.
+        journal: what is finished already, and keeps what will be; its processes share the work.
         started: when, in seconds since the epoch.
     """
 
@@ -41,8 +40,12 @@ class StudyRun:
     asked: dict[str, Any]
     loaded: Loaded
     journal: Journal
-    processes: Processes
     started: float = field(default_factory=time.time)
+
+    @property
+    def processes(self) -> Processes:
+        """Those that share the work, and which of them this is."""
+        return self.journal.processes
 
     @property
     def share(self) -> int:
@@ -102,7 +105,6 @@ def run_study(
                     asked=asked,
                     loaded=loaded,
                     journal=journal,
-                    processes=processes,
                 )
             )
             if run is not None:

@@ -176,9 +176,8 @@ class BridgeLayer(Layer):
         if "hook_cos" not in seen:  # a NoPE layer: RoPE's hooks did not fire
             return x
         cos, sin = seen["hook_cos"], seen["hook_sin"]
-        if getattr(
-            self.cfg, "rotary_interleaved_cos_sin", False
-        ):  # Cohere: each angle twice running
+        # Cohere's angles come twice running: 0 0 1 1, where the others' are 0 1 0 1.
+        if getattr(self.cfg, "rotary_interleaved_cos_sin", False):
             cos, sin = (torch.cat([angles[..., ::2]] * 2, -1) for angles in (cos, sin))
         return rotated(x, cos, sin, self.adjacent)
 

@@ -85,7 +85,8 @@ class ScoreMeter(Meter):
     def _parts(self, scores: Tensor) -> dict[str, list[Part]]:
         folds = self.fold_of, self.n_folds
         # One head's scores are there already; a product pays where it stands for many heads.
-        if not self.routes and not (bool(self.facts["from_product"]) and self.layer.n_heads > 1):
+        pays = bool(self.facts["from_product"]) and self.layer.n_heads > 1
+        if not (pays or self.routes):
             one_head = scores.shape[1] == 1
             over_heads = scores[:, 0] if one_head else scores.mean(dim=1, dtype=torch.float64)
             return {"scores": sum_parts(over_heads, *folds)}
