@@ -14,11 +14,13 @@ from dataclasses import dataclass
 import torch
 import tyro
 
-from nope_probe import load, windows
-from nope_probe.experiment import How, make_plan, run_condition
-from nope_probe.hooks.ablation import components
-from nope_probe.hooks.gain import calibrate
-from nope_probe.hooks.tap import run
+from nope_probe import load, sequences
+from nope_probe.experiments.ablation.conditions import CaptureOptions, ConditionRunner
+from nope_probe.experiments.ablation.plan import make_plan
+from nope_probe.hooks.components import components
+from nope_probe.hooks.forward import run_forward
+from nope_probe.hooks.gains import calibrate
+from nope_probe.runtime.checkpoint import RunCheckpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,23 +36,25 @@ class Settings:
 def main(settings: Settings) -> None:
     loaded = load(settings.model)
     model = loaded.model
-    tokens = windows(
+    tokens = sequences(
         tokenizer=loaded.tokenizer, n_seqs=settings.n_seqs, seq_len=settings.seq_len
     ).inputs
     base = peak_memory()
-    how = How(n_layers=loaded.card.n_layers, batch_size=settings.batch_size)
+    options = CaptureOptions(n_layers=loaded.info.n_layers, batch_size=settings.batch_size)
+    plan = make_plan(components(model), None)
     gains = calibrate(model, tokens, batch_size=settings.batch_size)
 
     def plain() -> None:
         with torch.inference_mode():
             for start in range(0, len(tokens), settings.batch_size):
-                run(model, tokens[start : start + settings.batch_size])
+                run_forward(model, tokens[start : start + settings.batch_size])
 
     plain()
     ratios = {}
-    for condition in make_plan(components(model), None).conditions:
+    for index, condition in enumerate(plan.conditions):
         before = seconds(plain)
-        ours = seconds(lambda c=condition: run_condition(str(c), model, tokens, c, how, gains))
+        runner = ConditionRunner(model, plan, options, RunCheckpoint())
+        ours = seconds(lambda c=condition, r=runner, i=index: r.condition(str(i), tokens, c, gains))
         ratios[condition] = 2 * ours / (before + seconds(plain))
     slowest = max(ratios, key=ratios.__getitem__)
     print(f"{len(ratios)} conditions of {len(tokens)} windows of {settings.seq_len} tokens")

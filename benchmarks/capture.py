@@ -25,8 +25,8 @@ import torch
 import tyro
 
 from nope_probe import capture_scores, load
+from nope_probe.hooks.forward import StopForward, hooks_attached, run_forward
 from nope_probe.hooks.layer import layers_of
-from nope_probe.hooks.tap import Enough, installed, run
 
 What = Literal["bare", "streamed", "cached"]
 WAYS: tuple[What, ...] = ("bare", "streamed", "cached")
@@ -129,9 +129,9 @@ def action(settings: Settings, model: Any, way: What) -> Callable[[], object]:
 def bare(model: Any, tokens: torch.Tensor, batch_size: int) -> None:
     """Run the model up to its last scores, as the other ways do."""
     last = layers_of(model)[-1].point("attn.hook_attn_scores")
-    with torch.inference_mode(), installed([(last, stop)]):
+    with torch.inference_mode(), hooks_attached([(last, stop)]):
         for start in range(0, len(tokens), batch_size):
-            run(model, tokens[start : start + batch_size])
+            run_forward(model, tokens[start : start + batch_size])
 
 
 def cached(model: Any, tokens: torch.Tensor, batch_size: int) -> None:
@@ -147,7 +147,7 @@ def cached(model: Any, tokens: torch.Tensor, batch_size: int) -> None:
 
 
 def stop(tensor: torch.Tensor, hook: object) -> None:
-    raise Enough
+    raise StopForward
 
 
 def seconds(settings: Settings, act: Callable[[], object]) -> float:
@@ -167,7 +167,7 @@ def peak_of(settings: Settings, way: What) -> tuple[float, float]:
         base = torch.cuda.memory_allocated()
         act()
         return base / 2**20, torch.cuda.max_memory_allocated() / 2**20
-    # What building the model took at its peak would hide what follows: forget it.
+    # What building the model took at its peak would hide what follows: reset it.
     Path("/proc/self/clear_refs").write_text("5")
     base = resident("VmRSS")
     act()

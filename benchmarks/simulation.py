@@ -105,8 +105,8 @@ def peak_mb():
 
 
 def prepare_ours(settings):
-    from nope_probe.analyses.simulation import simulate
-    from nope_probe.models import build, parameter_free
+    from nope_probe.analyses.parameter_free.simulation import simulate
+    from nope_probe.models.parameter_free import build, parameter_free
 
     model = build(parameter_free(settings.n_layers, settings.d_model, rope=settings.rope))
     simulate(model, alpha=settings.alpha[0], seq_len=settings.seq_len, n_samples=128, seed=1)
@@ -114,7 +114,7 @@ def prepare_ours(settings):
 
 
 def ours(settings, model):
-    from nope_probe.analyses.simulation import simulate
+    from nope_probe.analyses.parameter_free.simulation import simulate
 
     found = simulate(
         model, alpha=settings.alpha[0], seq_len=settings.seq_len, target_se=settings.target_se

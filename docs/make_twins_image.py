@@ -10,16 +10,16 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from nope_probe.pooling import row_centred
-from nope_probe.results import read_run
+from nope_probe.figures.downsample import row_centred
+from nope_probe.runtime.folder import read_run
 
-LAYER = 3
+LAYER = 2
 
 
 def main(out: str, *folders: str) -> None:
     runs = [read_run(Path(folder)) for folder in folders]
     titles = [
-        f"{run.manifest['model']['name']}, layer {LAYER}, {what}"
+        f"{run.manifest['model']['name']}, L{LAYER}, {what}"
         for run in runs
         for what in ("intact", "without mask")
     ]
@@ -44,7 +44,7 @@ def main(out: str, *folders: str) -> None:
 
 def pattern(score: np.ndarray) -> np.ndarray:
     n = score.shape[-1]
-    masked = np.where(np.tril(np.ones((n, n), bool)), score[LAYER - 1], np.nan)
+    masked = np.where(np.tril(np.ones((n, n), bool)), score[LAYER], np.nan)
     return row_centred(masked[None], 1)[0]
 
 

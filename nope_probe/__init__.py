@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nope_probe.analyses.attribution import attribute
     from nope_probe.analyses.pattern import measure
-    from nope_probe.data import windows
+    from nope_probe.data.sequences import sequences
     from nope_probe.hooks.ablation import Ablation, ablated
     from nope_probe.hooks.capture import capture_scores, capture_stages
-    from nope_probe.models import load, parameter_free
+    from nope_probe.models.load import load
+    from nope_probe.models.parameter_free import parameter_free
 
 _HOME = {
-    "load": "nope_probe.models",
-    "parameter_free": "nope_probe.models",
-    "windows": "nope_probe.data",
+    "load": "nope_probe.models.load",
+    "parameter_free": "nope_probe.models.parameter_free",
+    "sequences": "nope_probe.data.sequences",
     "capture_scores": "nope_probe.hooks.capture",
     "capture_stages": "nope_probe.hooks.capture",
     "Ablation": "nope_probe.hooks.ablation",
@@ -33,7 +34,7 @@ __all__ = [
     "load",
     "measure",
     "parameter_free",
-    "windows",
+    "sequences",
 ]
 
 

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import sys
-
-from nope_probe.circuit_run import Settings, run
-from nope_probe.command import run_command
+from nope_probe.cli import one_line_errors, parse
+from nope_probe.experiments.circuit.run import Settings, run
+from nope_probe.runtime.folder import read_run
 
 
 def main() -> None:
     """Run the command line."""
-    run_command(Settings, circuit)
+    with one_line_errors():
+        settings = parse(Settings)
+        folder = run(settings)
+        from nope_probe.experiments.circuit.summary import print_summary
 
+        print_summary(read_run(folder), folder)
+        if settings.image is not None:
+            from nope_probe.experiments.circuit.page import export_image
 
-def circuit(settings: Settings) -> None:
-    """Capture a block's stages, or show them again if that is done, and draw an image if asked."""
-    from nope_probe.results import read_run
-
-    out = run(settings)
-    manifest = read_run(out).manifest
-    lines = [*manifest["answer"], f"report: {out / 'report.html'}"]
-    if settings.image is not None:
-        from nope_probe.export import export
-        from nope_probe.report_circuit import circuit_figure
-
-        export(circuit_figure(read_run(out).arrays["maps"], manifest), settings.image)
-        lines.append(f"image: {settings.image}")
-    sys.stdout.write("\n".join(lines) + "\n")
+            export_image(read_run(folder), settings.image)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from nope_probe.command import run_command
-from nope_probe.scores_run import Settings, run
+from nope_probe.cli import one_line_errors, parse
+from nope_probe.experiments.scores.run import Settings, run
+from nope_probe.runtime.distributed import is_first_process
+from nope_probe.runtime.folder import read_run
 
 
 def main() -> None:
     """Run the command line."""
-    run_command(Settings, run)
+    with one_line_errors():
+        folder = run(parse(Settings))
+        if is_first_process():
+            from nope_probe.experiments.scores.summary import print_summary
+
+            print_summary(read_run(folder), folder)
 
 
 if __name__ == "__main__":

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-
-from nope_probe.command import run_command
-from nope_probe.simulation_run import Settings, run
+from nope_probe.cli import one_line_errors, parse
+from nope_probe.experiments.simulation.run import Settings, run
+from nope_probe.runtime.folder import read_manifest
 
 
 def main() -> None:
     """Run the command line."""
-    run_command(Settings, simulate)
+    with one_line_errors():
+        folder = run(parse(Settings))
+        from nope_probe.experiments.simulation.summary import print_summary
 
-
-def simulate(settings: Settings) -> None:
-    """Run a simulation, or show it again if it is finished."""
-    from nope_probe.results import read_manifest
-
-    out = run(settings)
-    lines = [*read_manifest(out)["answer"], f"report: {out / 'report.html'}"]
-    sys.stdout.write("\n".join(lines) + "\n")
+        print_summary(read_manifest(folder), folder)
 
 
 if __name__ == "__main__":

@@ -16,26 +16,27 @@
 #
 # A decoder without weights and without position encoding, softmax(causal(Y Yᵀ)) Y + X, still
 # knows where its tokens stand. Its inputs are random unit vectors whose expected inner product is
-# α. From layer 2 on, a query's scores rise towards nearer keys: the causal mask alone does it,
-# because tokens that share their past grow alike.
+# α. From L1 on (layers count from 0), a query's scores rise towards nearer keys: the causal mask
+# alone does it, because tokens that share their past grow alike.
 
 # %%
 import torch
 from IPython.display import display
 
-from nope_probe import figures, load
-from nope_probe.analyses.simulation import simulate
-from nope_probe.analyses.theory import theory_scores
+from nope_probe import load
+from nope_probe.analyses.parameter_free.critical_alpha import theory_scores
+from nope_probe.analyses.parameter_free.simulation import simulate
+from nope_probe.figures.maps import score_maps
 
 # %% [markdown]
 # ## Theory
 #
-# The mean field is exact as the dimension grows. Layer 1 is constant off the diagonal: inputs are
+# The mean field is exact as the dimension grows. L0 is constant off the diagonal: inputs are
 # exchangeable, and no mask has acted on them yet. Every later layer has a pattern.
 
 # %%
 theory = theory_scores(torch.tensor([0.2]).double(), 50, 4)[0]
-figures.score_maps(theory.float().numpy(), title="Theory, alpha = 0.2")
+score_maps(theory.float().numpy(), title="Theory, alpha = 0.2")
 
 # %% [markdown]
 # The last query's scores for keys 0, 10, ... 40, per layer: they rise towards the query.
@@ -46,13 +47,12 @@ theory[:, -1, 0:50:10]
 # %% [markdown]
 # ## An alpha slider
 #
-# One map per α, in layer 2; the slider's steps are α = 0, 0.1, ... 0.8. (The slider counts them as
-# layers, from 1.)
+# One map per α, in L1; the slider's step k is α = k / 10. (The slider says "layer".)
 
 # %%
 alphas = torch.arange(9).double() / 10
 by_alpha = theory_scores(alphas, 50, 2)[:, 1]
-figures.score_maps(by_alpha.float().numpy(), title="Layer 2, by alpha: step k is (k - 1) / 10")
+score_maps(by_alpha.float().numpy(), title="L1, by alpha: step k is alpha = k / 10")
 
 # %% [markdown]
 # ## Simulation
@@ -63,7 +63,7 @@ figures.score_maps(by_alpha.float().numpy(), title="Layer 2, by alpha: step k is
 # %%
 model = load("parameter-free").model
 found = simulate(model, alpha=0.2, seq_len=50, n_samples=256, seed=0)
-display(figures.score_maps(found.best.mean.float().numpy(), title="256 samples, alpha = 0.2"))
+display(score_maps(found.best.mean.float().numpy(), title="256 samples, alpha = 0.2"))
 
 # %% [markdown]
 # Theory and simulation differ by about 1/d, here d = 64. The largest gap per layer, in nats:

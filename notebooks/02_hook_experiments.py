@@ -21,19 +21,19 @@
 import torch
 from IPython.display import display
 
-from nope_probe import Ablation, ablated, capture_scores, capture_stages, load, measure, windows
-from nope_probe.figure_circuit import circuit
-from nope_probe.figure_views import Circuit
-from nope_probe.figures import score_maps
+from nope_probe import Ablation, ablated, capture_scores, capture_stages, load, measure, sequences
+from nope_probe.figures.circuit import circuit
+from nope_probe.figures.circuit_views import Circuit
+from nope_probe.figures.maps import score_maps
 
 loaded = load("nope-tiny")
 model = loaded.model
-inputs = windows(tokenizer=loaded.tokenizer, n_seqs=128, seq_len=40).inputs
+inputs = sequences(tokenizer=loaded.tokenizer, n_seqs=128, seq_len=40).inputs
 
 # %% [markdown]
 # ## Hooks of your own
 #
-# A hook is `(tensor, hook) -> tensor`. This one reads the scores of layer 2.
+# A hook is `(tensor, hook) -> tensor`. This one reads the scores of L1.
 
 # %%
 seen = {}
@@ -53,7 +53,7 @@ display(seen["scores"].shape)  # [batch, head, query_pos, key_pos]
 # %%
 stages = capture_stages(model, inputs, layer=0)
 intact = {letter: stages.mean(letter).float().numpy() for letter in stages.folds}
-circuit(Circuit(layer=1, maps=intact))
+circuit(Circuit(layer=0, maps=intact))
 
 # %% [markdown]
 # ## Switch the mask off and see the pattern go
@@ -65,7 +65,7 @@ with ablated(model, Ablation(remove=["mask"])):
     stages = capture_stages(model, inputs, layer=0)
     without = capture_scores(model, inputs)
 shown = {letter: stages.mean(letter).float().numpy() for letter in stages.folds}
-circuit(Circuit(layer=1, maps=shown, removed=("mask",), reference=intact))
+circuit(Circuit(layer=0, maps=shown, removed=("mask",), reference=intact))
 
 # %% [markdown]
 # How strong the pattern of each layer is, in nats, with the mask and without:
@@ -73,7 +73,7 @@ circuit(Circuit(layer=1, maps=shown, removed=("mask",), reference=intact))
 # %%
 with_mask = capture_scores(model, inputs)
 [
-    (layer + 1, round(one.amplitude.value, 3), round(other.amplitude.value, 3))
+    (layer, round(one.amplitude.value, 3), round(other.amplitude.value, 3))
     for layer, (one, other) in enumerate(
         zip(measure(with_mask.folds), measure(without.folds), strict=True)
     )
@@ -82,7 +82,7 @@ with_mask = capture_scores(model, inputs)
 # %% [markdown]
 # ## Patch one head's pattern
 #
-# Head 0 of layer 1 attends evenly to all keys up to the query, whatever it has learned. The other
+# L0H0 attends evenly to all keys up to the query, whatever it has learned. The other
 # heads stay; the score maps of the later layers change.
 
 # %%

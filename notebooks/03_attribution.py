@@ -20,11 +20,11 @@
 # %%
 import pandas as pd
 
-from nope_probe import Ablation, ablated, attribute, capture_scores, load, windows
+from nope_probe import Ablation, ablated, attribute, capture_scores, load, sequences
 from nope_probe.analyses.pattern import row_centred
-from nope_probe.figures import term_maps
-from nope_probe.figures_bars import source_shares
-from nope_probe.tables import sources_table
+from nope_probe.experiments.tables import sources_table
+from nope_probe.figures.maps import term_maps
+from nope_probe.figures.shares import source_shares
 
 # %% [markdown]
 # ## The RoPE twin: four runs
@@ -34,7 +34,7 @@ from nope_probe.tables import sources_table
 
 # %%
 loaded = load("rope-tiny")
-data = windows(tokenizer=loaded.tokenizer, n_seqs=128, seq_len=40)
+data = sequences(tokenizer=loaded.tokenizer, n_seqs=128, seq_len=40)
 skip = int(data.bos)
 conditions = [frozenset(), frozenset({"mask"}), frozenset({"rope"}), frozenset({"mask", "rope"})]
 maps = {}
@@ -45,7 +45,7 @@ sources = sources_table(attribute(maps, position="rope", skip_keys=skip))
 source_shares(sources)
 
 # %% [markdown]
-# The shares of a layer add up to 1; those of layer 1 come from RoPE and content, since the mask has
+# The shares of a layer add up to 1; those of L0 come from RoPE and content, since the mask has
 # acted on nothing yet.
 
 # %%
@@ -59,7 +59,7 @@ patterns = {
     name: row_centred(maps[frozenset(removed)].mean(0), skip).float().numpy()
     for name, removed in (("all", ()), ("without mask", ("mask",)), ("without RoPE", ("rope",)))
 }
-term_maps(patterns, title="The pattern, and without its sources", layer=2)
+term_maps(patterns, title="The pattern, and without its sources", layer=1)
 
 # %% [markdown]
 # ## The NoPE twin: the mask is all there is
@@ -68,7 +68,7 @@ term_maps(patterns, title="The pattern, and without its sources", layer=2)
 
 # %%
 loaded = load("nope-tiny")
-data = windows(tokenizer=loaded.tokenizer, n_seqs=128, seq_len=40)
+data = sequences(tokenizer=loaded.tokenizer, n_seqs=128, seq_len=40)
 maps = {}
 for removed in (frozenset(), frozenset({"mask"})):
     with ablated(loaded.model, Ablation(remove=sorted(removed))):

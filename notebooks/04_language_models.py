@@ -28,10 +28,10 @@ from IPython.display import display
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from nope_probe import Ablation, ablated, capture_scores, capture_stages, load, measure, windows
-from nope_probe.figure_circuit import circuit
-from nope_probe.figure_views import Circuit
-from nope_probe.figures import score_maps
+from nope_probe import Ablation, ablated, capture_scores, capture_stages, load, measure, sequences
+from nope_probe.figures.circuit import circuit
+from nope_probe.figures.circuit_views import Circuit
+from nope_probe.figures.maps import score_maps
 
 # %% [markdown]
 # ## A random Llama in a folder
@@ -62,12 +62,13 @@ name = str(folder)
 # %% [markdown]
 # ## Load the first layers
 #
-# The card says what is known of the model, and how far its hooks are from the truth.
+# `info` holds what is known of the model, and how far it is from plain transformers (the parity
+# check).
 
 # %%
 loaded = load(name, n_layers=2)
-data = windows(tokenizer=loaded.tokenizer, n_seqs=96, seq_len=48)
-display(loaded.card.parity)
+data = sequences(tokenizer=loaded.tokenizer, n_seqs=96, seq_len=48)
+display(loaded.info.parity)
 
 # %% [markdown]
 # ## Score maps
@@ -89,7 +90,7 @@ with ablated(loaded.model, Ablation(remove=["rope"])):
     without = capture_scores(loaded.model, data.inputs)
 shown = {letter: stages.mean(letter).float().numpy() for letter in stages.folds}
 has = ("mask", "rope", "w_q", "w_k", "w_o", "w_v", "mlp")
-circuit(Circuit(layer=1, maps=shown, components=has, removed=("rope",), reference=intact))
+circuit(Circuit(layer=0, maps=shown, components=has, removed=("rope",), reference=intact))
 
 # %% [markdown]
 # The size of each layer's pattern, in nats, with its 95% interval: intact, then without RoPE. A

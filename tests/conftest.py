@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import Tiny, write_tiny
+from support.tiny_models import Tiny, write_tiny
 
 torch.set_num_threads(1)
 
@@ -57,7 +57,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
 @pytest.fixture(scope="session")
 def bridge(tiny: Callable[[str], Tiny]) -> Callable[[str], Any]:
     """Give the TransformerBridge that `load` makes of a tiny model's folder."""
-    from nope_probe.models import load
+    from nope_probe.models.load import load
 
     return cache(lambda name: load(str(tiny(name).folder)).model)
 
@@ -65,7 +65,7 @@ def bridge(tiny: Callable[[str], Tiny]) -> Callable[[str], Any]:
 @pytest.fixture(scope="session")
 def hooked(tiny: Callable[[str], Tiny]) -> Callable[[str], Any]:
     """Give what a tiny model is converted into: a HookedTransformer, where there is one."""
-    from nope_probe.models import to_hooked
+    from nope_probe.models.load import to_hooked
 
     return cache(lambda name: to_hooked(tiny(name).hf))
 

@@ -1,4 +1,4 @@
-"""From the maps of ablated models to sources, the weights they need, routes, and their intervals.
+"""From the maps of ablated models to sources, the weights they need, and their intervals.
 
 Only the mask and position encodings break the symmetry between positions: they are sources. Weights
 shape what these start, so a weight is needed or enough, and never called a source.
@@ -14,12 +14,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.game import (
+from nope_probe.analyses.jackknife import (
+    Interval,
+    cross_products,
+    jackknife,
+    rms,
+    share,
+    signed_root,
+)
+from nope_probe.analyses.pattern import kept_cells, relative_part, row_centred
+from nope_probe.analyses.shapley import (
     INTACT,
     MASK,
     Condition,
-    Game,
-    Term,
+    Contrast,
+    PlayerSet,
     difference,
     moebius,
     necessity,
@@ -27,9 +36,7 @@ from nope_probe.analyses.game import (
     source_terms,
     sufficiency,
 )
-from nope_probe.analyses.noise import Interval, cross_products, jackknife, rms, share, signed_root
-from nope_probe.analyses.pattern import kept_cells, relative_part, row_centred
-from nope_probe.hooks.ablation import Component
+from nope_probe.hooks.names import Component
 
 FoldMaps = Mapping[Condition, Float[Tensor, "fold layer query_pos key_pos"]]
 CONJUNCTION_TOLERANCE = 0.1
@@ -50,7 +57,7 @@ class Source:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Need:
+class PlayerAttribution:
     """What a player means for the pattern of its game, each relative to <D, D>.
 
     Attributes:
@@ -86,11 +93,11 @@ class MaskEffect:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerAttribution:
-    """Everything that is attributed in one layer (counted from 1)."""
+    """Everything that is attributed in one layer."""
 
     layer: int
     sources: tuple[Source, ...]
-    needs: tuple[Need, ...]
+    needs: tuple[PlayerAttribution, ...]
     interactions: tuple[Interaction, ...]
     non_relative: MaskEffect
 
@@ -107,7 +114,7 @@ class LayerAttribution:
 
 def attribute(
     maps: FoldMaps,
-    games: Sequence[Game] = (),
+    games: Sequence[PlayerSet] = (),
     *,
     position: Component | None = "rope",
     skip_keys: int = 0,
@@ -127,7 +134,7 @@ def attribute(
     layers = next(iter(maps.values())).shape[1]
     return [
         _attribute_layer(
-            layer + 1,
+            layer,
             {condition: folds[:, layer] for condition, folds in maps.items()},
             games,
             position,
@@ -154,11 +161,11 @@ def _kept_patterns(
 def _attribute_layer(
     layer: int,
     folds: Mapping[Condition, Float[Tensor, "fold query_pos key_pos"]],
-    games: Sequence[Game],
+    games: Sequence[PlayerSet],
     position: Component | None,
     skip_keys: int,
 ) -> LayerAttribution:
-    gram = TermGram(list(folds), _kept_patterns(list(folds.values()), skip_keys))
+    gram = ContrastGram(list(folds), _kept_patterns(list(folds.values()), skip_keys))
     return LayerAttribution(
         layer=layer,
         sources=tuple(_sources(gram, position)),
@@ -168,7 +175,7 @@ def _attribute_layer(
     )
 
 
-class TermGram:
+class ContrastGram:
     """Inner products of terms, on all folds and without each, from one Gram matrix."""
 
     def __init__(
@@ -177,34 +184,34 @@ class TermGram:
         self.row = {condition: row for row, condition in enumerate(conditions)}
         self.gram = cross_products(patterns, patterns)
 
-    def product(self, one: Term, other: Term) -> Float[Tensor, " one_plus_folds"]:
+    def product(self, one: Contrast, other: Contrast) -> Float[Tensor, " one_plus_folds"]:
         """Give <one, other> as a mean over cells, in squared nats."""
         left, right = self._coefficients(one), self._coefficients(other)
         return torch.einsum("x,fxy,y->f", left, self.gram, right)
 
-    def share(self, term: Term, whole: Term) -> Interval:
+    def share(self, term: Contrast, whole: Contrast) -> Interval:
         """Give <term, whole> / <whole, whole>."""
         return share(self.product(term, whole), self.product(whole, whole))
 
-    def _coefficients(self, term: Term) -> Float[Tensor, " condition"]:
+    def _coefficients(self, term: Contrast) -> Float[Tensor, " condition"]:
         vector = torch.zeros(len(self.row), dtype=torch.float64)
         for condition, weight in term.items():
             vector[self.row[condition]] += weight
         return vector
 
 
-def _sources(gram: TermGram, position: Component | None) -> list[Source]:
-    whole: Term = {INTACT: 1.0}
+def _sources(gram: ContrastGram, position: Component | None) -> list[Source]:
+    whole: Contrast = {INTACT: 1.0}
     return [
         Source(term=name, rms=rms(gram.product(term, term)), share=gram.share(term, whole))
         for name, term in source_terms(position).items()
     ]
 
 
-def _needs(gram: TermGram, game: Game) -> list[Need]:
+def _needs(gram: ContrastGram, game: PlayerSet) -> list[PlayerAttribution]:
     whole = difference(game)
     return [
-        Need(
+        PlayerAttribution(
             game=game.name,
             player=player.name,
             share=gram.share(shapley(game, player), whole),
@@ -215,7 +222,7 @@ def _needs(gram: TermGram, game: Game) -> list[Need]:
     ]
 
 
-def _interactions(gram: TermGram, game: Game) -> list[Interaction]:
+def _interactions(gram: ContrastGram, game: PlayerSet) -> list[Interaction]:
     whole = difference(game)
     return [
         Interaction(
@@ -254,7 +261,7 @@ def _roots(squares: Float[Tensor, " one_plus_folds"]) -> Float[Tensor, " one_plu
 
 
 def term_map(
-    term: Term, patterns: Mapping[Condition, Float[Tensor, "*batch query_pos key_pos"]]
+    term: Contrast, patterns: Mapping[Condition, Float[Tensor, "*batch query_pos key_pos"]]
 ) -> Float[Tensor, "*batch query_pos key_pos"]:
     """Add condition maps up to a term's map, nats."""
     total = torch.zeros_like(next(iter(patterns.values())))

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from nope_probe.analyses.noise import (
+from nope_probe.analyses.jackknife import (
     Interval,
     cross_products,
     jackknife,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 from weakref import WeakSet
 
 import torch
@@ -19,13 +19,12 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.hooks.gain import Gain, Gains, Projection, heads, norm_gain, unheads
-from nope_probe.hooks.layer import BridgeLayer, Layer, is_bridge, layers_of, repeat_heads
-from nope_probe.hooks.tap import Installation, Tap, installed
-
-Component = Literal["mask", "rope", "w_q", "w_k", "w_o", "w_v", "mlp", "pos_embed"]
-COMPONENTS: tuple[Component, ...] = get_args(Component)
-WEIGHTS: tuple[Projection, ...] = ("w_q", "w_k", "w_o", "w_v")
+from nope_probe.hooks.components import _has, components, position_point
+from nope_probe.hooks.forward import Installation, hooks_attached
+from nope_probe.hooks.gains import Gains, norm_gain, project_identity, project_identity_transposed
+from nope_probe.hooks.layer import BridgeLayer, Layer, layers_of, repeat_heads
+from nope_probe.hooks.names import COMPONENTS, WEIGHTS, Component, Gain, Projection
+from nope_probe.hooks.qk_reader import QKReader
 
 _ABLATED: WeakSet[Any] = WeakSet()
 
@@ -94,68 +93,10 @@ def ablated(model: Any, spec: Ablation, gains: Gains | None = None) -> Iterator[
         hooks.append((position_point(model), _flatten_positions))
     _ABLATED.add(model)
     try:
-        with installed(hooks):
+        with hooks_attached(hooks):
             yield model
     finally:
         _ABLATED.discard(model)
-
-
-def components(model: Any) -> tuple[Component, ...]:
-    """List the components that a model has.
-
-    RoPE counts if any block has it; a NoPE HookedTransformer (`W_pos = 0`) has no `pos_embed`.
-    """
-    return tuple(name for name in COMPONENTS if _has(model, name))
-
-
-def _has(model: Any, name: Component) -> bool:
-    if name == "mask":
-        return getattr(model.cfg, "attention_dir", "causal") != "bidirectional"
-    if name == "rope":
-        return any(rope_layers(model))
-    if name == "mlp":
-        attention_only = getattr(model.cfg, "attn_only", False)
-        return not attention_only and any(b.has("hook_mlp_out") for b in layers_of(model))
-    return name != "pos_embed" or _learns_positions(model)
-
-
-def rope_layers(model: Any) -> tuple[bool, ...]:
-    """Tell for each block whether it rotates q and k.
-
-    On a bridge one short forward pass tells: a NoPE layer is one whose `hook_cos` does not fire,
-    whatever the configuration says.
-    """
-    blocks = layers_of(model)
-    if not is_bridge(model):
-        return (model.cfg.positional_embedding_type == "rotary",) * len(blocks)
-    fired = [False] * len(blocks)
-
-    def mark(index: int) -> Any:
-        def hook(tensor: Tensor, hook: object) -> None:
-            fired[index] = True
-
-        return hook
-
-    hooks = [
-        (layer.point("attn.hook_cos"), mark(layer.index))
-        for layer in blocks
-        if layer.has("attn.hook_cos")
-    ]
-    with torch.inference_mode(), installed(hooks):
-        model(torch.zeros(1, 2, dtype=torch.long, device=next(model.parameters()).device))
-    return tuple(fired)
-
-
-def position_point(model: Any) -> Any:
-    """The hook point that carries learned position embeddings."""
-    return model.hook_pos_embed if not is_bridge(model) else model.pos_embed.hook_out
-
-
-def _learns_positions(model: Any) -> bool:
-    if is_bridge(model):
-        return "pos_embed" in model._modules
-    learned = model.cfg.positional_embedding_type == "standard"
-    return learned and bool(model.pos_embed.W_pos.any())
 
 
 def _flatten_positions(
@@ -168,7 +109,7 @@ class _BlockAblation:
     """The removals in one block: what they must see, and what they write."""
 
     def __init__(self, layer: Layer, spec: Ablation, gains: Gains | None) -> None:
-        self.layer, self.remove, self.tap = layer, set(spec.remove), Tap(layer)
+        self.layer, self.remove, self.reader = layer, set(spec.remove), QKReader(layer)
         removed = [name for name in WEIGHTS if name in self.remove]
         self.gain = {name: _gain(layer, name, spec.gain, gains) for name in removed}
         self.seen: dict[str, Tensor] = {}
@@ -183,7 +124,7 @@ class _BlockAblation:
         if "rope" in remove:
             yield from self._rope_hooks()
         if remove & {"mask", "w_k"}:
-            yield from self.tap.hooks()
+            yield from self.reader.hooks()
             yield point("attn.hook_attn_scores"), self.write_scores
         if "w_v" in remove:
             yield point("attn.hook_pattern"), self.see_pattern
@@ -193,7 +134,7 @@ class _BlockAblation:
             yield point(self.layer.write_attn_out), self.write_attn_out
         if "mlp" in remove:
             yield point("hook_mlp_out"), _zero
-        yield point("hook_resid_post"), self.forget
+        yield point("hook_resid_post"), self.reset
 
     def _rope_hooks(self) -> Iterator[Installation]:
         if isinstance(self.layer, BridgeLayer):
@@ -201,12 +142,14 @@ class _BlockAblation:
                 yield self.layer.point("attn.hook_cos"), _one
                 yield self.layer.point("attn.hook_sin"), _zero
             return
-        yield from self.tap.hooks()
+        yield from self.reader.hooks()
         yield self.layer.point("attn.hook_rot_q"), self.write_unrotated_q
         yield self.layer.point("attn.hook_rot_k"), self.write_unrotated_k
 
     def _heads(self, name: Projection) -> Float[Tensor, "batch pos head d_head"]:
-        return self.gain[name] * heads(self.seen["y"], self.layer.n_heads, self.layer.d_head)
+        return self.gain[name] * project_identity(
+            self.seen["y"], self.layer.n_heads, self.layer.d_head
+        )
 
     def see_input(self, tensor: Tensor, hook: object) -> None:
         self.seen["y"] = self.layer.attention_input(tensor)
@@ -221,14 +164,14 @@ class _BlockAblation:
         return self._heads("w_q").to(tensor.dtype)
 
     def write_unrotated_q(self, tensor: Tensor, hook: object) -> Tensor:
-        return self.tap.unrotated("q")
+        return self.reader.unrotated("q")
 
     def write_unrotated_k(self, tensor: Tensor, hook: object) -> Tensor:
-        return self.tap.unrotated("k")
+        return self.reader.unrotated("k")
 
     def write_scores(self, tensor: Tensor, hook: object) -> Tensor:
         """Rebuild the scores from q and k, masked as the model masked them unless the mask goes."""
-        scores = self.layer.scores(self.tap.read("q"), self._keys()).to(tensor.dtype)
+        scores = self.layer.scores(self.reader.read("q"), self._keys()).to(tensor.dtype)
         if "mask" in self.remove:
             return scores
         # One sequence and head shows the mask of all: windows have equal length and no padding.
@@ -237,10 +180,10 @@ class _BlockAblation:
 
     def _keys(self) -> Float[Tensor, "batch pos head d_head"]:
         if "w_k" not in self.remove:
-            return repeat_heads(self.tap.read("k"), self.layer.n_heads)
+            return repeat_heads(self.reader.read("k"), self.layer.n_heads)
         keys = self.layer.norm(self._heads("w_k"), "k")
         unrotated = "rope" in self.remove and not isinstance(self.layer, BridgeLayer)
-        return keys if unrotated else self.tap.finish(keys)
+        return keys if unrotated else self.reader.finish(keys)
 
     def write_z(self, tensor: Tensor, hook: object) -> Tensor:
         pattern = self.seen.pop("pattern")  # the largest tensor of a block: not kept for the next
@@ -249,12 +192,14 @@ class _BlockAblation:
 
     def write_attn_out(self, tensor: Tensor, hook: object) -> Tensor:
         z = rearrange(self.seen["z"], "batch pos head d_head -> batch pos (head d_head)")
-        return (self.gain["w_o"] * unheads(z, self.layer.d_model)).to(tensor.dtype)
+        return (self.gain["w_o"] * project_identity_transposed(z, self.layer.d_model)).to(
+            tensor.dtype
+        )
 
-    def forget(self, tensor: Tensor, hook: object) -> None:
+    def reset(self, tensor: Tensor, hook: object) -> None:
         """Let go of what was read of a pass: all blocks' queries and keys are gigabytes."""
         self.seen.clear()
-        self.tap.seen.clear()
+        self.reader.seen.clear()
 
 
 def _gain(layer: Layer, name: Projection, gain: Gain, gains: Gains | None) -> float:

@@ -11,12 +11,29 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from einops import rearrange
-from jaxtyping import Float
+from einops import rearrange, reduce
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from transformer_lens.hook_points import HookPoint
+
+
+def unmasked(scores: Float[Tensor, "query_pos key_pos"]) -> Bool[Tensor, "query_pos key_pos"]:
+    """Tell which cells a model left open.
+
+    Masked ones are -inf on HookedTransformer and finfo.min on bridges. A NaN is open: it must show.
+    """
+    return ~(scores <= torch.finfo(scores.dtype).min / 2)
+
+
+def summed_over_groups(
+    q: Float[Tensor, "batch pos head d_head"], n_kv_heads: int
+) -> Float[Tensor, "batch pos kv_head d_head"]:
+    """Sum the queries that share a key head: the sum of their scores is one inner product."""
+    return reduce(
+        q, "batch pos (kv_head group) d_head -> batch pos kv_head d_head", "sum", kv_head=n_kv_heads
+    )
 
 
 class Layer(ABC):

@@ -8,15 +8,14 @@ vectors, whose Gram map is wanted, or scores, which are a map already.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.hooks.layer import BridgeLayer, Layer
-
-Letter = Literal["a", "b", "c", "d", "e", "f", "g", "h", "i"]
+from nope_probe.hooks.names import Letter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +64,6 @@ STAGES: dict[Letter, Stage] = {
     "h": _normed_input(1, "Y2 = LN(X1)"),
     "i": _scores(1, "Q2 K2^T / sqrt(d)"),
 }
-LETTERS: tuple[Letter, ...] = get_args(Letter)
 
 
 def available(layers: list[Layer], index: int) -> dict[Letter, str]:

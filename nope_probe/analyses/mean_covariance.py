@@ -1,0 +1,91 @@
+"""The mean term and the covariance term of a score map: an exact split, in any basis, no ablation.
+
+A score map is the mean term <E q_i, E k_j> (each position has a mean vector of its own: the
+positional basis of Song and Zhong, arXiv 2310.04861) plus the covariance term, that of q_i and k_j
+over sequences (tokens that share their past resemble each other).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from nope_probe.analyses.jackknife import NOTHING, Interval, cross_products, jackknife, rms, share
+from nope_probe.analyses.pattern import kept_cells, row_centred
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanCovariance:
+    """One layer's mean and covariance terms.
+
+    Attributes:
+        mean, covariance: shares <term, v(all)> / <v(all), v(all)>; they add to 1.
+        mean_rms, covariance_rms: RMS of each term's pattern, nats.
+        dimensions: how many dimensions the positions' mean keys span (participation ratio).
+    """
+
+    layer: int
+    mean: Interval
+    covariance: Interval
+    mean_rms: Interval
+    covariance_rms: Interval
+    dimensions: Interval
+
+
+def split_mean_covariance(
+    scores: Float[Tensor, "fold layer query_pos key_pos"],
+    mean_term: Float[Tensor, "fold layer query_pos key_pos"],
+    key_means: Float[Tensor, "fold layer pos width"],
+    skip_keys: int = 0,
+) -> list[MeanCovariance]:
+    """Return each layer's terms, from what `capture_scores(..., mean_term=True)` returned."""
+    return [
+        _split_layer(layer, scores[:, layer], mean_term[:, layer], key_means[:, layer], skip_keys)
+        for layer in range(scores.shape[1])
+    ]
+
+
+def _split_layer(
+    layer: int,
+    scores: Float[Tensor, "fold query_pos key_pos"],
+    mean_term: Float[Tensor, "fold query_pos key_pos"],
+    key_means: Float[Tensor, "fold pos width"],
+    skip_keys: int,
+) -> MeanCovariance:
+    cells = kept_cells(scores.shape[-1], skip_keys)
+    whole = row_centred(scores.double(), skip_keys)[:, cells]
+    mean = row_centred(mean_term.double(), skip_keys)[:, cells]
+    maps = torch.stack([whole, mean, whole - mean])
+    gram = cross_products(maps, maps)
+    return MeanCovariance(
+        layer=layer,
+        mean=share(gram[:, 1, 0], gram[:, 0, 0]),
+        covariance=share(gram[:, 2, 0], gram[:, 0, 0]),
+        mean_rms=rms(gram[:, 1, 1]),
+        covariance_rms=rms(gram[:, 2, 2]),
+        dimensions=participation_ratio(key_means[:, skip_keys:].double()),
+    )
+
+
+def participation_ratio(means: Float[Tensor, "fold pos width"]) -> Interval:
+    """Give (tr C)^2 / tr C^2 of the covariance C of the positions' means, with its interval.
+
+    C is taken between different folds, so that noise adds no dimensions of its own to the trace;
+    where the trace cannot be told from zero, positions have no means of their own and no ratio.
+    """
+    centred = means - means.mean(1, keepdim=True)
+    folds = list(range(len(means)))
+    grams = [_gram(centred[[f for f in folds if f != out]]) for out in (None, *folds)]
+    traces = torch.stack([gram.trace() for gram in grams])
+    if not jackknife(traces).low > 0:
+        return NOTHING
+    return jackknife(traces.square() / torch.stack([gram.square().sum() for gram in grams]))
+
+
+def _gram(folds: Float[Tensor, "fold pos width"]) -> Float[Tensor, "pos pos2"]:
+    """Average the inner products of positions over pairs of different folds."""
+    total, same = folds.sum(0), torch.einsum("fpw,fqw->pq", folds, folds)
+    return (total @ total.T - same) / (len(folds) * (len(folds) - 1))

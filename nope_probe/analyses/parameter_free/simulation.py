@@ -1,0 +1,234 @@
+"""Monte Carlo of the parameter-free transformer, with a control variate.
+
+Samples are drawn, run through the model and forgotten in chunks that stay in cache; a map is a
+running sum inside a hook. Standard errors come from 32 blocks, sample s in block s % 32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from math import ceil
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nope_probe.analyses.parameter_free.control_variate import ControlVariate
+from nope_probe.analyses.parameter_free.mean_field import spec_of, visible
+from nope_probe.analyses.parameter_free.sampling import BLOCK, draw
+from nope_probe.hooks.accumulators import State
+from nope_probe.hooks.capture import ScoreSums
+from nope_probe.hooks.folds import pooled
+from nope_probe.hooks.streaming import StreamCheckpoint
+
+N_BLOCKS = 32
+FIRST_LOOK = 4 * BLOCK
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Mean score maps with their noise.
+
+    Attributes:
+        folds: means of the blocks of samples, nats; NaN where the model masks.
+        counts: samples per block.
+    """
+
+    folds: Float[Tensor, "fold layer query_pos key_pos"]
+    counts: Int[Tensor, " fold"]
+
+    @property
+    def mean(self) -> Float[Tensor, "layer query_pos key_pos"]:
+        """The mean over all samples."""
+        return pooled(self.folds, self.counts)
+
+    @property
+    def se(self) -> Float[Tensor, "layer query_pos key_pos"]:
+        """The standard error of the mean, from the spread of the blocks."""
+        weights = self.counts[:, None, None, None] / self.counts.sum()
+        spread = (weights * (self.folds - self.mean) ** 2).sum(0)
+        return (spread / (len(self.counts) - 1)).sqrt()
+
+    @property
+    def pooled_se(self) -> Float[Tensor, " layer"]:
+        """Each layer's standard error: RMS over the cells off the diagonal that are not masked."""
+        se = self.se
+        cells = visible(se.shape[-1], causal=bool(se[0, 0, -1].isnan()))
+        cells &= ~torch.eye(se.shape[-1], dtype=torch.bool)
+        return se[:, cells].square().mean(-1).sqrt()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """What a simulation found.
+
+    Attributes:
+        n_samples: how many samples it took.
+        plain: the mean of the scores.
+        controlled: the same with the control variate; None if that was off.
+    """
+
+    n_samples: int
+    plain: Estimate
+    controlled: Estimate | None
+
+    def to_tensors(self) -> State:
+        """Return the estimates by name, for `from_tensors`."""
+        found = {"n_samples": torch.tensor(self.n_samples), "counts": self.plain.counts}
+        found["plain"] = self.plain.folds
+        return found if self.controlled is None else found | {"controlled": self.controlled.folds}
+
+    @classmethod
+    def from_tensors(cls, tensors: State) -> Simulation:
+        """Return the simulation that `to_tensors` gave."""
+        estimates = {
+            name: Estimate(folds=tensors[name], counts=tensors["counts"])
+            for name in ("plain", "controlled")
+            if name in tensors
+        }
+        return cls(
+            n_samples=int(tensors["n_samples"]),
+            plain=estimates["plain"],
+            controlled=estimates.get("controlled"),
+        )
+
+    @property
+    def best(self) -> Estimate:
+        """The estimate with less noise."""
+        return self.controlled or self.plain
+
+    @property
+    def variance_ratio(self) -> Float[Tensor, " layer"]:
+        """How many times less variance the control variate leaves, per layer."""
+        return (self.plain.pooled_se / self.best.pooled_se) ** 2
+
+
+def simulate(
+    model: Any,
+    *,
+    alpha: float,
+    seq_len: int = 50,
+    n_samples: int | None = None,
+    target_se: float | None = None,
+    control_variate: bool = True,
+    seed: int = 0,
+    chunk_size: int = 2 * BLOCK,
+    checkpoint: StreamCheckpoint | None = None,
+) -> Simulation:
+    """Estimate the mean scores of every layer of a parameter-free model.
+
+    Args:
+        model: `build(parameter_free(...))`.
+        alpha: expected inner product of the inputs, 0 <= alpha < 1.
+        seq_len: positions.
+        n_samples: how many samples, 2 at least; or
+        target_se: go on until every layer's pooled standard error is at most this, in nats.
+        control_variate: take off what the inputs' own Gram matrix is off by.
+        seed: sample s of a seed is always the same, whatever the chunk size.
+        chunk_size: samples per forward pass.
+        checkpoint: saves the sums after a chunk, for a later process to resume from.
+
+    Raises:
+        ValueError: if not exactly one of n_samples and target_se is given, or one is out of range.
+
+    Example:
+        >>> from nope_probe.models.parameter_free import build, parameter_free
+        >>> model = build(parameter_free(n_layers=2, d_model=64))
+        >>> simulate(model, alpha=0.0, n_samples=1000).variance_ratio[1] > 40
+        tensor(True)
+    """
+    _check(model, n_samples, target_se)
+    blocks = N_BLOCKS if n_samples is None else min(N_BLOCKS, n_samples)
+    sums = _Sums(model, alpha, seq_len, seed, blocks, control_variate)
+    sums.goal = n_samples or FIRST_LOOK
+    checkpoint = checkpoint or StreamCheckpoint()
+    sums.restore(checkpoint.restore())
+    checkpoint.advance(sums.n_samples)
+    while True:
+        while sums.n_samples < sums.goal:
+            before = sums.n_samples
+            sums.add(min(before + chunk_size, sums.goal))
+            if checkpoint.is_due():
+                checkpoint.save(sums.state())
+            checkpoint.advance(sums.n_samples - before)
+        found = sums.result()
+        if target_se is None:
+            return found
+        sums.goal = _next_goal(found, target_se)
+        if sums.goal <= sums.n_samples:
+            return found
+
+
+def finest_target(model: Any) -> float:
+    """Give the smallest standard error that float32 scores can resolve."""
+    return torch.finfo(torch.float32).eps * spec_of(model).score_scale
+
+
+def _next_goal(found: Simulation, target_se: float) -> int:
+    """Say how many samples the target takes by the noise so far, at most 8 times as many."""
+    excess = float(found.best.pooled_se.max()) / target_se
+    if excess <= 1:
+        return found.n_samples
+    needed = found.n_samples * min(8.0, max(1.05 * excess**2, 1.1))
+    return BLOCK * ceil(needed / BLOCK)
+
+
+def _check(model: Any, n_samples: int | None, target_se: float | None) -> None:
+    if (n_samples is None) == (target_se is None):
+        raise ValueError("expected either n_samples or target_se")
+    if n_samples is not None and n_samples < 2:
+        raise ValueError(f"expected at least 2 samples, got {n_samples}: one has no spread")
+    if target_se is not None and not target_se >= finest_target(model):
+        raise ValueError(f"float32 resolves {finest_target(model):.1e} nats, not {target_se:g}")
+
+
+class _Sums:
+    """Sums over the samples so far: of the model's scores and of the control variate."""
+
+    def __init__(
+        self, model: Any, alpha: float, seq_len: int, seed: int, n_blocks: int, controlled: bool
+    ) -> None:
+        field, n_layers = spec_of(model), model.cfg.n_layers
+        self.draw = partial(draw, alpha=alpha, seq_len=seq_len, d_model=field.dimension, seed=seed)
+        self.n_samples = self.goal = 0
+        self.scores = ScoreSums(model, n_blocks)
+        self.control = (
+            ControlVariate(alpha, seq_len, n_layers, field, n_blocks) if controlled else None
+        )
+
+    def add(self, stop: int) -> None:
+        x = self.draw(self.n_samples, stop)
+        self.scores.add(x)
+        if self.control is not None:
+            self.control.add(x)
+        self.n_samples = stop
+
+    def state(self) -> State:
+        """Return what a later process needs to resume."""
+        state = {"n_samples": torch.tensor(self.n_samples), "goal": torch.tensor(self.goal)}
+        state |= {f"scores.{name}": each for name, each in self.scores.state().items()}
+        if self.control is not None:
+            state |= {"sums": self.control.sums, "rotated_sums": self.control.rotated_sums}
+        return state
+
+    def restore(self, state: State) -> None:
+        """Resume from a state; an empty one changes nothing."""
+        if not state:
+            return
+        self.n_samples, self.goal = int(state["n_samples"]), int(state["goal"])
+        scores = {name.removeprefix("scores."): each for name, each in state.items() if "." in name}
+        self.scores.restore(scores, self.n_samples)
+        if self.control is not None:
+            self.control.n_samples = self.n_samples
+            self.control.sums.copy_(state["sums"])
+            self.control.rotated_sums.copy_(state["rotated_sums"])
+
+    def result(self) -> Simulation:
+        plain = Estimate(folds=self.scores.means(), counts=self.scores.counts)
+        controlled = None
+        if self.control is not None:
+            folds = plain.folds - self.control.deviations()
+            controlled = Estimate(folds=folds, counts=plain.counts)
+        return Simulation(n_samples=self.n_samples, plain=plain, controlled=controlled)

@@ -1,0 +1,212 @@
+"""Run a model in every condition of a plan, and return the score maps of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from nope_probe.analyses.shapley import INTACT, MASK, Condition
+from nope_probe.data.sequences import Sequences
+from nope_probe.experiments.ablation.plan import Plan
+from nope_probe.experiments.finite import validate_finite, validate_window
+from nope_probe.experiments.resumable import gains_once, scores_once
+from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.capture import ScoreMaps
+from nope_probe.hooks.gains import Gains
+from nope_probe.hooks.names import COMPONENTS, Gain
+from nope_probe.hooks.reparametrise import reparametrised
+from nope_probe.runtime.checkpoint import RunCheckpoint
+
+Scope = Literal["both", "upstream", "own"]
+ConditionMaps = dict[Condition, ScoreMaps]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureOptions:
+    """How conditions are run, the same for all of them.
+
+    Attributes:
+        n_layers: how many first layers to map.
+        batch_size: sequences per forward pass.
+        n_folds: parts of the data that intervals are made from.
+        gain: the size of a removed weight's replacement.
+        scope: whether to remove, for a layer's scores, in the layers before it (`upstream`), in
+            itself (`own`), or in both.
+        n_reparametrisations: in how many random reparametrisations to run the first player set.
+        seed: the seed of these.
+    """
+
+    n_layers: int
+    batch_size: int = 32
+    n_folds: int = 8
+    gain: Gain = "output"
+    scope: Scope = "both"
+    n_reparametrisations: int = 0
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The score maps of every condition.
+
+    Attributes:
+        maps: per condition; the intact model's with their mean term, where scores are q.k.
+        gains: the gains of the replacements, where weights are removed with the gain `output`.
+        shuffled: the intact model and the one without mask on shuffled tokens, where asked for.
+        reparametrised: the conditions of the first player set, per reparametrisation.
+    """
+
+    maps: ConditionMaps
+    gains: Gains | None
+    shuffled: ConditionMaps = field(default_factory=dict)
+    reparametrised: tuple[ConditionMaps, ...] = ()
+
+    @property
+    def intact(self) -> ScoreMaps:
+        """The intact model's maps."""
+        return self.maps[INTACT]
+
+
+class ConditionRunner:
+    """Runs a model in the conditions of a plan, each unless the checkpoint already has it.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge.
+        plan: the conditions.
+        options: how they are run.
+        checkpoint: where maps are saved, and read from if they are there.
+    """
+
+    def __init__(
+        self, model: Any, plan: Plan, options: CaptureOptions, checkpoint: RunCheckpoint
+    ) -> None:
+        self.model, self.plan, self.options, self.checkpoint = model, plan, options, checkpoint
+        self.needs_gains = options.gain == "output" and plan.removes_weights
+
+    def keys(self, has_shuffled: bool) -> list[str]:
+        """Return the checkpoint keys of all streams, in the order in which they are run."""
+        plan, options = self.plan, self.options
+        found = ["gains"] * self.needs_gains + [f"score/{plan.name(INTACT)}"]
+        for condition in plan.conditions[1:]:
+            found += self._condition_keys("score", condition)
+        for condition in (INTACT, MASK) if has_shuffled else ():
+            found += self._condition_keys("shuffled", condition)
+        for index in range(options.n_reparametrisations):
+            found += [f"reparametrised-{index}/gains"] * self.needs_gains
+            for condition in plan.player_sets[0].conditions:
+                found += self._condition_keys(f"reparametrised-{index}", condition)
+        return found
+
+    def run(self, inputs: Sequences, shuffled: Sequences | None = None) -> Measured:
+        """Return the score maps of all conditions.
+
+        Raises:
+            UserError: for a non-finite score where a number should be, or a layer that does not see
+                all earlier keys.
+        """
+        gains = self.gains("gains", inputs.inputs)
+        maps = {INTACT: self.intact(inputs.inputs)}
+        for condition in self.plan.conditions[1:]:
+            maps[condition] = self.condition("score", inputs.inputs, condition, gains)
+        controls: ConditionMaps = {}
+        if shuffled is not None:
+            for condition in (INTACT, MASK):
+                controls[condition] = self.condition("shuffled", shuffled.inputs, condition, gains)
+        return Measured(
+            maps=maps,
+            gains=gains,
+            shuffled=controls,
+            reparametrised=tuple(self.reparametrisations(inputs.inputs)),
+        )
+
+    def gains(self, key: str, inputs: Tensor) -> Gains | None:
+        """Return the gains of the replacements, if they have to be measured."""
+        if not self.needs_gains:
+            return None
+        return gains_once(
+            self.checkpoint, key, self.model, inputs, batch_size=self.options.batch_size
+        )
+
+    def intact(self, inputs: Tensor) -> ScoreMaps:
+        """Return the intact model's maps, with their mean term where there is one."""
+        key, layers = f"score/{self.plan.name(INTACT)}", range(self.options.n_layers)
+        mean_term = len(inputs) >= 2 * self.options.n_folds
+        try:
+            maps = self._capture(key, inputs, layers, mean_term=mean_term)
+        except NotImplementedError:  # a soft cap or bias between q.k and the score: no mean term
+            maps = self._capture(key, inputs, layers)
+        validate_finite(maps, "the intact model")
+        validate_window(maps)
+        return maps
+
+    def condition(
+        self, prefix: str, inputs: Tensor, condition: Condition, gains: Gains | None
+    ) -> ScoreMaps:
+        """Return one condition's score maps, in the scope of the options."""
+        options = self.options
+        remove = sorted(condition, key=COMPONENTS.index)
+        rows = []
+        for key, where, layers in self._parts(prefix, condition):
+            ablation = Ablation(remove=remove, layers=where, gain=options.gain)
+            with ablated(self.model, ablation, gains):
+                rows.append(self._capture(key, inputs, layers))
+        maps = rows[0] if len(rows) == 1 else concatenate_layers(rows)
+        validate_finite(maps, f"condition {prefix}/{self.plan.name(condition)}")
+        return maps
+
+    def reparametrisations(self, inputs: Tensor) -> Iterator[ConditionMaps]:
+        """Run the first player set's conditions again in random reparametrisations."""
+        for index in range(self.options.n_reparametrisations):
+            generator = torch.Generator().manual_seed(self.options.seed + index)
+            prefix = f"reparametrised-{index}"
+            with reparametrised(self.model, generator):
+                gains = self.gains(f"{prefix}/gains", inputs)
+                yield {
+                    condition: self.condition(prefix, inputs, condition, gains)
+                    for condition in self.plan.player_sets[0].conditions
+                }
+
+    def _parts(
+        self, prefix: str, condition: Condition
+    ) -> Iterator[tuple[str, tuple[int, ...] | None, Sequence[int]]]:
+        """Return per stream of a condition its key, the layers to ablate and the layers to map."""
+        key, options = f"{prefix}/{self.plan.name(condition)}", self.options
+        if options.scope == "both":
+            yield key, None, range(options.n_layers)
+            return
+        for layer in range(options.n_layers):
+            yield (
+                f"{key}/L{layer}",
+                (layer,) if options.scope == "own" else tuple(range(layer)),
+                [layer],
+            )
+
+    def _condition_keys(self, prefix: str, condition: Condition) -> list[str]:
+        return [key for key, _, _ in self._parts(prefix, condition)]
+
+    def _capture(
+        self, key: str, inputs: Tensor, layers: Sequence[int], mean_term: bool = False
+    ) -> ScoreMaps:
+        return scores_once(
+            self.checkpoint,
+            key,
+            self.model,
+            inputs,
+            layers=layers,
+            batch_size=self.options.batch_size,
+            n_folds=self.options.n_folds,
+            mean_term=mean_term,
+        )
+
+
+def concatenate_layers(rows: Sequence[ScoreMaps]) -> ScoreMaps:
+    """Put the maps of single layers side by side."""
+    return ScoreMaps(
+        folds=torch.cat([row.folds for row in rows], 1),
+        visible=torch.cat([row.visible for row in rows]),
+        counts=rows[0].counts,
+    )

@@ -1,0 +1,103 @@
+"""Which conditions an attribution runs: what is removed in each, and which players they serve."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from nope_probe.analyses.shapley import INTACT, MASK, Condition, PlayerSet, kept_name, player_set
+from nope_probe.errors import UserError
+from nope_probe.hooks.names import COMPONENTS, WEIGHTS, Component
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Which conditions to run.
+
+    Attributes:
+        player_sets: who plays; empty if only the sources are wanted.
+        position: the position encoding that is a source beside the mask, if the model has one.
+        conditions: what is removed in each condition, the intact model first.
+    """
+
+    player_sets: tuple[PlayerSet, ...]
+    position: Component | None
+    conditions: tuple[Condition, ...]
+
+    @property
+    def playing(self) -> Condition:
+        """All components that some condition removes."""
+        return frozenset().union(*self.conditions)
+
+    @property
+    def removes_weights(self) -> bool:
+        """Whether some condition replaces a weight."""
+        return bool(self.playing & set(WEIGHTS))
+
+    def name(self, condition: Condition) -> str:
+        """Name a condition by what it keeps."""
+        return kept_name(condition, self.playing)
+
+
+def make_plan(
+    has: Sequence[Component], players: Sequence[str] | None, parameter_free: bool = False
+) -> Plan:
+    """Choose player_sets and conditions for a model.
+
+    Args:
+        has: the components that the model has.
+        players: their names; None for the default player_sets; `["sources"]` for the sources alone.
+        parameter_free: whether the weights are identities already, which no player may be.
+
+    Raises:
+        UserError: for a player that does not exist, that the model lacks, or that shares a
+            component with another.
+    """
+    if "mask" not in has:
+        raise UserError("the model has no causal mask: its attention is bidirectional")
+    position: Component | None = next((p for p in ("rope", "pos_embed") if p in has), None)
+    player_sets = _default_player_sets(has, position, parameter_free) if players is None else ()
+    if players is not None and list(players) != ["sources"]:
+        player_sets = (_checked_players(players, has, parameter_free),)
+    conditions = [INTACT, *_source_conditions(position)]
+    for each in player_sets:
+        conditions += each.conditions
+    return Plan(
+        player_sets=player_sets, position=position, conditions=tuple(dict.fromkeys(conditions))
+    )
+
+
+def _default_player_sets(
+    has: Sequence[Component], position: Component | None, parameter_free: bool
+) -> tuple[PlayerSet, ...]:
+    sources = ["mask"] + ([position] if position else [])
+    if parameter_free:
+        return (player_set(sources),)
+    singles = [name for name in ("w_q", "w_k", "w_o") if name in has]
+    return (
+        player_set([*sources, *singles]),
+        player_set([*sources, "qk", "ov"], name="circuits"),
+    )
+
+
+def _checked_players(
+    players: Sequence[str], has: Sequence[Component], parameter_free: bool
+) -> PlayerSet:
+    try:
+        ours = player_set(players)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    wanted = frozenset().union(*(player.components for player in ours.players))
+    lacking = [name for name in COMPONENTS if name in wanted and name not in has]
+    if lacking:
+        raise UserError(f"the model has no {lacking[0]} to play with; it has {', '.join(has)}")
+    if parameter_free and wanted & set(WEIGHTS):
+        raise UserError("the weights of a parameter-free model are identities already: no players")
+    return ours
+
+
+def _source_conditions(position: Component | None) -> Iterator[Condition]:
+    yield MASK
+    if position is not None:
+        yield frozenset({position})
+        yield MASK | {position}

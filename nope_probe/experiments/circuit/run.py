@@ -1,0 +1,198 @@
+"""The `circuit` command's run: from settings to a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import tyro
+
+from nope_probe.errors import TooFewLayersError, UserError
+from nope_probe.runtime.distributed import validate_one_process
+from nope_probe.runtime.session import Session
+from nope_probe.runtime.settings import RunSettings
+
+if TYPE_CHECKING:
+    from nope_probe.hooks.capture import StageMaps
+    from nope_probe.hooks.gains import Gains
+    from nope_probe.hooks.names import Component
+    from nope_probe.models.load import LoadedModel
+
+_arg = tyro.conf.arg
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(RunSettings):
+    """Follow one block from its input to the next block's scores (the paper's Figure 3).
+
+    Writes the mean Gram or score map of each stage, (a) to (i), with standard errors, into a
+    folder with manifest.json, stages.csv and report.html.
+    """
+
+    model: Annotated[
+        str, _arg(help="A shipped or friendly name, a Hub id or a local Hugging Face folder.")
+    ] = "nope-tiny"
+    layer: Annotated[int, _arg(help="Which block, from 0; the last one has (a) to (g).")] = 0
+    remove: Annotated[
+        tuple[str, ...],
+        _arg(
+            help="What to remove in every block, beside a run of the intact model: of mask rope "
+            "w_q w_k w_o w_v mlp pos_embed, the circuits qk ov, or norms (the weights of the "
+            "norms before attention and MLP)."
+        ),
+    ] = ()
+    gain: Annotated[
+        Literal["output", "norm", "identity"],
+        _arg(help="The size of a removed weight's replacement."),
+    ] = "output"
+    n_seqs: Annotated[int, _arg(help="How many windows.")] = 1000
+    seq_len: Annotated[int, _arg(help="Tokens in a window.")] = 50
+    layers: Annotated[int | Literal["all"], tyro.conf.Suppress] = "all"
+    image: Annotated[
+        Path | None, _arg(help="Draw the figure into this .png or .svg file too (needs Chrome).")
+    ] = None
+    unrecorded: ClassVar[tuple[str, ...]] = (*RunSettings.unrecorded, "layers", "image")
+
+    def validate(self) -> None:
+        """Check what can be checked without the model."""
+        validate_one_process()
+        if self.layer < 0:
+            raise UserError(f"layers count from 0, got --layer {self.layer}")
+        if self.seq_len < 4:
+            raise UserError(f"expected at least 4 tokens in a window, got {self.seq_len}")
+        super().validate()
+        if self.image is not None:
+            from nope_probe.figures.export import check_image
+
+            check_image(self.image)
+
+    def load_model(self, device: str) -> LoadedModel:
+        """Load the blocks up to the one after the block under study, if there is one.
+
+        Raises:
+            UserError: if the model does not have the block.
+        """
+        try:
+            return self.load_layers(device, self.layer + 2)
+        except TooFewLayersError as error:
+            if error.depth == self.layer + 1:
+                return self.load_layers(device, self.layer + 1)
+            raise UserError(
+                f"{error.source} has {error.depth} layers, L0 to L{error.depth - 1}; "
+                f"there is no --layer {self.layer}"
+            ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stages:
+    """The stages of a block.
+
+    Attributes:
+        intact: of the intact model.
+        ablated: of the ablated one; None without an ablation.
+        removed: what the ablation removed: components, and `norms`.
+    """
+
+    intact: StageMaps
+    ablated: StageMaps | None
+    removed: tuple[str, ...]
+
+
+def run(settings: Settings) -> Path:
+    """Capture a block's stages unless that is finished, and return the run's folder.
+
+    Raises:
+        UserError: for what cannot be done.
+    """
+    with Session("circuit", settings) as session:
+        if not session.finished:
+            from nope_probe.experiments.circuit.analyse import analyse
+
+            session.write(analyse(session, capture(session)))
+    return session.folder
+
+
+def capture(session: Session[Settings]) -> Stages:
+    """Return the stages of the intact and, where asked for, of the ablated model.
+
+    Raises:
+        UserError: for a component that the model lacks, or a stage with a value that is no number.
+    """
+    from nope_probe.hooks.names import WEIGHTS
+
+    settings, model = session.settings, session.loaded.model
+    removed = removed_components(session)
+    plain = ("norms",) if "norms" in settings.remove else ()
+    inputs, gains = session.sequences().inputs, None
+    needs_gains = settings.gain == "output" and bool({*removed} & {*WEIGHTS})
+    keys = ["intact", *["gains"] * needs_gains, *["ablated"] * bool(removed or plain)]
+    with session.progress(keys, session.n_own_seqs):
+        intact, ablated = stage_maps(session, "intact"), None
+        if needs_gains:
+            from nope_probe.experiments.resumable import gains_once
+
+            gains = gains_once(
+                session.checkpoint, "gains", model, inputs, batch_size=settings.batch_size
+            )
+        if removed or plain:
+            with ablation(session, removed, gains):
+                ablated = stage_maps(session, "ablated")
+    return Stages(intact=intact, ablated=ablated, removed=(*removed, *plain))
+
+
+def stage_maps(session: Session[Settings], key: str) -> StageMaps:
+    """Return the stage maps of the model as it is, from the checkpoint or captured and saved."""
+    from nope_probe.experiments.finite import validate_finite_stages
+    from nope_probe.experiments.resumable import stages_once
+
+    settings = session.settings
+    maps = stages_once(
+        session.checkpoint,
+        key,
+        session.loaded.model,
+        session.sequences().inputs,
+        layer=settings.layer,
+        batch_size=settings.batch_size,
+        n_folds=settings.folds,
+    )
+    validate_finite_stages(maps, f"the {key} model")
+    return maps
+
+
+@contextmanager
+def ablation(
+    session: Session[Settings], removed: Sequence[Component], gains: Gains | None
+) -> Iterator[Any]:
+    """Remove components and, where asked for, the norms' weights."""
+    from nope_probe.hooks.ablation import Ablation, ablated
+    from nope_probe.hooks.norm_weights import plain_norms
+
+    settings, model = session.settings, session.loaded.model
+    norms = plain_norms(model) if "norms" in settings.remove else nullcontext()
+    with norms, ablated(model, Ablation(remove=removed, gain=settings.gain), gains):
+        yield model
+
+
+def removed_components(session: Session[Settings]) -> tuple[Component, ...]:
+    """Return what is to be removed, circuits as their weights, in the order of the components.
+
+    Raises:
+        UserError: for a name that does not exist, or a component that the model lacks.
+    """
+    from nope_probe.analyses.shapley import player
+    from nope_probe.hooks.components import components
+    from nope_probe.hooks.names import COMPONENTS
+
+    names = [name for name in session.settings.remove if name != "norms"]
+    try:
+        wanted = {each for name in names for each in player(name).components}
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    has = components(session.loaded.model)
+    lacking = [name for name in COMPONENTS if name in wanted and name not in has]
+    if lacking:
+        raise UserError(f"the model has no {lacking[0]} to remove; it has {', '.join(has)}")
+    return tuple(name for name in COMPONENTS if name in wanted)

@@ -1,0 +1,60 @@
+"""Where a run's maps must be numbers: checked on every condition, before anything is analysed."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from nope_probe.errors import UserError
+from nope_probe.hooks.capture import ScoreMaps, StageMaps
+
+
+def validate_finite(maps: ScoreMaps, condition: str) -> None:
+    """Check that every score that is not masked, at or below the diagonal, is a number.
+
+    Raises:
+        UserError: naming layer and condition.
+    """
+    n = maps.folds.shape[-1]
+    below = torch.ones(n, n, dtype=torch.bool).tril()
+    for layer, visible in enumerate(maps.visible):
+        if not are_finite(maps.folds[:, layer], visible & below):
+            raise UserError(f"non-finite scores in L{layer}, {condition}")
+        if maps.per_head is not None and not are_finite(maps.per_head[:, layer], visible & below):
+            raise UserError(f"non-finite scores of a head in L{layer}, {condition}")
+
+
+def validate_finite_stages(maps: StageMaps, model: str) -> None:
+    """Check that every value of every stage is a number, but for masked scores.
+
+    Raises:
+        UserError: naming stage and model.
+    """
+    for letter, folds in maps.folds.items():
+        cells = maps.visible.get(letter, torch.ones(folds.shape[-2:], dtype=torch.bool))
+        if not are_finite(folds, cells):
+            raise UserError(f"non-finite values at stage ({letter}) of {model}")
+
+
+def are_finite(
+    maps: Float[Tensor, "*batch row_pos col_pos"], cells: Bool[Tensor, "row_pos col_pos"]
+) -> bool:
+    """Return whether maps are numbers in all of some cells."""
+    return bool(maps[..., cells].isfinite().all())
+
+
+def validate_window(maps: ScoreMaps) -> None:
+    """Check that every layer sees all keys before a query: else its pattern cannot be measured.
+
+    Raises:
+        UserError: naming the layer and the length of its sliding window.
+    """
+    n = maps.folds.shape[-1]
+    for layer, visible in enumerate(maps.visible):
+        if not visible[torch.ones(n, n, dtype=torch.bool).tril()].all():
+            window = int(visible[-1].sum())
+            raise UserError(
+                f"L{layer} sees {window} keys of {n} (a sliding window): "
+                f"lower --seq-len to {window}, or take fewer --layers"
+            )

@@ -1,0 +1,79 @@
+"""From captured score maps to what a run holds: maps, errors, tables, manifest and page."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+from torch import Tensor
+
+from nope_probe.analyses.jackknife import standard_error
+from nope_probe.analyses.pattern import diagonal_normalised, measure
+from nope_probe.experiments.scores.page import scores_page
+from nope_probe.experiments.scores.run import Settings
+from nope_probe.experiments.scores.summary import headline
+from nope_probe.experiments.tables import interval_columns, measures_table
+from nope_probe.hooks.capture import ScoreMaps
+from nope_probe.hooks.folds import pooled
+from nope_probe.runtime.folder import Run
+from nope_probe.runtime.provenance import input_record, kept_inputs, provenance
+from nope_probe.runtime.session import Session
+
+INTACT = "intact"
+HEAD_MEASURES = ("amplitude", "locality", "relative_r2", "edge_contrast")
+
+
+def analyse(session: Session[Settings], measured: ScoreMaps) -> Run:
+    """Measure the maps, and put the run together."""
+    inputs, skip_keys = session.sequences(), session.settings.n_skipped(session.sequences())
+    tables = {"pattern": measures_table([({"kept": INTACT}, measure(measured.folds, skip_keys))])}
+    if measured.per_head is not None:
+        tables["heads"] = heads_table(measured.per_head, skip_keys)
+    maps = score_arrays(measured)
+    manifest = {
+        **provenance(session),
+        **input_record(inputs, skip_keys),
+        "conditions": [INTACT],
+    }
+    return Run(
+        manifest=manifest,
+        arrays={"tokens": kept_inputs(inputs), "maps": maps},
+        tables=tables,
+        page=scores_page(maps, tables, manifest, headline(manifest, tables)),
+    )
+
+
+def score_arrays(measured: ScoreMaps) -> dict[str, np.ndarray]:
+    """Give the maps that a run keeps, float32, in nats, NaN where the model masks.
+
+    `score`, `se` (its standard error, from folds) and `normalised` (less each diagonal's mean, the
+    paper's Figure 5) are [n_layers, query_pos, key_pos]; `score_per_head`, where heads were kept,
+    is [n_layers, head, query_pos, key_pos].
+    """
+    maps = {
+        "score": measured.mean,
+        "se": standard_error(measured.folds),
+        "normalised": diagonal_normalised(measured.mean),
+    }
+    if measured.per_head is not None:
+        maps["score_per_head"] = pooled(measured.per_head, measured.counts)
+    return {name: each.float().numpy() for name, each in maps.items()}
+
+
+def heads_table(
+    per_head: Float[Tensor, "fold layer head query_pos key_pos"], skip_keys: int
+) -> pd.DataFrame:
+    """Tabulate each head's pattern: layer, head, four measures with 95% intervals."""
+    return pd.DataFrame(
+        {
+            "layer": layer,
+            "head": head,
+            **{
+                k: v
+                for name in HEAD_MEASURES
+                for k, v in interval_columns(getattr(m, name), name).items()
+            },
+        }
+        for layer in range(per_head.shape[1])
+        for head, m in enumerate(measure(per_head[:, layer], skip_keys))
+    )

@@ -1,0 +1,70 @@
+"""The `scores` command's run: from settings to a folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from nope_probe.runtime.session import Session
+from nope_probe.runtime.settings import RunSettings
+
+if TYPE_CHECKING:
+    from nope_probe.hooks.capture import ScoreMaps
+
+_arg = tyro.conf.arg
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(RunSettings):
+    """Map a model's attention scores (the paper's Figure 5).
+
+    Averages the pre-softmax scores of each layer over sequences and heads, and writes raw and
+    diagonal-normalised maps, standard errors and measures of the pattern in them.
+    """
+
+    per_head: Annotated[bool, _arg(help="Keep and measure each head's map too.")] = False
+
+
+def run(settings: Settings) -> Path:
+    """Map the scores unless that is finished, and return the run's folder.
+
+    Raises:
+        UserError: for what cannot be done.
+    """
+    with Session("scores", settings) as session:
+        if not session.finished:
+            from nope_probe.experiments.scores.analyse import analyse
+
+            maps = capture(session)
+            if session.is_first:
+                session.write(analyse(session, maps))
+    return session.folder
+
+
+def capture(session: Session[Settings]) -> ScoreMaps:
+    """Return the model's score maps, from the checkpoint or captured and saved.
+
+    Raises:
+        UserError: for scores that are no numbers, or a layer that does not see all earlier keys.
+    """
+    from nope_probe.experiments.finite import validate_finite, validate_window
+    from nope_probe.experiments.resumable import scores_once
+
+    settings, inputs = session.settings, session.sequences().inputs
+    with session.progress(["scores"], session.n_own_seqs):
+        maps = scores_once(
+            session.checkpoint,
+            "scores",
+            session.loaded.model,
+            inputs,
+            layers=range(settings.n_layers_of(session.loaded)),
+            batch_size=settings.batch_size,
+            n_folds=settings.folds,
+            per_head=settings.per_head,
+        )
+    validate_finite(maps, "the intact model")
+    validate_window(maps)
+    return maps

@@ -1,0 +1,164 @@
+"""The `simulate` command's run: from settings to a folder."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from nope_probe.errors import UserError
+from nope_probe.hooks.names import Norm
+from nope_probe.runtime.distributed import validate_one_process
+from nope_probe.runtime.session import Session
+
+if TYPE_CHECKING:
+    from nope_probe.analyses.parameter_free.simulation import Simulation
+    from nope_probe.models.load import LoadedModel
+
+_arg = tyro.conf.arg
+CONTEXT = 4096
+DEFAULT_SAMPLES = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Simulate the parameter-free transformer (eq. 1 of the paper) and compare it with theory.
+
+    Writes manifest.json, maps.safetensors, layers.csv and report.html into a folder.
+    """
+
+    alpha: Annotated[
+        tuple[float, ...], _arg(help="Expected inner products of the inputs, 0 <= alpha < 1.")
+    ] = (0.0, 0.2)
+    n_layers: Annotated[int, _arg(help="Layers.")] = 4
+    n_samples: Annotated[
+        int | None, _arg(help="Samples per alpha [2000, unless --target-se is given].")
+    ] = None
+    target_se: Annotated[
+        float | None, _arg(help="Go on until every layer's pooled standard error is this, nats.")
+    ] = None
+    seq_len: Annotated[int, _arg(help="Positions.")] = 50
+    d_model: Annotated[int, _arg(help="Dimension.")] = 64
+    norm: Annotated[Norm, _arg(help="L2, or LayerNorm with scores over sqrt(d) or d.")] = "l2"
+    rope: Annotated[bool, _arg(help="Rotate queries and keys.")] = False
+    causal: Annotated[bool, _arg(help="Mask keys after the query.")] = True
+    control_variate: Annotated[
+        bool, _arg(help="Take off the noise that the inputs' own Gram matrix brings.")
+    ] = True
+    seed: Annotated[int, _arg(help="Seed of the samples.")] = 0
+    checkpoint_every: Annotated[
+        int, _arg(help="Chunks of 128 samples between two states that are saved.")
+    ] = 64
+    out: Annotated[Path | None, _arg(help="Folder of the run [runs/simulate-HASH].")] = None
+
+    device = "cpu"  # not a field: the simulation's chunks are made for a CPU's cache
+    subject = ""
+
+    @property
+    def samples(self) -> int | None:
+        """How many samples per alpha; None if a target decides."""
+        undecided = self.n_samples is None and self.target_se is None
+        return DEFAULT_SAMPLES if undecided else self.n_samples
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the settings that a run's manifest holds and that tell it from other runs."""
+        unrecorded = ("out", "checkpoint_every")
+        found = {key: value for key, value in asdict(self).items() if key not in unrecorded}
+        return found | {"n_samples": self.samples}
+
+    def validate(self) -> None:
+        """Check what can be simulated.
+
+        Raises:
+            UserError: saying what was given and what can be.
+        """
+        validate_one_process()
+        _validate_alphas(self.alpha)
+        if self.n_layers < 1:
+            raise UserError(f"expected at least 1 layer, got {self.n_layers}")
+        if not 3 <= self.seq_len <= CONTEXT:
+            raise UserError(f"expected from 3 to {CONTEXT} positions, got {self.seq_len}")
+        if self.d_model < 2:
+            raise UserError(f"expected at least 2 dimensions, got {self.d_model}")
+        if self.rope and self.d_model % 2:
+            raise UserError(f"RoPE turns pairs of coordinates: --d-model {self.d_model} is odd")
+        if self.seed < 0:
+            raise UserError(f"expected a seed of 0 or more, got {self.seed}")
+        if self.checkpoint_every < 1:
+            raise UserError("expected a positive --checkpoint-every")
+        _validate_samples(self)
+
+    def load_model(self, device: str) -> LoadedModel:
+        """Build the parameter-free transformer."""
+        from nope_probe.models.info import describe
+        from nope_probe.models.load import LoadedModel
+        from nope_probe.models.parameter_free import build, parameter_free
+
+        model = build(
+            parameter_free(self.n_layers, self.d_model, self.norm, self.rope, self.causal)
+        )
+        return LoadedModel(
+            model=model, tokenizer=None, info=describe(model, str(model.cfg.model_name))
+        )
+
+
+def run(settings: Settings) -> Path:
+    """Run a simulation unless it is finished, and return its folder.
+
+    Raises:
+        UserError: for what cannot be done.
+    """
+    with Session("simulate", settings) as session:
+        if not session.finished:
+            from nope_probe.experiments.simulation.analyse import analyse
+
+            session.write(analyse(session, simulations(session)))
+    return session.folder
+
+
+def simulations(session: Session[Settings]) -> dict[float, Simulation]:
+    """Return the simulation at each alpha, from the checkpoint or run and saved."""
+    from nope_probe.analyses.parameter_free.simulation import Simulation, simulate
+
+    settings, checkpoint, found = session.settings, session.checkpoint, {}
+    keys = {alpha: f"alpha={alpha:g}" for alpha in settings.alpha}
+    with session.progress(list(keys.values()), settings.samples or 0, unit="sample"):
+        for alpha, key in keys.items():
+            if key not in checkpoint:
+                with checkpoint.stream(key) as stream:
+                    simulation = simulate(
+                        session.loaded.model,
+                        alpha=alpha,
+                        seq_len=settings.seq_len,
+                        n_samples=settings.samples,
+                        target_se=settings.target_se,
+                        control_variate=settings.control_variate,
+                        seed=settings.seed,
+                        checkpoint=stream,
+                    )
+                checkpoint.save(key, simulation.to_tensors())
+            found[alpha] = Simulation.from_tensors(checkpoint.load(key))
+    return found
+
+
+def _validate_alphas(alphas: tuple[float, ...]) -> None:
+    if not alphas:
+        raise UserError("expected at least one --alpha")
+    for alpha in alphas:
+        if not 0 <= alpha < 1:
+            raise UserError(f"expected 0 <= alpha < 1, got {alpha:g}")
+    if len({f"{alpha:g}" for alpha in alphas}) < len(alphas):
+        raise UserError("two alphas are the same to six digits")
+
+
+def _validate_samples(settings: Settings) -> None:
+    n_samples, target = settings.n_samples, settings.target_se
+    if n_samples is not None and target is not None:
+        raise UserError("expected --n-samples or --target-se, not both")
+    if n_samples is not None and n_samples < 2:
+        raise UserError(f"expected at least 2 samples, got {n_samples}: one has no spread")
+    finest = 2.0**-23 * (settings.d_model**0.5 if settings.norm == "layernorm-sqrt-d" else 1.0)
+    if target is not None and not finest <= target < float("inf"):
+        raise UserError(f"expected a --target-se that float32 resolves, {finest:.2g} nats or more")

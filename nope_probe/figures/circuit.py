@@ -1,0 +1,220 @@
+"""One block drawn as the data flows through it, with a heat map at each stage (a) to (i).
+
+The paper's Figure 3 with the block around it. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from nope_probe.figures.circuit_layout import BAR, LETTERS, Flow, arrows, narrow, wide
+from nope_probe.figures.circuit_views import (
+    RAW,
+    SCORES,
+    Circuit,
+    cells,
+    group_limits,
+    limits,
+    views,
+)
+from nope_probe.figures.grid import axis, keep, patch
+from nope_probe.figures.style import BLANK, DIVERGING, INK, SEQUENTIAL, TEMPLATE, ZERO, words
+
+MEANINGS = {
+    "a": "Y = LN(X)",
+    "b": "QK<sup>T</sup>/√d, nats",
+    "c": "AV",
+    "d": "AVW<sub>O</sub>",
+    "e": "O = AVW<sub>O</sub> + X",
+    "f": "LN(O)",
+    "g": "X′ = FFN(LN(O)) + O",
+    "h": "Y′ = LN(X′)",
+    "i": "Q′K′<sup>T</sup>/√d, nats",
+}
+MAX_POSITIONS = 128
+MENU = 44  # px that the switches take above the figure
+PAPER = "#ffffff"
+
+
+def circuit(data: Circuit, *, max_positions: int = MAX_POSITIONS) -> go.Figure:
+    """Draw a block's stages where they belong in the flow of data, joined by named arrows.
+
+    Args:
+        data: maps by letter, and what the block lacks or lost.
+        max_positions: larger maps are pooled to this many positions.
+
+    Two switches choose what is seen (the maps; the maps less the mean of each diagonal; the change
+    against the intact model) and whether maps share a scale: one for inner products, one for
+    scores. Colours run over the middle 90% of the cells off the diagonal.
+
+    Raises:
+        ValueError: if there is no map, or a letter that is no stage.
+    """
+    unknown = sorted(set(data.maps) - set(LETTERS))
+    if unknown or not data.maps:
+        raise ValueError(f"expected maps of the stages a to i, got {' '.join(unknown) or 'none'}")
+    seen = {view: cells(data, view, max_positions) for view in views(data)}
+    figure = go.Figure()
+    own: dict[str, Any] = {}
+    shared: dict[str, Any] = {}
+    for index, (view, stages) in enumerate(seen.items()):
+        scales = {letter: limits(each, view) for letter, (each, _) in stages.items()}
+        for letter, (values, block) in stages.items():
+            coloraxis = f"coloraxis{axis(9 * index + LETTERS.index(letter))}"
+            figure.add_trace(_heat(letter, values, block, view, coloraxis, visible=index == 0))
+            own |= _limit_keys(coloraxis, scales[letter])
+            shared |= _limit_keys(coloraxis, group_limits(letter, scales))
+            figure.update_layout({coloraxis: {"colorscale": _colours(view)}})
+    _place(figure, data, len(seen))
+    patch(figure, own)
+    _add_switches(figure, list(seen), len(data.maps), own, shared)
+    return figure
+
+
+def _limit_keys(coloraxis: str, scale: tuple[float, float]) -> dict[str, float]:
+    return {f"{coloraxis}.cmin": scale[0], f"{coloraxis}.cmax": scale[1]}
+
+
+def _colours(view: str) -> str:
+    return SEQUENTIAL if view == RAW else DIVERGING
+
+
+def _heat(
+    letter: str, values: np.ndarray, block: int, view: str, coloraxis: str, visible: bool
+) -> go.Heatmap:
+    panel, start = axis(LETTERS.index(letter)), (block - 1) / 2
+    about = "≈ " if block > 1 else ""
+    unit = "score %{z:.3g} nat" if letter in SCORES else "inner product %{z:.3g}"
+    said = f"({letter}) {MEANINGS[letter]}" + ("" if view == RAW else f"<br>{view}")
+    return go.Heatmap(
+        z=values.astype(np.float32),
+        x0=start,
+        dx=block,
+        y0=start,
+        dy=block,
+        xaxis=f"x{panel}",
+        yaxis=f"y{panel}",
+        coloraxis=coloraxis,
+        name=letter,
+        visible=visible,
+        hoverongaps=False,
+        hovertemplate=f"query {about}%{{y:.0f}}<br>key {about}%{{x:.0f}}<br>{unit}"
+        f"<extra>{said}</extra>",
+    )
+
+
+def _place(figure: go.Figure, data: Circuit, n_views: int) -> None:
+    figure.update_layout(template=TEMPLATE, title={"text": _title(data)})
+    figure.update_layout(plot_bgcolor=BLANK, paper_bgcolor=PAPER)
+    square = {"showgrid": False, "zeroline": False, "constrain": "domain", "nticks": 4}
+    for letter in LETTERS:
+        at = axis(LETTERS.index(letter))
+        across = {**square, "anchor": f"y{at}", "tickfont": {"size": 10}}
+        down = {"autorange": "reversed", "scaleanchor": f"x{at}", "constraintoward": "middle"}
+        blank = {} if letter in data.maps else {"showticklabels": False, "range": [0, 1]}
+        figure.update_layout(
+            {
+                f"xaxis{at}": {**across, **blank},
+                f"yaxis{at}": {**across, **down, "anchor": f"x{at}", **blank},
+            }
+        )
+    patch(figure, _layout(wide(), data, n_views, titled="e", ticked="e"))
+    phone = _layout(narrow(), data, n_views, titled="a", ticked=LETTERS)
+    phone["margin"] = {"t": 24, "b": 10, "l": 24, "r": 4}
+    phone["height"] = narrow().height + 34
+    keep(figure, narrow=phone)
+    figure.update_layout(margin={"t": 60 + MENU, "b": 16, "l": 56, "r": 16})
+    figure.update_layout(height=wide().height + 76 + MENU)
+
+
+def _title(data: Circuit) -> str:
+    without = ", ".join(words(name) for name in data.removed)
+    return f"L{data.layer}, from its input to the next layer's scores" + (
+        f", without {without}" if without else ""
+    )
+
+
+def _layout(flow: Flow, data: Circuit, n_views: int, titled: str, ticked: str) -> dict[str, Any]:
+    """Give the layout keys that place panels, bars, arrows and words on one kind of screen."""
+    keys: dict[str, Any] = {}
+    for panel, letter in enumerate(LETTERS):
+        at, (x, y) = axis(panel), flow.domain(letter)
+        keys |= {f"xaxis{at}.domain": list(x), f"yaxis{at}.domain": list(y)}
+        keys[f"yaxis{at}.showticklabels"] = letter in ticked and letter in data.maps
+        keys[f"xaxis{at}.title.text"] = "key position" if letter == titled else ""
+        keys[f"yaxis{at}.title.text"] = "query position" if letter == titled else ""
+        for view in range(n_views):
+            if letter in data.maps:
+                keys[f"coloraxis{axis(9 * view + panel)}.colorbar"] = _bar(flow, letter)
+    shapes, marks = arrows(flow, data.components, data.removed, data.absent)
+    return {**keys, "shapes": shapes, "annotations": [*marks, *_captions(flow, data)]}
+
+
+def _bar(flow: Flow, letter: str) -> dict[str, Any]:
+    x, _ = flow.domain(letter)
+    top = flow.share(flow.tops[letter] + flow.panel + BAR)
+    bar = {"orientation": "h", "thickness": 8, "outlinewidth": 0, "nticks": 4, "xpad": 0, "ypad": 0}
+    where = {"x": sum(x) / 2, "xanchor": "center", "len": x[1] - x[0], "lenmode": "fraction"}
+    return {**bar, **where, "tickfont": {"size": 10}, "y": top, "yanchor": "top", "yref": "paper"}
+
+
+def _captions(flow: Flow, data: Circuit) -> list[dict[str, Any]]:
+    """Give each panel its letter and formula, and say in a blank one why it is blank."""
+    found = []
+    for letter in LETTERS:
+        x, y = flow.domain(letter)
+        where = {"xref": "paper", "yref": "paper", "showarrow": False}
+        above = {"x": x[0], "y": y[1], "xanchor": "left", "yanchor": "bottom"}
+        text, size = f"<b>({letter})</b> {MEANINGS[letter]}", {"size": 12, "color": INK}
+        found.append({"text": text, "font": size, **where, **above})
+        if letter in data.absent:
+            inside = {"x": sum(x) / 2, "y": sum(y) / 2, "font": {"size": 11, "color": ZERO}}
+            found.append({"text": _wrapped(data.absent[letter]), **where, **inside})
+    return found
+
+
+def _wrapped(text: str, width: int = 22) -> str:
+    lines = [""]
+    for word in text.split():
+        if len(lines[-1]) + len(word) > width:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return "<br>".join(lines)
+
+
+def _add_switches(
+    figure: go.Figure,
+    views: Sequence[str],
+    n_maps: int,
+    own: Mapping[str, float],
+    shared: Mapping[str, float],
+) -> None:
+    """Add the switches: as buttons for notebooks, and beside the figure for the report page."""
+    seen: dict[str, dict[str, Any]] = {
+        view: {"visible": [index == chosen for index in range(len(views)) for _ in range(n_maps)]}
+        for chosen, view in enumerate(views)
+    }
+    scales = {"own colours": {"layout": dict(own)}, "shared colours": {"layout": dict(shared)}}
+    switches = {"Maps": seen, "Scale": scales}
+    menus = []
+    for index, choices in enumerate(switches.values()):
+        buttons = [
+            {
+                "label": name,
+                "method": "update",
+                "args": [
+                    {"visible": each["visible"]} if "visible" in each else {},
+                    each.get("layout", {}),
+                ],
+            }
+            for name, each in choices.items()
+        ]
+        where = {"x": 0.6 * index, "xanchor": "left", "y": 1, "yanchor": "bottom"}
+        look = {"bgcolor": PAPER, "font": {"size": 12}, "pad": {"b": 14}, "showactive": True}
+        menus.append({"type": "buttons", "direction": "right", "buttons": buttons, **where, **look})
+    figure.update_layout(updatemenus=menus)
+    keep(figure, switches=switches, menu=MENU)

@@ -1,0 +1,234 @@
+"""Where the stages of a block stand in the circuit figure, and the arrows that join them.
+
+Places are given as (share of the width, px from the top), once for a wide screen and once for a
+phone. An arrow is named after the stage it leads to; `x_e` and `e_g` are the residual stream's, and
+`_g` goes on from where it joins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nope_probe.figures.grid import Extent
+from nope_probe.figures.style import COLOURS, INK, ZERO
+
+LETTERS = "abcdefghi"
+Point = tuple[float, float]
+Operation = tuple[str, str | None]
+_SCORE: tuple[Operation, ...] = (
+    ("W<sub>Q</sub>", "w_q"),
+    ("W<sub>K</sub>", "w_k"),
+    ("RoPE", "rope"),
+)
+# What each arrow does, and which component an ablation takes it away with.
+OPERATIONS: dict[str, tuple[Operation, ...]] = {
+    "a": (("LN", None),),
+    "b": _SCORE,
+    "c": (("mask", "mask"), ("softmax", None), ("W<sub>V</sub>", "w_v")),
+    "d": (("W<sub>O</sub>", "w_o"),),
+    "e": (),
+    "f": (("LN", None),),
+    "g": (("FFN", "mlp"),),
+    "_g": (),
+    "h": (("next LN", None),),
+    "i": _SCORE,
+    "x_e": (("residual", None),),
+    "e_g": (("residual", None),),
+}
+PANEL = 168  # px
+TITLE, BAR, BELOW = 24.0, 44.0, 74.0  # above a panel; from it to its colour bar, and past the bar
+_SHARE, _END = 0.15, 0.975  # a panel's width, and where the last ends
+_GAP = (_END - 5 * _SHARE) / 4
+_CHANNEL = 46
+_SECOND = TITLE + PANEL + BELOW + _CHANNEL + TITLE  # the second row's panels
+_MIDDLE, _LOWER = TITLE + PANEL / 2, _SECOND + PANEL / 2
+_JOIN, _FLOOR = TITLE + PANEL + BELOW + _CHANNEL / 2 - 8, _SECOND + PANEL + BELOW + 4
+_COLUMN = {letter: 1 + i for i, letter in enumerate("abcd")}
+_COLUMN |= {letter: i for i, letter in enumerate("efghi")}
+_LEFT = {letter: column * (_SHARE + _GAP) for letter, column in _COLUMN.items()}
+_X, _PLUS, _BRANCH = 0.85 * _SHARE, _LEFT["g"] - 0.3 * _GAP, _LEFT["f"] - 0.8 * _GAP
+_PHONE_PANEL, _PHONE_ZONE = 205, 44
+_PHONE_X: Extent = (0.25, 0.95)
+_RAIL = 0.03
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flow:
+    """Places on one kind of screen.
+
+    Attributes:
+        height: px of the plotting area.
+        tops: px from the top to each panel, per letter.
+        columns: each panel's extent across.
+        panel: height of a panel, px.
+        paths: each arrow's corners.
+        labels: where each arrow's words stand, and their anchors across and down.
+        x: where the input stands.
+        joins: where the residual stream is added to.
+        separator: what stands between an arrow's words.
+    """
+
+    height: float
+    tops: Mapping[str, float]
+    columns: Mapping[str, Extent]
+    panel: int
+    paths: Mapping[str, Sequence[Point]]
+    labels: Mapping[str, tuple[Point, str, str]]
+    x: Point
+    joins: tuple[Point, ...]
+    separator: str
+
+    def share(self, px: float) -> float:
+        """Turn px from the top into plotly's share from the bottom."""
+        return 1 - px / self.height
+
+    def domain(self, letter: str) -> tuple[Extent, Extent]:
+        """Give a panel's extent across and up, as shares of the plotting area."""
+        top = self.tops[letter]
+        across = self.columns[letter]
+        return across, (max(0.0, self.share(top + self.panel)), self.share(top))
+
+
+def wide() -> Flow:
+    """WindowStart attention in the first row, after the input, and the rest in the second."""
+    return Flow(
+        height=_FLOOR + 18,
+        tops={letter: TITLE if letter in "abcd" else _SECOND for letter in LETTERS},
+        columns={letter: (left, left + _SHARE) for letter, left in _LEFT.items()},
+        panel=PANEL,
+        paths=_wide_paths(),
+        labels=_wide_labels(),
+        x=(_X, _MIDDLE),
+        joins=((_X, _JOIN), (_PLUS, _LOWER)),
+        separator="<br>",
+    )
+
+
+def _wide_paths() -> dict[str, Sequence[Point]]:
+    paths: dict[str, Sequence[Point]] = {
+        letter: [(_LEFT[letter] - _GAP, _row(letter)), (_LEFT[letter], _row(letter))]
+        for letter in "bcdfhi"
+    }
+    out, edge = _LEFT["d"] + _SHARE, 0.995
+    return paths | {
+        "a": [(_X + 0.012, _MIDDLE), (_LEFT["a"], _MIDDLE)],
+        "e": [(out, _MIDDLE), (edge, _MIDDLE), (edge, _JOIN), (_X, _JOIN), (_X, _SECOND)],
+        "x_e": [(_X, _MIDDLE + 12), (_X, _JOIN - 7)],
+        "g": [(_LEFT["g"] - _GAP, _LOWER), (_PLUS - 0.006, _LOWER)],
+        "_g": [(_PLUS, _LOWER), (_LEFT["g"], _LOWER)],
+        "e_g": [(_BRANCH, _LOWER), (_BRANCH, _FLOOR), (_PLUS, _FLOOR), (_PLUS, _LOWER + 7)],
+    }
+
+
+def _wide_labels() -> dict[str, tuple[Point, str, str]]:
+    middles = {letter: _LEFT[letter] - _GAP / 2 for letter in "bcdfhi"}
+    middles |= {"a": (_X + _LEFT["a"]) / 2, "g": _LEFT["g"] - 0.66 * _GAP}
+    labels = {
+        letter: ((middle, _row(letter) - 6), "center", "bottom")
+        for letter, middle in middles.items()
+    }
+    labels["x_e"] = ((_X - 0.006, (_MIDDLE + _JOIN) / 2), "right", "middle")
+    labels["e_g"] = ((_LEFT["f"] + _SHARE / 2, _FLOOR + 2), "center", "top")
+    return labels
+
+
+def _row(letter: str) -> float:
+    return _MIDDLE if letter in "abcd" else _LOWER
+
+
+def narrow() -> Flow:
+    """WindowStart all stages in one column, with the residual stream to the left of it."""
+    pitch = TITLE + _PHONE_PANEL + BELOW + _PHONE_ZONE
+    tops = {letter: 62 + TITLE + i * pitch for i, letter in enumerate(LETTERS)}
+    centre = sum(_PHONE_X) / 2
+    ends = {letter: tops[letter] - TITLE for letter in LETTERS}
+    starts = {letter: ends[letter] - _PHONE_ZONE for letter in LETTERS}
+    starts["a"] = 26.0
+    joins = {letter: starts[letter] + 20 for letter in "eg"}
+    branch = starts["f"] + 12
+    paths: dict[str, Sequence[Point]] = {
+        letter: [(centre, starts[letter]), (centre, ends[letter])] for letter in LETTERS
+    }
+    paths["g"] = [(centre, starts["g"]), (centre, joins["g"] - 7)]
+    paths["_g"] = [(centre, joins["g"]), (centre, ends["g"])]
+    for name, start in (("x_e", (centre - 0.05, 14.0)), ("e_g", (centre, branch))):
+        join = joins[name[-1]]
+        corners = [start, (_RAIL, start[1]), (_RAIL, join), (centre - 0.02, join)]
+        paths[name] = corners
+    labels = {
+        letter: ((centre + 0.05, (starts[letter] + ends[letter]) / 2), "left", "middle")
+        for letter in LETTERS
+    }
+    labels["x_e"] = ((_RAIL + 0.02, joins["e"] - 3), "left", "bottom")
+    labels["e_g"] = ((_RAIL + 0.02, joins["g"] - 3), "left", "bottom")
+    return Flow(
+        height=tops["i"] + _PHONE_PANEL + BELOW,
+        tops=tops,
+        columns=dict.fromkeys(LETTERS, _PHONE_X),
+        panel=_PHONE_PANEL,
+        paths=paths,
+        labels=labels,
+        x=(centre, 14.0),
+        joins=tuple((centre, joins[letter]) for letter in "eg"),
+        separator=" ",
+    )
+
+
+def arrows(
+    flow: Flow, has: Collection[str], removed: Collection[str], absent: Collection[str]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Draw the arrows: lines as shapes; heads, words and crosses as annotations.
+
+    Args:
+        flow: where they stand.
+        has: the model's components; what else an arrow could do is not said.
+        removed: components that are removed: their words and arrows are struck through.
+        absent: stages that the block lacks; arrows to them are faint and say nothing.
+    """
+    shapes, marks = [], [_text(flow, flow.x, "<b>X</b>", size=16)]
+    for name, points in flow.paths.items():
+        faint = name[-1] in absent
+        said = [(w, c) for w, c in OPERATIONS[name] if c is None or c in has or c in removed]
+        gone = [component for _, component in said if component in removed]
+        colour = ZERO if faint else COLOURS[gone[0] or ""] if gone else INK
+        opacity = 0.35 if faint else 1.0
+        shapes.append(_line(flow, points, colour, dashed=bool(gone), opacity=opacity))
+        marks.append(_head(flow, points, colour, opacity))
+        if said and not faint:
+            at, across, down = flow.labels[name]
+            words = flow.separator.join(f"<s>{w}</s>" if c in removed else w for w, c in said)
+            marks.append(_text(flow, at, words, size=11, xanchor=across, yanchor=down))
+        if gone and not faint:
+            marks.append(_text(flow, _middle(points), "<b>✕</b>", size=18, color=colour))
+    return shapes, [*marks, *(_text(flow, join, "⊕", size=20) for join in flow.joins)]
+
+
+def _line(
+    flow: Flow, points: Sequence[Point], colour: str, dashed: bool, opacity: float
+) -> dict[str, Any]:
+    corners = " L ".join(f"{x:.4f},{flow.share(y):.5f}" for x, y in points)
+    line = {"color": colour, "width": 1.5, "dash": "dot" if dashed else "solid"}
+    where = {"xref": "paper", "yref": "paper", "layer": "above"}
+    return {"type": "path", "path": f"M {corners}", "line": line, "opacity": opacity, **where}
+
+
+def _head(flow: Flow, points: Sequence[Point], colour: str, opacity: float) -> dict[str, Any]:
+    (x0, y0), (x1, y1) = points[-2:]
+    across, down = (x1 > x0) - (x1 < x0), (y1 > y0) - (y1 < y0)
+    arrow = {"showarrow": True, "arrowhead": 2, "arrowwidth": 1.5, "arrowcolor": colour}
+    back = {"ax": -9 * across if y0 == y1 else 0, "ay": -9 * down, "text": "", "opacity": opacity}
+    return {"x": x1, "y": flow.share(y1), "xref": "paper", "yref": "paper", **arrow, **back}
+
+
+def _text(flow: Flow, at: Point, words: str, **style: Any) -> dict[str, Any]:
+    font = {key: style.pop(key) for key in ("size", "color") if key in style}
+    where = {"x": at[0], "y": flow.share(at[1]), "xref": "paper", "yref": "paper"}
+    anchors = {"xanchor": "center", "yanchor": "middle"}
+    return {"text": words, "font": font, "showarrow": False, **where, **anchors, **style}
+
+
+def _middle(points: Sequence[Point]) -> Point:
+    (x0, y0), (x1, y1) = points[:2]
+    return (x0 + x1) / 2, (y0 + y1) / 2

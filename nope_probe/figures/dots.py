@@ -1,0 +1,170 @@
+"""Estimates with their intervals over layers: one dot per layer and name, at any depth.
+
+A share that does not exist, because the layer's pattern cannot be told from noise, is said in the
+figure: "no pattern".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from nope_probe.figures.grid import Grid, axis, inside, patch, place
+from nope_probe.figures.style import BLANK, GRID, colour, symbol, words
+
+SPREAD = 0.6
+MOST_TICKS = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dots:
+    """One series of estimates over layers.
+
+    Attributes:
+        name: a component's name, which fixes colour and marker.
+        label: what the legend says.
+        layers: layer numbers.
+        values, lows, highs: estimates and their 95% intervals; NaN where there is none.
+        hollow: whether the markers are open.
+    """
+
+    name: str
+    label: str
+    layers: Sequence[int]
+    values: Sequence[float]
+    lows: Sequence[float]
+    highs: Sequence[float]
+    hollow: bool = False
+
+
+def dots(
+    rows: pd.DataFrame, name: str, column: str, label: str | None = None, hollow: bool = False
+) -> Dots:
+    """Read one series from the rows of a table, one per layer.
+
+    Args:
+        rows: `layer`, the column and its bounds (`low` and `high` for a share, else `<column>_low`
+            and `<column>_high`; a number without bounds has no interval).
+        name: the component that they are about.
+        column: the column to draw.
+        label: what the legend says; the name's words if None.
+        hollow: whether the markers are open.
+    """
+    low, high = ("low", "high") if column == "share" else (f"{column}_low", f"{column}_high")
+    return Dots(
+        name=name,
+        label=label or words(name),
+        layers=rows["layer"].astype(int).tolist(),
+        values=rows[column].astype(float).tolist(),
+        lows=rows.get(low, rows[column]).astype(float).tolist(),
+        highs=rows.get(high, rows[column]).astype(float).tolist(),
+        hollow=hollow,
+    )
+
+
+def over_layers(
+    panels: Mapping[str, Sequence[Dots]], title: str, columns: int | None = None
+) -> go.Figure:
+    """Draw series over layers, a panel for each kind of number, with one legend.
+
+    Args:
+        panels: series by the panel's title; every panel has at least one.
+        title: what is seen.
+        columns: panels in a row; all in one row if None. A deep model gets half of them.
+    """
+    figure = go.Figure(
+        [
+            _trace(each, panel, SPREAD * ((index + 0.5) / len(series) - 0.5))
+            for panel, series in enumerate(panels.values())
+            for index, each in enumerate(series)
+        ]
+    )
+    many, deep = columns is not None, len(_layers(next(iter(panels.values())))) > MOST_TICKS
+    across = columns or len(panels)
+    wide = Grid(
+        columns=max(1, across // 2) if deep else across,
+        panel=170 if many or deep else 260,
+        x_title="layer",
+    )
+    narrow = Grid(
+        columns=2 if many and not deep else 1,
+        panel=120 if many else 220,
+        gap=0.14,
+        left=40,
+        bottom=130,
+        x_title="layer",
+    )
+    place(figure, title, list(panels), wide, narrow)
+    _mark_layers(figure, list(panels.values()))
+    return figure
+
+
+def _trace(series: Dots, panel: int, offset: float) -> go.Scatter:
+    values = np.asarray(series.values, float)
+    bounds = np.asarray([series.lows, series.highs], float)
+    shape = symbol(series.name) + ("-open" if series.hollow else "")
+    size = 9 if len(series.layers) <= MOST_TICKS else 6
+    return go.Scatter(
+        x=np.asarray(series.layers, float) + offset,
+        y=values,
+        error_y=bars(values, *bounds),
+        customdata=np.column_stack([series.layers, *bounds]),
+        mode="markers",
+        xaxis=f"x{axis(panel)}",
+        yaxis=f"y{axis(panel)}",
+        name=series.label,
+        legendgroup=series.label,
+        showlegend=panel == 0,
+        marker={"color": colour(series.name), "symbol": shape, "size": size},
+        hovertemplate=(
+            "L%{customdata[0]}: %{y:.3g} "
+            f"(%{{customdata[1]:.3g}} to %{{customdata[2]:.3g}})<extra>{series.label}</extra>"
+        ),
+    )
+
+
+def bars(values: np.ndarray, lows: np.ndarray, highs: np.ndarray) -> dict[str, object]:
+    """Turn bounds into the arms of plotly's error bars."""
+    arms = {"array": highs - values, "arrayminus": values - lows}
+    return {"type": "data", "symmetric": False, **arms, "thickness": 1.5, "width": 3}
+
+
+def _mark_layers(figure: go.Figure, panels: Sequence[Sequence[Dots]]) -> None:
+    """Tick and separate the layers, and say where there is no pattern."""
+    said: list[dict[str, Any]] = []
+    keys: dict[str, Any] = {}
+    for panel, series in enumerate(panels):
+        layers = _layers(series)
+        every = -(-len(layers) // MOST_TICKS)
+        x, y = f"xaxis{axis(panel)}", f"yaxis{axis(panel)}"
+        keys[f"{x}.range"] = [layers[0] - 0.5, layers[-1] + 0.5]
+        keys |= {f"{x}.showgrid": False, f"{x}.zeroline": False}
+        keys |= {f"{x}.tick0": 0, f"{x}.dtick": every}
+        between = {"tick0": 0.5, "dtick": 1, "showgrid": True, "gridcolor": GRID}
+        keys[f"{x}.minor"] = between
+        keys |= {f"{y}.rangemode": "tozero", f"{y}.zerolinewidth": 2, f"{y}.nticks": 5}
+        for layer in filter(partial(_is_empty, series), layers):
+            where = {**inside(panel), "xref": f"x{axis(panel)}", "x": layer, "y": 0.5}
+            said.append({"text": "no pattern", "textangle": -90, "bgcolor": BLANK, **where})
+    font = {"showarrow": False, "font": {"size": 11}}
+    patch(figure, keys)
+    figure.update_layout(annotations=[*figure.layout.annotations, *({**s, **font} for s in said)])
+
+
+def _layers(series: Sequence[Dots]) -> list[int]:
+    return sorted({layer for each in series for layer in each.layers})
+
+
+def _is_empty(series: Sequence[Dots], layer: int) -> bool:
+    return all(
+        np.isnan(value)
+        for each in series
+        for at, value in zip(each.layers, each.values, strict=True)
+        if at == layer
+    )

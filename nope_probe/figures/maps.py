@@ -1,0 +1,227 @@
+"""Maps -> plotly figures: score maps, and rows of term maps on one zero-centred scale.
+
+Every function takes values and gives a `go.Figure`; none shows or writes. The query axis points
+down, the key axis right, both count positions from 0; cells without a number stay blank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import plotly.graph_objects as go
+from jaxtyping import Float
+
+from nope_probe.figures.downsample import Pooled, pool
+from nope_probe.figures.grid import Grid, axis, keep, patch, place
+from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, words
+
+MAX_POSITIONS = 256
+MAX_MULTIPLES = 4
+CLIPPED = 0.5
+WIDTH = 1050
+BAR_DROP = 54  # from a panel to the colour bar below it, px
+
+
+def score_maps(
+    maps: Float[np.ndarray, "layer query_pos key_pos"] | Pooled,
+    *,
+    title: str = "Mean attention score of each query for each key",
+    layer: int = 0,
+    max_positions: int = MAX_POSITIONS,
+    multiples: int = MAX_MULTIPLES,
+    clipped: float = CLIPPED,
+) -> go.Figure:
+    """Draw the score map of each layer: side by side up to 4 layers, else with a layer slider.
+
+    Args:
+        maps: mean scores, nats, pooled or not.
+        title: what is seen.
+        layer: which layer a slider shows first.
+        max_positions: larger maps are pooled to this many positions.
+        multiples: up to how many layers stand side by side.
+        clipped: how many percent of the cells lie beyond each colour limit.
+
+    Each map has a scale of its own: a score's level, which softmax ignores, differs between layers.
+    """
+    pooled = _pooled(maps, max_positions)
+    scales = np.stack([_percentiles(each, (clipped, 100 - clipped)) for each in pooled.values])
+    if len(scales) > multiples:
+        figure = _layered([pooled], [""], SEQUENTIAL, scales, first=layer)
+        _place_maps(figure, title, [""])
+        return figure
+    names = [f"L{layer}" for layer in range(len(scales))]
+    axes = [f"coloraxis{axis(index)}" for index in range(len(names))]
+    figure = go.Figure([_heat(pooled, i, i, name, axes[i]) for i, name in enumerate(names)])
+    figure.update_layout(
+        {at: _coloraxis(SEQUENTIAL, scale) for at, scale in zip(axes, scales, strict=True)}
+    )
+    wide, narrow = _place_maps(figure, title, names, bars=True)
+    patch(figure, _bars_below(wide, len(names)))
+    keep(figure, narrow={**figure.layout.meta["narrow"], **_bars_below(narrow, len(names))})
+    return figure
+
+
+def term_maps(
+    terms: Mapping[str, Float[np.ndarray, "layer query_pos key_pos"] | Pooled],
+    *,
+    title: str,
+    layer: int = 0,
+    max_positions: int = MAX_POSITIONS,
+) -> go.Figure:
+    """Draw terms of a pattern side by side, on one zero-centred scale, with a layer slider.
+
+    Args:
+        terms: maps by name (sources, players, mean and covariance terms, `all`), nats, of one
+            shape; pooled or not.
+        title: what is seen.
+        layer: which layer is seen first.
+        max_positions: larger maps are pooled to this many positions.
+
+    Raises:
+        ValueError: if there is no term.
+    """
+    if not terms:
+        raise ValueError("expected at least one term map")
+    pooled = [_pooled(maps, max_positions) for maps in terms.values()]
+    by_layer = np.stack([each.values for each in pooled], axis=1)
+    scales = np.stack([_symmetric(each) for each in by_layer])
+    names = [words(name) for name in terms]
+    figure = _layered(pooled, names, DIVERGING, scales, first=layer)
+    _place_maps(figure, title, names)
+    return figure
+
+
+def _pooled(maps: np.ndarray | Pooled, max_positions: int) -> Pooled:
+    return maps if isinstance(maps, Pooled) else pool(maps, max_positions)
+
+
+def _symmetric(values: np.ndarray) -> np.ndarray:
+    top = _percentiles(np.abs(values), (100 - CLIPPED,))[0] or 1.0
+    return np.array([-top, top])
+
+
+def _percentiles(values: np.ndarray, at: Sequence[float]) -> np.ndarray:
+    known = values[np.isfinite(values)]
+    return np.percentile(known, at) if known.size else np.zeros(len(at))
+
+
+def _heat(pooled: Pooled, layer: int, panel: int, name: str, coloraxis: str) -> go.Heatmap:
+    start, about = (pooled.block - 1) / 2, "≈ " if pooled.block > 1 else ""
+    cells = f", mean of {pooled.block} × {pooled.block}" if pooled.block > 1 else ""
+    return go.Heatmap(
+        z=pooled.values[layer],
+        x0=start,
+        dx=pooled.block,
+        y0=start,
+        dy=pooled.block,
+        xaxis=f"x{axis(panel)}",
+        yaxis=f"y{axis(panel)}",
+        coloraxis=coloraxis,
+        name=name,
+        hoverongaps=False,
+        hovertemplate=(
+            f"query {about}%{{y:.0f}}<br>key {about}%{{x:.0f}}"
+            f"<br>%{{z:.3g}} nat{cells}<extra>{name}</extra>"
+        ),
+    )
+
+
+def _layered(
+    pooled: Sequence[Pooled], names: Sequence[str], scale: str, scales: np.ndarray, first: int
+) -> go.Figure:
+    """One trace per layer and panel, of which a slider shows one layer, on that layer's scale."""
+    layers, panels = range(len(scales)), len(pooled)
+    figure = go.Figure(
+        [
+            _heat(maps, layer, panel, name or f"L{layer}", "coloraxis").update(
+                visible=layer == first
+            )
+            for layer in layers
+            for panel, (maps, name) in enumerate(zip(pooled, names, strict=True))
+        ]
+    )
+    add_slider(figure, len(layers), panels, first, scales)
+    figure.update_layout(coloraxis=_coloraxis(scale, scales[first]))
+    return figure
+
+
+def add_slider(
+    figure: go.Figure,
+    n_layers: int,
+    panels: int,
+    first: int,
+    scales: Float[np.ndarray, "layer 2"] | None = None,
+) -> None:
+    """Add a layer slider to a figure whose traces are ordered by layer, then panel.
+
+    Args:
+        figure: the figure.
+        n_layers: how many layers its traces show.
+        panels: traces per layer.
+        first: the layer that is seen.
+        scales: each layer's colour limits.
+    """
+    steps = []
+    for layer in range(n_layers):
+        visible = [each == layer for each in range(n_layers) for _ in range(panels)]
+        limits = {} if scales is None else _limits(scales[layer], "coloraxis.")
+        step = {"label": str(layer), "method": "update", "args": [{"visible": visible}, limits]}
+        steps.append(step)
+    slider = {"active": first, "currentvalue": {"prefix": "L"}, "steps": steps}
+    # It stands to the right of the colour bar.
+    figure.update_layout(sliders=[{**slider, "x": 0.5, "len": 0.5, "pad": {"t": 44}}])
+    kept = None if scales is None else scales.tolist()
+    keep(figure, n_layers=n_layers, first=first, scales=kept)
+
+
+def _limits(scale: np.ndarray, prefix: str = "") -> dict[str, float]:
+    return {f"{prefix}cmin": float(scale[0]), f"{prefix}cmax": float(scale[1])}
+
+
+def _coloraxis(colours: str, scale: np.ndarray) -> dict[str, object]:
+    bar = {"orientation": "h", "thickness": 10, "title": {"text": "nats", "side": "bottom"}}
+    where = {"x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom"}
+    size = {"len": 300, "lenmode": "pixels", "nticks": 5, "outlinewidth": 0}
+    return {"colorscale": colours, **_limits(scale), "colorbar": {**bar, **where, **size}}
+
+
+def _bars_below(grid: Grid, panels: int) -> dict[str, object]:
+    """Set each panel's own colour bar below it."""
+    keys: dict[str, object] = {}
+    drop = BAR_DROP / grid.inner(panels)
+    for index, (x, y) in enumerate(grid.domains(panels)):
+        bar = f"coloraxis{axis(index)}.colorbar"
+        keys |= {f"{bar}.x": sum(x) / 2, f"{bar}.xanchor": "center", f"{bar}.len": x[1] - x[0]}
+        keys |= {f"{bar}.lenmode": "fraction", f"{bar}.yref": "paper", f"{bar}.y": y[0] - drop}
+        keys |= {f"{bar}.yanchor": "top", f"{bar}.ypad": 0, f"{bar}.nticks": 3}
+        keys |= {f"{bar}.title.text": "", f"{bar}.ticksuffix": " nat"}
+    return keys
+
+
+def _place_maps(
+    figure: go.Figure, title: str, panels: Sequence[str], bars: bool = False
+) -> tuple[Grid, Grid]:
+    """Set square panels side by side, on a phone two in a row, with room for bars below each."""
+    n = len(panels)
+    columns = n if n <= 5 else -(-n // 2)
+    side = min(400, int(WIDTH * (1 - 0.025 * (columns - 1)) / columns))
+    wide = Grid(
+        columns=columns,
+        panel=side,
+        gap=0.025,
+        shared_y=True,
+        x_title="key position",
+        y_title="query position",
+        row_gap=BAR_DROP + 60 if bars else 50,
+        bottom=BAR_DROP + 50 if bars else 124,
+    )
+    narrow = replace(wide, columns=min(2, n), panel=145 if n > 1 else 300, left=50)
+    place(figure, title, panels, wide, narrow)
+    figure.update_layout(plot_bgcolor=BLANK)
+    square = {"constrain": "domain", "showgrid": False, "zeroline": False}
+    for at in (axis(index) for index in range(n)):
+        down = {"autorange": "reversed", "scaleanchor": f"x{at}", "constraintoward": "top"}
+        figure.update_layout({f"xaxis{at}": square, f"yaxis{at}": {**square, **down}})
+    return wide, narrow

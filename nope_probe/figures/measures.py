@@ -1,0 +1,168 @@
+"""Measures of the pattern -> plotly figures: over layers, on controls, and over training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.colors import sample_colorscale
+
+from nope_probe.figures.dots import dots, over_layers
+from nope_probe.figures.grid import Grid, axis, place
+from nope_probe.figures.style import SEQUENTIAL, words
+
+MEASURES = {
+    "amplitude": "amplitude, nats",
+    "locality": "locality, -1 to 1",
+    "monotonicity": "monotonicity, lag 8",
+    "monotonicity_lag1": "monotonicity, lag 1",
+    "relative_r2": "relative share",
+    "non_relative": "non-relative, nats",
+    "edge_contrast": "edge contrast, nats",
+    "edge_contrast_visible": "visible contrast, nats",
+}
+CONTROLS = ("amplitude", "locality", "non_relative")
+SOURCES = ("mask", "rope", "pos_embed")
+
+
+def pattern_measures(table: pd.DataFrame, intact: str) -> go.Figure:
+    """Draw each measure of the pattern over layers, with and without its sources.
+
+    Args:
+        table: `pattern.csv`: layer, kept, and each measure with its bounds.
+        intact: what the intact model keeps, as the table writes it.
+    """
+    shown = _without_sources(intact)
+    rows = {kept: table[table["kept"] == kept] for kept in shown if kept in set(table["kept"])}
+    panels = {
+        title: [dots(rows[kept], *_names(measure, shown[kept])) for kept in rows]
+        for measure, title in MEASURES.items()
+        if measure in table
+    }
+    return over_layers(panels, "What the pattern is like, per layer", columns=4)
+
+
+def _without_sources(intact: str) -> dict[str, tuple[str, str]]:
+    """Say of the intact model and of those without sources their colour's name and their label."""
+    parts = intact.split("+")
+    shown = {intact: ("intact", words("intact"))}
+    sources = [name for name in SOURCES if name in parts]
+    for gone in sources:
+        shown[_less(parts, [gone])] = (gone, f"without {words(gone)}")
+    if len(sources) > 1:
+        shown[_less(parts, sources)] = ("content", "without either")
+    return shown
+
+
+def _less(parts: list[str], gone: list[str]) -> str:
+    return "+".join(part for part in parts if part not in gone) or "none"
+
+
+def _names(measure: str, shown: tuple[str, str]) -> tuple[str, str, str]:
+    return shown[0], measure, shown[1]
+
+
+def controls(table: pd.DataFrame, intact: str) -> go.Figure:
+    """Draw the pattern's size and direction on text and on shuffled tokens, with every key counted.
+
+    Args:
+        table: `controls.csv`: layer, tokens (text or shuffled), skip_keys, kept, and the measures.
+        intact: what the intact model keeps, as the table writes it.
+    """
+    shown = _without_sources(intact)
+    kinds: list[tuple[tuple[str, str], str, int, pd.DataFrame]] = [
+        (shown[str(kept)], str(tokens), int(str(skip)), rows)
+        for (kept, tokens, skip), rows in table.groupby(["kept", "tokens", "skip_keys"], sort=False)
+        if str(kept) in shown
+    ]
+    panels = {
+        MEASURES[measure]: [
+            dots(
+                rows,
+                name,
+                measure,
+                label=f"{label}, {tokens}, {'all keys' if skip == 0 else f'keys from {skip}'}",
+                hollow=tokens != "text",
+            )
+            for (name, label), tokens, skip, rows in kinds
+        ]
+        for measure in CONTROLS
+        if measure in table
+    }
+    return over_layers(panels, "What is left of the pattern in the controls, per layer")
+
+
+def mask_effect(table: pd.DataFrame) -> go.Figure:
+    """Draw the strength of the non-relative part with and without the mask, and the difference.
+
+    Args:
+        table: `non_relative.csv`: layer, tokens, and with_mask, without_mask and difference with
+            their bounds, in nats.
+    """
+    kinds = {str(tokens): rows for tokens, rows in table.groupby("tokens", sort=False)}
+    columns = {"with_mask": ("intact", "with the mask"), "without_mask": ("mask", "without it")}
+    strength, difference = [], []
+    for tokens, rows in kinds.items():
+        hollow = tokens == "shuffled"
+        for column, (name, label) in columns.items():
+            strength.append(dots(rows, name, column, f"{label}, {tokens}", hollow))
+        difference.append(dots(rows, "mask", "difference", f"difference, {tokens}", hollow))
+    panels = {"non-relative part, nats": strength, "what the mask adds, nats": difference}
+    return over_layers(panels, "What the mask adds beyond distance, per layer")
+
+
+def training_dynamics(tables: Mapping[str, pd.DataFrame], measure: str = "amplitude") -> go.Figure:
+    """Draw when the pattern emerges in training: one line per layer, models side by side.
+
+    Args:
+        tables: `dynamics.csv` by model: step, layer, and each measure.
+        measure: which measure to draw.
+
+    Step 0, which a log axis cannot hold, stands left of the first step.
+    """
+    layers = sorted({int(each) for table in tables.values() for each in table["layer"]})
+    colours = sample_colorscale(SEQUENTIAL, list(np.linspace(0.05, 0.85, max(2, len(layers)))))
+    figure = go.Figure()
+    for panel, table in enumerate(tables.values()):
+        for index, layer in enumerate(layers):
+            rows = table[table["layer"] == layer]
+            line = _line(rows, measure, panel, layer)
+            figure.add_trace(line.update(line={"color": colours[index], "width": 2}))
+    wide = Grid(
+        columns=len(tables),
+        panel=320,
+        shared_y=True,
+        x_title="training step (log scale)",
+        y_title=MEASURES[measure],
+    )
+    place(figure, _emerges(measure), list(tables), wide, replace(wide, columns=1, panel=240))
+    figure.update_xaxes(type="log", dtick=1)
+    figure.update_layout(
+        {f"yaxis{axis(panel)}": {"matches": "y"} for panel in range(1, len(tables))}
+    )
+    return figure
+
+
+def _emerges(measure: str) -> str:
+    return f"When the pattern emerges in training: {MEASURES[measure].split(',')[0]} per layer"
+
+
+def _line(rows: pd.DataFrame, measure: str, panel: int, layer: int) -> go.Scatter:
+    steps = rows["step"].to_numpy(float)
+    first = steps[steps > 0].min(initial=np.inf)
+    return go.Scatter(
+        x=np.where(steps > 0, steps, first / 2 if np.isfinite(first) else 0.5),
+        y=rows[measure].to_numpy(float),
+        customdata=steps,
+        mode="lines+markers",
+        marker={"size": 5},
+        xaxis=f"x{axis(panel)}",
+        yaxis=f"y{axis(panel)}",
+        name=f"L{layer}",
+        legendgroup=f"L{layer}",
+        showlegend=panel == 0,
+        hovertemplate=f"step %{{customdata:.0f}}: %{{y:.3g}}<extra>L{layer}</extra>",
+    )

@@ -1,0 +1,113 @@
+"""Shares with their intervals -> plotly figures: sources, players, terms, interactions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from nope_probe.figures.dots import Dots, bars, dots, over_layers
+from nope_probe.figures.grid import Grid, place
+from nope_probe.figures.maps import add_slider
+from nope_probe.figures.style import colour, symbol, words
+
+MOST_INTERACTIONS = 24
+
+
+def _by_name(table: pd.DataFrame, by: str, column: str) -> list[Dots]:
+    return [dots(rows, str(name), column) for name, rows in table.groupby(by, sort=False)]
+
+
+def source_shares(table: pd.DataFrame) -> go.Figure:
+    """Draw what each source brings to the pattern, per layer, as a share and in nats.
+
+    Args:
+        table: `sources.csv`: layer, term, rms, rms_low, rms_high (nats), share, low, high.
+    """
+    panels = {
+        "share of the pattern": _by_name(table, "term", "share"),
+        "strength (RMS), nats": _by_name(table, "term", "rms"),
+    }
+    return over_layers(panels, title="What each source brings to the pattern, per layer")
+
+
+def player_shares(table: pd.DataFrame) -> go.Figure:
+    """Draw share, sufficiency and necessity of each player of one game, per layer.
+
+    Args:
+        table: the rows of `players.csv` that belong to one game.
+    """
+    panels = {
+        "share": _by_name(table, "player", "share"),
+        "sufficiency: what it brings alone": _by_name(table, "player", "sufficiency"),
+        "necessity: what is lost without it": _by_name(table, "player", "necessity"),
+    }
+    return over_layers(panels, title="What the pattern needs, per layer")
+
+
+def mean_covariance_shares(table: pd.DataFrame) -> go.Figure:
+    """Draw the shares of the mean and covariance terms, per layer, and the first's dimensions.
+
+    Args:
+        table: `mean_covariance.csv`: layer, term, share, low, high, rms, rms_low, rms_high,
+            dimensions.
+    """
+    named = table.assign(term=table["term"].astype(str) + "_term")
+    panels = {
+        "share of the pattern": _by_name(named, "term", "share"),
+        "strength (RMS), nats": _by_name(named, "term", "rms"),
+        "dimensions of the mean keys": _by_name(
+            named[named["term"] == "mean_term"], "term", "dimensions"
+        ),
+    }
+    return over_layers(panels, title="The mean term and the covariance term of the scores")
+
+
+def interactions(table: pd.DataFrame, layer: int = 0) -> go.Figure:
+    """Draw what only several players together bring, with a layer slider.
+
+    Args:
+        table: the rows of `interactions.csv` that belong to one game; `players` joined by `+`.
+        layer: which layer is seen first.
+
+    Of many interactions those with the largest share in any layer are drawn.
+    """
+    sizes = table["share"].abs().groupby(table["players"]).max().fillna(0)
+    names = sizes.sort_values(ascending=False, kind="stable").index[:MOST_INTERACTIONS]
+    layers = sorted(int(each) for each in table["layer"].unique())
+    rows = {each: table[table["layer"] == each].set_index("players") for each in layers}
+    figure = go.Figure(
+        [
+            _interaction_trace(rows[each].reindex(names[::-1]), each).update(visible=each == layer)
+            for each in layers
+        ]
+    )
+    wide = Grid(columns=1, panel=30 + 22 * len(names), x_title="share of the pattern", left=210)
+    title = "What players bring only together"
+    place(figure, title, [""], wide, replace(wide, left=175))
+    add_slider(figure, len(layers), 1, layers.index(layer))
+    figure.update_layout(xaxis={"zeroline": True, "zerolinewidth": 2, "nticks": 5})
+    figure.update_layout(xaxis={"tickangle": 0}, yaxis={"tickfont": {"size": 11}})
+    figure.update_layout(showlegend=False)
+    return figure
+
+
+def _interaction_trace(rows: pd.DataFrame, layer: int) -> go.Scatter:
+    shares, lows, highs = (rows[name].to_numpy(float) for name in ("share", "low", "high"))
+    empty = bool(np.isnan(shares).all())
+    return go.Scatter(
+        x=np.zeros_like(shares) if empty else shares,
+        y=[words(str(name)) for name in rows.index],
+        error_x=bars(shares, lows, highs),
+        customdata=np.column_stack([lows, highs]),
+        mode="text" if empty else "markers",
+        text="no pattern",
+        name=f"L{layer}",
+        marker={"color": colour("interaction"), "symbol": symbol("interaction"), "size": 8},
+        hovertemplate=(
+            "%{y}<br>%{x:.3g} (%{customdata[0]:.3g} to %{customdata[1]:.3g})"
+            f"<extra>L{layer}</extra>"
+        ),
+    )

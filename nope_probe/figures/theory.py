@@ -1,0 +1,109 @@
+"""Simulation and theory -> plotly figures: fixed colour scales, rows against theory, steps in j."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import plotly.graph_objects as go
+from jaxtyping import Float
+from plotly.colors import sample_colorscale
+
+from nope_probe.figures.grid import Grid, axis, keep, place
+from nope_probe.figures.maps import MAX_POSITIONS, score_maps
+from nope_probe.figures.style import SEQUENTIAL, ZERO
+
+Maps = Float[np.ndarray, "layer query_pos key_pos"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curves:
+    """One series per layer along an axis, with errors and what theory says.
+
+    Attributes:
+        x: where the values are.
+        values, errors: estimates and two standard errors.
+        theory: the mean field's values; None for no line.
+    """
+
+    x: Float[np.ndarray, " x"]
+    values: Float[np.ndarray, "layer x"]
+    errors: Float[np.ndarray, "layer x"]
+    theory: Float[np.ndarray, "layer x"] | None = None
+
+
+def fixed_scale_maps(
+    maps: Maps, *, title: str, high: float = 1.0, max_positions: int = MAX_POSITIONS
+) -> go.Figure:
+    """Draw score maps on one colour scale from 0 to `high`, as the paper does."""
+    figure = score_maps(maps, title=title, max_positions=max_positions)
+    for name in figure.layout:
+        if name.startswith("coloraxis"):
+            figure.layout[name].update(cmin=0.0, cmax=high)
+    if figure.layout.sliders:
+        for step in figure.layout.sliders[0].steps:
+            step.args[1].update({"coloraxis.cmin": 0.0, "coloraxis.cmax": high})
+        keep(figure, scales=[[0.0, high]] * len(maps))
+    return figure
+
+
+def rows_against_theory(curves: Mapping[str, Curves]) -> go.Figure:
+    """Draw the last query's scores along its keys: dots with two standard errors, theory a line."""
+    return _panels(
+        curves,
+        title="The last query's scores: simulation (dots) and mean field (lines)",
+        x_title="key position",
+        y_title="score, nats",
+    )
+
+
+def steps_by_distance(curves: Mapping[str, Curves]) -> go.Figure:
+    """Draw what a key gains on average by being nearer by one, at each distance from the query."""
+    figure = _panels(
+        curves,
+        title="Mean step of the score towards the query",
+        x_title="distance of the key from the query",
+        y_title="step, nats",
+    )
+    return figure.update_yaxes(zeroline=True, zerolinecolor=ZERO)
+
+
+def _panels(curves: Mapping[str, Curves], *, title: str, x_title: str, y_title: str) -> go.Figure:
+    n_layers = len(next(iter(curves.values())).values)
+    colours = sample_colorscale(SEQUENTIAL, list(np.linspace(0.1, 0.75, max(2, len(curves)))))
+    figure = go.Figure()
+    for (name, each), colour in zip(curves.items(), colours, strict=False):
+        for layer in range(n_layers):
+            figure.add_traces(list(_traces(name, each, layer, colour)))
+    wide = Grid(columns=min(4, n_layers), panel=230, x_title=x_title, y_title=y_title, bottom=110)
+    narrow = replace(wide, columns=min(2, n_layers), panel=150, gap=0.14, left=50)
+    place(figure, title, [f"L{layer}" for layer in range(n_layers)], wide, narrow)
+    return figure
+
+
+def _traces(name: str, curves: Curves, layer: int, colour: str) -> list[go.Scatter]:
+    place_of = {"xaxis": f"x{axis(layer)}", "yaxis": f"y{axis(layer)}", "legendgroup": name}
+    dots = go.Scatter(
+        x=curves.x,
+        y=curves.values[layer],
+        error_y={"array": curves.errors[layer], "thickness": 1, "width": 0},
+        mode="markers",
+        marker={"size": 4, "color": colour},
+        name=name,
+        showlegend=layer == 0,
+        hovertemplate=f"%{{x}}: %{{y:.4g}} nat<extra>{name}</extra>",
+        **place_of,
+    )
+    if curves.theory is None:
+        return [dots]
+    line = go.Scatter(
+        x=curves.x,
+        y=curves.theory[layer],
+        mode="lines",
+        line={"color": colour, "width": 1.5},
+        showlegend=False,
+        hovertemplate=f"%{{x}}: %{{y:.4g}} nat<extra>{name}, mean field</extra>",
+        **place_of,
+    )
+    return [line, dots]

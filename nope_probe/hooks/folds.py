@@ -1,0 +1,98 @@
+"""Sums over the sequences of each fold, and the means and counts that come of them."""
+
+from __future__ import annotations
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int
+from torch import Tensor
+
+Part = tuple[int | slice, Tensor]  # which folds of a total, and what is added to them
+
+
+def fold_products(
+    x: Float[Tensor, "batch row_pos width"],
+    y: Float[Tensor, "batch col_pos width"],
+    fold_of: Int[Tensor, " batch"],
+    n_folds: int,
+) -> Float[Tensor, "fold row_pos col_pos"]:
+    """Sum x_i.y_j over the sequences of each fold, as one matrix product per fold."""
+    parts = product_parts(x, y, fold_of, n_folds)
+    if isinstance(parts[0][0], slice):
+        return parts[0][1]
+    sums = parts[0][1].new_zeros(n_folds, x.shape[1], y.shape[1])
+    for fold, product in parts:
+        sums[fold] = product
+    return sums
+
+
+def product_parts(
+    x: Float[Tensor, "batch row_pos width"],
+    y: Float[Tensor, "batch col_pos width"],
+    fold_of: Int[Tensor, " batch"],
+    n_folds: int,
+) -> list[Part]:
+    """Sum x_i.y_j over the sequences of each fold that is there, as one matrix product per fold.
+
+    Whole rounds of folds, dealt in order, take one batched product.
+    """
+    at_least_float32 = torch.promote_types(x.dtype, torch.float32)
+    x, y = x.to(at_least_float32), y.to(at_least_float32)
+    if dealt_in_rounds(fold_of, n_folds):
+        left = rearrange(x, "(seq fold) pos width -> fold pos (seq width)", fold=n_folds)
+        right = rearrange(y, "(seq fold) pos width -> fold (seq width) pos", fold=n_folds)
+        return [(slice(None), left @ right)]
+    parts: list[Part] = []
+    for fold in fold_of.unique().tolist():
+        ours = (fold_of == fold).nonzero().flatten().to(x.device)
+        left = rearrange(x[ours], "seq pos width -> pos (seq width)")
+        right = rearrange(y[ours], "seq pos width -> (seq width) pos")
+        parts.append((fold, left @ right))
+    return parts
+
+
+def dealt_in_rounds(fold_of: Int[Tensor, " batch"], n_folds: int) -> bool:
+    """Tell whether a batch holds whole rounds of the folds 0, 1, 2, ..., in order."""
+    whole = len(fold_of) % n_folds == 0
+    return whole and torch.equal(fold_of, torch.arange(len(fold_of)) % n_folds)
+
+
+def sum_parts(
+    x: Float[Tensor, "batch *rest"], fold_of: Int[Tensor, " batch"], n_folds: int
+) -> list[Part]:
+    """Sum over the sequences of each fold that is there."""
+    at_least_float32 = torch.promote_types(x.dtype, torch.float32)
+    if dealt_in_rounds(fold_of, n_folds):
+        rounds = rearrange(x, "(seq fold) ... -> seq fold ...", fold=n_folds)
+        return [(slice(None), rounds.sum(0, dtype=at_least_float32))]
+    return [
+        (fold, x[(fold_of == fold).to(x.device)].sum(0, dtype=at_least_float32))
+        for fold in fold_of.unique().tolist()
+    ]
+
+
+def pooled(
+    folds: Float[Tensor, "fold *map"], counts: Int[Tensor, " fold"]
+) -> Float[Tensor, "*map"]:
+    """Average fold means into the mean over all sequences."""
+    weights = counts.to(folds.dtype) / counts.sum()
+    return torch.einsum("f,f...->...", weights, folds)
+
+
+def interleaved_folds(n_seqs: int, n_folds: int, first: int = 0) -> Int[Tensor, " seq"]:
+    """Return the fold s % n_folds of each sequence s, counted from `first`.
+
+    A sequence's fold depends on its number alone, so no result depends on the batch size.
+    """
+    return torch.arange(first, first + n_seqs) % n_folds
+
+
+def fold_counts(n_seqs: int, n_folds: int) -> Int[Tensor, " fold"]:
+    """Count the sequences s < n_seqs with s % n_folds == f, for each fold f.
+
+    Raises:
+        ValueError: if a fold would stay empty.
+    """
+    if not 1 <= n_folds <= n_seqs:
+        raise ValueError(f"expected from 1 to {n_seqs} folds for {n_seqs} sequences, got {n_folds}")
+    return torch.bincount(torch.arange(n_seqs) % n_folds, minlength=n_folds)

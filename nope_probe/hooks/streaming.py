@@ -1,0 +1,192 @@
+"""Stream batches through a model for the sums that accumulators keep.
+
+A batch is the unit: between two of them every accumulator has counted the same sequences, so that
+is where a stream is saved, stopped and resumed. Batches are dealt in turn to the processes that
+share a run, and their totals are added up at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nope_probe.hooks.accumulators import Accumulator, State
+from nope_probe.hooks.forward import Installation, StopForward, hooks_attached, run_forward
+from nope_probe.hooks.layer import layers_of
+
+Inputs = Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
+
+
+class StreamCheckpoint:
+    """Decides which batches of a stream a process runs, and when its sums are saved.
+
+    This one runs all batches and saves nothing; `nope_probe.runtime.checkpoint` has one that does.
+
+    Attributes:
+        rank: the number of this process, from 0.
+        n_processes: how many processes share the stream.
+    """
+
+    rank = 0
+    n_processes = 1
+
+    def restore(self) -> State:
+        """Return the state that was saved last; empty at the start."""
+        return {}
+
+    def is_due(self) -> bool:
+        """Return whether to save now; asked after each batch that was run."""
+        return False
+
+    def save(self, state: State) -> None:
+        """Save the state of the stream."""
+
+    def advance(self, n_seqs: int) -> None:
+        """Note that a batch is done, whether it was run or restored; may end the stream."""
+
+    def all_reduce(self, totals: Sequence[Tensor]) -> None:
+        """Replace totals by their sums over the processes, in place."""
+
+    def batch_halved(self, batch_size: int) -> None:
+        """Note that a batch did not fit into memory, and the size of the next ones."""
+
+
+def stream(
+    model: Any,
+    inputs: Inputs,
+    accumulators: Sequence[Accumulator],
+    *,
+    fold_of: Int[Tensor, " seq"],
+    end: tuple[int, str],
+    batch_size: int,
+    checkpoint: StreamCheckpoint | None = None,
+) -> None:
+    """Run this process's batches, and add up the totals of all processes.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge.
+        inputs: token windows, or input vectors.
+        accumulators: the running sums.
+        fold_of: the fold of each sequence.
+        end: the block, and its hook point, after which a forward pass stops.
+        batch_size: sequences per forward pass; halved where that does not fit into GPU memory.
+        checkpoint: deals out batches and saves sums; by default, all batches are run and nothing
+            is saved.
+
+    Raises:
+        ValueError: if there are fewer batches than processes.
+        torch.OutOfMemoryError: if a single sequence does not fit.
+    """
+    checkpoint = checkpoint or StreamCheckpoint()
+    batches = batches_of(len(inputs), batch_size, checkpoint.rank, checkpoint.n_processes)
+    restore(accumulators, checkpoint.restore())
+    runner = BatchRunner(model, accumulators, checkpoint, batch_size)
+    done, restored = 0, accumulators[0].n_seen
+    with torch.inference_mode(), hooks_attached([*_hooks(accumulators), _stop_at(model, end)]):
+        for start, stop in batches:
+            if done >= restored:
+                runner.run(inputs[start:stop], fold_of[start:stop], done)
+                if checkpoint.is_due():
+                    checkpoint.save(state_of(accumulators))
+            done += stop - start
+            checkpoint.advance(stop - start)
+        if checkpoint.n_processes > 1:  # the others may take long, and a kill then loses nothing
+            checkpoint.save(state_of(accumulators))
+        checkpoint.all_reduce([each.totals[key] for each in accumulators for key in each.names])
+
+
+def batches_of(n_seqs: int, batch_size: int, rank: int, n_processes: int) -> list[tuple[int, int]]:
+    """Return the batches of one process as (start, stop), dealt out in turn.
+
+    Raises:
+        ValueError: if it gets none.
+    """
+    starts = range(rank * batch_size, n_seqs, n_processes * batch_size)
+    if not starts:
+        raise ValueError(
+            f"{n_processes} processes, but {n_seqs} sequences in batches of {batch_size}"
+        )
+    return [(start, min(start + batch_size, n_seqs)) for start in starts]
+
+
+def state_of(accumulators: Sequence[Accumulator]) -> State:
+    """Return what a later process needs to resume, taken between two batches."""
+    state: State = {"n_seen": torch.tensor(accumulators[0].n_seen)}
+    for index, each in enumerate(accumulators):
+        state |= {f"{index}.total.{name}": tensor for name, tensor in each.totals.items()}
+        state |= {f"{index}.fact.{name}": tensor for name, tensor in each.facts.items()}
+    return state
+
+
+def restore(accumulators: Sequence[Accumulator], state: State) -> None:
+    """Set accumulators to a state that `state_of` returned; after an empty one they count anew."""
+    for index, each in enumerate(accumulators):
+        for kind, values in (("total", each.totals), ("fact", each.facts)):
+            prefix = f"{index}.{kind}."
+            names = [name for name in state if name.startswith(prefix)]
+            values |= {name.removeprefix(prefix): state[name] for name in names}
+        each.n_seen = int(state.get("n_seen", 0))
+
+
+class BatchRunner:
+    """Runs batches, and halves one that does not fit into GPU memory; later ones stay small."""
+
+    def __init__(
+        self,
+        model: Any,
+        accumulators: Sequence[Accumulator],
+        checkpoint: StreamCheckpoint,
+        batch_size: int,
+    ) -> None:
+        self.model, self.accumulators, self.checkpoint = model, accumulators, checkpoint
+        self.batch_size = batch_size
+
+    def run(self, batch: Inputs, fold_of: Int[Tensor, " seq"], done: int) -> None:
+        """Run a batch before which `done` sequences of this process were run."""
+        if len(batch) > self.batch_size:
+            size = self.batch_size
+            for piece, folds in zip(batch.split(size), fold_of.split(size), strict=True):
+                self.run(piece, folds, done)
+                done += len(piece)
+            return
+        for each in self.accumulators:
+            each.start_batch(fold_of, done + len(batch))
+        if not self._fits(batch):
+            self._halve(len(batch))
+            self.run(batch, fold_of, done)
+
+    def _fits(self, batch: Inputs) -> bool:
+        try:
+            run_forward(self.model, batch)
+        except torch.OutOfMemoryError:
+            if len(batch) == 1:
+                raise
+            return False
+        return True
+
+    def _halve(self, size: int) -> None:
+        # Called once the error is gone, whose frames hold tensors. Blocks before the one that ran
+        # out of memory have counted the batch already; their accumulators skip its pieces.
+        for each in self.accumulators:
+            each.reset()
+        torch.cuda.empty_cache()
+        self.batch_size = size // 2
+        self.checkpoint.batch_halved(self.batch_size)
+
+
+def _hooks(accumulators: Sequence[Accumulator]) -> Iterator[Installation]:
+    for each in accumulators:
+        yield from each.hooks()
+
+
+def _stop_at(model: Any, end: tuple[int, str]) -> Installation:
+    layer, name = end
+    return layers_of(model)[layer].point(name), _stop
+
+
+def _stop(tensor: Tensor, hook: object) -> None:
+    raise StopForward

@@ -1,0 +1,176 @@
+"""Weights: only the tensors of the first blocks, read as plain numbers or refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nope_probe.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+_BLOCK = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+
+
+def read_weights(
+    source: str, *, n_layers: int | None = None, revision: str | None = None
+) -> dict[str, Tensor]:
+    """Read a model's tensors, without the blocks from n_layers on.
+
+    Of a sharded checkpoint only the files that hold these tensors are opened, and from the Hub only
+    these are downloaded.
+
+    Args:
+        source: a Hub id or a local folder.
+        n_layers: how many first blocks; all by default.
+        revision: a Hub revision.
+
+    Raises:
+        UserError: for pickled weights, a missing or broken file (it says which).
+    """
+    weights: dict[str, Tensor] = {}
+    index = _find(source, INDEX, revision)
+    if index is not None:
+        for name, keys in shards_of(index, n_layers).items():
+            shard = _find(source, name, revision)
+            if shard is None:
+                raise UserError(f"{source} lacks {name}, which its {INDEX} names")
+            weights |= _read(shard, keys)
+        return weights
+    single = _find(source, SINGLE, revision)
+    if single is None:
+        raise UserError(f"{source} has no safetensors weights; pickled ones are refused")
+    return _read(single, None, n_layers)
+
+
+def shards_of(index: Path, n_layers: int | None) -> dict[str, list[str]]:
+    """Give for each file that is needed the tensors to read from it.
+
+    Raises:
+        UserError: for an index that is none, or that points out of its folder.
+    """
+    try:
+        weight_map = json.loads(index.read_text())["weight_map"].items()
+    except (ValueError, KeyError, AttributeError) as error:
+        raise UserError(f"{index} is no index of safetensors files") from error
+    files: dict[str, list[str]] = {}
+    for key, file in weight_map:
+        if not file.endswith(".safetensors") or Path(file).name != file:
+            raise UserError(f"{index} names {file!r}, which is no safetensors file beside it")
+        if is_wanted(key, n_layers):
+            files.setdefault(file, []).append(key)
+    return files
+
+
+def is_wanted(key: str, n_layers: int | None) -> bool:
+    """Tell whether a tensor belongs to no block, or to one of the first.
+
+    Example:
+        >>> is_wanted("model.layers.2.mlp.up_proj.weight", 2), is_wanted("model.norm.weight", 2)
+        (False, True)
+    """
+    block = _BLOCK.search(key)
+    return n_layers is None or block is None or int(block[1]) < n_layers
+
+
+def _find(source: str, name: str, revision: str | None) -> Path | None:
+    """Find a file in a folder, or in the cache after downloading it from the Hub."""
+    if Path(source).is_dir():
+        return Path(source, name) if Path(source, name).is_file() else None
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(source, name, revision=revision))
+    except LocalEntryNotFoundError:
+        if name == INDEX:  # offline, a model in one file has none in the cache
+            return None
+        raise
+    except EntryNotFoundError:
+        return None
+
+
+def _read(
+    file: Path, keys: list[str] | None = None, n_layers: int | None = None
+) -> dict[str, Tensor]:
+    """Read some tensors of a file, by default those that belong to the first blocks."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as opened:
+            wanted = [k for k in opened.keys() if is_wanted(k, n_layers)] if keys is None else keys  # noqa: SIM118
+            return {key: opened.get_tensor(key) for key in wanted}
+    except SafetensorError as error:
+        raise UserError(f"{file} is no whole safetensors file: {error}") from error
+
+
+# These methods' loaders can give plain weights themselves; the others are undone afterwards.
+UNDONE_WHILE_LOADING = ("fp8", "mxfp4", "compressed-tensors")
+
+
+def is_quantised(config: PreTrainedConfig) -> bool:
+    """Tell whether a checkpoint's configuration says that its weights are quantised."""
+    return bool(getattr(config, "quantization_config", None))
+
+
+def load_quantised(
+    kind: type[PreTrainedModel], source: str, revision: str | None, options: dict[str, Any]
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Load a quantised checkpoint and undo the quantisation at once.
+
+    Gains, reparametrisations and edits read weights as numbers, which packed ones are not; and some
+    kernels repack them in their first forward pass, after which they are no longer what was stored.
+
+    Args:
+        kind: the model's class.
+        source: a Hub id or a local folder.
+        revision: a Hub revision.
+        options: what `from_pretrained` is given beside; its `config` may be changed.
+
+    Raises:
+        UserError: for a method that transformers does not know, or cannot undo on this machine.
+    """
+    method = _ask_for_plain_weights(options["config"])
+    try:
+        if not _is_known(method):
+            raise NotImplementedError("transformers does not know this method")
+        model, report = kind.from_pretrained(
+            source, revision=revision, use_safetensors=True, **options
+        )
+        if getattr(model, "is_quantized", False):
+            model = model.dequantize()
+        if not all(parameter.is_floating_point() for parameter in model.parameters()):
+            raise NotImplementedError("its weights stay packed")
+    except (ImportError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{source} is quantised ({method}), and its weights cannot be read as plain numbers: "
+            f"take the unquantised model ({reason})"
+        ) from error
+    return model, report
+
+
+def _ask_for_plain_weights(config: PreTrainedConfig) -> str:
+    """Set what makes a loader give plain weights, and give the method's name."""
+    said = config.quantization_config
+    if not isinstance(said, dict):
+        said = said.to_dict()
+    method = str(said.get("quant_method") or "by no named method")
+    if method in UNDONE_WHILE_LOADING:
+        config.quantization_config = said | {"dequantize": True}
+    return method
+
+
+def _is_known(method: str) -> bool:
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+
+    # Both of its bit widths have an entry of their own.
+    return {"bitsandbytes": "bitsandbytes_4bit"}.get(method, method) in (
+        AUTO_QUANTIZATION_CONFIG_MAPPING
+    )

@@ -1,0 +1,151 @@
+"""Load a model by name, and check its hooks against plain transformers."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+
+from nope_probe.errors import UserError
+from nope_probe.models.bridge import bridge, bridge_of
+from nope_probe.models.hooked import hooked_weights
+from nope_probe.models.huggingface import DeviceMap, load_hugging_face
+from nope_probe.models.info import ModelInfo, describe
+from nope_probe.models.names import CHECKPOINTS, PARAMETER_FREE, resolve
+from nope_probe.models.parameter_free import (
+    build,
+    has_hooked_transformer,
+    parameter_free,
+)
+from nope_probe.models.parity import check, reference_logits
+from nope_probe.models.presets import hooked_config
+
+if TYPE_CHECKING:
+    from transformer_lens import (
+        HookedTransformer,
+        HookedTransformerConfig,
+        TransformerBridgeConfig,
+    )
+    from transformer_lens.model_bridge import TransformerBridge
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    Configuration: TypeAlias = HookedTransformerConfig | TransformerBridgeConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A model ready for hooks, with its tokenizer and what is known of it."""
+
+    model: HookedTransformer | TransformerBridge
+    tokenizer: PreTrainedTokenizerBase | None
+    info: ModelInfo
+
+
+def to_hooked(
+    hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
+) -> HookedTransformer | TransformerBridge:
+    """Give a Llama-like Hugging Face model's float32 twin with hooks, on the CPU.
+
+    It is a HookedTransformer, or with TransformerLens 4 a TransformerBridge over a copy.
+
+    Raises:
+        ValueError: if HookedTransformer cannot hold it: with RoPE in some layers only.
+    """
+    if not has_hooked_transformer():
+        return bridge_of(deepcopy(hf).to("cpu", torch.float32), tokenizer)
+    model = build(hooked_config(hf.config))
+    state = model.state_dict()
+    state.update(hooked_weights(hf, hf.config.num_attention_heads, hf.config.num_key_value_heads))
+    model.load_state_dict(state)
+    if tokenizer is not None:
+        model.set_tokenizer(tokenizer)
+    return model
+
+
+def load(
+    name: str,
+    *,
+    n_layers: int | None = None,
+    device: str = "cpu",
+    dtype: torch.dtype | None = None,
+    revision: str | None = None,
+    device_map: DeviceMap | None = None,
+) -> LoadedModel:
+    """Load a model by name and check that its hooks tell the truth.
+
+    Args:
+        name: `parameter-free`, `parameter-free-rope`; `nope-tiny`, `rope-tiny` (shipped; like these
+            HookedTransformers, if TransformerLens has them); a friendly name such as
+            `llama-3.1-8b`, a Hub id or a local Hugging Face folder (through TransformerBridge, raw
+            weights).
+        n_layers: load only the first layers.
+        device: a torch device.
+        dtype: float32 by default, bfloat16 for Hugging Face models on CUDA.
+        revision: a Hub revision.
+        device_map: how Hugging Face spreads a large model over several devices (`auto`,
+            `balanced`, `sequential`, or a device per part); device then says only which kind.
+
+    Raises:
+        UserError: if there is no such model, or it fails the contract check.
+
+    Example:
+        >>> from nope_probe import load
+        >>> load("nope-tiny").info.rope_layers
+        (False, False, False, False)
+    """
+    if device_map is not None and name.lower() in (*CHECKPOINTS, *PARAMETER_FREE):
+        raise UserError(f"{name} is small and stays on one device: --device-map is for others")
+    if name.lower() in PARAMETER_FREE:
+        config = parameter_free(n_layers or 4, rope=name.lower().endswith("rope"))
+        model = (
+            build(config)
+            .to(device, print_details=False)
+            .to(dtype or torch.float32, print_details=False)
+        )
+        return LoadedModel(
+            model=model, tokenizer=None, info=check(model, describe(model, name.lower()))
+        )
+    if name.lower() in CHECKPOINTS:
+        return _load_shipped(name.lower(), n_layers, device, dtype)
+    return _load_bridge(name, n_layers, device, dtype, revision, device_map)
+
+
+def _load_shipped(
+    name: str, n_layers: int | None, device: str, dtype: torch.dtype | None
+) -> LoadedModel:
+    hf, tokenizer = load_hugging_face(
+        str(CHECKPOINTS[name]), n_layers=n_layers, dtype=torch.float32
+    )
+    model = to_hooked(hf, tokenizer)
+    model = model.to(device, print_details=False).to(dtype or torch.float32, print_details=False)
+    info = describe(model, name, source=Path(hf.name_or_path).name, architecture=type(hf).__name__)
+    return LoadedModel(
+        model=model, tokenizer=tokenizer, info=check(model, info, reference_logits(hf.to(device)))
+    )
+
+
+def _load_bridge(
+    name: str,
+    n_layers: int | None,
+    device: str,
+    dtype: torch.dtype | None,
+    revision: str | None,
+    device_map: DeviceMap | None,
+) -> LoadedModel:
+    source = resolve(name)
+    on_gpu = torch.device(device).type == "cuda"
+    dtype = dtype or (torch.bfloat16 if on_gpu else torch.float32)
+    hf, tokenizer = load_hugging_face(
+        source, n_layers=n_layers, dtype=dtype, revision=revision, device_map=device_map
+    )
+    if device_map is None:
+        hf = hf.to(device)
+    # The bridge rewires the Hugging Face model in place: ask it before.
+    reference = reference_logits(hf)
+    model = bridge(source, hf, tokenizer, dtype, device if device_map is None else None)
+    info = describe(model, name, source=source, architecture=type(hf).__name__)
+    info = replace(info, revision=getattr(hf.config, "_commit_hash", None) or revision)
+    return LoadedModel(model=model, tokenizer=tokenizer, info=check(model, info, reference))

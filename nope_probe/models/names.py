@@ -1,0 +1,58 @@
+"""Names of models: friendly, shipped, Hub ids and folders."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from nope_probe.errors import UserError
+
+if TYPE_CHECKING:
+    from transformer_lens import (
+        HookedTransformerConfig,
+        TransformerBridgeConfig,
+    )
+
+    Configuration: TypeAlias = HookedTransformerConfig | TransformerBridgeConfig
+
+
+PARAMETER_FREE = ("parameter-free", "parameter-free-rope")
+_SHIPPED = Path(__file__).parents[1] / "checkpoints"
+CHECKPOINTS = {name: _SHIPPED / name for name in ("nope-tiny", "rope-tiny")}
+FRIENDLY = {
+    "llama-3.1-8b": "meta-llama/Llama-3.1-8B",
+    "llama-3.2-1b": "meta-llama/Llama-3.2-1B",
+    "phi-4": "microsoft/phi-4",
+    "qwen3-8b": "Qwen/Qwen3-8B",
+    "qwen3-0.6b": "Qwen/Qwen3-0.6B",
+    "smollm3-3b": "HuggingFaceTB/SmolLM3-3B",
+    "smollm2-135m": "HuggingFaceTB/SmolLM2-135M",
+    "nope-1.5b": "starmpcc/NoPE_1.5B_FW_EDU_15T",
+    "tinyllama": "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T",
+    "tinyllama-nope": "AntNLP/TinyLlama-NoPE-1.1B",
+}
+NAMES = ("parameter-free", "parameter-free-rope", *CHECKPOINTS, *FRIENDLY)
+
+
+def resolve(name: str) -> str:
+    """Turn a friendly name, a Hub id or a folder into what Hugging Face loads.
+
+    Raises:
+        UserError: for a folder without a config, or a name that is none of these (with the nearest
+            known names).
+    """
+    folder = Path(name).expanduser()
+    if name and folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise UserError(f"the folder {name} has no config.json: it is no Hugging Face model")
+        return str(folder)
+    if name.lower() in FRIENDLY:
+        return FRIENDLY[name.lower()]
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+        return name
+    near = get_close_matches(name.lower(), NAMES, n=3, cutoff=0.3) or NAMES
+    raise UserError(
+        f"unknown model {name!r}; the nearest names are {', '.join(near)}; a Hub id "
+        "(owner/name) or a local folder works too"
+    )

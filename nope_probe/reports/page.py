@@ -1,0 +1,185 @@
+"""The one report page of all commands: self-contained HTML that works offline.
+
+plotly.js is inlined once; the page loads nothing. Figures are kept as JSON and drawn when they come
+into view, in the reader's colour scheme and for the width of the screen.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib import resources
+from string import Template
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.io.json import to_json_plotly
+from plotly.offline import get_plotlyjs
+
+from nope_probe.figures.maps import MAX_POSITIONS
+from nope_probe.figures.style import BLANK, GRID, INK
+
+TITLE = 16  # what the page takes off a figure's top margin, px; the rest is for plotly's buttons
+PAGE_BYTES = 14_000_000
+PLOTLY_BYTES = 5_000_000
+CELL_BYTES = 16 / 3  # a float32 in base64
+MAP_BYTES = 500  # what a map costs beside its cells
+LAYER_BYTES = 30_000  # a layer's dots and rows of numbers
+SIZES = {"n_seqs": "sequences", "seq_len": "tokens each"}
+HOW_TO_READ = (
+    "A score is what attention feeds to softmax, in nats: one nat more makes a key e = 2.7 times "
+    "as likely to be attended to.",
+    "Each map has a row per query, downward, and a column per key, to the right; both count from "
+    "0. Cells above the diagonal are blank: a causal model does not look ahead.",
+    "A pattern is a score map less each row's mean over the keys before the query, since softmax "
+    "ignores a constant per row. Red is above that mean, blue below, white at it.",
+    "Bars are 95% intervals. “No pattern” marks a layer whose pattern cannot be told from noise: "
+    "it has no shares.",
+    "Layers and heads count from 0: L2H3 is the fourth head of the third layer. A colour bar "
+    "leaves out the strongest cells, 1 in 200; hover or tap a cell for its own value.",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """One part of a page.
+
+    Attributes:
+        title: heading.
+        figure: what is seen; None for a section of words.
+        caption: one or two lines in plain words.
+        table: the numbers behind the figure, shown folded.
+    """
+
+    title: str
+    caption: str
+    figure: go.Figure | None = None
+    table: pd.DataFrame | None = None
+
+
+def page(
+    title: str,
+    headline: Sequence[str],
+    sections: Sequence[Section],
+    manifest: Mapping[str, Any],
+    notes: Sequence[str] = HOW_TO_READ,
+) -> str:
+    """Write a report as one HTML page.
+
+    Args:
+        title: what was asked, in a few words.
+        headline: the result, a sentence each.
+        sections: figures with captions, in order.
+        manifest: what was run: `command`, `model`, `data`, `settings`, and the rest, which is shown
+            in full at the end.
+        notes: how to read the figures.
+    """
+    template = resources.files("nope_probe.reports").joinpath("page.html").read_text("utf-8")
+    return Template(template).substitute(
+        title=escape(title),
+        run="".join(_fact(name, value) for name, value in _facts(manifest).items()),
+        headline="".join(f"<p>{escape(each)}</p>" for each in headline),
+        contents="".join(_link(index, each) for index, each in enumerate(sections)),
+        sections="".join(_section(index, each) for index, each in enumerate(sections)),
+        notes="".join(f"<li>{escape(each)}</li>" for each in notes),
+        manifest=escape(json.dumps(manifest, indent=1, default=str)),
+        neutral=json.dumps({"ink": INK, "grid": GRID, "blank": BLANK}),
+        plotly=get_plotlyjs(),
+    )
+
+
+def positions(n_maps: int, n_layers: int) -> int:
+    """Give how many positions each map may have for the page to stay under 15 MB.
+
+    Args:
+        n_maps: maps per layer on the page.
+        n_layers: layers.
+    """
+    room = PAGE_BYTES - PLOTLY_BYTES - LAYER_BYTES * n_layers - MAP_BYTES * n_maps * n_layers
+    cells = max(0.0, room / CELL_BYTES / (n_maps * n_layers))
+    return max(1, min(MAX_POSITIONS, int(cells**0.5)))
+
+
+def _facts(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Pick what was run from a manifest, as far as it says."""
+    settings = manifest.get("settings", {})
+    size = [f"{settings[key]} {word}" for key, word in SIZES.items() if key in settings]
+    facts = {
+        "Model": _name(manifest.get("model", "")),
+        "Data": ", ".join(filter(None, [_name(manifest.get("data", "")), *size])),
+        "Command": str(manifest.get("command", "")),
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def _name(entry: Any) -> str:
+    return str(entry.get("name", "")) if isinstance(entry, Mapping) else str(entry)
+
+
+def _fact(name: str, value: str) -> str:
+    shown = f"<code>{escape(value)}</code>" if name == "Command" else escape(value)
+    return f"<div><dt>{escape(name)}</dt><dd>{shown}</dd></div>"
+
+
+def _link(index: int, section: Section) -> str:
+    return f'<li><a href="#section-{index}">{escape(section.title)}</a></li>'
+
+
+def _section(index: int, section: Section) -> str:
+    return (
+        f'<section id="section-{index}" aria-labelledby="heading-{index}">'
+        f'<h2 id="heading-{index}">{escape(section.title)}</h2>'
+        f"{_figure(section)}{_table(section)}</section>"
+    )
+
+
+def _figure(section: Section) -> str:
+    caption = escape(section.caption)
+    if section.figure is None:
+        return f"<p>{caption}</p>"
+    spec = _for_page(section.figure)
+    label = escape(f"{section.figure.layout.title.text or section.title}. {section.caption}")
+    return (
+        f'<figure><div class="plot" role="img" aria-label="{label}" '
+        f'style="min-height:{spec["layout"].get("height", 400)}px"></div>'
+        f'<script type="application/json">{_json(spec)}</script>'
+        f"<figcaption>{caption}</figcaption></figure>"
+    )
+
+
+def _for_page(figure: go.Figure) -> dict[str, Any]:
+    """Leave to the page what it does better: its heading is the title, its controls have keys."""
+    spec = figure.to_dict()
+    layout = spec["layout"]
+    for name in ("title", "sliders", "paper_bgcolor"):
+        layout.pop(name, None)
+    if layout.pop("updatemenus", None):
+        menu = layout["meta"]["menu"]
+        layout["margin"] = {**layout["margin"], "t": layout["margin"]["t"] - menu}
+        layout["height"] -= menu
+    for patch in (layout, layout.get("meta", {}).get("narrow", {})):
+        if "margin" in patch and "height" in patch:
+            patch["margin"] = {**patch["margin"], "t": patch["margin"]["t"] - TITLE}
+            patch["height"] -= TITLE
+    return spec
+
+
+def _json(spec: Mapping[str, Any]) -> str:
+    # plotly escapes "<" and "/" lest "</script>" end the element that holds the figure; "<" alone
+    # is enough, and the slashes of base64 would be a fifth of the page.
+    return str(to_json_plotly(spec)).replace("\\u002f", "/").replace("</", "<\\/")
+
+
+def _table(section: Section) -> str:
+    if section.table is None:
+        return ""
+    shown = section.table.to_html(
+        index=False, border=0, na_rep="no pattern", float_format=lambda value: f"{value:.3g}"
+    )
+    return (
+        '<details><summary>The numbers</summary><div class="scroll" tabindex="0" role="region" '
+        f'aria-label="{escape(section.title)}: the numbers">{shown}</div></details>'
+    )

@@ -1,0 +1,243 @@
+"""What a run has finished and how far it is, so that a run that was killed can be resumed.
+
+It is saved in a hidden folder beside the run's output, `.NAME.unfinished`, which is removed when
+the run is written. Each of its files appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from tqdm import tqdm
+
+from nope_probe.errors import UserError
+from nope_probe.hooks.accumulators import State
+from nope_probe.hooks.streaming import StreamCheckpoint
+from nope_probe.runtime.distributed import Processes
+from nope_probe.runtime.folder import StorageError, atomic_write
+from nope_probe.runtime.signals import Signals
+
+_ENDING = ".safetensors"
+_ABOUT = "about.json"
+
+
+class RunCheckpoint:
+    """The finished parts of a run by key, and the state of the stream in progress.
+
+    Args:
+        folder: where they are saved; None keeps finished parts in memory.
+        about: what the run is about; an unfinished run about anything else is not resumed.
+        processes: those that share the run; they all see the same folder.
+        signals: what a signal does during a stream.
+        every: batches between two states of a stream.
+
+    Attributes:
+        bar: the progress bar that streams advance, if there is one.
+
+    Example:
+        >>> with RunCheckpoint() as checkpoint:
+        ...     checkpoint.save("inputs", {"tokens": torch.zeros(2, 3)})
+        ...     "inputs" in checkpoint, checkpoint.load("inputs")["tokens"].shape
+        (True, torch.Size([2, 3]))
+    """
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        about: Mapping[str, Any] | None = None,
+        processes: Processes | None = None,
+        signals: Signals | None = None,
+        every: int = 32,
+    ) -> None:
+        self.folder, self.about, self.every = folder, json.loads(json.dumps(about or {})), every
+        self.processes, self.signals = processes or Processes(), signals or Signals()
+        self.bar: tqdm | None = None
+        self._finished: set[str] = set()
+        self._in_memory: dict[str, tuple[State, dict[str, str]]] = {}
+        self._lock: FileLock | None = None
+        # Folders above this one that did not exist, innermost first.
+        self._made: list[Path] = []
+
+    def __enter__(self) -> RunCheckpoint:
+        """Lock the folder, and find what an earlier process finished.
+
+        Raises:
+            UserError: if another process is using it, or it belongs to another run.
+        """
+        if self.folder is not None:
+            if self.processes.is_first:
+                self._claim(self.folder)
+            finished = sorted(path.stem for path in self.folder.glob(f"*{_ENDING}"))
+            self._finished = set(self.processes.broadcast(finished))
+            self.signals.message = "progress was saved; run the same command to resume"
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if self._lock is None:
+            return
+        if kind is not None and issubclass(kind, UserError) and kind is not StorageError:
+            self.discard()
+            for folder in self._made:
+                with suppress(OSError):  # something else has been put there since
+                    folder.rmdir()
+        self._lock.release()
+
+    def _claim(self, folder: Path) -> None:
+        lock = FileLock(folder / "lock")
+        try:
+            self._made = [parent for parent in folder.parents if not parent.exists()]
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire(timeout=0)
+            if not (folder / _ABOUT).is_file():
+                with atomic_write(folder / _ABOUT) as partial:
+                    partial.write_text(json.dumps(self.about, indent=2) + "\n")
+        except Timeout as error:
+            raise UserError(f"another process is at work on the run in {folder}") from error
+        except OSError as error:
+            raise UserError(f"cannot write to {folder}: {error.strerror}") from error
+        try:
+            validate_same_run(folder, self.about)
+        except UserError:
+            lock.release()
+            raise
+        self._lock = lock
+
+    def discard(self) -> None:
+        """Remove the folder: the run is written, or cannot be."""
+        if self._lock is not None and self.folder is not None:
+            self._lock.release()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __contains__(self, key: str) -> bool:
+        return _name(key) in self._finished
+
+    def save(self, key: str, tensors: State, notes: Mapping[str, str] | None = None) -> None:
+        """Save a finished part of the run, in the first process."""
+        if self.folder is None:
+            self._in_memory[key] = tensors, dict(notes or {})
+        elif self.processes.is_first:
+            write_tensors(self._path(key), tensors, dict(notes or {}))
+        self.processes.barrier()
+        self._finished.add(_name(key))
+        if (state := self.state_path) is not None:
+            state.unlink(missing_ok=True)
+
+    def load(self, key: str) -> State:
+        """Return the tensors of a finished part, from disk as they are needed."""
+        return self._in_memory[key][0] if self.folder is None else read_tensors(self._path(key))[0]
+
+    def notes(self, key: str) -> dict[str, str]:
+        """Return the notes of a finished part."""
+        return self._in_memory[key][1] if self.folder is None else read_tensors(self._path(key))[1]
+
+    @contextmanager
+    def stream(self, key: str) -> Iterator[StreamCheckpoint]:
+        """Save the state of one stream on the way; a signal ends it between two batches."""
+        if self.bar is not None:
+            self.bar.set_description(key)
+        with self.signals.deferred():
+            yield _SavedStream(self, key)
+
+    @property
+    def state_path(self) -> Path | None:
+        """The file of the state of this process's stream in progress."""
+        return None if self.folder is None else self.folder / f"state-{self.processes.rank}.partial"
+
+    def _path(self, key: str) -> Path:
+        assert self.folder is not None
+        return self.folder / (_name(key) + _ENDING)
+
+
+class _SavedStream(StreamCheckpoint):
+    """The state of one stream of a run, in one process."""
+
+    def __init__(self, run: RunCheckpoint, key: str) -> None:
+        self.run, self.n_batches = run, 0
+        self.rank, self.n_processes = run.processes.rank, run.processes.count
+        self.notes = {"stream": key, "processes": str(self.n_processes)}
+
+    def restore(self) -> State:
+        if self.run.state_path is None or not self.run.state_path.is_file():
+            return {}
+        state, notes = read_tensors(self.run.state_path)
+        return state if notes == self.notes else {}
+
+    def is_due(self) -> bool:
+        self.n_batches += 1
+        return self.n_batches % self.run.every == 0 or self.run.signals.received is not None
+
+    def save(self, state: State) -> None:
+        if self.run.state_path is not None:
+            write_tensors(self.run.state_path, state, self.notes)
+
+    def advance(self, n_seqs: int) -> None:
+        if self.run.bar is not None:
+            self.run.bar.update(n_seqs)
+        self.run.signals.raise_if_received()
+
+    def all_reduce(self, totals: Sequence[Tensor]) -> None:
+        self.run.signals.stop_deferring()
+        self.run.processes.all_reduce(totals)
+
+    def batch_halved(self, batch_size: int) -> None:
+        tqdm.write(
+            f"a batch does not fit into memory: going on with {batch_size} at a time",
+            file=sys.stderr,
+        )
+
+
+def _name(key: str) -> str:
+    return key.replace("/", ",")
+
+
+def validate_same_run(folder: Path, about: Mapping[str, Any]) -> None:
+    """Check that an unfinished run is the one that is asked for.
+
+    Raises:
+        UserError: naming what differs.
+    """
+    found = json.loads((folder / _ABOUT).read_text())
+    other = [name for name, value in about.items() if found.get(name) != value]
+    if other:
+        raise UserError(
+            f"{folder} holds an unfinished run with other {' and '.join(other)}; "
+            "remove it, or choose another --out"
+        )
+
+
+def write_tensors(path: Path, tensors: State, notes: dict[str, str]) -> None:
+    """Write tensors so that the file is there whole or not at all.
+
+    Raises:
+        StorageError: if it cannot be written.
+    """
+    contiguous = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    try:
+        with atomic_write(path) as partial:
+            save_file(contiguous, partial, metadata=notes)
+    except (OSError, SafetensorError) as error:
+        raise StorageError(f"cannot write {path}: {error}") from error
+
+
+def read_tensors(path: Path) -> tuple[State, dict[str, str]]:
+    """Read tensors, from disk as they are needed, and notes.
+
+    Raises:
+        StorageError: if the file is broken.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except SafetensorError as error:
+        raise StorageError(f"{path} is broken ({error}); remove it and run again") from error

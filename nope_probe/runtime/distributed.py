@@ -1,0 +1,144 @@
+"""The processes that torchrun starts for a command, which share one run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeVar
+
+from nope_probe.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+# One process may stream a data set, or load from a slow disk, while all others wait for it.
+TIMEOUT = timedelta(days=1)
+Value = TypeVar("Value")
+
+
+def is_first_process() -> bool:
+    """Return whether this process is alone, or the first of those that share a run."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def process_count() -> int:
+    """Return how many processes torchrun started for this command; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def validate_one_process() -> None:
+    """Check that a command which one process has to run is not started in several.
+
+    Raises:
+        UserError: if this process is one of several.
+    """
+    if process_count() > 1:
+        raise UserError(
+            "only ablate, scores and the figures of language models run in several processes"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Processes:
+    """One process among those that share a run; alone by default.
+
+    Attributes:
+        rank: its number, from 0.
+        count: how many there are.
+    """
+
+    rank: int = 0
+    count: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that writes and prints."""
+        return self.rank == 0
+
+    def all_reduce(self, totals: Sequence[torch.Tensor]) -> None:
+        """Replace totals by their sums over all processes, in one all-reduce."""
+        if self.count == 1:
+            return
+        import torch
+        import torch.distributed as dist
+
+        together = torch.cat([total.flatten().to(_device()) for total in totals])
+        dist.all_reduce(together)
+        sums = together.split([total.numel() for total in totals])
+        for total, each in zip(totals, sums, strict=True):
+            total.copy_(each.view_as(total))
+
+    def broadcast(self, value: Value) -> Value:
+        """Return the first process's value in all of them."""
+        if self.count == 1:
+            return value
+        import torch.distributed as dist
+
+        values = [value]
+        dist.broadcast_object_list(values, src=0, device=_device())
+        return values[0]
+
+    def barrier(self) -> None:
+        """Wait until all processes are here."""
+        if self.count > 1:
+            import torch.distributed as dist
+
+            dist.barrier()
+
+
+@contextmanager
+def process_group(device: str) -> Iterator[Processes]:
+    """Join the other processes of a torchrun, if there are any, for as long as the context lasts.
+
+    They communicate through NCCL on GPUs and through Gloo elsewhere. Several runs that follow one
+    another need a context around them all: a process that left the group cannot join again.
+    """
+    count = process_count()
+    if count == 1:
+        yield Processes()
+        return
+    import torch
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        yield Processes(rank=dist.get_rank(), count=count)
+        return
+    on_gpu = torch.device(device).type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=TIMEOUT)
+    try:
+        yield Processes(rank=dist.get_rank(), count=count)
+    finally:
+        dist.destroy_process_group()
+
+
+def own_device(device: str) -> str:
+    """Return this process's device: `auto` is a GPU if there is one, under torchrun its own.
+
+    Raises:
+        UserError: if the machine does not have it.
+    """
+    import torch
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and "LOCAL_RANK" in os.environ:
+        device = f"cuda:{os.environ['LOCAL_RANK']}"
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"no device {device!r} on this machine") from error
+    return device
+
+
+def _device() -> torch.device:
+    """Return the device through which the processes communicate."""
+    import torch
+    import torch.distributed as dist
+
+    on_gpu = dist.get_backend() == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")

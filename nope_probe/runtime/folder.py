@@ -1,0 +1,172 @@
+"""A run on disk: arrays, tables, a page and the manifest that vouches for them.
+
+A run appears whole or not at all: it is written into a hidden folder beside its place and renamed,
+the manifest last. Reading needs neither torch nor TransformerLens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from nope_probe.errors import UserError
+
+
+class StorageError(UserError):
+    """Raised where results cannot be written; what was kept before stays."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A finished run.
+
+    Attributes:
+        manifest: what was run, with what, and the checksums of the files.
+        arrays: per file name without ending, its named arrays (`maps`, `tokens`, `folds`).
+        tables: per file name without ending, its table.
+    """
+
+    manifest: dict[str, Any]
+    arrays: Mapping[str, Mapping[str, np.ndarray]] = field(default_factory=dict)
+    tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    page: str = ""
+
+
+def write_run(out: Path, run: Run, partial: Path | None = None) -> None:
+    """Write a run into a folder that does not exist yet, or is empty.
+
+    Args:
+        out: the folder.
+        run: what is written.
+        partial: where it is written first, on the same disk; a hidden folder beside `out` by
+            default. What a killed process left there is removed.
+
+    Raises:
+        StorageError: if the place is taken or cannot be written to.
+    """
+    partial = partial or out.parent / f".{out.name}.partial-{os.getpid()}"
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        _write_files(partial, run)
+        if out.is_dir():
+            out.rmdir()
+        partial.rename(out)
+    except OSError as error:
+        raise StorageError(f"cannot write the run to {out}: {error.strerror}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Give a file to write; at the end it takes the path's place, whole and on disk."""
+    partial = path.with_name(f".{path.name}.partial")
+    yield partial
+    with partial.open("rb+") as file:
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def _write_files(folder: Path, run: Run) -> None:
+    from safetensors.numpy import save_file
+
+    for name, arrays in run.arrays.items():
+        contiguous = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
+        save_file(contiguous, folder / f"{name}.safetensors")
+    for name, table in run.tables.items():
+        table.to_csv(folder / f"{name}.csv", index=False, float_format="%.8g")
+    (folder / "report.html").write_text(run.page, encoding="utf-8")
+    for name in run.arrays:  # safetensors keeps its files from all but their owner
+        shutil.copymode(folder / "report.html", folder / f"{name}.safetensors")
+    checksums = {path.name: _checksum(path) for path in sorted(folder.iterdir())}
+    manifest = {**run.manifest, "checksums": checksums, "complete": True}
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+
+
+def _checksum(path: Path) -> str:
+    digest = sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def check_output_dir(out: Path, settings: Mapping[str, Any]) -> bool:
+    """Tell whether a finished run of these settings stands at a place already.
+
+    Raises:
+        UserError: if something else stands there.
+    """
+    if not out.exists():
+        parent = next(each for each in out.absolute().parents if each.exists())
+        if not parent.is_dir():
+            raise UserError(f"cannot write to {out}: {parent} is a file")
+        return False
+    if not out.is_dir():
+        raise UserError(f"cannot write to {out}: it is a file")
+    if (out / "manifest.json").is_file():
+        if read_manifest(out).get("settings") == json.loads(json.dumps(settings)):
+            return True
+        raise UserError(f"{out} holds a run with other settings; choose another --out")
+    if any(out.iterdir()):
+        raise UserError(f"{out} holds other files; choose another --out")
+    return False
+
+
+def checkpoint_dir(out: Path) -> Path:
+    """Name the hidden folder beside a run's place that holds it until it is finished."""
+    return out.parent / f".{out.name}.unfinished"
+
+
+def read_manifest(out: Path) -> dict[str, Any]:
+    """Read a run's manifest.
+
+    Raises:
+        UserError: if there is none that can be read.
+    """
+    try:
+        return json.loads((out / "manifest.json").read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{out} holds no run: its manifest cannot be read") from error
+
+
+def read_run(out: Path) -> Run:
+    """Read a finished run, its page and fold maps left on disk.
+
+    Raises:
+        UserError: if it is incomplete or a file is not what the manifest says.
+    """
+    from safetensors.numpy import load_file
+
+    manifest = read_manifest(out)
+    if not manifest.get("complete"):
+        raise UserError(f"the run in {out} is not complete")
+    for name, checksum in manifest["checksums"].items():
+        if not (out / name).is_file() or _checksum(out / name) != checksum:
+            raise UserError(f"{out / name} is not the file that the run wrote")
+    tables = {path.stem: _read_table(path) for path in sorted(out.glob("*.csv"))}
+    arrays = {name: load_file(out / f"{name}.safetensors") for name in ("maps", "tokens")}
+    return Run(manifest=manifest, arrays=arrays, tables=tables)
+
+
+def _read_table(path: Path) -> pd.DataFrame:
+    if path.stat().st_size <= 1:
+        return pd.DataFrame()
+    return pd.read_csv(path, keep_default_na=False, na_values=[""])
+
+
+def settings_hash(settings: Mapping[str, Any]) -> str:
+    """Give eight characters that stand for the settings of a run."""
+    text = json.dumps(settings, sort_keys=True, default=str)
+    return sha256(text.encode()).hexdigest()[:8]

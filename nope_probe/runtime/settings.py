@@ -1,0 +1,192 @@
+"""The settings that the commands on trained models share, and their validation."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import tyro
+
+from nope_probe.data.documents import validate_packing
+from nope_probe.errors import UserError
+from nope_probe.runtime.distributed import process_count
+
+if TYPE_CHECKING:
+    from nope_probe.data.sequences import Sequences
+    from nope_probe.models.load import LoadedModel
+
+_arg = tyro.conf.arg
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """Which model is studied, on which windows, and how they are run."""
+
+    model: Annotated[
+        str, _arg(help="A shipped or friendly name, a Hub id or a local Hugging Face folder.")
+    ] = "rope-tiny"
+    revision: Annotated[str | None, _arg(help="A branch, tag or commit of a model on the Hub.")] = (
+        None
+    )
+    data: Annotated[
+        str,
+        _arg(
+            help="shipped, stdlib, random, gaussian, a .txt, .jsonl or .parquet file, fineweb-edu, "
+            "a Hub data set (owner/name or owner/name:config) or a local folder of one."
+        ),
+    ] = "shipped"
+    windows: Annotated[
+        Literal["random", "start"],
+        _arg(help="Where a window stands in its document; start: its first tokens (the paper's)."),
+    ] = "random"
+    pack: Annotated[
+        bool,
+        _arg(help="Join documents, an EOS token after each, and cut windows across them instead."),
+    ] = False
+    bos: Annotated[
+        Literal["auto", "always", "never"],
+        _arg(help="Begin windows with a BOS token; auto: where the tokenizer forces it."),
+    ] = "auto"
+    alpha: Annotated[float, _arg(help="With gaussian: the expected inner product of inputs.")] = 0.0
+    shuffle: Annotated[bool, _arg(help="Permute the tokens within each window.")] = False
+    layers: Annotated[
+        int | Literal["all"], _arg(help="How many first layers to study, or all.")
+    ] = 4
+    n_seqs: Annotated[int, _arg(help="How many windows.")] = 512
+    seq_len: Annotated[int, _arg(help="Tokens in a window.")] = 64
+    batch_size: Annotated[int, _arg(help="Windows per forward pass.")] = 32
+    folds: Annotated[int, _arg(help="Parts of the data that intervals are made from.")] = 8
+    skip_keys: Annotated[
+        int | Literal["auto"],
+        _arg(help="First keys to leave out; auto: 1 where windows begin with BOS, else 0."),
+    ] = "auto"
+    seed: Annotated[int, _arg(help="Seed of every random choice.")] = 0
+    device: Annotated[
+        str, _arg(help="A torch device, or auto; under torchrun each process takes a GPU.")
+    ] = "auto"
+    device_map: Annotated[
+        Literal["auto", "balanced", "sequential"] | None,
+        _arg(help="Spread a model that is larger than one GPU over all of them."),
+    ] = None
+    dtype: Annotated[str, _arg(help="float32, float64, bfloat16, float16 or auto.")] = "auto"
+    checkpoint_every: Annotated[
+        int, _arg(help="Batches between two states that are kept; a killed run goes on from one.")
+    ] = 32
+    out: Annotated[Path | None, _arg(help="Folder of the run [runs/COMMAND-MODEL-HASH].")] = None
+
+    # What changes neither the numbers nor the folder's name.
+    unrecorded: ClassVar[tuple[str, ...]] = ("out", "checkpoint_every")
+
+    @property
+    def subject(self) -> str:
+        """What the default folder is named after."""
+        return self.model
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the settings that a run's manifest holds and that tell it from other runs."""
+        return {key: value for key, value in asdict(self).items() if key not in self.unrecorded}
+
+    def validate(self) -> None:
+        """Check what can be checked without the model.
+
+        Raises:
+            UserError: in one line that names the flag.
+        """
+        if self.folds < 4:
+            raise UserError(f"expected at least 4 folds, got {self.folds}")
+        if self.n_seqs < self.folds:
+            raise UserError(f"{self.n_seqs} sequences do not fill {self.folds} folds")
+        for name in ("seq_len", "batch_size", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise UserError(f"expected a positive --{name.replace('_', '-')}")
+        if self.layers != "all" and self.layers < 1:
+            raise UserError(f"expected at least 1 layer, got {self.layers}")
+        if self.skip_keys != "auto" and not 0 <= self.skip_keys <= self.seq_len - 3:
+            raise UserError(f"--skip-keys {self.skip_keys} leaves no keys of {self.seq_len}")
+        if self.dtype not in ("auto", *DTYPES):
+            raise UserError(f"no dtype {self.dtype!r}: expected auto, {', '.join(DTYPES)}")
+        self._validate_devices()
+        if self.pack:
+            validate_packing(self.data, self.windows)
+
+    def _validate_devices(self) -> None:
+        n_processes = process_count()
+        n_batches = -(-self.n_seqs // self.batch_size)
+        if n_batches < n_processes:
+            raise UserError(
+                f"{self.n_seqs} windows in batches of {self.batch_size} are {n_batches} "
+                f"batches, too few for {n_processes} processes; lower --batch-size"
+            )
+        if self.device_map is None:
+            return
+        if self.device != "auto":
+            raise UserError("--device is for one device and --device-map for several: take one")
+        if n_processes > 1:
+            raise UserError(
+                "--device-map gives one process all GPUs, and torchrun gives each its own: take one"
+            )
+
+    def load_model(self, device: str) -> LoadedModel:
+        """Load the first layers of the model.
+
+        Raises:
+            UserError: if there is no such model.
+        """
+        return self.load_layers(device, None if self.layers == "all" else self.layers)
+
+    def load_layers(self, device: str, n_layers: int | None) -> LoadedModel:
+        """Load some first layers of the model; all for None."""
+        import torch
+
+        from nope_probe.models.load import load
+
+        return load(
+            self.model,
+            n_layers=n_layers,
+            device=device,
+            dtype=None if self.dtype == "auto" else getattr(torch, self.dtype),
+            revision=self.revision,
+            device_map=self.device_map,
+        )
+
+    def make_sequences(self, loaded: LoadedModel, *, shuffle: bool | None = None) -> Sequences:
+        """Make what a model is run on: vectors for a parameter-free model, else token windows.
+
+        Args:
+            loaded: the model.
+            shuffle: whether to permute tokens; as in the settings by default.
+
+        Raises:
+            UserError: if the model cannot take it, or there are too few windows.
+        """
+        from nope_probe.data.sequences import gaussian, sequences
+
+        info = loaded.info
+        if self.seq_len > info.n_ctx:
+            raise UserError(f"--seq-len {self.seq_len} is beyond the model's context {info.n_ctx}")
+        if (self.data == "gaussian") != info.parameter_free:
+            kind = "gaussian vectors" if info.parameter_free else "text or random tokens"
+            raise UserError(f"{info.name} takes {kind}, not --data {self.data}")
+        if self.data == "gaussian":
+            return gaussian(self.n_seqs, self.seq_len, info.d_model, self.alpha, self.seed)
+        return sequences(
+            self.data,
+            tokenizer=loaded.tokenizer,
+            n_seqs=self.n_seqs,
+            seq_len=self.seq_len,
+            seed=self.seed,
+            start=self.windows,
+            bos=self.bos,
+            pack=self.pack,
+            shuffle=self.shuffle if shuffle is None else shuffle,
+        )
+
+    def n_skipped(self, inputs: Sequences) -> int:
+        """Return how many first keys the positional patterns leave out."""
+        return int(inputs.bos) if self.skip_keys == "auto" else self.skip_keys
+
+    def n_layers_of(self, loaded: LoadedModel) -> int:
+        """Return how many layers the run has maps of."""
+        return loaded.info.n_layers if self.layers == "all" else self.layers

@@ -1,0 +1,80 @@
+"""SIGINT and SIGTERM: they end a run at once, or after the batch in progress."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupted(KeyboardInterrupt):
+    """Raised where a signal ends a run; its text says what was saved.
+
+    Attributes:
+        signum: the signal's number; a process that it ends exits with 128 more.
+    """
+
+    def __init__(self, signum: int, message: str) -> None:
+        super().__init__(message)
+        self.signum = signum
+
+
+class Signals:
+    """Handles signals for as long as the context lasts.
+
+    A signal raises `Interrupted` at once. Inside `deferred` the first one only sets `received`, and
+    `raise_if_received` ends the run between two batches; a second one raises at once.
+
+    Attributes:
+        message: the text of the interruption.
+        received: the number of a deferred signal.
+    """
+
+    def __init__(self) -> None:
+        self.message = "nothing was written"
+        self.received: int | None = None
+        self._is_deferred = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is threading.main_thread():  # others get no signals
+            self._before = {each: signal.signal(each, self._handle) for each in SIGNALS}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for each, handler in self._before.items():
+            signal.signal(each, handler)
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Let the first signal wait until `raise_if_received` or the end of the context."""
+        self._is_deferred = True
+        try:
+            yield
+        finally:
+            self.stop_deferring()
+        self.raise_if_received()
+
+    def stop_deferring(self) -> None:
+        """Let signals raise at once again, before a wait in which no batch ends."""
+        self._is_deferred = False
+
+    def raise_if_received(self) -> None:
+        """End the run on a signal that was received.
+
+        Raises:
+            Interrupted: with the message.
+        """
+        if self.received is not None:
+            raise Interrupted(self.received, self.message)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        at_once = not self._is_deferred or self.received is not None
+        self.received = signum
+        if at_once:
+            self.raise_if_received()

@@ -1,0 +1,137 @@
+"""Hugging Face's Trainer, set up with a recipe, and what is saved in the end."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import (
+    PreTrainedTokenizerBase,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
+    Trainer,
+    TrainingArguments,
+)
+
+from nope_probe.training.corpus import Corpus
+from nope_probe.training.dynamics import Dynamics
+
+if TYPE_CHECKING:
+    from nope_probe.training.recipes import Recipe
+
+
+def make_trainer(
+    config: SmolLM3Config,
+    tokenizer: PreTrainedTokenizerBase,
+    corpus: Corpus,
+    recipe: Recipe,
+    *,
+    out: Path,
+    steps: int,
+    seed: int,
+) -> Trainer:
+    """Set Hugging Face's Trainer up with a recipe."""
+    config.bos_token_id = config.eos_token_id = tokenizer.bos_token_id
+    model = SmolLM3ForCausalLM(config)
+    trainer = Trainer(
+        model=model,
+        args=_arguments(recipe, out, steps, seed),
+        train_dataset=corpus.train,
+        eval_dataset=corpus.held_out,
+    )
+    if recipe.size == "tiny":
+        windows = corpus.held_out[:512]["input_ids"][:, :64]
+        trainer.add_callback(Dynamics(out / "dynamics.csv", windows, steps))
+    return trainer
+
+
+def _arguments(recipe: Recipe, out: Path, steps: int, seed: int) -> TrainingArguments:
+    import os
+
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    per_step = recipe.micro_batch * recipe.seq_len * processes
+    return TrainingArguments(
+        output_dir=str(out),
+        max_steps=steps,
+        per_device_train_batch_size=recipe.micro_batch,
+        per_device_eval_batch_size=recipe.micro_batch,
+        gradient_accumulation_steps=max(1, recipe.batch_tokens // per_step),
+        learning_rate=recipe.learning_rate,
+        lr_scheduler_type="cosine_with_min_lr",
+        lr_scheduler_kwargs={"min_lr_rate": recipe.min_lr},
+        warmup_steps=recipe.warmup,
+        weight_decay=recipe.weight_decay,
+        adam_beta1=recipe.betas[0],
+        adam_beta2=recipe.betas[1],
+        max_grad_norm=recipe.clip,
+        bf16=recipe.bf16,
+        logging_steps=50,
+        save_steps=1000,
+        save_total_limit=1,
+        report_to="none",
+        dataloader_pin_memory=torch.cuda.is_available(),
+        seed=seed,
+        data_seed=seed,
+        disable_tqdm=not sys.stderr.isatty(),
+    )
+
+
+def evaluate(trainer: Trainer) -> dict[str, float]:
+    """Round the weights to bf16, as they ship, and give their held-out loss in nats per token."""
+    trainer.model.to(torch.bfloat16).float()
+    return {"held_out_loss": float(trainer.evaluate()["eval_loss"])}
+
+
+def save(
+    trainer: Trainer,
+    tokenizer: PreTrainedTokenizerBase,
+    out: Path,
+    *,
+    name: str,
+    recipe: dict[str, Any],
+    losses: dict[str, float],
+) -> None:
+    """Write the Hugging Face folder: bf16 weights, tokenizer, recipe and model info."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    model.to(torch.bfloat16).save_pretrained(out, safe_serialization=True)
+    tokenizer.save_pretrained(out)
+    record = {
+        "name": name,
+        "recipe": recipe,
+        **losses,
+        "python": sys.version.split()[0],
+        "seed": trainer.args.seed,
+    }
+    (out / "training.json").write_text(json.dumps(record, indent=2) + "\n")
+    (out / "README.md").write_text(model_card(record, int(trainer.state.global_step)))
+
+
+def model_card(record: dict[str, Any], steps: int) -> str:
+    """Describe a trained model in the Hub's format."""
+    recipe, rope = record["recipe"], record["name"].startswith("rope")
+    tokens = steps * recipe["batch_tokens"]
+    source = {"stdlib": f"the source of Python {record['python']}'s standard library (PSF licence)"}
+    return f"""---
+license: mit
+library_name: transformers
+tags: [interpretability, {"rope" if rope else "nope"}]
+---
+# {record["name"]}
+
+A SmolLM3 decoder {"with RoPE in every layer" if rope else "without position encoding (NoPE)"}, for
+research on where positional attention patterns come from. Made by
+`python -m nope_probe.train --preset {record["name"]}`; its twin shares everything but RoPE.
+
+- **Data**: {source.get(recipe["data"], recipe["data"])}, {tokens / 1e6:.1f}M tokens in windows
+  of {recipe["seq_len"]}, each with a BOS token in front.
+- **Tokenizer**: {recipe["tokenizer"]}.
+- **Recipe**: {steps:,} steps of {recipe["batch_tokens"]:,} tokens; AdamW {recipe["betas"]},
+  weight decay {recipe["weight_decay"]}, peak learning rate {recipe["learning_rate"]},
+  {recipe["warmup"]} warm-up steps, cosine to {recipe["min_lr"]:.0%}, gradients clipped at
+  {recipe["clip"]:g}, seed {record["seed"]}.
+- **Held-out loss**: {record["held_out_loss"]:.3f} nats per token.
+- **Dynamics**: `dynamics.csv` holds the attention pattern's measures per layer over training.
+"""

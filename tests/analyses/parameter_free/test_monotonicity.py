@@ -1,0 +1,70 @@
+"""Whether a map increases in j, on maps whose steps are known."""
+
+import pytest
+import torch
+
+from nope_probe.analyses.parameter_free.monotonicity import (
+    by_distance,
+    mean_steps,
+    monotonicity_tests,
+    steps_in_j,
+)
+from nope_probe.analyses.parameter_free.simulation import Estimate
+
+N = 11
+
+
+def estimate(mean, noise=0.0, folds=32):
+    generator = torch.Generator().manual_seed(0)
+    each = mean.double() + noise * torch.randn(folds, 1, N, N, generator=generator).double()
+    masked = each.masked_fill(torch.ones(N, N).triu(1).bool(), torch.nan)
+    return Estimate(folds=masked, counts=torch.full((folds,), 5))
+
+
+def ramp(slope=1e-3):
+    return slope * torch.arange(N).double().expand(1, N, N).clone()
+
+
+def test_a_step_by_distance_is_the_mean_over_queries_and_leaves_out_the_diagonal():
+    lag = (torch.arange(N)[:, None] - torch.arange(N)).double()
+    maps = torch.where(lag == 0, 100.0, -(lag**2))[None]  # a step from lag g to g - 1 is 2g - 1
+    expected = torch.tensor([2.0 * g - 1 for g in range(2, N)]).double()
+    assert torch.equal(by_distance(steps_in_j(maps))[0], expected)
+    assert torch.equal(mean_steps(estimate(maps), 1e-9).mean[0], expected)
+
+
+def test_a_ramp_above_its_noise_is_increasing_at_every_distance():
+    (rise,) = monotonicity_tests(estimate(ramp(), 1e-4), ramp(), 1e-7)
+    assert (rise.verdict, rise.rises, rise.falls, rise.distances) == ("increasing", N - 2, 0, N - 2)
+    assert rise.monotonicity.value == 1
+
+
+def test_noise_alone_is_flat():
+    (rise,) = monotonicity_tests(estimate(0 * ramp(), 1e-4), 0 * ramp(), 1e-7)
+    assert (rise.verdict, rise.falling_cells) == ("flat", 0)
+    assert rise.monotonicity_lag1.low < 0.5 < rise.monotonicity_lag1.high
+
+
+def test_differences_below_what_float32_resolves_are_flat():
+    assert monotonicity_tests(estimate(ramp(1e-8)), ramp(1e-8), 1e-7)[0].verdict == "flat"
+
+
+def test_a_ramp_downward_falls_at_every_distance():
+    (rise,) = monotonicity_tests(estimate(ramp(-1e-3), 1e-4), ramp(-1e-3), 1e-7)
+    assert (rise.verdict, rise.falls) == ("not increasing", N - 2)
+
+
+def test_a_small_fall_that_theory_points_at_is_found_though_every_distance_rises():
+    dip = torch.zeros(1, N, N).double()
+    dip[0, -1, 5:10] = -1.5e-3 * torch.arange(1, 6)  # the last query falls, five steps of 0.5e-3
+    mean = ramp() + dip
+    (rise,) = monotonicity_tests(estimate(mean, 1e-4), mean, 1e-7)
+    assert (rise.falls, rise.falling_cells) == (0, 5)
+    assert rise.theory_fall == pytest.approx(-0.5e-3)
+    assert rise.fall.low < -0.5e-3 < rise.fall.high < 0
+    assert rise.verdict == "not increasing"
+
+
+def test_with_too_few_blocks_shares_have_no_interval():
+    (rise,) = monotonicity_tests(estimate(ramp(), 1e-4, folds=3), ramp(), 1e-7)
+    assert rise.monotonicity.value != rise.monotonicity.value

@@ -1,0 +1,277 @@
+"""The simulation against eq. (1) written out in float64, long runs and automatic derivatives."""
+
+import math
+from functools import cache
+
+import pytest
+import torch
+from support.stream_checkpoints import Recorded, Stopped, Stopping
+from torch.func import jvp
+
+from nope_probe.analyses.parameter_free.control_variate import ControlVariate
+from nope_probe.analyses.parameter_free.critical_alpha import theory_scores
+from nope_probe.analyses.parameter_free.mean_field import (
+    ParameterFreeSpec,
+    expected_gram,
+    frequency_steps,
+    spec_of,
+    steps,
+)
+from nope_probe.analyses.parameter_free.sampling import draw
+from nope_probe.analyses.parameter_free.simulation import Estimate, finest_target, simulate
+from nope_probe.models.parameter_free import build, parameter_free
+
+N, D = 7, 6
+NORMS = ["l2", "layernorm-sqrt-d", "layernorm-d"]
+
+
+@cache
+def model(n_layers=3, d_model=D, norm="l2", rope=False, causal=True):
+    return build(parameter_free(n_layers, d_model, norm, rope, causal))
+
+
+def plain_scores(x, n_layers, norm, rope, causal):
+    """Follow eq. (1), or its variants of appendix B and section 5.1, in float64."""
+    x, (n, d) = x.double(), x.shape[1:]
+    theta = 10_000.0 ** (-2 * torch.arange(d // 2).double() / d)
+    turn = torch.polar(torch.ones(n, d // 2).double(), torch.arange(n)[:, None] * theta)
+    maps = []
+    for _ in range(n_layers):
+        if norm == "l2":
+            y = x / x.norm(dim=-1, keepdim=True)
+        else:
+            y = (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True, correction=0)
+        q = y
+        if rope:
+            z = torch.complex(y[..., : d // 2], y[..., d // 2 :]) * turn
+            q = torch.cat([z.real, z.imag], -1)
+        scores = q @ q.mT / {"l2": 1, "layernorm-sqrt-d": d**0.5, "layernorm-d": d}[norm]
+        if causal:
+            scores = scores.masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf)
+        maps.append(scores.masked_fill(scores.isinf(), torch.nan))
+        x = scores.softmax(-1) @ y + x
+    return torch.stack(maps, 1)
+
+
+def samples(count, alpha=0.3, seed=0, n=N, d=D):
+    return draw(0, count, alpha=alpha, seq_len=n, d_model=d, seed=seed)
+
+
+def resolved(x):
+    """Average z_i conj(z_j) per frequency: real and imaginary parts."""
+    z = torch.complex(x[..., : D // 2], x[..., D // 2 :]).to(torch.complex128)
+    gram = torch.einsum("sif,sjf->fij", z, z.conj()) / len(x)
+    return torch.stack([gram.real, gram.imag])
+
+
+@pytest.mark.parametrize("cut", [1, 63, 64, 100])
+def test_a_sample_is_the_same_wherever_the_chunks_are_cut(cut):
+    recipe = {"alpha": 0.3, "seq_len": 3, "d_model": 5, "seed": 11}
+    pieces = torch.cat([draw(0, cut, **recipe), draw(cut, 131, **recipe)])
+    assert torch.equal(pieces, draw(0, 131, **recipe))
+
+
+def test_samples_of_other_seeds_and_blocks_are_other_samples():
+    first, second = samples(128)[:64], samples(128)[64:]
+    assert not torch.isclose(first, second).any(-1).any()
+    assert not torch.isclose(first, samples(64, seed=1)).all(-1).any()
+
+
+def test_samples_are_unit_vectors_whose_positions_share_what_alpha_says():
+    x = samples(20_000, alpha=0.5)
+    cosine = (x[:, 2] * x[:, 5]).sum(-1)
+    expected = expected_gram(torch.tensor([0.5]), 2, ParameterFreeSpec(d_model=D))[0, 0, 1]
+    assert torch.allclose(x.norm(dim=-1), torch.ones(()))
+    assert abs(cosine.mean() - expected) < 4 * cosine.std() / 20_000**0.5
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("rope", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_plain_mean_is_that_of_the_equation_written_out(norm, rope, causal):
+    found = simulate(model(3, D, norm, rope, causal), alpha=0.3, seq_len=N, n_samples=70)
+    expected = plain_scores(samples(70), 3, norm, rope, causal).mean(0)
+    assert torch.allclose(found.plain.mean, expected, atol=2e-6, equal_nan=True)
+
+
+def test_the_standard_error_is_that_of_32_blocks_by_sample_index():
+    found = simulate(model(), alpha=0.3, seq_len=N, n_samples=96).plain
+    maps = plain_scores(samples(96), 3, "l2", False, True)
+    blocks = torch.stack([maps[block::32].mean(0) for block in range(32)])
+    assert torch.allclose(found.se, blocks.std(0) / 32**0.5, atol=1e-6, equal_nan=True)
+
+
+def test_blocks_of_unequal_size_count_by_their_samples():
+    # Two samples of value 0 and 3 in block 0, one of value 9 in block 1: mean 4.
+    folds = torch.tensor([1.5, 9.0])[:, None, None, None].double()
+    estimate = Estimate(folds=folds, counts=torch.tensor([2, 1]))
+    assert estimate.mean.item() == pytest.approx(4)
+    assert estimate.se.item() == pytest.approx(math.sqrt((2 * 2.5**2 + 5**2) / 3))
+
+
+def test_the_pooled_error_leaves_out_the_diagonal_and_masked_cells():
+    folds = torch.zeros(2, 1, 3, 3).double()
+    folds[0, 0, 2, 0], folds[0, 0, 1, 1], folds[:, 0, 0, 1:], folds[:, 0, 1, 2] = 6, 99, 1e6, 1e6
+    masked = folds.masked_fill(torch.ones(3, 3).triu(1).bool(), torch.nan)
+    estimate = Estimate(folds=masked, counts=torch.tensor([5, 5]))
+    assert estimate.pooled_se.item() == pytest.approx(3 / 3**0.5)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_control_is_the_derivative_of_the_mean_field(norm, causal):
+    field = ParameterFreeSpec(d_model=D, norm=norm, causal=causal)
+    control, x = ControlVariate(0.3, N, 4, field, 1), samples(5)
+    control.add(x)
+    u = x if norm == "l2" else torch.nn.functional.normalize(x - x.mean(-1, keepdim=True), dim=-1)
+    start = expected_gram(torch.tensor([0.3]), N, field)[0]
+    change = (u @ u.mT).double().mean(0) - start
+    _, slope = jvp(
+        lambda gram: torch.stack([s for s, _, _ in steps(gram, 4, field)]), (start,), (change,)
+    )
+    assert torch.allclose(control.deviations()[0], slope, atol=1e-6)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_with_rope_the_control_is_the_derivative_of_the_frequency_resolved_field(norm, causal):
+    field = ParameterFreeSpec(d_model=D, norm=norm, rope=True, causal=causal)
+    control, x = ControlVariate(0.3, N, 4, field, 1), samples(5)
+    control.add(x)
+    u = x if norm == "l2" else torch.nn.functional.normalize(x - x.mean(-1, keepdim=True), dim=-1)
+    gram = expected_gram(torch.tensor([0.3]), N, field)[0]
+    start = torch.stack([gram, 0 * gram])[:, None].repeat(1, D // 2, 1, 1) / (D // 2)
+    _, slope = jvp(
+        lambda gram: torch.stack(list(frequency_steps(gram, 4, field))),
+        (start,),
+        (resolved(u) - start,),
+    )
+    assert torch.allclose(control.deviations()[0], slope, atol=1e-6)
+
+
+def test_the_control_keeps_folds_apart_however_samples_arrive():
+    field, x = ParameterFreeSpec(d_model=D, rope=True), samples(11)
+    whole, pieces = (ControlVariate(0.3, N, 3, field, 2) for _ in range(2))
+    whole.add(x)
+    pieces.add(x[:3])
+    pieces.add(x[3:])
+    alone = ControlVariate(0.3, N, 3, field, 1)
+    alone.add(x[1::2])
+    assert torch.allclose(whole.deviations(), pieces.deviations(), atol=1e-6)
+    assert torch.allclose(whole.deviations()[1], alone.deviations()[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("rope", [False, True])
+def test_the_controlled_mean_is_unbiased(norm, rope):
+    ours = model(3, D, norm, rope)
+    long = simulate(
+        ours,
+        alpha=0.3,
+        seq_len=N,
+        n_samples=40_000,
+        seed=1,
+        control_variate=False,
+        chunk_size=4096,
+    ).plain
+    short = simulate(ours, alpha=0.3, seq_len=N, n_samples=4096, chunk_size=2048).controlled
+    z = (short.mean - long.mean) / (short.se**2 + long.se**2).sqrt()
+    below = torch.ones(N, N, dtype=torch.bool).tril(-1)
+    assert z[:, below].abs().max() < 4
+    assert z[:, below].abs().mean() < 1.2  # 0.8 if the standard errors are right
+
+
+def test_in_layer_one_the_controlled_mean_is_exact():
+    found = simulate(model(), alpha=0.3, seq_len=N, n_samples=64).controlled.mean[0]
+    expected = expected_gram(torch.tensor([0.3]), N, ParameterFreeSpec(d_model=D))[0]
+    assert torch.allclose(found.tril(), expected.tril(), atol=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.2])
+@pytest.mark.parametrize("rope", [False, True])
+def test_at_the_papers_sizes_the_control_leaves_a_fortieth_of_the_variance(alpha, rope):
+    found = simulate(model(4, 64, rope=rope), alpha=alpha, seq_len=50, n_samples=1000)
+    assert found.variance_ratio[1:].min() > 40
+
+
+def test_the_gap_to_the_mean_field_shrinks_as_one_over_d():
+    gaps = []
+    for d_model in (16, 64, 256):
+        ours = model(3, d_model)
+        found = simulate(ours, alpha=0.3, seq_len=N, n_samples=4096, chunk_size=512).best.mean
+        theory = theory_scores(torch.tensor([0.3]), N, 3, spec_of(ours))[0]
+        gaps.append((found - theory).nan_to_num()[1:].square().mean((1, 2)).sqrt())
+    assert ((gaps[0] / gaps[1]).log2() / 2).tolist() == pytest.approx([1, 1], abs=0.15)
+    assert ((gaps[1] / gaps[2]).log2() / 2).tolist() == pytest.approx([1, 1], abs=0.15)
+
+
+@pytest.mark.parametrize("rope", [False, True])
+def test_the_chunk_size_changes_nothing_but_summation_order(rope):
+    runs = [
+        simulate(model(rope=rope), alpha=0.3, seq_len=N, n_samples=150, chunk_size=size).controlled
+        for size in (64, 37)
+    ]
+    assert torch.allclose(runs[0].folds, runs[1].folds, atol=2e-6, equal_nan=True)
+
+
+def test_fewer_samples_than_blocks_make_as_many_blocks_as_samples():
+    found = simulate(model(), alpha=0.3, seq_len=N, n_samples=5)
+    assert found.plain.counts.tolist() == [1] * 5
+    assert found.best.pooled_se.isfinite().all()
+
+
+def test_a_target_error_is_reached_in_every_layer_and_not_by_far():
+    found = simulate(model(), alpha=0.3, seq_len=N, target_se=2e-3)
+    assert found.best.pooled_se.max() <= 2e-3
+    assert found.best.pooled_se.max() > 1e-3
+    assert found.plain.pooled_se.max() > 4e-3
+    plain = simulate(
+        model(), alpha=0.3, seq_len=N, target_se=1e-2, control_variate=False, chunk_size=512
+    )
+    assert plain.controlled is None
+    assert 0.5e-2 < plain.best.pooled_se.max() <= 1e-2
+
+
+def test_progress_counts_every_sample():
+    recorded = Recorded()
+    simulate(model(), alpha=0.3, seq_len=N, n_samples=150, chunk_size=64, checkpoint=recorded)
+    assert recorded.batches == [0, 64, 64, 22]
+
+
+@pytest.mark.parametrize("goal", [{"n_samples": 150}, {"target_se": 0.004}])
+@pytest.mark.parametrize("rope", [False, True])
+def test_a_simulation_that_was_ended_resumes_to_the_same_bytes(goal: dict, rope: bool):
+    settings = {"alpha": 0.3, "seq_len": N, "chunk_size": 64, **goal}
+    truth, stopping = simulate(model(rope=rope), **settings), Stopping(after=3)
+    with pytest.raises(Stopped):
+        simulate(model(rope=rope), checkpoint=stopping, **settings)
+    assert int(stopping.state["n_samples"]) == 128
+    stopping.after, stopping.batches = 0, []
+    found = simulate(model(rope=rope), checkpoint=stopping, **settings)
+    assert stopping.batches[0] == 128
+    assert found.n_samples == truth.n_samples
+    for ours, theirs in ((found.plain, truth.plain), (found.controlled, truth.controlled)):
+        assert torch.equal(ours.folds.nan_to_num(), theirs.folds.nan_to_num())
+        assert torch.equal(ours.counts, theirs.counts)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"n_samples": 0},
+        {"n_samples": 1},
+        {"target_se": 1e-9},
+        {"target_se": math.nan},
+        {},
+        {"n_samples": 9, "target_se": 0.1},
+    ],
+)
+def test_a_simulation_that_cannot_be_is_refused(settings):
+    with pytest.raises(ValueError, match=r"samples|float32"):
+        simulate(model(), alpha=0.3, seq_len=N, **settings)
+
+
+def test_what_float32_resolves_grows_with_the_scores():
+    assert finest_target(model(norm="layernorm-sqrt-d")) == pytest.approx(
+        D**0.5 * finest_target(model())
+    )

@@ -1,0 +1,281 @@
+"""The theory of every layer against independent oracles: sums written out, quadrature, figures."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from nope_probe.analyses.parameter_free import closed_form as paper
+from nope_probe.analyses.parameter_free.critical_alpha import (
+    critical_alphas,
+    n_rounds,
+    smallest_step,
+    theory_scores,
+)
+from nope_probe.analyses.parameter_free.mean_field import (
+    ParameterFreeSpec,
+    expected_gram,
+    frequency_steps,
+    mean_field,
+    rope_kernel,
+    spec_of,
+    steps,
+)
+
+ALPHAS = torch.tensor([0.0, 0.05, 0.2, 0.5, 0.9], dtype=torch.float64)
+PAIRS = [
+    (paper.g, paper.g_difference),
+    (paper.h_squared, paper.h_squared_difference),
+    (paper.g_no_residual, paper.g_no_residual_difference),
+    (paper.h_squared_no_residual, paper.h_squared_no_residual_difference),
+]
+
+
+def layer_by_hand(gram, residual):
+    """Mix a Gram matrix through one layer of eq. (1) with plain Python sums."""
+    n = len(gram)
+    norm = [math.sqrt(gram[i][i]) for i in range(n)]
+    score = [[gram[i][j] / (norm[i] * norm[j]) for j in range(n)] for i in range(n)]
+    mixing = [[0.0] * n for _ in range(n)]
+    for i in range(n):
+        total = sum(math.exp(score[i][j]) for j in range(i + 1))
+        for j in range(i + 1):
+            mixing[i][j] = math.exp(score[i][j]) / total / norm[j] + residual * (i == j)
+    out = [
+        [
+            sum(mixing[i][k] * mixing[j][m] * gram[k][m] for k in range(n) for m in range(n))
+            for j in range(n)
+        ]
+        for i in range(n)
+    ]
+    return score, out
+
+
+@pytest.mark.parametrize("n", [2, 7, 53])
+def test_layer_two_of_the_mean_field_is_equation_four(n):
+    _, second = mean_field(ALPHAS, n, 2, ParameterFreeSpec())
+    assert torch.allclose(second, paper.layer_two_scores(ALPHAS, n), atol=1e-12, equal_nan=True)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3])
+def test_g_and_h_are_the_gram_matrix_after_layer_one(alpha):
+    n = 5
+    gram = [[1.0 if i == j else alpha for j in range(n)] for i in range(n)]
+    a, i = torch.tensor([alpha], dtype=torch.float64), torch.arange(1, n + 1)
+    for residual, g, h in [
+        (1.0, paper.g, paper.h_squared),
+        (0.0, paper.g_no_residual, paper.h_squared_no_residual),
+    ]:
+        _, out = layer_by_hand(gram, residual)
+        assert g(a, i)[0, 4].item() == pytest.approx(out[4][1], abs=1e-12)
+        assert g(a, i)[0, 4].item() == pytest.approx(out[4][3], abs=1e-12)
+        assert h(a, i)[0].tolist() == pytest.approx([out[k][k] for k in range(n)], abs=1e-12)
+
+
+def test_every_layer_of_the_mean_field_is_the_recursion_written_out():
+    n, alpha = 5, 0.3
+    gram = [[1.0 if i == j else alpha for j in range(n)] for i in range(n)]
+    for scores in theory_scores(torch.tensor([alpha], dtype=torch.float64), n, 4)[0]:
+        by_hand, gram = layer_by_hand(gram, 1.0)
+        for i in range(n):
+            assert scores[i, : i + 1].tolist() == pytest.approx(by_hand[i][: i + 1], abs=1e-12)
+            assert scores[i, i + 1 :].isnan().all()
+
+
+@pytest.mark.parametrize(("function", "difference"), PAIRS)
+def test_a_corrected_difference_formula_is_the_direct_difference(function, difference):
+    i = torch.arange(1, 101)
+    direct = function(ALPHAS, i + 1) - function(ALPHAS, i)
+    assert torch.allclose(difference(ALPHAS, i), direct, atol=1e-12, rtol=0)
+    assert (difference(ALPHAS, i) < 0).all()
+
+
+def test_the_formulas_as_printed_differ_from_the_direct_difference():
+    a, j, e = 0.2, 3, math.e
+    big = math.exp(a)
+    bottom = ((e + j * big) * (e + (j - 1) * big)) ** 2
+    quadratic = (a - 1) * big**4 + 2 * (a - 1) * big**3 * e
+    linear = (2 * a - 6) * big * e**3 + 2 * (a - 1) * big**3 * e + (a - 1) * big**4
+    constant = (2 * a - 4) * big * e**3 + (4 - 2 * a) * big**2 * e**2
+    printed = (quadratic * j**2 + linear * j + constant) / bottom
+    sign = (a - 1) * big * (2 * e**3 - 2 * e**2 * big * (j - 1) + big**3 * j * (j - 1)) / bottom
+    alpha, at = torch.tensor([a], dtype=torch.float64), torch.tensor([j])
+    assert abs(paper.h_squared_difference(alpha, at).item() - printed) > 1e-2
+    assert abs(paper.h_squared_no_residual_difference(alpha, at).item() - sign) > 1e-2
+
+
+def test_figure_one_shows_0_154_0_132_and_0_151():
+    second = paper.layer_two_scores(torch.tensor([0.0], dtype=torch.float64), 3)[0]
+    assert second[1, 0].item() == pytest.approx(0.154, abs=5e-4)
+    assert second[2, 0].item() == pytest.approx(0.132, abs=5e-4)
+    assert second[2, 1].item() == pytest.approx(0.15082, abs=1e-5)
+
+
+def test_the_expected_cosine_at_64_dimensions_is_known():
+    cosine = paper.expected_cosine(torch.tensor([0.0, 0.2, 0.5], dtype=torch.float64), 64)
+    assert cosine.tolist() == pytest.approx([0.0, 0.1985039, 0.4970566], abs=5e-8)
+
+
+def test_in_one_dimension_the_expected_cosine_is_the_arcsine_law():
+    # y is a sign, and the signs of two Gaussians of correlation a agree with E = 2/pi asin(a).
+    cosine = paper.expected_cosine(ALPHAS, 1)
+    assert torch.allclose(cosine, 2 / math.pi * ALPHAS.asin(), atol=1e-12)
+
+
+def test_the_expected_cosine_is_what_sampled_vectors_have():
+    generator = torch.Generator().manual_seed(0)
+    own = torch.randn(40_000, 2, 3, generator=generator)
+    shared = torch.randn(40_000, 1, 3, generator=generator)
+    y = torch.nn.functional.normalize(own + 2.0 * shared, dim=-1)  # alpha = 4/5
+    cosines = (y[:, 0] * y[:, 1]).sum(-1)
+    error = cosines.mean() - paper.expected_cosine(torch.tensor([0.8]), 3)[0]
+    assert abs(error) < 4 * cosines.std() / 200
+
+
+def test_the_expected_cosine_falls_short_of_alpha_as_one_over_d():
+    alpha = torch.tensor([0.5], dtype=torch.float64)
+    gaps = [0.5 - paper.expected_cosine(alpha, d).item() for d in (64, 128, 256, 4096)]
+    assert gaps[0] / gaps[1] == pytest.approx(2, rel=0.02)
+    assert gaps[1] / gaps[2] == pytest.approx(2, rel=0.01)
+    assert gaps[2] / gaps[3] == pytest.approx(16, rel=0.01)
+
+
+@pytest.mark.parametrize(("n", "critical"), [(50, 0.0104), (256, 0.0187)])
+def test_layers_up_to_ten_increase_above_the_known_critical_alpha(n, critical):
+    found = critical_alphas(n, 4)  # layer 3 is the last to increase
+    assert found[0].isnan()
+    assert found[1] == 0
+    assert found.nan_to_num().max().item() == pytest.approx(critical, abs=5e-5)
+
+
+def test_just_above_the_critical_alpha_ten_layers_increase_and_just_below_one_does_not():
+    alphas = torch.tensor([0.0103, 0.0105], dtype=torch.float64)
+    below, above = smallest_step(theory_scores(alphas, 50, 10))[:, 1:]
+    assert below.min() < 0 < above.min()
+
+
+def test_without_correlation_layers_three_and_four_do_not_increase_near_the_diagonal():
+    scores = theory_scores(torch.tensor([0.0]), 50, 4)[0]
+    assert smallest_step(scores)[2:].tolist() == pytest.approx([-2.8e-4, -4.4e-4], abs=5e-6)
+
+
+def test_critical_alphas_reports_every_round():
+    rounds = []
+    critical_alphas(5, 2, tolerance=1e-3, on_round=lambda: rounds.append(1))
+    assert len(rounds) == n_rounds(1e-3)
+
+
+def test_without_mask_and_rope_positions_stay_exchangeable():
+    for norm in ("l2", "layernorm-d", "layernorm-sqrt-d"):
+        field = ParameterFreeSpec(d_model=6, norm=norm, causal=False)
+        last = theory_scores(torch.tensor([0.3]), 7, 3, field)[0, 2]
+        off = last[~torch.eye(7, dtype=torch.bool)]
+        assert off.max() - off.min() < 1e-12
+
+
+def test_without_mask_rope_leaves_a_far_more_relative_pattern_than_with_it():
+    contrast = {}
+    for causal in (True, False):
+        field = ParameterFreeSpec(d_model=6, rope=True, causal=causal)
+        scores = theory_scores(torch.tensor([0.0]), 29, 2, field)[0, 1]
+        contrast[causal] = scores.diagonal(-1)[3:-3].std().item()  # clear of the window's ends
+    assert contrast[False] < contrast[True] / 3
+
+
+def test_the_rope_kernel_is_the_mean_product_of_rotated_isotropic_vectors():
+    n, d = 5, 6
+    total = torch.zeros(n, n, dtype=torch.float64)
+    for i in range(n):
+        for j in range(n):
+            total[i, j] = sum(math.cos((i - j) * 10_000 ** (-2 * f / d)) for f in range(3)) / 3
+    assert torch.allclose(
+        rope_kernel(n, ParameterFreeSpec(d_model=d, rope=True)), total, atol=1e-14
+    )
+
+
+@pytest.mark.parametrize("norm", ["l2", "layernorm-d", "layernorm-sqrt-d"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_resolved_by_frequency_an_isotropic_gram_gives_the_kernel_form(norm, causal):
+    field = ParameterFreeSpec(d_model=6, norm=norm, rope=True, causal=causal)
+    gram = expected_gram(torch.tensor([0.3]), 5, field)
+    resolved = torch.stack([gram, 0 * gram], 1)[:, :, None].expand(-1, -1, 3, -1, -1) / 3
+    kernel = [scores for scores, _, _ in steps(gram, 4, field)]
+    for ours, theirs in zip(kernel, frequency_steps(resolved, 4, field), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-12)
+
+
+def test_layernorm_over_d_tends_to_the_same_layer_two_whatever_the_dimension():
+    # The residual is 1/sqrt(d) of the attention output, so it vanishes: eq. (4) without residual.
+    field = ParameterFreeSpec(d_model=10**6, norm="layernorm-d")
+    alpha, i = torch.tensor([0.2], dtype=torch.float64), torch.tensor([4, 7])
+    g, h = paper.g_no_residual(alpha, i)[0], paper.h_squared_no_residual(alpha, i)[0].sqrt()
+    second = theory_scores(alpha, 7, 2, field)[0, 1]
+    assert second[6, 3].item() == pytest.approx((g[1] / (h[0] * h[1])).item(), abs=1e-2)
+
+
+def test_layernorm_over_sqrt_d_makes_scores_sqrt_d_larger_in_layer_one():
+    alpha = torch.tensor([0.2], dtype=torch.float64)
+    small, large = (
+        theory_scores(alpha, 3, 1, ParameterFreeSpec(d_model=16, norm=norm))[0, 0].nan_to_num()
+        for norm in ("layernorm-d", "layernorm-sqrt-d")
+    )
+    assert torch.allclose(large, 4 * small)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"norm": "layernorm-d"},
+        {"rope": True},
+        {"d_model": 7, "rope": True},
+        {"d_model": 1, "norm": "layernorm-d"},
+        {"d_model": 0},
+    ],
+)
+def test_a_field_that_cannot_be_is_refused(settings):
+    with pytest.raises(ValueError, match=r"d_model|dimensions"):
+        ParameterFreeSpec(**settings)
+
+
+@pytest.mark.parametrize("alpha", [-0.1, 1.0, math.nan])
+def test_an_alpha_outside_zero_to_one_is_refused(alpha):
+    with pytest.raises(ValueError, match="0 <= alpha < 1"):
+        list(mean_field(torch.tensor([alpha]), 3, 1, ParameterFreeSpec()))
+    with pytest.raises(ValueError, match="0 <= alpha < 1"):
+        paper.expected_cosine(torch.tensor([alpha]), 3)
+
+
+@pytest.mark.parametrize("norm", ["l2", "layernorm-d", "layernorm-sqrt-d"])
+@pytest.mark.parametrize("rope", [True, False])
+def test_the_field_of_a_model_is_the_one_it_was_configured_for(norm, rope):
+    from types import SimpleNamespace
+
+    from nope_probe.models.parameter_free import parameter_free
+
+    config = parameter_free(2, d_model=6, norm=norm, rope=rope, causal=rope)
+    found = spec_of(SimpleNamespace(cfg=config))
+    assert found == ParameterFreeSpec(d_model=6, norm=norm, rope=rope, causal=rope)
+
+
+def ask(*arguments):
+    command = [sys.executable, "-m", "nope_probe.theory", *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_the_command_says_above_which_alpha_each_layer_increases():
+    answer = ask("--n-layers", "3", "--alpha", "0.01")
+    assert "L2: increases in j above alpha = 0.0104" in answer.stdout
+    assert "smallest step -8.4" in answer.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--alpha", "1"], ["--n-layers", "0"], ["--rope"], ["--rope", "--d-model", "7"]],
+)
+def test_the_command_answers_bad_input_with_one_line(arguments):
+    answer = ask(*arguments)
+    assert answer.returncode == 2
+    assert answer.stdout == ""
+    assert len(answer.stderr.splitlines()) == 1

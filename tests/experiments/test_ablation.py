@@ -1,0 +1,282 @@
+"""The ablate command as a user types it: what a run holds, what it says, what it refuses."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from nope_probe.ablate import main
+from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.capture import capture_scores
+from nope_probe.hooks.gains import calibrate
+
+SMALL = ["--n-seqs", "24", "--seq-len", "19", "--folds", "4", "--batch-size", "11"]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["nope_probe.ablate", *arguments])
+    main()
+
+
+@pytest.fixture(scope="module")
+def default_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "default"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        run(monkeypatch, *SMALL, "--out", str(out))
+    return out
+
+
+def manifest_of(out: Path) -> dict:
+    return json.loads((out / "manifest.json").read_text())
+
+
+def test_a_run_holds_every_file_that_its_manifest_vouches_for(default_run: Path):
+    manifest = manifest_of(default_run)
+    names = {path.name for path in default_run.iterdir()} - {"manifest.json"}
+    assert set(manifest["checksums"]) == names
+    assert {"maps.safetensors", "folds.safetensors", "tokens.safetensors"} < names
+    assert {"sources.csv", "players.csv", "interactions.csv", "pattern.csv"} < names
+    assert manifest["complete"]
+    assert manifest["model"]["rope_layers"] == [True] * 4
+    assert manifest["model"]["parity"]["logits"] < 1e-4
+
+
+def test_the_default_players_are_the_briefs_five_and_the_circuits_beside(default_run: Path):
+    players = pd.read_csv(default_run / "players.csv")
+    by_game = players.groupby("game")["player"].unique().map(list).to_dict()
+    assert by_game == {
+        "players": ["mask", "rope", "w_q", "w_k", "w_o"],
+        "circuits": ["mask", "rope", "qk", "ov"],
+    }
+
+
+def test_every_condition_has_a_map_named_by_what_it_keeps(default_run: Path):
+    maps = load_file(default_run / "maps.safetensors")
+    scores = [name.removeprefix("score/") for name in maps if name.startswith("score/")]
+    assert len(scores) == 32 + 8
+    assert {"mask+rope+w_q+w_k+w_o+w_v", "rope+w_q+w_k+w_o+w_v", "w_v", "none"} < set(scores)
+    assert all(array.shape == (4, 19, 19) for array in maps.values())
+    assert all(array.dtype == np.float32 for array in maps.values())
+
+
+def test_a_maps_cells_are_blank_above_the_diagonal_unless_the_mask_is_off(default_run: Path):
+    maps = load_file(default_run / "maps.safetensors")
+    above = np.triu(np.ones((19, 19), bool), 1)
+    intact = maps["score/mask+rope+w_q+w_k+w_o+w_v"]
+    assert np.isnan(intact[:, above]).all()
+    assert np.isfinite(intact[:, ~above]).all()
+    assert np.isfinite(maps["score/rope+w_q+w_k+w_o+w_v"]).all()
+
+
+def test_the_maps_on_disk_are_those_of_the_ablated_model(default_run: Path):
+    from nope_probe.models.load import load
+
+    model = load("rope-tiny").model
+    tokens = torch.from_numpy(load_file(default_run / "tokens.safetensors")["tokens"])
+    maps = load_file(default_run / "maps.safetensors")
+    gains = calibrate(model, tokens)
+    with ablated(model, Ablation(remove=["rope", "w_q"]), gains):
+        truth = capture_scores(model, tokens, n_folds=4).mean.numpy()
+    ours = maps["score/mask+w_k+w_o+w_v"]
+    assert np.nanmax(np.abs(ours - truth)) < 1e-5 * np.nanmax(np.abs(truth))
+
+
+def test_sources_and_shapley_maps_add_up_on_disk(default_run: Path):
+    maps = load_file(default_run / "maps.safetensors")
+    below = np.tril(np.ones((19, 19), bool), -1)
+    below[:, 0] = False  # the BOS key is left out
+    intact = maps["score/mask+rope+w_q+w_k+w_o+w_v"]
+    counts = np.maximum(below.sum(-1, keepdims=True), 1)
+    pattern = intact - np.where(below, intact, 0).sum(-1, keepdims=True) / counts
+    sources = sum(maps[f"source/{term}"] for term in ("content", "mask", "rope", "mask_x_rope"))
+    np.testing.assert_allclose(sources[:, below], pattern[:, below], atol=1e-4)
+    empty = maps["score/w_v"]
+    nothing = empty - np.where(below, empty, 0).sum(-1, keepdims=True) / counts
+    shapley = sum(maps[f"shapley/{name}"] for name in ("mask", "rope", "w_q", "w_k", "w_o"))
+    np.testing.assert_allclose(shapley[:, below], (pattern - nothing)[:, below], atol=1e-4)
+
+
+def test_packed_folds_average_to_the_map(default_run: Path):
+    folds = load_file(default_run / "folds.safetensors")["score/rope+w_q+w_k+w_o+w_v"]
+    score = load_file(default_run / "maps.safetensors")["score/rope+w_q+w_k+w_o+w_v"]
+    assert folds.shape == (4, 4, 19 * 20 // 2)
+    row, column = np.tril_indices(19)
+    np.testing.assert_allclose(folds.mean(0), score[:, row, column], rtol=1e-4, atol=1e-5)
+
+
+def test_the_mask_and_w_o_do_nothing_in_layer_one(default_run: Path):
+    maps = load_file(default_run / "maps.safetensors")
+    below = np.tril(np.ones((19, 19), bool))
+    intact = maps["score/mask+rope+w_q+w_k+w_o+w_v"][:, below]
+    for kept in ("rope+w_q+w_k+w_o+w_v", "mask+rope+w_q+w_k+w_v"):
+        without = maps[f"score/{kept}"][:, below]
+        np.testing.assert_allclose(without[0], intact[0], rtol=1e-5, atol=1e-6)
+        assert np.abs(without[1] - intact[1]).max() > 0.01
+
+
+def test_a_finished_run_is_shown_again_and_not_recomputed(
+    default_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    before = (default_run / "manifest.json").read_bytes()
+    run(monkeypatch, *SMALL, "--out", str(default_run))
+    shown = capsys.readouterr().out
+    assert "where the positional pattern comes from" in shown
+    assert "mask x rope" in shown
+    assert (default_run / "manifest.json").read_bytes() == before
+
+
+def test_a_run_does_not_depend_on_the_batch_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    few = ["--players", "sources", "--n-seqs", "13", "--seq-len", "17", "--folds", "4"]
+    for size in ("3", "13"):
+        run(monkeypatch, *few, "--batch-size", size, "--out", str(tmp_path / size))
+    three, all_at_once = (load_file(tmp_path / size / "folds.safetensors") for size in ("3", "13"))
+    assert three.keys() == all_at_once.keys()
+    for name, folds in three.items():
+        np.testing.assert_allclose(folds, all_at_once[name], rtol=1e-5, atol=1e-6)
+
+
+def test_sources_alone_stop_after_the_headline_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    nope = ["--model", "nope-tiny", "--players", "sources"]
+    run(monkeypatch, *SMALL, *nope, "--out", str(tmp_path / "run"))
+    maps = load_file(tmp_path / "run" / "maps.safetensors")
+    scores = {name for name in maps if name.startswith("score/")}
+    assert scores == {"score/mask", "score/none"}
+    assert {"source/content", "source/mask"} < set(maps)
+    assert not (tmp_path / "run" / "players.csv").read_text().strip()
+
+
+def test_unions_and_reparametrisations_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    chosen = ["--players", "mask", "w_q+mlp", "w_k", "--reparametrise", "1", "--layers", "2"]
+    run(monkeypatch, *SMALL, *chosen, "--out", str(tmp_path / "run"))
+    players = pd.read_csv(tmp_path / "run" / "players.csv").set_index(["layer", "player"])
+    w_k = players.loc[(1, "w_k")]
+    assert w_k["necessity_reparametrised_min"] < w_k["necessity_reparametrised_max"]
+    assert (
+        w_k["necessity_reparametrised_min"]
+        <= w_k["necessity"]
+        <= w_k["necessity_reparametrised_max"]
+    )
+    assert list(players.loc[0].index) == ["mask", "w_q+mlp", "w_k"]
+
+
+def test_scopes_split_where_a_removal_acts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for scope in ("own", "upstream"):
+        chosen = ["--players", "mask", "w_q", "--scope", scope, "--layers", "2"]
+        run(monkeypatch, *SMALL, *chosen, "--out", str(tmp_path / scope))
+    own, upstream = (
+        load_file(tmp_path / scope / "maps.safetensors") for scope in ("own", "upstream")
+    )
+    below = np.tril(np.ones((19, 19), bool))
+
+    def change(maps: dict[str, np.ndarray], kept: str, layer: int) -> float:
+        return float(
+            np.abs(maps[f"score/{kept}"] - maps["score/mask+rope+w_q"])[layer, below].max()
+        )
+
+    without_mask, without_w_q = "rope+w_q", "mask+rope"
+    assert change(own, without_mask, layer=1) < 1e-5  # in its own layer the mask moves no score
+    assert change(own, without_w_q, layer=0) > 0.01
+    assert change(upstream, without_w_q, layer=0) == 0  # nothing lies before layer 1
+    assert change(upstream, without_mask, layer=1) > 0.01
+
+
+def test_a_parameter_free_model_takes_gaussian_vectors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    model = ["--model", "parameter-free", "--data", "gaussian", "--alpha", "0.2"]
+    run(monkeypatch, *SMALL, *model, "--out", str(tmp_path / "run"))
+    sources = pd.read_csv(tmp_path / "run" / "sources.csv").set_index(["layer", "term"])
+    assert sources.loc[(2, "mask"), "share"] > 0.9
+    vectors = load_file(tmp_path / "run" / "tokens.safetensors")["vectors"]
+    assert vectors.shape == (24, 19, 64)
+
+
+def test_the_report_opens_offline_and_says_the_answer(default_run: Path):
+    page = (default_run / "report.html").read_text()
+    assert "positional pattern" in page
+    assert 'src="http' not in page
+    assert len(page) < 15e6
+
+
+BAD = {
+    "an unknown model": (
+        ["--model", "llama-3.1-8x"],
+        "unknown model 'llama-3.1-8x'; .*llama-3.1-8b",
+    ),
+    "too few folds": (["--folds", "3"], "at least 4 folds, got 3"),
+    "fewer sequences than folds": (["--n-seqs", "7"], "7 sequences do not fill 8 folds"),
+    "a player the model lacks": (
+        ["--model", "nope-tiny", "--players", "mask", "rope"],
+        "the model has no rope to play with; it has mask, w_q, w_k, w_o, w_v, mlp",
+    ),
+    "an unknown player": (["--players", "w_x"], "unknown player 'w_x'"),
+    "overlapping players": (["--players", "qk", "w_q"], "the players qk and w_q share w_q"),
+    "beyond the context": (["--seq-len", "5000"], "--seq-len 5000 is beyond the model's context"),
+    "longer than documents": (
+        ["--data", "DOCUMENT.txt", "--seq-len", "200"],
+        "every document is shorter than a window: the longest has 9 tokens, 199 are needed",
+    ),
+    "too few windows": (["--n-seqs", "99999"], r"documents of 63 tokens or more give \d+ windows"),
+    "no such data": (["--data", "nowhere.txt"], "no data 'nowhere.txt'"),
+    "an empty file": (["--data", "EMPTY.txt"], "is empty"),
+    "a binary file": (["--data", "BINARY.txt"], "is not text"),
+    "no text column": (["--data", "WRONG.jsonl"], "no column 'text'; its columns: words"),
+    "text that is none": (["--data", "NUMBERS.jsonl"], "the column 'text' holds something else"),
+    "an unknown dtype": (["--dtype", "float7"], "no dtype 'float7'"),
+    "a missing device": (["--device", "cuda:7"], "no device 'cuda:7' on this machine"),
+    "an output that is a file": (["--out", "EMPTY.txt"], "it is a file"),
+    "weights of a parameter-free model": (
+        ["--model", "parameter-free", "--data", "gaussian", "--players", "w_q"],
+        "identities already",
+    ),
+    "vectors for a trained model": (["--data", "gaussian"], "takes text or random tokens"),
+    "too many skipped keys": (["--skip-keys", "63"], "--skip-keys 63 leaves no keys of 64"),
+    "too many layers": (["--layers", "9"], "has 4 layers, 9 were asked for"),
+    "a folder without a config": (["--model", "."], "has no config.json"),
+    "a hub model offline": (["--model", "llama-3.1-8b"], "meta-llama/Llama-3.1-8B .*offline"),
+    "alpha of one": (
+        ["--model", "parameter-free", "--data", "gaussian", "--alpha", "1"],
+        "0 <= alpha < 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_users_mistake_is_one_line_and_exit_code_2(
+    case: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    arguments, message = BAD[case]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "EMPTY.txt").write_text("")
+    (tmp_path / "DOCUMENT.txt").write_text("def f(x):\n    return x\n")
+    (tmp_path / "BINARY.txt").write_bytes(bytes(range(256)))
+    (tmp_path / "WRONG.jsonl").write_text('{"words": "a"}\n')
+    (tmp_path / "NUMBERS.jsonl").write_text('{"text": 3}\n')
+    files = sorted(tmp_path.iterdir())
+    with pytest.raises(SystemExit) as exit_code:
+        run(monkeypatch, *arguments)
+    assert exit_code.value.code == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("error: ")
+    assert re.search(message, error)
+    assert sorted(tmp_path.iterdir()) == files
+
+
+def test_help_does_not_wait_for_torch():
+    code = "import sys; sys.argv = ['x', '--help']; import nope_probe.ablate as a\ntry: a.main()\n"
+    code += "except SystemExit: print(sorted({'torch', 'transformer_lens'} & set(sys.modules)))"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip().endswith("[]")
+    assert "--n-seqs" in told.stdout

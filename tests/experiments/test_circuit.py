@@ -1,0 +1,325 @@
+"""The circuit command as a user types it: what a run holds, what it says, what it refuses."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from nope_probe import reproduce
+from nope_probe.circuit import main
+from nope_probe.experiments.circuit.summary import headline
+from nope_probe.experiments.paper.circuit import off_diagonal_ratio
+from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.capture import capture_stages
+from nope_probe.hooks.norm_weights import plain_norms
+
+N = 19
+SMALL = ["--n-seqs", "23", "--seq-len", str(N), "--folds", "5", "--batch-size", "7"]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
+    "--disable-background-networking --disable-component-update --disable-sync "
+    "--enable-logging=stderr --virtual-time-budget=20000 --dump-dom"
+)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["nope_probe.circuit", *arguments])
+    main()
+
+
+@pytest.fixture(scope="module")
+def without_mlp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "mlp"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        run(monkeypatch, *SMALL, "--remove", "mlp", "--out", str(out))
+    return out
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    from nope_probe.models.load import load
+
+    return load("nope-tiny").model
+
+
+def maps_of(out: Path) -> dict[str, np.ndarray]:
+    return load_file(out / "maps.safetensors")
+
+
+def manifest_of(out: Path) -> dict[str, Any]:
+    return json.loads((out / "manifest.json").read_text())
+
+
+def tokens_of(out: Path) -> torch.Tensor:
+    return torch.from_numpy(load_file(out / "tokens.safetensors")["tokens"])
+
+
+def test_maps_on_disk_are_those_that_capture_stages_gives(without_mlp: Path, model: Any) -> None:
+    maps, tokens = maps_of(without_mlp), tokens_of(without_mlp)
+    intact = capture_stages(model, tokens, n_folds=5)
+    with ablated(model, Ablation(remove=["mlp"])):
+        shown = capture_stages(model, tokens, n_folds=5)
+    assert maps.keys() == {
+        f"{kind}/{s}" for kind in ("gram", "se", "reference") for s in "abcdefghi"
+    }
+    for letter in shown.folds:
+        for kind, truth in (("gram", shown), ("reference", intact)):
+            seen = maps[f"{kind}/{letter}"]
+            assert seen.shape == (N, N)
+            assert seen.dtype == np.float32
+            expected = truth.mean(letter).numpy()
+            assert np.array_equal(np.isnan(seen), np.isnan(expected))
+            gap = np.nanmax(np.abs(seen - expected))
+            assert gap <= 1e-5 * np.nanmax(np.abs(expected))
+
+
+def test_removing_the_mlp_leaves_the_residual_stream_as_it_was(without_mlp: Path) -> None:
+    maps = maps_of(without_mlp)
+    np.testing.assert_allclose(maps["gram/g"], maps["gram/e"], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(maps["gram/f"], maps["reference/f"], rtol=1e-5, atol=1e-5)
+    assert np.abs(maps["reference/g"] - maps["reference/e"]).max() > 10
+
+
+def test_errors_are_those_of_the_fold_means(without_mlp: Path, model: Any) -> None:
+    folds = capture_stages(model, tokens_of(without_mlp), n_folds=5).folds["e"].numpy()
+    squares = ((folds - folds.mean(0)) ** 2).sum(0) / (5 - 1) / 5
+    np.testing.assert_allclose(maps_of(without_mlp)["se/e"], squares**0.5, rtol=1e-4, atol=1e-6)
+
+
+def test_scores_are_blank_above_the_diagonal_and_gram_maps_are_symmetric(
+    without_mlp: Path,
+) -> None:
+    maps = maps_of(without_mlp)
+    above = np.triu(np.ones((N, N), bool), 1)
+    for letter in "abcdefghi":
+        values = maps[f"gram/{letter}"]
+        if letter in "bi":
+            assert np.array_equal(np.isnan(values), above)
+        else:
+            np.testing.assert_allclose(values, values.T, rtol=1e-5)
+
+
+def test_a_run_holds_every_file_that_its_manifest_vouches_for(without_mlp: Path) -> None:
+    manifest = manifest_of(without_mlp)
+    names = {path.name for path in without_mlp.iterdir()} - {"manifest.json"}
+    assert set(manifest["checksums"]) == names
+    assert names == {"maps.safetensors", "tokens.safetensors", "stages.csv", "report.html"}
+    assert manifest["removed"] == ["mlp"]
+    table = pd.read_csv(without_mlp / "stages.csv")
+    assert list(table["stage"]) == list("abcdefghi") * 2
+    assert list(table["layer"]) == [0, 0, 0, 0, 0, 0, 0, 1, 1] * 2
+    assert list(table["model"].unique()) == ["intact", "ablated"]
+
+
+def test_the_last_layer_has_a_to_g_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, *SMALL, "--layer", "3", "--out", str(tmp_path / "run"))
+    grams = {name[-1] for name in maps_of(tmp_path / "run") if name.startswith("gram/")}
+    assert grams == set("abcdefg")
+    last = "L3 is the last, so there is no next layer: (h) and (i) do not exist."
+    assert last in capsys.readouterr().out
+    assert last in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_a_layers_h_and_i_are_the_next_layers_a_and_b(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for layer in ("2", "3"):
+        run(monkeypatch, *SMALL, "--layer", layer, "--out", str(tmp_path / layer))
+    second, third = (maps_of(tmp_path / layer) for layer in ("2", "3"))
+    for ours, theirs in (("h", "a"), ("i", "b")):
+        np.testing.assert_allclose(second[f"gram/{ours}"], third[f"gram/{theirs}"], rtol=1e-5)
+
+
+def test_a_finished_run_is_shown_again_and_not_recomputed(
+    without_mlp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (without_mlp / "manifest.json").read_bytes()
+    monkeypatch.setattr("nope_probe.experiments.circuit.run.capture", None)
+    run(monkeypatch, *SMALL, "--remove", "mlp", "--out", str(without_mlp))
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[:3] == manifest_of(without_mlp)["headline"]
+    assert (without_mlp / "manifest.json").read_bytes() == before
+
+
+def test_removing_the_mask_shows_keys_after_the_query_and_circuits_are_their_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(monkeypatch, *SMALL, "--remove", "qk", "mask", "--out", str(tmp_path / "run"))
+    maps = maps_of(tmp_path / "run")
+    assert np.isfinite(maps["gram/b"]).all()
+    assert np.isnan(maps["reference/b"]).any()
+    assert manifest_of(tmp_path / "run")["removed"] == ["mask", "w_q", "w_k"]
+
+
+def test_a_parameter_free_model_takes_gaussian_vectors_and_has_no_ffn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = ["--model", "parameter-free", "--data", "gaussian", "--alpha", "0.2"]
+    run(monkeypatch, *SMALL, *chosen, "--out", str(tmp_path / "run"))
+    maps, absent = maps_of(tmp_path / "run"), manifest_of(tmp_path / "run")["absent"]
+    assert {name[-1] for name in maps} == set("abcdghi")
+    assert absent.keys() == {"e", "f"}
+    assert "no FFN" in absent["e"]
+    np.testing.assert_allclose(np.diagonal(maps["gram/b"]), 1, rtol=1e-5)  # unit vectors
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "mistral"])
+def test_folders_go_through_bridges(
+    name: str,
+    tmp_path: Path,
+    tiny: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = "the quick brown fox jumps over the lazy dog and runs away from here. " * 40
+    (tmp_path / "text.txt").write_text(text)
+    chosen = ["--model", str(tiny(name).folder), "--data", str(tmp_path / "text.txt")]
+    run(monkeypatch, *SMALL, *chosen, "--out", str(tmp_path / "run"))
+    maps, manifest = maps_of(tmp_path / "run"), manifest_of(tmp_path / "run")
+    has = {entry.removeprefix("gram/") for entry in maps if entry.startswith("gram/")}
+    assert has == set("abcdghi" if name == "gemma2" else "abcdefghi")
+    assert set(manifest["absent"]) == set("abcdefghi") - has
+    stages = set(pd.read_csv(tmp_path / "run" / "stages.csv")["stage"])
+    windowed = {"b", "i"} if name == "mistral" else {"b"} if name == "gemma2" else set()
+    assert has - stages == windowed, "a sliding window hides keys: no leaning is told"
+
+
+def table(**locality: tuple[float, float, float]) -> pd.DataFrame:
+    names = ("locality", "locality_low", "locality_high")
+    rows = [
+        {"model": "intact", "stage": stage, **dict(zip(names, each, strict=True))}
+        for stage, each in locality.items()
+    ]
+    return pd.DataFrame(rows)
+
+
+PLAIN = {"layer": 1, "model": {"name": "m"}, "removed": [], "absent": {}}
+
+
+def test_the_answer_tells_a_turn_only_where_intervals_are_on_opposite_sides() -> None:
+    up, down, unsure = (0.9, 0.8, 0.95), (-0.2, -0.3, -0.1), (0.1, -0.1, 0.3)
+    sure = headline(PLAIN, table(f=up, g=down, h=up))
+    assert sure == [
+        "In L1 of m, nearer keys have more at (f) (h); farther keys have more at (g).",
+        "The rank correlation of a value with its key's nearness is +0.90 at (f), -0.20 at (g), "
+        "+0.90 at (h): the pattern turns over at (g), behind the FFN, and back at (h), the next "
+        "norm.",
+    ]
+    assert "not surely back" in headline(PLAIN, table(f=up, g=down, h=unsure))[1]
+    assert "does not surely turn over" in headline(PLAIN, table(f=up, g=unsure))[1]
+    assert "neither is sure at (g)" in headline(PLAIN, table(f=up, g=unsure))[0]
+
+
+def test_reproducing_figure_3_says_what_the_paper_says_and_what_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "run")
+    monkeypatch.setattr(sys, "argv", ["x", "figure3", "--n-seqs", "29", "--out", out])
+    reproduce.main()
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("figure3, run on nope-tiny; the paper used its own 1.5B model")
+    claims = [line for line in told if line.startswith("figure3, the paper: (")]
+    assert [re.findall(r"\((\w)\)", claim)[0] for claim in claims] == list("acfghi")
+    assert any("(i)" in claim and ". Seen: " in claim for claim in claims)
+    maps, table = maps_of(tmp_path / "run"), pd.read_csv(tmp_path / "run" / "stages.csv")
+    assert maps["gram/a"].shape == (50, 50)
+    near = table.set_index("stage").loc["f", "locality_low"] > 0
+    assert ("Seen" if near else "Not seen") in claims[2].split(". ")[1]
+
+
+def test_the_ratio_off_the_diagonal_leaves_the_first_position_out() -> None:
+    values = np.full((5, 5), 3.0) + 9 * np.eye(5)
+    values[0] = values[:, 0] = 1000
+    assert off_diagonal_ratio(values) == pytest.approx(3 / 12)
+
+
+BAD = {
+    "no such layer": (["--layer", "5"], "has 4 layers, L0 to L3; there is no --layer 5"),
+    "layers count from 0": (["--layer", "-1"], "layers count from 0, got --layer -1"),
+    "an unknown component": (["--remove", "w_x"], "'w_x'"),
+    "a component the model lacks": (
+        ["--remove", "rope"],
+        "the model has no rope to remove; it has mask, w_q, w_k, w_o, w_v, mlp",
+    ),
+    "an unknown model": (["--model", "llama-3.1-8x"], "unknown model 'llama-3.1-8x'"),
+    "too few folds": (["--folds", "3"], "at least 4 folds, got 3"),
+    "fewer sequences than folds": (["--n-seqs", "7"], "7 sequences do not fill 8 folds"),
+    "a window too short": (["--seq-len", "3"], "at least 4 tokens in a window, got 3"),
+    "beyond the context": (["--seq-len", "5000"], "beyond the model's context"),
+    "vectors for a trained model": (["--data", "gaussian"], "takes text or random tokens"),
+    "no such data": (["--data", "nowhere.txt"], "no data 'nowhere.txt'"),
+    "a missing device": (["--device", "cuda:7"], "no device 'cuda:7' on this machine"),
+    "an image of another kind": (["--image", "x.jpg"], "ends in .png or .svg"),
+    "an output that is a file": (["--out", "FILE"], "it is a file"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_users_mistake_is_one_line_and_exit_code_2(
+    case: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments, message = BAD[case]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "FILE").write_text("")
+    with pytest.raises(SystemExit) as exit_code:
+        run(monkeypatch, *arguments)
+    assert exit_code.value.code == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("error: ")
+    assert re.search(re.escape(message), error)
+    assert [path.name for path in tmp_path.iterdir()] == ["FILE"]
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = "import sys; sys.argv = ['x', '--help']; import nope_probe.circuit as c\ntry: c.main()\n"
+    code += "except SystemExit: print(sorted({'torch', 'transformer_lens'} & set(sys.modules)))"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip().endswith("[]")
+    assert "--remove" in told.stdout
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_a_browser_draws_the_report_without_an_error(without_mlp: Path, tmp_path: Path) -> None:
+    options = ["--window-size=1200,6000", f"--user-data-dir={tmp_path / 'profile'}"]
+    page = (without_mlp / "report.html").absolute().as_uri()
+    told = subprocess.run(
+        [str(CHROMIUM), *FLAGS.split(), *options, page],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert not [line for line in told.stderr.splitlines() if "CONSOLE" in line]
+    assert told.stdout.count('class="plot js-plotly-plot"') == 2
+    assert (without_mlp / "report.html").stat().st_size < 15e6
+
+
+def test_removing_the_norms_weights_compares_with_the_intact_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Any
+):
+    out = tmp_path / "run"
+    run(monkeypatch, *SMALL, "--remove", "norms", "mlp", "--out", str(out))
+    assert manifest_of(out)["removed"] == ["mlp", "norms"]
+    tokens = torch.from_numpy(load_file(out / "tokens.safetensors")["tokens"])
+    with plain_norms(model), ablated(model, Ablation(remove=["mlp"])):
+        truth = capture_stages(model, tokens, n_folds=5)
+    maps = maps_of(out)
+    for letter in ("f", "h"):
+        np.testing.assert_allclose(maps[f"gram/{letter}"], truth.mean(letter), rtol=1e-4, atol=1e-4)
+        assert np.abs(maps[f"gram/{letter}"] - maps[f"reference/{letter}"]).max() > 0.1
+    assert "the norms' weights" in (out / "report.html").read_text()

@@ -1,0 +1,139 @@
+"""Which conditions are planned, and what stops a run."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from nope_probe.analyses.shapley import INTACT
+from nope_probe.data.sequences import Sequences
+from nope_probe.errors import UserError
+from nope_probe.experiments.ablation.conditions import CaptureOptions, ConditionRunner, Measured
+from nope_probe.experiments.ablation.plan import Plan, make_plan
+from nope_probe.models.parameter_free import build
+from nope_probe.models.presets import nope_llama
+from nope_probe.runtime.checkpoint import RunCheckpoint
+
+LLAMA = ("mask", "rope", "w_q", "w_k", "w_o", "w_v", "mlp")
+NOPE = ("mask", "w_q", "w_k", "w_o", "w_v", "mlp")
+GPT2 = ("mask", "w_q", "w_k", "w_o", "w_v", "mlp", "pos_embed")
+
+
+def small_model(seed: int = 0):
+    torch.manual_seed(seed)
+    model = build(nope_llama("tiny", rope=True))
+    for parameter in model.parameters():
+        parameter.data = 0.05 * torch.randn(parameter.shape)
+    return model
+
+
+def run_conditions(
+    model: Any, inputs: Sequences, plan: Plan, options: CaptureOptions, shuffled: Any = None
+) -> Measured:
+    return ConditionRunner(model, plan, options, RunCheckpoint()).run(inputs, shuffled)
+
+
+def test_the_default_plan_shares_the_conditions_of_its_two_player_sets():
+    plan = make_plan(LLAMA, None)
+    assert [each.name for each in plan.player_sets] == ["players", "circuits"]
+    assert len(plan.conditions) == 32 + 8
+    assert plan.conditions[0] == INTACT
+    assert plan.position == "rope"
+
+
+def test_a_model_without_rope_has_half_the_conditions_and_no_position_source():
+    plan = make_plan(NOPE, None)
+    assert len(plan.conditions) == 16 + 4
+    assert plan.position is None
+
+
+def test_learned_position_embeddings_stand_in_for_rope():
+    plan = make_plan(GPT2, ["sources"])
+    assert plan.position == "pos_embed"
+    assert plan.player_sets == ()
+    assert set(plan.conditions) == {
+        INTACT,
+        frozenset({"mask"}),
+        frozenset({"pos_embed"}),
+        frozenset({"mask", "pos_embed"}),
+    }
+
+
+def test_the_sources_are_run_whoever_plays():
+    plan = make_plan(LLAMA, ["w_q", "mlp"])
+    assert {frozenset({"mask"}), frozenset({"rope"}), frozenset({"mask", "rope"})} < set(
+        plan.conditions
+    )
+    assert plan.name(frozenset({"w_q"})) == "mask+rope+mlp"
+
+
+def test_an_encoder_has_no_mask_to_study():
+    with pytest.raises(UserError, match="no causal mask"):
+        make_plan(("w_q", "w_k", "w_o", "w_v"), None)
+
+
+@pytest.mark.parametrize("scope", ["both", "own", "upstream"])
+def test_the_keys_name_every_stream_in_the_order_in_which_it_is_run(scope: Any):
+    model, plan = small_model(), make_plan(LLAMA, ["mask", "w_k"])
+    tokens = Sequences(inputs=torch.randint(2048, (13, 11)), name="random")
+    options = CaptureOptions(
+        n_layers=2, batch_size=5, n_folds=4, scope=scope, n_reparametrisations=2
+    )
+    checkpoint = Listing()
+    runner = ConditionRunner(model, plan, options, checkpoint)
+    runner.run(tokens, shuffled=tokens)
+    assert checkpoint.streams == runner.keys(has_shuffled=True)
+    assert len(set(checkpoint.streams)) == len(checkpoint.streams)
+
+
+class Listing(RunCheckpoint):
+    """Lists the streams that are run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.streams: list[str] = []
+
+    def stream(self, key: str) -> Any:
+        self.streams.append(key)
+        return super().stream(key)
+
+
+def test_a_shuffled_control_that_is_no_number_is_named():
+    model, plan = small_model(), make_plan(LLAMA, ["sources"])
+    tokens, other = (torch.randint(1024, (13, 11)) + 1024 * i for i in range(2))
+    model.embed.W_E.data[1024:] = torch.nan  # tokens of the control alone
+    with pytest.raises(UserError, match=r"non-finite scores in L0, condition shuffled/mask\+rope$"):
+        run_conditions(
+            model,
+            Sequences(inputs=tokens, name="random"),
+            plan,
+            CaptureOptions(n_layers=2, n_folds=4),
+            shuffled=Sequences(inputs=other, name="random shuffled"),
+        )
+
+
+def test_a_non_finite_score_stops_the_run_and_is_named():
+    model, plan = small_model(), make_plan(LLAMA, ["sources"])
+    tokens = Sequences(inputs=torch.randint(2048, (13, 11)), name="random")
+    model.blocks[1].attn.W_Q.data[0] = torch.inf
+    with pytest.raises(UserError, match="non-finite scores in L1, the intact model"):
+        run_conditions(model, tokens, plan, CaptureOptions(n_layers=3, n_folds=4))
+
+
+def test_a_sliding_window_shorter_than_the_sequence_is_named(bridge):
+    tokens = Sequences(inputs=torch.randint(200, (13, 11)), name="random")
+    with pytest.raises(
+        UserError, match=r"L0 sees 5 keys of 11 \(a sliding window\): lower --seq-len to 5"
+    ):
+        run_conditions(
+            bridge("mistral"), tokens, make_plan(LLAMA, ["sources"]), CaptureOptions(n_layers=1)
+        )
+
+
+def test_only_the_condition_that_overflows_is_named():
+    model, plan = small_model(), make_plan(LLAMA, ["w_q"])
+    tokens = Sequences(inputs=torch.randint(2048, (13, 11)), name="random")
+    options = CaptureOptions(n_layers=2, n_folds=4, gain="norm")
+    model.blocks[0].attn.W_Q.data[0, 0, 0] = 1e30  # finite scores, but a norm that overflows
+    with pytest.raises(UserError, match=r"non-finite scores in L0, condition score/mask\+rope"):
+        run_conditions(model, tokens, plan, options)

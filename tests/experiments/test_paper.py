@@ -1,0 +1,198 @@
+"""The figures of language models: whose scores, on what, and what is said of the maps."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from support.command_line import refused, run
+from support.tiny_models import tokenizer
+
+from nope_probe import reproduce
+from nope_probe.experiments.paper.claim import Claim
+from nope_probe.experiments.paper.language_models import score_claims
+from nope_probe.experiments.scores import run as scores_run
+from nope_probe.runtime.folder import Run, read_manifest, write_run
+
+THREE = ("llama-3.1-8b", "phi-4", "qwen3-8b")
+
+
+@pytest.mark.parametrize(
+    ("figure", "models", "layers"),
+    [
+        ("figure5", THREE, 4),
+        ("figure11", THREE[:1], "all"),
+        ("figure12", THREE[1:2], "all"),
+        ("figure13", THREE[2:], "all"),
+        ("figure14", THREE[:1], "all"),
+        ("figure15", THREE[1:2], "all"),
+        ("figure16", THREE[2:], "all"),
+    ],
+)
+def test_without_flags_a_figure_has_the_papers_settings(
+    figure: str, models: tuple[str, ...], layers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[scores_run.Settings] = []
+
+    def remember(settings: scores_run.Settings) -> Path:
+        asked.append(settings)
+        return Path("nowhere")
+
+    monkeypatch.setattr(scores_run, "run", remember)
+    monkeypatch.setattr("nope_probe.experiments.paper.language_models.score_claims", lambda *_: ())
+    run(monkeypatch, reproduce, figure)
+    assert tuple(each.model for each in asked) == models
+    assert len({each.out for each in asked}) == len(models)
+    for each in asked:
+        assert (each.n_seqs, each.seq_len, each.data) == (1000, 1024, "fineweb-edu")
+        assert (each.windows, each.layers, each.seed) == ("start", layers, 0)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.jsonl"
+    words = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog"]
+    texts = [f"{i} " + " ".join(words[i * j % 9] for j in range(9)) for i in range(41)]
+    pd.DataFrame({"text": texts}).to_json(path, orient="records", lines=True)
+    assert all(len(ids) >= 13 for ids in tokenizer()(texts)["input_ids"])
+    return path
+
+
+def test_figure_five_runs_on_what_is_at_hand_a_folder_per_model(
+    text: Path,
+    tiny: Callable[[str], Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    models = [tiny(name).folder for name in ("llama", "smollm3")]
+    given = [flag for model in models for flag in ("--model", model)]
+    given += ["--n-seqs", 29, "--seq-len", 13, "--data", text, "--layers", 2]
+    run(monkeypatch, reproduce, "figure5", *given, "--out", tmp_path / "out")
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("figure5")]
+    assert "the paper used llama-3.1-8b, phi-4 and qwen3-8b" in said[0]
+    for model in models:
+        assert sum(f"figure5, {model}, the paper: " in line for line in said) == 6
+        folder = tmp_path / "out" / model.name
+        assert "Diagonal-normalised scores" in (folder / "report.html").read_text()
+        chosen = read_manifest(folder)["settings"]
+        assert (chosen["windows"], chosen["layers"], chosen["data"]) == ("start", 2, str(text))
+
+
+def test_figures_of_the_appendix_say_that_the_published_scale_is_off(
+    text: Path,
+    tiny: Callable[[str], Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = ["--model", tiny("smollm3").folder, "--n-seqs", 29, "--seq-len", 13, "--data", text]
+    seen = {}
+    for figure in ("figure11", "figure14"):
+        run(monkeypatch, reproduce, figure, *model, "--out", tmp_path / figure)
+        said = capsys.readouterr().out
+        assert "Figures 11 to 16 are 50 times too small in scale (20 sequences, divided" in said
+        seen[figure] = [line for line in said.splitlines() if line.startswith(f"{figure}, ")]
+        assert read_manifest(tmp_path / figure / "smollm3")["model"]["n_layers"] == 3
+    assert [len(seen[figure]) for figure in ("figure11", "figure14")] == [1, 5]
+    assert "mean scores are within ±10 nats" in seen["figure11"][0]
+
+
+def test_processes_share_one_model_after_the_other_and_one_says_it(
+    text: Path, tiny: Callable[[str], Any], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["-m", "nope_probe.reproduce", "figure5", "--n-seqs", "41", "--seq-len", "13"]
+    # 41 windows are two batches of at most 32: one for each process.
+    command += ["--data", str(text), "--layers", "2", "--out", str(tmp_path / "out")]
+    for name in ("llama", "smollm3"):
+        command += ["--model", str(tiny(name).folder)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.count("report: ") == 2
+    assert {each.name for each in (tmp_path / "out").iterdir()} == {"llama", "smollm3"}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["figure2", "--data", "shipped"], "figure2 takes no --data"),
+        (["figure3", "--seq-len", 9], "figure3 takes no --seq-len"),
+        (["figure4", "--model", "rope-tiny"], "figure4 takes no --model"),
+        (["figure3", "--model", "a", "--model", "b"], "figure3 takes one --model, got 2"),
+        (["figure5", "--model", "rope-tiny", "--n-seqs", 0], "0 sequences do not fill 8 folds"),
+        (["figure5"], "meta-llama/Llama-3.1-8B is not in the local cache"),
+    ],
+)
+def test_what_a_figure_cannot_have_is_one_line(
+    given: list[Any],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert refused(monkeypatch, capfd, tmp_path, reproduce, *given).startswith(message)
+
+
+def claims(
+    folder: Path, *, contrast: float = 0.5, first: float = 0.01, later: float = 0.2, top: float = 9
+) -> list[Claim]:
+    """Write a run of three layers by hand, every interval ±0.05 wide, and ask for its claims."""
+    rows = pd.DataFrame({"layer": [0, 1, 2]})
+    for name, values in {
+        "non_relative": [first, later, later],
+        "edge_contrast": [-9.0, contrast, contrast],
+        "edge_contrast_visible": [0.0, 0.25, 0.25],
+    }.items():
+        rows[name] = values
+        rows[f"{name}_low"], rows[f"{name}_high"] = rows[name] - 0.05, rows[name] + 0.05
+    square = np.full((3, 101, 101), np.nan, np.float32)
+    square[:, *np.tril_indices(101)] = 0.5
+    score = square.copy()
+    score[1, 50:, :30] = top  # 1,530 of 5,151 cells, in L1
+    maps = {"score": score, "normalised": square, "se": square * 0.01}
+    arrays = {"maps": maps, "tokens": {"tokens": np.zeros(1, np.int64)}}
+    write_run(folder, Run(manifest={}, arrays=arrays, tables={"pattern": rows}))
+    return list(score_claims(folder, "both"))
+
+
+def test_a_run_like_the_papers_figures_shows_what_they_show_but_the_sign_of_figure_four(
+    tmp_path: Path,
+) -> None:
+    found = claims(tmp_path / "run")
+    assert [each.seen for each in found] == [True, True, True, True, True, False]
+    assert "between 0.5 (L0) and 9 nats (L1), with a standard error of 0.005" in str(found[0])
+    assert "+0.2 [+0.15, +0.25] (L1), +0.2 [+0.15, +0.25] (L2)" in str(found[2])
+    assert "differ from the rest by +0.5 [+0.45, +0.55] (L1)" in str(found[4])
+    assert "of which softmax sees +0.25 [+0.2, +0.3] (L1)" in str(found[5])
+
+
+@pytest.mark.parametrize(
+    ("changed", "seen"),
+    [
+        ({"top": 11.0}, [False, True, True, True, True, False]),
+        ({"top": -11.0}, [False, True, True, True, True, False]),
+        ({"later": 0.04}, [True, True, False, False, True, False]),
+        ({"first": 0.2}, [True, True, True, False, True, False]),
+        ({"contrast": 0.04}, [True, True, True, True, False, False]),
+        ({"contrast": -0.5}, [True, True, True, True, False, True]),
+    ],
+)
+def test_each_claim_hangs_on_its_own_measure(
+    changed: dict[str, float], seen: list[bool], tmp_path: Path
+) -> None:
+    assert [each.seen for each in claims(tmp_path / "run", **changed)] == seen
+
+
+def test_of_many_layers_the_smallest_and_the_largest_are_named(tmp_path: Path) -> None:
+    from nope_probe.experiments.paper.language_models import _listed
+
+    rows = pd.DataFrame({"layer": range(2, 33), "rms": [(i * 7) % 31 / 10 for i in range(31)]})
+    rows["rms_low"], rows["rms_high"] = rows["rms"] - 1, rows["rms"] + 1
+    assert _listed(rows, "rms") == "+0 [-1, +1] (L2) to +3 [+2, +4] (L24)"

@@ -1,0 +1,161 @@
+"""A model that cannot be studied is one line on stderr and exit code 2, and nothing is written."""
+
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import refused_models
+from support.command_line import refused
+from support.refused_models import change, write, write_llama
+from support.tiny_models import CONFIGS, plain, randomised, tokens
+
+from nope_probe import circuit, scores
+from nope_probe.errors import TooFewLayersError, UserError
+from nope_probe.models.load import load
+
+SMALL = ["--n-seqs", "7", "--seq-len", "13", "--folds", "5", "--layers", "2", "--data", "random"]
+TRANSFORMER_LENS_3 = pytest.mark.skipif(
+    not version("transformer-lens").startswith("3."),
+    reason="TransformerLens 4 reads this architecture right",
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("missing_shard", r"lacks model-00002-of-\d+\.safetensors, which its .*index\.json names"),
+        ("truncated", r"model/model\.safetensors is no whole safetensors file: "),
+        ("pickled", "has no safetensors weights; pickled ones are refused"),
+        ("remote_config", r"needs remote code \(own\.OwnConfig\), which is refused"),
+        ("remote_model", r"needs remote code \(own\.OwnForCausalLM\), which is refused"),
+        ("remote_tokenizer", r"needs remote code \(own\.OwnTokenizer\), which is refused"),
+        ("encoder", r"is an encoder \(BertForMaskedLM\), not a causal decoder"),
+        ("encoder_decoder", r"is an encoder-decoder \(T5For\w+\), not a causal decoder"),
+        ("llava", r"is a vision-language model \(LlavaFor\w+\), not a causal decoder"),
+        ("gemma3", r"is a vision-language model \(Gemma3For\w+\), not a causal decoder"),
+        ("gptq", r"is quantised \(gptq\), .*take the unquantised model \(.*optimum"),
+        (
+            "unknown_quantisation",
+            r"is quantised \(own\), .*take the unquantised model .*does not know",
+        ),
+        ("broken_tokenizer", "has a tokenizer that cannot be read: .*out of vocabulary"),
+        ("other_tokenizer", "has ids up to 264, but the model embeds only 263 tokens"),
+        ("mamba", "has no attention in L0 "),
+    ],
+)
+def test_a_folder_that_cannot_be_studied_is_refused_with_the_reason(
+    kind: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "model"
+    getattr(refused_models, kind)(folder)
+    line = refused(monkeypatch, capfd, tmp_path / "here", scores, *SMALL, "--model", folder)
+    assert re.search(message, line)
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "what", "at_least"),
+    [
+        pytest.param("cohere", "logits", 0.1, marks=TRANSFORMER_LENS_3),
+        ("llama4", "pattern", 0.1),
+        ("afmoe", "pattern", 0.1),
+    ],
+)
+def test_an_architecture_whose_hooks_lie_is_refused_with_what_was_measured(
+    kind: str,
+    what: str,
+    at_least: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    folder = getattr(refused_models, kind)(tmp_path / "model")
+    line = refused(monkeypatch, capfd, tmp_path / "here", scores, *SMALL, "--model", folder)
+    found = re.search(
+        rf"breaks the contract of its hooks: {what} off by ([\d.]+) \(relative\)", line
+    )
+    assert found
+    assert float(found[1]) > at_least
+
+
+def test_more_layers_than_there_are_is_refused_with_the_depth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_llama(tmp_path / "model")
+    asked = [*SMALL, "--model", folder, "--layers", 3]
+    line = refused(monkeypatch, capfd, tmp_path / "scores", scores, *asked)
+    assert line.endswith("has 2 layers, 3 were asked for; try --layers all")
+    asked = ["--model", folder, "--layer", 3, "--data", "random", "--n-seqs", 8]
+    line = refused(monkeypatch, capfd, tmp_path / "circuit", circuit, *asked)
+    assert line.endswith("has 2 layers, L0 to L1; there is no --layer 3")
+    with pytest.raises(TooFewLayersError) as error:
+        load(str(folder), n_layers=5)
+    assert (error.value.source, error.value.depth) == (str(folder), 2)
+
+
+def test_the_interpreter_ends_with_code_2_and_one_line_too(tmp_path: Path) -> None:
+    folder = refused_models.missing_shard(tmp_path / "model")
+    command = [sys.executable, "-m", "nope_probe.scores", *SMALL, "--model", str(folder)]
+    (tmp_path / "here").mkdir()
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path / "here")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"error: {folder} lacks model-00002-of-")
+    assert not list((tmp_path / "here").iterdir())
+
+
+def test_code_beside_weights_that_transformers_has_itself_is_left_alone(tmp_path: Path) -> None:
+    """Phi-3's own folder brings the code that transformers has by now."""
+    folder = write_llama(tmp_path / "model")
+    change(folder, auto_map={"AutoModelForCausalLM": "own.LlamaForCausalLM"})
+    (folder / "own.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\n")
+    assert load(str(folder)).info.architecture == "LlamaForCausalLM"
+    assert not (folder / "ran").exists()
+
+
+def test_a_tokenizer_that_knows_fewer_tokens_than_are_embedded_is_fine(tmp_path: Path) -> None:
+    config = CONFIGS["llama"]()
+    config.vocab_size = 271
+    folder = write(tmp_path / "model", randomised(config))
+    loaded = load(str(folder))
+    assert loaded.tokenizer is not None
+    assert (len(loaded.tokenizer), loaded.info.d_vocab) == (263, 271)
+
+
+def test_a_quantised_checkpoint_is_read_as_the_weights_that_it_stands_for(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    meant = refused_models.fp8(folder)
+    truth = plain(write_llama(tmp_path / "plain"))
+    rounding = truth.state_dict()["model.layers.0.self_attn.q_proj.weight"].clone()
+    truth.load_state_dict(meant)
+    rounding -= truth.state_dict()["model.layers.0.self_attn.q_proj.weight"]
+    loaded = load(str(folder))
+    windows = tokens(5)
+    torch.testing.assert_close(loaded.model(windows), truth(windows).logits, rtol=1e-5, atol=1e-5)
+    assert rounding.abs().max() > 1e-3
+    assert max(loaded.info.parity.values()) <= 1e-5
+
+
+def test_a_quantised_checkpoints_first_layers_are_those_of_the_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    meant = refused_models.fp8(folder)
+    model: Any = load(str(folder), n_layers=1).model
+    name = "self_attn.q_proj.weight"
+    ours = model.blocks[0].attn.q.original_component.weight
+    torch.testing.assert_close(ours, meant[f"model.layers.0.{name}"])
+
+
+def test_an_auto_map_that_is_no_table_is_refused(tmp_path: Path) -> None:
+    folder = write_llama(tmp_path / "model")
+    change(folder, auto_map="own.Own")
+    with pytest.raises(UserError, match="auto_map is no table"):
+        load(str(folder))

@@ -1,0 +1,248 @@
+"""The scores command as a user types it: its maps are those of plain transformers."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.numpy import load_file
+from support.plain_states import plain_states
+from support.tiny_models import tokenizer, tokens
+
+from nope_probe.figures.heads import head_map
+from nope_probe.figures.maps import score_maps
+from nope_probe.hooks.capture import capture_scores
+from nope_probe.scores import main
+
+N_SEQS, N_POS, N_FOLDS, N_HEADS = 29, 13, 5, 6
+SMALL = ["--n-seqs", "29", "--seq-len", "13", "--folds", "5", "--batch-size", "11"]
+BELOW = np.tril(np.ones((N_POS, N_POS), bool))
+ModelOf = Callable[[str], tuple[Any, str]]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["nope_probe.scores", *arguments])
+    main()
+
+
+@pytest.fixture(scope="module")
+def done(tiny: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A per-head run on the folder of a Llama with grouped keys."""
+    out = tmp_path_factory.mktemp("runs") / "llama"
+    model = ["--model", str(tiny("llama").folder), "--layers", "2", "--data", "random"]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        run(monkeypatch, *SMALL, *model, "--per-head", "--out", str(out))
+    return out
+
+
+@pytest.fixture(scope="module")
+def truth(done: Path, tiny: Callable[[str], Any]) -> np.ndarray:
+    """Plain transformers' scores of the run's tokens: [layer, seq, head, query, key]."""
+    windows = torch.from_numpy(load_file(done / "tokens.safetensors")["tokens"])
+    states = plain_states(tiny("llama").hf, windows)
+    return torch.stack([each.scores().double() for each in states]).numpy()
+
+
+def close(seen: np.ndarray, true: np.ndarray) -> bool:
+    error = np.abs(seen - true)[..., BELOW].max()
+    return bool(error <= 1e-5 * np.abs(true[..., BELOW]).max())
+
+
+def test_maps_are_the_mean_of_plain_transformers_scores(done: Path, truth: np.ndarray):
+    maps = load_file(done / "maps.safetensors")
+    assert set(maps) == {"score", "se", "normalised", "score_per_head"}
+    assert maps["score"].shape == (2, N_POS, N_POS)
+    assert maps["score_per_head"].shape == (2, N_HEADS, N_POS, N_POS)
+    assert close(maps["score"], truth.mean((1, 2)))
+    assert close(maps["score_per_head"], truth.mean(1))
+    for each in maps.values():
+        assert each.dtype == np.float32
+        assert np.isnan(each[..., ~BELOW]).all()
+        assert np.isfinite(each[..., BELOW]).all()
+
+
+def test_standard_errors_come_from_the_spread_of_the_folds(done: Path, truth: np.ndarray):
+    per_seq = truth.mean(2)
+    folds = np.stack([per_seq[:, fold::N_FOLDS].mean(1) for fold in range(N_FOLDS)])
+    se = folds.std(0, ddof=1) / N_FOLDS**0.5
+    seen = load_file(done / "maps.safetensors")["se"]
+    np.testing.assert_allclose(seen[:, BELOW], se[:, BELOW], rtol=1e-3, atol=1e-6)
+
+
+def test_a_normalised_map_is_the_score_map_less_each_diagonals_mean(done: Path):
+    maps = load_file(done / "maps.safetensors")
+    for score, normalised in zip(maps["score"], maps["normalised"], strict=True):
+        for lag in range(N_POS):
+            diagonal = np.diagonal(score, -lag)
+            np.testing.assert_allclose(
+                np.diagonal(normalised, -lag), diagonal - diagonal.mean(), atol=1e-5
+            )
+
+
+def test_tables_have_a_row_per_layer_and_per_head(done: Path):
+    pattern, heads = pd.read_csv(done / "pattern.csv"), pd.read_csv(done / "heads.csv")
+    assert list(pattern["layer"]) == [0, 1]
+    rows = heads[["layer", "head"]].to_numpy().tolist()
+    assert rows == [[layer, head] for layer in (0, 1) for head in range(N_HEADS)]
+    for name in ("amplitude", "locality", "edge_contrast"):
+        known = heads.dropna(subset=[name])
+        assert len(known) == 2 * N_HEADS
+        assert (known[f"{name}_low"] <= known[name]).all()
+        assert (known[name] <= known[f"{name}_high"]).all()
+
+
+def test_a_heads_amplitude_is_that_of_its_own_map(done: Path, truth: np.ndarray):
+    heads = pd.read_csv(done / "heads.csv").set_index(["layer", "head"])
+    folds = np.stack([truth[1, fold::N_FOLDS, 3].mean(0) for fold in range(N_FOLDS)])
+    rows = [folds[:, i, 1:i] for i in range(2, N_POS)]  # the BOS key is left out
+    centred = np.concatenate([row - row.mean(-1, keepdims=True) for row in rows], -1)
+    total = (centred.sum(0) ** 2).sum() - (centred**2).sum()
+    square = total / (N_FOLDS * (N_FOLDS - 1)) / centred.shape[-1]
+    amplitude = np.sign(square) * np.abs(square) ** 0.5
+    assert heads.loc[(1, 3), "amplitude"] == pytest.approx(amplitude, rel=1e-4)
+
+
+def test_the_manifest_vouches_for_every_file_and_says_what_was_run(done: Path):
+    manifest = json.loads((done / "manifest.json").read_text())
+    assert set(manifest["checksums"]) == {p.name for p in done.iterdir()} - {"manifest.json"}
+    assert manifest["settings"]["per_head"] is True
+    assert manifest["skip_keys"] == 1  # the tokenizer forces BOS
+    assert manifest["model"]["parity"]["logits"] < 1e-4
+
+
+@pytest.mark.parametrize("batch_size", [7, 10, 29])
+@pytest.mark.parametrize("spec", ["bridge:llama", "bridge:gemma2", "hooked:smollm3-nope"])
+def test_heads_average_to_the_map_whatever_the_batch_size(
+    spec: str, batch_size: int, model_of: ModelOf
+):
+    model, _ = model_of(spec)
+    windows = tokens(N_SEQS, seed=3)
+    maps = capture_scores(model, windows, batch_size=batch_size, n_folds=5, per_head=True)
+    assert maps.per_head is not None
+    torch.testing.assert_close(
+        maps.per_head.mean(2), maps.folds, rtol=1e-5, atol=1e-5, equal_nan=True
+    )
+
+
+def test_a_finished_run_is_shown_again_and_not_recomputed(
+    done: Path,
+    tiny: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    before = (done / "manifest.json").read_bytes()
+    model = ["--model", str(tiny("llama").folder), "--layers", "2", "--data", "random"]
+    run(monkeypatch, *SMALL, *model, "--per-head", "--out", str(done))
+    assert "the pattern in the mean scores" in capsys.readouterr().out
+    assert (done / "manifest.json").read_bytes() == before
+
+
+def test_a_run_without_heads_holds_no_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run(monkeypatch, *SMALL, "--layers", "1", "--out", str(tmp_path / "run"))
+    assert set(load_file(tmp_path / "run" / "maps.safetensors")) == {"score", "se", "normalised"}
+    assert not (tmp_path / "run" / "heads.csv").exists()
+
+
+def test_the_rule_for_windows_and_the_bos_policy_reach_a_data_set(
+    tiny: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    texts = [f"{i} the quick brown fox jumps over it" * (i % 3) for i in range(59)]
+    (tmp_path / "data").mkdir()
+    pd.DataFrame({"text": texts}).to_parquet(tmp_path / "data" / "train.parquet")
+    chosen = ["--data", str(tmp_path / "data"), "--windows", "start", "--bos", "never"]
+    model = ["--model", str(tiny("llama").folder), "--layers", "1"]
+    run(monkeypatch, *SMALL, *model, *chosen, "--out", str(tmp_path / "run"))
+    seen = load_file(tmp_path / "run" / "tokens.safetensors")["tokens"]
+    ids = tokenizer()([text for text in texts if text])["input_ids"]
+    assert sorted(seen.tolist()) == sorted(document[:N_POS] for document in ids[:N_SEQS])
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert (manifest["data"]["bos"], manifest["skip_keys"]) == (False, 0)
+
+
+def test_the_report_is_offline_and_has_a_heat_map_of_the_heads(done: Path):
+    page = (done / "report.html").read_text()
+    assert "Diagonal-normalised scores" in page
+    assert "Each head: amplitude" in page
+    assert 'src="http' not in page
+
+
+def test_a_layers_colours_run_from_its_1_percent_to_its_99_percent_quantile():
+    generator = np.random.default_rng(0)
+    maps = generator.normal(size=(3, 23, 23))
+    maps[:, ~np.tril(np.ones((23, 23), bool))] = np.nan
+    figure = score_maps(maps, multiples=1, clipped=1.0)
+    limits = [np.nanpercentile(each, [1, 99]) for each in maps]
+    np.testing.assert_allclose(figure.layout.meta["scales"], limits, rtol=1e-5)
+    assert len(figure.layout.sliders[0].steps) == 3
+
+
+def heads(**values: Any) -> pd.DataFrame:
+    table = pd.DataFrame({"layer": [1, 1, 2, 2], "head": [1, 2, 1, 2], **values})
+    for name in values:
+        table[f"{name}_low"], table[f"{name}_high"] = table[name] - 1, table[name] + 1
+    return table
+
+
+def test_a_head_map_has_a_row_per_layer_and_a_column_per_head_and_leaves_out_no_pattern():
+    figure = head_map(heads(relative_r2=[0.2, 0.3, np.nan, 0.7]), "relative_r2")
+    np.testing.assert_array_equal(figure.data[0].z, [[0.2, 0.3], [np.nan, 0.7]])
+    assert figure.layout.yaxis.autorange == "reversed"
+
+
+def test_signed_measures_of_heads_are_coloured_around_zero():
+    axis = head_map(heads(edge_contrast=[0.2, -0.5, 0.1, 0.3]), "edge_contrast").layout.coloraxis
+    assert (axis.cmin, axis.cmax) == (-0.5, 0.5)
+
+
+def test_a_measure_that_heads_do_not_have_is_an_error():
+    with pytest.raises(ValueError, match=r"expected a measure of amplitude, .*, got 'height'"):
+        head_map(heads(amplitude=[1.0, 2.0, 3.0, 4.0]), "height")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--model", "MISTRAL"],
+            r"L0 sees 5 keys of 13 \(a sliding window\): lower --seq-len to 5",
+        ),
+        (["--model", "llama-3.1-8b"], "meta-llama/Llama-3.1-8B .*offline"),
+        (["--layers", "9"], "has 4 layers, 9 were asked for"),
+        (["--folds", "3"], "at least 4 folds, got 3"),
+        (["--skip-keys", "12"], "--skip-keys 12 leaves no keys of 13"),
+        (["--seq-len", "5000"], "--seq-len 5000 is beyond the model's context"),
+    ],
+)
+def test_a_users_mistake_is_one_line_and_exit_code_2(
+    arguments: list[str],
+    message: str,
+    tiny: Callable[[str], Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.chdir(tmp_path)
+    given = [str(tiny("mistral").folder) if a == "MISTRAL" else a for a in arguments]
+    layers = ["--layers", "2"] if "MISTRAL" in arguments else []
+    with pytest.raises(SystemExit) as exit_code:
+        run(monkeypatch, *SMALL, "--data", "random", *layers, *given)
+    assert exit_code.value.code == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("error: ")
+    assert re.search(message, error)
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_does_not_wait_for_torch():
+    code = "import sys; sys.argv = ['x', '--help']; import nope_probe.scores as a\ntry: a.main()\n"
+    code += "except SystemExit: print(sorted({'torch', 'transformer_lens'} & set(sys.modules)))"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip().endswith("[]")
+    assert "--per-head" in told.stdout

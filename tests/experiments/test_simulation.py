@@ -1,0 +1,198 @@
+"""The simulate and reproduce commands: what they write, what they say, what they refuse."""
+
+import json
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from nope_probe import reproduce, simulate
+from nope_probe.analyses.parameter_free.critical_alpha import theory_scores
+from nope_probe.analyses.parameter_free.mean_field import ParameterFreeSpec
+from nope_probe.errors import UserError
+from nope_probe.experiments.paper import simulated as figure_claims
+from nope_probe.experiments.simulation import run as simulation_run
+from nope_probe.figures.theory import Curves, fixed_scale_maps, rows_against_theory
+
+SMALL = {"n_layers": 2, "n_samples": 70, "seq_len": 11, "d_model": 6}
+
+
+def run(monkeypatch, module, *arguments):
+    monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, arguments)])
+    try:
+        module.main()
+    except SystemExit as end:
+        return end.code
+    return 0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "small"
+    return simulation_run.run(
+        simulation_run.Settings(alpha=(0.0, 0.25), rope=True, out=out, **SMALL)
+    )
+
+
+def test_a_run_holds_four_maps_per_alpha_in_float32(folder):
+    maps = load_file(folder / "maps.safetensors")
+    kinds = ("score", "se", "theory", "normalised")
+    assert set(maps) == {f"{kind}/alpha={a}" for kind in kinds for a in ("0", "0.25")}
+    for each in maps.values():
+        assert (each.dtype, each.shape) == (np.float32, (2, 11, 11))
+        assert np.isnan(each[:, 0, 1:]).all()
+        assert np.isfinite(each[:, -1]).all()
+
+
+def test_the_maps_are_those_of_theory_and_simulation(folder):
+    maps = load_file(folder / "maps.safetensors")
+    alpha = torch.tensor([0.25])
+    theory = theory_scores(alpha, 11, 2, ParameterFreeSpec(d_model=6, rope=True))[0].float().numpy()
+    np.testing.assert_allclose(maps["theory/alpha=0.25"], theory, rtol=1e-6)
+    gap = np.nanmax(np.abs(maps["score/alpha=0.25"] - theory))
+    assert 0 < gap < 0.2
+    for lag in range(11):
+        diagonal = maps["normalised/alpha=0.25"].diagonal(-lag, 1, 2)
+        assert np.abs(diagonal.mean(-1)).max() < 1e-6
+
+
+def test_the_manifest_says_what_was_run_and_vouches_for_the_files(folder):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["complete"]
+    assert manifest["settings"]["alpha"] == [0.0, 0.25]
+    assert manifest["n_samples"] == {"0": 70, "0.25": 70}
+    assert set(manifest["checksums"]) == {
+        "layers.csv",
+        "maps.safetensors",
+        "report.html",
+        "steps.csv",
+    }
+
+
+def test_the_report_shows_each_alpha_on_both_colour_scales(folder):
+    page = (folder / "report.html").read_text()
+    for alpha in ("0", "0.25"):
+        assert page.count(f"Mean scores, alpha = {alpha}, on the paper") >= 1
+        assert page.count(f"Mean scores, alpha = {alpha}, each layer on a scale") >= 1
+    assert "Theory against simulation" in page
+
+
+def test_a_finished_run_is_shown_again_and_other_settings_are_refused(folder, monkeypatch, capsys):
+    before = (folder / "manifest.json").read_bytes()
+    flags = ["--n-layers", 2, "--seq-len", 11, "--d-model", 6, "--rope", "--out", folder]
+    assert run(monkeypatch, simulate, "--alpha", 0, 0.25, "--n-samples", 70, *flags) == 0
+    assert "alpha = 0.25, in j: L0" in capsys.readouterr().out
+    assert run(monkeypatch, simulate, "--alpha", 0, "--n-samples", 70, *flags) == 2
+    assert (folder / "manifest.json").read_bytes() == before
+
+
+def test_a_target_decides_how_many_samples_it_takes(tmp_path):
+    settings = simulation_run.Settings(
+        alpha=(0.25,), target_se=5e-3, out=tmp_path / "run", **{**SMALL, "n_samples": None}
+    )
+    layers = pd.read_csv(simulation_run.run(settings) / "layers.csv")
+    assert layers["se"].max() <= 5e-3
+    assert layers["n_samples"].min() % 64 == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--alpha", "1"], "0 <= alpha < 1"),
+        (["--alpha", "-0.1"], "0 <= alpha < 1"),
+        (["--alpha", "nan"], "0 <= alpha < 1"),
+        (["--alpha", "0.2", "0.2"], "the same"),
+        (["--rope", "--d-model", "7"], "odd"),
+        (["--n-samples", "0"], "2 samples"),
+        (["--n-layers", "0"], "1 layer"),
+        (["--seq-len", "2"], "positions"),
+        (["--d-model", "1"], "dimensions"),
+        (["--seed", "-1"], "seed"),
+        (["--target-se", "1e-9"], "float32"),
+        (["--target-se", "nan"], "float32"),
+        (["--target-se", "1e-3", "--n-samples", "9"], "not both"),
+    ],
+)
+def test_bad_input_gets_one_line_and_nothing_is_written(monkeypatch, capsys, tmp_path, flags, says):
+    assert run(monkeypatch, simulate, *flags, "--out", tmp_path / "run") == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert len(said.err.splitlines()) == 1
+    assert says in said.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_is_a_file_is_refused_before_anything_is_computed(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match="file"):
+        simulation_run.run(simulation_run.Settings(out=tmp_path / "file", n_samples=10**9))
+
+
+def test_figure_one_is_right_but_for_its_third_number(monkeypatch, capsys):
+    assert run(monkeypatch, reproduce, "figure1") == 0
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert "Seen: eq. (4) gives 0.15352" in first
+    assert "Seen: eq. (4) gives 0.13210" in second
+    assert "0.150" in third
+    assert "Not seen: eq. (4) gives 0.15082" in third
+
+
+def test_figure_two_shows_that_layers_three_and_four_do_not_increase(monkeypatch, capsys, tmp_path):
+    code = run(monkeypatch, reproduce, "figure2", "--n-samples", 512, "--out", tmp_path / "run")
+    said = capsys.readouterr().out.splitlines()
+    assert code == 0
+    assert [": Seen" in each or ". Seen" in each for each in said[:4]] == [True, False, True, True]
+    assert "L2 is not increasing" in said[1]
+    assert "L3 is not increasing" in said[1]
+
+
+def evidence(maps, alpha):
+    return figure_claims.Evidence(scores={alpha: maps}, layers=pd.DataFrame())
+
+
+def test_a_relative_map_passes_for_figure_ten_and_a_masked_one_does_not():
+    for causal, seen in ((False, True), (True, False)):
+        field = ParameterFreeSpec(d_model=64, rope=True, causal=causal)
+        maps = theory_scores(torch.tensor([0.0]), 50, 4, field)[0]
+        (claim,) = figure_claims.figure10(evidence(maps, 0.0))
+        assert claim.seen == seen
+
+
+def test_figure_nines_claims_fail_without_the_mask():
+    for causal, seen in ((True, True), (False, False)):
+        field = ParameterFreeSpec(d_model=64, rope=True, causal=causal)
+        maps = theory_scores(torch.tensor([0.5]), 50, 4, field)[0]
+        first, _ = figure_claims.figure9(evidence(maps, 0.5))
+        assert first.seen == seen
+
+
+def test_reproduce_refuses_too_few_samples(monkeypatch, capsys, tmp_path):
+    flags = ["figure4", "--n-samples", 31, "--out", tmp_path / "run"]
+    assert run(monkeypatch, reproduce, *flags) == 2
+    assert "32 samples" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("n_layers", [2, 5])
+def test_the_papers_colour_scale_is_the_same_in_every_layer(n_layers):
+    maps = np.random.default_rng(0).random((n_layers, 7, 7)).astype(np.float32)
+    figure = fixed_scale_maps(maps, title="maps", high=8.0)
+    axes = [figure.layout[name] for name in figure.layout if name.startswith("coloraxis")]
+    assert axes
+    assert {(each.cmin, each.cmax) for each in axes} == {(0.0, 8.0)}
+    if n_layers > 4:
+        assert figure.layout.meta["scales"] == [[0.0, 8.0]] * n_layers
+
+
+def test_lines_of_theory_stand_with_the_dots_of_their_layer():
+    x, values = np.arange(3.0), np.arange(6.0).reshape(2, 3)
+    curves = Curves(x=x, values=values, errors=0.1 + values, theory=values + 1)
+    figure = rows_against_theory({"alpha=0": curves})
+    line, dots = figure.data[2:]
+    assert (line.mode, dots.mode) == ("lines", "markers")
+    assert line.xaxis == dots.xaxis == "x2"
+    assert list(dots.error_y.array) == pytest.approx([3.1, 4.1, 5.1])
+    assert list(line.y - dots.y) == [1, 1, 1]

@@ -1,0 +1,110 @@
+"""The sentences and tables that a run ends with say what its numbers say."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from nope_probe.experiments.ablation.summary import headline, print_summary
+from nope_probe.runtime.folder import Run
+
+MANIFEST: dict[str, Any] = {
+    "model": {"name": "some-model"},
+    "conditions": ["mask+rope", "rope"],
+    "player_sets": {"circuits": ["mask", "qk", "ov"]},
+    "conjunctions": {"circuits": [1]},
+    "settings": {"folds": 8},
+    "skip_keys": 1,
+    "seconds": 3.0,
+}
+
+
+def interval(name: str, value: float, half: float) -> dict[str, float]:
+    prefix = "" if name == "share" else f"{name}_"
+    return {name: value, f"{prefix}low": value - half, f"{prefix}high": value + half}
+
+
+def tables(amplitude: float = 0.5) -> dict[str, pd.DataFrame]:
+    whole = [
+        {"layer": layer, "kept": "mask+rope"}
+        | interval("amplitude", size, 0.1)
+        | interval("locality", -0.3, 0.1)
+        for layer, size in ((0, amplitude / 2), (1, amplitude))
+    ]
+    shares = {"content": 0.02, "mask": -0.12, "rope": 1.1, "mask_x_rope": 0.0}
+    sources = [
+        {"layer": layer, "term": term} | interval("rms", 0.2, 0.01) | interval("share", s, 0.01)
+        for layer in (0, 1)
+        for term, s in shares.items()
+    ]
+    needs = {"mask": 0.05, "qk": 0.9, "ov": -0.4}
+    players = [
+        {"layer": layer, "game": "circuits", "player": player}
+        | interval("share", 1 / 3, 0.01)
+        | interval("sufficiency", 0.1, 0.01)
+        | interval("necessity", necessity, 0.1)
+        for layer in (0, 1)
+        for player, necessity in needs.items()
+    ]
+    effects = [
+        {"layer": layer, "tokens": "text"}
+        | interval("with_mask", 0.3, 0.01)
+        | interval("without_mask", 0.2, 0.01)
+        | interval("difference", 0.1, 0.01)
+        for layer in (0, 1)
+    ]
+    names = ("pattern", "sources", "players", "non_relative", "controls")
+    frames = map(pd.DataFrame, (whole, sources, players, effects, []))
+    return dict(zip(names, frames, strict=True))
+
+
+def test_the_first_sentence_names_the_strongest_layer_and_its_sources_by_size():
+    first = headline(MANIFEST, tables())[0]
+    assert first.startswith("In L1 of some-model")
+    assert "0.50 nats RMS [0.40, 0.60]" in first
+    assert "prefers far keys (rank correlation -0.30)" in first
+    rope, mask = first.index("RoPE 110% [109, 111]"), first.index("the causal mask -12% [-13, -11]")
+    assert rope < mask < first.index("the content of the text 2% [1, 3]")
+
+
+def test_the_second_sentence_says_what_is_lost_and_what_grows():
+    second = headline(MANIFEST, tables())[1]
+    assert "loses 90% [80, 100] without the query-key circuit" in second
+    assert "grows by 40% [30, 50] without the value-output circuit" in second
+
+
+def test_equal_shares_are_said_to_be_no_measurement_of_equal_weight():
+    assert "about 1/3: the signature of 'all are needed'" in headline(MANIFEST, tables())[1]
+    elsewhere = {**MANIFEST, "conjunctions": {"circuits": [0]}}
+    assert "signature" not in headline(elsewhere, tables())[1]
+
+
+def test_noise_is_not_called_a_pattern():
+    [only] = headline(MANIFEST, tables(amplitude=0.05))
+    assert only == (
+        "some-model shows no positional pattern in its attention that rises above the noise."
+    )
+
+
+def test_empty_shares_are_shown_as_no_pattern(capsys: pytest.CaptureFixture[str]):
+    ours = tables()
+    ours["sources"].loc[ours["sources"]["layer"] == 1, ["share", "low", "high"]] = float("nan")
+    print_summary(Run(manifest=MANIFEST, tables=ours), Path("runs/x"))
+    shown = capsys.readouterr().out
+    assert shown.count("no pattern") == 4
+    assert "110.0 [109.0, 111.0]" in shown
+    assert "by the mask +0.100 [0.090, 0.110]" in " ".join(shown.split())
+
+
+def test_controls_are_named_by_their_tokens(capsys: pytest.CaptureFixture[str]):
+    ours = tables()
+    rows = [("text", 0, 0.7), ("shuffled", 0, 0.6)]
+    ours["controls"] = pd.DataFrame(
+        {"layer": 1, "tokens": tokens, "skip_keys": skip, "kept": "mask+rope", "amplitude": size}
+        for tokens, skip, size in rows
+    )
+    print_summary(Run(manifest=MANIFEST, tables=ours), Path("runs/x"))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "skip 0 0.700" in shown
+    assert "shuffled 0.600" in shown

@@ -1,0 +1,128 @@
+"""What is removed through hooks equals a model whose weights are set by hand."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from support.edited_model import (
+    SEVEN,
+    WEIGHTS,
+    edited,
+    norm_sizes,
+    output_sizes,
+    plain_run,
+    subsets,
+)
+from support.hooked_runs import hooked_run, worst
+
+from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.components import components
+from nope_probe.hooks.gains import calibrate
+
+ModelOf = Callable[[str], tuple[Any, str]]
+TinyOf = Callable[[str], Any]
+
+BRIDGES = ("bridge:llama", "bridge:phi3", "bridge:qwen3", "bridge:smollm3")
+HOOKED = ("hooked:smollm3-rope", "hooked:smollm3-nope")
+ALL = (*BRIDGES, *HOOKED)
+
+
+def errors_above(
+    bound: float, model: Any, tiny: Any, removals: list[tuple[str, ...]], gain: Any = "output"
+) -> dict[tuple[str, ...], float]:
+    """Compare removals with edited models, and give the ones that differ."""
+    hf, tokens = tiny.hf, tiny.tokens
+    sizes = {"norm": norm_sizes(hf), "output": output_sizes(hf, tokens)}.get(gain)
+    gains = calibrate(model, tokens) if gain == "output" else None
+    errors = {}
+    for remove in removals:
+        truth = plain_run(edited(hf, remove, sizes), tokens)
+        with ablated(model, Ablation(remove=remove, gain=gain), gains):
+            errors[remove] = worst(hooked_run(model, tokens), truth)
+    return {remove: error for remove, error in errors.items() if not error <= bound}
+
+
+@pytest.mark.parametrize("spec", [*BRIDGES, "hooked:smollm3-rope"])
+def test_all_128_combinations_equal_an_edited_model(
+    spec: str, model_of: ModelOf, tiny: TinyOf
+) -> None:
+    model, name = model_of(spec)
+    assert not errors_above(1e-5, model, tiny(name), subsets(SEVEN))
+
+
+def test_all_64_combinations_on_a_model_without_rope_equal_an_edited_model(
+    hooked: Callable[[str], Any], tiny: TinyOf
+) -> None:
+    model = hooked("smollm3-nope")
+    assert components(model) == tuple(c for c in SEVEN if c != "rope")
+    assert not errors_above(1e-5, model, tiny("smollm3-nope"), subsets(components(model)))
+
+
+@pytest.mark.parametrize("gain", ["identity", "norm"])
+@pytest.mark.parametrize("spec", ALL)
+def test_the_other_gains_equal_an_edited_model_for_every_set_of_weights(
+    spec: str, gain: str, model_of: ModelOf, tiny: TinyOf
+) -> None:
+    model, name = model_of(spec)
+    assert not errors_above(1e-5, model, tiny(name), subsets(WEIGHTS), gain)
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma2"])
+def test_a_sliding_window_and_a_soft_cap_are_removed_or_kept_as_the_model_has_them(
+    name: str, bridge: Callable[[str], Any], tiny: TinyOf
+) -> None:
+    removals = [*subsets(("mask", "rope", "w_q", "w_k")), SEVEN]
+    assert not errors_above(1e-5, bridge(name), tiny(name), removals)
+
+
+def test_gpt2_loses_its_learned_positions_like_a_model_with_their_mean(
+    bridge: Callable[[str], Any], tiny: TinyOf
+) -> None:
+    model, tokens = bridge("gpt2"), tiny("gpt2").tokens
+    flat = deepcopy(tiny("gpt2").hf)
+    n_pos = tokens.shape[1]
+    flat.transformer.wpe.weight[:n_pos] = flat.transformer.wpe.weight[:n_pos].mean(0)
+    with ablated(model, Ablation(remove=["pos_embed"])):
+        assert worst(hooked_run(model, tokens), plain_run(flat, tokens)) <= 1e-5
+
+
+def test_gpt2_loses_its_other_components_like_an_edited_model(
+    bridge: Callable[[str], Any], tiny: TinyOf
+) -> None:
+    model = bridge("gpt2")
+    assert components(model) == ("mask", "w_q", "w_k", "w_o", "w_v", "mlp", "pos_embed")
+    removals = subsets([c for c in SEVEN if c != "rope"])
+    assert not errors_above(1e-5, model, tiny("gpt2"), removals, "norm")
+
+
+@pytest.mark.parametrize(
+    ("spec", "layers"),
+    [
+        ("bridge:llama", (0,)),
+        ("bridge:llama", (1,)),
+        ("bridge:phi3", (1,)),
+        ("bridge:qwen3", (0,)),
+        ("bridge:smollm3", (0, 2)),
+        ("bridge:smollm3", (2, 1)),
+        ("hooked:smollm3-rope", (0,)),
+    ],
+)
+@pytest.mark.parametrize("remove", [*((c,) for c in SEVEN), SEVEN], ids="+".join)
+def test_an_ablation_of_some_layers_leaves_the_others_alone(
+    remove: tuple[str, ...], layers: tuple[int, ...], spec: str, model_of: ModelOf, tiny: TinyOf
+) -> None:
+    model, name = model_of(spec)
+    hf, tokens = tiny(name).hf, tiny(name).tokens
+    truth = plain_run(edited(hf, remove, norm_sizes(hf), layers), tokens)
+    with ablated(model, Ablation(remove=remove, layers=layers, gain="norm")):
+        assert worst(hooked_run(model, tokens), truth) <= 1e-5
+
+
+@pytest.mark.parametrize("spec", ALL)
+def test_each_removal_changes_the_model(spec: str, model_of: ModelOf, tiny: TinyOf) -> None:
+    model, name = model_of(spec)
+    intact = hooked_run(model, tiny(name).tokens)
+    for component in components(model):
+        with ablated(model, Ablation(remove=[component], gain="norm")):
+            assert worst(hooked_run(model, tiny(name).tokens), intact) > 1e-2, component

@@ -1,0 +1,163 @@
+"""An ablation ends without a trace, and one that cannot be is an error."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.edited_model import SEVEN
+from support.hooked_runs import hooked_run
+
+from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.components import components, rope_layers
+from nope_probe.hooks.forward import hooks_attached
+from nope_probe.hooks.layer import layers_of
+
+ModelOf = Callable[[str], tuple[Any, str]]
+TinyOf = Callable[[str], Any]
+
+ALL = (
+    "bridge:llama",
+    "bridge:phi3",
+    "bridge:qwen3",
+    "bridge:smollm3",
+    "hooked:smollm3-rope",
+    "hooked:smollm3-nope",
+)
+
+
+def test_an_empty_ablation_changes_no_bit(bridge: Callable[[str], Any], tiny: TinyOf) -> None:
+    model, tokens = bridge("llama"), tiny("llama").tokens
+    intact = hooked_run(model, tokens).logits
+    for spec in (Ablation(), Ablation(remove=SEVEN, layers=(), gain="norm")):
+        with ablated(model, spec):
+            assert torch.equal(hooked_run(model, tokens).logits, intact)
+
+
+@pytest.mark.parametrize("spec", ALL)
+def test_outputs_are_bit_identical_afterwards_also_when_the_body_raises(
+    spec: str, model_of: ModelOf, tiny: TinyOf
+) -> None:
+    model, name = model_of(spec)
+    tokens, everything = tiny(name).tokens, Ablation(remove=components(model), gain="norm")
+    intact = hooked_run(model, tokens)
+
+    def fail_inside() -> None:
+        with ablated(model, everything):
+            assert not torch.equal(hooked_run(model, tokens).logits, intact.logits)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_inside()
+    after = hooked_run(model, tokens)
+    assert torch.equal(after.logits, intact.logits)
+    assert torch.equal(after.patterns, intact.patterns)
+    assert not hooks_left(model)
+
+
+def hooks_left(model: Any) -> list[str]:
+    return [n for n, point in model.named_modules() if getattr(point, "fwd_hooks", None)]
+
+
+def test_a_hook_of_the_user_survives_an_ablation(
+    bridge: Callable[[str], Any], tiny: TinyOf
+) -> None:
+    model, seen = bridge("llama"), []
+    point = layers_of(model)[0].point("attn.hook_attn_scores")
+    with hooks_attached([(point, lambda tensor, hook: seen.append(1))]):
+        with ablated(model, Ablation(remove=["mask"])):
+            model(tiny("llama").tokens)
+        model(tiny("llama").tokens)
+    assert len(seen) == 2
+
+
+def test_nesting_two_ablations_is_refused_and_the_outer_one_stays(
+    bridge: Callable[[str], Any], tiny: TinyOf
+) -> None:
+    model, tokens = bridge("llama"), tiny("llama").tokens
+    with ablated(model, Ablation(remove=["mask"])):
+        before = hooked_run(model, tokens).logits
+        with (
+            pytest.raises(RuntimeError, match="ablated already"),
+            ablated(model, Ablation(remove=["w_k"], gain="norm")),
+        ):
+            pass
+        assert torch.equal(hooked_run(model, tokens).logits, before)
+    with ablated(model, Ablation(remove=["w_k"], gain="norm")):
+        assert not torch.equal(hooked_run(model, tokens).logits, before)
+
+
+def test_two_models_may_be_ablated_at_once(bridge: Callable[[str], Any]) -> None:
+    with (
+        ablated(bridge("llama"), Ablation(remove=["mask"])),
+        ablated(bridge("qwen3"), Ablation(remove=["mask"])),
+    ):
+        assert hooks_left(bridge("llama"))
+        assert hooks_left(bridge("qwen3"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"remove": ["mask", "w_qk"]}, "unknown component 'w_qk'; there are mask, rope"),
+        ({"gain": "loud"}, "unknown gain 'loud'; there are output, norm, identity"),
+    ],
+)
+@pytest.mark.usefixtures("unenforced")
+def test_an_unknown_component_or_gain_is_an_error(spec: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Ablation(**spec)
+
+
+@pytest.mark.parametrize("layers", [(2,), (-1,), (0, 5)])
+def test_an_unknown_layer_is_an_error(
+    layers: tuple[int, ...], bridge: Callable[[str], Any]
+) -> None:
+    spec = Ablation(remove=["mask"], layers=layers)
+    with pytest.raises(ValueError, match="from 0 to 1"), ablated(bridge("llama"), spec):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("spec", "component"),
+    [("bridge:llama", "pos_embed"), ("bridge:gpt2", "rope"), ("hooked:smollm3-nope", "rope")],
+)
+def test_removing_what_a_model_does_not_have_is_an_error(
+    spec: str, component: Any, model_of: ModelOf
+) -> None:
+    model, _ = model_of(spec)
+    lacks = rf"no {component} to remove; it has mask, .*mlp"
+    with pytest.raises(ValueError, match=lacks), ablated(model, Ablation(remove=[component])):
+        pass
+
+
+def test_an_encoder_has_no_mask_and_an_attention_only_model_no_mlp() -> None:
+    from nope_probe.models.parameter_free import build, parameter_free
+
+    encoder = build(parameter_free(2, 8, causal=False))
+    assert components(encoder) == ("w_q", "w_k", "w_o", "w_v")
+
+
+def test_the_gain_output_must_be_measured_first(bridge: Callable[[str], Any]) -> None:
+    spec = Ablation(remove=["mask", "w_v"])
+    with pytest.raises(ValueError, match="'output' of w_v"), ablated(bridge("llama"), spec):
+        pass
+    assert not hooks_left(bridge("llama"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "truth"),
+    [
+        ("bridge:smollm3", (True, False, True)),
+        ("bridge:smollm3-nope", (False, False)),
+        ("bridge:llama", (True, True)),
+        ("bridge:phi3", (True, True)),
+        ("bridge:gpt2", (False, False)),
+        ("hooked:smollm3-rope", (True, True)),
+        ("hooked:smollm3-nope", (False, False)),
+    ],
+)
+def test_layers_without_rope_are_known(
+    spec: str, truth: tuple[bool, ...], model_of: ModelOf
+) -> None:
+    assert rope_layers(model_of(spec)[0]) == truth

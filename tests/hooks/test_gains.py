@@ -1,0 +1,72 @@
+"""Gains equal what plain transformers' own projections give."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.edited_model import WEIGHTS, norm_sizes, output_sizes, rectangular_identity
+from support.stream_checkpoints import Recorded
+from support.tiny_models import tokens
+
+from nope_probe.hooks.gains import (
+    calibrate,
+    norm_gain,
+    project_identity,
+    project_identity_transposed,
+)
+from nope_probe.hooks.layer import layers_of
+
+ModelOf = Callable[[str], tuple[Any, str]]
+
+ALL = (
+    "bridge:llama",
+    "bridge:phi3",
+    "bridge:qwen3",
+    "bridge:smollm3",
+    "bridge:gpt2",
+    "hooked:smollm3-rope",
+    "hooked:smollm3-nope",
+)
+
+
+@pytest.mark.parametrize("batch_size", [7, 32])
+@pytest.mark.parametrize("spec", ALL)
+def test_the_gain_output_gives_the_stand_in_the_rms_of_the_weights_output(
+    spec: str, batch_size: int, model_of: ModelOf, tiny: Callable[[str], Any]
+) -> None:
+    model, name = model_of(spec)
+    windows = tokens(23, seed=9)
+    gains = calibrate(model, windows, batch_size=batch_size)
+    for (projection, layer), c in output_sizes(tiny(name).hf, windows).items():
+        assert gains.of(projection, layer) == pytest.approx(c, rel=1e-5), (projection, layer)
+
+
+@pytest.mark.parametrize("spec", ALL)
+def test_the_gain_norm_is_the_frobenius_norm_over_the_root_of_the_rows(
+    spec: str, model_of: ModelOf, tiny: Callable[[str], Any]
+) -> None:
+    model, name = model_of(spec)
+    truth = norm_sizes(tiny(name).hf)
+    for layer in layers_of(model):
+        for projection in WEIGHTS:
+            c = truth[projection, layer.index]
+            assert norm_gain(layer, projection) == pytest.approx(c, rel=1e-5)
+
+
+@pytest.mark.parametrize(("n_heads", "d_head", "d_model"), [(3, 5, 7), (2, 3, 11), (1, 5, 5)])
+def test_rows_read_coordinates_in_turn_and_give_them_back(
+    n_heads: int, d_head: int, d_model: int
+) -> None:
+    p = rectangular_identity("w_q", (n_heads * d_head, d_model))
+    y, z = torch.randn(2, 13, d_model), torch.randn(2, 13, n_heads * d_head)
+    assert torch.equal(project_identity(y, n_heads, d_head).flatten(2), y @ p.T)
+    assert torch.allclose(project_identity_transposed(z, d_model), z @ p, atol=1e-6)
+
+
+def test_calibration_reports_progress_and_leaves_no_hook(bridge: Callable[[str], Any]) -> None:
+    recorded = Recorded()
+    calibrate(bridge("llama"), tokens(23), batch_size=10, checkpoint=recorded)
+    assert recorded.batches == [10, 10, 3]
+    points = bridge("llama").named_modules()
+    assert not [name for name, point in points if getattr(point, "fwd_hooks", None)]

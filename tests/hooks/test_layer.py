@@ -1,0 +1,154 @@
+"""One block's hook points, and what lies between q and a score, per model kind."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from jaxtyping import TypeCheckError
+from support.plain_states import plain_states
+from support.tiny_models import D_VOCAB, distance
+from transformers.models.glm.modeling_glm import apply_rotary_pos_emb as rotate_adjacent
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as rotate_halves
+
+from nope_probe.hooks.forward import StopForward, hooks_attached, run_forward
+from nope_probe.hooks.layer import layers_of, repeat_heads, rotated
+from nope_probe.hooks.qk_reader import QKReader
+
+ModelOf = Callable[[str], tuple[Any, str]]
+
+
+def test_the_type_checks_of_shapes_are_on() -> None:
+    with pytest.raises(TypeCheckError):
+        repeat_heads(torch.zeros(2, 3, 5), 6)
+
+
+@pytest.mark.parametrize("spec", ["bridge:llama", "bridge:smollm3", "hooked:smollm3-rope"])
+def test_a_tap_reads_the_queries_and_keys_of_plain_transformers(
+    spec: str, model_of: ModelOf, tiny: Callable[[str], Any]
+) -> None:
+    model, name = model_of(spec)
+    readers = [QKReader(layer) for layer in layers_of(model)]
+    with (
+        torch.inference_mode(),
+        hooks_attached(pair for reader in readers for pair in reader.hooks()),
+    ):
+        model(tiny(name).tokens)
+        for reader, states in zip(
+            readers, plain_states(tiny(name).hf, tiny(name).tokens), strict=True
+        ):
+            assert distance(reader.read("q"), states.q) <= 1e-5
+            assert distance(reader.read("k"), states.k) <= 1e-5
+            scores = reader.layer.scores(reader.read("q"), reader.read("k"))
+            assert distance(scores, states.scores()) <= 1e-5
+
+
+@pytest.mark.parametrize("d_rotary", [6, 10])
+@pytest.mark.parametrize("adjacent", [False, True])
+def test_a_rotation_is_the_one_of_transformers(adjacent: bool, d_rotary: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(2, 7, 3, 10, generator=generator)
+    angles = torch.randn(1, 7, d_rotary // 2, generator=generator).repeat(1, 1, 2)
+    cos, sin = angles.cos(), angles.sin()
+    theirs = rotate_adjacent if adjacent else rotate_halves
+    turn, rest = x[..., :d_rotary], x[..., d_rotary:]
+    truth = torch.cat([theirs(turn, turn, cos, sin, unsqueeze_dim=2)[0], rest], -1)
+    assert torch.allclose(rotated(x, cos, sin, adjacent), truth, atol=1e-6)
+
+
+def test_query_heads_share_key_heads_in_groups() -> None:
+    x = torch.arange(2.0)[None, None, :, None]
+    assert repeat_heads(x, 6).flatten().tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_sizes_are_those_of_the_configuration(model_of: ModelOf) -> None:
+    for spec in ("bridge:llama", "bridge:smollm3", "hooked:smollm3-rope"):
+        model, name = model_of(spec)
+        layer = layers_of(model)[1]
+        assert (layer.n_heads, layer.n_kv_heads, layer.d_head) == (6, 2, 10)
+        assert layer.d_model == (42 if name == "llama" else 34)
+        assert layer.scale == pytest.approx(10**-0.5)
+
+
+def test_gemma_has_its_own_scale_and_a_soft_cap(bridge: Callable[[str], Any]) -> None:
+    layer = layers_of(bridge("gemma2"))[0]
+    assert (layer.scale, layer.soft_cap) == (pytest.approx(13**-0.5), 7.0)
+    big = torch.full((1, 1, 1, 10), 50.0)
+    assert layer.scores(big.expand(1, 1, 6, 10), big.expand(1, 1, 2, 10)).max() <= 7.0
+
+
+@pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
+def test_a_hook_point_that_does_not_exist_is_an_error_that_lists_them(
+    spec: str, model_of: ModelOf
+) -> None:
+    layer = layers_of(model_of(spec)[0])[1]
+    assert layer.has("attn.hook_attn_scores")
+    assert not layer.has("attn.hook_atn_scores")
+    message = r"block 1 has no hook point 'attn.hook_atn_scores'; it has .*attn.hook_attn_scores"
+    with pytest.raises(KeyError, match=message):
+        layer.point("attn.hook_atn_scores")
+
+
+def test_something_else_than_a_hooked_model_is_an_error() -> None:
+    with pytest.raises(TypeError, match=r"expected a HookedTransformer .* got Linear"):
+        layers_of(torch.nn.Linear(2, 3))
+
+
+def test_hooks_run_in_order_and_only_they_are_taken_off(hooked: Callable[[str], Any]) -> None:
+    point, calls = layers_of(hooked("smollm3-rope"))[0].point("attn.hook_q"), []
+
+    def note(name: str) -> Any:
+        return lambda tensor, hook: calls.append(name)
+
+    def run_once() -> str:
+        calls.clear()
+        hooked("smollm3-rope")(torch.zeros(1, 3, dtype=torch.long))
+        return "".join(calls)
+
+    with hooks_attached([(point, note("a"))]):
+        with hooks_attached([(point, note("b")), (point, note("c"))]):
+            assert run_once() == "abc"
+        assert run_once() == "a"
+    assert run_once() == ""
+
+
+def test_hooks_are_taken_off_when_a_later_one_cannot_be_installed(
+    hooked: Callable[[str], Any],
+) -> None:
+    layer = layers_of(hooked("smollm3-rope"))[0]
+    names = ("attn.hook_q", "attn.hook_typo")
+    with (
+        pytest.raises(KeyError),
+        hooks_attached((layer.point(name), lambda tensor, hook: None) for name in names),
+    ):
+        pass
+    assert not layer.point("attn.hook_q").fwd_hooks
+
+
+@pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
+def test_a_run_takes_tokens_or_their_embeddings_and_ends_when_a_hook_has_enough(
+    spec: str, model_of: ModelOf, tiny: Callable[[str], Any]
+) -> None:
+    model, name = model_of(spec)
+    seen: list[torch.Tensor] = []
+
+    def keep_and_stop(tensor: torch.Tensor, hook: object) -> None:
+        seen.append(tensor.clone())
+        raise StopForward
+
+    tokens = tiny(name).tokens
+    embeddings = tiny(name).hf.model.embed_tokens(tokens)
+    point = layers_of(model)[1].point("hook_resid_post")
+    with torch.inference_mode(), hooks_attached([(point, keep_and_stop)]):
+        run_forward(model, tokens)
+        run_forward(model, embeddings)
+    assert tokens.max() < D_VOCAB
+    assert distance(seen[1], seen[0]) <= 1e-6
+
+
+def test_the_hooks_folder_imports_under_one_name_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pathlib import Path
+
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    with pytest.raises(ImportError, match=r"import nope_probe\.hooks"):
+        __import__("hooks")

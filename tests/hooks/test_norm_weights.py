@@ -1,0 +1,92 @@
+"""A model with plain norms equals the model whose norm weights are edited to 1."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.tiny_models import Tiny, distance, tokens
+
+from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.capture import capture_stages
+from nope_probe.hooks.forward import run_blocks
+from nope_probe.hooks.norm_weights import plain_norms
+from nope_probe.models.load import to_hooked
+from nope_probe.models.parameter_free import build, parameter_free
+
+NORMS = ("input_layernorm", "post_attention_layernorm")
+
+
+def edited(hf: Any) -> Any:
+    """Set the weights of the blocks' norms to 1 by hand, in a copy."""
+    import copy
+
+    twin = copy.deepcopy(hf)
+    for block in twin.model.layers:
+        for name in NORMS:
+            getattr(block, name).weight.data.fill_(1.0)
+    return twin
+
+
+@pytest.mark.parametrize("name", ["llama", "phi3", "qwen3", "smollm3"])
+def test_a_bridge_with_plain_norms_equals_an_edited_model(
+    tiny: Callable[[str], Tiny], bridge: Callable[[str], Any], name: str
+):
+    model, truth = bridge(name), edited(tiny(name).hf)
+    with torch.no_grad():
+        before, plain = model(tokens()), truth(tokens()).logits
+        with plain_norms(model):
+            ours = model(tokens())
+        assert distance(ours, plain) < 1e-5
+        assert distance(before, plain) > 1e-3
+        assert model(tokens()).equal(before)
+
+
+def test_a_hooked_transformer_with_plain_norms_equals_an_edited_model(
+    tiny: Callable[[str], Tiny], hooked: Callable[[str], Any]
+):
+    model, truth = hooked("smollm3-rope"), edited(tiny("smollm3-rope").hf)
+    with torch.no_grad():
+        before = model(tokens())
+        with plain_norms(model):
+            assert distance(model(tokens()), truth(tokens()).logits) < 1e-5
+        assert model(tokens()).equal(before)
+
+
+@pytest.mark.parametrize("letter", ["a", "f", "h"])
+def test_stages_behind_a_plain_norm_have_unit_mean_square(
+    hooked: Callable[[str], Any], bridge: Callable[[str], Any], letter: Any
+):
+    for model in (hooked("smollm3-nope"), bridge("llama")):
+        with plain_norms(model):
+            gram = capture_stages(model, tokens(), stages=[letter], n_folds=1).mean(letter)
+        size = model.cfg.d_model
+        assert gram.diagonal().tolist() == pytest.approx([size] * len(gram), rel=1e-3)
+
+
+def test_plain_norms_stand_around_ablations(
+    tiny: Callable[[str], Tiny], hooked: Callable[[str], Any]
+):
+    spec = Ablation(remove=["mask", "w_q", "w_k"], gain="norm")
+    model, truth = hooked("smollm3-rope"), to_hooked(edited(tiny("smollm3-rope").hf))
+    with torch.no_grad():
+        with plain_norms(model), ablated(model, spec):
+            ours = model(tokens())
+        with ablated(truth, spec):
+            assert distance(ours, truth(tokens())) < 1e-5
+
+
+def test_norms_without_weights_are_plain_already():
+    model = build(parameter_free(n_layers=2, d_model=10))
+    x = torch.randn(3, 7, 10)
+    before = run_blocks(model, x)
+    with plain_norms(model):
+        assert run_blocks(model, x).equal(before)
+
+
+@pytest.mark.hooked_transformer
+def test_a_weight_of_zero_is_refused(tiny: Callable[[str], Tiny]):
+    model = to_hooked(tiny("smollm3-rope").hf)
+    model.blocks[0].ln2.w.data[3] = 0.0
+    with pytest.raises(ValueError, match="weight of 0"), plain_norms(model):
+        pass

@@ -1,0 +1,153 @@
+"""A pass that ends early, for want of memory or on request, loses and counts nothing twice."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from support.out_of_memory import out_of_memory_above
+from support.plain_states import agree
+from support.stream_checkpoints import Recorded, Stopped, Stopping
+from support.tiny_models import tokens
+
+from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.capture import capture_scores, capture_stages
+from nope_probe.hooks.forward import hooks_attached
+from nope_probe.hooks.gains import calibrate
+from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.streaming import StreamCheckpoint
+
+BridgeOf = Callable[[str], Any]
+N_SEQS, N_FOLDS = 37, 5
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize(("fits", "sizes"), [(16, [8]), (5, [8, 4]), (1, [8, 4, 2, 1])])
+def test_a_batch_that_does_not_fit_is_halved_and_counted_once(
+    layer: int, fits: int, sizes: list[int], bridge: BridgeOf
+):
+    model, windows, checkpoint = bridge("smollm3"), tokens(N_SEQS, seed=3), Recorded()
+    keep: dict[str, Any] = {"batch_size": 17, "n_folds": N_FOLDS, "per_head": True}
+    truth = capture_scores(model, windows, **keep)
+    with out_of_memory_above(fits, model, layer):
+        maps = capture_scores(model, windows, checkpoint=checkpoint, **keep)
+    assert checkpoint.sizes == sizes
+    assert agree(maps.folds, truth.folds)
+    assert maps.per_head is not None
+    assert truth.per_head is not None
+    assert agree(maps.per_head, truth.per_head)
+
+
+def test_mean_terms_stages_and_gains_are_halved_too(bridge: BridgeOf):
+    model, windows = bridge("llama"), tokens(N_SEQS, seed=3)
+    means, stages, gains = (
+        capture_scores(model, windows, n_folds=N_FOLDS, mean_term=True),
+        capture_stages(model, windows, n_folds=N_FOLDS),
+        calibrate(model, windows),
+    )
+    with out_of_memory_above(7, model, 0):
+        again = capture_scores(model, windows, n_folds=N_FOLDS, mean_term=True)
+        assert again.mean_term is not None
+        assert means.mean_term is not None
+        assert agree(again.mean_term, means.mean_term)
+        halved = capture_stages(model, windows, n_folds=N_FOLDS)
+        for letter, folds in stages.folds.items():
+            assert agree(halved.folds[letter], folds)
+        for name, c in calibrate(model, windows).c.items():
+            assert c == pytest.approx(gains.c[name], rel=1e-6)
+
+
+def test_a_single_sequence_that_does_not_fit_is_an_error(bridge: BridgeOf):
+    model = bridge("llama")
+    with out_of_memory_above(0, model, 0), pytest.raises(torch.OutOfMemoryError):
+        capture_scores(model, tokens(7), n_folds=4)
+    assert not any(point.fwd_hooks for point in model.hook_dict.values())
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 4])
+def test_ended_after_any_batch_a_stream_resumes_to_the_same_bytes(after: int, bridge: BridgeOf):
+    model, windows, checkpoint = bridge("smollm3"), tokens(N_SEQS, seed=3), Stopping(after)
+    options: dict[str, Any] = {
+        "batch_size": 10,
+        "n_folds": N_FOLDS,
+        "mean_term": True,
+        "per_head": True,
+    }
+    truth = capture_scores(model, windows, **options)
+    with pytest.raises(Stopped):
+        capture_scores(model, windows, checkpoint=checkpoint, **options)
+    assert int(checkpoint.state["n_seen"]) == min(10 * after, N_SEQS)
+    checkpoint.after, checkpoint.batches = 0, []
+    maps = capture_scores(model, windows, checkpoint=checkpoint, **options)
+    assert checkpoint.batches == [10, 10, 10, 7]
+    for name in ("folds", "mean_term", "key_means", "per_head"):
+        seen, true = getattr(maps, name), getattr(truth, name)
+        assert torch.equal(seen.nan_to_num(), true.nan_to_num())
+
+
+def test_a_batch_that_was_restored_is_not_run_again(bridge: BridgeOf):
+    model, windows, checkpoint = bridge("smollm3"), tokens(N_SEQS, seed=3), Stopping(3)
+    with pytest.raises(Stopped):
+        capture_scores(model, windows, batch_size=10, n_folds=N_FOLDS, checkpoint=checkpoint)
+    checkpoint.after, seen = 0, []
+
+    def count(tensor: torch.Tensor, hook: object) -> None:
+        seen.append(len(tensor))
+
+    with hooks_attached([(layers_of(model)[0].point("hook_resid_post"), count)]):
+        capture_scores(model, windows, batch_size=10, n_folds=N_FOLDS, checkpoint=checkpoint)
+    assert seen == [7]
+
+
+@pytest.mark.parametrize("fits", [1, 2, 3, 4, 8])
+def test_blocks_that_stand_at_different_sequences_catch_up(fits: int, bridge: BridgeOf):
+    model, windows = bridge("smollm3"), tokens(N_SEQS, seed=3)
+    options: dict[str, Any] = {"batch_size": 17, "n_folds": N_FOLDS}
+    truth = capture_scores(model, windows, **options)
+    with out_of_memory_above(11, model, 0), out_of_memory_above(fits, model, 1):
+        maps = capture_scores(model, windows, **options)
+    assert agree(maps.folds, truth.folds)
+
+
+class Pair(StreamCheckpoint):
+    """One of two processes whose totals are added up by hand."""
+
+    n_processes = 2
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.totals = rank, list[torch.Tensor]()
+
+    def all_reduce(self, totals: Sequence[torch.Tensor]) -> None:
+        self.totals = [total.clone() for total in totals]
+
+
+def test_shares_add_up_to_the_whole(bridge: BridgeOf):
+    model, windows = bridge("llama"), tokens(N_SEQS, seed=3)
+    pair = [Pair(0), Pair(1)]
+    for checkpoint in pair:
+        capture_scores(model, windows, batch_size=8, n_folds=N_FOLDS, checkpoint=checkpoint)
+    alone = Pair(0)
+    alone.n_processes = 1
+    capture_scores(model, windows, batch_size=8, n_folds=N_FOLDS, checkpoint=alone)
+    for whole, *parts in zip(alone.totals, *(each.totals for each in pair), strict=True):
+        torch.testing.assert_close(sum(parts), whole, rtol=1e-12, atol=0)
+        assert not torch.equal(parts[0], whole)
+
+
+@pytest.mark.parametrize("remove", [["w_v"], ["mask", "w_q", "w_k", "w_v", "w_o"]])
+def test_what_an_ablation_read_of_a_block_does_not_outlive_the_block(
+    remove: list[Any], bridge: BridgeOf
+):
+    import gc
+
+    model, windows = bridge("llama"), tokens(7, n_pos=29)
+
+    def living() -> list[torch.Size]:
+        gc.collect()
+        tensors = [each for each in gc.get_objects() if type(each) is torch.Tensor]
+        return sorted(each.shape for each in tensors if each.shape[:1] == (7,))
+
+    before = living()
+    with ablated(model, Ablation(remove=remove, gain="norm")), torch.inference_mode():
+        model(windows)
+        assert living() == before

@@ -1,0 +1,125 @@
+"""On every architecture that is named, maps are the mean of eager transformers' own scores."""
+
+import sys
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.edited_model import edited
+from support.plain_scores import plain_scores
+from support.plain_states import agree
+from support.tiny_models import tokens
+
+from nope_probe import ablate, scores
+from nope_probe.hooks.capture import capture_scores
+
+N_SEQS = 23
+WINDOW = 5  # of Mistral's blocks and every other one of Gemma-2's
+LENGTHS = {
+    "llama": 13,
+    "phi3": 13,
+    "qwen3": 13,
+    "smollm3": 13,
+    "gemma2": WINDOW,
+    "mistral": WINDOW,
+    "gpt2": 13,
+    "neox": 13,
+}
+
+
+def run(command: Any, folder: Path, out: Path, *arguments: object) -> dict[str, torch.Tensor]:
+    """Run a command as a user types it, and give its maps and tokens."""
+    small = ["--n-seqs", N_SEQS, "--folds", 5, "--batch-size", 11, "--data", "random"]
+    given = [*small, "--layers", "all", "--model", folder, "--out", out, *arguments]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(sys, "argv", [command.__name__, *map(str, given)])
+        command.main()
+    return load_file(out / "maps.safetensors") | load_file(out / "tokens.safetensors")
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_the_maps_of_scores_are_the_mean_of_what_transformers_feeds_to_softmax(
+    name: str, tiny: Callable[[str], Any], tmp_path: Path
+) -> None:
+    model = tiny(name)
+    maps = run(scores, model.folder, tmp_path / "run", "--seq-len", LENGTHS[name], "--per-head")
+    true = plain_scores(model.hf, maps["tokens"])
+    assert true.shape[:2] == (model.hf.config.num_hidden_layers, N_SEQS)
+    assert agree(maps["score"], true.mean((1, 2)).float(), 1e-5)
+    assert agree(maps["score_per_head"], true.mean(1).float(), 1e-5)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "mistral"])
+def test_cells_out_of_a_sliding_window_are_blank_and_the_others_true(
+    name: str, tiny: Callable[[str], Any], bridge: Callable[[str], Any]
+) -> None:
+    windows = tokens(N_SEQS, 11, seed=3)
+    maps = capture_scores(bridge(name), windows, n_folds=5).mean
+    true = plain_scores(tiny(name).hf, windows).mean((1, 2))
+    assert agree(maps, true, 1e-5)
+    windowed = torch.ones(11, 11, dtype=torch.bool).tril().triu(1 - WINDOW)
+    assert torch.equal(~true[0].isnan(), windowed)
+
+
+@pytest.fixture(scope="module")
+def gpt2(
+    tiny: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, torch.Tensor]:
+    """The sources and two players of GPT-2, as `ablate` finds them."""
+    out = tmp_path_factory.mktemp("runs") / "gpt2"
+    arguments = ["--seq-len", 13, "--gain", "norm", "--players", "mask", "pos_embed", "qk"]
+    return run(ablate, tiny("gpt2").folder, out, *arguments)
+
+
+def pattern(scores: torch.Tensor) -> torch.Tensor:
+    """Take from each row its mean over the keys before the query, worked out cell by cell."""
+    centred = torch.full_like(scores, torch.nan)
+    for i in range(1, scores.shape[-1]):
+        row = scores[..., i, :i]
+        centred[..., i, :i] = row - row.mean(-1, keepdim=True)
+    return centred
+
+
+def flattened(hf: Any, n_pos: int) -> Any:
+    """Give each of the first n_pos positions the mean of their embeddings."""
+    twin = deepcopy(hf)
+    twin.transformer.wpe.weight[:n_pos] = twin.transformer.wpe.weight[:n_pos].mean(0)
+    return twin
+
+
+def test_gpt2s_sources_are_its_mask_and_its_learned_positions_and_add_up(
+    gpt2: dict[str, torch.Tensor], tiny: Callable[[str], Any]
+) -> None:
+    terms = {name.removeprefix("source/") for name in gpt2 if name.startswith("source/")}
+    assert {"content", "mask", "pos_embed", "mask_x_pos_embed"} <= terms
+    whole = pattern(plain_scores(tiny("gpt2").hf, gpt2["tokens"]).mean((1, 2)))
+    parts = ("content", "mask", "pos_embed", "mask_x_pos_embed")
+    added = torch.stack([gpt2[f"source/{name}"].double() for name in parts]).sum(0)
+    assert agree(added, whole, 1e-5)
+
+
+def test_each_of_gpt2s_sources_is_what_edited_models_differ_by(
+    gpt2: dict[str, torch.Tensor], tiny: Callable[[str], Any]
+) -> None:
+    hf, windows = tiny("gpt2").hf, gpt2["tokens"]
+    seen = {}
+    for remove in ((), ("mask",), ("pos_embed",), ("mask", "pos_embed")):
+        model = flattened(hf, windows.shape[1]) if "pos_embed" in remove else hf
+        model = edited(model, [name for name in remove if name == "mask"])
+        seen[remove] = pattern(plain_scores(model, windows).mean((1, 2)))
+    neither = seen["mask", "pos_embed"]
+    true = {
+        "content": neither,
+        "mask": seen[("pos_embed",)] - neither,
+        "pos_embed": seen[("mask",)] - neither,
+        "mask_x_pos_embed": seen[()] - seen[("mask",)] - seen[("pos_embed",)] + neither,
+    }
+    scale = seen[()].nan_to_num().abs().max()
+    for name, each in true.items():
+        error = (gpt2[f"source/{name}"].double() - each).nan_to_num().abs().max()
+        assert error <= 1e-5 * scale, name
+    assert true["pos_embed"].nan_to_num().abs().max() > 0.1 * scale

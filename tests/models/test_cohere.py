@@ -1,0 +1,67 @@
+"""Cohere, which TransformerLens reads right from 4 on: parallel blocks, RoPE on adjacent pairs."""
+
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+import torch
+from support.edited_model import SEVEN, edited, output_sizes, plain_run, subsets
+from support.hooked_runs import hooked_run, worst
+from support.plain_scores import plain_scores
+from support.plain_states import agree
+from support.tiny_models import tokens
+
+from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.capture import capture_scores, capture_stages
+from nope_probe.hooks.components import components
+from nope_probe.hooks.gains import calibrate
+from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.reparametrise import reparametrised
+
+pytestmark = pytest.mark.skipif(
+    version("transformer-lens").startswith("3."),
+    reason="TransformerLens 3.9 rotates Cohere wrongly: nope_probe refuses it there",
+)
+BridgeOf = Callable[[str], Any]
+
+
+def test_score_maps_are_the_mean_of_what_transformers_feeds_to_softmax(
+    bridge: BridgeOf, tiny: Callable[[str], Any]
+) -> None:
+    windows = tokens(23, 13, seed=3)
+    maps = capture_scores(bridge("cohere"), windows, n_folds=5, per_head=True)
+    true = plain_scores(tiny("cohere").hf, windows)
+    assert agree(maps.mean, true.mean((1, 2)), 1e-5)
+    assert maps.per_head is not None
+    assert agree(maps.per_head[:, 1, 3].mean(0), _fold_mean(true[1, :, 3]), 1e-5)
+
+
+def _fold_mean(scores: torch.Tensor) -> torch.Tensor:
+    return torch.stack([scores[fold::5].mean(0) for fold in range(5)]).mean(0)
+
+
+def test_all_128_combinations_equal_an_edited_model(
+    bridge: BridgeOf, tiny: Callable[[str], Any]
+) -> None:
+    model, hf, windows = bridge("cohere"), tiny("cohere").hf, tiny("cohere").tokens
+    assert components(model) == SEVEN
+    gains, sizes = calibrate(model, windows), output_sizes(hf, windows)
+    for remove in subsets(SEVEN):
+        truth = plain_run(edited(hf, remove, sizes), windows)
+        with ablated(model, Ablation(remove=remove), gains):
+            assert worst(hooked_run(model, windows), truth) <= 1e-5, remove
+
+
+def test_a_gauge_turns_adjacent_pairs(bridge: BridgeOf) -> None:
+    model, windows = bridge("cohere"), tokens(7, 13, seed=3)
+    assert all(layer.adjacent for layer in layers_of(model))
+    scores = capture_scores(model, windows, n_folds=5).mean.nan_to_num()
+    with reparametrised(model, torch.Generator().manual_seed(7)):
+        again = capture_scores(model, windows, n_folds=5).mean.nan_to_num()
+    assert (again - scores).abs().max() <= 1e-5 * scores.abs().max()
+
+
+def test_a_parallel_block_has_no_stages_between_attention_and_mlp(bridge: BridgeOf) -> None:
+    grams = capture_stages(bridge("cohere"), tokens(7, 13, seed=3), n_folds=5)
+    assert list(grams.folds) == ["a", "b", "c", "d", "g", "h", "i"]

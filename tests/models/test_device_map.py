@@ -1,0 +1,187 @@
+"""A model spread over devices gives what it gives on one; what cannot be read is refused."""
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.command_line import refused, run
+from support.plain_states import agree
+from support.tiny_models import tokens
+from support.virtual_devices import interval_columns, place_of
+
+from nope_probe import scores
+from nope_probe.errors import UserError
+from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.capture import capture_scores, capture_stages
+from nope_probe.hooks.components import components
+from nope_probe.hooks.gains import calibrate
+from nope_probe.hooks.norm_weights import plain_norms
+from nope_probe.hooks.reparametrise import reparametrised
+from nope_probe.models.bridge import bridge as bridged
+from nope_probe.models.huggingface import validate_offloaded
+from nope_probe.models.info import describe
+from nope_probe.models.load import load
+from nope_probe.models.parity import check
+from nope_probe.runtime.folder import read_manifest
+from nope_probe.runtime.provenance import devices_of
+
+WINDOWS = tokens(7, 11, seed=3)
+NAMES = ("llama", "qwen3", "smollm3")
+
+
+@pytest.fixture(params=NAMES)
+def pair(
+    request: pytest.FixtureRequest, tiny: Callable[[str], Any], bridge: Callable[[str], Any]
+) -> Iterator[tuple[Any, Any]]:
+    """A model on one device, and the same with a device for each block."""
+    hf = deepcopy(tiny(request.param).hf)
+    hf.name_or_path = hf.config.name_or_path = str(tiny(request.param).folder)
+    one = bridge(request.param)
+    with interval_columns(hf):
+        yield one, bridged("spread", hf, one.tokenizer, torch.float32, None)
+
+
+def maps(model: Any) -> torch.Tensor:
+    return capture_scores(model, WINDOWS, n_folds=3, batch_size=5).folds
+
+
+def test_each_block_is_on_a_device_of_its_own_and_tensors_of_two_do_not_meet(
+    pair: tuple[Any, Any],
+) -> None:
+    _, several = pair
+    weights = [next(block.parameters()) for block in several.blocks]
+    assert [str(place_of(each)) for each in weights] == [
+        f"cpu:{n}" for n in range(1, len(weights) + 1)
+    ]
+    with pytest.raises(RuntimeError, match="found tensors on two devices"):
+        weights[0].flatten()[:2] + weights[1].flatten()[:2]
+
+
+def test_score_maps_are_the_same_on_several_devices(pair: tuple[Any, Any]) -> None:
+    one, several = pair
+    options: dict[str, Any] = {"n_folds": 3, "batch_size": 5, "per_head": True, "mean_term": True}
+    ours, theirs = (capture_scores(model, WINDOWS, **options) for model in (several, one))
+    for name in ("folds", "mean_term", "key_means", "per_head"):
+        assert agree(getattr(ours, name), getattr(theirs, name)), name
+
+
+def test_stages_of_two_blocks_on_two_devices_are_the_same(pair: tuple[Any, Any]) -> None:
+    one, several = pair
+    ours, theirs = (capture_stages(model, WINDOWS, n_folds=3).folds for model in (several, one))
+    assert set(ours) == set("abcdefghi")
+    assert all(agree(ours[letter], theirs[letter]) for letter in ours)
+
+
+def test_the_contract_is_checked_across_devices(pair: tuple[Any, Any]) -> None:
+    _, several = pair
+    info = check(several, describe(several, "spread"))
+    assert max(info.parity.values()) <= 1e-5
+
+
+@pytest.mark.parametrize("gain", ["output", "norm"])
+def test_every_removal_is_the_same_on_several_devices(gain: Any, pair: tuple[Any, Any]) -> None:
+    one, _ = pair
+    for names in (*((name,) for name in components(one)), components(one)):
+        found = []
+        for model in pair:
+            gains = calibrate(model, WINDOWS, batch_size=5) if gain == "output" else None
+            with ablated(model, Ablation(remove=names, gain=gain), gains):
+                found.append(maps(model))
+        assert agree(found[1], found[0], 1e-5), names
+
+
+@pytest.mark.parametrize("rewritten", ["gauge", "norms"])
+def test_rewritten_weights_are_the_same_on_several_devices(
+    rewritten: str, pair: tuple[Any, Any]
+) -> None:
+    found = []
+    for model in pair:
+        generator = torch.Generator().manual_seed(0)
+        context = reparametrised(model, generator) if rewritten == "gauge" else plain_norms(model)
+        with context:
+            found.append(maps(model))
+    assert agree(found[1], found[0], 1e-5)
+
+
+PARTS = ("model.embed_tokens", "model.rotary_emb", "model.layers.0", "model.norm", "lm_head")
+
+
+@pytest.mark.parametrize("device_map", ["auto", "balanced", "sequential", {"": "cpu"}])
+def test_a_placed_model_is_the_model(
+    device_map: Any, tiny: Callable[[str], Any], bridge: Callable[[str], Any]
+) -> None:
+    loaded = load(str(tiny("qwen3").folder), device_map=device_map)
+    assert devices_of(loaded.model) == "cpu"
+    assert torch.equal(maps(loaded.model).nan_to_num(), maps(bridge("qwen3")).nan_to_num())
+
+
+@pytest.mark.parametrize(
+    ("device_map", "message"),
+    [
+        (
+            {"": "meta"},
+            r"does not fit the devices: \d+ of its weights, such as model\.embed_tokens",
+        ),
+        (
+            dict.fromkeys(PARTS, "cpu") | {"model.layers.1": "disk"},
+            "--device-map cannot place .*qwen3: The current `device_map` had weights offloaded to",
+        ),
+    ],
+)
+def test_weights_that_are_kept_elsewhere_are_refused(
+    device_map: dict[str, str], message: str, tiny: Callable[[str], Any]
+) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        load(str(tiny("qwen3").folder), device_map=device_map)
+    assert "\n" not in str(error.value)
+
+
+SMALL = ["--n-seqs", "7", "--seq-len", "13", "--folds", "5", "--layers", "2", "--data", "random"]
+
+
+def test_the_command_places_a_model_and_says_where(
+    tiny: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    model = ["--model", tiny("qwen3").folder, "--out", out]
+    run(monkeypatch, scores, *SMALL, *model, "--device-map", "auto")
+    manifest = read_manifest(out)
+    assert (manifest["settings"]["device_map"], manifest["device"]) == ("auto", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--device", "cpu"], "--device is for one device and --device-map for several: take one"),
+        (["--model", "rope-tiny"], "rope-tiny is small and stays on one device"),
+        (["--model", "Parameter-Free"], "Parameter-Free is small and stays on one device"),
+    ],
+)
+def test_a_place_that_cannot_be_is_one_line(
+    flags: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    given = [*SMALL, "--device-map", "auto", *flags]
+    assert refused(monkeypatch, capfd, tmp_path, scores, *given).startswith(message)
+
+
+def test_several_processes_each_with_its_gpu_do_not_share_all_gpus_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    given = [*SMALL, "--device-map", "auto", "--batch-size", "3"]
+    said = refused(monkeypatch, capfd, tmp_path, scores, *given)
+    assert said.startswith("--device-map gives one process all GPUs")
+
+
+def test_a_model_of_which_every_weight_is_at_hand_is_let_through() -> None:
+    layer: Any = torch.nn.Linear(3, 2)
+    validate_offloaded("model", layer)
+    with pytest.raises(UserError, match="2 of its weights, such as weight, would be kept"):
+        validate_offloaded("model", layer.to("meta"))

@@ -1,0 +1,172 @@
+"""The parameter-free configurations equal the paper's equations, written out in plain PyTorch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.tiny_models import distance, randomised, smollm3_config
+from torch import Tensor
+from torch.nn.functional import layer_norm, normalize
+
+from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.components import components, rope_layers
+from nope_probe.hooks.forward import run_blocks
+from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.names import COMPONENTS
+from nope_probe.models.load import load, to_hooked
+from nope_probe.models.parameter_free import build, parameter_free
+from nope_probe.models.presets import nope_llama
+
+LAYERS, N_POS, D = 3, 13, 22
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(5, N_POS, D, generator=torch.Generator().manual_seed(0))
+
+
+def attend(scores: Tensor, values: Tensor, causal: bool = True) -> Tensor:
+    if causal:
+        hidden = torch.ones(scores.shape[-2:]).triu(1).bool()
+        scores = scores.masked_fill(hidden, -torch.inf)
+    return scores.softmax(-1) @ values
+
+
+def rope(y: Tensor) -> Tensor:
+    """Turn the pair (f, f + d/2) of position p by the angle p * 10000^(-2f/d)."""
+    half = y.shape[-1] // 2
+    angle = torch.arange(y.shape[-2])[:, None] * 10_000.0 ** (-torch.arange(half) / half)
+    first, second = y[..., :half], y[..., half:]
+    return torch.cat(
+        [
+            first * angle.cos() - second * angle.sin(),
+            second * angle.cos() + first * angle.sin(),
+        ],
+        -1,
+    )
+
+
+def eq_1(x: Tensor) -> Tensor:
+    y = normalize(x, dim=-1)
+    return attend(y @ y.mT, y) + x
+
+
+def eq_1_with_rope(x: Tensor) -> Tensor:
+    y = normalize(x, dim=-1)
+    return attend(rope(y) @ rope(y).mT, y) + x
+
+
+def eq_1_encoder(x: Tensor) -> Tensor:
+    y = normalize(x, dim=-1)
+    return attend(y @ y.mT, y, causal=False) + x
+
+
+def layer_norm_variant(
+    divisor: float, turn: Callable[[Tensor], Tensor] = lambda y: y, causal: bool = True
+) -> Callable[[Tensor], Tensor]:
+    def block(x: Tensor) -> Tensor:
+        y = layer_norm(x, x.shape[-1:], eps=1e-12)
+        return attend(turn(y) @ turn(y).mT / divisor, y, causal) + x
+
+    return block
+
+
+@pytest.mark.parametrize(
+    ("options", "block"),
+    [
+        ({}, eq_1),
+        ({"rope": True}, eq_1_with_rope),
+        ({"causal": False}, eq_1_encoder),
+        ({"norm": "layernorm-sqrt-d"}, layer_norm_variant(D**0.5)),
+        ({"norm": "layernorm-d"}, layer_norm_variant(D)),
+        ({"norm": "layernorm-d", "rope": True}, layer_norm_variant(D, rope)),
+        ({"norm": "layernorm-d", "causal": False}, layer_norm_variant(D, causal=False)),
+    ],
+    ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else "",
+)
+def test_a_parameter_free_model_equals_the_papers_equation(
+    options: dict[str, Any], block: Callable[[Tensor], Tensor], x: Tensor
+) -> None:
+    model, truth = build(parameter_free(LAYERS, D, **options)), x
+    for _ in range(LAYERS):
+        truth = block(truth)
+    assert distance(run_blocks(model, x), truth) <= 1e-6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, 8), "at least 1 layer"),
+        ((2, 0), "at least 1 layer and 1 dimension, got 2, 0"),
+        ((2, 7, "l2", True), "an even d_model, got 7"),
+        ((2, 8, "rms"), "expected norm l2"),
+    ],
+)
+@pytest.mark.usefixtures("unenforced")
+def test_a_configuration_that_cannot_be_is_an_error(
+    arguments: tuple[Any, ...], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        parameter_free(*arguments)
+
+
+def one_head_model(d: int = 14) -> Any:
+    """A random SmolLM3 with one head, norm weights 1 and next to no epsilon."""
+    config = smollm3_config([1, 1])
+    config.hidden_size, config.head_dim = d, d
+    config.num_attention_heads = config.num_key_value_heads = 1
+    config.rms_norm_eps = 1e-12
+    hf = randomised(config)
+    for block in hf.model.layers:
+        block.input_layernorm.weight.fill_(1)
+    return hf
+
+
+def test_without_weights_a_model_equals_the_parameter_free_transformer() -> None:
+    """W_V = I and scores over sqrt(d): the configuration, and softmax(YY^T/sqrt d) Y + X."""
+    model, d = to_hooked(one_head_model()), 14
+    config = parameter_free(2, d)
+    config.attn_scale = d**0.5
+    bare = build(config)
+    for layer in layers_of(bare):
+        layer.weight("w_v").data.copy_(torch.eye(d).expand_as(layer.weight("w_v")))
+    x = truth = torch.randn(5, N_POS, d, generator=torch.Generator().manual_seed(0))
+    for _ in range(2):
+        y = normalize(truth, dim=-1) * d**0.5
+        truth = attend(y @ y.mT / d**0.5, y) + truth
+    removed = Ablation(remove=["rope", "w_q", "w_k", "w_v", "w_o", "mlp"], gain="identity")
+    with ablated(model, removed):
+        seen = run_blocks(model, x)
+    assert distance(run_blocks(bare, x), truth) <= 1e-5
+    assert distance(seen, truth) <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["parameter-free", "Parameter-Free-RoPE"])
+def test_parameter_free_models_load_by_name_and_pass_the_contract(name: str) -> None:
+    loaded = load(name, n_layers=2)
+    assert loaded.tokenizer is None
+    assert loaded.info.parameter_free
+    assert loaded.info.rope_layers == (name.endswith("RoPE"),) * 2
+    assert max(loaded.info.parity.values()) <= 1e-5
+
+
+@pytest.mark.parametrize("norm", ["l2", "layernorm-sqrt-d", "layernorm-d"])
+def test_weights_are_identities_so_that_removing_them_changes_nothing(norm: Any, x: Tensor) -> None:
+    model = build(parameter_free(LAYERS, D, norm))
+    before = run_blocks(model, x)
+    with ablated(model, Ablation(remove=["w_q", "w_k", "w_o"], gain="identity")):
+        assert distance(run_blocks(model, x), before) <= 1e-6
+    for layer in layers_of(model):
+        value = layer.weight("w_v").squeeze()
+        assert value.equal(torch.eye(D) * (D**-0.5 if norm == "l2" else 1.0))
+
+
+@pytest.mark.parametrize("rope", [False, True])
+def test_a_trained_llama_is_built_from_its_configuration(rope: bool) -> None:
+    model = build(nope_llama("tiny", rope))
+    layer = layers_of(model)[3]
+    assert rope_layers(model) == (rope,) * 4
+    assert (layer.n_heads, layer.n_kv_heads, layer.d_head, layer.d_model) == (4, 2, 32, 128)
+    assert layer.scale == pytest.approx(32**-0.5)
+    assert components(model) == tuple(c for c in COMPONENTS[:-1] if rope or c != "rope")

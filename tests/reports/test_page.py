@@ -1,0 +1,243 @@
+"""The report page: self-contained, small enough, readable by people and by machines."""
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from nope_probe.experiments.ablation.page import ablation_page, conjunction
+from nope_probe.figures.measures import MEASURES
+from nope_probe.reports.page import Section, page, positions
+
+INTACT = "mask+rope+w_q+w_k+w_o+w_v"
+SOURCES = ("content", "mask", "rope", "mask_x_rope")
+GAMES = {"players": ("mask", "rope", "w_q", "w_k", "w_o"), "circuits": ("mask", "rope", "qk", "ov")}
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
+    "--disable-background-networking --disable-component-update --disable-sync "
+    "--enable-logging=stderr --virtual-time-budget=20000 --dump-dom"
+)
+
+
+def maps(layers: int, n: int) -> dict[str, np.ndarray]:
+    """The same map under every name, so that even large ones take no memory."""
+    below = np.arange(n) - np.arange(n)[:, None]
+    one = np.where(below <= 0, 0.1 * below, np.nan).astype(np.float32)
+    names = [f"score/{INTACT}", *(f"source/{name}" for name in SOURCES)]
+    names += ["mean_covariance/mean", "mean_covariance/covariance"]
+    names += [f"shapley/{name}" for name in GAMES["players"]]
+    names += [f"shapley_circuits/{name}" for name in GAMES["circuits"]]
+    return {name: np.broadcast_to(one, (layers, n, n)) for name in names}
+
+
+def tables(layers: int) -> dict[str, pd.DataFrame]:
+    estimate = {"share": 0.25, "low": 0.2, "high": 0.3}
+    rms = {"rms": 0.5, "rms_low": 0.4, "rms_high": 0.6}
+    needs = {
+        f"{of}{end}": 0.5 for of in ("sufficiency", "necessity") for end in ("", "_low", "_high")
+    }
+    measures = {f"{of}{end}": 0.5 for of in MEASURES for end in ("", "_low", "_high")}
+    each = range(layers)
+    rows: dict[str, list[dict[str, Any]]] = {
+        "sources": [
+            {"layer": i, "term": term, **rms, **estimate} for i in each for term in SOURCES
+        ],
+        "players": [
+            {"layer": i, "game": game, "player": player, **estimate, **needs}
+            for i in each
+            for game, players in GAMES.items()
+            for player in players
+        ],
+        "interactions": [
+            {"layer": i, "game": "players", "players": "mask+rope", **estimate} for i in each
+        ],
+        "pattern": [{"layer": i, "kept": INTACT, **measures} for i in each],
+        "controls": [
+            {"layer": i, "tokens": "shuffled", "skip_keys": 1, "kept": INTACT, **measures}
+            for i in each
+        ],
+        "mean_covariance": [
+            {"layer": i, "term": term, **estimate, **rms, "dimensions": 2.5}
+            for i in each
+            for term in ("mean", "covariance")
+        ],
+    }
+    return {name: pd.DataFrame(each) for name, each in rows.items()}
+
+
+MANIFEST = {
+    "command": "python -m nope_probe.ablate --model <tiny>",
+    "model": {"name": "tiny & small"},
+    "data": {"name": "shipped"},
+    "settings": {"n_seqs": 17, "seq_len": 11},
+    "conditions": [INTACT],
+    "skip_keys": 1,
+}
+ANSWER = ["RoPE brings 97% of the pattern.", "W_Q & W_K < enough."]
+
+
+def report(layers: int = 2, n: int = 11, **changes: Any) -> str:
+    settings = {"maps": maps(layers, n), "tables": tables(layers), **changes}
+    return ablation_page(settings["maps"], settings["tables"], MANIFEST, ANSWER)
+
+
+class Reader(HTMLParser):
+    """Collects elements, what they load, and the text under headings."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, Mapping[str, str | None]]] = []
+        self.headings: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag in ("h1", "h2"):
+            self.headings.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.elements and self.elements[-1][0] in ("h1", "h2") and not self.headings[-1]:
+            self.headings[-1] = data
+
+    def all(self, tag: str) -> list[Mapping[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+@pytest.fixture(scope="module")
+def html() -> str:
+    return report()
+
+
+def test_the_page_loads_nothing(html: str) -> None:
+    reader = Reader(html)
+    loaded = [
+        value
+        for _, attributes in reader.elements
+        for name, value in attributes.items()
+        if name in ("src", "srcset", "href", "data", "poster", "action")
+    ]
+    assert all(str(each).startswith(("#", "data:")) for each in loaded)
+    assert not re.search(r"@import|url\(", "".join(re.findall(r"<style>(.*?)</style>", html, re.S)))
+
+
+def test_the_answer_comes_before_the_figures_and_the_manifest_last(html: str) -> None:
+    where = [html.index(part) for part in ("RoPE brings 97%", "<figure>", 'id="manifest"')]
+    assert where == sorted(where)
+
+
+def test_words_are_escaped(html: str) -> None:
+    assert "W_Q &amp; W_K &lt; enough." in html
+    assert "ablate --model &lt;tiny&gt;" in html
+    assert "<tiny>" not in html
+
+
+def test_sections_go_from_scores_over_sources_and_weights_to_controls(html: str) -> None:
+    headings = Reader(html).headings
+    assert headings == [
+        "Where the positional pattern of tiny & small comes from",
+        "The scores of the intact model",
+        "The pattern and its sources",
+        "How much each source brings",
+        "Which weights the pattern needs: the circuits",
+        "Which weights the pattern needs: single matrices",
+        "What only several bring together: single matrices",
+        "Where in the map each player acts: the circuits",
+        "Where in the map each player acts: single matrices",
+        "The mean term and the covariance term",
+        "How much each term carries",
+        "What the pattern is like",
+        "Controls: shuffled tokens, and no key left out",
+        "How to read the figures",
+        "What was run, in full",
+    ]
+
+
+def test_every_figure_has_words_for_those_who_cannot_see_it(html: str) -> None:
+    reader = Reader(html)
+    plots = [each for each in reader.all("div") if each.get("class") == "plot"]
+    assert len(plots) == len(reader.all("figure")) == 12
+    assert all(len(str(each["aria-label"])) > 40 for each in plots)
+    assert reader.all("html")[0]["lang"] == "en"
+    assert len(reader.all("main")) == len(reader.all("nav")) == len(reader.all("h1")) == 1
+
+
+def test_links_in_the_page_lead_somewhere(html: str) -> None:
+    reader = Reader(html)
+    ids = {attributes.get("id") for _, attributes in reader.elements}
+    links = {str(each["href"]) for each in reader.all("a")}
+    assert links
+    assert {link.removeprefix("#") for link in links} <= ids
+
+
+def test_a_run_of_the_sources_alone_has_a_page() -> None:
+    few = {name: each for name, each in maps(2, 11).items() if name.startswith(("score", "source"))}
+    html = report(maps=few, tables={"sources": tables(2)["sources"], "players": pd.DataFrame()})
+    assert len(Reader(html).all("figure")) == 3
+
+
+def test_a_missing_share_is_said_in_the_table_too() -> None:
+    table = tables(2)["sources"]
+    table.loc[table["layer"] == 0, ["share", "low", "high"]] = np.nan
+    html = report(tables={"sources": table})
+    assert "<td>no pattern</td>" in html
+
+
+def test_equal_shares_are_called_a_conjunction_and_no_measurement() -> None:
+    table = tables(2)["players"].query("game == 'circuits'")
+    assert conjunction(table) == (
+        "In L0, L1 each of causal mask, RoPE, QK circuit, OV circuit has a share of about "
+        "1/4: all are needed at once, which is no measurement of equal weight."
+    )
+    deep = pd.concat([table.assign(layer=table["layer"] + 2 * i) for i in (0, 1, 3)])
+    assert conjunction(deep).startswith("In L0 to L3, L6, L7 each")
+    unequal = table.assign(share=[0.7, 0.1, 0.1, 0.1] * 2)
+    assert conjunction(unequal) == "Shares of all players add up to 1."
+
+
+@pytest.mark.parametrize(("layers", "n"), [(1, 1024), (32, 1024)])
+def test_the_page_stays_under_15_megabytes(layers: int, n: int) -> None:
+    assert len(report(layers, n).encode()) < 15_000_000
+
+
+def test_the_more_maps_a_page_has_the_fewer_positions_each_keeps() -> None:
+    sizes = [positions(20, layers) for layers in (1, 4, 32, 80)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] == 256
+    assert sizes[-1] >= 16
+
+
+def test_reading_a_finished_run_needs_no_torch() -> None:
+    code = "import sys, nope_probe.experiments.ablation.page\n"
+    code += "print({'torch', 'scipy'} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "set()"
+
+
+def test_a_page_needs_no_figure_and_no_known_manifest() -> None:
+    html = page("title", ["headline"], [Section(title="words", caption="only words")], {"a": 1})
+    assert "<p>only words</p>" in html
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+@pytest.mark.parametrize("layers", [2, 5])
+def test_a_browser_draws_every_figure_without_an_error(layers: int, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(report(layers), encoding="utf-8")
+    size = "--window-size=1200,12000"
+    command = [str(CHROMIUM), *FLAGS.split(), size, f"--user-data-dir={tmp_path / 'profile'}"]
+    run = subprocess.run(
+        [*command, file.as_uri()], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert not [line for line in run.stderr.splitlines() if "CONSOLE" in line]
+    assert run.stdout.count('class="plot js-plotly-plot"') == run.stdout.count("<figure>") == 12
+    ranges = [each for each in Reader(run.stdout).all("input") if each.get("type") == "range"]
+    assert {each["max"] for each in ranges} == {str(layers - 1)}

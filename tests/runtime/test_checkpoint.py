@@ -1,0 +1,180 @@
+"""A checkpoint keeps what is finished, and gives it to the same run alone."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from nope_probe.errors import UserError
+from nope_probe.runtime.checkpoint import RunCheckpoint
+from nope_probe.runtime.folder import StorageError
+from nope_probe.runtime.signals import Interrupted, Signals
+
+MAPS = {"folds": torch.arange(66.0).double().view(2, 3, 11), "counts": torch.tensor([5, 7])}
+
+
+def checkpoint(out: Path, **about: object) -> RunCheckpoint:
+    return RunCheckpoint(out / ".run.unfinished", about=about)
+
+
+def test_what_is_finished_is_found_by_the_next_process(tmp_path: Path):
+    with checkpoint(tmp_path) as first:
+        assert "score/mask" not in first
+        first.save("score/mask", MAPS)
+        first.save("inputs", {"tokens": torch.arange(13)}, {"name": "text", "bos": "True"})
+        assert "score/mask" in first
+    with checkpoint(tmp_path) as second:
+        assert "score/mask" in second
+        assert "score/rope" not in second
+        maps = second.load("score/mask")
+        assert maps.keys() == MAPS.keys()
+        assert all(torch.equal(maps[name], MAPS[name]) for name in MAPS)
+        assert second.notes("inputs") == {"name": "text", "bos": "True"}
+
+
+def test_a_checkpoint_without_a_folder_keeps_what_is_finished_in_memory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with RunCheckpoint() as nowhere:
+        nowhere.save("score", MAPS, {"a": "b"})
+        assert nowhere.load("score")["folds"] is MAPS["folds"]
+        assert nowhere.notes("score") == {"a": "b"}
+        with nowhere.stream("next") as stream:
+            stream.save(MAPS)
+            assert stream.restore() == {}
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_state_of_a_stream_is_restored_by_the_same_stream_alone(tmp_path: Path):
+    with checkpoint(tmp_path) as first, first.stream("score/mask") as stream:
+        assert stream.restore() == {}
+        stream.save(MAPS)
+    with checkpoint(tmp_path) as second:
+        with second.stream("score/rope") as other:
+            assert other.restore() == {}
+        with second.stream("score/mask") as same:
+            assert torch.equal(same.restore()["folds"], MAPS["folds"])
+        second.save("score/mask", MAPS)
+        with second.stream("score/mask") as again:
+            assert again.restore() == {}
+
+
+def test_a_stream_is_due_every_so_many_batches_and_on_a_signal(tmp_path: Path):
+    signals = Signals()
+    with RunCheckpoint(signals=signals, every=3) as run, run.stream("score") as stream:
+        assert [stream.is_due() for _ in range(7)] == [
+            False,
+            False,
+            True,
+            False,
+            False,
+            True,
+            False,
+        ]
+        signals.received = signal.SIGINT
+        assert stream.is_due()
+        signals.received = None
+
+
+@pytest.mark.parametrize(
+    ("about", "what"),
+    [({"settings": 1, "weights": "w"}, "settings"), ({"weights": "x"}, "weights")],
+)
+def test_an_unfinished_run_of_something_else_is_not_resumed(about: dict, what: str, tmp_path: Path):
+    with checkpoint(tmp_path, settings=0, weights="w"):
+        pass
+    with (
+        pytest.raises(UserError, match=f"unfinished run with other {what}; remove it, or choose"),
+        checkpoint(tmp_path, **about),
+    ):
+        pass
+    assert (tmp_path / ".run.unfinished" / "about.json").is_file()
+    with checkpoint(tmp_path, settings=0, weights="w"):
+        pass
+
+
+def test_a_broken_file_is_named(tmp_path: Path):
+    with checkpoint(tmp_path) as first:
+        first.save("score", MAPS)
+    file = tmp_path / ".run.unfinished" / "score.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(StorageError, match=f"{file} is broken"), checkpoint(tmp_path) as second:
+        second.load("score")
+
+
+def test_two_processes_are_not_at_work_on_one_run(tmp_path: Path):
+    with checkpoint(tmp_path) as first:
+        with (
+            pytest.raises(UserError, match="another process is at work on the run in"),
+            checkpoint(tmp_path),
+        ):
+            pass
+        first.save("score", MAPS)
+    assert (tmp_path / ".run.unfinished" / "score.safetensors").is_file()
+
+
+def fail(out: Path, error: Exception) -> None:
+    """Save a map, and end in an error."""
+    with checkpoint(out) as ours:
+        ours.save("score", MAPS)
+        raise error
+
+
+def test_a_users_mistake_leaves_nothing(tmp_path: Path):
+    with pytest.raises(UserError, match="no such thing"):
+        fail(tmp_path / "runs" / "deep", UserError("no such thing"))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("error", [StorageError("no space left"), RuntimeError("a bug")])
+def test_another_failure_keeps_what_was_saved_before(error: Exception, tmp_path: Path):
+    with pytest.raises(type(error)):
+        fail(tmp_path, error)
+    assert (tmp_path / ".run.unfinished" / "score.safetensors").is_file()
+
+
+def test_what_cannot_be_written_is_a_users_error(tmp_path: Path):
+    (tmp_path / ".run.unfinished" / ".score.safetensors.partial").mkdir(parents=True)
+    with pytest.raises(StorageError, match=r"cannot write .*score\.safetensors"):
+        fail(tmp_path, RuntimeError("not reached"))
+
+
+def test_a_signal_between_streams_is_obeyed_at_once(tmp_path: Path):
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Interrupted, match="nothing was written") as received, Signals():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert received.value.signum == signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def receive_a_signal_in_a_stream(folder: Path) -> None:
+    with (
+        Signals() as signals,
+        RunCheckpoint(folder, signals=signals) as run,
+        run.stream("score") as stream,
+    ):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stream.is_due()
+        stream.save(MAPS)
+        stream.advance(5)
+        raise AssertionError("not reached")
+
+
+def test_a_signal_during_a_stream_waits_for_the_end_of_the_batch(tmp_path: Path):
+    with pytest.raises(Interrupted, match="run the same command to resume"):
+        receive_a_signal_in_a_stream(tmp_path / "run")
+    assert (tmp_path / "run" / "state-0.partial").is_file()
+
+
+def receive_two_signals() -> None:
+    with Signals() as signals, signals.deferred():
+        os.kill(os.getpid(), signal.SIGINT)
+        assert signals.received == signal.SIGINT
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("not reached")
+
+
+def test_a_second_signal_does_not_wait():
+    with pytest.raises(Interrupted):
+        receive_two_signals()

@@ -1,0 +1,94 @@
+"""A run that several processes share does not depend on how many they are."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from support.command_line import refused
+from support.forks import forks
+
+from nope_probe import circuit, reproduce, simulate
+from nope_probe.errors import UserError
+from nope_probe.hooks.streaming import batches_of
+from nope_probe.runtime.distributed import own_device
+
+SMALL = ["--model", "nope-tiny", "--layers", "2", "--n-seqs", "61", "--seq-len", "19"]
+SCORES = ["scores", *SMALL, "--per-head", "--batch-size", "7"]
+ABLATE = ["ablate", *SMALL, "--batch-size", "5", "--players", "mask", "w_q"]
+
+
+@pytest.mark.parametrize("command", [SCORES, ABLATE], ids=["scores", "ablate"])
+def test_one_two_and_three_processes_give_the_same_maps(command: list[str], tmp_path: Path):
+    told, _ = forks("share", "1,2,3", tmp_path, command)
+    assert told == {"1": [0], "2": [0, 0], "3": [0, 0, 0]}
+    runs = {count: load_file(tmp_path / count / "maps.safetensors") for count in told}
+    for count in ("2", "3"):
+        assert runs[count].keys() == runs["1"].keys()
+        for name, alone in runs["1"].items():
+            error = np.nanmax(np.abs(runs[count][name] - alone))
+            assert error <= 1e-6 * np.nanmax(np.abs(alone))
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("n_processes", [1, 2, 3, 5])
+def test_every_sequence_is_in_one_share(n_processes: int):
+    dealt = [batches_of(37, 7, rank, n_processes) for rank in range(n_processes)]
+    seqs = [s for share in dealt for start, stop in share for s in range(start, stop)]
+    assert sorted(seqs) == list(range(37))
+    assert {start % 7 for share in dealt for start, _ in share} == {0}
+
+
+def test_a_process_without_a_batch_is_an_error():
+    with pytest.raises(ValueError, match="3 processes, but 14 sequences in batches of 7"):
+        batches_of(14, 7, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"), [(circuit, []), (simulate, []), (reproduce, ["figure3"])]
+)
+def test_what_one_process_has_to_do_is_refused_to_several(
+    command: Any,
+    arguments: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    said = refused(monkeypatch, capfd, tmp_path, command, *arguments)
+    assert said == "only ablate, scores and the figures of language models run in several processes"
+
+
+def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["-m", "nope_probe.scores", *SMALL, *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_torchrun_writes_and_says_everything_once(tmp_path: Path):
+    told = torchrun("--batch-size", "7", "--out", str(tmp_path / "run"))
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.count("report.html") == 1
+    assert (tmp_path / "run" / "manifest.json").is_file()
+
+
+def test_each_process_of_a_node_takes_its_own_gpu_if_it_is_there(monkeypatch: pytest.MonkeyPatch):
+    assert own_device("auto") == own_device("cpu") == "cpu"
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert own_device("auto") == "cpu"
+    with pytest.raises(UserError, match="no device 'cuda:3' on this machine"):
+        own_device("cuda")
+
+
+def test_more_processes_than_batches_are_refused_in_one_line(tmp_path: Path):
+    told = torchrun("--batch-size", "61", "--out", str(tmp_path / "run"))
+    assert told.returncode != 0
+    errors = [line for line in told.stderr.splitlines() if line.startswith("error: ")]
+    said = "error: 61 windows in batches of 61 are 1 batches, too few for 2 processes; "
+    assert errors == [said + "lower --batch-size"]
+    assert not list(tmp_path.iterdir())

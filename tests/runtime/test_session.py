@@ -1,0 +1,96 @@
+"""What ends a run early, what is left of it, and what a session finds of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from support.out_of_memory import out_of_memory_above
+
+from nope_probe.errors import UserError
+from nope_probe.experiments.scores.run import Settings, capture, run
+from nope_probe.runtime.folder import checkpoint_dir
+from nope_probe.runtime.session import Session
+
+SMALL = {"model": "nope-tiny", "layers": 1, "n_seqs": 13, "seq_len": 17, "folds": 4}
+MAPS = {"folds": torch.zeros(4, 1, 17, 17).double()}
+
+
+def not_reached(*_: object) -> None:
+    raise AssertionError("a model was loaded")
+
+
+def test_a_batch_that_does_not_fit_is_halved_with_a_word(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    settings = Settings(**SMALL | {"layers": 2}, batch_size=7, out=tmp_path / "run")
+    with Session("scores", settings) as session, out_of_memory_above(4, session.loaded.model, 0):
+        maps = capture(session)
+    assert "a batch does not fit into memory: going on with 3 at a time" in capfd.readouterr().err
+    assert maps.counts.sum() == 13
+
+
+def run_out_of_memory(settings: Settings) -> None:
+    with Session("scores", settings) as session:
+        session.checkpoint.save("scores", MAPS)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_want_of_memory_is_one_line_and_keeps_what_was_done(tmp_path: Path):
+    with pytest.raises(UserError, match="a single sequence, or the model, does not fit into"):
+        run_out_of_memory(Settings(**SMALL, out=tmp_path / "run"))
+    assert (checkpoint_dir(tmp_path / "run") / "scores.safetensors").is_file()
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_sequences_of_a_run_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    settings = Settings(**SMALL, out=tmp_path / "run")
+    with Session("scores", settings) as first:
+        made = first.sequences()
+    monkeypatch.setattr(Settings, "make_sequences", None)
+    with Session("scores", settings) as second:
+        read = second.sequences()
+    assert torch.equal(read.inputs, made.inputs)
+    assert (read.name, read.bos) == (made.name, made.bos) == ("shipped", True)
+
+
+def test_what_a_process_left_that_was_killed_after_it_wrote_the_run_is_cleared(tmp_path: Path):
+    settings = Settings(**SMALL, out=tmp_path / "run")
+    run(settings)
+    manifest = (tmp_path / "run" / "manifest.json").read_bytes()
+    checkpoint_dir(tmp_path / "run").mkdir()
+    (checkpoint_dir(tmp_path / "run") / "about.json").touch()
+    run(settings)
+    assert (tmp_path / "run" / "manifest.json").read_bytes() == manifest
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_finished_run_needs_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    settings = Settings(**SMALL, out=tmp_path / "run")
+    run(settings)
+    monkeypatch.setattr(Settings, "load_model", not_reached)
+    with Session("scores", settings) as session:
+        assert session.finished
+    assert run(settings) == tmp_path / "run"
+
+
+def test_settings_are_validated_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Settings, "load_model", not_reached)
+    for wrong, message in (
+        ({"skip_keys": 15}, "--skip-keys 15 leaves no keys of 17"),
+        ({"n_seqs": 3}, "3 sequences do not fill 4 folds"),
+        ({"dtype": "int8"}, "no dtype 'int8'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            run(Settings(**SMALL | wrong, out=tmp_path / "run"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_manifest_tells_the_weights_from_others(tmp_path: Path):
+    def weights(name: str, model: str) -> str:
+        run(Settings(**SMALL | {"model": model}, out=tmp_path / name))
+        return json.loads((tmp_path / name / "manifest.json").read_text())["model"]["weights"]
+
+    assert weights("a", "nope-tiny") == weights("b", "nope-tiny") != weights("c", "rope-tiny")

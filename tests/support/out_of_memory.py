@@ -1,0 +1,18 @@
+"""A device that runs out of memory, on the CPU."""
+
+from typing import Any
+
+import torch
+
+from nope_probe.hooks.forward import hooks_attached
+from nope_probe.hooks.layer import layers_of
+
+
+def out_of_memory_above(size: int, model: Any, layer: int) -> Any:
+    """Run a model on a device that has no memory for more than `size` sequences in one layer."""
+
+    def refuse(tensor: torch.Tensor, hook: object) -> None:
+        if len(tensor) > size:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    return hooks_attached([(layers_of(model)[layer].point("hook_resid_post"), refuse)])

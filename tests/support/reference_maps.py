@@ -1,0 +1,92 @@
+"""What a few calls return for one saved file of inputs: the same with every TransformerLens.
+
+`reference/inputs.safetensors` holds token windows of the shipped held-out text and normal vectors;
+`reference/maps.safetensors` holds what these calls returned with TransformerLens 3.9.
+`benchmarks/versions.py` writes such a file, and compares two.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.capture import capture_scores, capture_stages
+from nope_probe.hooks.components import components
+from nope_probe.hooks.gains import calibrate
+from nope_probe.hooks.reparametrise import reparametrised
+from nope_probe.models.load import load
+from nope_probe.models.parameter_free import build, parameter_free
+
+FOLDER = Path(__file__).parent / "reference"
+INPUTS, MAPS = FOLDER / "inputs.safetensors", FOLDER / "maps.safetensors"
+TRAINED = ("nope-tiny", "rope-tiny")
+VARIANTS: dict[str, dict[str, Any]] = {
+    "l2": {},
+    "l2-rope": {"rope": True},
+    "l2-encoder": {"causal": False},
+    "layernorm-sqrt-d": {"norm": "layernorm-sqrt-d"},
+    "layernorm-d-rope": {"norm": "layernorm-d", "rope": True},
+    "layernorm-d-encoder": {"norm": "layernorm-d", "causal": False},
+}
+
+
+def reference_maps() -> dict[str, Tensor]:
+    """Make every map anew, in float32, by its name."""
+    inputs = load_file(INPUTS)
+    found = [*_trained(inputs["tokens"].long()), *_parameter_free(inputs["vectors"])]
+    return {name: tensor.float().contiguous() for name, tensor in found}
+
+
+def _trained(tokens: Tensor) -> Iterator[tuple[str, Tensor]]:
+    for name in TRAINED:
+        model = load(name).model
+        maps = capture_scores(model, tokens, n_folds=3, mean_term=True, per_head=True)
+        yield f"{name}/folds", maps.folds
+        yield f"{name}/mean_term", maps.mean_term
+        yield f"{name}/key_means", maps.key_means.mean(0)
+        yield f"{name}/per_head", maps.per_head.mean(0)
+        gains = calibrate(model, tokens)
+        for remove in (*((each,) for each in components(model)), ("mask", "w_q", "w_k", "w_v")):
+            with ablated(model, Ablation(remove=remove), gains):
+                kept = capture_scores(model, tokens, n_folds=3)
+            yield f"{name}/without {' '.join(remove)}", kept.mean
+        yield from _stages(f"{name}/stage", model, tokens)
+        with reparametrised(model, torch.Generator().manual_seed(5)):
+            with ablated(model, Ablation(remove=["w_q"], gain="norm")):
+                turned = capture_scores(model, tokens, n_folds=3)
+            yield f"{name}/reparametrised without w_q", turned.mean
+
+
+def _parameter_free(vectors: Tensor) -> Iterator[tuple[str, Tensor]]:
+    for name, options in VARIANTS.items():
+        model = build(parameter_free(n_layers=3, d_model=vectors.shape[-1], **options))
+        maps = capture_scores(model, vectors, n_folds=3, mean_term=True)
+        yield f"{name}/scores", maps.mean
+        yield f"{name}/key_means", maps.key_means.mean(0)
+        yield from _stages(f"{name}/stage", model, vectors)
+    with ablated(model, Ablation(remove=["w_q", "w_v"], gain="identity")):
+        yield f"{name}/without w_q w_v", capture_scores(model, vectors, n_folds=3).mean
+
+
+def _stages(prefix: str, model: Any, inputs: Tensor) -> Iterator[tuple[str, Tensor]]:
+    maps = capture_stages(model, inputs, layer=1, n_folds=3)
+    for letter in maps.folds:
+        yield f"{prefix} {letter}", maps.mean(letter)
+
+
+def differences(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, float]:
+    """Give each map's largest difference relative to its largest value; the same cells are NaN."""
+    if set(ours) != set(theirs):
+        raise ValueError(f"only one of the two has {sorted(set(ours) ^ set(theirs))}")
+    return {name: _difference(ours[name], theirs[name]) for name in ours}
+
+
+def _difference(seen: Tensor, truth: Tensor) -> float:
+    if not torch.equal(seen.isnan(), truth.isnan()):
+        return float("inf")
+    seen, truth = seen.nan_to_num(), truth.nan_to_num()
+    return float((seen - truth).abs().max() / truth.abs().max())

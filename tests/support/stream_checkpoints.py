@@ -1,0 +1,44 @@
+"""Stream checkpoints that record what a stream tells them, or end it."""
+
+from nope_probe.hooks.accumulators import State
+from nope_probe.hooks.streaming import StreamCheckpoint
+
+
+class Recorded(StreamCheckpoint):
+    """Records the batches that are done, and the sizes that a stream goes down to."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+        self.sizes: list[int] = []
+
+    def advance(self, n_seqs: int) -> None:
+        self.batches.append(n_seqs)
+
+    def batch_halved(self, batch_size: int) -> None:
+        self.sizes.append(batch_size)
+
+
+class Stopped(Exception):  # noqa: N818
+    """Raised where a stream is ended."""
+
+
+class Stopping(Recorded):
+    """Ends a stream after some batches, and gives the state that was saved to the next."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.after, self.state = after, State()
+
+    def restore(self) -> State:
+        return self.state
+
+    def is_due(self) -> bool:
+        return len(self.batches) == self.after - 1
+
+    def save(self, state: State) -> None:
+        self.state = {name: tensor.clone() for name, tensor in state.items()}
+
+    def advance(self, n_seqs: int) -> None:
+        super().advance(n_seqs)
+        if len(self.batches) == self.after:
+            raise Stopped

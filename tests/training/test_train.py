@@ -1,0 +1,191 @@
+"""Training: the recipe's pieces, a short run, and what it leaves on disk."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from nope_probe.data.documents import is_held_out
+from nope_probe.data.sequences import documents
+from nope_probe.data.stdlib import split, stdlib_documents
+from nope_probe.errors import UserError
+from nope_probe.models.names import CHECKPOINTS
+from nope_probe.models.presets import SHAPES, nope_llama, smollm3_config
+from nope_probe.training.corpus import Corpus, _dataset, _packed, corpus_of
+from nope_probe.training.dynamics import log_spaced
+from nope_probe.training.recipes import RECIPES
+from nope_probe.training.run import Settings, run
+from nope_probe.training.trainer import evaluate, make_trainer, save
+
+SHORT = replace(RECIPES["tiny"], seq_len=23, batch_tokens=4 * 23, micro_batch=2, steps=5, warmup=1)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(CHECKPOINTS["nope-tiny"])
+
+
+def short_run(out: Path, tokenizer, seed: int = 0, rope: bool = False):
+    torch.manual_seed(seed)
+    windows = torch.randint(1, 2048, (31, 22), generator=torch.Generator().manual_seed(1))
+    corpus = Corpus(train=_dataset(windows, tokenizer), held_out=_dataset(windows[:9], tokenizer))
+    config = smollm3_config("tiny", rope)
+    trainer = make_trainer(config, tokenizer, corpus, SHORT, out=out, steps=5, seed=seed)
+    trainer.train()
+    losses = evaluate(trainer)
+    save(trainer, tokenizer, out, name="nope-tiny", recipe=vars(SHORT), losses=losses)
+    return trainer, losses
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, tokenizer):
+    out = tmp_path_factory.mktemp("train") / "short"
+    trainer, losses = short_run(out, tokenizer)
+    return out, trainer, losses
+
+
+def test_a_run_leaves_a_folder_that_plain_transformers_loads(trained):
+    out, _, losses = trained
+    model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    assert model.config.no_rope_layers == [0, 0, 0, 0]
+    windows = torch.randint(1, 2048, (31, 22), generator=torch.Generator().manual_seed(1))[:9]
+    tokens = torch.cat([torch.zeros(9, 1, dtype=torch.long), windows], 1)
+    with torch.no_grad():
+        loss = model(tokens, labels=tokens).loss
+    # The published loss is that of the bf16 weights on disk.
+    assert float(loss) == pytest.approx(losses["held_out_loss"], abs=1e-4)
+    assert load_file(out / "model.safetensors")["model.norm.weight"].dtype == torch.bfloat16
+
+
+def test_a_run_writes_its_recipe_card_and_dynamics(trained):
+    out, _, losses = trained
+    record = json.loads((out / "training.json").read_text())
+    assert record["held_out_loss"] == losses["held_out_loss"]
+    assert record["recipe"]["seq_len"] == 23
+    assert f"{losses['held_out_loss']:.3f} nats" in (out / "README.md").read_text()
+    dynamics = pd.read_csv(out / "dynamics.csv")
+    assert sorted(set(dynamics["step"])) == sorted(log_spaced(5))
+    assert sorted(set(dynamics["layer"])) == [0, 1, 2, 3]
+    assert dynamics["amplitude"].notna().all()
+
+
+def test_accumulated_micro_batches_make_the_recipes_batch(trained):
+    _, trainer, _ = trained
+    arguments = trainer.args
+    sequences = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+    assert sequences * SHORT.seq_len == SHORT.batch_tokens
+    assert trainer.state.global_step == 5
+
+
+def test_the_same_seed_gives_the_same_bytes(trained, tmp_path: Path, tokenizer):
+    out, _, _ = trained
+    short_run(tmp_path / "again", tokenizer)
+    twin = (tmp_path / "again" / "model.safetensors").read_bytes()
+    assert twin == (out / "model.safetensors").read_bytes()
+
+
+def test_the_twins_start_from_the_same_weights_and_differ_in_rope_alone():
+    twins = []
+    for rope in (False, True):
+        torch.manual_seed(3)
+        twins.append(AutoModelForCausalLM.from_config(smollm3_config("tiny", rope)))
+    states = [twin.state_dict() for twin in twins]
+    assert all(value.equal(states[1][name]) for name, value in states[0].items())
+    tokens = torch.randint(2048, (1, 13))
+    assert not twins[0](tokens).logits.equal(twins[1](tokens).logits)
+
+
+def test_documents_are_packed_with_bos_between_them_and_nothing_lost(tokenizer):
+    texts = ["def f(x):", "return x + 1", "import os\nimport sys\n"] * 7
+    rows = list(_packed([{"text": text} for text in texts], tokenizer, SHORT))
+    stream = [token for row in rows for token in row["input_ids"]]
+    expected = [
+        t for text in texts for t in [0, *tokenizer(text, add_special_tokens=False).input_ids]
+    ]
+    assert all(len(row["input_ids"]) == 23 for row in rows)
+    assert stream == expected[: len(stream)]
+    assert len(expected) - len(stream) < 23
+
+
+def test_the_large_recipe_is_the_papers():
+    recipe = RECIPES["1.5b"]
+    assert recipe.seq_len == 1024
+    assert recipe.learning_rate == 3e-4
+    assert recipe.batch_tokens == pytest.approx(1e6, rel=0.05)
+    assert recipe.steps * recipe.batch_tokens == pytest.approx(20e9, rel=0.001)
+
+
+def test_the_large_shape_is_the_papers():
+    config = nope_llama("1.5b")
+    shape = (config.n_layers, config.d_model, config.d_head, config.n_heads)
+    assert shape == (22, 2048, 64, 32)
+    assert (config.n_key_value_heads, config.n_ctx) == (8, 1024)
+    with torch.device("meta"):
+        large = AutoModelForCausalLM.from_config(smollm3_config("1.5b", rope=False))
+    assert sum(p.numel() for p in large.parameters()) == pytest.approx(1.5e9, rel=0.02)
+
+
+def test_both_sizes_have_a_recipe_and_a_shape():
+    assert set(RECIPES) == set(SHAPES)
+
+
+def test_documents_begin_at_statements_and_keep_every_character():
+    source = "import os\n" + "".join(
+        f"@wrap\ndef f{i}():\n    '''{'x' * 500}'''\n\n" for i in range(9)
+    )
+    parts = split(source)
+    assert "".join(parts) == source
+    assert len(parts) > 2
+    assert all(part.startswith("@wrap") for part in parts[1:])
+    assert all(len(part) >= 1200 for part in parts[:-1])
+
+
+def test_a_source_that_does_not_parse_stays_whole():
+    assert split("def broken(:\n" * 500) == ["def broken(:\n" * 500]
+
+
+def test_nothing_of_the_shipped_text_is_trained_on():
+    shipped = {document for document in documents("shipped") if len(document) >= 1200}
+    assert len(shipped) > 200
+    assert not shipped & set(stdlib_documents(held_out=False))
+
+
+def test_measured_steps_are_log_spaced_from_first_to_last():
+    steps = sorted(log_spaced(5000))
+    assert steps[:3] == [0, 1, 2]
+    assert steps[-1] == 5000
+    assert len(steps) <= 25
+
+
+def test_an_output_that_is_a_file_is_refused(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="is a file"):
+        run(Settings(preset="nope-tiny", out=tmp_path / "file"))
+    with pytest.raises(UserError, match="at least 1 step, got 0"):
+        run(Settings(preset="nope-tiny", steps=0))
+
+
+def test_a_streamed_corpus_is_not_trained_on_what_is_studied(tmp_path: Path, tokenizer):
+    texts = [f"document {i}: " + "some words and more of them, " * 9 for i in range(120)]
+    rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    (tmp_path / "rows.jsonl").write_text(rows)
+    corpus = corpus_of(replace(SHORT, data=str(tmp_path)), tokenizer, seed=0)
+
+    def named(dataset) -> set[str]:
+        ids = [t for row in dataset for t in torch.as_tensor(row["input_ids"]).tolist()]
+        return set(re.findall(r"document (\d+):", tokenizer.decode(ids)))
+
+    studied = {str(i) for i, text in enumerate(texts) if is_held_out(text)}
+    assert 5 < len(studied) < 60
+    held_out, trained = named(corpus.held_out), named(corpus.train)
+    assert not trained & studied
+    assert held_out <= studied
+    # Packing drops what does not fill the last window.
+    assert len(held_out) >= len(studied) - 1
+    assert len(trained) >= 120 - len(studied) - 1
