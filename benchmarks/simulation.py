@@ -105,18 +105,18 @@ def peak_mb():
 
 
 def prepare_ours(settings):
-    from nope_probe.analyses.parameter_free.simulation import simulate
+    from nope_probe.analyses.parameter_free.simulation import simulate_scores
     from nope_probe.models.parameter_free import build, parameter_free
 
     model = build(parameter_free(settings.n_layers, settings.d_model, rope=settings.rope))
-    simulate(model, alpha=settings.alpha[0], seq_len=settings.seq_len, n_samples=128, seed=1)
+    simulate_scores(model, alpha=settings.alpha[0], seq_len=settings.seq_len, n_samples=128, seed=1)
     return model
 
 
 def ours(settings, model):
-    from nope_probe.analyses.parameter_free.simulation import simulate
+    from nope_probe.analyses.parameter_free.simulation import simulate_scores
 
-    found = simulate(
+    found = simulate_scores(
         model, alpha=settings.alpha[0], seq_len=settings.seq_len, target_se=settings.target_se
     )
     return found.n_samples, found.best.pooled_se.tolist()

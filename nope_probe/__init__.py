@@ -4,46 +4,77 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nope_probe import figures
     from nope_probe.analyses.attribution import attribute
-    from nope_probe.analyses.pattern import measure
-    from nope_probe.data.sequences import sequences
+    from nope_probe.analyses.parameter_free.critical_alpha import theory_scores
+    from nope_probe.analyses.parameter_free.mean_field import ParameterFreeSpec
+    from nope_probe.analyses.parameter_free.simulation import simulate_scores
+    from nope_probe.analyses.pattern import measure, row_centred
+    from nope_probe.analyses.shapley import player_set
+    from nope_probe.data.sequences import gaussian, sequences
+    from nope_probe.experiments.ablation.study import run_ablations
     from nope_probe.hooks.ablation import Ablation, ablated
     from nope_probe.hooks.capture import capture_scores, capture_stages
+    from nope_probe.hooks.gains import calibrate
     from nope_probe.models.load import load
-    from nope_probe.models.parameter_free import parameter_free
+    from nope_probe.models.parameter_free import build, parameter_free
+    from nope_probe.runtime.folder import read_run
 
 _HOME = {
     "load": "nope_probe.models.load",
     "parameter_free": "nope_probe.models.parameter_free",
+    "build": "nope_probe.models.parameter_free",
     "sequences": "nope_probe.data.sequences",
-    "capture_scores": "nope_probe.hooks.capture",
-    "capture_stages": "nope_probe.hooks.capture",
+    "gaussian": "nope_probe.data.sequences",
     "Ablation": "nope_probe.hooks.ablation",
     "ablated": "nope_probe.hooks.ablation",
+    "calibrate": "nope_probe.hooks.gains",
+    "capture_scores": "nope_probe.hooks.capture",
+    "capture_stages": "nope_probe.hooks.capture",
     "measure": "nope_probe.analyses.pattern",
+    "row_centred": "nope_probe.analyses.pattern",
+    "run_ablations": "nope_probe.experiments.ablation.study",
     "attribute": "nope_probe.analyses.attribution",
+    "player_set": "nope_probe.analyses.shapley",
+    "simulate_scores": "nope_probe.analyses.parameter_free.simulation",
+    "theory_scores": "nope_probe.analyses.parameter_free.critical_alpha",
+    "ParameterFreeSpec": "nope_probe.analyses.parameter_free.mean_field",
+    "read_run": "nope_probe.runtime.folder",
 }
 
 __version__ = "0.1.0"
 __all__ = [
     "Ablation",
+    "ParameterFreeSpec",
     "ablated",
     "attribute",
+    "build",
+    "calibrate",
     "capture_scores",
     "capture_stages",
+    "figures",
+    "gaussian",
     "load",
     "measure",
     "parameter_free",
+    "player_set",
+    "read_run",
+    "row_centred",
+    "run_ablations",
     "sequences",
+    "simulate_scores",
+    "theory_scores",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for: TransformerLens takes seconds to load."""
+    """Import a public name on first use: TransformerLens takes seconds to import."""
+    if name == "figures":
+        return import_module("nope_probe.figures")
     if name not in _HOME:
-        raise AttributeError(f"nope_probe has no {name!r}; it has {', '.join(sorted(_HOME))}")
+        raise AttributeError(f"nope_probe has no {name!r}; it has {', '.join(__all__)}")
     return getattr(import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return sorted({*globals(), *__all__})

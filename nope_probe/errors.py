@@ -1,21 +1,23 @@
-"""What a user's mistake raises."""
+"""The errors that commands print in one line: a user's mistake, or a run that cannot be done."""
 
 
 class UserError(ValueError):
-    """Say in one line what the user asked for that cannot be done, and what can.
+    """Raised for a request that cannot be carried out; its text is one line that says why.
 
-    Commands print it on stderr and exit with code 2; it is never a traceback there.
+    Commands print it on stderr and exit with code 2, without a traceback.
     """
 
 
 class TooFewLayersError(UserError):
-    """Say that a model has fewer layers than were asked for.
+    """Raised where a model has fewer layers than were requested.
 
     Attributes:
         source: the model.
         depth: how many layers it has.
     """
 
-    def __init__(self, source: str, *, depth: int, asked: int) -> None:
-        super().__init__(f"{source} has {depth} layers, {asked} were asked for; try --layers all")
+    def __init__(self, source: str, *, depth: int, requested: int) -> None:
+        super().__init__(
+            f"{source} has {depth} layers, {requested} were asked for; try --layers all"
+        )
         self.source, self.depth = source, depth

@@ -25,7 +25,7 @@ from IPython.display import display
 
 from nope_probe import load
 from nope_probe.analyses.parameter_free.critical_alpha import theory_scores
-from nope_probe.analyses.parameter_free.simulation import simulate
+from nope_probe.analyses.parameter_free.simulation import simulate_scores
 from nope_probe.figures.maps import score_maps
 
 # %% [markdown]
@@ -62,7 +62,7 @@ score_maps(by_alpha.float().numpy(), title="L1, by alpha: step k is alpha = k / 
 
 # %%
 model = load("parameter-free").model
-found = simulate(model, alpha=0.2, seq_len=50, n_samples=256, seed=0)
+found = simulate_scores(model, alpha=0.2, seq_len=50, n_samples=256, seed=0)
 display(score_maps(found.best.mean.float().numpy(), title="256 samples, alpha = 0.2"))
 
 # %% [markdown]

@@ -20,9 +20,9 @@
 # %%
 import torch
 from IPython.display import display
+from nope_probe.figures.circuit import circuit
 
 from nope_probe import Ablation, ablated, capture_scores, capture_stages, load, measure, sequences
-from nope_probe.figures.circuit import circuit
 from nope_probe.figures.circuit_views import Circuit
 from nope_probe.figures.maps import score_maps
 

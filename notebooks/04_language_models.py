@@ -25,11 +25,11 @@ from pathlib import Path
 
 import torch
 from IPython.display import display
+from nope_probe.figures.circuit import circuit
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from nope_probe import Ablation, ablated, capture_scores, capture_stages, load, measure, sequences
-from nope_probe.figures.circuit import circuit
 from nope_probe.figures.circuit_views import Circuit
 from nope_probe.figures.maps import score_maps
 

@@ -9,11 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from nope_probe.analyses.conditions import (
+    FoldMeans,
+    Removed,
+    folds_by_condition,
+    position_of,
+)
 from nope_probe.analyses.jackknife import (
     Interval,
     cross_products,
@@ -36,9 +43,9 @@ from nope_probe.analyses.shapley import (
     source_terms,
     sufficiency,
 )
+from nope_probe.hooks.capture import ScoreMaps
 from nope_probe.hooks.names import Component
 
-FoldMaps = Mapping[Condition, Float[Tensor, "fold layer query_pos key_pos"]]
 CONJUNCTION_TOLERANCE = 0.1
 
 
@@ -113,35 +120,64 @@ class LayerAttribution:
 
 
 def attribute(
-    maps: FoldMaps,
+    maps: Mapping[Removed, ScoreMaps | FoldMeans],
     games: Sequence[PlayerSet] = (),
     *,
-    position: Component | None = "rope",
+    position: Component | Literal["auto"] | None = "auto",
     skip_keys: int = 0,
 ) -> list[LayerAttribution]:
     """Attribute each layer's pattern to its sources, and find the weights it needs.
 
+    `run_ablations` captures the conditions too, and returns tables.
+
     Args:
-        maps: fold maps of the score (nats) per condition: all conditions of the sources and games.
+        maps: score maps of the intact and the ablated model on the same sequences, under the names
+            of what is removed: `{(): ..., "mask": ..., "rope": ..., ("mask", "rope"): ...}`. The
+            fold means alone, in nats, will do.
         games: the players; none stops after the sources.
         position: the position encoding that is a source beside the mask; None if there is none.
+            `auto`: the one that the conditions remove (what is never removed counts as content).
         skip_keys: first keys to leave out.
 
     Raises:
-        KeyError: if a condition is missing.
-        ValueError: for a non-finite cell below the diagonal.
+        KeyError: if a condition of the sources or players is missing.
+        ValueError: for a name that does not exist, or a non-finite cell below the diagonal.
+
+    Example:
+        >>> from nope_probe import Ablation, ablated, attribute, capture_scores, load, sequences
+        >>> model = load("nope-tiny", n_layers=3)
+        >>> tokens = sequences("random", tokenizer=model.tokenizer, n_seqs=64, seq_len=16).inputs
+        >>> intact = capture_scores(model.model, tokens)
+        >>> with ablated(model.model, Ablation(remove=["mask"])):
+        ...     without = capture_scores(model.model, tokens)
+        >>> content, mask = attribute({(): intact, "mask": without}, skip_keys=1)[2].sources
+        >>> mask.share.value > 0.9
+        True
     """
-    layers = next(iter(maps.values())).shape[1]
+    folds = folds_by_condition(maps)
+    source = position_of(folds) if position == "auto" else position
+    _validate_complete(folds, games, source)
+    layers = next(iter(folds.values())).shape[1]
     return [
         _attribute_layer(
             layer,
-            {condition: folds[:, layer] for condition, folds in maps.items()},
+            {condition: each[:, layer] for condition, each in folds.items()},
             games,
-            position,
+            source,
             skip_keys,
         )
         for layer in range(layers)
     ]
+
+
+def _validate_complete(
+    folds: Mapping[Condition, FoldMeans], games: Sequence[PlayerSet], position: Component | None
+) -> None:
+    needed = {INTACT, MASK}.union(*source_terms(position).values())
+    missing = needed.union(*(game.conditions for game in games)) - set(folds)
+    if missing:
+        names = " + ".join(sorted(min(missing, key=sorted))) or "nothing"
+        raise KeyError(f"no maps of the model with {names} removed")
 
 
 def _patterns(

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from nope_probe.analyses.conditions import FoldMeans, fold_means
 from nope_probe.analyses.jackknife import (
     Interval,
     cross_products,
@@ -21,6 +22,7 @@ from nope_probe.analyses.jackknife import (
     rms,
     share,
 )
+from nope_probe.hooks.capture import ScoreMaps
 
 LAG = 8
 MIN_KEYS = 8
@@ -54,18 +56,24 @@ class Measures:
     edge_contrast_visible: Interval
 
 
-def measure(
-    folds: Float[Tensor, "fold layer query_pos key_pos"], skip_keys: int = 0
-) -> list[Measures]:
+def measure(maps: ScoreMaps | FoldMeans, skip_keys: int = 0) -> list[Measures]:
     """Measure the pattern of each layer.
 
     Args:
-        folds: score maps by fold, in nats (`ScoreMaps.folds`).
+        maps: what `capture_scores` returns, or fold means of scores, in nats.
         skip_keys: how many first keys to leave out, of the row mean too (1 for a BOS sink).
 
     Raises:
         ValueError: for a non-finite cell among j < i, fewer than 4 folds or too few keys.
+
+    Example:
+        >>> from nope_probe import capture_scores, gaussian, load, measure
+        >>> vectors = gaussian(n_seqs=256, seq_len=13, d_model=64, alpha=0.3).inputs
+        >>> maps = capture_scores(load("parameter-free").model, vectors)
+        >>> measure(maps)[2].locality.value > 0.9
+        True
     """
+    folds = fold_means(maps)
     return [_measure(folds[:, layer].double(), skip_keys) for layer in range(folds.shape[1])]
 
 

@@ -1,13 +1,15 @@
-"""Where a run's maps must be numbers: checked on every condition, before anything is analysed."""
+"""Where a run's maps must be finite: checked on every condition, before anything is analysed."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.capture import ScoreMaps, StageMaps
+from nope_probe.hooks.capture import ScoreMaps, StageMaps, capture_scores
 
 
 def validate_finite(maps: ScoreMaps, condition: str) -> None:
@@ -42,6 +44,19 @@ def are_finite(
 ) -> bool:
     """Return whether maps are numbers in all of some cells."""
     return bool(maps[..., cells].isfinite().all())
+
+
+def validate_first_sequence(
+    model: Any, inputs: Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"], n_layers: int
+) -> None:
+    """Check on one sequence, before all are run, that the first layers have a pattern to measure.
+
+    Raises:
+        UserError: for a score that is not finite, or a sliding window.
+    """
+    maps = capture_scores(model, inputs[:1], layers=range(n_layers), batch_size=1, n_folds=1)
+    validate_finite(maps, "the intact model")
+    validate_window(maps)
 
 
 def validate_window(maps: ScoreMaps) -> None:

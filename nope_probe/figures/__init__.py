@@ -1,0 +1,78 @@
+"""Figures of maps, shares and measures: each takes values and returns a `plotly` figure.
+
+Maps are arrays, tensors or what a capture returned; tables are those of a run or a study. None of
+them needs torch.
+
+Example:
+    >>> import numpy as np
+    >>> from nope_probe import figures
+    >>> figures.score_maps(np.zeros((2, 5, 5))).layout.yaxis.title.text
+    'query position'
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nope_probe.figures.circuit_figure import circuit
+    from nope_probe.figures.heads import head_map
+    from nope_probe.figures.maps import score_maps, term_maps
+    from nope_probe.figures.measures import (
+        controls,
+        mask_effect,
+        pattern_measures,
+        training_dynamics,
+    )
+    from nope_probe.figures.shares import (
+        interactions,
+        mean_covariance_shares,
+        player_shares,
+        source_shares,
+    )
+    from nope_probe.figures.stages import stage_measures
+    from nope_probe.figures.theory import fixed_scale_maps
+
+_HOME = {
+    "circuit": "circuit_figure",
+    "controls": "measures",
+    "fixed_scale_maps": "theory",
+    "head_map": "heads",
+    "interactions": "shares",
+    "mask_effect": "measures",
+    "mean_covariance_shares": "shares",
+    "pattern_measures": "measures",
+    "player_shares": "shares",
+    "score_maps": "maps",
+    "source_shares": "shares",
+    "stage_measures": "stages",
+    "term_maps": "maps",
+    "training_dynamics": "measures",
+}
+
+__all__ = [
+    "circuit",
+    "controls",
+    "fixed_scale_maps",
+    "head_map",
+    "interactions",
+    "mask_effect",
+    "mean_covariance_shares",
+    "pattern_measures",
+    "player_shares",
+    "score_maps",
+    "source_shares",
+    "stage_measures",
+    "term_maps",
+    "training_dynamics",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a figure on first use."""
+    if name not in _HOME:
+        raise AttributeError(f"nope_probe.figures has no {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(f"nope_probe.figures.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -32,7 +32,7 @@ class Circuit:
     layer: int
     maps: Mapping[str, Float[np.ndarray, "query_pos key_pos"]]
     absent: Mapping[str, str] = field(default_factory=dict)
-    components: Sequence[str] = ("mask", "w_q", "w_k", "w_o", "w_v", "mlp")
+    components: Sequence[str] = ()
     removed: Sequence[str] = ()
     reference: Mapping[str, Float[np.ndarray, "query_pos key_pos"]] = field(default_factory=dict)
 

@@ -13,6 +13,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
+from nope_probe.figures.captures import Layers, ScoreMapsLike, layer_maps
 from nope_probe.figures.downsample import Pooled, pool
 from nope_probe.figures.grid import Grid, axis, keep, patch, place
 from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, words
@@ -25,7 +26,7 @@ BAR_DROP = 54  # from a panel to the colour bar below it, px
 
 
 def score_maps(
-    maps: Float[np.ndarray, "layer query_pos key_pos"] | Pooled,
+    maps: Layers | ScoreMapsLike | Pooled,
     *,
     title: str = "Mean attention score of each query for each key",
     layer: int = 0,
@@ -36,14 +37,21 @@ def score_maps(
     """Draw the score map of each layer: side by side up to 4 layers, else with a layer slider.
 
     Args:
-        maps: mean scores, nats, pooled or not.
-        title: what is seen.
+        maps: what `capture_scores` returned, or mean scores in nats, pooled or not.
+        title: the title.
         layer: which layer a slider shows first.
         max_positions: larger maps are pooled to this many positions.
         multiples: up to how many layers stand side by side.
         clipped: how many percent of the cells lie beyond each colour limit.
 
     Each map has a scale of its own: a score's level, which softmax ignores, differs between layers.
+
+    Example:
+        >>> from nope_probe import capture_scores, figures, gaussian, load
+        >>> vectors = gaussian(n_seqs=16, seq_len=11, d_model=64).inputs
+        >>> maps = capture_scores(load("parameter-free", n_layers=2).model, vectors)
+        >>> [panel.name for panel in figures.score_maps(maps).data]
+        ['L0', 'L1']
     """
     pooled = _pooled(maps, max_positions)
     scales = np.stack([_percentiles(each, (clipped, 100 - clipped)) for each in pooled.values])
@@ -64,7 +72,7 @@ def score_maps(
 
 
 def term_maps(
-    terms: Mapping[str, Float[np.ndarray, "layer query_pos key_pos"] | Pooled],
+    terms: Mapping[str, Layers | ScoreMapsLike | Pooled],
     *,
     title: str,
     layer: int = 0,
@@ -75,12 +83,19 @@ def term_maps(
     Args:
         terms: maps by name (sources, players, mean and covariance terms, `all`), nats, of one
             shape; pooled or not.
-        title: what is seen.
-        layer: which layer is seen first.
+        title: the title.
+        layer: which layer the slider shows first.
         max_positions: larger maps are pooled to this many positions.
 
     Raises:
         ValueError: if there is no term.
+
+    Example:
+        >>> import numpy as np
+        >>> from nope_probe import figures
+        >>> maps = {"mask": np.zeros((3, 7, 7)), "rope": np.ones((3, 7, 7))}
+        >>> len(figures.term_maps(maps, title="Sources").data)
+        6
     """
     if not terms:
         raise ValueError("expected at least one term map")
@@ -93,8 +108,8 @@ def term_maps(
     return figure
 
 
-def _pooled(maps: np.ndarray | Pooled, max_positions: int) -> Pooled:
-    return maps if isinstance(maps, Pooled) else pool(maps, max_positions)
+def _pooled(maps: Layers | ScoreMapsLike | Pooled, max_positions: int) -> Pooled:
+    return maps if isinstance(maps, Pooled) else pool(layer_maps(maps), max_positions)
 
 
 def _symmetric(values: np.ndarray) -> np.ndarray:

@@ -10,11 +10,10 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 from plotly.colors import sample_colorscale
 
+from nope_probe.figures.captures import Layers, ScoreMapsLike
 from nope_probe.figures.grid import Grid, axis, keep, place
 from nope_probe.figures.maps import MAX_POSITIONS, score_maps
 from nope_probe.figures.style import SEQUENTIAL, ZERO
-
-Maps = Float[np.ndarray, "layer query_pos key_pos"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +33,11 @@ class Curves:
 
 
 def fixed_scale_maps(
-    maps: Maps, *, title: str, high: float = 1.0, max_positions: int = MAX_POSITIONS
+    maps: Layers | ScoreMapsLike,
+    *,
+    title: str,
+    high: float = 1.0,
+    max_positions: int = MAX_POSITIONS,
 ) -> go.Figure:
     """Draw score maps on one colour scale from 0 to `high`, as the paper does."""
     figure = score_maps(maps, title=title, max_positions=max_positions)
@@ -44,7 +47,7 @@ def fixed_scale_maps(
     if figure.layout.sliders:
         for step in figure.layout.sliders[0].steps:
             step.args[1].update({"coloraxis.cmin": 0.0, "coloraxis.cmax": high})
-        keep(figure, scales=[[0.0, high]] * len(maps))
+        keep(figure, scales=[[0.0, high]] * len(figure.layout.sliders[0].steps))
     return figure
 
 

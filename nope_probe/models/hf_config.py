@@ -111,7 +111,7 @@ def _cut(source: str, config: PreTrainedConfig, n_layers: int | None) -> None:
     if n_layers < 1:
         raise UserError(f"expected at least 1 layer, got {n_layers}")
     if n_layers > depth:
-        raise TooFewLayersError(source, depth=depth, asked=n_layers)
+        raise TooFewLayersError(source, depth=depth, requested=n_layers)
     for key, value in config.to_dict().items():
         if isinstance(value, list) and len(value) == depth:
             setattr(config, key, value[:n_layers])

@@ -35,6 +35,17 @@ FRIENDLY = {
 NAMES = ("parameter-free", "parameter-free-rope", *CHECKPOINTS, *FRIENDLY)
 
 
+def is_on_hub(name: str) -> bool:
+    """Return whether a name stands for a model on the Hub: it is neither shipped nor a folder.
+
+    Example:
+        >>> is_on_hub("llama-3.1-8b"), is_on_hub("nope-tiny")
+        (True, False)
+    """
+    ours = (*PARAMETER_FREE, *CHECKPOINTS)
+    return name.lower() not in ours and not Path(name).expanduser().is_dir()
+
+
 def resolve(name: str) -> str:
     """Turn a friendly name, a Hub id or a folder into what Hugging Face loads.
 

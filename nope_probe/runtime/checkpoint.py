@@ -1,7 +1,7 @@
-"""What a run has finished and how far it is, so that a run that was killed can be resumed.
+"""The finished parts of a run, and the state of its stream in progress: what a resumed run reads.
 
-It is saved in a hidden folder beside the run's output, `.NAME.unfinished`, which is removed when
-the run is written. Each of its files appears whole or not at all.
+They are saved in a hidden folder beside the run's folder, `.NAME.unfinished`, which is removed when
+the run is written. A file in it is complete or absent.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
@@ -26,23 +24,21 @@ from nope_probe.hooks.streaming import StreamCheckpoint
 from nope_probe.runtime.distributed import Processes
 from nope_probe.runtime.folder import StorageError, atomic_write
 from nope_probe.runtime.signals import Signals
+from nope_probe.runtime.tensor_files import read_notes, read_tensors, write_tensors
 
 _ENDING = ".safetensors"
 _ABOUT = "about.json"
 
 
 class RunCheckpoint:
-    """The finished parts of a run by key, and the state of the stream in progress.
+    """The finished parts of a run by key, and the state of its stream in progress.
 
     Args:
         folder: where they are saved; None keeps finished parts in memory.
-        about: what the run is about; an unfinished run about anything else is not resumed.
-        processes: those that share the run; they all see the same folder.
-        signals: what a signal does during a stream.
-        every: batches between two states of a stream.
-
-    Attributes:
-        bar: the progress bar that streams advance, if there is one.
+        about: what identifies the run; an unfinished run about anything else is not resumed.
+        processes: the processes that share the run and its folder.
+        signals: how signals end a stream.
+        every: batches between two saved states of a stream.
 
     Example:
         >>> with RunCheckpoint() as checkpoint:
@@ -86,7 +82,7 @@ class RunCheckpoint:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if self._lock is None:
             return
-        if kind is not None and issubclass(kind, UserError) and kind is not StorageError:
+        if kind and issubclass(kind, UserError) and not issubclass(kind, StorageError):
             self.discard()
             for folder in self._made:
                 with suppress(OSError):  # something else has been put there since
@@ -127,23 +123,44 @@ class RunCheckpoint:
         if self.folder is None:
             self._in_memory[key] = tensors, dict(notes or {})
         elif self.processes.is_first:
-            write_tensors(self._path(key), tensors, dict(notes or {}))
+            write_tensors(self._path(key), tensors, notes or {})
         self.processes.barrier()
         self._finished.add(_name(key))
         if (state := self.state_path) is not None:
             state.unlink(missing_ok=True)
 
     def load(self, key: str) -> State:
-        """Return the tensors of a finished part, from disk as they are needed."""
-        return self._in_memory[key][0] if self.folder is None else read_tensors(self._path(key))[0]
+        """Return the tensors of a finished part; from disk they are memory-mapped."""
+        return self._in_memory[key][0] if self.folder is None else read_tensors(self._path(key))
 
     def notes(self, key: str) -> dict[str, str]:
         """Return the notes of a finished part."""
-        return self._in_memory[key][1] if self.folder is None else read_tensors(self._path(key))[1]
+        return self._in_memory[key][1] if self.folder is None else read_notes(self._path(key))
+
+    @contextmanager
+    def progress(self, keys: Sequence[str], n_seqs: int, unit: str = "seq") -> Iterator[None]:
+        """Show on stderr how many sequences of all streams are done, in the first process.
+
+        Args:
+            keys: the streams of the run, each of which runs all sequences.
+            n_seqs: how many sequences this process runs in each; 0 if that is not known.
+            unit: what is counted.
+        """
+        done = [key for key in keys if key in self]
+        with tqdm(
+            total=n_seqs * len(keys),
+            initial=n_seqs * len(done),
+            unit=unit,
+            file=sys.stderr,
+            dynamic_ncols=True,
+            disable=not self.processes.is_first,
+        ) as self.bar:
+            yield
+        self.bar = None
 
     @contextmanager
     def stream(self, key: str) -> Iterator[StreamCheckpoint]:
-        """Save the state of one stream on the way; a signal ends it between two batches."""
+        """Save the state of one stream every so many batches; a signal ends it between two."""
         if self.bar is not None:
             self.bar.set_description(key)
         with self.signals.deferred():
@@ -151,7 +168,7 @@ class RunCheckpoint:
 
     @property
     def state_path(self) -> Path | None:
-        """The file of the state of this process's stream in progress."""
+        """The file that holds the state of this process's stream in progress."""
         return None if self.folder is None else self.folder / f"state-{self.processes.rank}.partial"
 
     def _path(self, key: str) -> Path:
@@ -168,10 +185,10 @@ class _SavedStream(StreamCheckpoint):
         self.notes = {"stream": key, "processes": str(self.n_processes)}
 
     def restore(self) -> State:
-        if self.run.state_path is None or not self.run.state_path.is_file():
+        path = self.run.state_path
+        if path is None or not path.is_file() or read_notes(path) != self.notes:
             return {}
-        state, notes = read_tensors(self.run.state_path)
-        return state if notes == self.notes else {}
+        return read_tensors(path)
 
     def is_due(self) -> bool:
         self.n_batches += 1
@@ -198,11 +215,12 @@ class _SavedStream(StreamCheckpoint):
 
 
 def _name(key: str) -> str:
+    """Return a key as a file name."""
     return key.replace("/", ",")
 
 
 def validate_same_run(folder: Path, about: Mapping[str, Any]) -> None:
-    """Check that an unfinished run is the one that is asked for.
+    """Check that an unfinished run in a folder has the same settings, versions and weights.
 
     Raises:
         UserError: naming what differs.
@@ -214,30 +232,3 @@ def validate_same_run(folder: Path, about: Mapping[str, Any]) -> None:
             f"{folder} holds an unfinished run with other {' and '.join(other)}; "
             "remove it, or choose another --out"
         )
-
-
-def write_tensors(path: Path, tensors: State, notes: dict[str, str]) -> None:
-    """Write tensors so that the file is there whole or not at all.
-
-    Raises:
-        StorageError: if it cannot be written.
-    """
-    contiguous = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-    try:
-        with atomic_write(path) as partial:
-            save_file(contiguous, partial, metadata=notes)
-    except (OSError, SafetensorError) as error:
-        raise StorageError(f"cannot write {path}: {error}") from error
-
-
-def read_tensors(path: Path) -> tuple[State, dict[str, str]]:
-    """Read tensors, from disk as they are needed, and notes.
-
-    Raises:
-        StorageError: if the file is broken.
-    """
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except SafetensorError as error:
-        raise StorageError(f"{path} is broken ({error}); remove it and run again") from error

@@ -1,4 +1,4 @@
-"""The processes that torchrun starts for a command, which share one run."""
+"""The processes that torchrun starts for a command and that share one run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from nope_probe.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-# One process may stream a data set, or load from a slow disk, while all others wait for it.
+# All processes wait for the first, which may stream a data set or read from a slow disk.
 TIMEOUT = timedelta(days=1)
 Value = TypeVar("Value")
 
 
 def is_first_process() -> bool:
-    """Return whether this process is alone, or the first of those that share a run."""
+    """Return whether this process is alone, or the first of those that share the run."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -30,10 +30,10 @@ def process_count() -> int:
 
 
 def validate_one_process() -> None:
-    """Check that a command which one process has to run is not started in several.
+    """Check that a command which runs in one process was not started in several.
 
     Raises:
-        UserError: if this process is one of several.
+        UserError: if torchrun started several.
     """
     if process_count() > 1:
         raise UserError(
@@ -47,7 +47,7 @@ class Processes:
 
     Attributes:
         rank: its number, from 0.
-        count: how many there are.
+        count: how many processes there are.
     """
 
     rank: int = 0
@@ -55,7 +55,7 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the process that writes and prints."""
+        """Whether this process is the one that writes and prints."""
         return self.rank == 0
 
     def all_reduce(self, totals: Sequence[torch.Tensor]) -> None:
@@ -72,7 +72,7 @@ class Processes:
             total.copy_(each.view_as(total))
 
     def broadcast(self, value: Value) -> Value:
-        """Return the first process's value in all of them."""
+        """Return the first process's value in every process."""
         if self.count == 1:
             return value
         import torch.distributed as dist
@@ -82,7 +82,7 @@ class Processes:
         return values[0]
 
     def barrier(self) -> None:
-        """Wait until all processes are here."""
+        """Wait until every process has called this."""
         if self.count > 1:
             import torch.distributed as dist
 
@@ -93,8 +93,8 @@ class Processes:
 def process_group(device: str) -> Iterator[Processes]:
     """Join the other processes of a torchrun, if there are any, for as long as the context lasts.
 
-    They communicate through NCCL on GPUs and through Gloo elsewhere. Several runs that follow one
-    another need a context around them all: a process that left the group cannot join again.
+    They communicate through NCCL on GPUs and through Gloo elsewhere. A process that has left the
+    group cannot join it again: runs that follow one another share a context around them all.
     """
     count = process_count()
     if count == 1:
@@ -117,7 +117,7 @@ def process_group(device: str) -> Iterator[Processes]:
 
 
 def own_device(device: str) -> str:
-    """Return this process's device: `auto` is a GPU if there is one, under torchrun its own.
+    """Return this process's device: `auto` is a GPU where there is one, under torchrun its own.
 
     Raises:
         UserError: if the machine does not have it.

@@ -1,6 +1,6 @@
-"""A run on disk: arrays, tables, a page and the manifest that vouches for them.
+"""A run on disk: arrays, tables, a page, and a manifest with their checksums.
 
-A run appears whole or not at all: it is written into a hidden folder beside its place and renamed,
+A run appears whole or not at all: it is written into a hidden folder beside its own and renamed,
 the manifest last. Reading needs neither torch nor TransformerLens.
 """
 
@@ -23,7 +23,7 @@ from nope_probe.errors import UserError
 
 
 class StorageError(UserError):
-    """Raised where results cannot be written; what was kept before stays."""
+    """Raised where results cannot be written or read; what was saved before stays."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,9 @@ class Run:
 
     Attributes:
         manifest: what was run, with what, and the checksums of the files.
-        arrays: per file name without ending, its named arrays (`maps`, `tokens`, `folds`).
-        tables: per file name without ending, its table.
+        arrays: per .safetensors file, without its ending, the named arrays (`maps`, `tokens`).
+        tables: per .csv file, without its ending, the table.
+        page: the report, as HTML.
     """
 
     manifest: dict[str, Any]
@@ -41,18 +42,23 @@ class Run:
     tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     page: str = ""
 
+    @property
+    def maps(self) -> Mapping[str, np.ndarray]:
+        """The arrays of maps.safetensors."""
+        return self.arrays["maps"]
+
 
 def write_run(out: Path, run: Run, partial: Path | None = None) -> None:
     """Write a run into a folder that does not exist yet, or is empty.
 
     Args:
         out: the folder.
-        run: what is written.
-        partial: where it is written first, on the same disk; a hidden folder beside `out` by
-            default. What a killed process left there is removed.
+        run: the run.
+        partial: the folder in which it is written first, on the same disk; a hidden one beside
+            `out` by default. What a killed process left there is removed.
 
     Raises:
-        StorageError: if the place is taken or cannot be written to.
+        StorageError: if the folder holds something, or cannot be written to.
     """
     partial = partial or out.parent / f".{out.name}.partial-{os.getpid()}"
     try:
@@ -70,7 +76,7 @@ def write_run(out: Path, run: Run, partial: Path | None = None) -> None:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Give a file to write; at the end it takes the path's place, whole and on disk."""
+    """Yield a file to write, which replaces the one at the path once it is complete and on disk."""
     partial = path.with_name(f".{path.name}.partial")
     yield partial
     with partial.open("rb+") as file:
@@ -103,10 +109,10 @@ def _checksum(path: Path) -> str:
 
 
 def check_output_dir(out: Path, settings: Mapping[str, Any]) -> bool:
-    """Tell whether a finished run of these settings stands at a place already.
+    """Return whether a folder holds the finished run of these settings already.
 
     Raises:
-        UserError: if something else stands there.
+        UserError: if it holds something else, or cannot be made.
     """
     if not out.exists():
         parent = next(each for each in out.absolute().parents if each.exists())
@@ -125,7 +131,7 @@ def check_output_dir(out: Path, settings: Mapping[str, Any]) -> bool:
 
 
 def checkpoint_dir(out: Path) -> Path:
-    """Name the hidden folder beside a run's place that holds it until it is finished."""
+    """Return the hidden folder beside a run's own that holds it until it is finished."""
     return out.parent / f".{out.name}.unfinished"
 
 
@@ -141,23 +147,50 @@ def read_manifest(out: Path) -> dict[str, Any]:
         raise UserError(f"{out} holds no run: its manifest cannot be read") from error
 
 
-def read_run(out: Path) -> Run:
-    """Read a finished run, its page and fold maps left on disk.
+def read_run(folder: Path | str) -> Run:
+    """Read a finished run of any command: its tables and maps, without the model.
+
+    The page and the fold maps stay on disk.
+
+    Args:
+        folder: the run's folder.
 
     Raises:
-        UserError: if it is incomplete or a file is not what the manifest says.
+        UserError: if it is incomplete or a file is not the one that the manifest names.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> import numpy as np
+        >>> import pandas as pd
+        >>> from nope_probe import read_run
+        >>> from nope_probe.runtime.folder import Run, write_run
+        >>> run = Run(
+        ...     manifest={"settings": {}},
+        ...     arrays={"maps": {"score": np.zeros((1, 5, 5))}},
+        ...     tables={"pattern": pd.DataFrame({"layer": [0], "amplitude": [0.5]})},
+        ... )
+        >>> with TemporaryDirectory() as folder:
+        ...     write_run(Path(folder, "run"), run)
+        ...     found = read_run(Path(folder, "run"))
+        >>> found.tables["pattern"]["amplitude"].item(), found.maps["score"].shape
+        (0.5, (1, 5, 5))
     """
     from safetensors.numpy import load_file
 
+    out = Path(folder)
     manifest = read_manifest(out)
     if not manifest.get("complete"):
         raise UserError(f"the run in {out} is not complete")
     for name, checksum in manifest["checksums"].items():
         if not (out / name).is_file() or _checksum(out / name) != checksum:
             raise UserError(f"{out / name} is not the file that the run wrote")
-    tables = {path.stem: _read_table(path) for path in sorted(out.glob("*.csv"))}
-    arrays = {name: load_file(out / f"{name}.safetensors") for name in ("maps", "tokens")}
-    return Run(manifest=manifest, arrays=arrays, tables=tables)
+    files = [out / f"{name}.safetensors" for name in ("maps", "tokens")]
+    return Run(
+        manifest=manifest,
+        arrays={file.stem: load_file(file) for file in files if file.name in manifest["checksums"]},
+        tables={path.stem: _read_table(path) for path in sorted(out.glob("*.csv"))},
+    )
 
 
 def _read_table(path: Path) -> pd.DataFrame:
@@ -167,6 +200,6 @@ def _read_table(path: Path) -> pd.DataFrame:
 
 
 def settings_hash(settings: Mapping[str, Any]) -> str:
-    """Give eight characters that stand for the settings of a run."""
+    """Return the hash of a run's settings, eight hexadecimal characters."""
     text = json.dumps(settings, sort_keys=True, default=str)
     return sha256(text.encode()).hexdigest()[:8]

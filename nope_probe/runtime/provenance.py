@@ -1,10 +1,11 @@
-"""What every run of a study records of its origin."""
+"""What a manifest records of a run: command line, model, versions, device, inputs."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.metadata import version
@@ -15,54 +16,57 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from nope_probe.data.sequences import Sequences
-    from nope_probe.runtime.session import Session, SessionSettings
+    from nope_probe.models.load import LoadedModel
 
 LIBRARIES = ("nope-probe", "torch", "transformer-lens", "transformers", "numpy", "tokenizers")
 
 
-def versions() -> dict[str, str]:
-    """List the versions of Python and of what the numbers depend on."""
-    return {"python": python_version(), **{name: version(name) for name in LIBRARIES}}
+def provenance(loaded: LoadedModel, settings: Mapping[str, Any], started: float) -> dict[str, Any]:
+    """Return what was run, on which model, with which versions, where and for how long.
 
-
-def provenance(session: Session[SessionSettings]) -> dict[str, Any]:
-    """Return what was run, on which model, with which versions, where and for how long."""
-    loaded = session.loaded
+    Args:
+        loaded: the model.
+        settings: the recorded settings of the run.
+        started: when the run started, in seconds since the epoch.
+    """
     return {
         "command": command_line(),
-        "settings": session.recorded,
+        "settings": dict(settings),
         "model": {**loaded.info.to_dict(), "weights": fingerprint(loaded.model)},
         "versions": versions(),
         "device": devices_of(loaded.model),
         "dtype": str(next(loaded.model.parameters()).dtype).removeprefix("torch."),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seconds": round(time.time() - session.started, 3),
+        "seconds": round(time.time() - started, 3),
     }
 
 
-def input_record(inputs: Sequences, skip_keys: int) -> dict[str, Any]:
-    """Return what a model was run on.
-
-    Args:
-        inputs: token windows or vectors.
-        skip_keys: how many first keys the patterns leave out.
-    """
-    return {
-        "data": {"name": inputs.name, "bos": inputs.bos, "sha256": inputs.sha256},
-        "skip_keys": skip_keys,
-    }
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the libraries that the numbers depend on."""
+    return {"python": python_version(), **{name: version(name) for name in LIBRARIES}}
 
 
 def command_line() -> str:
-    """Give the command line of this process, to be run again."""
+    """Return the command line of this process, as it can be typed again."""
     module = getattr(sys.modules["__main__"], "__spec__", None)
     program = ["python", "-m", module.name] if module else [Path(sys.argv[0]).name]
     return shlex.join([*program, *sys.argv[1:]])
 
 
-def fingerprint(model: Any) -> str:
-    """Give what tells a model's weights from others: a checksum of each tensor's first values."""
+def fingerprint(model: nn.Module) -> str:
+    """Return a checksum of the first values of each weight, which tells models apart.
+
+    Example:
+        >>> import torch
+        >>> layer = torch.nn.Linear(2, 3)
+        >>> before = fingerprint(layer)
+        >>> layer.weight.data[0, 0] += 1
+        >>> before == fingerprint(layer)
+        False
+    """
     digest = sha256()
     for name, parameter in model.named_parameters():
         first = parameter.detach().reshape(-1)[:64].float().cpu()
@@ -70,14 +74,8 @@ def fingerprint(model: Any) -> str:
     return digest.hexdigest()[:16]
 
 
-def kept_inputs(inputs: Sequences) -> dict[str, np.ndarray]:
-    """Give the array that lets a run be repeated without its data: `tokens`, or `vectors`."""
-    kind = "vectors" if inputs.inputs.is_floating_point() else "tokens"
-    return {kind: inputs.inputs.numpy()}
-
-
-def devices_of(model: Any) -> str:
-    """Name the devices that a model's weights are on, for the manifest.
+def devices_of(model: nn.Module) -> str:
+    """Return the devices that hold a model's weights, joined by commas.
 
     Example:
         >>> import torch
@@ -85,3 +83,17 @@ def devices_of(model: Any) -> str:
         'cpu'
     """
     return ", ".join(sorted({str(parameter.device) for parameter in model.parameters()}))
+
+
+def input_record(inputs: Sequences, skip_keys: int) -> dict[str, Any]:
+    """Return which sequences a model was run on, and how many first keys patterns leave out."""
+    return {
+        "data": {"name": inputs.name, "bos": inputs.bos, "sha256": inputs.sha256},
+        "skip_keys": skip_keys,
+    }
+
+
+def input_arrays(inputs: Sequences) -> dict[str, np.ndarray]:
+    """Return the sequences as `tokens` or `vectors`: a run can be repeated without its data."""
+    name = "vectors" if inputs.inputs.is_floating_point() else "tokens"
+    return {name: inputs.inputs.numpy()}

@@ -1,19 +1,19 @@
-"""One run of a command, from its settings to its folder: what every command shares.
+"""Session: one run of a command, from its settings to its folder; what every command shares.
 
-A session finds the run's folder, validates before anything is computed, resumes what an earlier
-process left, joins the processes that share the run, turns signals into a saved state, and loads
-the model. What a command computes stands in its own `run(settings)`, straight down.
+A session validates the settings and the run's folder before anything is computed, joins the
+processes that share the run, loads the model, opens the checkpoint of an unfinished run, and turns
+signals into a saved state. What a command computes is in its own `run(settings)`.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from nope_probe.errors import UserError
@@ -28,8 +28,6 @@ from nope_probe.runtime.folder import (
 from nope_probe.runtime.signals import Signals
 
 if TYPE_CHECKING:
-    from tqdm import tqdm
-
     from nope_probe.data.sequences import Sequences
     from nope_probe.models.load import LoadedModel
     from nope_probe.runtime.checkpoint import RunCheckpoint
@@ -38,11 +36,11 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class SessionSettings(Protocol):
-    """What a session asks of a command's settings."""
+    """The settings of a command that runs in a session."""
 
     @property
     def out(self) -> Path | None:
-        """The folder of the run, if the user named one."""
+        """The folder of the run; None for the default."""
 
     @property
     def device(self) -> str:
@@ -60,33 +58,33 @@ class SessionSettings(Protocol):
         """Check what can be checked without the model."""
 
     def recorded(self) -> dict[str, Any]:
-        """Return the settings that a run's manifest holds and that tell it from other runs."""
+        """Return the settings that identify the run, as the manifest holds them."""
 
     def load_model(self, device: str) -> LoadedModel:
-        """Load the model that the run is about."""
+        """Load the model of the run."""
 
 
 Settings_co = TypeVar("Settings_co", covariant=True, bound=SessionSettings)
 
 
 class Session(Generic[Settings_co]):
-    """A run in progress, or one that is finished already.
+    """A run in progress, or a finished one.
 
     Args:
         command: the command's name.
-        settings: what the user asked for.
+        settings: its settings.
 
     Attributes:
         folder: the run's folder.
-        finished: whether it holds the finished run; then there is no model to run.
+        finished: whether the folder holds the finished run; then no model is loaded.
         recorded: the settings as the manifest holds them.
         loaded: the model.
         checkpoint: the finished parts of the run, and its stream in progress.
         started: when, in seconds since the epoch.
 
     Raises:
-        UserError: on entering, for settings or a place that cannot be; on leaving, if the device
-            ran out of memory.
+        UserError: on entering, for settings, a folder or a model that cannot be used; on leaving,
+            if the device ran out of memory.
         Interrupted: on a signal; progress is saved.
     """
 
@@ -102,7 +100,7 @@ class Session(Generic[Settings_co]):
 
     @property
     def settings(self) -> Settings_co:
-        """What the user asked for."""
+        """The settings of the command."""
         return self._settings
 
     @property
@@ -130,7 +128,7 @@ class Session(Generic[Settings_co]):
         from nope_probe.runtime.checkpoint import RunCheckpoint
         from nope_probe.runtime.provenance import fingerprint, versions
 
-        stack.enter_context(_one_line_for_memory())
+        stack.enter_context(_out_of_memory_is_a_user_error())
         self.loaded = self.settings.load_model(device)
         about = {
             "settings": self.recorded,
@@ -147,10 +145,17 @@ class Session(Generic[Settings_co]):
             )
         )
 
-    def __exit__(self, *error: Any) -> None:
-        if error[0] is None:
-            self.processes.barrier()
-        self._exits.__exit__(*error)
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                self.processes.barrier()
+        finally:
+            self._exits.__exit__(kind, error, traceback)
 
     def sequences(
         self: Session[RunSettings], key: str = "inputs", *, shuffle: bool | None = None
@@ -158,7 +163,7 @@ class Session(Generic[Settings_co]):
         """Return the run's sequences: made once, in the first process, and then read.
 
         Args:
-            key: under which they are saved.
+            key: under which the checkpoint holds them.
             shuffle: whether to permute tokens; as in the settings by default.
         """
         from nope_probe.data.sequences import Sequences
@@ -175,29 +180,6 @@ class Session(Generic[Settings_co]):
         inputs = self.checkpoint.load(key)["inputs"]
         return Sequences(inputs=inputs, name=notes["name"], bos=notes["bos"] == "True")
 
-    @contextmanager
-    def progress(self, keys: Sequence[str], n_seqs: int, unit: str = "seq") -> Iterator[tqdm]:
-        """Show how many sequences of all streams are done, in the first process alone.
-
-        Args:
-            keys: the streams of the run, each of which runs all sequences.
-            n_seqs: how many sequences this process runs in each.
-            unit: what is counted.
-        """
-        from tqdm import tqdm
-
-        done = [key for key in keys if key in self.checkpoint]
-        with tqdm(
-            total=n_seqs * len(keys),
-            initial=n_seqs * len(done),
-            unit=unit,
-            file=sys.stderr,
-            dynamic_ncols=True,
-            disable=not self.is_first,
-        ) as bar:
-            self.checkpoint.bar = bar
-            yield bar
-
     @property
     def n_own_seqs(self: Session[RunSettings]) -> int:
         """How many of the sequences this process runs."""
@@ -207,6 +189,12 @@ class Session(Generic[Settings_co]):
         ours = batches_of(settings.n_seqs, settings.batch_size, processes.rank, processes.count)
         return sum(stop - start for start, stop in ours)
 
+    def provenance(self) -> dict[str, Any]:
+        """Return what a manifest records of any run: model, versions, device, duration."""
+        from nope_probe.runtime.provenance import provenance
+
+        return provenance(self.loaded, self.recorded, self.started)
+
     def write(self, run: Run) -> None:
         """Write the finished run, and remove the checkpoint."""
         assert self.checkpoint.folder is not None
@@ -215,8 +203,8 @@ class Session(Generic[Settings_co]):
 
 
 @contextmanager
-def _one_line_for_memory() -> Iterator[None]:
-    """Turn the end of the device's memory into one line; what was saved can be resumed."""
+def _out_of_memory_is_a_user_error() -> Iterator[None]:
+    """Turn an out-of-memory error that smaller batches did not cure into one line."""
     import torch
 
     try:
@@ -229,7 +217,12 @@ def _one_line_for_memory() -> Iterator[None]:
 
 
 def default_output_dir(command: str, subject: str, recorded: dict[str, Any]) -> Path:
-    """Return the folder named after a run's command, its subject and the hash of its settings."""
+    """Return the folder named after a run's command, its subject and the hash of its settings.
+
+    Example:
+        >>> default_output_dir("scores", "meta-llama/Llama-3.1-8B", {"seed": 0}).as_posix()
+        'runs/scores-Llama-3.1-8B-f8b2e0a5'
+    """
     name = re.sub(r"[^A-Za-z0-9.]+", "-", Path(subject).name or subject).strip("-")
     parts = [command, *([name] if name else []), settings_hash(recorded)]
     return Path("runs") / "-".join(parts)

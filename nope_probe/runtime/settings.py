@@ -1,8 +1,8 @@
-"""The settings that the commands on trained models share, and their validation."""
+"""The settings that the commands on models share, and their validation."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -10,6 +10,7 @@ import tyro
 
 from nope_probe.data.documents import validate_packing
 from nope_probe.errors import UserError
+from nope_probe.models.names import is_on_hub
 from nope_probe.runtime.distributed import process_count
 
 if TYPE_CHECKING:
@@ -18,11 +19,16 @@ if TYPE_CHECKING:
 
 _arg = tyro.conf.arg
 DTYPES = ("float32", "float64", "bfloat16", "float16")
+# Which settings mean nothing for a source of data; another value than the default is refused.
+MEANINGLESS = {
+    "gaussian": ("windows", "pack", "bos", "shuffle"),
+    "random": ("windows", "pack", "alpha"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """Which model is studied, on which windows, and how they are run."""
+    """Which model is run, on which windows, and how."""
 
     model: Annotated[
         str, _arg(help="A shipped or friendly name, a Hub id or a local Hugging Face folder.")
@@ -72,11 +78,12 @@ class RunSettings:
     ] = None
     dtype: Annotated[str, _arg(help="float32, float64, bfloat16, float16 or auto.")] = "auto"
     checkpoint_every: Annotated[
-        int, _arg(help="Batches between two states that are kept; a killed run goes on from one.")
+        int,
+        _arg(help="Batches between two saved states; a killed run resumes from the last."),
     ] = 32
     out: Annotated[Path | None, _arg(help="Folder of the run [runs/COMMAND-MODEL-HASH].")] = None
 
-    # What changes neither the numbers nor the folder's name.
+    # Settings that change neither the numbers nor the folder's name.
     unrecorded: ClassVar[tuple[str, ...]] = ("out", "checkpoint_every")
 
     @property
@@ -85,20 +92,22 @@ class RunSettings:
         return self.model
 
     def recorded(self) -> dict[str, Any]:
-        """Return the settings that a run's manifest holds and that tell it from other runs."""
+        """Return the settings that identify the run, as its manifest holds them."""
         return {key: value for key, value in asdict(self).items() if key not in self.unrecorded}
 
     def validate(self) -> None:
         """Check what can be checked without the model.
 
         Raises:
-            UserError: in one line that names the flag.
+            UserError: naming the flag.
         """
         if self.folds < 4:
             raise UserError(f"expected at least 4 folds, got {self.folds}")
         if self.n_seqs < self.folds:
             raise UserError(f"{self.n_seqs} sequences do not fill {self.folds} folds")
-        for name in ("seq_len", "batch_size", "checkpoint_every"):
+        if self.seq_len < 4:
+            raise UserError(f"expected at least 4 tokens in a window, got {self.seq_len}")
+        for name in ("batch_size", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise UserError(f"expected a positive --{name.replace('_', '-')}")
         if self.layers != "all" and self.layers < 1:
@@ -108,8 +117,17 @@ class RunSettings:
         if self.dtype not in ("auto", *DTYPES):
             raise UserError(f"no dtype {self.dtype!r}: expected auto, {', '.join(DTYPES)}")
         self._validate_devices()
+        self._validate_data()
+        if self.revision is not None and not is_on_hub(self.model):
+            raise UserError(f"--revision is for models on the Hub, and {self.model} is not there")
+
+    def _validate_data(self) -> None:
         if self.pack:
             validate_packing(self.data, self.windows)
+        for field in fields(self):
+            unused = field.name in MEANINGLESS.get(self.data, ("alpha",))
+            if unused and getattr(self, field.name) != field.default:
+                raise UserError(f"--{field.name} has no effect on --data {self.data}")
 
     def _validate_devices(self) -> None:
         n_processes = process_count()
@@ -152,14 +170,14 @@ class RunSettings:
         )
 
     def make_sequences(self, loaded: LoadedModel, *, shuffle: bool | None = None) -> Sequences:
-        """Make what a model is run on: vectors for a parameter-free model, else token windows.
+        """Make the inputs: vectors for a parameter-free model, token windows for any other.
 
         Args:
             loaded: the model.
             shuffle: whether to permute tokens; as in the settings by default.
 
         Raises:
-            UserError: if the model cannot take it, or there are too few windows.
+            UserError: if the model cannot take the data, or there are too few windows.
         """
         from nope_probe.data.sequences import gaussian, sequences
 

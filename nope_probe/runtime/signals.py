@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: they end a run at once, or after the batch in progress."""
+"""SIGINT and SIGTERM end a run at once or, during a stream, after the batch in progress."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised where a signal ends a run; its text says what was saved.
+    """Raised where a signal ends a run; its text says whether progress was saved.
 
     Attributes:
         signum: the signal's number; a process that it ends exits with 128 more.
@@ -25,14 +25,14 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Signals:
-    """Handles signals for as long as the context lasts.
+    """Turns signals into `Interrupted` for as long as the context lasts.
 
-    A signal raises `Interrupted` at once. Inside `deferred` the first one only sets `received`, and
+    A signal raises at once. Inside `deferred` the first one only sets `received`, and
     `raise_if_received` ends the run between two batches; a second one raises at once.
 
     Attributes:
-        message: the text of the interruption.
-        received: the number of a deferred signal.
+        message: the text of `Interrupted`.
+        received: the number of the signal that was received; None before.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Signals:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Let the first signal wait until `raise_if_received` or the end of the context."""
+        """Defer the first signal until `raise_if_received`, or to the end of the context."""
         self._is_deferred = True
         try:
             yield
@@ -61,14 +61,14 @@ class Signals:
         self.raise_if_received()
 
     def stop_deferring(self) -> None:
-        """Let signals raise at once again, before a wait in which no batch ends."""
+        """Let signals raise at once again: while processes wait for each other, no batch ends."""
         self._is_deferred = False
 
     def raise_if_received(self) -> None:
-        """End the run on a signal that was received.
+        """Raise what a deferred signal would have raised.
 
         Raises:
-            Interrupted: with the message.
+            Interrupted: if there was one.
         """
         if self.received is not None:
             raise Interrupted(self.received, self.message)

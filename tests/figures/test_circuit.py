@@ -13,9 +13,9 @@ import plotly.graph_objects as go
 import pytest
 
 from nope_probe.errors import UserError
-from nope_probe.figures.circuit import circuit
+from nope_probe.figures.circuit_figure import circuit
 from nope_probe.figures.circuit_layout import LETTERS, narrow, wide
-from nope_probe.figures.circuit_views import CHANGE, DIAGONAL, RAW, Circuit, diagonal_normalised
+from nope_probe.figures.circuit_views import CHANGE, DIAGONAL, RAW, diagonal_normalised
 from nope_probe.figures.export import export, without_controls
 from nope_probe.figures.stages import stage_measures
 from nope_probe.reports.page import Section, page
@@ -41,7 +41,8 @@ def maps(letters: str = LETTERS, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def drawn(**changes: Any) -> go.Figure:
-    return circuit(Circuit(**{"layer": 2, "maps": maps(), **changes}))
+    stages = changes.pop("maps", maps())
+    return circuit(stages, **{"layer": 2, **changes})
 
 
 def said(figure: go.Figure) -> list[str]:
@@ -195,7 +196,7 @@ def test_a_phone_gets_one_column() -> None:
 
 
 def test_large_maps_are_pooled() -> None:
-    figure = circuit(Circuit(layer=1, maps=maps()), max_positions=6)
+    figure = circuit(maps(), layer=1, max_positions=6)
     assert figure.data[0].z.shape == (6, 6)
     assert (figure.data[0].x0, figure.data[0].dx) == (0.5, 2)
 
@@ -203,7 +204,7 @@ def test_large_maps_are_pooled() -> None:
 @pytest.mark.parametrize("wrong", [{}, {"z": np.zeros((3, 3))}])
 def test_no_map_or_an_unknown_stage_is_an_error(wrong: dict[str, np.ndarray]) -> None:
     with pytest.raises(ValueError, match="maps of the stages a to i, got"):
-        circuit(Circuit(layer=1, maps=wrong))
+        circuit(wrong, layer=1)
 
 
 def test_leanings_stand_per_stage_with_their_intervals() -> None:

@@ -105,7 +105,7 @@ class Simulation:
         return (self.plain.pooled_se / self.best.pooled_se) ** 2
 
 
-def simulate(
+def simulate_scores(
     model: Any,
     *,
     alpha: float,
@@ -136,7 +136,7 @@ def simulate(
     Example:
         >>> from nope_probe.models.parameter_free import build, parameter_free
         >>> model = build(parameter_free(n_layers=2, d_model=64))
-        >>> simulate(model, alpha=0.0, n_samples=1000).variance_ratio[1] > 40
+        >>> simulate_scores(model, alpha=0.0, n_samples=1000).variance_ratio[1] > 40
         tensor(True)
     """
     _check(model, n_samples, target_se)

@@ -1,8 +1,9 @@
-"""From what was measured to what a run holds: maps, folds, tables, manifest and page."""
+"""From the score maps of all conditions to tables and maps, and to what a run holds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -19,12 +20,11 @@ from nope_probe.analyses.attribution import (
 )
 from nope_probe.analyses.mean_covariance import split_mean_covariance
 from nope_probe.analyses.pattern import measure, row_centred
-from nope_probe.analyses.shapley import INTACT, MASK, Condition, PlayerSet, shapley, source_terms
+from nope_probe.analyses.shapley import INTACT, MASK, PlayerSet, shapley, source_terms
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.ablation.conditions import Measured
 from nope_probe.experiments.ablation.page import ablation_page
 from nope_probe.experiments.ablation.plan import Plan
-from nope_probe.experiments.ablation.run import Settings
 from nope_probe.experiments.ablation.summary import headline
 from nope_probe.experiments.tables import (
     interactions_table,
@@ -34,61 +34,114 @@ from nope_probe.experiments.tables import (
     players_table,
     sources_table,
 )
-from nope_probe.hooks.capture import ScoreMaps
 from nope_probe.hooks.folds import pooled
 from nope_probe.runtime.folder import Run
-from nope_probe.runtime.provenance import input_record, kept_inputs, provenance
+from nope_probe.runtime.provenance import input_arrays, input_record
 from nope_probe.runtime.session import Session
+from nope_probe.runtime.settings import RunSettings
 
 Maps = dict[str, Float[Tensor, "layer query_pos key_pos"]]
 
 
-def analyse(session: Session[Settings], plan: Plan, measured: Measured) -> Run:
-    """Attribute the positional pattern of every layer, and put the run together."""
-    inputs, skip_keys = session.sequences(), session.settings.n_skipped(session.sequences())
-    folds = {condition: maps.folds for condition, maps in measured.maps.items()}
-    layers = attribute(folds, plan.player_sets, position=plan.position, skip_keys=skip_keys)
+@dataclass(frozen=True, kw_only=True)
+class AblationStudy:
+    """Where a model's positional pattern comes from, and which weights it needs.
+
+    Attributes:
+        sources: per layer and term (content, mask, rope, ...), its RMS in nats and its share.
+        players: per layer and player, its Shapley share, what is lost without it, and alone.
+        interactions: per layer and players, the share of what only they bring together.
+        patterns: per condition and layer, the measures of the pattern.
+        non_relative: per layer, the RMS of the non-relative part with and without the mask, nats.
+        controls: the measures with no key left out, and on shuffled tokens where these were given.
+        mean_covariance: per layer, the mean and the covariance term; empty where scores are no q.k.
+        maps: `score/<kept>`, `source/<term>`, `mean_covariance/<term>`, `shapley/<player>`: float32
+            [layer, query_pos, key_pos], nats.
+        layers: what the tables were made from.
+        skip_keys: how many first keys the patterns leave out.
+    """
+
+    sources: pd.DataFrame
+    players: pd.DataFrame
+    interactions: pd.DataFrame
+    patterns: pd.DataFrame
+    non_relative: pd.DataFrame
+    controls: pd.DataFrame
+    mean_covariance: pd.DataFrame
+    maps: dict[str, Float[np.ndarray, "layer query_pos key_pos"]]
+    layers: list[LayerAttribution]
+    skip_keys: int
+
+    @property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The tables, under the names of a run's CSV files."""
+        return {
+            "sources": self.sources,
+            "non_relative": self.non_relative,
+            "players": self.players,
+            "interactions": self.interactions,
+            "pattern": self.patterns,
+            "controls": self.controls,
+            "mean_covariance": self.mean_covariance,
+        }
+
+
+def study_of(plan: Plan, measured: Measured, inputs: Sequences, skip_keys: int) -> AblationStudy:
+    """Attribute the positional pattern of every layer.
+
+    Args:
+        plan: the conditions.
+        measured: their score maps.
+        inputs: the sequences that they were measured on.
+        skip_keys: how many first keys to leave out.
+    """
+    layers = attribute(measured.maps, plan.player_sets, position=plan.position, skip_keys=skip_keys)
     again = [
-        _attribute_again({**measured.maps, **each}, plan, skip_keys)
+        attribute(
+            {**measured.maps, **each},
+            plan.player_sets[:1],
+            position=plan.position,
+            skip_keys=skip_keys,
+        )
         for each in measured.reparametrised
     ]
-    tables = {
-        "sources": sources_table(layers),
-        "non_relative": non_relative_table(_mask_effects(inputs, layers, measured, skip_keys)),
-        "players": players_table(layers, again),
-        "interactions": interactions_table(layers),
-        "pattern": _pattern_table(plan, measured, skip_keys),
-        "controls": _controls_table(inputs, plan, measured, skip_keys),
-        "mean_covariance": _mean_covariance_table(measured, skip_keys),
-    }
-    maps = {name: each.float().numpy() for name, each in _maps(plan, measured, skip_keys).items()}
+    return AblationStudy(
+        sources=sources_table(layers),
+        players=players_table(layers, again),
+        interactions=interactions_table(layers),
+        patterns=_pattern_table(plan, measured, skip_keys),
+        non_relative=non_relative_table(_mask_effects(inputs, layers, measured, skip_keys)),
+        controls=_controls_table(inputs, plan, measured, skip_keys),
+        mean_covariance=_mean_covariance_table(measured, skip_keys),
+        maps={
+            name: each.float().numpy() for name, each in _maps(plan, measured, skip_keys).items()
+        },
+        layers=layers,
+        skip_keys=skip_keys,
+    )
+
+
+def analyse(session: Session[RunSettings], plan: Plan, measured: Measured) -> Run:
+    """Attribute the positional pattern of every layer, and put the run together."""
+    inputs, skip_keys = session.sequences(), session.settings.n_skipped(session.sequences())
+    study = study_of(plan, measured, inputs, skip_keys)
+    maps, tables = study.maps, study.tables
     manifest = {
-        **provenance(session),
+        **session.provenance(),
         **input_record(inputs, skip_keys),
         "gains": None if measured.gains is None else {**measured.gains.c},
         "player_sets": {each.name: [p.name for p in each.players] for each in plan.player_sets},
         "conditions": [plan.name(condition) for condition in plan.conditions],
         "position": plan.position,
-        "conjunctions": _conjunctions(layers, plan.player_sets),
+        "conjunctions": _conjunctions(study.layers, plan.player_sets),
     }
     page = ablation_page(maps, tables, manifest, headline(manifest, tables))
     arrays = {
-        "tokens": kept_inputs(inputs),
+        "tokens": input_arrays(inputs),
         "maps": maps,
         "folds": _packed_folds(plan, measured),
     }
     return Run(manifest=manifest, arrays=arrays, tables=tables, page=page)
-
-
-def _attribute_again(
-    maps: Mapping[Condition, ScoreMaps], plan: Plan, skip_keys: int
-) -> list[LayerAttribution]:
-    return attribute(
-        {condition: each.folds for condition, each in maps.items()},
-        plan.player_sets[:1],
-        position=plan.position,
-        skip_keys=skip_keys,
-    )
 
 
 def _mask_effects(

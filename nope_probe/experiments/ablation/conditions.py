@@ -12,7 +12,7 @@ from torch import Tensor
 from nope_probe.analyses.shapley import INTACT, MASK, Condition
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.ablation.plan import Plan
-from nope_probe.experiments.finite import validate_finite, validate_window
+from nope_probe.experiments.finite import validate_finite, validate_first_sequence
 from nope_probe.experiments.resumable import gains_once, scores_once
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.capture import ScoreMaps
@@ -108,6 +108,8 @@ class ConditionRunner:
             UserError: for a non-finite score where a number should be, or a layer that does not see
                 all earlier keys.
         """
+        if f"score/{self.plan.name(INTACT)}" not in self.checkpoint:
+            validate_first_sequence(self.model, inputs.inputs, self.options.n_layers)
         gains = self.gains("gains", inputs.inputs)
         maps = {INTACT: self.intact(inputs.inputs)}
         for condition in self.plan.conditions[1:]:
@@ -140,7 +142,6 @@ class ConditionRunner:
         except NotImplementedError:  # a soft cap or bias between q.k and the score: no mean term
             maps = self._capture(key, inputs, layers)
         validate_finite(maps, "the intact model")
-        validate_window(maps)
         return maps
 
     def condition(

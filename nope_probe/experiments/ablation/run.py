@@ -81,15 +81,16 @@ def plan_of(session: Session[Settings]) -> Plan:
     """Return the conditions to run.
 
     Raises:
-        UserError: for players that the model does not have.
+        UserError: for players that the model does not have, or flags that need others.
     """
     from nope_probe.experiments.ablation.plan import make_plan
     from nope_probe.hooks.components import components
 
     settings, loaded = session.settings, session.loaded
     plan = make_plan(components(loaded.model), settings.players, loaded.info.parameter_free)
-    if settings.reparametrise and not plan.player_sets:
-        raise UserError("--reparametrise needs players: the sources have no weights to rewrite")
+    for flag, given in (("reparametrise", settings.reparametrise), ("gain", settings.gain)):
+        if given not in (0, "output") and not plan.removes_weights:
+            raise UserError(f"--{flag} is for weights, and no player of this run removes one")
     return plan
 
 
@@ -99,7 +100,7 @@ def run_conditions(session: Session[Settings], plan: Plan) -> Measured:
 
     inputs, shuffled = inputs_of(session)
     runner = ConditionRunner(session.loaded.model, plan, options_of(session), session.checkpoint)
-    with session.progress(runner.keys(shuffled is not None), session.n_own_seqs):
+    with session.checkpoint.progress(runner.keys(shuffled is not None), session.n_own_seqs):
         return runner.run(inputs, shuffled)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -12,7 +13,6 @@ from torch import Tensor
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import kept_cells, measure
 from nope_probe.experiments.circuit.page import circuit_page
-from nope_probe.experiments.circuit.run import Settings, Stages
 from nope_probe.experiments.circuit.summary import headline
 from nope_probe.experiments.tables import measures_table
 from nope_probe.hooks.capture import StageMaps
@@ -21,21 +21,39 @@ from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.names import LETTERS, Letter
 from nope_probe.hooks.stages import STAGES
 from nope_probe.runtime.folder import Run
-from nope_probe.runtime.provenance import input_record, kept_inputs, provenance
+from nope_probe.runtime.provenance import input_arrays, input_record
 from nope_probe.runtime.session import Session
+from nope_probe.runtime.settings import RunSettings
 
 INTACT, ABLATED = "intact", "ablated"
 
 
-def analyse(session: Session[Settings], stages: Stages) -> Run:
+@dataclass(frozen=True, kw_only=True)
+class Stages:
+    """The stages of a block.
+
+    Attributes:
+        layer: the block, from 0.
+        intact: of the intact model.
+        ablated: of the ablated one; None without an ablation.
+        removed: what the ablation removed: components, and `norms`.
+    """
+
+    layer: int
+    intact: StageMaps
+    ablated: StageMaps | None
+    removed: tuple[str, ...]
+
+
+def analyse(session: Session[RunSettings], stages: Stages) -> Run:
     """Measure the stages, and put the run together."""
-    inputs, layer = session.sequences(), session.settings.layer
+    inputs, layer = session.sequences(), stages.layer
     skip_keys = session.settings.n_skipped(inputs)
     maps = [stages.intact, *([] if stages.ablated is None else [stages.ablated])]
     table = stages_table(maps, layer, skip_keys)
     model = session.loaded.model
     manifest = {
-        **provenance(session),
+        **session.provenance(),
         **input_record(inputs, skip_keys),
         "layer": layer,
         "components": list(components(model)),
@@ -46,7 +64,7 @@ def analyse(session: Session[Settings], stages: Stages) -> Run:
     arrays = {name: each.float().cpu().numpy() for name, each in _arrays(maps).items()}
     return Run(
         manifest=manifest,
-        arrays={"maps": arrays, "tokens": kept_inputs(inputs)},
+        arrays={"maps": arrays, "tokens": input_arrays(inputs)},
         tables={"stages": table},
         page=circuit_page(arrays, table, manifest),
     )

@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from nope_probe.figures.circuit import circuit
-from nope_probe.figures.circuit_views import Circuit
+from nope_probe.figures.circuit_figure import circuit
 from nope_probe.figures.export import export
 from nope_probe.figures.stages import stage_measures
 from nope_probe.reports.page import Section, page
@@ -65,14 +64,12 @@ def circuit_page(maps: Mapping[str, Any], table: pd.DataFrame, manifest: Mapping
 def circuit_figure(maps: Mapping[str, Any], manifest: Mapping[str, Any]) -> go.Figure:
     """Draw the circuit figure of a run from its maps and manifest."""
     return circuit(
-        Circuit(
-            layer=manifest["layer"],
-            maps=_group(maps, "gram"),
-            absent=manifest["absent"],
-            components=manifest["components"],
-            removed=manifest["removed"],
-            reference=_group(maps, "reference"),
-        )
+        _group(maps, "gram"),
+        layer=manifest["layer"],
+        removed=manifest["removed"],
+        reference=_group(maps, "reference"),
+        components=manifest["components"],
+        absent=manifest["absent"],
     )
 
 

@@ -16,6 +16,7 @@ from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 
 if TYPE_CHECKING:
+    from nope_probe.experiments.circuit.analyse import Stages
     from nope_probe.hooks.capture import StageMaps
     from nope_probe.hooks.gains import Gains
     from nope_probe.hooks.names import Component
@@ -61,8 +62,6 @@ class Settings(RunSettings):
         validate_one_process()
         if self.layer < 0:
             raise UserError(f"layers count from 0, got --layer {self.layer}")
-        if self.seq_len < 4:
-            raise UserError(f"expected at least 4 tokens in a window, got {self.seq_len}")
         super().validate()
         if self.image is not None:
             from nope_probe.figures.export import check_image
@@ -86,21 +85,6 @@ class Settings(RunSettings):
             ) from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stages:
-    """The stages of a block.
-
-    Attributes:
-        intact: of the intact model.
-        ablated: of the ablated one; None without an ablation.
-        removed: what the ablation removed: components, and `norms`.
-    """
-
-    intact: StageMaps
-    ablated: StageMaps | None
-    removed: tuple[str, ...]
-
-
 def run(settings: Settings) -> Path:
     """Capture a block's stages unless that is finished, and return the run's folder.
 
@@ -121,6 +105,7 @@ def capture(session: Session[Settings]) -> Stages:
     Raises:
         UserError: for a component that the model lacks, or a stage with a value that is no number.
     """
+    from nope_probe.experiments.circuit.analyse import Stages
     from nope_probe.hooks.names import WEIGHTS
 
     settings, model = session.settings, session.loaded.model
@@ -129,7 +114,7 @@ def capture(session: Session[Settings]) -> Stages:
     inputs, gains = session.sequences().inputs, None
     needs_gains = settings.gain == "output" and bool({*removed} & {*WEIGHTS})
     keys = ["intact", *["gains"] * needs_gains, *["ablated"] * bool(removed or plain)]
-    with session.progress(keys, session.n_own_seqs):
+    with session.checkpoint.progress(keys, session.n_own_seqs):
         intact, ablated = stage_maps(session, "intact"), None
         if needs_gains:
             from nope_probe.experiments.resumable import gains_once
@@ -140,7 +125,7 @@ def capture(session: Session[Settings]) -> Stages:
         if removed or plain:
             with ablation(session, removed, gains):
                 ablated = stage_maps(session, "ablated")
-    return Stages(intact=intact, ablated=ablated, removed=(*removed, *plain))
+    return Stages(layer=settings.layer, intact=intact, ablated=ablated, removed=(*removed, *plain))
 
 
 def stage_maps(session: Session[Settings], key: str) -> StageMaps:
@@ -180,11 +165,12 @@ def removed_components(session: Session[Settings]) -> tuple[Component, ...]:
     """Return what is to be removed, circuits as their weights, in the order of the components.
 
     Raises:
-        UserError: for a name that does not exist, or a component that the model lacks.
+        UserError: for a name that does not exist, a component that the model lacks, or a gain
+            without a weight.
     """
     from nope_probe.analyses.shapley import player
     from nope_probe.hooks.components import components
-    from nope_probe.hooks.names import COMPONENTS
+    from nope_probe.hooks.names import COMPONENTS, WEIGHTS
 
     names = [name for name in session.settings.remove if name != "norms"]
     try:
@@ -195,4 +181,6 @@ def removed_components(session: Session[Settings]) -> tuple[Component, ...]:
     lacking = [name for name in COMPONENTS if name in wanted and name not in has]
     if lacking:
         raise UserError(f"the model has no {lacking[0]} to remove; it has {', '.join(has)}")
+    if session.settings.gain != "output" and not wanted & {*WEIGHTS}:
+        raise UserError("--gain is for weights, and none is removed")
     return tuple(name for name in COMPONENTS if name in wanted)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -56,6 +56,7 @@ LANGUAGE_MODELS: dict[str, tuple[tuple[str, ...], int | Literal["all"], Maps]] =
     **{f"figure{11 + i}": ((name,), "all", "score") for i, name in enumerate(PAPERS)},
     **{f"figure{14 + i}": ((name,), "all", "normalised") for i, name in enumerate(PAPERS)},
 }
+N_SAMPLES = 4000
 OURS = "the paper used its own 1.5B model (nope-1.5b), and the first 50 tokens of documents."
 PAPERS_RUN = (
     "the paper used llama-3.1-8b, phi-4 and qwen3-8b, and the first 1,024 tokens of 1,000 "
@@ -79,7 +80,9 @@ class Settings:
     """
 
     figure: Annotated[tyro.conf.Positional[FigureName], _arg(help="Which figure.")]
-    n_samples: Annotated[int, _arg(help="Samples per alpha.")] = 4000
+    n_samples: Annotated[
+        int | None, _arg(help="Samples per alpha, for simulated figures [4000].")
+    ] = None
     model: Annotated[
         tuple[str, ...],
         tyro.conf.UseAppendAction,
@@ -119,23 +122,33 @@ def run(settings: Settings) -> list[str]:
 
 
 def validate(settings: Settings) -> None:
-    """Check that a figure has the flags that were given, lest somebody thinks they had an effect.
+    """Check that every flag that was given has an effect on the figure.
 
     Raises:
         UserError: naming the flag.
     """
-    if settings.n_samples < 32:
+    for field in fields(settings):
+        given = field.name != "figure" and getattr(settings, field.name) != field.default
+        if given and field.name not in flags_of(settings.figure):
+            raise UserError(f"{settings.figure} takes no --{field.name.replace('_', '-')}")
+    if settings.n_samples is not None and settings.n_samples < 32:
         raise UserError(f"expected at least 32 samples, one a block, got {settings.n_samples}")
-    unused: list[str] = []
-    if settings.figure not in LANGUAGE_MODELS:
-        unused += ["seq_len", "data", "layers"]
-        if settings.figure not in CIRCUITS:
-            unused += ["n_seqs", "model"]
-    given = [name for name in unused if getattr(settings, name) not in (None, ())]
-    if given:
-        raise UserError(f"{settings.figure} takes no --{given[0].replace('_', '-')}")
     if settings.figure in CIRCUITS and len(settings.model) > 1:
         raise UserError(f"{settings.figure} takes one --model, got {len(settings.model)}")
+
+
+def flags_of(figure: FigureName) -> tuple[str, ...]:
+    """Return the names of the settings that have an effect on a figure.
+
+    Example:
+        >>> flags_of("figure1"), flags_of("figure2")
+        ((), ('seed', 'out', 'n_samples'))
+    """
+    if figure in LANGUAGE_MODELS:
+        return ("seed", "out", "model", "n_seqs", "seq_len", "data", "layers")
+    if figure in CIRCUITS:
+        return ("seed", "out", "model", "n_seqs")
+    return ("seed", "out", "n_samples") if figure in FIGURES else ()
 
 
 def _scores(settings: Settings, out: Path) -> list[str]:
@@ -168,7 +181,7 @@ def _score_settings(
         n_seqs=1000 if settings.n_seqs is None else settings.n_seqs,
         seq_len=1024 if settings.seq_len is None else settings.seq_len,
         data="fineweb-edu" if settings.data is None else settings.data,
-        windows="start",
+        windows="random" if settings.data == "random" else "start",
         seed=settings.seed,
         out=out / (Path(model).name or model),
     )
@@ -178,7 +191,8 @@ def _simulate(settings: Settings, out: Path) -> list[str]:
     folders = []
     for name, chosen in FIGURES.get(settings.figure, {}).items():
         place = out / name if name else out
-        chosen = replace(chosen, n_samples=settings.n_samples, seed=settings.seed, out=place)
+        n_samples = N_SAMPLES if settings.n_samples is None else settings.n_samples
+        chosen = replace(chosen, n_samples=n_samples, seed=settings.seed, out=place)
         folders.append(simulation_run.run(chosen))
     from nope_probe.experiments.paper import simulated
 

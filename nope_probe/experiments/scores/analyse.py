@@ -10,20 +10,20 @@ from torch import Tensor
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import diagonal_normalised, measure
 from nope_probe.experiments.scores.page import scores_page
-from nope_probe.experiments.scores.run import Settings
 from nope_probe.experiments.scores.summary import headline
 from nope_probe.experiments.tables import interval_columns, measures_table
 from nope_probe.hooks.capture import ScoreMaps
 from nope_probe.hooks.folds import pooled
 from nope_probe.runtime.folder import Run
-from nope_probe.runtime.provenance import input_record, kept_inputs, provenance
+from nope_probe.runtime.provenance import input_arrays, input_record
 from nope_probe.runtime.session import Session
+from nope_probe.runtime.settings import RunSettings
 
 INTACT = "intact"
 HEAD_MEASURES = ("amplitude", "locality", "relative_r2", "edge_contrast")
 
 
-def analyse(session: Session[Settings], measured: ScoreMaps) -> Run:
+def analyse(session: Session[RunSettings], measured: ScoreMaps) -> Run:
     """Measure the maps, and put the run together."""
     inputs, skip_keys = session.sequences(), session.settings.n_skipped(session.sequences())
     tables = {"pattern": measures_table([({"kept": INTACT}, measure(measured.folds, skip_keys))])}
@@ -31,13 +31,13 @@ def analyse(session: Session[Settings], measured: ScoreMaps) -> Run:
         tables["heads"] = heads_table(measured.per_head, skip_keys)
     maps = score_arrays(measured)
     manifest = {
-        **provenance(session),
+        **session.provenance(),
         **input_record(inputs, skip_keys),
         "conditions": [INTACT],
     }
     return Run(
         manifest=manifest,
-        arrays={"tokens": kept_inputs(inputs), "maps": maps},
+        arrays={"tokens": input_arrays(inputs), "maps": maps},
         tables=tables,
         page=scores_page(maps, tables, manifest, headline(manifest, tables)),
     )

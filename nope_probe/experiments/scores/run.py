@@ -50,21 +50,23 @@ def capture(session: Session[Settings]) -> ScoreMaps:
     Raises:
         UserError: for scores that are no numbers, or a layer that does not see all earlier keys.
     """
-    from nope_probe.experiments.finite import validate_finite, validate_window
+    from nope_probe.experiments.finite import validate_finite, validate_first_sequence
     from nope_probe.experiments.resumable import scores_once
 
     settings, inputs = session.settings, session.sequences().inputs
-    with session.progress(["scores"], session.n_own_seqs):
+    n_layers = settings.n_layers_of(session.loaded)
+    if "scores" not in session.checkpoint:
+        validate_first_sequence(session.loaded.model, inputs, n_layers)
+    with session.checkpoint.progress(["scores"], session.n_own_seqs):
         maps = scores_once(
             session.checkpoint,
             "scores",
             session.loaded.model,
             inputs,
-            layers=range(settings.n_layers_of(session.loaded)),
+            layers=range(n_layers),
             batch_size=settings.batch_size,
             n_folds=settings.folds,
             per_head=settings.per_head,
         )
     validate_finite(maps, "the intact model")
-    validate_window(maps)
     return maps

@@ -23,17 +23,15 @@ from nope_probe.analyses.parameter_free.monotonicity import (
 from nope_probe.analyses.parameter_free.simulation import Simulation, finest_target
 from nope_probe.analyses.pattern import diagonal_normalised
 from nope_probe.experiments.simulation.page import simulation_page
-from nope_probe.experiments.simulation.run import Settings
 from nope_probe.experiments.simulation.summary import headline
 from nope_probe.experiments.tables import interval_columns
 from nope_probe.runtime.folder import Run
-from nope_probe.runtime.provenance import provenance
-from nope_probe.runtime.session import Session
+from nope_probe.runtime.session import Session, SessionSettings
 
 Maps = dict[str, Float[np.ndarray, "layer query_pos key_pos"]]
 
 
-def analyse(session: Session[Settings], found: Mapping[float, Simulation]) -> Run:
+def analyse(session: Session[SessionSettings], found: Mapping[float, Simulation]) -> Run:
     """Compare simulations with theory, and put the run together."""
     model = session.loaded.model
     theory = theory_of(model, found)
@@ -54,7 +52,7 @@ def analyse(session: Session[Settings], found: Mapping[float, Simulation]) -> Ru
     }
     sentences = [headline(alpha, verdicts[alpha], found[alpha]) for alpha in found]
     manifest = {
-        **provenance(session),
+        **session.provenance(),
         "data": {"name": "Gaussian unit vectors", "alpha": list(found)},
         "n_samples": {f"{alpha:g}": each.n_samples for alpha, each in found.items()},
         "headline": sentences,

@@ -120,15 +120,15 @@ def run(settings: Settings) -> Path:
 
 def simulations(session: Session[Settings]) -> dict[float, Simulation]:
     """Return the simulation at each alpha, from the checkpoint or run and saved."""
-    from nope_probe.analyses.parameter_free.simulation import Simulation, simulate
+    from nope_probe.analyses.parameter_free.simulation import Simulation, simulate_scores
 
     settings, checkpoint, found = session.settings, session.checkpoint, {}
     keys = {alpha: f"alpha={alpha:g}" for alpha in settings.alpha}
-    with session.progress(list(keys.values()), settings.samples or 0, unit="sample"):
+    with checkpoint.progress(list(keys.values()), settings.samples or 0, unit="sample"):
         for alpha, key in keys.items():
             if key not in checkpoint:
                 with checkpoint.stream(key) as stream:
-                    simulation = simulate(
+                    simulation = simulate_scores(
                         session.loaded.model,
                         alpha=alpha,
                         seq_len=settings.seq_len,

@@ -18,7 +18,7 @@ from nope_probe.analyses.parameter_free.mean_field import (
     steps,
 )
 from nope_probe.analyses.parameter_free.sampling import draw
-from nope_probe.analyses.parameter_free.simulation import Estimate, finest_target, simulate
+from nope_probe.analyses.parameter_free.simulation import Estimate, finest_target, simulate_scores
 from nope_probe.models.parameter_free import build, parameter_free
 
 N, D = 7, 6
@@ -89,13 +89,13 @@ def test_samples_are_unit_vectors_whose_positions_share_what_alpha_says():
 @pytest.mark.parametrize("rope", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_plain_mean_is_that_of_the_equation_written_out(norm, rope, causal):
-    found = simulate(model(3, D, norm, rope, causal), alpha=0.3, seq_len=N, n_samples=70)
+    found = simulate_scores(model(3, D, norm, rope, causal), alpha=0.3, seq_len=N, n_samples=70)
     expected = plain_scores(samples(70), 3, norm, rope, causal).mean(0)
     assert torch.allclose(found.plain.mean, expected, atol=2e-6, equal_nan=True)
 
 
 def test_the_standard_error_is_that_of_32_blocks_by_sample_index():
-    found = simulate(model(), alpha=0.3, seq_len=N, n_samples=96).plain
+    found = simulate_scores(model(), alpha=0.3, seq_len=N, n_samples=96).plain
     maps = plain_scores(samples(96), 3, "l2", False, True)
     blocks = torch.stack([maps[block::32].mean(0) for block in range(32)])
     assert torch.allclose(found.se, blocks.std(0) / 32**0.5, atol=1e-6, equal_nan=True)
@@ -165,7 +165,7 @@ def test_the_control_keeps_folds_apart_however_samples_arrive():
 @pytest.mark.parametrize("rope", [False, True])
 def test_the_controlled_mean_is_unbiased(norm, rope):
     ours = model(3, D, norm, rope)
-    long = simulate(
+    long = simulate_scores(
         ours,
         alpha=0.3,
         seq_len=N,
@@ -174,7 +174,7 @@ def test_the_controlled_mean_is_unbiased(norm, rope):
         control_variate=False,
         chunk_size=4096,
     ).plain
-    short = simulate(ours, alpha=0.3, seq_len=N, n_samples=4096, chunk_size=2048).controlled
+    short = simulate_scores(ours, alpha=0.3, seq_len=N, n_samples=4096, chunk_size=2048).controlled
     z = (short.mean - long.mean) / (short.se**2 + long.se**2).sqrt()
     below = torch.ones(N, N, dtype=torch.bool).tril(-1)
     assert z[:, below].abs().max() < 4
@@ -182,7 +182,7 @@ def test_the_controlled_mean_is_unbiased(norm, rope):
 
 
 def test_in_layer_one_the_controlled_mean_is_exact():
-    found = simulate(model(), alpha=0.3, seq_len=N, n_samples=64).controlled.mean[0]
+    found = simulate_scores(model(), alpha=0.3, seq_len=N, n_samples=64).controlled.mean[0]
     expected = expected_gram(torch.tensor([0.3]), N, ParameterFreeSpec(d_model=D))[0]
     assert torch.allclose(found.tril(), expected.tril(), atol=1e-6)
 
@@ -190,7 +190,7 @@ def test_in_layer_one_the_controlled_mean_is_exact():
 @pytest.mark.parametrize("alpha", [0.0, 0.2])
 @pytest.mark.parametrize("rope", [False, True])
 def test_at_the_papers_sizes_the_control_leaves_a_fortieth_of_the_variance(alpha, rope):
-    found = simulate(model(4, 64, rope=rope), alpha=alpha, seq_len=50, n_samples=1000)
+    found = simulate_scores(model(4, 64, rope=rope), alpha=alpha, seq_len=50, n_samples=1000)
     assert found.variance_ratio[1:].min() > 40
 
 
@@ -198,7 +198,9 @@ def test_the_gap_to_the_mean_field_shrinks_as_one_over_d():
     gaps = []
     for d_model in (16, 64, 256):
         ours = model(3, d_model)
-        found = simulate(ours, alpha=0.3, seq_len=N, n_samples=4096, chunk_size=512).best.mean
+        found = simulate_scores(
+            ours, alpha=0.3, seq_len=N, n_samples=4096, chunk_size=512
+        ).best.mean
         theory = theory_scores(torch.tensor([0.3]), N, 3, spec_of(ours))[0]
         gaps.append((found - theory).nan_to_num()[1:].square().mean((1, 2)).sqrt())
     assert ((gaps[0] / gaps[1]).log2() / 2).tolist() == pytest.approx([1, 1], abs=0.15)
@@ -208,24 +210,26 @@ def test_the_gap_to_the_mean_field_shrinks_as_one_over_d():
 @pytest.mark.parametrize("rope", [False, True])
 def test_the_chunk_size_changes_nothing_but_summation_order(rope):
     runs = [
-        simulate(model(rope=rope), alpha=0.3, seq_len=N, n_samples=150, chunk_size=size).controlled
+        simulate_scores(
+            model(rope=rope), alpha=0.3, seq_len=N, n_samples=150, chunk_size=size
+        ).controlled
         for size in (64, 37)
     ]
     assert torch.allclose(runs[0].folds, runs[1].folds, atol=2e-6, equal_nan=True)
 
 
 def test_fewer_samples_than_blocks_make_as_many_blocks_as_samples():
-    found = simulate(model(), alpha=0.3, seq_len=N, n_samples=5)
+    found = simulate_scores(model(), alpha=0.3, seq_len=N, n_samples=5)
     assert found.plain.counts.tolist() == [1] * 5
     assert found.best.pooled_se.isfinite().all()
 
 
 def test_a_target_error_is_reached_in_every_layer_and_not_by_far():
-    found = simulate(model(), alpha=0.3, seq_len=N, target_se=2e-3)
+    found = simulate_scores(model(), alpha=0.3, seq_len=N, target_se=2e-3)
     assert found.best.pooled_se.max() <= 2e-3
     assert found.best.pooled_se.max() > 1e-3
     assert found.plain.pooled_se.max() > 4e-3
-    plain = simulate(
+    plain = simulate_scores(
         model(), alpha=0.3, seq_len=N, target_se=1e-2, control_variate=False, chunk_size=512
     )
     assert plain.controlled is None
@@ -234,7 +238,9 @@ def test_a_target_error_is_reached_in_every_layer_and_not_by_far():
 
 def test_progress_counts_every_sample():
     recorded = Recorded()
-    simulate(model(), alpha=0.3, seq_len=N, n_samples=150, chunk_size=64, checkpoint=recorded)
+    simulate_scores(
+        model(), alpha=0.3, seq_len=N, n_samples=150, chunk_size=64, checkpoint=recorded
+    )
     assert recorded.batches == [0, 64, 64, 22]
 
 
@@ -242,12 +248,12 @@ def test_progress_counts_every_sample():
 @pytest.mark.parametrize("rope", [False, True])
 def test_a_simulation_that_was_ended_resumes_to_the_same_bytes(goal: dict, rope: bool):
     settings = {"alpha": 0.3, "seq_len": N, "chunk_size": 64, **goal}
-    truth, stopping = simulate(model(rope=rope), **settings), Stopping(after=3)
+    truth, stopping = simulate_scores(model(rope=rope), **settings), Stopping(after=3)
     with pytest.raises(Stopped):
-        simulate(model(rope=rope), checkpoint=stopping, **settings)
+        simulate_scores(model(rope=rope), checkpoint=stopping, **settings)
     assert int(stopping.state["n_samples"]) == 128
     stopping.after, stopping.batches = 0, []
-    found = simulate(model(rope=rope), checkpoint=stopping, **settings)
+    found = simulate_scores(model(rope=rope), checkpoint=stopping, **settings)
     assert stopping.batches[0] == 128
     assert found.n_samples == truth.n_samples
     for ours, theirs in ((found.plain, truth.plain), (found.controlled, truth.controlled)):
@@ -268,7 +274,7 @@ def test_a_simulation_that_was_ended_resumes_to_the_same_bytes(goal: dict, rope:
 )
 def test_a_simulation_that_cannot_be_is_refused(settings):
     with pytest.raises(ValueError, match=r"samples|float32"):
-        simulate(model(), alpha=0.3, seq_len=N, **settings)
+        simulate_scores(model(), alpha=0.3, seq_len=N, **settings)
 
 
 def test_what_float32_resolves_grows_with_the_scores():

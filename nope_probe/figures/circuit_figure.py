@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
+from nope_probe.figures.captures import Stages, stage_maps
 from nope_probe.figures.circuit_layout import BAR, LETTERS, Flow, arrows, narrow, wide
 from nope_probe.figures.circuit_views import (
     RAW,
@@ -35,25 +36,54 @@ MEANINGS = {
     "h": "Y′ = LN(X′)",
     "i": "Q′K′<sup>T</sup>/√d, nats",
 }
+COMPONENTS = ("mask", "w_q", "w_k", "w_o", "w_v", "mlp")
 MAX_POSITIONS = 128
 MENU = 44  # px that the switches take above the figure
 PAPER = "#ffffff"
 
 
-def circuit(data: Circuit, *, max_positions: int = MAX_POSITIONS) -> go.Figure:
-    """Draw a block's stages where they belong in the flow of data, joined by named arrows.
+def circuit(
+    stages: Stages,
+    *,
+    layer: int = 0,
+    removed: Sequence[str] = (),
+    reference: Stages | None = None,
+    components: Sequence[str] | None = None,
+    absent: Mapping[str, str] | None = None,
+    max_positions: int = MAX_POSITIONS,
+) -> go.Figure:
+    """Draw the stages of a block in the flow of data, joined by named arrows.
 
     Args:
-        data: maps by letter, and what the block lacks or lost.
+        stages: what `capture_stages` returned, or maps by letter.
+        layer: the block under study, from 0.
+        removed: the components that an ablation removed; their arrows are struck through.
+        reference: the intact model's stages, for the change that an ablation makes.
+        components: the components that the model has; by default mask, weights, MLP and `removed`.
+        absent: why a stage does not exist in this block, per letter.
         max_positions: larger maps are pooled to this many positions.
 
-    Two switches choose what is seen (the maps; the maps less the mean of each diagonal; the change
-    against the intact model) and whether maps share a scale: one for inner products, one for
-    scores. Colours run over the middle 90% of the cells off the diagonal.
+    One switch chooses the maps, the maps less the mean of each diagonal, or the change against the
+    reference; another, whether maps share a colour scale (one for inner products, one for scores).
+    Colours run over the middle 90% of the cells off the diagonal.
 
     Raises:
         ValueError: if there is no map, or a letter that is no stage.
+
+    Example:
+        >>> import numpy as np
+        >>> from nope_probe import figures
+        >>> figures.circuit({"a": np.eye(5), "b": np.tri(5)}).layout.title.text
+        "L0, from its input to the next layer's scores"
     """
+    data = Circuit(
+        layer=layer,
+        maps=stage_maps(stages),
+        absent=absent or {},
+        components=(*COMPONENTS, *removed) if components is None else components,
+        removed=removed,
+        reference={} if reference is None else stage_maps(reference),
+    )
     unknown = sorted(set(data.maps) - set(LETTERS))
     if unknown or not data.maps:
         raise ValueError(f"expected maps of the stages a to i, got {' '.join(unknown) or 'none'}")

@@ -1,0 +1,68 @@
+"""The maps that `measure` and `attribute` take: what captures return, or their fold means.
+
+A condition is the model with some components removed. Users name it by what is removed (`()`,
+`"mask"`, `("mask", "rope")`); here such a name becomes a frozenset of components.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias, TypeVar
+
+from jaxtyping import Float
+from torch import Tensor
+
+from nope_probe.analyses.shapley import MASK, Condition, player
+from nope_probe.hooks.capture import ScoreMaps
+from nope_probe.hooks.names import Component
+
+FoldMeans: TypeAlias = Float[Tensor, "fold layer query_pos key_pos"]
+Removed = TypeVar("Removed", bound=str | Iterable[str])
+POSITIONS: tuple[Component, ...] = ("rope", "pos_embed")
+
+
+def fold_means(maps: ScoreMaps | FoldMeans) -> FoldMeans:
+    """Return the fold means of score maps, in nats."""
+    return maps.folds if isinstance(maps, ScoreMaps) else maps
+
+
+def condition(removed: str | Iterable[str]) -> Condition:
+    """Return the condition in which some components are removed.
+
+    Args:
+        removed: names of components, circuits (`qk`, `ov`) or unions (`mask+rope`), or one of them.
+
+    Raises:
+        ValueError: for a name that does not exist.
+
+    Example:
+        >>> sorted(condition(["mask", "qk"])), sorted(condition("rope")), condition(())
+        (['mask', 'w_k', 'w_q'], ['rope'], frozenset())
+    """
+    names = [removed] if isinstance(removed, str) else removed
+    return frozenset[Component]().union(*(player(name).components for name in names))
+
+
+def folds_by_condition(
+    maps: Mapping[Removed, ScoreMaps | FoldMeans],
+) -> dict[Condition, FoldMeans]:
+    """Return the fold means of each condition.
+
+    Raises:
+        ValueError: for a name that does not exist, two names of one condition, or no maps.
+    """
+    found = {condition(removed): fold_means(each) for removed, each in maps.items()}
+    if len(found) < len(maps) or not found:
+        raise ValueError(f"expected one entry per condition, got {list(maps)}")
+    return found
+
+
+def position_of(conditions: Iterable[Condition]) -> Component | None:
+    """Return the position encoding that a condition removes, alone or with the mask, or None.
+
+    Example:
+        >>> position_of([condition(()), condition("mask"), condition("rope")])
+        'rope'
+    """
+    beside_mask = {each - MASK for each in conditions}
+    return next((name for name in POSITIONS if {name} in beside_mask), None)

@@ -1,0 +1,113 @@
+"""The attribution of the `ablate` command in memory, for any model of TransformerLens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nope_probe.analyses.pattern import kept_cells
+from nope_probe.data.sequences import Sequences
+from nope_probe.experiments.ablation.analyse import AblationStudy, study_of
+from nope_probe.experiments.ablation.conditions import CaptureOptions, ConditionRunner, Scope
+from nope_probe.experiments.ablation.plan import make_plan
+from nope_probe.hooks.components import components
+from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.names import Gain
+from nope_probe.models.info import describe
+from nope_probe.runtime.checkpoint import RunCheckpoint
+
+Inputs = Sequences | Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
+
+
+def run_ablations(
+    model: Any,
+    tokens: Inputs,
+    *,
+    players: Sequence[str] | None = None,
+    n_layers: int | None = None,
+    batch_size: int = 32,
+    n_folds: int = 8,
+    gain: Gain = "output",
+    scope: Scope = "both",
+    skip_keys: int | Literal["auto"] = "auto",
+    shuffled: Inputs | None = None,
+    reparametrise: int = 0,
+    seed: int = 0,
+) -> AblationStudy:
+    """Find where a model's positional pattern comes from, and which weights it needs.
+
+    Runs the model with and without its mask, position encoding and weights, as the `ablate` command
+    does, and keeps everything in memory. A progress bar goes to stderr.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge.
+        tokens: sequences of equal length; vectors for a parameter-free model.
+        players: what is kept or removed: components, the circuits `qk` and `ov`, unions such as
+            `w_q+mlp`; or `["sources"]` alone. By default mask, rope, w_q, w_k and w_o, and the
+            circuits beside.
+        n_layers: how many first layers to map; all by default.
+        batch_size: sequences per forward pass.
+        n_folds: parts of the data that intervals are made from, 4 or more.
+        gain: the size of a removed weight's replacement.
+        scope: for a layer's scores, remove in the layers before it, in itself, or in both.
+        skip_keys: first keys to leave out; `auto`: 1 where all sequences begin with the same token
+            (a BOS token, which is an attention sink), else 0.
+        shuffled: the same sequences with their tokens permuted, for a control that has no content.
+        reparametrise: in how many random reparametrisations to repeat the first set of players.
+        seed: the seed of these.
+
+    Raises:
+        ValueError: for players that the model lacks, too few sequences or layers, scores that are
+            not finite, or a layer with a sliding window.
+
+    Example:
+        >>> from nope_probe import load, run_ablations, sequences
+        >>> loaded = load("nope-tiny", n_layers=3)
+        >>> data = sequences("random", tokenizer=loaded.tokenizer, n_seqs=64, seq_len=16)
+        >>> study = run_ablations(loaded.model, data, players=["mask", "qk"])
+        >>> study.sources.query("layer == 2 and term == 'mask'")["share"].item() > 0.9
+        True
+        >>> study.maps["source/mask"].shape
+        (3, 16, 16)
+    """
+    inputs, depth = _as_sequences(tokens), len(layers_of(model))
+    skipped = int(inputs.bos) if skip_keys == "auto" else skip_keys
+    _validate(len(inputs), n_folds, depth, n_layers)
+    kept_cells(inputs.inputs.shape[1], skipped)  # raises where no keys are left
+    plan = make_plan(components(model), players, describe(model, _name_of(model)).parameter_free)
+    options = CaptureOptions(
+        n_layers=depth if n_layers is None else n_layers,
+        batch_size=batch_size,
+        n_folds=n_folds,
+        gain=gain,
+        scope=scope,
+        n_reparametrisations=reparametrise,
+        seed=seed,
+    )
+    control = None if shuffled is None else _as_sequences(shuffled)
+    checkpoint = RunCheckpoint()
+    runner = ConditionRunner(model, plan, options, checkpoint)
+    with checkpoint.progress(runner.keys(control is not None), len(inputs)):
+        measured = runner.run(inputs, control)
+    return study_of(plan, measured, inputs, skipped)
+
+
+def _as_sequences(tokens: Inputs) -> Sequences:
+    if isinstance(tokens, Sequences):
+        return tokens
+    begins_alike = not tokens.is_floating_point() and bool((tokens[:, 0] == tokens[0, 0]).all())
+    return Sequences(inputs=tokens.cpu(), name="tokens", bos=begins_alike)
+
+
+def _name_of(model: Any) -> str:
+    return str(getattr(model.cfg, "model_name", ""))
+
+
+def _validate(n_seqs: int, n_folds: int, depth: int, n_layers: int | None) -> None:
+    if not 4 <= n_folds <= n_seqs:
+        raise ValueError(f"expected from 4 to {n_seqs} folds for {n_seqs} sequences, got {n_folds}")
+    if n_layers is not None and not 1 <= n_layers <= depth:
+        raise ValueError(f"expected from 1 to {depth} layers, got {n_layers}")
