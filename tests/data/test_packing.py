@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.command_line import refused, run
+from support.command_line import refused, run_command
 from support.tiny_models import tokenizer
 
 from nope_probe import scores
@@ -136,19 +136,18 @@ def test_packing_what_cannot_be_packed_is_one_line(
     flags: list[str],
     message: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    line = refused(monkeypatch, capfd, tmp_path, scores, *SMALL, "--pack", *flags)
+    line = refused(capfd, tmp_path, scores, *SMALL, "--pack", *flags)
     assert line.startswith(message)
 
 
 def test_the_command_packs_and_its_manifest_says_so(
-    text: str, tiny: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str, tiny: Callable[[str], Any], tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
     given = ["--pack", "--data", text, "--model", str(tiny("qwen3").folder), "--out", str(out)]
-    run(monkeypatch, scores, *SMALL, *given)
+    run_command(scores, *SMALL, *given)
     seen = load_file(out / "tokens.safetensors")["tokens"]
     ours = sequences(text, tokenizer=tokenizer(), n_seqs=29, seq_len=13, pack=True)
     assert torch.equal(seen, ours.inputs)

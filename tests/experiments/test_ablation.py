@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +9,9 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.numpy import load_file
+from support.command_line import refused, run_command
 
-from nope_probe.ablate import main
+from nope_probe import ablate
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.capture import capture_scores
 from nope_probe.hooks.gains import calibrate
@@ -20,16 +19,10 @@ from nope_probe.hooks.gains import calibrate
 SMALL = ["--n-seqs", "24", "--seq-len", "19", "--folds", "4", "--batch-size", "11"]
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["nope_probe.ablate", *arguments])
-    main()
-
-
 @pytest.fixture(scope="module")
 def default_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "default"
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        run(monkeypatch, *SMALL, "--out", str(out))
+    run_command(ablate, *SMALL, "--out", str(out))
     return out
 
 
@@ -122,31 +115,29 @@ def test_the_mask_and_w_o_do_nothing_in_layer_one(default_run: Path):
 
 
 def test_a_finished_run_is_shown_again_and_not_recomputed(
-    default_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    default_run: Path, capsys: pytest.CaptureFixture[str]
 ):
     before = (default_run / "manifest.json").read_bytes()
-    run(monkeypatch, *SMALL, "--out", str(default_run))
+    run_command(ablate, *SMALL, "--out", str(default_run))
     shown = capsys.readouterr().out
     assert "where the positional pattern comes from" in shown
     assert "mask x rope" in shown
     assert (default_run / "manifest.json").read_bytes() == before
 
 
-def test_a_run_does_not_depend_on_the_batch_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_does_not_depend_on_the_batch_size(tmp_path: Path):
     few = ["--players", "sources", "--n-seqs", "13", "--seq-len", "17", "--folds", "4"]
     for size in ("3", "13"):
-        run(monkeypatch, *few, "--batch-size", size, "--out", str(tmp_path / size))
+        run_command(ablate, *few, "--batch-size", size, "--out", str(tmp_path / size))
     three, all_at_once = (load_file(tmp_path / size / "folds.safetensors") for size in ("3", "13"))
     assert three.keys() == all_at_once.keys()
     for name, folds in three.items():
         np.testing.assert_allclose(folds, all_at_once[name], rtol=1e-5, atol=1e-6)
 
 
-def test_sources_alone_stop_after_the_headline_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_sources_alone_stop_after_the_headline_runs(tmp_path: Path):
     nope = ["--model", "nope-tiny", "--players", "sources"]
-    run(monkeypatch, *SMALL, *nope, "--out", str(tmp_path / "run"))
+    run_command(ablate, *SMALL, *nope, "--out", str(tmp_path / "run"))
     maps = load_file(tmp_path / "run" / "maps.safetensors")
     scores = {name for name in maps if name.startswith("score/")}
     assert scores == {"score/mask", "score/none"}
@@ -154,9 +145,9 @@ def test_sources_alone_stop_after_the_headline_runs(
     assert not (tmp_path / "run" / "players.csv").read_text().strip()
 
 
-def test_unions_and_reparametrisations_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_unions_and_reparametrisations_play(tmp_path: Path):
     chosen = ["--players", "mask", "w_q+mlp", "w_k", "--reparametrise", "1", "--layers", "2"]
-    run(monkeypatch, *SMALL, *chosen, "--out", str(tmp_path / "run"))
+    run_command(ablate, *SMALL, *chosen, "--out", str(tmp_path / "run"))
     players = pd.read_csv(tmp_path / "run" / "players.csv").set_index(["layer", "player"])
     w_k = players.loc[(1, "w_k")]
     assert w_k["necessity_reparametrised_min"] < w_k["necessity_reparametrised_max"]
@@ -168,10 +159,10 @@ def test_unions_and_reparametrisations_play(tmp_path: Path, monkeypatch: pytest.
     assert list(players.loc[0].index) == ["mask", "w_q+mlp", "w_k"]
 
 
-def test_scopes_split_where_a_removal_acts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_scopes_split_where_a_removal_acts(tmp_path: Path):
     for scope in ("own", "upstream"):
         chosen = ["--players", "mask", "w_q", "--scope", scope, "--layers", "2"]
-        run(monkeypatch, *SMALL, *chosen, "--out", str(tmp_path / scope))
+        run_command(ablate, *SMALL, *chosen, "--out", str(tmp_path / scope))
     own, upstream = (
         load_file(tmp_path / scope / "maps.safetensors") for scope in ("own", "upstream")
     )
@@ -189,11 +180,9 @@ def test_scopes_split_where_a_removal_acts(tmp_path: Path, monkeypatch: pytest.M
     assert change(upstream, without_mask, layer=1) > 0.01
 
 
-def test_a_parameter_free_model_takes_gaussian_vectors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_parameter_free_model_takes_gaussian_vectors(tmp_path: Path):
     model = ["--model", "parameter-free", "--data", "gaussian", "--alpha", "0.2"]
-    run(monkeypatch, *SMALL, *model, "--out", str(tmp_path / "run"))
+    run_command(ablate, *SMALL, *model, "--out", str(tmp_path / "run"))
     sources = pd.read_csv(tmp_path / "run" / "sources.csv").set_index(["layer", "term"])
     assert sources.loc[(2, "mask"), "share"] > 0.9
     vectors = load_file(tmp_path / "run" / "tokens.safetensors")["vectors"]
@@ -254,29 +243,12 @@ BAD = {
 def test_a_users_mistake_is_one_line_and_exit_code_2(
     case: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ):
     arguments, message = BAD[case]
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "EMPTY.txt").write_text("")
     (tmp_path / "DOCUMENT.txt").write_text("def f(x):\n    return x\n")
     (tmp_path / "BINARY.txt").write_bytes(bytes(range(256)))
     (tmp_path / "WRONG.jsonl").write_text('{"words": "a"}\n')
     (tmp_path / "NUMBERS.jsonl").write_text('{"text": 3}\n')
-    files = sorted(tmp_path.iterdir())
-    with pytest.raises(SystemExit) as exit_code:
-        run(monkeypatch, *arguments)
-    assert exit_code.value.code == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith("error: ")
-    assert re.search(message, error)
-    assert sorted(tmp_path.iterdir()) == files
-
-
-def test_help_does_not_wait_for_torch():
-    code = "import sys; sys.argv = ['x', '--help']; import nope_probe.ablate as a\ntry: a.main()\n"
-    code += "except SystemExit: print(sorted({'torch', 'transformer_lens'} & set(sys.modules)))"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.strip().endswith("[]")
-    assert "--n-seqs" in told.stdout
+    assert re.search(message, refused(capfd, tmp_path, ablate, *arguments))

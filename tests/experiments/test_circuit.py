@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,9 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.numpy import load_file
+from support.command_line import refused, run_command
 
-from nope_probe import reproduce
-from nope_probe.circuit import main
+from nope_probe import circuit, reproduce
 from nope_probe.experiments.circuit.summary import headline
 from nope_probe.experiments.paper.circuit import off_diagonal_ratio
 from nope_probe.hooks.ablation import Ablation, ablated
@@ -33,16 +32,10 @@ FLAGS = (
 )
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["nope_probe.circuit", *arguments])
-    main()
-
-
 @pytest.fixture(scope="module")
 def without_mlp(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "mlp"
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        run(monkeypatch, *SMALL, "--remove", "mlp", "--out", str(out))
+    run_command(circuit, *SMALL, "--remove", "mlp", "--out", str(out))
     return out
 
 
@@ -123,9 +116,9 @@ def test_a_run_holds_every_file_that_its_manifest_vouches_for(without_mlp: Path)
 
 
 def test_the_last_layer_has_a_to_g_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(monkeypatch, *SMALL, "--layer", "3", "--out", str(tmp_path / "run"))
+    run_command(circuit, *SMALL, "--layer", "3", "--out", str(tmp_path / "run"))
     grams = {name[-1] for name in maps_of(tmp_path / "run") if name.startswith("gram/")}
     assert grams == set("abcdefg")
     last = "L3 is the last, so there is no next layer: (h) and (i) do not exist."
@@ -133,11 +126,9 @@ def test_the_last_layer_has_a_to_g_and_says_so(
     assert last in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_a_layers_h_and_i_are_the_next_layers_a_and_b(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_layers_h_and_i_are_the_next_layers_a_and_b(tmp_path: Path) -> None:
     for layer in ("2", "3"):
-        run(monkeypatch, *SMALL, "--layer", layer, "--out", str(tmp_path / layer))
+        run_command(circuit, *SMALL, "--layer", layer, "--out", str(tmp_path / layer))
     second, third = (maps_of(tmp_path / layer) for layer in ("2", "3"))
     for ours, theirs in (("h", "a"), ("i", "b")):
         np.testing.assert_allclose(second[f"gram/{ours}"], third[f"gram/{theirs}"], rtol=1e-5)
@@ -148,27 +139,25 @@ def test_a_finished_run_is_shown_again_and_not_recomputed(
 ) -> None:
     before = (without_mlp / "manifest.json").read_bytes()
     monkeypatch.setattr("nope_probe.experiments.circuit.run.capture", None)
-    run(monkeypatch, *SMALL, "--remove", "mlp", "--out", str(without_mlp))
+    run_command(circuit, *SMALL, "--remove", "mlp", "--out", str(without_mlp))
     shown = capsys.readouterr().out.splitlines()
     assert shown[:3] == manifest_of(without_mlp)["headline"]
     assert (without_mlp / "manifest.json").read_bytes() == before
 
 
 def test_removing_the_mask_shows_keys_after_the_query_and_circuits_are_their_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    run(monkeypatch, *SMALL, "--remove", "qk", "mask", "--out", str(tmp_path / "run"))
+    run_command(circuit, *SMALL, "--remove", "qk", "mask", "--out", str(tmp_path / "run"))
     maps = maps_of(tmp_path / "run")
     assert np.isfinite(maps["gram/b"]).all()
     assert np.isnan(maps["reference/b"]).any()
     assert manifest_of(tmp_path / "run")["removed"] == ["mask", "w_q", "w_k"]
 
 
-def test_a_parameter_free_model_takes_gaussian_vectors_and_has_no_ffn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_parameter_free_model_takes_gaussian_vectors_and_has_no_ffn(tmp_path: Path) -> None:
     chosen = ["--model", "parameter-free", "--data", "gaussian", "--alpha", "0.2"]
-    run(monkeypatch, *SMALL, *chosen, "--out", str(tmp_path / "run"))
+    run_command(circuit, *SMALL, *chosen, "--out", str(tmp_path / "run"))
     maps, absent = maps_of(tmp_path / "run"), manifest_of(tmp_path / "run")["absent"]
     assert {name[-1] for name in maps} == set("abcdghi")
     assert absent.keys() == {"e", "f"}
@@ -181,12 +170,11 @@ def test_folders_go_through_bridges(
     name: str,
     tmp_path: Path,
     tiny: Callable[[str], Any],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     text = "the quick brown fox jumps over the lazy dog and runs away from here. " * 40
     (tmp_path / "text.txt").write_text(text)
     chosen = ["--model", str(tiny(name).folder), "--data", str(tmp_path / "text.txt")]
-    run(monkeypatch, *SMALL, *chosen, "--out", str(tmp_path / "run"))
+    run_command(circuit, *SMALL, *chosen, "--out", str(tmp_path / "run"))
     maps, manifest = maps_of(tmp_path / "run"), manifest_of(tmp_path / "run")
     has = {entry.removeprefix("gram/") for entry in maps if entry.startswith("gram/")}
     assert has == set("abcdghi" if name == "gemma2" else "abcdefghi")
@@ -223,11 +211,9 @@ def test_the_answer_tells_a_turn_only_where_intervals_are_on_opposite_sides() ->
 
 
 def test_reproducing_figure_3_says_what_the_paper_says_and_what_is_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = str(tmp_path / "run")
-    monkeypatch.setattr(sys, "argv", ["x", "figure3", "--n-seqs", "29", "--out", out])
-    reproduce.main()
+    run_command(reproduce, "figure3", "--n-seqs", 29, "--out", tmp_path / "run")
     told = capsys.readouterr().out.splitlines()
     assert told[0].startswith("figure3, run on nope-tiny; the paper used its own 1.5B model")
     claims = [line for line in told if line.startswith("figure3, the paper: (")]
@@ -270,27 +256,11 @@ BAD = {
 def test_a_users_mistake_is_one_line_and_exit_code_2(
     case: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     arguments, message = BAD[case]
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "FILE").write_text("")
-    with pytest.raises(SystemExit) as exit_code:
-        run(monkeypatch, *arguments)
-    assert exit_code.value.code == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith("error: ")
-    assert re.search(re.escape(message), error)
-    assert [path.name for path in tmp_path.iterdir()] == ["FILE"]
-
-
-def test_help_does_not_wait_for_torch() -> None:
-    code = "import sys; sys.argv = ['x', '--help']; import nope_probe.circuit as c\ntry: c.main()\n"
-    code += "except SystemExit: print(sorted({'torch', 'transformer_lens'} & set(sys.modules)))"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.strip().endswith("[]")
-    assert "--remove" in told.stdout
+    assert message in refused(capfd, tmp_path, circuit, *arguments)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
@@ -309,11 +279,9 @@ def test_a_browser_draws_the_report_without_an_error(without_mlp: Path, tmp_path
     assert (without_mlp / "report.html").stat().st_size < 15e6
 
 
-def test_removing_the_norms_weights_compares_with_the_intact_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Any
-):
+def test_removing_the_norms_weights_compares_with_the_intact_model(tmp_path: Path, model: Any):
     out = tmp_path / "run"
-    run(monkeypatch, *SMALL, "--remove", "norms", "mlp", "--out", str(out))
+    run_command(circuit, *SMALL, "--remove", "norms", "mlp", "--out", str(out))
     assert manifest_of(out)["removed"] == ["mlp", "norms"]
     tokens = torch.from_numpy(load_file(out / "tokens.safetensors")["tokens"])
     with plain_norms(model), ablated(model, Ablation(remove=["mlp"])):

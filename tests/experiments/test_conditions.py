@@ -122,12 +122,12 @@ def test_a_non_finite_score_stops_the_run_and_is_named():
 
 def test_a_sliding_window_shorter_than_the_sequence_is_named(bridge):
     tokens = Sequences(inputs=torch.randint(200, (13, 11)), name="random")
+    plan, options = make_plan(LLAMA, ["sources"]), CaptureOptions(n_layers=1)
+    runner = ConditionRunner(bridge("mistral"), plan, options, RunCheckpoint())
     with pytest.raises(
         UserError, match=r"L0 sees 5 keys of 11 \(a sliding window\): lower --seq-len to 5"
     ):
-        run_conditions(
-            bridge("mistral"), tokens, make_plan(LLAMA, ["sources"]), CaptureOptions(n_layers=1)
-        )
+        runner.validate(tokens)
 
 
 def test_only_the_condition_that_overflows_is_named():

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from support.command_line import refused, run
+from support.command_line import refused, run_command
 from support.tiny_models import tokenizer
 
 from nope_probe import reproduce
@@ -45,7 +45,7 @@ def test_without_flags_a_figure_has_the_papers_settings(
 
     monkeypatch.setattr(scores_run, "run", remember)
     monkeypatch.setattr("nope_probe.experiments.paper.language_models.score_claims", lambda *_: ())
-    run(monkeypatch, reproduce, figure)
+    run_command(reproduce, figure)
     assert tuple(each.model for each in asked) == models
     assert len({each.out for each in asked}) == len(models)
     for each in asked:
@@ -67,13 +67,12 @@ def test_figure_five_runs_on_what_is_at_hand_a_folder_per_model(
     text: Path,
     tiny: Callable[[str], Any],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     models = [tiny(name).folder for name in ("llama", "smollm3")]
     given = [flag for model in models for flag in ("--model", model)]
     given += ["--n-seqs", 29, "--seq-len", 13, "--data", text, "--layers", 2]
-    run(monkeypatch, reproduce, "figure5", *given, "--out", tmp_path / "out")
+    run_command(reproduce, "figure5", *given, "--out", tmp_path / "out")
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("figure5")]
     assert "the paper used llama-3.1-8b, phi-4 and qwen3-8b" in said[0]
     for model in models:
@@ -88,13 +87,12 @@ def test_figures_of_the_appendix_say_that_the_published_scale_is_off(
     text: Path,
     tiny: Callable[[str], Any],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     model = ["--model", tiny("smollm3").folder, "--n-seqs", 29, "--seq-len", 13, "--data", text]
     seen = {}
     for figure in ("figure11", "figure14"):
-        run(monkeypatch, reproduce, figure, *model, "--out", tmp_path / figure)
+        run_command(reproduce, figure, *model, "--out", tmp_path / figure)
         said = capsys.readouterr().out
         assert "Figures 11 to 16 are 50 times too small in scale (20 sequences, divided" in said
         seen[figure] = [line for line in said.splitlines() if line.startswith(f"{figure}, ")]
@@ -134,10 +132,9 @@ def test_what_a_figure_cannot_have_is_one_line(
     given: list[Any],
     message: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    assert refused(monkeypatch, capfd, tmp_path, reproduce, *given).startswith(message)
+    assert refused(capfd, tmp_path, reproduce, *given).startswith(message)
 
 
 def claims(

@@ -52,12 +52,11 @@ def test_a_folder_that_cannot_be_studied_is_refused_with_the_reason(
     kind: str,
     message: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     folder = tmp_path / "model"
     getattr(refused_models, kind)(folder)
-    line = refused(monkeypatch, capfd, tmp_path / "here", scores, *SMALL, "--model", folder)
+    line = refused(capfd, tmp_path / "here", scores, *SMALL, "--model", folder)
     assert re.search(message, line)
     assert not (folder / "ran").exists()
 
@@ -75,11 +74,10 @@ def test_an_architecture_whose_hooks_lie_is_refused_with_what_was_measured(
     what: str,
     at_least: float,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     folder = getattr(refused_models, kind)(tmp_path / "model")
-    line = refused(monkeypatch, capfd, tmp_path / "here", scores, *SMALL, "--model", folder)
+    line = refused(capfd, tmp_path / "here", scores, *SMALL, "--model", folder)
     found = re.search(
         rf"breaks the contract of its hooks: {what} off by ([\d.]+) \(relative\)", line
     )
@@ -88,14 +86,14 @@ def test_an_architecture_whose_hooks_lie_is_refused_with_what_was_measured(
 
 
 def test_more_layers_than_there_are_is_refused_with_the_depth(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = write_llama(tmp_path / "model")
     asked = [*SMALL, "--model", folder, "--layers", 3]
-    line = refused(monkeypatch, capfd, tmp_path / "scores", scores, *asked)
+    line = refused(capfd, tmp_path / "scores", scores, *asked)
     assert line.endswith("has 2 layers, 3 were asked for; try --layers all")
     asked = ["--model", folder, "--layer", 3, "--data", "random", "--n-seqs", 8]
-    line = refused(monkeypatch, capfd, tmp_path / "circuit", circuit, *asked)
+    line = refused(capfd, tmp_path / "circuit", circuit, *asked)
     assert line.endswith("has 2 layers, L0 to L1; there is no --layer 3")
     with pytest.raises(TooFewLayersError) as error:
         load(str(folder), n_layers=5)

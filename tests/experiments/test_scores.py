@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,13 +11,14 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.numpy import load_file
+from support.command_line import refused, run_command
 from support.plain_states import plain_states
 from support.tiny_models import tokenizer, tokens
 
+from nope_probe import scores
 from nope_probe.figures.heads import head_map
 from nope_probe.figures.maps import score_maps
 from nope_probe.hooks.capture import capture_scores
-from nope_probe.scores import main
 
 N_SEQS, N_POS, N_FOLDS, N_HEADS = 29, 13, 5, 6
 SMALL = ["--n-seqs", "29", "--seq-len", "13", "--folds", "5", "--batch-size", "11"]
@@ -27,18 +26,12 @@ BELOW = np.tril(np.ones((N_POS, N_POS), bool))
 ModelOf = Callable[[str], tuple[Any, str]]
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["nope_probe.scores", *arguments])
-    main()
-
-
 @pytest.fixture(scope="module")
 def done(tiny: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A per-head run on the folder of a Llama with grouped keys."""
     out = tmp_path_factory.mktemp("runs") / "llama"
     model = ["--model", str(tiny("llama").folder), "--layers", "2", "--data", "random"]
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        run(monkeypatch, *SMALL, *model, "--per-head", "--out", str(out))
+    run_command(scores, *SMALL, *model, "--per-head", "--out", str(out))
     return out
 
 
@@ -134,31 +127,30 @@ def test_heads_average_to_the_map_whatever_the_batch_size(
 def test_a_finished_run_is_shown_again_and_not_recomputed(
     done: Path,
     tiny: Callable[[str], Any],
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ):
     before = (done / "manifest.json").read_bytes()
     model = ["--model", str(tiny("llama").folder), "--layers", "2", "--data", "random"]
-    run(monkeypatch, *SMALL, *model, "--per-head", "--out", str(done))
+    run_command(scores, *SMALL, *model, "--per-head", "--out", str(done))
     assert "the pattern in the mean scores" in capsys.readouterr().out
     assert (done / "manifest.json").read_bytes() == before
 
 
-def test_a_run_without_heads_holds_no_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    run(monkeypatch, *SMALL, "--layers", "1", "--out", str(tmp_path / "run"))
+def test_a_run_without_heads_holds_no_head(tmp_path: Path):
+    run_command(scores, *SMALL, "--layers", "1", "--out", str(tmp_path / "run"))
     assert set(load_file(tmp_path / "run" / "maps.safetensors")) == {"score", "se", "normalised"}
     assert not (tmp_path / "run" / "heads.csv").exists()
 
 
 def test_the_rule_for_windows_and_the_bos_policy_reach_a_data_set(
-    tiny: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Callable[[str], Any], tmp_path: Path
 ):
     texts = [f"{i} the quick brown fox jumps over it" * (i % 3) for i in range(59)]
     (tmp_path / "data").mkdir()
     pd.DataFrame({"text": texts}).to_parquet(tmp_path / "data" / "train.parquet")
     chosen = ["--data", str(tmp_path / "data"), "--windows", "start", "--bos", "never"]
     model = ["--model", str(tiny("llama").folder), "--layers", "1"]
-    run(monkeypatch, *SMALL, *model, *chosen, "--out", str(tmp_path / "run"))
+    run_command(scores, *SMALL, *model, *chosen, "--out", str(tmp_path / "run"))
     seen = load_file(tmp_path / "run" / "tokens.safetensors")["tokens"]
     ids = tokenizer()([text for text in texts if text])["input_ids"]
     assert sorted(seen.tolist()) == sorted(document[:N_POS] for document in ids[:N_SEQS])
@@ -225,24 +217,9 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(
     message: str,
     tiny: Callable[[str], Any],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ):
-    monkeypatch.chdir(tmp_path)
     given = [str(tiny("mistral").folder) if a == "MISTRAL" else a for a in arguments]
     layers = ["--layers", "2"] if "MISTRAL" in arguments else []
-    with pytest.raises(SystemExit) as exit_code:
-        run(monkeypatch, *SMALL, "--data", "random", *layers, *given)
-    assert exit_code.value.code == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith("error: ")
-    assert re.search(message, error)
-    assert not list(tmp_path.iterdir())
-
-
-def test_help_does_not_wait_for_torch():
-    code = "import sys; sys.argv = ['x', '--help']; import nope_probe.scores as a\ntry: a.main()\n"
-    code += "except SystemExit: print(sorted({'torch', 'transformer_lens'} & set(sys.modules)))"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.strip().endswith("[]")
-    assert "--per-head" in told.stdout
+    line = refused(capfd, tmp_path, scores, *SMALL, "--data", "random", *layers, *given)
+    assert re.search(message, line)

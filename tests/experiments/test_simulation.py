@@ -1,13 +1,13 @@
 """The simulate and reproduce commands: what they write, what they say, what they refuse."""
 
 import json
-import sys
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from safetensors.numpy import load_file
+from support.command_line import refused, run_command
 
 from nope_probe import reproduce, simulate
 from nope_probe.analyses.parameter_free.critical_alpha import theory_scores
@@ -18,15 +18,6 @@ from nope_probe.experiments.simulation import run as simulation_run
 from nope_probe.figures.theory import Curves, fixed_scale_maps, rows_against_theory
 
 SMALL = {"n_layers": 2, "n_samples": 70, "seq_len": 11, "d_model": 6}
-
-
-def run(monkeypatch, module, *arguments):
-    monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, arguments)])
-    try:
-        module.main()
-    except SystemExit as end:
-        return end.code
-    return 0
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +71,13 @@ def test_the_report_shows_each_alpha_on_both_colour_scales(folder):
     assert "Theory against simulation" in page
 
 
-def test_a_finished_run_is_shown_again_and_other_settings_are_refused(folder, monkeypatch, capsys):
+def test_a_finished_run_is_shown_again_and_other_settings_are_refused(folder, capfd):
     before = (folder / "manifest.json").read_bytes()
     flags = ["--n-layers", 2, "--seq-len", 11, "--d-model", 6, "--rope", "--out", folder]
-    assert run(monkeypatch, simulate, "--alpha", 0, 0.25, "--n-samples", 70, *flags) == 0
-    assert "alpha = 0.25, in j: L0" in capsys.readouterr().out
-    assert run(monkeypatch, simulate, "--alpha", 0, "--n-samples", 70, *flags) == 2
+    run_command(simulate, "--alpha", 0, 0.25, "--n-samples", 70, *flags)
+    assert "alpha = 0.25, in j: L0" in capfd.readouterr().out
+    line = refused(capfd, folder, simulate, "--alpha", 0, "--n-samples", 70, *flags)
+    assert "holds a run with other settings" in line
     assert (folder / "manifest.json").read_bytes() == before
 
 
@@ -116,13 +108,8 @@ def test_a_target_decides_how_many_samples_it_takes(tmp_path):
         (["--target-se", "1e-3", "--n-samples", "9"], "not both"),
     ],
 )
-def test_bad_input_gets_one_line_and_nothing_is_written(monkeypatch, capsys, tmp_path, flags, says):
-    assert run(monkeypatch, simulate, *flags, "--out", tmp_path / "run") == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert len(said.err.splitlines()) == 1
-    assert says in said.err
-    assert list(tmp_path.iterdir()) == []
+def test_bad_input_gets_one_line_and_nothing_is_written(capfd, tmp_path, flags, says):
+    assert says in refused(capfd, tmp_path, simulate, *flags, "--out", tmp_path / "run")
 
 
 def test_a_place_that_is_a_file_is_refused_before_anything_is_computed(tmp_path):
@@ -131,8 +118,8 @@ def test_a_place_that_is_a_file_is_refused_before_anything_is_computed(tmp_path)
         simulation_run.run(simulation_run.Settings(out=tmp_path / "file", n_samples=10**9))
 
 
-def test_figure_one_is_right_but_for_its_third_number(monkeypatch, capsys):
-    assert run(monkeypatch, reproduce, "figure1") == 0
+def test_figure_one_is_right_but_for_its_third_number(capsys):
+    run_command(reproduce, "figure1")
     first, second, third = capsys.readouterr().out.splitlines()
     assert "Seen: eq. (4) gives 0.15352" in first
     assert "Seen: eq. (4) gives 0.13210" in second
@@ -140,10 +127,9 @@ def test_figure_one_is_right_but_for_its_third_number(monkeypatch, capsys):
     assert "Not seen: eq. (4) gives 0.15082" in third
 
 
-def test_figure_two_shows_that_layers_three_and_four_do_not_increase(monkeypatch, capsys, tmp_path):
-    code = run(monkeypatch, reproduce, "figure2", "--n-samples", 512, "--out", tmp_path / "run")
+def test_figure_two_shows_that_layers_three_and_four_do_not_increase(capsys, tmp_path):
+    run_command(reproduce, "figure2", "--n-samples", 512, "--out", tmp_path / "run")
     said = capsys.readouterr().out.splitlines()
-    assert code == 0
     assert [": Seen" in each or ". Seen" in each for each in said[:4]] == [True, False, True, True]
     assert "L2 is not increasing" in said[1]
     assert "L3 is not increasing" in said[1]
@@ -169,11 +155,9 @@ def test_figure_nines_claims_fail_without_the_mask():
         assert first.seen == seen
 
 
-def test_reproduce_refuses_too_few_samples(monkeypatch, capsys, tmp_path):
+def test_reproduce_refuses_too_few_samples(capfd, tmp_path):
     flags = ["figure4", "--n-samples", 31, "--out", tmp_path / "run"]
-    assert run(monkeypatch, reproduce, *flags) == 2
-    assert "32 samples" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
+    assert "32 samples" in refused(capfd, tmp_path, reproduce, *flags)
 
 
 @pytest.mark.parametrize("n_layers", [2, 5])

@@ -1,6 +1,5 @@
 """On every architecture that is named, maps are the mean of eager transformers' own scores."""
 
-import sys
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.command_line import run_command
 from support.edited_model import edited
 from support.plain_scores import plain_scores
 from support.plain_states import agree
@@ -31,13 +31,11 @@ LENGTHS = {
 }
 
 
-def run(command: Any, folder: Path, out: Path, *arguments: object) -> dict[str, torch.Tensor]:
-    """Run a command as a user types it, and give its maps and tokens."""
+def maps_of(command: Any, folder: Path, out: Path, *arguments: object) -> dict[str, torch.Tensor]:
+    """Run a command as a user types it, and return its maps and tokens."""
     small = ["--n-seqs", N_SEQS, "--folds", 5, "--batch-size", 11, "--data", "random"]
     given = [*small, "--layers", "all", "--model", folder, "--out", out, *arguments]
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(sys, "argv", [command.__name__, *map(str, given)])
-        command.main()
+    run_command(command, *given)
     return load_file(out / "maps.safetensors") | load_file(out / "tokens.safetensors")
 
 
@@ -46,7 +44,7 @@ def test_the_maps_of_scores_are_the_mean_of_what_transformers_feeds_to_softmax(
     name: str, tiny: Callable[[str], Any], tmp_path: Path
 ) -> None:
     model = tiny(name)
-    maps = run(scores, model.folder, tmp_path / "run", "--seq-len", LENGTHS[name], "--per-head")
+    maps = maps_of(scores, model.folder, tmp_path / "run", "--seq-len", LENGTHS[name], "--per-head")
     true = plain_scores(model.hf, maps["tokens"])
     assert true.shape[:2] == (model.hf.config.num_hidden_layers, N_SEQS)
     assert agree(maps["score"], true.mean((1, 2)).float(), 1e-5)
@@ -72,7 +70,7 @@ def gpt2(
     """The sources and two players of GPT-2, as `ablate` finds them."""
     out = tmp_path_factory.mktemp("runs") / "gpt2"
     arguments = ["--seq-len", 13, "--gain", "norm", "--players", "mask", "pos_embed", "qk"]
-    return run(ablate, tiny("gpt2").folder, out, *arguments)
+    return maps_of(ablate, tiny("gpt2").folder, out, *arguments)
 
 
 def pattern(scores: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.command_line import refused, run
+from support.command_line import refused, run_command
 from support.plain_states import agree
 from support.tiny_models import tokens
 from support.virtual_devices import interval_columns, place_of
@@ -143,11 +143,11 @@ SMALL = ["--n-seqs", "7", "--seq-len", "13", "--folds", "5", "--layers", "2", "-
 
 
 def test_the_command_places_a_model_and_says_where(
-    tiny: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Callable[[str], Any], tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
     model = ["--model", tiny("qwen3").folder, "--out", out]
-    run(monkeypatch, scores, *SMALL, *model, "--device-map", "auto")
+    run_command(scores, *SMALL, *model, "--device-map", "auto")
     manifest = read_manifest(out)
     assert (manifest["settings"]["device_map"], manifest["device"]) == ("auto", "cpu")
 
@@ -164,11 +164,10 @@ def test_a_place_that_cannot_be_is_one_line(
     flags: list[str],
     message: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     given = [*SMALL, "--device-map", "auto", *flags]
-    assert refused(monkeypatch, capfd, tmp_path, scores, *given).startswith(message)
+    assert refused(capfd, tmp_path, scores, *given).startswith(message)
 
 
 def test_several_processes_each_with_its_gpu_do_not_share_all_gpus_too(
@@ -176,7 +175,7 @@ def test_several_processes_each_with_its_gpu_do_not_share_all_gpus_too(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     given = [*SMALL, "--device-map", "auto", "--batch-size", "3"]
-    said = refused(monkeypatch, capfd, tmp_path, scores, *given)
+    said = refused(capfd, tmp_path, scores, *given)
     assert said.startswith("--device-map gives one process all GPUs")
 
 

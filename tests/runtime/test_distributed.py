@@ -59,7 +59,7 @@ def test_what_one_process_has_to_do_is_refused_to_several(
     capfd: pytest.CaptureFixture[str],
 ):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    said = refused(monkeypatch, capfd, tmp_path, command, *arguments)
+    said = refused(capfd, tmp_path, command, *arguments)
     assert said == "only ablate, scores and the figures of language models run in several processes"
 
 

@@ -1,35 +1,36 @@
 """Commands as a user types them, in this process."""
 
 import sys
+from contextlib import chdir
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import pytest
 
 
-def run(monkeypatch: pytest.MonkeyPatch, command: Any, *arguments: object) -> None:
-    """Run a command's module with arguments."""
-    monkeypatch.setattr(sys, "argv", [command.__name__, *map(str, arguments)])
-    command.main()
+def run_command(command: ModuleType, *arguments: object) -> None:
+    """Run a command's module with arguments; a command that ends early raises `SystemExit`."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(sys, "argv", [command.__name__, *map(str, arguments)])
+        command.main()
 
 
 def refused(
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    where: Path,
-    command: Any,
-    *arguments: object,
+    capfd: pytest.CaptureFixture[str], folder: Path, command: ModuleType, *arguments: object
 ) -> str:
-    """Run a command that has to refuse in one line and write nothing, and give what it says."""
-    where.mkdir(exist_ok=True)
-    monkeypatch.chdir(where)
+    """Run a command in a folder and return the one line in which it refuses.
+
+    It has to end with exit code 2, to print nothing on stdout and to leave the folder as it was.
+    """
+    folder.mkdir(exist_ok=True)
+    before = sorted(folder.rglob("*"))
     capfd.readouterr()
-    with pytest.raises(SystemExit) as exit_code:
-        run(monkeypatch, command, *arguments)
-    said = capfd.readouterr()
+    with chdir(folder), pytest.raises(SystemExit) as exit_code:
+        run_command(command, *arguments)
+    printed = capfd.readouterr()
     assert exit_code.value.code == 2
-    assert said.out == ""
-    assert not list(where.iterdir())
-    (line,) = said.err.splitlines()
+    assert printed.out == ""
+    assert sorted(folder.rglob("*")) == before
+    (line,) = printed.err.splitlines()
     assert line.startswith("error: ")
     return line.removeprefix("error: ")

@@ -101,15 +101,21 @@ class ConditionRunner:
                 found += self._condition_keys(f"reparametrised-{index}", condition)
         return found
 
+    def validate(self, inputs: Sequences) -> None:
+        """Check on one sequence, before all are run, that every layer's pattern can be measured.
+
+        Raises:
+            UserError: for a score that is not finite, or a sliding window.
+        """
+        if f"score/{self.plan.name(INTACT)}" not in self.checkpoint:
+            validate_first_sequence(self.model, inputs.inputs, self.options.n_layers)
+
     def run(self, inputs: Sequences, shuffled: Sequences | None = None) -> Measured:
         """Return the score maps of all conditions.
 
         Raises:
-            UserError: for a non-finite score where a number should be, or a layer that does not see
-                all earlier keys.
+            UserError: for a score that is not finite.
         """
-        if f"score/{self.plan.name(INTACT)}" not in self.checkpoint:
-            validate_first_sequence(self.model, inputs.inputs, self.options.n_layers)
         gains = self.gains("gains", inputs.inputs)
         maps = {INTACT: self.intact(inputs.inputs)}
         for condition in self.plan.conditions[1:]:

@@ -100,6 +100,7 @@ def run_conditions(session: Session[Settings], plan: Plan) -> Measured:
 
     inputs, shuffled = inputs_of(session)
     runner = ConditionRunner(session.loaded.model, plan, options_of(session), session.checkpoint)
+    runner.validate(inputs)
     with session.checkpoint.progress(runner.keys(shuffled is not None), session.n_own_seqs):
         return runner.run(inputs, shuffled)
 

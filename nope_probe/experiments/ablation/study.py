@@ -90,6 +90,7 @@ def run_ablations(
     control = None if shuffled is None else _as_sequences(shuffled)
     checkpoint = RunCheckpoint()
     runner = ConditionRunner(model, plan, options, checkpoint)
+    runner.validate(inputs)
     with checkpoint.progress(runner.keys(control is not None), len(inputs)):
         measured = runner.run(inputs, control)
     return study_of(plan, measured, inputs, skipped)

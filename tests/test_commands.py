@@ -1,0 +1,104 @@
+"""What all commands have in common: quick help, and no flag without an effect."""
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from support.command_line import refused
+
+from nope_probe import ablate, circuit, reproduce, scores, simulate
+
+COMMANDS = ("ablate", "circuit", "reproduce", "scores", "simulate", "theory", "train")
+PARAMETER_FREE = ["--model", "parameter-free", "--data", "gaussian"]
+
+
+def test_these_are_all_the_commands() -> None:
+    package = Path(sys.modules["nope_probe"].__path__[0])
+    modules = {path.stem for path in package.glob("*.py")} - {"__init__", "cli", "errors"}
+    assert modules == set(COMMANDS)
+    assert all(callable(import_module(f"nope_probe.{name}").main) for name in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_does_not_import_torch(command: str) -> None:
+    code = f"import sys; sys.argv = ['x', '--help']; import nope_probe.{command} as command\n"
+    code += "try: command.main()\n"
+    code += "except SystemExit: print(sorted({'torch', 'transformer_lens'} & set(sys.modules)))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip().endswith("[]")
+    assert "--seed" in ended.stdout or command == "theory"
+
+
+@pytest.mark.parametrize("command", [ablate, scores, circuit])
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--alpha", 0.2], "--alpha has no effect on --data shipped"),
+        (["--alpha", 0.2, "--data", "random"], "--alpha has no effect on --data random"),
+        (["--windows", "start", "--data", "random"], "--windows has no effect on --data random"),
+        ([*PARAMETER_FREE, "--windows", "start"], "--windows has no effect on --data gaussian"),
+        ([*PARAMETER_FREE, "--bos", "never"], "--bos has no effect on --data gaussian"),
+        ([*PARAMETER_FREE, "--shuffle"], "--shuffle has no effect on --data gaussian"),
+        ([*PARAMETER_FREE, "--pack"], "--pack joins documents, and --data gaussian has none"),
+        (["--revision", "main"], "--revision is for models on the Hub, and "),
+        (["--skip-keys", 48, "--seq-len", 50], "--skip-keys 48 leaves no keys of 50"),
+        (["--skip-keys", -1], "--skip-keys -1 leaves no keys of "),
+        (["--seq-len", 3], "expected at least 4 tokens in a window, got 3"),
+        (["--folds", 3], "expected at least 4 folds, got 3"),
+        (["--batch-size", 0], "expected a positive --batch-size"),
+        (["--checkpoint-every", 0], "expected a positive --checkpoint-every"),
+        (["--dtype", "int8"], "no dtype 'int8': expected auto, float32"),
+        (["--device", "cpu", "--device-map", "auto"], "--device is for one device and --device-"),
+    ],
+)
+def test_a_flag_without_an_effect_is_refused_before_a_model_is_loaded(
+    command: ModuleType,
+    flags: list[object],
+    message: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("nope_probe.models.load.load", None)
+    assert refused(capfd, tmp_path, command, *flags).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("command", "flags", "message"),
+    [
+        (ablate, ["--players", "mask", "--gain", "norm"], "--gain is for weights, and no player"),
+        (ablate, ["--players", "sources", "--reparametrise", 1], "--reparametrise is for weights"),
+        (ablate, [*PARAMETER_FREE, "--reparametrise", 1], "--reparametrise is for weights"),
+        (circuit, ["--remove", "mask", "--gain", "norm"], "--gain is for weights, and none is"),
+        (circuit, ["--gain", "norm"], "--gain is for weights, and none is removed"),
+        (reproduce, ["figure1", "--seed", 1], "figure1 takes no --seed"),
+        (reproduce, ["figure1", "--out", "x"], "figure1 takes no --out"),
+        (reproduce, ["figure3", "--n-samples", 4000], "figure3 takes no --n-samples"),
+        (reproduce, ["figure5", "--n-samples", 4000], "figure5 takes no --n-samples"),
+        (simulate, ["--checkpoint-every", 0], "expected a positive --checkpoint-every"),
+    ],
+)
+def test_a_flag_that_needs_others_is_refused_before_anything_is_run(
+    command: ModuleType,
+    flags: list[object],
+    message: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("nope_probe.hooks.capture.stream", None)
+    assert refused(capfd, tmp_path, command, *flags).startswith(message)
+
+
+def test_a_sliding_window_is_refused_before_all_sequences_are_run(
+    tiny, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nope_probe.experiments.resumable.capture_scores", None)
+    monkeypatch.setattr("nope_probe.experiments.resumable.calibrate", None)
+    flags = ["--model", tiny("mistral").folder, "--layers", 2, "--data", "random", "--seq-len", 13]
+    for command in (scores, ablate):
+        line = refused(capfd, tmp_path, command, *flags, "--n-seqs", 19)
+        assert line.startswith("L0 sees 5 keys of 13 (a sliding window): lower --seq-len to 5")
