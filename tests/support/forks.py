@@ -4,7 +4,7 @@
     python forks.py share 1,2 OUT COMMAND ...     run it in 1 process, then in 2 that share it
     python forks.py stop SIGNAL OUT COMMAND ...   send it a signal under way, and start it again
 
-What happened comes as JSON, the last line on stderr.
+The report is JSON, the last line on stderr.
 """
 
 import json
@@ -22,16 +22,16 @@ import torch
 
 
 def forks(what: str, argument: str, out: Path, command: list[str]) -> tuple[dict, str]:
-    """Run this file: what it tells, and all that was written to stderr."""
-    told = subprocess.run(
+    """Run this file, and return its report and all that was written to stderr."""
+    ended = subprocess.run(
         [sys.executable, "-W", "ignore", __file__, what, argument, str(out), *command],
         env=os.environ | {"TOKENIZERS_PARALLELISM": "false"},
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert told.returncode == 0, told.stderr
-    return json.loads(told.stderr.splitlines()[-1]), told.stderr
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stderr.splitlines()[-1]), ended.stderr
 
 
 def start(command: str, arguments: list[str], **environment: str) -> int:
@@ -65,7 +65,7 @@ def kill(count: str, out: Path, command: str, arguments: list[str]) -> dict[str,
     """Kill a command at random moments until it has been killed often enough and has ended."""
     chance, kills, runs, resumed, ended = random.Random(0), 0, 0, 0, 0
     begin = time.monotonic()
-    code = exit_code(start(command, [*arguments, "--out", str(out / "whole")]))
+    code = exit_code(start(command, [*arguments, "--out", str(out / "uninterrupted")]))
     duration = time.monotonic() - begin
     while not code and (kills < int(count) or ended):
         pid = start(command, [*arguments, "--out", str(out / f"run-{runs}")])
@@ -75,7 +75,8 @@ def kill(count: str, out: Path, command: str, arguments: list[str]) -> dict[str,
         ended = exit_code(pid)
         if ended == -signal.SIGKILL:
             kills += 1
-            resumed += any((out / f".run-{runs}.unfinished").glob("*.safetensors"))
+            left = out / f".run-{runs}.unfinished"
+            resumed += any([*left.glob("*.safetensors"), *left.glob("state-*.partial")])
         else:
             code, runs = ended, runs + 1
     return {"code": code, "kills": kills, "runs": runs, "resumed": resumed}
@@ -91,9 +92,9 @@ def share_among(count: str, out: Path, command: str, arguments: list[str]) -> li
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     common = {"WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    whole = [*arguments, "--out", str(out / count)]
+    given = [*arguments, "--out", str(out / count)]
     pids = [
-        start(command, whole, **common, RANK=str(rank), LOCAL_RANK=str(rank))
+        start(command, given, **common, RANK=str(rank), LOCAL_RANK=str(rank))
         for rank in range(int(count))
     ]
     return [exit_code(pid) for pid in pids]
@@ -120,13 +121,17 @@ if __name__ == "__main__":
     for name in (
         "scores",
         "ablate",
-        "runtime.session",
+        "circuit",
+        "simulate",
         "experiments.ablation.conditions",
         "experiments.ablation.analyse",
+        "experiments.circuit.analyse",
         "experiments.scores.analyse",
+        "experiments.simulation.analyse",
     ):
         import_module(f"nope_probe.{name}")
     load("nope-tiny")
-    what, argument, place, ours, *rest = sys.argv[1:]
+    what, argument, out, command, *arguments = sys.argv[1:]
     action = {"kill": kill, "share": share, "stop": stop}[what]
-    sys.stderr.write(json.dumps(action(argument, Path(place), ours, rest)) + "\n")
+    report = action(argument, Path(out), command, arguments)
+    sys.stderr.write(json.dumps(report) + "\n")
