@@ -1,0 +1,90 @@
+"""Which folder of the package may import which, and which does, as read from the code.
+
+`tests/test_imports.py` holds the code to the rule; `draw_imports.py` draws it.
+"""
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = "nope_probe"
+PUBLIC = "public names"  # nope_probe/__init__.py, which names what notebooks use
+COMMANDS = "commands"  # the other modules at the root of the package
+
+# What each folder may import beside itself. Folders come from the top down: arrows run one way.
+RULE: dict[str, tuple[str, ...]] = {
+    PUBLIC: ("experiments", "runtime", "models", "data", "figures", "analyses", "hooks"),
+    COMMANDS: ("experiments", "training", "runtime", "cli"),
+    "cli": (),
+    "experiments": ("runtime", "reports", "models", "data", "figures", "analyses", "hooks"),
+    "training": ("runtime", "models", "data", "analyses", "hooks"),
+    "runtime": ("models", "data", "hooks"),
+    "reports": ("figures",),
+    "models": ("hooks",),
+    "data": ("hooks",),
+    "figures": ("hooks",),
+    "analyses": ("hooks",),
+    "hooks": (),
+    "errors": (),
+}
+EVERYWHERE = "errors"  # what every folder may import
+Imports = Mapping[str, set[str]]
+
+
+def modules() -> dict[str, Path]:
+    """Return the files of the package by the name of their module."""
+    found = {}
+    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports() -> dict[str, set[str]]:
+    """Return the modules of the package that each one imports, at any place in its file."""
+    known = modules()
+    return {name: set(_imported(path, known)) - {name} for name, path in known.items()}
+
+
+def _imported(path: Path, known: Mapping[str, Path]) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                if name in known or node.module in known:
+                    yield name if name in known else str(node.module)
+
+
+def folder_of(module: str) -> str:
+    """Return the folder of a module, as the rule names it.
+
+    Example:
+        >>> [folder_of(f"nope_probe{name}") for name in (".hooks.layer", ".ablate", ".errors", "")]
+        ['hooks', 'commands', 'errors', 'public names']
+    """
+    _, *parts = module.split(".")
+    if not parts:
+        return PUBLIC
+    return parts[0] if parts[0] in RULE else COMMANDS
+
+
+def folder_imports(found: Imports) -> dict[str, set[str]]:
+    """Return the folders that the modules of each folder import, beside their own."""
+    folders: dict[str, set[str]] = {name: set() for name in RULE}
+    for module, imported in found.items():
+        folders[folder_of(module)] |= {folder_of(each) for each in imported} - {folder_of(module)}
+    return folders
+
+
+def violations(found: Imports) -> list[str]:
+    """Return the imports that the rule does not allow."""
+    return [
+        f"{module} imports {each}"
+        for module, imported in sorted(found.items())
+        for each in sorted(imported)
+        if folder_of(each) not in (folder_of(module), EVERYWHERE, *RULE[folder_of(module)])
+    ]

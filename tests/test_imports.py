@@ -1,0 +1,96 @@
+"""The import rule: which folder of the package may import which, without circles."""
+
+import subprocess
+import sys
+from graphlib import CycleError, TopologicalSorter
+
+import draw_imports
+import import_rule
+import pytest
+from import_rule import EVERYWHERE, PUBLIC, RULE, imports, modules, violations
+
+
+def test_every_import_is_one_that_the_rule_allows() -> None:
+    assert violations(imports()) == []
+
+
+def test_an_import_against_the_rule_is_found() -> None:
+    found = {
+        "nope_probe.hooks.layer": {"nope_probe.hooks.names", "nope_probe.models.load"},
+        "nope_probe.scores": {"nope_probe.cli", "nope_probe.errors"},
+        "nope_probe.data.sequences": {"nope_probe.cli"},
+        "nope_probe.runtime.session": {"nope_probe", "nope_probe.ablate"},
+    }
+    assert violations(found) == [
+        "nope_probe.data.sequences imports nope_probe.cli",
+        "nope_probe.hooks.layer imports nope_probe.models.load",
+        "nope_probe.runtime.session imports nope_probe",
+        "nope_probe.runtime.session imports nope_probe.ablate",
+    ]
+
+
+def test_imports_are_read_wherever_they_stand(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "nope_probe"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "errors.py").touch()
+    (folder / "cli.py").write_text("import nope_probe.errors\n")
+    (folder / "ablate.py").write_text("def f():\n    from nope_probe.cli import parse\n")
+    (folder / "scores.py").write_text("if TYPE_CHECKING:\n    from nope_probe import ablate, cli\n")
+    monkeypatch.setattr(import_rule, "ROOT", tmp_path)
+    assert imports() == {
+        "nope_probe": set(),
+        "nope_probe.errors": set(),
+        "nope_probe.cli": {"nope_probe.errors"},
+        "nope_probe.ablate": {"nope_probe.cli"},
+        "nope_probe.scores": {"nope_probe.ablate", "nope_probe.cli"},
+    }
+
+
+def test_the_rule_has_no_arrow_up() -> None:
+    order = list(RULE)
+    for index, (folder, allowed) in enumerate(RULE.items()):
+        assert all(order.index(each) > index for each in allowed), folder
+
+
+def test_modules_import_each_other_without_circles() -> None:
+    TopologicalSorter(imports()).prepare()
+
+
+def test_a_circle_is_found() -> None:
+    circle = {"nope_probe.a": {"nope_probe.b"}, "nope_probe.b": {"nope_probe.a"}}
+    with pytest.raises(CycleError):
+        TopologicalSorter(circle).prepare()
+
+
+def test_every_folder_is_in_the_rule_and_in_the_picture() -> None:
+    folders = {name.split(".")[1] for name in modules() if name.count(".") > 1}
+    assert folders <= set(RULE)
+    assert set(draw_imports.PLACES) == set(RULE) - {"cli", PUBLIC, EVERYWHERE}
+
+
+def test_the_picture_shows_the_imports_of_today() -> None:
+    assert draw_imports.OUT.read_text() == draw_imports.svg(), "run python docs/draw_imports.py"
+
+
+def imported(code: str) -> set[str]:
+    """Return the modules that are loaded after some code has run in a process of its own."""
+    code += "\nimport sys\nprint(*sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(ended.stdout.split())
+
+
+HEAVY = {"torch", "transformers", "transformer_lens"}
+
+
+def test_importing_the_package_and_its_figures_waits_for_no_heavy_library() -> None:
+    loaded = imported("from nope_probe import figures, read_run\nfigures.score_maps")
+    assert {"nope_probe.figures.maps", "plotly"} <= loaded
+    assert not HEAVY & loaded
+    assert not HEAVY & imported("import nope_probe\ndir(nope_probe)")
+
+
+@pytest.mark.parametrize("folder", ["figures", "reports", "runtime.folder", "errors", "cli"])
+def test_what_reads_a_finished_run_needs_no_torch(folder: str) -> None:
+    names = [name for name in modules() if f"{name}.".startswith(f"nope_probe.{folder}.")]
+    assert not HEAVY & imported("\n".join(f"import {name}" for name in names))
