@@ -1,20 +1,23 @@
-"""What the README and the docstrings promise is run."""
+"""The code in README, docs and docstrings runs, and prints what it says."""
 
 import contextlib
 import doctest
 import importlib
+import inspect
 import io
 import json
 import pkgutil
 import re
 import shlex
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 import tyro
 
 import nope_probe
+from nope_probe import figures
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -28,10 +31,10 @@ def test_the_readmes_code_prints_what_it_says():
     [code, printed] = re.search(
         r"```python\n(.*?)```\n\n```text\n(.*?)```", README, re.DOTALL
     ).groups()
-    told = io.StringIO()
-    with contextlib.redirect_stdout(told):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
         exec(code, {})
-    assert told.getvalue() == printed
+    assert output.getvalue() == printed
 
 
 def test_every_python_block_of_the_readme_runs():
@@ -78,17 +81,37 @@ def modules() -> list[str]:
 @pytest.mark.parametrize("name", modules())
 def test_examples_in_docstrings_run(name: str):
     module = importlib.import_module(name)
-    with contextlib.redirect_stdout(io.StringIO()) as told:
+    with contextlib.redirect_stdout(io.StringIO()) as output:
         failed = doctest.testmod(module, extraglobs={"torch": torch}).failed
-    assert failed == 0, told.getvalue()
+    assert failed == 0, output.getvalue()
 
 
-def test_public_names_are_few_and_importable():
-    assert len(nope_probe.__all__) < 10
-    for name in nope_probe.__all__:
-        assert getattr(nope_probe, name).__doc__
-    with pytest.raises(AttributeError, match="nope_probe has no 'attribut'; it has Ablation"):
-        _ = nope_probe.attribut
+@pytest.mark.parametrize("name", sorted({*nope_probe.__all__} - {"figures"}))
+def test_a_public_name_has_a_docstring_with_an_example_of_public_names(name: str):
+    documented = getattr(nope_probe, name).__doc__
+    (example,) = re.findall(r"Example:\n(.*)", documented, re.DOTALL)
+    assert re.search(rf">>> .*\b{name}\b", example)
+    inner = re.findall(r"from (nope_probe\.\S+) import", example)
+    assert inner == (["nope_probe.runtime.folder"] if name == "read_run" else [])
+
+
+@pytest.mark.parametrize("name", figures.__all__)
+def test_a_public_figure_has_a_docstring_that_names_its_arguments(name: str):
+    figure = getattr(figures, name)
+    arguments = inspect.signature(figure).parameters
+    documented = re.findall(r"^        (\w+): ", figure.__doc__, re.MULTILINE)
+    assert [argument for argument in arguments if argument not in documented] == []
+
+
+@pytest.mark.parametrize("package", [nope_probe, figures])
+def test_a_package_lists_its_public_names(package: ModuleType):
+    assert list(package.__all__) == sorted(package.__all__)
+    assert {*package._HOME} == {*package.__all__} - {"figures"}
+    assert {*package.__all__} <= {*dir(package)}
+    for name in package.__all__:
+        assert getattr(package, name).__doc__
+    with pytest.raises(AttributeError, match=r"has no 'attribut'; it has \w+, \w+"):
+        _ = package.attribut
 
 
 @pytest.mark.parametrize("name", ["hooks", "analyses"])

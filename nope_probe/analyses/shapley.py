@@ -76,6 +76,11 @@ def player_set(names: Sequence[str], name: str = "players") -> PlayerSet:
 
     Raises:
         ValueError: for an unknown or repeated player, or two that share a component.
+
+    Example:
+        >>> from nope_probe import player_set
+        >>> len(player_set(["mask", "rope", "qk"]).conditions)
+        8
     """
     players = tuple(player(each) for each in names)
     if not players:

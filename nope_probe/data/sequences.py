@@ -129,6 +129,11 @@ def gaussian(
 
     Raises:
         UserError: if alpha is outside [0, 1).
+
+    Example:
+        >>> from nope_probe import gaussian
+        >>> gaussian(n_seqs=3, seq_len=5, d_model=8, alpha=0.2).inputs.shape
+        torch.Size([3, 5, 8])
     """
     if not 0 <= alpha < 1:
         raise UserError(f"expected 0 <= alpha < 1, got {alpha}")

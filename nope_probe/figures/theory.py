@@ -39,7 +39,14 @@ def fixed_scale_maps(
     high: float = 1.0,
     max_positions: int = MAX_POSITIONS,
 ) -> go.Figure:
-    """Draw score maps on one colour scale from 0 to `high`, as the paper does."""
+    """Draw score maps on one colour scale from 0 to `high`, as the paper does.
+
+    Args:
+        maps: what `capture_scores` returned, or mean scores in nats.
+        title: the title.
+        high: the score at the upper end of the scale, nats.
+        max_positions: larger maps are pooled to this many positions.
+    """
     figure = score_maps(maps, title=title, max_positions=max_positions)
     for name in figure.layout:
         if name.startswith("coloraxis"):

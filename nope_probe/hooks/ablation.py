@@ -42,6 +42,11 @@ class Ablation:
 
     Raises:
         ValueError: for a component or gain that does not exist.
+
+    Example:
+        >>> from nope_probe import Ablation
+        >>> Ablation(remove=["mask", "w_q"], layers=[0, 1], gain="norm").remove
+        ['mask', 'w_q']
     """
 
     remove: Sequence[Component] = ()

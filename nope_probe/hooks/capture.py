@@ -181,6 +181,12 @@ def capture_stages(
 
     Raises:
         KeyError: if a stage is asked for that this block does not have.
+
+    Example:
+        >>> from nope_probe import capture_stages, load
+        >>> maps = capture_stages(load("parameter-free").model, torch.randn(16, 5, 64), layer=1)
+        >>> maps.mean("a").shape
+        torch.Size([5, 5])
     """
     blocks = layers_of(model)
     names = available(blocks, layer)

@@ -64,7 +64,21 @@ def calibrate(
     batch_size: int = 32,
     checkpoint: StreamCheckpoint | None = None,
 ) -> Gains:
-    """Measure the gains `output` in one pass of the intact model over the run's tokens."""
+    """Measure the gains `output` of all projections in one pass of the intact model.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge.
+        inputs: the tokens of the run (or vectors), on which outputs are to have the same RMS.
+        batch_size: sequences per forward pass.
+        checkpoint: deals out batches to processes and saves sums; see `stream`.
+
+    Example:
+        >>> from nope_probe import Ablation, ablated, calibrate, load
+        >>> model, tokens = load("nope-tiny").model, torch.tensor([[0, 5, 9], [0, 7, 2]])
+        >>> gains = calibrate(model, tokens)
+        >>> with ablated(model, Ablation(remove=["w_q"]), gains):
+        ...     logits = model(tokens)
+    """
     accumulators = [_GainAccumulator(layer) for layer in layers_of(model)]
     stream(
         model,

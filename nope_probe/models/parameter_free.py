@@ -42,17 +42,17 @@ def parameter_free(
 
     `build` sets its weights to identities. RMS norm is sqrt(d) times the paper's L2 norm, which
     `W_V = I / sqrt(d)` and a score scale of 1/d undo. The LayerNorm variants (appendix B) have
-    W_V = I and scores over sqrt(d) or d. Inputs are vectors: `hooks.forward.run_blocks` runs them.
+    W_V = I and scores over sqrt(d) or d. Inputs are vectors, as `gaussian` draws them. The model
+    with the default settings is `load("parameter-free")` too, or `load("parameter-free-rope")`.
 
     Raises:
         ValueError: for no layers, no dimensions, an odd dimension with RoPE or an unknown norm.
 
     Example:
-        >>> from nope_probe.hooks.forward import run_blocks
-        >>> from nope_probe.models.parameter_free import build, parameter_free
-        >>> model = build(parameter_free(n_layers=2, d_model=8))
-        >>> run_blocks(model, torch.randn(1, 5, 8)).shape
-        torch.Size([1, 5, 8])
+        >>> from nope_probe import build, capture_scores, gaussian, parameter_free
+        >>> model = build(parameter_free(n_layers=2, d_model=8, norm="layernorm-d"))
+        >>> capture_scores(model, gaussian(n_seqs=16, seq_len=5, d_model=8).inputs).mean.shape
+        torch.Size([2, 5, 5])
     """
     return configuration(**parameter_free_settings(n_layers, d_model, norm, rope, causal))
 
@@ -69,10 +69,15 @@ def configuration(**settings: Any) -> Configuration:
 
 
 def build(config: Configuration) -> HookedTransformer | TransformerBridge:
-    """Build the model of a configuration of this module, with the hooks of TransformerLens.
+    """Build the model of a configuration, with the hooks of TransformerLens.
 
     It is a HookedTransformer, or with TransformerLens 4 a TransformerBridge. Parameter-free models
     get identities for weights, others must be given theirs.
+
+    Example:
+        >>> from nope_probe import build, parameter_free
+        >>> build(parameter_free(n_layers=3, d_model=8, rope=True)).cfg.n_layers
+        3
     """
     model = build_hooked(config) if has_hooked_transformer() else build_bridge(config)
     if str(config.model_name).startswith("parameter-free"):

@@ -221,7 +221,7 @@ def default_output_dir(command: str, subject: str, recorded: dict[str, Any]) -> 
 
     Example:
         >>> default_output_dir("scores", "meta-llama/Llama-3.1-8B", {"seed": 0}).as_posix()
-        'runs/scores-Llama-3.1-8B-f8b2e0a5'
+        'runs/scores-Llama-3.1-8B-de7d7744'
     """
     name = re.sub(r"[^A-Za-z0-9.]+", "-", Path(subject).name or subject).strip("-")
     parts = [command, *([name] if name else []), settings_hash(recorded)]

@@ -34,6 +34,12 @@ class ParameterFreeSpec:
         norm: `l2` (eq. 1) or LayerNorm with scores over sqrt(d) or d (appendix B).
         rope: whether queries and keys are rotated (base 10000).
         causal: whether keys j > i are masked; False is the encoder of Figure 10.
+
+    Example:
+        >>> from nope_probe import ParameterFreeSpec, theory_scores
+        >>> spec = ParameterFreeSpec(d_model=64, rope=True)
+        >>> theory_scores(torch.tensor([0.2]), 11, 3, spec).shape
+        torch.Size([1, 3, 11, 11])
     """
 
     d_model: int | None = None

@@ -134,8 +134,8 @@ def simulate_scores(
         ValueError: if not exactly one of n_samples and target_se is given, or one is out of range.
 
     Example:
-        >>> from nope_probe.models.parameter_free import build, parameter_free
-        >>> model = build(parameter_free(n_layers=2, d_model=64))
+        >>> from nope_probe import load, simulate_scores
+        >>> model = load("parameter-free", n_layers=2).model
         >>> simulate_scores(model, alpha=0.0, n_samples=1000).variance_ratio[1] > 40
         tensor(True)
     """
