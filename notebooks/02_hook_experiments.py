@@ -15,20 +15,26 @@
 # # Experiments with hooks
 #
 # Everything here is written through TransformerLens's own hook points, so your own hooks work
-# beside it, and any TransformerLens model of yours can stand in for the shipped one.
+# beside it, and any TransformerLens model of yours can take the place of the shipped one.
 
 # %%
 import torch
 from IPython.display import display
-from nope_probe.figures.circuit import circuit
 
-from nope_probe import Ablation, ablated, capture_scores, capture_stages, load, measure, sequences
-from nope_probe.figures.circuit_views import Circuit
-from nope_probe.figures.maps import score_maps
+from nope_probe import (
+    Ablation,
+    ablated,
+    capture_scores,
+    capture_stages,
+    figures,
+    load,
+    measure,
+    sequences,
+)
 
 loaded = load("nope-tiny")
 model = loaded.model
-inputs = sequences(tokenizer=loaded.tokenizer, n_seqs=128, seq_len=40).inputs
+tokens = sequences(tokenizer=loaded.tokenizer, n_seqs=128, seq_len=40).inputs
 
 # %% [markdown]
 # ## Hooks of your own
@@ -38,7 +44,7 @@ inputs = sequences(tokenizer=loaded.tokenizer, n_seqs=128, seq_len=40).inputs
 # %%
 seen = {}
 model.run_with_hooks(
-    inputs[:8],
+    tokens[:8],
     return_type=None,
     fwd_hooks=[("blocks.1.attn.hook_attn_scores", lambda t, hook: seen.update(scores=t.detach()))],
 )
@@ -51,39 +57,36 @@ display(seen["scores"].shape)  # [batch, head, query_pos, key_pos]
 # maps and what is left of them when each diagonal's mean is taken off.
 
 # %%
-stages = capture_stages(model, inputs, layer=0)
-intact = {letter: stages.mean(letter).float().numpy() for letter in stages.folds}
-circuit(Circuit(layer=0, maps=intact))
+intact = capture_stages(model, tokens, layer=0)
+figures.circuit(intact, layer=0)
 
 # %% [markdown]
-# ## Switch the mask off and see the pattern go
+# ## Remove the mask, and the pattern is gone
 #
-# `ablated` is a context manager; afterwards the model is what it was, to the last bit.
+# `ablated` is a context manager; afterwards the model's outputs are bit-identical to before.
 
 # %%
 with ablated(model, Ablation(remove=["mask"])):
-    stages = capture_stages(model, inputs, layer=0)
-    without = capture_scores(model, inputs)
-shown = {letter: stages.mean(letter).float().numpy() for letter in stages.folds}
-circuit(Circuit(layer=0, maps=shown, removed=("mask",), reference=intact))
+    without = capture_stages(model, tokens, layer=0)
+    scores_without = capture_scores(model, tokens)
+figures.circuit(without, layer=0, removed=["mask"], reference=intact)
 
 # %% [markdown]
-# How strong the pattern of each layer is, in nats, with the mask and without:
+# The strength of each layer's pattern, in nats, with the mask and without:
 
 # %%
-with_mask = capture_scores(model, inputs)
+scores = capture_scores(model, tokens)
 [
-    (layer, round(one.amplitude.value, 3), round(other.amplitude.value, 3))
-    for layer, (one, other) in enumerate(
-        zip(measure(with_mask.folds), measure(without.folds), strict=True)
-    )
+    (f"L{layer}", round(one.amplitude.value, 3), round(other.amplitude.value, 3))
+    for layer, (one, other) in enumerate(zip(measure(scores), measure(scores_without), strict=True))
 ]
 
 # %% [markdown]
-# ## Patch one head's pattern
+# ## Patch one head's attention
 #
-# L0H0 attends evenly to all keys up to the query, whatever it has learned. The other
-# heads stay; the score maps of the later layers change.
+# L0H0 attends evenly to all keys up to the query, whatever it has learned. The other heads stay;
+# the score maps of the later layers change. (TransformerLens calls the attention weights
+# `hook_pattern`: they are not the positional pattern of this package.)
 
 # %%
 even = torch.ones(40, 40).tril()
@@ -93,5 +96,5 @@ patch = (
     lambda t, hook: t.index_copy(1, torch.tensor([0]), even.expand(len(t), 1, 40, 40)),
 )
 with model.hooks(fwd_hooks=[patch]):
-    patched = capture_scores(model, inputs)
-score_maps((patched.mean - with_mask.mean).float().numpy(), title="What the patch changes, nats")
+    patched = capture_scores(model, tokens)
+figures.score_maps(patched.mean - scores.mean, title="What the patch changes, nats")

@@ -15,63 +15,66 @@
 # # Attribution: where does the pattern come from?
 #
 # Two small models were trained alike, one without position encoding and one with RoPE. Mask and
-# RoPE break the symmetry between positions; weights shape what these start, and are never a source.
+# RoPE break the symmetry between positions: they are the sources. Weights shape what these start,
+# and are never a source.
 
 # %%
-import pandas as pd
-
-from nope_probe import Ablation, ablated, attribute, capture_scores, load, sequences
-from nope_probe.analyses.pattern import row_centred
-from nope_probe.experiments.tables import sources_table
-from nope_probe.figures.maps import term_maps
-from nope_probe.figures.shares import source_shares
+from nope_probe import (
+    Ablation,
+    ablated,
+    attribute,
+    capture_scores,
+    figures,
+    load,
+    run_ablations,
+    sequences,
+)
 
 # %% [markdown]
-# ## The RoPE twin: four runs
+# ## The RoPE twin: the whole study in one call
 #
-# The intact model, and the model without the mask, without RoPE, and without either. Conditions are
-# named by what is removed.
+# `run_ablations` runs the intact model, the model without the mask, without RoPE, and without
+# either; with players, every combination of them too. What it returns are tables and maps.
 
 # %%
 loaded = load("rope-tiny")
 data = sequences(tokenizer=loaded.tokenizer, n_seqs=128, seq_len=40)
-skip = int(data.bos)
-conditions = [frozenset(), frozenset({"mask"}), frozenset({"rope"}), frozenset({"mask", "rope"})]
-maps = {}
-for removed in conditions:
-    with ablated(loaded.model, Ablation(remove=sorted(removed))):
-        maps[removed] = capture_scores(loaded.model, data.inputs).folds
-sources = sources_table(attribute(maps, position="rope", skip_keys=skip))
-source_shares(sources)
+study = run_ablations(loaded.model, data, players=["mask", "rope", "qk"])
+figures.source_shares(study.sources)
 
 # %% [markdown]
 # The shares of a layer add up to 1; those of L0 come from RoPE and content, since the mask has
 # acted on nothing yet.
 
 # %%
-sources.pivot(index="layer", columns="term", values="share").round(3)
+study.sources.pivot(index="layer", columns="term", values="share").round(3)
 
 # %% [markdown]
-# The pattern itself, and what is left of it without the mask or without RoPE:
+# The terms themselves, maps in nats that add up to the pattern:
 
 # %%
-patterns = {
-    name: row_centred(maps[frozenset(removed)].mean(0), skip).float().numpy()
-    for name, removed in (("all", ()), ("without mask", ("mask",)), ("without RoPE", ("rope",)))
-}
-term_maps(patterns, title="The pattern, and without its sources", layer=1)
+names = ["content", "mask", "rope", "mask_x_rope"]
+figures.term_maps(
+    {name: study.maps[f"source/{name}"] for name in names}, title="What adds up to it", layer=1
+)
 
 # %% [markdown]
-# ## The NoPE twin: the mask is all there is
+# Which parts the pattern needs: the query-key circuit is a player here, kept or removed as a whole.
+
+# %%
+figures.player_shares(study.players)
+
+# %% [markdown]
+# ## The NoPE twin, by hand: the mask is all there is
 #
-# Without position encoding, what the mask brings and the content make the whole pattern.
+# The same from captures of your own. Conditions are named by what is removed; `attribute` finds
+# the position encoding from them (here there is none).
 
 # %%
 loaded = load("nope-tiny")
 data = sequences(tokenizer=loaded.tokenizer, n_seqs=128, seq_len=40)
-maps = {}
-for removed in (frozenset(), frozenset({"mask"})):
-    with ablated(loaded.model, Ablation(remove=sorted(removed))):
-        maps[removed] = capture_scores(loaded.model, data.inputs).folds
-layers = attribute(maps, position=None, skip_keys=int(data.bos))
-pd.DataFrame(sources_table(layers)).pivot(index="layer", columns="term", values="share").round(3)
+intact = capture_scores(loaded.model, data.inputs)
+with ablated(loaded.model, Ablation(remove=["mask"])):
+    without = capture_scores(loaded.model, data.inputs)
+layers = attribute({(): intact, "mask": without}, skip_keys=int(data.bos))
+[{source.term: round(source.share.value, 3) for source in layer.sources} for layer in layers]

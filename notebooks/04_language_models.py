@@ -25,13 +25,19 @@ from pathlib import Path
 
 import torch
 from IPython.display import display
-from nope_probe.figures.circuit import circuit
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from nope_probe import Ablation, ablated, capture_scores, capture_stages, load, measure, sequences
-from nope_probe.figures.circuit_views import Circuit
-from nope_probe.figures.maps import score_maps
+from nope_probe import (
+    Ablation,
+    ablated,
+    capture_scores,
+    capture_stages,
+    figures,
+    load,
+    measure,
+    sequences,
+)
 
 # %% [markdown]
 # ## A random Llama in a folder
@@ -75,7 +81,7 @@ display(loaded.info.parity)
 
 # %%
 scores = capture_scores(loaded.model, data.inputs)
-score_maps(scores.mean.float().numpy())
+figures.score_maps(scores)
 
 # %% [markdown]
 # ## The first block, with and without RoPE
@@ -83,22 +89,19 @@ score_maps(scores.mean.float().numpy())
 # In the third choice of the switch, the change against the intact model.
 
 # %%
-stages = capture_stages(loaded.model, data.inputs, layer=0)
-intact = {letter: stages.mean(letter).float().numpy() for letter in stages.folds}
+intact = capture_stages(loaded.model, data.inputs, layer=0)
 with ablated(loaded.model, Ablation(remove=["rope"])):
-    stages = capture_stages(loaded.model, data.inputs, layer=0)
-    without = capture_scores(loaded.model, data.inputs)
-shown = {letter: stages.mean(letter).float().numpy() for letter in stages.folds}
-has = ("mask", "rope", "w_q", "w_k", "w_o", "w_v", "mlp")
-circuit(Circuit(layer=0, maps=shown, components=has, removed=("rope",), reference=intact))
+    without = capture_stages(loaded.model, data.inputs, layer=0)
+    scores_without = capture_scores(loaded.model, data.inputs)
+figures.circuit(without, layer=0, removed=["rope"], reference=intact)
 
 # %% [markdown]
-# The size of each layer's pattern, in nats, with its 95% interval: intact, then without RoPE. A
-# random model has little; intervals that reach 0 mean that there is none to speak of.
+# The strength of each layer's pattern, in nats, with its 95% interval: intact, then without RoPE. A
+# random model has little; an interval that reaches 0 cannot be told from noise.
 
 # %%
 skip = int(data.bos)
 [
     (one.amplitude, two.amplitude)
-    for one, two in zip(measure(scores.folds, skip), measure(without.folds, skip), strict=True)
+    for one, two in zip(measure(scores, skip), measure(scores_without, skip), strict=True)
 ]

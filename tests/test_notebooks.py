@@ -1,6 +1,7 @@
-"""The notebooks run as they stand, without network, and their two files hold the same code."""
+"""The notebooks run without network, and their two files hold the same code."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,13 @@ def test_a_pair_holds_the_same_cells_and_no_output(name: str) -> None:
     ours, theirs = ([(c.cell_type, c.source) for c in each.cells] for each in (text, notebook))
     assert ours == theirs
     assert not any(cell.get("outputs") for cell in notebook.cells)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_uses_public_names_alone(name: str) -> None:
+    code = (FOLDER / f"{name}.py").read_text()
+    assert "from nope_probe import " in code
+    assert not re.findall(r"nope_probe\.\w+", code)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -9,7 +10,13 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from nope_probe.runtime.distributed import is_first_process
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STDERR = 2
+_STOPPING = (
+    b"\nstopping after this batch; Ctrl-C again stops now, and resumes from the last state\n"
+)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -27,7 +34,7 @@ class Interrupted(KeyboardInterrupt):
 class Signals:
     """Turns signals into `Interrupted` for as long as the context lasts.
 
-    A signal raises at once. Inside `deferred` the first one only sets `received`, and
+    A signal raises at once. Inside `deferred` the first one sets `received`, and
     `raise_if_received` ends the run between two batches; a second one raises at once.
 
     Attributes:
@@ -78,3 +85,5 @@ class Signals:
         self.received = signum
         if at_once:
             self.raise_if_received()
+        if signum == signal.SIGINT and is_first_process():
+            os.write(STDERR, _STOPPING)  # a handler may not use Python's buffered streams

@@ -167,14 +167,16 @@ def test_a_signal_during_a_stream_waits_for_the_end_of_the_batch(tmp_path: Path)
     assert (tmp_path / "run" / "state-0.partial").is_file()
 
 
-def receive_two_signals() -> None:
+def receive_two_signals(capfd: pytest.CaptureFixture[str]) -> None:
     with Signals() as signals, signals.deferred():
         os.kill(os.getpid(), signal.SIGINT)
         assert signals.received == signal.SIGINT
+        assert "stopping after this batch; Ctrl-C again stops now" in capfd.readouterr().err
         os.kill(os.getpid(), signal.SIGINT)
         raise AssertionError("not reached")
 
 
-def test_a_second_signal_does_not_wait():
+def test_a_second_signal_does_not_wait(capfd: pytest.CaptureFixture[str]):
     with pytest.raises(Interrupted):
-        receive_two_signals()
+        receive_two_signals(capfd)
+    assert capfd.readouterr().err == ""
