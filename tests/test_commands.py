@@ -46,7 +46,7 @@ def test_help_does_not_import_torch(command: str) -> None:
         (["--revision", "main"], "--revision is for models on the Hub, and "),
         (["--skip-keys", 48, "--seq-len", 50], "--skip-keys 48 leaves no keys of 50"),
         (["--skip-keys", -1], "--skip-keys -1 leaves no keys of "),
-        (["--seq-len", 3], "expected at least 4 tokens in a window, got 3"),
+        (["--seq-len", 3], "expected at least 4 tokens in a sequence, got 3"),
         (["--folds", 3], "expected at least 4 folds, got 3"),
         (["--batch-size", 0], "expected a positive --batch-size"),
         (["--checkpoint-every", 0], "expected a positive --checkpoint-every"),

@@ -28,7 +28,7 @@ MEANINGLESS = {
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """Which model is run, on which windows, and how."""
+    """Which model is run, on which sequences, and how."""
 
     model: Annotated[
         str, _arg(help="A shipped or friendly name, a Hub id or a local Hugging Face folder.")
@@ -45,28 +45,28 @@ class RunSettings:
     ] = "shipped"
     windows: Annotated[
         Literal["random", "start"],
-        _arg(help="Where a window stands in its document; start: its first tokens (the paper's)."),
+        _arg(help="Where sequences begin in documents; start: at the first token (the paper's)."),
     ] = "random"
     pack: Annotated[
         bool,
-        _arg(help="Join documents, an EOS token after each, and cut windows across them instead."),
+        _arg(help="Join documents, an EOS token after each, and cut sequences across them."),
     ] = False
     bos: Annotated[
         Literal["auto", "always", "never"],
-        _arg(help="Begin windows with a BOS token; auto: where the tokenizer forces it."),
+        _arg(help="Begin sequences with a BOS token; auto: if the tokenizer adds one."),
     ] = "auto"
-    alpha: Annotated[float, _arg(help="With gaussian: the expected inner product of inputs.")] = 0.0
-    shuffle: Annotated[bool, _arg(help="Permute the tokens within each window.")] = False
+    alpha: Annotated[float, _arg(help="With --data gaussian: expected inner product.")] = 0.0
+    shuffle: Annotated[bool, _arg(help="Permute the tokens in each sequence.")] = False
     layers: Annotated[
         int | Literal["all"], _arg(help="How many first layers to study, or all.")
     ] = 4
-    n_seqs: Annotated[int, _arg(help="How many windows.")] = 512
-    seq_len: Annotated[int, _arg(help="Tokens in a window.")] = 64
-    batch_size: Annotated[int, _arg(help="Windows per forward pass.")] = 32
+    n_seqs: Annotated[int, _arg(help="How many sequences.")] = 512
+    seq_len: Annotated[int, _arg(help="Tokens in a sequence.")] = 64
+    batch_size: Annotated[int, _arg(help="Sequences per forward pass.")] = 32
     folds: Annotated[int, _arg(help="Parts of the data that intervals are made from.")] = 8
     skip_keys: Annotated[
         int | Literal["auto"],
-        _arg(help="First keys to leave out; auto: 1 where windows begin with BOS, else 0."),
+        _arg(help="First keys to leave out; auto: 1 where sequences begin with BOS, else 0."),
     ] = "auto"
     seed: Annotated[int, _arg(help="Seed of every random choice.")] = 0
     device: Annotated[
@@ -106,7 +106,7 @@ class RunSettings:
         if self.n_seqs < self.folds:
             raise UserError(f"{self.n_seqs} sequences do not fill {self.folds} folds")
         if self.seq_len < 4:
-            raise UserError(f"expected at least 4 tokens in a window, got {self.seq_len}")
+            raise UserError(f"expected at least 4 tokens in a sequence, got {self.seq_len}")
         for name in ("batch_size", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise UserError(f"expected a positive --{name.replace('_', '-')}")
@@ -134,7 +134,7 @@ class RunSettings:
         n_batches = -(-self.n_seqs // self.batch_size)
         if n_batches < n_processes:
             raise UserError(
-                f"{self.n_seqs} windows in batches of {self.batch_size} are {n_batches} "
+                f"{self.n_seqs} sequences in batches of {self.batch_size} are {n_batches} "
                 f"batches, too few for {n_processes} processes; lower --batch-size"
             )
         if self.device_map is None:
@@ -170,14 +170,14 @@ class RunSettings:
         )
 
     def make_sequences(self, loaded: LoadedModel, *, shuffle: bool | None = None) -> Sequences:
-        """Make the inputs: vectors for a parameter-free model, token windows for any other.
+        """Make the inputs: vectors for a parameter-free model, tokens for any other.
 
         Args:
             loaded: the model.
             shuffle: whether to permute tokens; as in the settings by default.
 
         Raises:
-            UserError: if the model cannot take the data, or there are too few windows.
+            UserError: if the model cannot take the data, or there are too few sequences.
         """
         from nope_probe.data.sequences import gaussian, sequences
 

@@ -14,9 +14,7 @@ from nope_probe.runtime.distributed import is_first_process
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STDERR = 2
-_STOPPING = (
-    b"\nstopping after this batch; Ctrl-C again stops now, and resumes from the last state\n"
-)
+_STOPPING = b"\nstopping after this batch; press Ctrl-C again to stop now\n"
 
 
 class Interrupted(KeyboardInterrupt):

@@ -1,18 +1,17 @@
-"""What a preset is trained on: tokenizer, training and held-out sequences."""
+"""The text that a preset is trained on: tokenizer, training and held-out sequences."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from datasets import Dataset, IterableDataset, load_dataset
+from jaxtyping import Int
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import (
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from nope_probe.data.documents import is_held_out
 from nope_probe.data.sequences import cut
@@ -27,14 +26,14 @@ BOS = "<bos>"
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Windows to train on and to evaluate on, each with a BOS token in front."""
+    """Sequences to train on and to evaluate on, each beginning with a BOS token."""
 
     train: Dataset | IterableDataset
     held_out: Dataset
 
 
 def tokenizer_of(recipe: Recipe) -> PreTrainedTokenizerBase:
-    """Train the tiny models' byte-level BPE, or fetch the large ones' tokenizer."""
+    """Return the recipe's tokenizer: a byte-level BPE trained here, or one from the Hub."""
     if recipe.size != "tiny":
         from transformers import AutoTokenizer
 
@@ -56,33 +55,33 @@ def tokenizer_of(recipe: Recipe) -> PreTrainedTokenizerBase:
 
 
 def corpus_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, seed: int) -> Corpus:
-    """Cut the recipe's text into windows."""
+    """Return the recipe's text, cut into sequences."""
     if recipe.data == "stdlib":
         return _library(recipe, tokenizer, seed)
     stream = load_dataset(recipe.data, split="train", streaming=True)
-    # The documents that `--data fineweb-edu` studies are never trained on.
-    few = stream.filter(_is_kept_out).take(2_000)
-    rest = stream.filter(lambda row: not _is_kept_out(row))
-    kwargs = {"tokenizer": tokenizer, "recipe": recipe}
-    held_out = Dataset.from_generator(_packed, gen_kwargs={"stream": few, **kwargs})
-    train = IterableDataset.from_generator(_packed, gen_kwargs={"stream": rest, **kwargs})
+    # Runs with `--data fineweb-edu` read held-out documents, which are not trained on.
+    few = stream.filter(_row_is_held_out).take(2_000)
+    rest = stream.filter(lambda row: not _row_is_held_out(row))
+    settings = {"tokenizer": tokenizer, "recipe": recipe}
+    held_out = Dataset.from_generator(_packed, gen_kwargs={"stream": few, **settings})
+    train = IterableDataset.from_generator(_packed, gen_kwargs={"stream": rest, **settings})
     return Corpus(train=train, held_out=held_out)
 
 
-def _is_kept_out(row: dict[str, Any]) -> bool:
+def _row_is_held_out(row: dict[str, Any]) -> bool:
     return is_held_out(row["text"])
 
 
 def _library(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, seed: int) -> Corpus:
-    """Windows at random places of the library, cut anew for each pass over it."""
+    """Cut sequences at random places of the standard library, anew for each pass over it."""
     generator = torch.Generator().manual_seed(seed)
     length = recipe.seq_len - 1
     n_wanted = recipe.steps * recipe.batch_tokens // recipe.seq_len
     ids = _ids(stdlib_documents(held_out=False), tokenizer)
     passes: list[torch.Tensor] = []
     while sum(map(len, passes)) < n_wanted:
-        n_windows = sum(len(document) // length for document in ids)
-        passes.append(cut(ids, n_windows, length, generator))
+        n_seqs = sum(len(document) // length for document in ids)
+        passes.append(cut(ids, n_seqs, length, generator))
     held_out = _ids(stdlib_documents(held_out=True), tokenizer)
     n_held_out = min(1024, sum(len(document) // length for document in held_out))
     return Corpus(
@@ -95,16 +94,15 @@ def _ids(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]
     return tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
 
 
-def _dataset(windows: torch.Tensor, tokenizer: PreTrainedTokenizerBase) -> Dataset:
-    bos = torch.full((len(windows), 1), tokenizer.bos_token_id)
-    rows = torch.cat([bos, windows], 1).numpy()
+def _dataset(tokens: Int[Tensor, "seq pos"], tokenizer: PreTrainedTokenizerBase) -> Dataset:
+    rows = torch.nn.functional.pad(tokens, (1, 0), value=tokenizer.bos_token_id).numpy()
     return Dataset.from_dict({"input_ids": rows, "labels": rows}).with_format("torch")
 
 
 def _packed(
-    stream: Any, tokenizer: PreTrainedTokenizerBase, recipe: Recipe
+    stream: Iterable[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, recipe: Recipe
 ) -> Iterator[dict[str, list[int]]]:
-    """Join documents with BOS tokens between them and cut the stream into windows."""
+    """Join documents, each after a BOS token, and cut them into sequences."""
     pool: list[int] = []
     for row in stream:
         pool += [
@@ -112,5 +110,5 @@ def _packed(
             *tokenizer(row["text"], add_special_tokens=False).input_ids,
         ]
         while len(pool) >= recipe.seq_len:
-            window, pool = pool[: recipe.seq_len], pool[recipe.seq_len :]
-            yield {"input_ids": window, "labels": window}
+            tokens, pool = pool[: recipe.seq_len], pool[recipe.seq_len :]
+            yield {"input_ids": tokens, "labels": tokens}

@@ -1,4 +1,4 @@
-"""When does the positional pattern emerge? A Trainer callback that measures it in training."""
+"""The training dynamics of the positional pattern: a Trainer callback that measures it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from transformers import TrainerCallback
+from transformers import PreTrainedModel, TrainerCallback
 
 from nope_probe.analyses.pattern import Measures, measure
 from nope_probe.hooks.capture import capture_scores
@@ -19,15 +19,21 @@ N_STEPS = 24
 
 
 class Dynamics(TrainerCallback):
-    """Write the pattern's measures per layer at log-spaced steps to a CSV file."""
+    """Writes the measures of each layer's pattern at log-spaced steps to a CSV file.
 
-    def __init__(self, path: Path, windows: Int[Tensor, "seq pos"], steps: int) -> None:
-        self.path, self.windows = path, windows
-        self.when = log_spaced(steps)
+    Args:
+        path: the file.
+        tokens: on which the model is measured.
+        n_steps: how many steps training has.
+    """
+
+    def __init__(self, path: Path, tokens: Int[Tensor, "seq pos"], n_steps: int) -> None:
+        self.path, self.tokens = path, tokens
+        self.steps = log_spaced(n_steps)
         self.rows: list[dict[str, float | int]] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Keep what a resumed run has measured; measure the model at its start."""
+        """Read what a resumed run has measured; measure a new run's model at its start."""
         if state.global_step and self.path.is_file():
             table = pd.read_csv(self.path)
             self.rows = table[table["step"] <= state.global_step].to_dict("records")
@@ -35,27 +41,32 @@ class Dynamics(TrainerCallback):
             self.on_step_end(args, state, control, **kwargs)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Measure, if this is one of the steps."""
-        if state.global_step in self.when and state.is_world_process_zero:
-            self.rows += pattern_rows(kwargs["model"], self.windows, state.global_step)
+        """Measure the model, if this is one of the steps."""
+        if state.global_step in self.steps and state.is_world_process_zero:
+            self.rows += pattern_rows(kwargs["model"], self.tokens, state.global_step)
             self.path.parent.mkdir(parents=True, exist_ok=True)
             pd.DataFrame(self.rows).to_csv(self.path, index=False, float_format="%.6g")
 
 
-def log_spaced(steps: int) -> set[int]:
-    """Choose up to 24 steps from 0 to the last, evenly on a log scale."""
+def log_spaced(n_steps: int) -> set[int]:
+    """Return step 0 and up to 24 steps from 1 to the last, evenly on a log scale.
+
+    Example:
+        >>> sorted(log_spaced(10))
+        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+    """
     ratios = torch.linspace(0, 1, N_STEPS, dtype=torch.float64)
-    return {0, *(round(float(steps**ratio)) for ratio in ratios)}
+    return {0, *(round(float(n_steps**ratio)) for ratio in ratios)}
 
 
 def pattern_rows(
-    model: Any, windows: Int[Tensor, "seq pos"], step: int
+    model: PreTrainedModel, tokens: Int[Tensor, "seq pos"], step: int
 ) -> list[dict[str, float | int]]:
-    """Measure each layer's pattern, the BOS key left out."""
-    maps = capture_scores(to_hooked(model), windows.cpu())
+    """Return the measures of each layer's pattern, a row per layer; the BOS key is left out."""
+    maps = capture_scores(to_hooked(model), tokens.cpu())
     return [
         {"step": step, "layer": layer, **_columns(measures)}
-        for layer, measures in enumerate(measure(maps.folds, skip_keys=1))
+        for layer, measures in enumerate(measure(maps, skip_keys=1))
     ]
 
 

@@ -1,4 +1,4 @@
-"""Recipes: everything that decides what a trained preset learns."""
+"""Recipes: the settings that decide what a preset learns."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything that decides what a preset learns, but RoPE: both twins share it.
+    """The settings that decide what a preset learns, except RoPE: both twins share them.
 
     Attributes:
         batch_tokens: tokens per optimiser step, over all processes.
         micro_batch: sequences per process and forward pass.
-        threads: torch threads (a fixed number makes a CPU run reproducible); None leaves them.
+        threads: torch threads, fixed for reproducible runs on a CPU; None leaves the default.
     """
 
     size: Literal["tiny", "1.5b"]

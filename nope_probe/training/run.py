@@ -19,19 +19,23 @@ class Settings:
     """Train the paper's NoPE model or its RoPE twin, and write a Hugging Face folder.
 
     The tiny presets train on the text of this Python's standard library, in about half an hour on
-    one core. The 1.5B presets stream FineWeb-Edu and want GPUs: start them with
-    `accelerate launch` or `torchrun`, whose settings (FSDP, precision) Trainer takes over.
+    one core. The 1.5B presets stream FineWeb-Edu and need GPUs: start them with
+    `accelerate launch` or `torchrun`, whose settings (FSDP, precision) Trainer uses.
     """
 
     preset: Annotated[PresetName, tyro.conf.arg(help="Which model to train.")]
     out: Annotated[Path | None, tyro.conf.arg(help="Folder to write [runs/train-PRESET].")] = None
     steps: Annotated[int | None, tyro.conf.arg(help="Stop early; the recipe's by default.")] = None
     seed: Annotated[int, tyro.conf.arg(help="Seed of weights and data order.")] = 0
-    resume: Annotated[bool, tyro.conf.arg(help="Go on from the newest checkpoint in OUT.")] = False
+    resume: Annotated[bool, tyro.conf.arg(help="Resume from the newest checkpoint in OUT.")] = False
 
 
 def run(settings: Settings) -> None:
-    """Train a preset and save weights, tokenizer, model info, dynamics and held-out loss."""
+    """Train a preset, and save weights, tokenizer, model card, dynamics and held-out loss.
+
+    Raises:
+        UserError: for an output folder, a number of steps or a checkpoint that cannot be used.
+    """
     from nope_probe.models.presets import smollm3_config
     from nope_probe.training.corpus import corpus_of, tokenizer_of
     from nope_probe.training.trainer import evaluate, make_trainer, save
@@ -39,10 +43,7 @@ def run(settings: Settings) -> None:
     name, size = settings.preset, settings.preset.split("-")[1]
     recipe = RECIPES[size]
     out = settings.out or Path("runs") / f"train-{name}"
-    if out.is_file():
-        raise UserError(f"--out {out} is a file")
-    if settings.steps is not None and settings.steps < 1:
-        raise UserError(f"expected at least 1 step, got {settings.steps}")
+    validate(settings, out)
     _fix_randomness(settings.seed, recipe.threads)
     tokenizer = tokenizer_of(recipe)
     corpus = corpus_of(recipe, tokenizer, settings.seed)
@@ -57,6 +58,22 @@ def run(settings: Settings) -> None:
     )
     trainer.train(resume_from_checkpoint=settings.resume or None)
     save(trainer, tokenizer, out, name=name, recipe=asdict(recipe), losses=evaluate(trainer))
+
+
+def validate(settings: Settings, out: Path) -> None:
+    """Check what can be checked before training.
+
+    Raises:
+        UserError: naming the flag.
+    """
+    if out.is_file():
+        raise UserError(f"--out {out} is a file")
+    if settings.steps is not None and settings.steps < 1:
+        raise UserError(f"expected at least 1 step, got {settings.steps}")
+    if settings.resume and not any(out.glob("checkpoint-*")):
+        raise UserError(f"--resume: {out} holds no checkpoint")
+    if not settings.resume and any(out.glob("checkpoint-*")):
+        raise UserError(f"{out} holds checkpoints of a run: take --resume, or choose another --out")
 
 
 def _fix_randomness(seed: int, threads: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer, set up with a recipe, and what is saved in the end."""
+"""Hugging Face's Trainer with a recipe's settings, and the folder that it leaves."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from transformers import (
     TrainingArguments,
 )
 
+from nope_probe.runtime.distributed import process_count
 from nope_probe.training.corpus import Corpus
 from nope_probe.training.dynamics import Dynamics
 
@@ -33,7 +34,7 @@ def make_trainer(
     steps: int,
     seed: int,
 ) -> Trainer:
-    """Set Hugging Face's Trainer up with a recipe."""
+    """Return the Trainer of a model of this configuration, with a recipe's settings."""
     config.bos_token_id = config.eos_token_id = tokenizer.bos_token_id
     model = SmolLM3ForCausalLM(config)
     trainer = Trainer(
@@ -43,16 +44,13 @@ def make_trainer(
         eval_dataset=corpus.held_out,
     )
     if recipe.size == "tiny":
-        windows = corpus.held_out[:512]["input_ids"][:, :64]
-        trainer.add_callback(Dynamics(out / "dynamics.csv", windows, steps))
+        tokens = corpus.held_out[:512]["input_ids"][:, :64]
+        trainer.add_callback(Dynamics(out / "dynamics.csv", tokens, steps))
     return trainer
 
 
 def _arguments(recipe: Recipe, out: Path, steps: int, seed: int) -> TrainingArguments:
-    import os
-
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    per_step = recipe.micro_batch * recipe.seq_len * processes
+    per_step = recipe.micro_batch * recipe.seq_len * process_count()
     return TrainingArguments(
         output_dir=str(out),
         max_steps=steps,
@@ -80,7 +78,7 @@ def _arguments(recipe: Recipe, out: Path, steps: int, seed: int) -> TrainingArgu
 
 
 def evaluate(trainer: Trainer) -> dict[str, float]:
-    """Round the weights to bf16, as they ship, and give their held-out loss in nats per token."""
+    """Round the weights to bf16, as they ship; return their held-out loss in nats per token."""
     trainer.model.to(torch.bfloat16).float()
     return {"held_out_loss": float(trainer.evaluate()["eval_loss"])}
 
@@ -94,7 +92,7 @@ def save(
     recipe: dict[str, Any],
     losses: dict[str, float],
 ) -> None:
-    """Write the Hugging Face folder: bf16 weights, tokenizer, recipe and model info."""
+    """Write the Hugging Face folder: bf16 weights, tokenizer, recipe and model card."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     model.to(torch.bfloat16).save_pretrained(out, safe_serialization=True)
     tokenizer.save_pretrained(out)
@@ -110,7 +108,7 @@ def save(
 
 
 def model_card(record: dict[str, Any], steps: int) -> str:
-    """Describe a trained model in the Hub's format."""
+    """Return the README of a trained model, in the Hub's format."""
     recipe, rope = record["recipe"], record["name"].startswith("rope")
     tokens = steps * recipe["batch_tokens"]
     source = {"stdlib": f"the source of Python {record['python']}'s standard library (PSF licence)"}
@@ -125,13 +123,13 @@ A SmolLM3 decoder {"with RoPE in every layer" if rope else "without position enc
 research on where positional attention patterns come from. Made by
 `python -m nope_probe.train --preset {record["name"]}`; its twin shares everything but RoPE.
 
-- **Data**: {source.get(recipe["data"], recipe["data"])}, {tokens / 1e6:.1f}M tokens in windows
-  of {recipe["seq_len"]}, each with a BOS token in front.
+- **Data**: {source.get(recipe["data"], recipe["data"])}, {tokens / 1e6:.1f}M tokens in
+  sequences of {recipe["seq_len"]}, each beginning with a BOS token.
 - **Tokenizer**: {recipe["tokenizer"]}.
 - **Recipe**: {steps:,} steps of {recipe["batch_tokens"]:,} tokens; AdamW {recipe["betas"]},
   weight decay {recipe["weight_decay"]}, peak learning rate {recipe["learning_rate"]},
   {recipe["warmup"]} warm-up steps, cosine to {recipe["min_lr"]:.0%}, gradients clipped at
   {recipe["clip"]:g}, seed {record["seed"]}.
 - **Held-out loss**: {record["held_out_loss"]:.3f} nats per token.
-- **Dynamics**: `dynamics.csv` holds the attention pattern's measures per layer over training.
+- **Dynamics**: `dynamics.csv` holds the measures of each layer's positional pattern over training.
 """

@@ -242,7 +242,7 @@ BAD = {
     "an unknown model": (["--model", "llama-3.1-8x"], "unknown model 'llama-3.1-8x'"),
     "too few folds": (["--folds", "3"], "at least 4 folds, got 3"),
     "fewer sequences than folds": (["--n-seqs", "7"], "7 sequences do not fill 8 folds"),
-    "a window too short": (["--seq-len", "3"], "at least 4 tokens in a window, got 3"),
+    "a window too short": (["--seq-len", "3"], "at least 4 tokens in a sequence, got 3"),
     "beyond the context": (["--seq-len", "5000"], "beyond the model's context"),
     "vectors for a trained model": (["--data", "gaussian"], "takes text or random tokens"),
     "no such data": (["--data", "nowhere.txt"], "no data 'nowhere.txt'"),

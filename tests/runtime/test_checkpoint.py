@@ -171,7 +171,7 @@ def receive_two_signals(capfd: pytest.CaptureFixture[str]) -> None:
     with Signals() as signals, signals.deferred():
         os.kill(os.getpid(), signal.SIGINT)
         assert signals.received == signal.SIGINT
-        assert "stopping after this batch; Ctrl-C again stops now" in capfd.readouterr().err
+        assert "stopping after this batch; press Ctrl-C again to stop now" in capfd.readouterr().err
         os.kill(os.getpid(), signal.SIGINT)
         raise AssertionError("not reached")
 

@@ -89,6 +89,6 @@ def test_more_processes_than_batches_are_refused_in_one_line(tmp_path: Path):
     told = torchrun("--batch-size", "61", "--out", str(tmp_path / "run"))
     assert told.returncode != 0
     errors = [line for line in told.stderr.splitlines() if line.startswith("error: ")]
-    said = "error: 61 windows in batches of 61 are 1 batches, too few for 2 processes; "
+    said = "error: 61 sequences in batches of 61 are 1 batches, too few for 2 processes; "
     assert errors == [said + "lower --batch-size"]
     assert not list(tmp_path.iterdir())

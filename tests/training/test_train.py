@@ -33,8 +33,8 @@ def tokenizer():
 
 def short_run(out: Path, tokenizer, seed: int = 0, rope: bool = False):
     torch.manual_seed(seed)
-    windows = torch.randint(1, 2048, (31, 22), generator=torch.Generator().manual_seed(1))
-    corpus = Corpus(train=_dataset(windows, tokenizer), held_out=_dataset(windows[:9], tokenizer))
+    tokens = torch.randint(1, 2048, (31, 22), generator=torch.Generator().manual_seed(1))
+    corpus = Corpus(train=_dataset(tokens, tokenizer), held_out=_dataset(tokens[:9], tokenizer))
     config = smollm3_config("tiny", rope)
     trainer = make_trainer(config, tokenizer, corpus, SHORT, out=out, steps=5, seed=seed)
     trainer.train()
@@ -54,8 +54,8 @@ def test_a_run_leaves_a_folder_that_plain_transformers_loads(trained):
     out, _, losses = trained
     model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     assert model.config.no_rope_layers == [0, 0, 0, 0]
-    windows = torch.randint(1, 2048, (31, 22), generator=torch.Generator().manual_seed(1))[:9]
-    tokens = torch.cat([torch.zeros(9, 1, dtype=torch.long), windows], 1)
+    held_out = torch.randint(1, 2048, (31, 22), generator=torch.Generator().manual_seed(1))[:9]
+    tokens = torch.cat([torch.zeros(9, 1, dtype=torch.long), held_out], 1)
     with torch.no_grad():
         loss = model(tokens, labels=tokens).loss
     # The published loss is that of the bf16 weights on disk.
@@ -163,7 +163,7 @@ def test_measured_steps_are_log_spaced_from_first_to_last():
     assert len(steps) <= 25
 
 
-def test_an_output_that_is_a_file_is_refused(tmp_path: Path):
+def test_an_output_that_is_a_file_and_no_steps_are_refused(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="is a file"):
         run(Settings(preset="nope-tiny", out=tmp_path / "file"))
@@ -171,7 +171,15 @@ def test_an_output_that_is_a_file_is_refused(tmp_path: Path):
         run(Settings(preset="nope-tiny", steps=0))
 
 
-def test_a_streamed_corpus_is_not_trained_on_what_is_studied(tmp_path: Path, tokenizer):
+def test_checkpoints_are_resumed_only_where_that_is_asked_for(tmp_path: Path):
+    with pytest.raises(UserError, match=r"--resume: .* holds no checkpoint"):
+        run(Settings(preset="nope-tiny", out=tmp_path, resume=True))
+    (tmp_path / "checkpoint-1000").mkdir()
+    with pytest.raises(UserError, match="holds checkpoints of a run: take --resume, or choose"):
+        run(Settings(preset="nope-tiny", out=tmp_path))
+
+
+def test_a_streamed_corpus_leaves_out_the_documents_that_runs_read(tmp_path: Path, tokenizer):
     texts = [f"document {i}: " + "some words and more of them, " * 9 for i in range(120)]
     rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
     (tmp_path / "rows.jsonl").write_text(rows)
@@ -186,6 +194,6 @@ def test_a_streamed_corpus_is_not_trained_on_what_is_studied(tmp_path: Path, tok
     held_out, trained = named(corpus.held_out), named(corpus.train)
     assert not trained & studied
     assert held_out <= studied
-    # Packing drops what does not fill the last window.
+    # Packing drops what does not fill the last sequence.
     assert len(held_out) >= len(studied) - 1
     assert len(trained) >= 120 - len(studied) - 1

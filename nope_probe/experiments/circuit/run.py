@@ -49,8 +49,8 @@ class Settings(RunSettings):
         Literal["output", "norm", "identity"],
         _arg(help="The size of a removed weight's replacement."),
     ] = "output"
-    n_seqs: Annotated[int, _arg(help="How many windows.")] = 1000
-    seq_len: Annotated[int, _arg(help="Tokens in a window.")] = 50
+    n_seqs: Annotated[int, _arg(help="How many sequences.")] = 1000
+    seq_len: Annotated[int, _arg(help="Tokens in a sequence.")] = 50
     layers: Annotated[int | Literal["all"], tyro.conf.Suppress] = "all"
     image: Annotated[
         Path | None, _arg(help="Draw the figure into this .png or .svg file too (needs Chrome).")

@@ -75,7 +75,7 @@ class Settings:
     It prints what the paper shows there and whether it was seen, a line each. With the control
     variate, 4,000 samples have smaller errors than the paper's 100,000. Figures 3 and 8 show a
     trained model, here the small shipped one unless another is named. Figures 5 and 11 to 16 show
-    the scores of language models: the paper's, on 1,000 windows of 1,024 tokens of fineweb-edu,
+    the scores of language models: the paper's, on 1,000 sequences of 1,024 tokens of fineweb-edu,
     unless other models or data are named.
     """
 
@@ -95,7 +95,7 @@ class Settings:
         None
     )
     seq_len: Annotated[
-        int | None, _arg(help="Tokens in a window, for figures 5 and 11 to 16 [1024].")
+        int | None, _arg(help="Tokens in a sequence, for figures 5 and 11 to 16 [1024].")
     ] = None
     data: Annotated[
         str | None, _arg(help="Their text, for figures 5 and 11 to 16 [fineweb-edu].")
