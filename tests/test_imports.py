@@ -1,5 +1,6 @@
 """The import rule: which folder of the package may import which, without circles."""
 
+import re
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
@@ -67,6 +68,13 @@ def test_every_folder_is_in_the_rule_and_in_the_picture() -> None:
     folders = {name.split(".")[1] for name in modules() if name.count(".") > 1}
     assert folders <= set(RULE)
     assert set(draw_imports.PLACES) == set(RULE) - {"cli", PUBLIC, EVERYWHERE}
+
+
+def test_contributing_states_the_rule() -> None:
+    text = (import_rule.ROOT / "CONTRIBUTING.md").read_text()
+    rows = re.findall(r"^\| `?(\w+)/?`? \|.*\| ?([\w, ]*?) ?\|$", text, re.MULTILINE)
+    stated = {folder: tuple(filter(None, allowed.split(", "))) for folder, allowed in rows[1:]}
+    assert stated == {name: RULE[name] for name in RULE if name not in (PUBLIC, "cli", EVERYWHERE)}
 
 
 def test_the_picture_shows_the_imports_of_today() -> None:
