@@ -25,7 +25,7 @@ from nope_probe.runtime.checkpoint import RunCheckpoint
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Which model, on how many windows."""
+    """Which model, on how many sequences."""
 
     model: str = "rope-tiny"
     n_seqs: int = 512
@@ -57,7 +57,7 @@ def main(settings: Settings) -> None:
         ours = seconds(lambda c=condition, r=runner, i=index: r.condition(str(i), tokens, c, gains))
         ratios[condition] = 2 * ours / (before + seconds(plain))
     slowest = max(ratios, key=ratios.__getitem__)
-    print(f"{len(ratios)} conditions of {len(tokens)} windows of {settings.seq_len} tokens")
+    print(f"{len(ratios)} conditions of {len(tokens)} sequences of {settings.seq_len} tokens")
     print(f"one plain forward pass over them: {seconds(plain):.2f} s")
     print(f"a condition takes {statistics.mean(ratios.values()):.2f} plain passes on average,")
     print(f"  {ratios[frozenset()]:.2f} for the intact model,")

@@ -65,7 +65,7 @@ def main(settings: Settings) -> None:
     del model
     n_tokens = settings.n_seqs * settings.seq_len
     bare = statistics.median(times["bare"][1:])
-    print(f"{n_tokens} tokens in windows of {settings.seq_len}, {settings.n_layers} layers")
+    print(f"{n_tokens} tokens in sequences of {settings.seq_len}, {settings.n_layers} layers")
     for way in WAYS:
         typical = statistics.median(times[way][1:])  # the first round warms up
         base, peak = peak_alone(settings, way)
@@ -79,7 +79,7 @@ def main(settings: Settings) -> None:
 
 
 def build(settings: Settings, dtype: str | None = None) -> Any:
-    """Make a folder of a random Llama, and load it as a user would, in its dtype or another."""
+    """Write a folder with a random Llama, and load it as a user would, in its dtype or another."""
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -159,7 +159,7 @@ def seconds(settings: Settings, act: Callable[[], object]) -> float:
 
 
 def peak_of(settings: Settings, way: What) -> tuple[float, float]:
-    """Give memory before and the peak while one way runs, MB."""
+    """Return the memory before one way runs, and its peak, MB."""
     act = action(settings, model := build(settings), way)
     del model
     if settings.device != "cpu":
@@ -180,14 +180,15 @@ def resident(name: str) -> float:
 
 
 def peak_alone(settings: Settings, way: What) -> tuple[float, float]:
+    """Return what `peak_of` returns in a process of its own."""
     flags = [
         f"--{name.replace('_', '-')}={value}"
         for name, value in asdict(settings).items()
         if name != "only"
     ]
     command = [sys.executable, "-W", "ignore", __file__, *flags, f"--only={way}"]
-    told = subprocess.run(command, capture_output=True, text=True, check=True)
-    return tuple(json.loads(told.stdout.splitlines()[-1]))
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    return tuple(json.loads(ended.stdout.splitlines()[-1]))
 
 
 if __name__ == "__main__":

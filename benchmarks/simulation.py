@@ -66,7 +66,7 @@ def show(side, alpha, each):
 
 
 def per_layer(plain, ours):
-    """Scale each layer's time by the square of its error: what an equal error would take."""
+    """Return per layer how many times less time ours takes at an equal error."""
     layers = zip(plain["se"], ours["se"], strict=True)
     gains = [plain["seconds"] * p**2 / (ours["seconds"] * o**2) for p, o in layers]
     return " ".join(f"{gain:.0f}" if gain < 1e6 else "exact" for gain in gains)
@@ -83,7 +83,7 @@ def run_apart(settings, alpha, side, target):
 
 
 def run_side(settings):
-    """Time one side after its imports; the median of the repeats counts."""
+    """Return the median time of one side, after its imports, with its samples and errors."""
     started = time.perf_counter()
     prepare, run = (prepare_plain, plain) if settings.side == "plain" else (prepare_ours, ours)
     import torch
@@ -151,7 +151,7 @@ def plain_scores(x, settings):
         q = rotated(y) if settings.rope else y
         scores = q @ q.mT + mask
         scores.mean(0)
-        # The spread is read off 1,000 samples: the plain side is not charged for it.
+        # The variance of 1,000 samples will do, and costs the plain side no time.
         deviations.append(scores[:1000].var(0)[below].mean().sqrt().item())
         if layer < settings.n_layers - 1:
             x = scores.softmax(-1) @ y + x

@@ -1,4 +1,4 @@
-"""The errors that commands print in one line: a user's mistake, or a run that cannot be done."""
+"""The errors that commands print in one line."""
 
 
 class UserError(ValueError):

@@ -57,7 +57,7 @@ def command_line() -> str:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Return a checksum of the first values of each weight, which tells models apart.
+    """Return a checksum of the first values of each weight, which identifies a model.
 
     Example:
         >>> import torch

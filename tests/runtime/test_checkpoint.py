@@ -1,6 +1,5 @@
-"""A checkpoint keeps what is finished, and gives it to the same run alone."""
+"""A checkpoint holds the finished parts of a run, for the same run alone."""
 
-import os
 import signal
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import torch
 from nope_probe.errors import UserError
 from nope_probe.runtime.checkpoint import RunCheckpoint
 from nope_probe.runtime.folder import StorageError
-from nope_probe.runtime.signals import Interrupted, Signals
+from nope_probe.runtime.signals import Signals
 
 MAPS = {"folds": torch.arange(66.0).double().view(2, 3, 11), "counts": torch.tensor([5, 7])}
 
@@ -19,7 +18,7 @@ def checkpoint(out: Path, **about: object) -> RunCheckpoint:
     return RunCheckpoint(out / ".run.unfinished", about=about)
 
 
-def test_what_is_finished_is_found_by_the_next_process(tmp_path: Path):
+def test_the_next_process_finds_the_finished_parts(tmp_path: Path):
     with checkpoint(tmp_path) as first:
         assert "score/mask" not in first
         first.save("score/mask", MAPS)
@@ -34,7 +33,7 @@ def test_what_is_finished_is_found_by_the_next_process(tmp_path: Path):
         assert second.notes("inputs") == {"name": "text", "bos": "True"}
 
 
-def test_a_checkpoint_without_a_folder_keeps_what_is_finished_in_memory(tmp_path, monkeypatch):
+def test_a_checkpoint_without_a_folder_holds_finished_parts_in_memory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with RunCheckpoint() as nowhere:
         nowhere.save("score", MAPS, {"a": "b"})
@@ -60,7 +59,7 @@ def test_the_state_of_a_stream_is_restored_by_the_same_stream_alone(tmp_path: Pa
             assert again.restore() == {}
 
 
-def test_a_stream_is_due_every_so_many_batches_and_on_a_signal(tmp_path: Path):
+def test_a_stream_is_saved_every_so_many_batches_and_on_a_signal(tmp_path: Path):
     signals = Signals()
     with RunCheckpoint(signals=signals, every=3) as run, run.stream("score") as stream:
         assert [stream.is_due() for _ in range(7)] == [
@@ -103,7 +102,7 @@ def test_a_broken_file_is_named(tmp_path: Path):
         second.load("score")
 
 
-def test_two_processes_are_not_at_work_on_one_run(tmp_path: Path):
+def test_a_run_in_progress_is_locked(tmp_path: Path):
     with checkpoint(tmp_path) as first:
         with (
             pytest.raises(UserError, match="another process is at work on the run in"),
@@ -140,43 +139,13 @@ def test_what_cannot_be_written_is_a_users_error(tmp_path: Path):
         fail(tmp_path, RuntimeError("not reached"))
 
 
-def test_a_signal_between_streams_is_obeyed_at_once(tmp_path: Path):
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Interrupted, match="nothing was written") as received, Signals():
-        os.kill(os.getpid(), signal.SIGTERM)
-    assert received.value.signum == signal.SIGTERM
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
-def receive_a_signal_in_a_stream(folder: Path) -> None:
-    with (
-        Signals() as signals,
-        RunCheckpoint(folder, signals=signals) as run,
-        run.stream("score") as stream,
-    ):
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert stream.is_due()
-        stream.save(MAPS)
-        stream.advance(5)
-        raise AssertionError("not reached")
-
-
-def test_a_signal_during_a_stream_waits_for_the_end_of_the_batch(tmp_path: Path):
-    with pytest.raises(Interrupted, match="run the same command to resume"):
-        receive_a_signal_in_a_stream(tmp_path / "run")
-    assert (tmp_path / "run" / "state-0.partial").is_file()
-
-
-def receive_two_signals(capfd: pytest.CaptureFixture[str]) -> None:
-    with Signals() as signals, signals.deferred():
-        os.kill(os.getpid(), signal.SIGINT)
-        assert signals.received == signal.SIGINT
-        assert "stopping after this batch; press Ctrl-C again to stop now" in capfd.readouterr().err
-        os.kill(os.getpid(), signal.SIGINT)
-        raise AssertionError("not reached")
-
-
-def test_a_second_signal_does_not_wait(capfd: pytest.CaptureFixture[str]):
-    with pytest.raises(Interrupted):
-        receive_two_signals(capfd)
-    assert capfd.readouterr().err == ""
+def test_a_progress_bar_begins_with_the_finished_streams(capsys: pytest.CaptureFixture[str]):
+    with RunCheckpoint() as run:
+        run.save("a", MAPS)
+        with run.progress(["a", "b", "c"], 7), run.stream("b") as stream:
+            stream.advance(2)
+        run.save("d", MAPS)  # no bar is left to advance
+    shown = capsys.readouterr()
+    assert "7/21" in shown.err
+    assert "9/21" in shown.err
+    assert shown.out == ""

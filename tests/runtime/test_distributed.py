@@ -1,4 +1,4 @@
-"""A run that several processes share does not depend on how many they are."""
+"""A run's maps do not depend on how many processes share it."""
 
 import os
 import subprocess
@@ -24,9 +24,9 @@ ABLATE = ["ablate", *SMALL, "--batch-size", "5", "--players", "mask", "w_q"]
 
 @pytest.mark.parametrize("command", [SCORES, ABLATE], ids=["scores", "ablate"])
 def test_one_two_and_three_processes_give_the_same_maps(command: list[str], tmp_path: Path):
-    told, _ = forks("share", "1,2,3", tmp_path, command)
-    assert told == {"1": [0], "2": [0, 0], "3": [0, 0, 0]}
-    runs = {count: load_file(tmp_path / count / "maps.safetensors") for count in told}
+    codes, _ = forks("share", "1,2,3", tmp_path, command)
+    assert codes == {"1": [0], "2": [0, 0], "3": [0, 0, 0]}
+    runs = {count: load_file(tmp_path / count / "maps.safetensors") for count in codes}
     for count in ("2", "3"):
         assert runs[count].keys() == runs["1"].keys()
         for name, alone in runs["1"].items():
@@ -51,7 +51,7 @@ def test_a_process_without_a_batch_is_an_error():
 @pytest.mark.parametrize(
     ("command", "arguments"), [(circuit, []), (simulate, []), (reproduce, ["figure3"])]
 )
-def test_what_one_process_has_to_do_is_refused_to_several(
+def test_a_command_for_one_process_is_refused_to_several(
     command: Any,
     arguments: list[str],
     tmp_path: Path,
@@ -59,8 +59,8 @@ def test_what_one_process_has_to_do_is_refused_to_several(
     capfd: pytest.CaptureFixture[str],
 ):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    said = refused(capfd, tmp_path, command, *arguments)
-    assert said == "only ablate, scores and the figures of language models run in several processes"
+    line = refused(capfd, tmp_path, command, *arguments)
+    assert line == "only ablate, scores and the figures of language models run in several processes"
 
 
 def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -70,10 +70,10 @@ def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
 
-def test_torchrun_writes_and_says_everything_once(tmp_path: Path):
-    told = torchrun("--batch-size", "7", "--out", str(tmp_path / "run"))
-    assert told.returncode == 0, told.stderr
-    assert told.stdout.count("report.html") == 1
+def test_processes_of_torchrun_write_and_print_once(tmp_path: Path):
+    ended = torchrun("--batch-size", "7", "--out", str(tmp_path / "run"))
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("report.html") == 1
     assert (tmp_path / "run" / "manifest.json").is_file()
 
 
@@ -86,9 +86,9 @@ def test_each_process_of_a_node_takes_its_own_gpu_if_it_is_there(monkeypatch: py
 
 
 def test_more_processes_than_batches_are_refused_in_one_line(tmp_path: Path):
-    told = torchrun("--batch-size", "61", "--out", str(tmp_path / "run"))
-    assert told.returncode != 0
-    errors = [line for line in told.stderr.splitlines() if line.startswith("error: ")]
-    said = "error: 61 sequences in batches of 61 are 1 batches, too few for 2 processes; "
-    assert errors == [said + "lower --batch-size"]
+    ended = torchrun("--batch-size", "61", "--out", str(tmp_path / "run"))
+    assert ended.returncode != 0
+    errors = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    message = "error: 61 sequences in batches of 61 are 1 batches, too few for 2 processes; "
+    assert errors == [message + "lower --batch-size"]
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""A run on disk is whole or not there."""
+"""A run on disk is complete or absent."""
 
 import json
 from pathlib import Path
@@ -37,6 +37,14 @@ def test_what_is_written_is_read_back(tmp_path: Path):
     assert not list((tmp_path / "deep").glob(".*"))
 
 
+def test_a_run_without_tokens_is_read_from_a_path_as_text(tmp_path: Path):
+    maps = {"score/alpha=0": np.ones((2, 3, 3), np.float32)}
+    write_run(tmp_path / "run", Run(manifest={"settings": {}}, arrays={"maps": maps}))
+    run = read_run(str(tmp_path / "run"))
+    assert set(run.arrays) == {"maps"}
+    np.testing.assert_array_equal(run.maps["score/alpha=0"], maps["score/alpha=0"])
+
+
 def test_whoever_may_read_the_page_may_read_the_arrays(tmp_path: Path):
     write_run(tmp_path / "run", a_run())
     modes = {path.stat().st_mode for path in (tmp_path / "run").iterdir()}
@@ -61,13 +69,13 @@ def test_nothing_is_left_of_a_run_that_fails_while_it_is_written(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_place_of_the_same_settings_is_a_finished_run(tmp_path: Path):
+def test_a_folder_with_the_same_settings_is_a_finished_run(tmp_path: Path):
     assert check_output_dir(tmp_path / "run", SETTINGS) is False
     write_run(tmp_path / "run", a_run())
     assert check_output_dir(tmp_path / "run", SETTINGS) is True
 
 
-def test_a_place_that_is_taken_is_refused(tmp_path: Path):
+def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path):
     write_run(tmp_path / "run", a_run())
     with pytest.raises(UserError, match="other settings"):
         check_output_dir(tmp_path / "run", {**SETTINGS, "layers": 5})
@@ -87,12 +95,12 @@ def test_an_empty_folder_may_be_used(tmp_path: Path):
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["complete"]
 
 
-def test_a_broken_manifest_is_one_line(tmp_path: Path):
+def test_a_broken_manifest_is_a_users_error(tmp_path: Path):
     (tmp_path / "manifest.json").write_text("{")
     with pytest.raises(UserError, match="its manifest cannot be read"):
         read_run(tmp_path)
 
 
-def test_settings_differ_in_their_hash():
+def test_different_settings_have_different_hashes():
     assert settings_hash(SETTINGS) == settings_hash(dict(reversed(SETTINGS.items())))
     assert settings_hash(SETTINGS) != settings_hash({**SETTINGS, "layers": 5})

@@ -1,4 +1,4 @@
-"""What ends a run early, what is left of it, and what a session finds of it."""
+"""A session validates first, resumes, and ends early without losing progress."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ def not_reached(*_: object) -> None:
     raise AssertionError("a model was loaded")
 
 
-def test_a_batch_that_does_not_fit_is_halved_with_a_word(
+def test_a_batch_that_does_not_fit_is_halved_with_a_message(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
     settings = Settings(**SMALL | {"layers": 2}, batch_size=7, out=tmp_path / "run")
@@ -36,7 +36,7 @@ def run_out_of_memory(settings: Settings) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-def test_want_of_memory_is_one_line_and_keeps_what_was_done(tmp_path: Path):
+def test_running_out_of_memory_is_a_users_error_and_keeps_progress(tmp_path: Path):
     with pytest.raises(UserError, match="a single sequence, or the model, does not fit into"):
         run_out_of_memory(Settings(**SMALL, out=tmp_path / "run"))
     assert (checkpoint_dir(tmp_path / "run") / "scores.safetensors").is_file()
@@ -54,7 +54,7 @@ def test_the_sequences_of_a_run_are_made_once(tmp_path: Path, monkeypatch: pytes
     assert (read.name, read.bos) == (made.name, made.bos) == ("shipped", True)
 
 
-def test_what_a_process_left_that_was_killed_after_it_wrote_the_run_is_cleared(tmp_path: Path):
+def test_the_checkpoint_of_a_finished_run_is_removed(tmp_path: Path):
     settings = Settings(**SMALL, out=tmp_path / "run")
     run(settings)
     manifest = (tmp_path / "run" / "manifest.json").read_bytes()
@@ -88,7 +88,7 @@ def test_settings_are_validated_before_anything_is_loaded(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_manifest_tells_the_weights_from_others(tmp_path: Path):
+def test_the_manifest_identifies_the_weights(tmp_path: Path):
     def weights(name: str, model: str) -> str:
         run(Settings(**SMALL | {"model": model}, out=tmp_path / name))
         return json.loads((tmp_path / name / "manifest.json").read_text())["model"]["weights"]

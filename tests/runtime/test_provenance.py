@@ -1,0 +1,45 @@
+"""A manifest records how a run was made."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from nope_probe.data.sequences import Sequences
+from nope_probe.models.load import load
+from nope_probe.runtime.provenance import (
+    command_line,
+    fingerprint,
+    input_arrays,
+    input_record,
+    provenance,
+)
+
+
+def test_the_command_line_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    monkeypatch.setattr(sys, "argv", ["/bin/nope-probe-scores", "--data", "my file.txt"])
+    assert command_line() == "nope-probe-scores --data 'my file.txt'"
+
+
+def test_tokens_and_vectors_are_recorded_under_their_own_names() -> None:
+    tokens, vectors = torch.arange(6).view(2, 3), torch.ones(2, 3, 5)
+    inputs = Sequences(inputs=tokens, name="text", bos=True)
+    assert list(input_arrays(inputs)) == ["tokens"]
+    np.testing.assert_array_equal(input_arrays(inputs)["tokens"], tokens)
+    assert list(input_arrays(Sequences(inputs=vectors, name="gaussian"))) == ["vectors"]
+    record = input_record(inputs, 1)
+    assert (record["data"]["name"], record["data"]["bos"], record["skip_keys"]) == ("text", True, 1)
+    assert record["data"]["sha256"] != Sequences(inputs=tokens + 1, name="text").sha256
+
+
+def test_model_versions_device_and_settings_are_recorded() -> None:
+    loaded = load("nope-tiny", n_layers=1)
+    record = provenance(loaded, {"seed": 3}, started=0.0)
+    assert record["settings"] == {"seed": 3}
+    assert record["model"]["name"] == "nope-tiny"
+    assert record["model"]["weights"] == fingerprint(loaded.model)
+    assert (record["device"], record["dtype"]) == ("cpu", "float32")
+    assert record["versions"]["torch"] == torch.__version__
+    assert record["seconds"] > 1e9  # since the epoch
