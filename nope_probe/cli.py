@@ -1,7 +1,8 @@
-"""The command line: settings parsed by tyro, and a user's mistake in one line on stderr."""
+"""The command line: settings parsed by tyro, and errors in one line on stderr."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import sys
@@ -18,15 +19,17 @@ Settings = TypeVar("Settings")
 
 def parse(settings: type[Settings]) -> Settings:
     """Return the settings on the command line; the class's docstring is the help."""
-    return tyro.cli(settings, description=settings.__doc__)
+    module = getattr(sys.modules["__main__"], "__spec__", None)
+    program = f"python -m {module.name}" if module else None
+    return tyro.cli(settings, prog=program, description=inspect.cleandoc(settings.__doc__ or ""))
 
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """End the process in one line on stderr where the user made a mistake or interrupted it.
+    """End the process with one line on stderr after a user's mistake or an interruption.
 
     A mistake has exit code 2, an interruption 130 (SIGINT) or 143 (SIGTERM). Of several processes
-    on one machine, one prints the line.
+    on one machine, the first prints the line.
     """
     try:
         yield

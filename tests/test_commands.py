@@ -30,6 +30,7 @@ def test_help_does_not_import_torch(command: str) -> None:
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.strip().endswith("[]")
     assert "--seed" in ended.stdout or command == "theory"
+    assert "\n    " not in ended.stdout.partition("options")[0].partition("\n\n")[2]
 
 
 @pytest.mark.parametrize("command", [ablate, scores, circuit])
