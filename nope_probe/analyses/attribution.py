@@ -20,6 +20,7 @@ from nope_probe.analyses.conditions import (
     Removed,
     folds_by_condition,
     position_of,
+    validate_complete,
 )
 from nope_probe.analyses.jackknife import (
     Interval,
@@ -156,7 +157,7 @@ def attribute(
     """
     folds = folds_by_condition(maps)
     source = position_of(folds) if position == "auto" else position
-    _validate_complete(folds, games, source)
+    validate_complete(folds, games, source)
     layers = next(iter(folds.values())).shape[1]
     return [
         _attribute_layer(
@@ -168,16 +169,6 @@ def attribute(
         )
         for layer in range(layers)
     ]
-
-
-def _validate_complete(
-    folds: Mapping[Condition, FoldMeans], games: Sequence[PlayerSet], position: Component | None
-) -> None:
-    needed = {INTACT, MASK}.union(*source_terms(position).values())
-    missing = needed.union(*(game.conditions for game in games)) - set(folds)
-    if missing:
-        names = " + ".join(sorted(min(missing, key=sorted))) or "nothing"
-        raise KeyError(f"no maps of the model with {names} removed")
 
 
 def _patterns(

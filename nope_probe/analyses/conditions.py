@@ -6,13 +6,20 @@ A condition is the model with some components removed. Users name it by what is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.shapley import MASK, Condition, player
+from nope_probe.analyses.shapley import (
+    INTACT,
+    MASK,
+    Condition,
+    PlayerSet,
+    player,
+    source_terms,
+)
 from nope_probe.hooks.capture import ScoreMaps
 from nope_probe.hooks.names import Component
 
@@ -66,3 +73,20 @@ def position_of(conditions: Iterable[Condition]) -> Component | None:
     """
     beside_mask = {each - MASK for each in conditions}
     return next((name for name in POSITIONS if {name} in beside_mask), None)
+
+
+def validate_complete(
+    conditions: Collection[Condition],
+    player_sets: Sequence[PlayerSet],
+    position: Component | None,
+) -> None:
+    """Check that there are maps of all conditions of the sources and players.
+
+    Raises:
+        KeyError: naming one that is missing.
+    """
+    needed = {INTACT, MASK}.union(*source_terms(position).values())
+    missing = needed.union(*(each.conditions for each in player_sets)) - set(conditions)
+    if missing:
+        names = " + ".join(sorted(min(missing, key=sorted))) or "nothing"
+        raise KeyError(f"no maps of the model with {names} removed")
