@@ -1,4 +1,4 @@
-"""Models that many tests share, made once; the network is off."""
+"""Models and windows that many tests share, made once; the network is off."""
 
 import os
 
@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def needs_hooked_transformer(item: pytest.Item) -> bool:
-    """Return whether a test is marked `hooked_transformer`, or is about a model `hooked:name`."""
+    """Tell whether a test is marked so, or is of a model `hooked:name`."""
     parameters = getattr(getattr(item, "callspec", None), "params", {}).values()
     hooked = any(isinstance(value, str) and value.startswith("hooked:") for value in parameters)
     return hooked or item.get_closest_marker("hooked_transformer") is not None
@@ -37,26 +37,26 @@ def needs_hooked_transformer(item: pytest.Item) -> bool:
 
 @pytest.fixture(scope="session")
 def kind() -> str:
-    """The kind of model that configurations and shipped models become."""
+    """Name the kind of model that configurations and shipped models become."""
     return "HookedTransformer" if HAS_HOOKED_TRANSFORMER else "TransformerBridge"
 
 
 @pytest.fixture
 def unenforced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Call the library as users do, without the type checks of the tests."""
+    """Call the library as users do, without the type checks that tests run under."""
     monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
-    """Return a tiny model by name: its folder, and the model of plain transformers."""
+    """Give a tiny model's folder, and plain transformers' view of it, by name."""
     root = tmp_path_factory.mktemp("models")
     return cache(lambda name: write_tiny(name, root))
 
 
 @pytest.fixture(scope="session")
 def bridge(tiny: Callable[[str], Tiny]) -> Callable[[str], Any]:
-    """Return the TransformerBridge that `load` makes of a tiny model's folder."""
+    """Give the TransformerBridge that `load` makes of a tiny model's folder."""
     from nope_probe.models.load import load
 
     return cache(lambda name: load(str(tiny(name).folder)).model)
@@ -64,7 +64,7 @@ def bridge(tiny: Callable[[str], Tiny]) -> Callable[[str], Any]:
 
 @pytest.fixture(scope="session")
 def hooked(tiny: Callable[[str], Tiny]) -> Callable[[str], Any]:
-    """Return a tiny model as a HookedTransformer, or on TransformerLens 4 as a bridge."""
+    """Give what a tiny model is converted into: a HookedTransformer, where there is one."""
     from nope_probe.models.load import to_hooked
 
     return cache(lambda name: to_hooked(tiny(name).hf))
@@ -74,7 +74,7 @@ def hooked(tiny: Callable[[str], Tiny]) -> Callable[[str], Any]:
 def model_of(
     bridge: Callable[[str], Any], hooked: Callable[[str], Any]
 ) -> Callable[[str], tuple[Any, str]]:
-    """Return the hooked model, and the tiny model's name, of `hooked:name` or `bridge:name`."""
+    """Give a hooked model, and its tiny model's name, of `hooked:name` or `bridge:name`."""
 
     def make(spec: str) -> tuple[Any, str]:
         kind, name = spec.split(":")
