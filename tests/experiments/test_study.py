@@ -10,8 +10,8 @@ import torch
 from safetensors.numpy import load_file
 
 from nope_probe import Ablation, ablated, capture_scores, load, run_ablations, sequences
-from nope_probe.experiments.ablation.analyse import AblationStudy
 from nope_probe.experiments.ablation.run import Settings, run
+from nope_probe.experiments.ablation.study import AblationStudy
 
 SMALL = {"n_seqs": 23, "seq_len": 17, "seed": 3}
 

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+import pandas as pd
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from nope_probe.analyses.attribution import LayerAttribution
 from nope_probe.analyses.pattern import kept_cells
 from nope_probe.data.sequences import Sequences
-from nope_probe.experiments.ablation.analyse import AblationStudy, study_of
-from nope_probe.experiments.ablation.conditions import CaptureOptions, ConditionRunner, Scope
-from nope_probe.experiments.ablation.plan import make_plan
+from nope_probe.experiments.ablation.analyse import (
+    attribute_layers,
+    maps_of,
+    tables_of,
+    tokens_kind,
+)
+from nope_probe.experiments.ablation.conditions import (
+    CaptureOptions,
+    ConditionRunner,
+    Measured,
+    Scope,
+)
+from nope_probe.experiments.ablation.plan import Plan, make_plan
 from nope_probe.hooks.components import components
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.names import Gain
@@ -20,6 +34,59 @@ from nope_probe.models.info import describe
 from nope_probe.runtime.checkpoint import RunCheckpoint
 
 Inputs = Sequences | Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblationStudy:
+    """Where a model's positional pattern comes from, and which weights it needs.
+
+    Attributes:
+        tables: per name of a run's CSV file, its table; the properties return them one by one.
+        maps: `score/<kept>`, `source/<term>`, `mean_covariance/<term>`, `shapley/<player>`: float32
+            [layer, query_pos, key_pos], nats, under the names of a run's maps.safetensors.
+        layers: the attribution of each layer, which the tables are made from.
+        skip_keys: how many first keys the patterns leave out.
+    """
+
+    tables: dict[str, pd.DataFrame]
+    maps: dict[str, Float[np.ndarray, "layer query_pos key_pos"]]
+    layers: list[LayerAttribution]
+    skip_keys: int
+
+    @property
+    def sources(self) -> pd.DataFrame:
+        """Per layer and term (content, mask, rope, ...), its RMS in nats and its share."""
+        return self.tables["sources"]
+
+    @property
+    def players(self) -> pd.DataFrame:
+        """Per layer and player, its Shapley share, what is lost without it, and alone."""
+        return self.tables["players"]
+
+    @property
+    def interactions(self) -> pd.DataFrame:
+        """Per layer and players, the share of what only they bring together."""
+        return self.tables["interactions"]
+
+    @property
+    def patterns(self) -> pd.DataFrame:
+        """Per condition and layer, the measures of the pattern."""
+        return self.tables["pattern"]
+
+    @property
+    def non_relative(self) -> pd.DataFrame:
+        """Per layer, the RMS of the non-relative part with and without the mask, nats."""
+        return self.tables["non_relative"]
+
+    @property
+    def controls(self) -> pd.DataFrame:
+        """The measures without skipped keys, and on shuffled tokens where these were given."""
+        return self.tables["controls"]
+
+    @property
+    def mean_covariance(self) -> pd.DataFrame:
+        """Per layer, the mean and the covariance term; empty where scores are not q.k."""
+        return self.tables["mean_covariance"]
 
 
 def run_ablations(
@@ -94,6 +161,24 @@ def run_ablations(
     with checkpoint.progress(runner.keys(control is not None), len(inputs)):
         measured = runner.run(inputs, control)
     return study_of(plan, measured, inputs, skipped)
+
+
+def study_of(plan: Plan, measured: Measured, inputs: Sequences, skip_keys: int) -> AblationStudy:
+    """Return the tables and maps of an attribution.
+
+    Args:
+        plan: the conditions.
+        measured: their score maps.
+        inputs: the sequences that they were measured on.
+        skip_keys: how many first keys to leave out.
+    """
+    layers = attribute_layers(measured.maps, plan, plan.player_sets, skip_keys)
+    return AblationStudy(
+        tables=tables_of(plan, measured, layers, tokens_kind(inputs), skip_keys),
+        maps={n: each.float().numpy() for n, each in maps_of(plan, measured, skip_keys).items()},
+        layers=layers,
+        skip_keys=skip_keys,
+    )
 
 
 def _as_sequences(tokens: Inputs) -> Sequences:
