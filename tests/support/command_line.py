@@ -1,4 +1,4 @@
-"""Commands as a user types them, in this process."""
+"""Run commands as a user types them, in this process."""
 
 import sys
 from pathlib import Path
@@ -20,7 +20,7 @@ def refused(
     command: Any,
     *arguments: object,
 ) -> str:
-    """Run a command that has to refuse in one line and write nothing, and give what it says."""
+    """Run a command that has to refuse in one line and write nothing, and return the line."""
     where.mkdir(exist_ok=True)
     monkeypatch.chdir(where)
     capfd.readouterr()

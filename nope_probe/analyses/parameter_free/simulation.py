@@ -19,8 +19,8 @@ from nope_probe.analyses.parameter_free.control_variate import ControlVariate
 from nope_probe.analyses.parameter_free.mean_field import spec_of, visible
 from nope_probe.analyses.parameter_free.sampling import BLOCK, draw
 from nope_probe.hooks.accumulators import State
-from nope_probe.hooks.capture import ScoreSums
 from nope_probe.hooks.folds import pooled
+from nope_probe.hooks.score_sums import ScoreSums
 from nope_probe.hooks.streaming import StreamCheckpoint
 
 N_BLOCKS = 32
