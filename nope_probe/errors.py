@@ -1,15 +1,15 @@
-"""What a user's mistake raises."""
+"""The errors for a user's mistakes."""
 
 
 class UserError(ValueError):
-    """Say in one line what the user asked for that cannot be done, and what can.
+    """A request that cannot be met; the message is one line that says why, and what can be done.
 
-    Commands print it on stderr and exit with code 2; it is never a traceback there.
+    Commands print it on stderr, without a traceback, and exit with code 2.
     """
 
 
 class TooFewLayersError(UserError):
-    """Say that a model has fewer layers than were asked for.
+    """A request for more layers than a model has.
 
     Attributes:
         source: the model.

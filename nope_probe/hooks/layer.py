@@ -154,7 +154,7 @@ class BridgeLayer(Layer):
         return int(self.d_head * (parameters.get("partial_rotary_factor") or 1.0))
 
     def norm_point(self, norm: NormName) -> str:
-        # The projections' input is also right where a norm is fused into attention.
+        # The projections' own input, whichever norms come before it.
         return "attn.hook_in" if norm == "ln1" else "ln2.hook_out"
 
     def norm_output(self, norm: NormName, tensor: Vectors) -> Vectors:

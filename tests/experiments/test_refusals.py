@@ -155,5 +155,5 @@ def test_a_quantised_checkpoints_first_layers_are_those_of_the_whole(tmp_path: P
 def test_an_auto_map_that_is_no_table_is_refused(tmp_path: Path) -> None:
     folder = write_llama(tmp_path / "model")
     change(folder, auto_map="own.Own")
-    with pytest.raises(UserError, match="auto_map is no table"):
+    with pytest.raises(UserError, match="auto_map is no JSON object"):
         load(str(folder))
