@@ -1,15 +1,15 @@
-"""The errors for a user's mistakes."""
+"""What a user's mistake raises."""
 
 
 class UserError(ValueError):
-    """A request that cannot be met; the message is one line that says why, and what can be done.
+    """Say in one line what the user asked for that cannot be done, and what can.
 
-    Commands print it on stderr, without a traceback, and exit with code 2.
+    Commands print it on stderr and exit with code 2; it is never a traceback there.
     """
 
 
 class TooFewLayersError(UserError):
-    """A request for more layers than a model has.
+    """Say that a model has fewer layers than were asked for.
 
     Attributes:
         source: the model.

@@ -23,14 +23,12 @@ class Stage:
     """One letter of Figure 3.
 
     Attributes:
-        meaning: the paper's formula.
         block: 0 for the block under study, 1 for the one after it.
         point: the hook point's name within the block; or
-        norm: the norm whose output is the stage, read where the kind of model lets it be read.
+        norm: the norm whose output the stage is, read as each kind of model allows.
         scores: whether the hook point carries scores (a map) and not vectors.
     """
 
-    meaning: str
     block: Literal[0, 1] = 0
     point: str = ""
     norm: NormName | None = None
@@ -39,15 +37,15 @@ class Stage:
 
 _SCORES = "attn.hook_attn_scores"
 STAGES: dict[Letter, Stage] = {
-    "a": Stage(meaning="Y1 = LN(X)", norm="ln1"),
-    "b": Stage(meaning="Q1 K1^T / sqrt(d)", point=_SCORES, scores=True),
-    "c": Stage(meaning="A1 V1", point="attn.hook_z"),
-    "d": Stage(meaning="A1 V1 W_O", point="hook_attn_out"),
-    "e": Stage(meaning="O = A1 V1 W_O + X", point="hook_resid_mid"),
-    "f": Stage(meaning="LN(O)", norm="ln2"),
-    "g": Stage(meaning="X1 = FFN(LN(O)) + O", point="hook_resid_post"),
-    "h": Stage(meaning="Y2 = LN(X1)", block=1, norm="ln1"),
-    "i": Stage(meaning="Q2 K2^T / sqrt(d)", block=1, point=_SCORES, scores=True),
+    "a": Stage(norm="ln1"),  # Y1 = LN(X)
+    "b": Stage(point=_SCORES, scores=True),  # Q1 K1^T / sqrt(d)
+    "c": Stage(point="attn.hook_z"),  # A1 V1
+    "d": Stage(point="hook_attn_out"),  # A1 V1 W_O
+    "e": Stage(point="hook_resid_mid"),  # O = A1 V1 W_O + X
+    "f": Stage(norm="ln2"),  # LN(O)
+    "g": Stage(point="hook_resid_post"),  # X1 = FFN(LN(O)) + O
+    "h": Stage(norm="ln1", block=1),  # Y2 = LN(X1)
+    "i": Stage(point=_SCORES, scores=True, block=1),  # Q2 K2^T / sqrt(d)
 }
 
 

@@ -1,4 +1,4 @@
-"""Run commands as a user types them, in this process."""
+"""Commands as a user types them, in this process."""
 
 import sys
 from pathlib import Path
@@ -20,7 +20,7 @@ def refused(
     command: Any,
     *arguments: object,
 ) -> str:
-    """Run a command that has to refuse in one line and write nothing, and return the line."""
+    """Run a command that has to refuse in one line and write nothing, and give what it says."""
     where.mkdir(exist_ok=True)
     monkeypatch.chdir(where)
     capfd.readouterr()

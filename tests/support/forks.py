@@ -1,10 +1,10 @@
-"""Run commands in forks of one process that has everything imported: cheap to start and kill.
+"""Commands in forks of one process that has everything imported: cheap to start, kill and repeat.
 
     python forks.py kill N OUT COMMAND ...        kill it N times, over as many runs as that takes
     python forks.py share 1,2 OUT COMMAND ...     run it in 1 process, then in 2 that share it
     python forks.py stop SIGNAL OUT COMMAND ...   send it a signal under way, and start it again
 
-The outcome is JSON, the last line on stderr.
+What happened comes as JSON, the last line on stderr.
 """
 
 import json
@@ -22,16 +22,16 @@ import torch
 
 
 def forks(what: str, argument: str, out: Path, command: list[str]) -> tuple[dict, str]:
-    """Run this file; return its outcome, and all that was written to stderr."""
-    done = subprocess.run(
+    """Run this file: what it tells, and all that was written to stderr."""
+    told = subprocess.run(
         [sys.executable, "-W", "ignore", __file__, what, argument, str(out), *command],
         env=os.environ | {"TOKENIZERS_PARALLELISM": "false"},
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stderr.splitlines()[-1]), done.stderr
+    assert told.returncode == 0, told.stderr
+    return json.loads(told.stderr.splitlines()[-1]), told.stderr
 
 
 def start(command: str, arguments: list[str], **environment: str) -> int:
