@@ -76,9 +76,9 @@ def long_documents(
 def first_documents(
     source: str, tokenizer: PreTrainedTokenizerBase, n_tokens: int
 ) -> list[list[int]]:
-    """Return the tokens of a data set's first documents, which with a separator each are n_tokens.
+    """Return the tokens of a data set's first documents: n_tokens in all, with a separator each.
 
-    All of its documents if they are fewer tokens.
+    If the data set has fewer, all of its documents are returned.
     """
     found, n_read = list[list[int]](), 0
     for document in _tokenised(source, tokenizer):

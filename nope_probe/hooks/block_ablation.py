@@ -100,7 +100,7 @@ class BlockAblation:
         return keys if "rope" in self.remove else self.reader.rotate(keys)
 
     def _replaced(self, name: Projection) -> Float[Tensor, "batch pos head d_head"]:
-        """Return what the replacement of W_Q, W_K or W_V makes of the block's normed input."""
+        """Return the output of the replacement of W_Q, W_K or W_V."""
         y = project_identity(self.read["y"], self.layer.n_heads, self.layer.d_head)
         return self.gains[name] * y
 

@@ -50,7 +50,7 @@ class ScoreSums:
         return fold_counts(self.n_seqs, self.n_folds)
 
     def state(self) -> State:
-        """Return what `restore` takes."""
+        """Return the sums as tensors, for `restore`."""
         return state_of(self.accumulators)
 
     def restore(self, state: State, n_seqs: int) -> None:
