@@ -44,7 +44,7 @@ from nope_probe.analyses.shapley import (
     source_terms,
     sufficiency,
 )
-from nope_probe.hooks.capture import ScoreMaps
+from nope_probe.hooks.maps import ScoreMaps
 from nope_probe.hooks.names import Component
 
 CONJUNCTION_TOLERANCE = 0.1

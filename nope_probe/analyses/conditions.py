@@ -20,7 +20,7 @@ from nope_probe.analyses.shapley import (
     player,
     source_terms,
 )
-from nope_probe.hooks.capture import ScoreMaps
+from nope_probe.hooks.maps import ScoreMaps
 from nope_probe.hooks.names import Component
 
 FoldMeans: TypeAlias = Float[Tensor, "fold layer query_pos key_pos"]

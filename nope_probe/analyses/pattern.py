@@ -22,7 +22,7 @@ from nope_probe.analyses.jackknife import (
     rms,
     share,
 )
-from nope_probe.hooks.capture import ScoreMaps
+from nope_probe.hooks.maps import ScoreMaps
 
 LAG = 8
 MIN_KEYS = 8

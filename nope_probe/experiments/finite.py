@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.capture import ScoreMaps, StageMaps, capture_scores
+from nope_probe.hooks.capture import capture_scores
+from nope_probe.hooks.maps import ScoreMaps, StageMaps
+from nope_probe.hooks.model import Inputs
+from nope_probe.hooks.protocols import HookedModel
 
 
 def validate_finite(maps: ScoreMaps, condition: str) -> None:
@@ -46,9 +47,7 @@ def are_finite(
     return bool(maps[..., cells].isfinite().all())
 
 
-def validate_first_sequence(
-    model: Any, inputs: Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"], n_layers: int
-) -> None:
+def validate_first_sequence(model: HookedModel, inputs: Inputs, n_layers: int) -> None:
     """Check on one sequence, before all are run, that the first layers have a pattern to measure.
 
     Raises:

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from nope_probe.data.documents import is_held_out
-from nope_probe.data.sequences import cut
+from nope_probe.data.cutting import cut
+from nope_probe.data.held_out import is_held_out
 from nope_probe.data.stdlib import stdlib_documents
 
 if TYPE_CHECKING:

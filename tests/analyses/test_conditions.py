@@ -7,7 +7,7 @@ import torch
 
 from nope_probe import attribute, measure, player_set
 from nope_probe.analyses.conditions import condition, position_of
-from nope_probe.hooks.capture import ScoreMaps
+from nope_probe.hooks.maps import ScoreMaps
 
 INTACT, MASK, ROPE, BOTH = (
     frozenset(each) for each in ((), ("mask",), ("rope",), ("mask", "rope"))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from nope_probe.analyses.parameter_free.closed_form import expected_cosine
 from nope_probe.hooks.names import Norm
+from nope_probe.hooks.protocols import HookedModel
 
 ROTARY_BASE = 10_000.0
 Alphas = Float[Tensor, " alpha"]
@@ -81,7 +81,7 @@ class ParameterFreeSpec:
         return (self.dimension - 1) / self.dimension if self.centred else 1.0
 
 
-def spec_of(model: Any) -> ParameterFreeSpec:
+def spec_of(model: HookedModel) -> ParameterFreeSpec:
     """Read off a parameter-free model which field describes it."""
     cfg = model.cfg
     sqrt_d = cfg.normalization_type == "LNPre" and cfg.attn_scale < cfg.d_model

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -19,8 +18,9 @@ from nope_probe.analyses.parameter_free.control_variate import ControlVariate
 from nope_probe.analyses.parameter_free.mean_field import spec_of, visible
 from nope_probe.analyses.parameter_free.sampling import BLOCK, draw
 from nope_probe.hooks.accumulators import State
-from nope_probe.hooks.capture import ScoreSums
 from nope_probe.hooks.folds import pooled
+from nope_probe.hooks.protocols import HookedModel
+from nope_probe.hooks.score_sums import ScoreSums
 from nope_probe.hooks.streaming import StreamCheckpoint
 
 N_BLOCKS = 32
@@ -106,7 +106,7 @@ class Simulation:
 
 
 def simulate_scores(
-    model: Any,
+    model: HookedModel,
     *,
     alpha: float,
     seq_len: int = 50,
@@ -161,7 +161,7 @@ def simulate_scores(
             return found
 
 
-def finest_target(model: Any) -> float:
+def finest_target(model: HookedModel) -> float:
     """Give the smallest standard error that float32 scores can resolve."""
     return torch.finfo(torch.float32).eps * spec_of(model).score_scale
 
@@ -175,7 +175,7 @@ def _next_goal(found: Simulation, target_se: float) -> int:
     return BLOCK * ceil(needed / BLOCK)
 
 
-def _check(model: Any, n_samples: int | None, target_se: float | None) -> None:
+def _check(model: HookedModel, n_samples: int | None, target_se: float | None) -> None:
     if (n_samples is None) == (target_se is None):
         raise ValueError("expected either n_samples or target_se")
     if n_samples is not None and n_samples < 2:
@@ -188,7 +188,13 @@ class _Sums:
     """Sums over the samples so far: of the model's scores and of the control variate."""
 
     def __init__(
-        self, model: Any, alpha: float, seq_len: int, seed: int, n_blocks: int, controlled: bool
+        self,
+        model: HookedModel,
+        alpha: float,
+        seq_len: int,
+        seed: int,
+        n_blocks: int,
+        controlled: bool,
     ) -> None:
         field, n_layers = spec_of(model), model.cfg.n_layers
         self.draw = partial(draw, alpha=alpha, seq_len=seq_len, d_model=field.dimension, seed=seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -30,6 +30,7 @@ from nope_probe.experiments.ablation.plan import Plan, make_plan
 from nope_probe.hooks.components import components
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.names import Gain
+from nope_probe.hooks.protocols import HookedModel
 from nope_probe.models.info import describe
 from nope_probe.runtime.checkpoint import RunCheckpoint
 
@@ -90,7 +91,7 @@ class AblationStudy:
 
 
 def run_ablations(
-    model: Any,
+    model: HookedModel,
     tokens: Inputs,
     *,
     players: Sequence[str] | None = None,
@@ -188,7 +189,7 @@ def _as_sequences(tokens: Inputs) -> Sequences:
     return Sequences(inputs=tokens.cpu(), name="tokens", bos=begins_alike)
 
 
-def _name_of(model: Any) -> str:
+def _name_of(model: HookedModel) -> str:
     return str(getattr(model.cfg, "model_name", ""))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 from jaxtyping import Float
@@ -15,10 +14,11 @@ from nope_probe.analyses.pattern import kept_cells, measure
 from nope_probe.experiments.circuit.page import circuit_page
 from nope_probe.experiments.circuit.summary import headline
 from nope_probe.experiments.tables import measures_table
-from nope_probe.hooks.capture import StageMaps
 from nope_probe.hooks.components import components
 from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.maps import StageMaps
 from nope_probe.hooks.names import LETTERS, Letter
+from nope_probe.hooks.protocols import HookedModel
 from nope_probe.hooks.stages import STAGES
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.provenance import input_arrays, input_record
@@ -103,7 +103,7 @@ def _sees_all_keys(folds: Float[Tensor, "fold row_pos col_pos"]) -> bool:
     return bool(folds[:, kept_cells(folds.shape[-1])].isfinite().all())
 
 
-def absent(model: Any, layer: int, maps: StageMaps) -> dict[Letter, str]:
+def absent(model: HookedModel, layer: int, maps: StageMaps) -> dict[Letter, str]:
     """Say of each stage that a block lacks why it does."""
     reasons: dict[Letter, str] = {}
     for letter in LETTERS:
@@ -115,11 +115,12 @@ def absent(model: Any, layer: int, maps: StageMaps) -> dict[Letter, str]:
     return reasons
 
 
-def _no_middle(model: Any) -> str:
-    if getattr(model.cfg, "attn_only", False):
+def _no_middle(model: HookedModel) -> str:
+    block = layers_of(model)[0]
+    if block.attention_only:
         return "no FFN: the block ends with attention, at (g)"
-    if getattr(model.cfg, "parallel_attn_mlp", False):
+    if block.parallel:
         return "attention and FFN run side by side here"
-    if layers_of(model)[0].has("ln1_post.hook_out"):
+    if block.has_post_norm:
         return "norms also follow attention and FFN here"
     return "this block has no such stage"

@@ -12,8 +12,8 @@ from nope_probe.analyses.pattern import diagonal_normalised, measure
 from nope_probe.experiments.scores.page import scores_page
 from nope_probe.experiments.scores.summary import headline
 from nope_probe.experiments.tables import interval_columns, measures_table
-from nope_probe.hooks.capture import ScoreMaps
 from nope_probe.hooks.folds import pooled
+from nope_probe.hooks.maps import ScoreMaps
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.provenance import input_arrays, input_record
 from nope_probe.runtime.session import Session

@@ -25,6 +25,7 @@ from nope_probe.analyses.pattern import diagonal_normalised
 from nope_probe.experiments.simulation.page import simulation_page
 from nope_probe.experiments.simulation.summary import headline
 from nope_probe.experiments.tables import interval_columns
+from nope_probe.hooks.protocols import HookedModel
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.session import Session, SessionSettings
 
@@ -63,7 +64,7 @@ def analyse(session: Session[SessionSettings], found: Mapping[float, Simulation]
 
 
 def theory_of(
-    model: Any, found: Mapping[float, Simulation]
+    model: HookedModel, found: Mapping[float, Simulation]
 ) -> dict[float, Float[Tensor, "layer query_pos key_pos"]]:
     """Give the mean field's score maps at each simulated alpha."""
     n = next(iter(found.values())).best.folds.shape[-1]
