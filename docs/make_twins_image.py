@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import plotly.graph_objects as go
+import torch
 from plotly.subplots import make_subplots
 
-from nope_probe.figures.downsample import row_centred
+from nope_probe.analyses.pattern import row_centred
 from nope_probe.runtime.folder import read_run
 
 LAYER = 2
@@ -43,9 +44,7 @@ def main(out: str, *folders: str) -> None:
 
 
 def pattern(score: np.ndarray) -> np.ndarray:
-    n = score.shape[-1]
-    masked = np.where(np.tril(np.ones((n, n), bool)), score[LAYER], np.nan)
-    return row_centred(masked[None], 1)[0]
+    return row_centred(torch.from_numpy(score[LAYER]), skip_keys=1).numpy()
 
 
 if __name__ == "__main__":

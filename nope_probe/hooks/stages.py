@@ -20,17 +20,15 @@ from nope_probe.hooks.names import Letter
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One letter of Figure 3.
+    """One letter of Figure 3 (`hooks.names.STAGE_MEANINGS` says what it holds).
 
     Attributes:
-        meaning: the paper's formula.
         block: 0 for the block under study, 1 for the one after it.
         hooked, bridge: the hook point's name within the block, per model kind.
         norm: the norm whose learned weight HookedTransformer's hook point leaves out, if any.
         scores: whether the hook point carries scores (a map) and not vectors.
     """
 
-    meaning: str
     block: Literal[0, 1] = 0
     hooked: str
     bridge: str
@@ -38,31 +36,25 @@ class Stage:
     scores: bool = False
 
 
-def _normed_input(block: Literal[0, 1], meaning: str) -> Stage:
-    return Stage(
-        meaning=meaning,
-        block=block,
-        hooked="ln1.hook_normalized",
-        bridge="attn.hook_in",
-        norm="ln1",
-    )
+def _normed_input(block: Literal[0, 1]) -> Stage:
+    return Stage(block=block, hooked="ln1.hook_normalized", bridge="attn.hook_in", norm="ln1")
 
 
-def _scores(block: Literal[0, 1], meaning: str) -> Stage:
+def _scores(block: Literal[0, 1]) -> Stage:
     name = "attn.hook_attn_scores"
-    return Stage(meaning=meaning, block=block, hooked=name, bridge=name, scores=True)
+    return Stage(block=block, hooked=name, bridge=name, scores=True)
 
 
 STAGES: dict[Letter, Stage] = {
-    "a": _normed_input(0, "Y1 = LN(X)"),
-    "b": _scores(0, "Q1 K1^T / sqrt(d)"),
-    "c": Stage(meaning="A1 V1", hooked="attn.hook_z", bridge="attn.hook_z"),
-    "d": Stage(meaning="A1 V1 W_O", hooked="hook_attn_out", bridge="hook_attn_out"),
-    "e": Stage(meaning="O = A1 V1 W_O + X", hooked="hook_resid_mid", bridge="hook_resid_mid"),
-    "f": Stage(meaning="LN(O)", hooked="ln2.hook_normalized", bridge="ln2.hook_out", norm="ln2"),
-    "g": Stage(meaning="X1 = FFN(LN(O)) + O", hooked="hook_resid_post", bridge="hook_resid_post"),
-    "h": _normed_input(1, "Y2 = LN(X1)"),
-    "i": _scores(1, "Q2 K2^T / sqrt(d)"),
+    "a": _normed_input(0),
+    "b": _scores(0),
+    "c": Stage(hooked="attn.hook_z", bridge="attn.hook_z"),
+    "d": Stage(hooked="hook_attn_out", bridge="hook_attn_out"),
+    "e": Stage(hooked="hook_resid_mid", bridge="hook_resid_mid"),
+    "f": Stage(hooked="ln2.hook_normalized", bridge="ln2.hook_out", norm="ln2"),
+    "g": Stage(hooked="hook_resid_post", bridge="hook_resid_post"),
+    "h": _normed_input(1),
+    "i": _scores(1),
 }
 
 

@@ -1,4 +1,4 @@
-"""The ablate command as a user types it: what a run holds, what it says, what it refuses."""
+"""The ablate command as a user types it: the run's files, its output, its refusals."""
 
 import json
 import re
@@ -48,10 +48,10 @@ def test_a_run_holds_every_file_that_its_manifest_vouches_for(default_run: Path)
     assert manifest["model"]["parity"]["logits"] < 1e-4
 
 
-def test_the_default_players_are_the_briefs_five_and_the_circuits_beside(default_run: Path):
+def test_the_default_player_sets_are_five_single_players_and_the_circuits(default_run: Path):
     players = pd.read_csv(default_run / "players.csv")
-    by_game = players.groupby("game")["player"].unique().map(list).to_dict()
-    assert by_game == {
+    by_set = players.groupby("game")["player"].unique().map(list).to_dict()
+    assert by_set == {
         "players": ["mask", "rope", "w_q", "w_k", "w_o"],
         "circuits": ["mask", "rope", "qk", "ov"],
     }
@@ -88,6 +88,22 @@ def test_the_maps_on_disk_are_those_of_the_ablated_model(default_run: Path):
     assert np.nanmax(np.abs(ours - truth)) < 1e-5 * np.nanmax(np.abs(truth))
 
 
+def test_the_page_gets_finished_patterns(default_run: Path):
+    maps = load_file(default_run / "maps.safetensors")
+    below = np.tril(np.ones((19, 19), bool), -1)
+    below[:, 0] = False  # the BOS key is left out
+    counts = np.maximum(below.sum(-1, keepdims=True), 1)
+    for name, scores in {
+        "all": "score/mask+rope+w_q+w_k+w_o+w_v",
+        "mean_term": "mean_covariance/mean",
+        "covariance_term": "mean_covariance/covariance",
+    }.items():
+        pattern, score = maps[f"pattern/{name}"], maps[scores]
+        assert np.array_equal(np.isfinite(pattern), np.broadcast_to(below, pattern.shape))
+        truth = score - np.where(below, score, 0).sum(-1, keepdims=True) / counts
+        np.testing.assert_allclose(pattern[:, below], truth[:, below], atol=1e-4)
+
+
 def test_sources_and_shapley_maps_add_up_on_disk(default_run: Path):
     maps = load_file(default_run / "maps.safetensors")
     below = np.tril(np.ones((19, 19), bool), -1)
@@ -111,7 +127,7 @@ def test_packed_folds_average_to_the_map(default_run: Path):
     np.testing.assert_allclose(folds.mean(0), score[:, row, column], rtol=1e-4, atol=1e-5)
 
 
-def test_the_mask_and_w_o_do_nothing_in_layer_one(default_run: Path):
+def test_the_mask_and_w_o_change_no_score_of_the_first_layer(default_run: Path):
     maps = load_file(default_run / "maps.safetensors")
     below = np.tril(np.ones((19, 19), bool))
     intact = maps["score/mask+rope+w_q+w_k+w_o+w_v"][:, below]
@@ -127,7 +143,7 @@ def test_a_finished_run_is_shown_again_and_not_recomputed(
     before = (default_run / "manifest.json").read_bytes()
     run(monkeypatch, *SMALL, "--out", str(default_run))
     shown = capsys.readouterr().out
-    assert "where the positional pattern comes from" in shown
+    assert "the sources of the positional pattern" in shown
     assert "mask x rope" in shown
     assert (default_run / "manifest.json").read_bytes() == before
 
@@ -142,33 +158,34 @@ def test_a_run_does_not_depend_on_the_batch_size(tmp_path: Path, monkeypatch: py
         np.testing.assert_allclose(folds, all_at_once[name], rtol=1e-5, atol=1e-6)
 
 
-def test_sources_alone_stop_after_the_headline_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_sources_alone_run_no_condition_of_players(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     nope = ["--model", "nope-tiny", "--players", "sources"]
     run(monkeypatch, *SMALL, *nope, "--out", str(tmp_path / "run"))
     maps = load_file(tmp_path / "run" / "maps.safetensors")
     scores = {name for name in maps if name.startswith("score/")}
     assert scores == {"score/mask", "score/none"}
     assert {"source/content", "source/mask"} < set(maps)
-    assert not (tmp_path / "run" / "players.csv").read_text().strip()
+    for name in ("players", "interactions"):
+        table = pd.read_csv(tmp_path / "run" / f"{name}.csv")
+        assert len(table) == 0
+        assert {"layer", "game", "share", "low", "high"} < set(table)
 
 
-def test_unions_and_reparametrisations_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_players_can_be_unions_and_have_a_range_over_reparametrisations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     chosen = ["--players", "mask", "w_q+mlp", "w_k", "--reparametrise", "1", "--layers", "2"]
     run(monkeypatch, *SMALL, *chosen, "--out", str(tmp_path / "run"))
     players = pd.read_csv(tmp_path / "run" / "players.csv").set_index(["layer", "player"])
     w_k = players.loc[(1, "w_k")]
-    assert w_k["necessity_reparametrised_min"] < w_k["necessity_reparametrised_max"]
-    assert (
-        w_k["necessity_reparametrised_min"]
-        <= w_k["necessity"]
-        <= w_k["necessity_reparametrised_max"]
-    )
+    assert w_k["lost_reparametrised_min"] < w_k["lost_reparametrised_max"]
+    assert w_k["lost_reparametrised_min"] <= w_k["lost"] <= w_k["lost_reparametrised_max"]
     assert list(players.loc[0].index) == ["mask", "w_q+mlp", "w_k"]
 
 
-def test_scopes_split_where_a_removal_acts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_scope_limits_the_layers_in_which_a_removal_acts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     for scope in ("own", "upstream"):
         chosen = ["--players", "mask", "w_q", "--scope", scope, "--layers", "2"]
         run(monkeypatch, *SMALL, *chosen, "--out", str(tmp_path / scope))
@@ -200,9 +217,9 @@ def test_a_parameter_free_model_takes_gaussian_vectors(
     assert vectors.shape == (24, 19, 64)
 
 
-def test_the_report_opens_offline_and_says_the_answer(default_run: Path):
+def test_the_report_loads_nothing_and_has_the_headline(default_run: Path):
     page = (default_run / "report.html").read_text()
-    assert "positional pattern" in page
+    assert "the positional pattern of attention prefers near keys" in page
     assert 'src="http' not in page
     assert len(page) < 15e6
 
@@ -216,7 +233,7 @@ BAD = {
     "fewer sequences than folds": (["--n-seqs", "7"], "7 sequences do not fill 8 folds"),
     "a player the model lacks": (
         ["--model", "nope-tiny", "--players", "mask", "rope"],
-        "the model has no rope to play with; it has mask, w_q, w_k, w_o, w_v, mlp",
+        "the model has no rope; it has mask, w_q, w_k, w_o, w_v, mlp",
     ),
     "an unknown player": (["--players", "w_x"], "unknown player 'w_x'"),
     "overlapping players": (["--players", "qk", "w_q"], "the players qk and w_q share w_q"),
@@ -230,7 +247,10 @@ BAD = {
     "an empty file": (["--data", "EMPTY.txt"], "is empty"),
     "a binary file": (["--data", "BINARY.txt"], "is not text"),
     "no text column": (["--data", "WRONG.jsonl"], "no column 'text'; its columns: words"),
-    "text that is none": (["--data", "NUMBERS.jsonl"], "the column 'text' holds something else"),
+    "a text column of numbers": (
+        ["--data", "NUMBERS.jsonl"],
+        "the column 'text' holds something else",
+    ),
     "an unknown dtype": (["--dtype", "float7"], "no dtype 'float7'"),
     "a missing device": (["--device", "cuda:7"], "no device 'cuda:7' on this machine"),
     "an output that is a file": (["--out", "EMPTY.txt"], "it is a file"),

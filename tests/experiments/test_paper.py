@@ -1,4 +1,4 @@
-"""The figures of language models: whose scores, on what, and what is said of the maps."""
+"""The figures of language models: their settings, and the claims about their maps."""
 
 import os
 import subprocess
@@ -63,7 +63,7 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def test_figure_five_runs_on_what_is_at_hand_a_folder_per_model(
+def test_figure_five_runs_on_given_models_and_data_a_folder_per_model(
     text: Path,
     tiny: Callable[[str], Any],
     tmp_path: Path,
@@ -84,7 +84,7 @@ def test_figure_five_runs_on_what_is_at_hand_a_folder_per_model(
         assert (chosen["windows"], chosen["layers"], chosen["data"]) == ("start", 2, str(text))
 
 
-def test_figures_of_the_appendix_say_that_the_published_scale_is_off(
+def test_figures_of_the_appendix_name_the_error_in_the_published_scale(
     text: Path,
     tiny: Callable[[str], Any],
     tmp_path: Path,
@@ -103,7 +103,7 @@ def test_figures_of_the_appendix_say_that_the_published_scale_is_off(
     assert "mean scores are within ±10 nats" in seen["figure11"][0]
 
 
-def test_processes_share_one_model_after_the_other_and_one_says_it(
+def test_processes_share_one_model_after_the_other_and_one_prints(
     text: Path, tiny: Callable[[str], Any], tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
@@ -130,7 +130,7 @@ def test_processes_share_one_model_after_the_other_and_one_says_it(
         (["figure5"], "meta-llama/Llama-3.1-8B is not in the local cache"),
     ],
 )
-def test_what_a_figure_cannot_have_is_one_line(
+def test_a_flag_that_a_figure_does_not_have_is_one_line(
     given: list[Any],
     message: str,
     tmp_path: Path,
@@ -143,7 +143,7 @@ def test_what_a_figure_cannot_have_is_one_line(
 def claims(
     folder: Path, *, contrast: float = 0.5, first: float = 0.01, later: float = 0.2, top: float = 9
 ) -> list[Claim]:
-    """Write a run of three layers by hand, every interval ±0.05 wide, and ask for its claims."""
+    """Check the claims on a run of three layers written by hand, every interval ±0.05 wide."""
     rows = pd.DataFrame({"layer": [0, 1, 2]})
     for name, values in {
         "non_relative": [first, later, later],
@@ -162,19 +162,19 @@ def claims(
     return list(score_claims(folder, "both"))
 
 
-def test_a_run_like_the_papers_figures_shows_what_they_show_but_the_sign_of_figure_four(
+def test_a_run_like_the_papers_figures_reproduces_all_but_the_sign_of_figure_four(
     tmp_path: Path,
 ) -> None:
     found = claims(tmp_path / "run")
-    assert [each.seen for each in found] == [True, True, True, True, True, False]
+    assert [each.reproduced for each in found] == [True, True, True, True, True, False]
     assert "between 0.5 (L0) and 9 nats (L1), with a standard error of 0.005" in str(found[0])
     assert "+0.2 [+0.15, +0.25] (L1), +0.2 [+0.15, +0.25] (L2)" in str(found[2])
     assert "differ from the rest by +0.5 [+0.45, +0.55] (L1)" in str(found[4])
-    assert "of which softmax sees +0.25 [+0.2, +0.3] (L1)" in str(found[5])
+    assert "of which softmax acts on +0.25 [+0.2, +0.3] (L1)" in str(found[5])
 
 
 @pytest.mark.parametrize(
-    ("changed", "seen"),
+    ("changed", "reproduced"),
     [
         ({"top": 11.0}, [False, True, True, True, True, False]),
         ({"top": -11.0}, [False, True, True, True, True, False]),
@@ -184,10 +184,10 @@ def test_a_run_like_the_papers_figures_shows_what_they_show_but_the_sign_of_figu
         ({"contrast": -0.5}, [True, True, True, True, False, True]),
     ],
 )
-def test_each_claim_hangs_on_its_own_measure(
-    changed: dict[str, float], seen: list[bool], tmp_path: Path
+def test_each_claim_depends_on_its_own_measure(
+    changed: dict[str, float], reproduced: list[bool], tmp_path: Path
 ) -> None:
-    assert [each.seen for each in claims(tmp_path / "run", **changed)] == seen
+    assert [each.reproduced for each in claims(tmp_path / "run", **changed)] == reproduced
 
 
 def test_of_many_layers_the_smallest_and_the_largest_are_named(tmp_path: Path) -> None:

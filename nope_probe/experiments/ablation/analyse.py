@@ -1,8 +1,9 @@
-"""From what was measured to what a run holds: maps, folds, tables, manifest and page."""
+"""From the score maps of all conditions to what a run holds: tables, maps, manifest and page."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -10,21 +11,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.attribution import (
-    LayerAttribution,
-    MaskEffect,
-    attribute,
-    mask_effect,
-    term_map,
-)
+from nope_probe.analyses.attribution import LayerAttribution, MaskEffect, attribute, mask_effect
+from nope_probe.analyses.contrasts import contrast_map
 from nope_probe.analyses.mean_covariance import split_mean_covariance
 from nope_probe.analyses.pattern import measure, row_centred
-from nope_probe.analyses.shapley import INTACT, MASK, Condition, PlayerSet, shapley, source_terms
-from nope_probe.data.sequences import Sequences
-from nope_probe.experiments.ablation.conditions import Measured
+from nope_probe.analyses.shapley import INTACT, MASK, PlayerSet, shapley, source_terms
 from nope_probe.experiments.ablation.page import ablation_page
-from nope_probe.experiments.ablation.plan import Plan
-from nope_probe.experiments.ablation.run import Settings
 from nope_probe.experiments.ablation.summary import headline
 from nope_probe.experiments.tables import (
     interactions_table,
@@ -34,68 +26,103 @@ from nope_probe.experiments.tables import (
     players_table,
     sources_table,
 )
-from nope_probe.hooks.capture import ScoreMaps
 from nope_probe.hooks.folds import pooled
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.provenance import input_record, kept_inputs, provenance
-from nope_probe.runtime.session import Session
+
+if TYPE_CHECKING:
+    from nope_probe.data.sequences import Sequences
+    from nope_probe.experiments.ablation.conditions import ConditionMaps, Measured
+    from nope_probe.experiments.ablation.plan import Plan
+    from nope_probe.experiments.ablation.run import Settings
+    from nope_probe.runtime.session import Session
 
 Maps = dict[str, Float[Tensor, "layer query_pos key_pos"]]
 
 
 def analyse(session: Session[Settings], plan: Plan, measured: Measured) -> Run:
-    """Attribute the positional pattern of every layer, and put the run together."""
+    """Attribute the positional pattern of every layer, and return the run."""
     inputs, skip_keys = session.sequences(), session.settings.n_skipped(session.sequences())
-    folds = {condition: maps.folds for condition, maps in measured.maps.items()}
-    layers = attribute(folds, plan.player_sets, position=plan.position, skip_keys=skip_keys)
-    again = [
-        _attribute_again({**measured.maps, **each}, plan, skip_keys)
-        for each in measured.reparametrised
-    ]
-    tables = {
-        "sources": sources_table(layers),
-        "non_relative": non_relative_table(_mask_effects(inputs, layers, measured, skip_keys)),
-        "players": players_table(layers, again),
-        "interactions": interactions_table(layers),
-        "pattern": _pattern_table(plan, measured, skip_keys),
-        "controls": _controls_table(inputs, plan, measured, skip_keys),
-        "mean_covariance": _mean_covariance_table(measured, skip_keys),
-    }
-    maps = {name: each.float().numpy() for name, each in _maps(plan, measured, skip_keys).items()}
+    layers = attribute_layers(measured.maps, plan, plan.player_sets, skip_keys)
+    tables = tables_of(plan, measured, layers, tokens_kind(inputs), skip_keys)
+    maps = {name: each.float().numpy() for name, each in maps_of(plan, measured, skip_keys).items()}
     manifest = {
         **provenance(session),
         **input_record(inputs, skip_keys),
+        **_attribution_record(plan, measured, layers),
+    }
+    return Run(
+        manifest=manifest,
+        arrays={
+            "tokens": kept_inputs(inputs),
+            "maps": maps,
+            "folds": _packed_folds(plan, measured),
+        },
+        tables=tables,
+        page=ablation_page(maps, tables, manifest, headline(manifest, tables)),
+    )
+
+
+def attribute_layers(
+    maps: ConditionMaps, plan: Plan, player_sets: Sequence[PlayerSet], skip_keys: int
+) -> list[LayerAttribution]:
+    """Return the attribution of each layer to the plan's sources and to some player sets."""
+    folds = {condition: each.folds for condition, each in maps.items()}
+    return attribute(folds, player_sets, position=plan.position, skip_keys=skip_keys)
+
+
+def tables_of(
+    plan: Plan,
+    measured: Measured,
+    layers: Sequence[LayerAttribution],
+    tokens: str,
+    skip_keys: int,
+) -> dict[str, pd.DataFrame]:
+    """Return the run's tables by name.
+
+    Args:
+        plan: the conditions.
+        measured: their score maps.
+        layers: the attribution of each layer.
+        tokens: the kind of the run's inputs, as `tokens_kind` returns it.
+        skip_keys: how many first keys to leave out.
+    """
+    again = [
+        attribute_layers({**measured.maps, **each}, plan, plan.player_sets[:1], skip_keys)
+        for each in measured.reparametrised
+    ]
+    effects = _mask_effects(tokens, layers, measured, skip_keys)
+    return {
+        "sources": sources_table(layers),
+        "non_relative": non_relative_table(effects),
+        "players": players_table(layers, again),
+        "interactions": interactions_table(layers),
+        "pattern": _pattern_table(plan, measured, skip_keys),
+        "controls": _controls_table(tokens, plan, measured, skip_keys),
+        "mean_covariance": _mean_covariance_table(measured, skip_keys),
+    }
+
+
+def _attribution_record(
+    plan: Plan, measured: Measured, layers: Sequence[LayerAttribution]
+) -> dict[str, Any]:
+    return {
         "gains": None if measured.gains is None else {**measured.gains.c},
         "player_sets": {each.name: [p.name for p in each.players] for each in plan.player_sets},
         "conditions": [plan.name(condition) for condition in plan.conditions],
         "position": plan.position,
-        "conjunctions": _conjunctions(layers, plan.player_sets),
+        "conjunctions": {
+            each.name: [layer.layer for layer in layers if layer.is_conjunction(each.name)]
+            for each in plan.player_sets
+        },
     }
-    page = ablation_page(maps, tables, manifest, headline(manifest, tables))
-    arrays = {
-        "tokens": kept_inputs(inputs),
-        "maps": maps,
-        "folds": _packed_folds(plan, measured),
-    }
-    return Run(manifest=manifest, arrays=arrays, tables=tables, page=page)
-
-
-def _attribute_again(
-    maps: Mapping[Condition, ScoreMaps], plan: Plan, skip_keys: int
-) -> list[LayerAttribution]:
-    return attribute(
-        {condition: each.folds for condition, each in maps.items()},
-        plan.player_sets[:1],
-        position=plan.position,
-        skip_keys=skip_keys,
-    )
 
 
 def _mask_effects(
-    inputs: Sequences, layers: Sequence[LayerAttribution], measured: Measured, skip_keys: int
+    tokens: str, layers: Sequence[LayerAttribution], measured: Measured, skip_keys: int
 ) -> dict[str, list[MaskEffect]]:
-    """Compare the non-relative part with and without the mask, on the run's tokens and shuffled."""
-    effects = {tokens_kind(inputs): [each.non_relative for each in layers]}
+    """Return the mask's effect on the non-relative part, on the run's tokens and on shuffled."""
+    effects = {tokens: [each.non_relative for each in layers]}
     if measured.shuffled:
         with_mask, without = (measured.shuffled[c].folds for c in (INTACT, MASK))
         effects["shuffled"] = [
@@ -106,20 +133,10 @@ def _mask_effects(
 
 
 def tokens_kind(inputs: Sequences) -> str:
-    """Name what a run's windows hold, as its tables do."""
+    """Return the kind of a run's inputs: text, shuffled, random or vectors."""
     if inputs.inputs.is_floating_point():
         return "vectors"
     return next((kind for kind in ("shuffled", "random") if kind in inputs.name), "text")
-
-
-def _conjunctions(
-    layers: Sequence[LayerAttribution], player_sets: Sequence[PlayerSet]
-) -> dict[str, list[int]]:
-    """Name per game the layers in which all players get about the same share."""
-    return {
-        game.name: [each.layer for each in layers if each.is_conjunction(game.name)]
-        for game in player_sets
-    }
 
 
 def _pattern_table(plan: Plan, measured: Measured, skip_keys: int) -> pd.DataFrame:
@@ -129,51 +146,66 @@ def _pattern_table(plan: Plan, measured: Measured, skip_keys: int) -> pd.DataFra
     )
 
 
-def _controls_table(
-    inputs: Sequences, plan: Plan, measured: Measured, skip_keys: int
-) -> pd.DataFrame:
-    """Measure what content and sinks could have passed for: no skipped keys, shuffled tokens."""
-    runs = [(tokens_kind(inputs), measured.maps[INTACT], 0, INTACT)] if skip_keys else []
+def _controls_table(tokens: str, plan: Plan, measured: Measured, skip_keys: int) -> pd.DataFrame:
+    """Return the measures without skipped keys, and on shuffled tokens."""
+    runs = [(tokens, measured.maps[INTACT], 0, INTACT)] if skip_keys else []
     runs += [
         ("shuffled", maps, skip_keys, condition) for condition, maps in measured.shuffled.items()
     ]
     return measures_table(
         (
-            {"tokens": tokens, "skip_keys": skip, "kept": plan.name(condition)},
-            measure(maps.folds, skip),
-        )
-        for tokens, maps, skip, condition in runs
+            (
+                {"tokens": kind, "skip_keys": skip, "kept": plan.name(condition)},
+                measure(maps.folds, skip),
+            )
+            for kind, maps, skip, condition in runs
+        ),
+        labels=("tokens", "skip_keys", "kept"),
     )
 
 
 def _mean_covariance_table(measured: Measured, skip_keys: int) -> pd.DataFrame:
     intact = measured.intact
     if intact.mean_term is None or intact.key_means is None:
-        return pd.DataFrame()
+        return mean_covariance_table([])
     return mean_covariance_table(
         split_mean_covariance(intact.folds, intact.mean_term, intact.key_means, skip_keys)
     )
 
 
-def _maps(plan: Plan, measured: Measured, skip_keys: int) -> Maps:
+def maps_of(plan: Plan, measured: Measured, skip_keys: int) -> Maps:
+    """Return the run's maps by name, nats.
+
+    `score/<kept>` per condition and `mean_covariance/<term>` are score maps; `pattern/all`,
+    `pattern/mean_term`, `pattern/covariance_term`, `source/<term>` and `shapley/<player>` (of
+    further player sets `shapley_<set>/<player>`) are patterns.
+    """
     means = {condition: each.mean for condition, each in measured.maps.items()}
-    maps: Maps = {f"score/{plan.name(condition)}": mean for condition, mean in means.items()}
     patterns = {condition: row_centred(mean, skip_keys) for condition, mean in means.items()}
+    maps: Maps = {f"score/{plan.name(condition)}": mean for condition, mean in means.items()}
+    maps["pattern/all"] = patterns[INTACT]
     for name, term in source_terms(plan.position).items():
-        maps[f"source/{name}"] = term_map(term, patterns)
-    if measured.intact.mean_term is not None:
-        mean = pooled(measured.intact.mean_term, measured.intact.counts)
-        maps["mean_covariance/mean"] = mean
-        maps["mean_covariance/covariance"] = measured.intact.mean - mean
+        maps[f"source/{name}"] = contrast_map(term, patterns)
+    for name, term_map in _mean_covariance_maps(measured).items():
+        maps[f"mean_covariance/{name}"] = term_map
+        maps[f"pattern/{name}_term"] = row_centred(term_map, skip_keys)
     for index, players in enumerate(plan.player_sets):
         prefix = "shapley" if index == 0 else f"shapley_{players.name}"
         for player in players.players:
-            maps[f"{prefix}/{player.name}"] = term_map(shapley(players, player), patterns)
+            maps[f"{prefix}/{player.name}"] = contrast_map(shapley(players, player), patterns)
     return maps
 
 
+def _mean_covariance_maps(measured: Measured) -> Maps:
+    intact = measured.intact
+    if intact.mean_term is None:
+        return {}
+    mean = pooled(intact.mean_term, intact.counts)
+    return {"mean": mean, "covariance": intact.mean - mean}
+
+
 def _packed_folds(plan: Plan, measured: Measured) -> dict[str, np.ndarray]:
-    """Pack each condition's fold maps as lower triangles, diagonal included."""
+    """Return each condition's fold maps as lower triangles, diagonal included."""
     n = measured.intact.folds.shape[-1]
     row, column = torch.tril_indices(n, n)
     return {

@@ -15,14 +15,13 @@ from nope_probe.analyses.parameter_free.critical_alpha import (
     theory_scores,
 )
 from nope_probe.analyses.parameter_free.mean_field import (
-    ParameterFreeSpec,
     expected_gram,
     frequency_steps,
     mean_field,
     rope_kernel,
-    spec_of,
     steps,
 )
+from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec, spec_of
 
 ALPHAS = torch.tensor([0.0, 0.05, 0.2, 0.5, 0.9], dtype=torch.float64)
 PAIRS = [
@@ -60,7 +59,7 @@ def test_layer_two_of_the_mean_field_is_equation_four(n):
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3])
-def test_g_and_h_are_the_gram_matrix_after_layer_one(alpha):
+def test_g_and_h_are_entries_of_the_gram_matrix_after_layer_one(alpha):
     n = 5
     gram = [[1.0 if i == j else alpha for j in range(n)] for i in range(n)]
     a, i = torch.tensor([alpha], dtype=torch.float64), torch.arange(1, n + 1)
@@ -124,7 +123,7 @@ def test_in_one_dimension_the_expected_cosine_is_the_arcsine_law():
     assert torch.allclose(cosine, 2 / math.pi * ALPHAS.asin(), atol=1e-12)
 
 
-def test_the_expected_cosine_is_what_sampled_vectors_have():
+def test_the_expected_cosine_is_that_of_sampled_vectors():
     generator = torch.Generator().manual_seed(0)
     own = torch.randn(40_000, 2, 3, generator=generator)
     shared = torch.randn(40_000, 1, 3, generator=generator)
@@ -169,8 +168,8 @@ def test_critical_alphas_reports_every_round():
 
 def test_without_mask_and_rope_positions_stay_exchangeable():
     for norm in ("l2", "layernorm-d", "layernorm-sqrt-d"):
-        field = ParameterFreeSpec(d_model=6, norm=norm, causal=False)
-        last = theory_scores(torch.tensor([0.3]), 7, 3, field)[0, 2]
+        spec = ParameterFreeSpec(d_model=6, norm=norm, causal=False)
+        last = theory_scores(torch.tensor([0.3]), 7, 3, spec)[0, 2]
         off = last[~torch.eye(7, dtype=torch.bool)]
         assert off.max() - off.min() < 1e-12
 
@@ -178,8 +177,8 @@ def test_without_mask_and_rope_positions_stay_exchangeable():
 def test_without_mask_rope_leaves_a_far_more_relative_pattern_than_with_it():
     contrast = {}
     for causal in (True, False):
-        field = ParameterFreeSpec(d_model=6, rope=True, causal=causal)
-        scores = theory_scores(torch.tensor([0.0]), 29, 2, field)[0, 1]
+        spec = ParameterFreeSpec(d_model=6, rope=True, causal=causal)
+        scores = theory_scores(torch.tensor([0.0]), 29, 2, spec)[0, 1]
         contrast[causal] = scores.diagonal(-1)[3:-3].std().item()  # clear of the window's ends
     assert contrast[False] < contrast[True] / 3
 
@@ -198,20 +197,20 @@ def test_the_rope_kernel_is_the_mean_product_of_rotated_isotropic_vectors():
 @pytest.mark.parametrize("norm", ["l2", "layernorm-d", "layernorm-sqrt-d"])
 @pytest.mark.parametrize("causal", [True, False])
 def test_resolved_by_frequency_an_isotropic_gram_gives_the_kernel_form(norm, causal):
-    field = ParameterFreeSpec(d_model=6, norm=norm, rope=True, causal=causal)
-    gram = expected_gram(torch.tensor([0.3]), 5, field)
+    spec = ParameterFreeSpec(d_model=6, norm=norm, rope=True, causal=causal)
+    gram = expected_gram(torch.tensor([0.3]), 5, spec)
     resolved = torch.stack([gram, 0 * gram], 1)[:, :, None].expand(-1, -1, 3, -1, -1) / 3
-    kernel = [scores for scores, _, _ in steps(gram, 4, field)]
-    for ours, theirs in zip(kernel, frequency_steps(resolved, 4, field), strict=True):
+    kernel = [scores for scores, _, _ in steps(gram, 4, spec)]
+    for ours, theirs in zip(kernel, frequency_steps(resolved, 4, spec), strict=True):
         assert torch.allclose(ours, theirs, atol=1e-12)
 
 
 def test_layernorm_over_d_tends_to_the_same_layer_two_whatever_the_dimension():
     # The residual is 1/sqrt(d) of the attention output, so it vanishes: eq. (4) without residual.
-    field = ParameterFreeSpec(d_model=10**6, norm="layernorm-d")
+    spec = ParameterFreeSpec(d_model=10**6, norm="layernorm-d")
     alpha, i = torch.tensor([0.2], dtype=torch.float64), torch.tensor([4, 7])
     g, h = paper.g_no_residual(alpha, i)[0], paper.h_squared_no_residual(alpha, i)[0].sqrt()
-    second = theory_scores(alpha, 7, 2, field)[0, 1]
+    second = theory_scores(alpha, 7, 2, spec)[0, 1]
     assert second[6, 3].item() == pytest.approx((g[1] / (h[0] * h[1])).item(), abs=1e-2)
 
 
@@ -234,7 +233,7 @@ def test_layernorm_over_sqrt_d_makes_scores_sqrt_d_larger_in_layer_one():
         {"d_model": 0},
     ],
 )
-def test_a_field_that_cannot_be_is_refused(settings):
+def test_an_impossible_spec_is_refused(settings):
     with pytest.raises(ValueError, match=r"d_model|dimensions"):
         ParameterFreeSpec(**settings)
 
@@ -249,7 +248,7 @@ def test_an_alpha_outside_zero_to_one_is_refused(alpha):
 
 @pytest.mark.parametrize("norm", ["l2", "layernorm-d", "layernorm-sqrt-d"])
 @pytest.mark.parametrize("rope", [True, False])
-def test_the_field_of_a_model_is_the_one_it_was_configured_for(norm, rope):
+def test_the_spec_of_a_model_is_the_one_it_was_configured_with(norm, rope):
     from types import SimpleNamespace
 
     from nope_probe.models.parameter_free import parameter_free
@@ -259,23 +258,23 @@ def test_the_field_of_a_model_is_the_one_it_was_configured_for(norm, rope):
     assert found == ParameterFreeSpec(d_model=6, norm=norm, rope=rope, causal=rope)
 
 
-def ask(*arguments):
+def theory(*arguments):
     command = [sys.executable, "-m", "nope_probe.theory", *arguments]
     return subprocess.run(command, capture_output=True, text=True)
 
 
-def test_the_command_says_above_which_alpha_each_layer_increases():
-    answer = ask("--n-layers", "3", "--alpha", "0.01")
-    assert "L2: increases in j above alpha = 0.0104" in answer.stdout
-    assert "smallest step -8.4" in answer.stdout
+def test_the_command_prints_the_alpha_above_which_each_layer_increases():
+    run = theory("--n-layers", "3", "--alpha", "0.01")
+    assert "L2: increases in j above alpha = 0.0104" in run.stdout
+    assert "smallest step -8.4" in run.stdout
 
 
 @pytest.mark.parametrize(
     "arguments",
     [["--alpha", "1"], ["--n-layers", "0"], ["--rope"], ["--rope", "--d-model", "7"]],
 )
-def test_the_command_answers_bad_input_with_one_line(arguments):
-    answer = ask(*arguments)
-    assert answer.returncode == 2
-    assert answer.stdout == ""
-    assert len(answer.stderr.splitlines()) == 1
+def test_the_command_refuses_impossible_settings_in_one_line(arguments):
+    run = theory(*arguments)
+    assert run.returncode == 2
+    assert run.stdout == ""
+    assert len(run.stderr.splitlines()) == 1
