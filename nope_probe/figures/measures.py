@@ -33,7 +33,7 @@ def pattern_measures(table: pd.DataFrame, intact: str) -> go.Figure:
         for measure, about in MEASURES.items()
         if measure in table
     }
-    return over_layers(panels, "Measures of the pattern, per layer", columns=4)
+    return over_layers(panels, "Measures of the positional pattern, per layer", columns=4)
 
 
 def _without_sources(intact: str) -> dict[str, tuple[str, str]]:
@@ -78,7 +78,7 @@ def controls(table: pd.DataFrame, intact: str) -> go.Figure:
         for measure in CONTROLS
         if measure in table
     }
-    return over_layers(panels, "The pattern in the controls, per layer")
+    return over_layers(panels, "The positional pattern in the controls, per layer")
 
 
 def mask_effect(table: pd.DataFrame) -> go.Figure:
@@ -124,7 +124,7 @@ def training_dynamics(tables: Mapping[str, pd.DataFrame], measure: str = "amplit
         x_title="training step (log scale)",
         y_title=MEASURES[measure].title,
     )
-    title = f"The pattern during training: {MEASURES[measure].label} per layer"
+    title = f"The positional pattern during training: {MEASURES[measure].label} per layer"
     place(figure, title, list(tables), wide, replace(wide, columns=1, panel=240))
     figure.update_xaxes(type="log", dtick=1)
     figure.update_layout(

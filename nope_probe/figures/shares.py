@@ -28,7 +28,7 @@ def source_shares(table: pd.DataFrame) -> go.Figure:
         "share of the pattern": _by_name(table, "term", "share"),
         "RMS, nats": _by_name(table, "term", "rms"),
     }
-    return over_layers(panels, title="The sources of the pattern, per layer")
+    return over_layers(panels, title="The sources of the positional pattern, per layer")
 
 
 def player_shares(table: pd.DataFrame) -> go.Figure:
@@ -42,7 +42,7 @@ def player_shares(table: pd.DataFrame) -> go.Figure:
         "there alone": _by_name(table, "player", "alone"),
         "lost without it": _by_name(table, "player", "lost"),
     }
-    return over_layers(panels, title="The players' parts in the pattern, per layer")
+    return over_layers(panels, title="The players' parts in the positional pattern, per layer")
 
 
 def mean_covariance_shares(table: pd.DataFrame) -> go.Figure:

@@ -1,4 +1,4 @@
-"""Measures of each stage's pattern -> a plotly figure, the ablated model beside the intact one."""
+"""Measures of each stage -> a plotly figure, the ablated model beside the intact one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def stage_measures(table: pd.DataFrame, removed: tuple[str, ...] = ()) -> go.Fig
     titles = [MEASURES[measure].title for measure in STAGE_MEASURES]
     place(
         figure,
-        "Measures of each stage's pattern",
+        "Measures of each stage's positional pattern",
         titles,
         wide,
         replace(wide, columns=1, panel=200, left=44),

@@ -73,13 +73,13 @@ MEASURES = {
     "amplitude": Measure(
         label="amplitude",
         unit="nats",
-        caption="The strength of the pattern: its RMS, corrected for noise.",
+        caption="The strength of the positional pattern: its RMS, corrected for noise.",
     ),
     "locality": Measure(
         label="locality",
         unit=BOTH_WAYS,
-        caption="Rank correlation of the pattern with the key's position: above 0, near keys are "
-        "preferred; below 0, far keys.",
+        caption="Rank correlation of the positional pattern with the key's position: above 0, near "
+        "keys are preferred; below 0, far keys.",
         signed=True,
         bounded=True,
     ),
@@ -101,14 +101,14 @@ MEASURES = {
     ),
     "relative_r2": Measure(
         label="relative share",
-        caption="Share of the pattern that depends on distance alone; blank where there is no "
-        "pattern.",
+        caption="Share of the positional pattern that depends on distance alone; blank where there "
+        "is no pattern.",
         bounded=True,
     ),
     "non_relative": Measure(
         label="non-relative",
         unit="nats",
-        caption="RMS of the part of the pattern that does not depend on distance alone.",
+        caption="RMS of the part of the positional pattern that does not depend on distance alone.",
     ),
     "edge_contrast": Measure(
         label="edge contrast",
@@ -119,7 +119,8 @@ MEASURES = {
     "edge_contrast_visible": Measure(
         label="visible contrast",
         unit="nats",
-        caption="The first keys against the others, in the non-relative part of the pattern.",
+        caption="The first keys against the others, in the non-relative part of the positional "
+        "pattern.",
         signed=True,
     ),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nope_probe.figures import words
 from nope_probe.figures.maps import CLIPPED
 
 SCORE = (
@@ -21,8 +22,8 @@ PATTERN = (
 )
 PATTERN_COLOURS = f"{PATTERN} Red is above that mean, blue below, white at it."
 INTERVALS = (
-    "Bars are 95% intervals. “No pattern” marks a layer or head whose pattern does not exceed the "
-    "noise: it has no shares."
+    "Bars are 95% intervals. “No pattern” marks a layer or head whose positional pattern does not "
+    "exceed the noise: it has no shares."
 )
 LAYERS_AND_HEADS = "Layers and heads count from 0: L2H3 is the fourth head of the third layer."
 MEASURES = (
@@ -54,3 +55,15 @@ def colour_quantiles(percent: float) -> str:
     """
     low, high = f"{percent:g}%", f"{100 - percent:g}%"
     return f"Colours run from the {low} to the {high} quantile of each map; {HOVER}."
+
+
+def measure_note(name: str) -> str:
+    """Return what a measure of the pattern is, after its name.
+
+    Example:
+        >>> measure_note("amplitude")
+        'Amplitude (nats): the strength of the positional pattern: its RMS, corrected for noise.'
+    """
+    measure = words.MEASURES[name]
+    unit = f" ({measure.unit})" if measure.unit else ""
+    return f"{measure.label.capitalize()}{unit}: {measure.caption[0].lower()}{measure.caption[1:]}"

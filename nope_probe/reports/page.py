@@ -157,8 +157,8 @@ def _for_page(figure: go.Figure) -> dict[str, Any]:
 
 
 def _json(spec: Mapping[str, Any]) -> str:
-    # plotly escapes "<" and "/" lest "</script>" end the element that holds the figure; "<" alone
-    # is enough, and the slashes of base64 would be a fifth of the page.
+    # plotly escapes "<" and "/", so that "</script>" cannot end the element that holds the figure.
+    # Escaping "<" is enough, and the slashes of base64 would be a fifth of the page.
     return str(to_json_plotly(spec)).replace("\\u002f", "/").replace("</", "<\\/")
 
 

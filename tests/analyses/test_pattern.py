@@ -164,6 +164,8 @@ def test_diagonal_means_are_over_the_cells_that_hold_a_number():
     masked = torch.tensor([[1.0, NAN, NAN], [5, 4, NAN], [9, 8, 7]])
     truth = torch.tensor([[-3.0, NAN, NAN], [-1.5, 0, NAN], [0, 1.5, 3]])
     torch.testing.assert_close(diagonal_normalised(masked), truth, equal_nan=True)
+    masked[1, 1], truth[1, 1] = NAN, NAN  # the diagonal's mean stays 4
+    torch.testing.assert_close(diagonal_normalised(masked), truth, equal_nan=True)
 
 
 def test_diagonals_of_a_batch_are_normalised_map_by_map():

@@ -37,7 +37,7 @@ def manifest_of(out: Path) -> dict:
     return json.loads((out / "manifest.json").read_text())
 
 
-def test_a_run_holds_every_file_that_its_manifest_vouches_for(default_run: Path):
+def test_a_run_holds_every_file_whose_checksum_is_in_its_manifest(default_run: Path):
     manifest = manifest_of(default_run)
     names = {path.name for path in default_run.iterdir()} - {"manifest.json"}
     assert set(manifest["checksums"]) == names
@@ -88,35 +88,34 @@ def test_the_maps_on_disk_are_those_of_the_ablated_model(default_run: Path):
     assert np.nanmax(np.abs(ours - truth)) < 1e-5 * np.nanmax(np.abs(truth))
 
 
+KEPT = np.tril(np.ones((19, 19), bool), -1) & (np.arange(19) > 0)  # the BOS key is left out
+
+
+def centred(score: np.ndarray) -> np.ndarray:
+    means = np.where(KEPT, score, 0).sum(-1, keepdims=True) / np.maximum(KEPT.sum(-1)[:, None], 1)
+    return score - means
+
+
 def test_the_page_gets_finished_patterns(default_run: Path):
     maps = load_file(default_run / "maps.safetensors")
-    below = np.tril(np.ones((19, 19), bool), -1)
-    below[:, 0] = False  # the BOS key is left out
-    counts = np.maximum(below.sum(-1, keepdims=True), 1)
     for name, scores in {
         "all": "score/mask+rope+w_q+w_k+w_o+w_v",
         "mean_term": "mean_covariance/mean",
         "covariance_term": "mean_covariance/covariance",
     }.items():
-        pattern, score = maps[f"pattern/{name}"], maps[scores]
-        assert np.array_equal(np.isfinite(pattern), np.broadcast_to(below, pattern.shape))
-        truth = score - np.where(below, score, 0).sum(-1, keepdims=True) / counts
-        np.testing.assert_allclose(pattern[:, below], truth[:, below], atol=1e-4)
+        pattern, truth = maps[f"pattern/{name}"], centred(maps[scores])
+        assert np.array_equal(np.isfinite(pattern), np.broadcast_to(KEPT, pattern.shape))
+        np.testing.assert_allclose(pattern[:, KEPT], truth[:, KEPT], atol=1e-4)
 
 
 def test_sources_and_shapley_maps_add_up_on_disk(default_run: Path):
     maps = load_file(default_run / "maps.safetensors")
-    below = np.tril(np.ones((19, 19), bool), -1)
-    below[:, 0] = False  # the BOS key is left out
-    intact = maps["score/mask+rope+w_q+w_k+w_o+w_v"]
-    counts = np.maximum(below.sum(-1, keepdims=True), 1)
-    pattern = intact - np.where(below, intact, 0).sum(-1, keepdims=True) / counts
+    pattern = centred(maps["score/mask+rope+w_q+w_k+w_o+w_v"])[:, KEPT]
     sources = sum(maps[f"source/{term}"] for term in ("content", "mask", "rope", "mask_x_rope"))
-    np.testing.assert_allclose(sources[:, below], pattern[:, below], atol=1e-4)
-    empty = maps["score/w_v"]
-    nothing = empty - np.where(below, empty, 0).sum(-1, keepdims=True) / counts
+    np.testing.assert_allclose(sources[:, KEPT], pattern, atol=1e-4)
+    nothing = centred(maps["score/w_v"])[:, KEPT]
     shapley = sum(maps[f"shapley/{name}"] for name in ("mask", "rope", "w_q", "w_k", "w_o"))
-    np.testing.assert_allclose(shapley[:, below], (pattern - nothing)[:, below], atol=1e-4)
+    np.testing.assert_allclose(shapley[:, KEPT], pattern - nothing, atol=1e-4)
 
 
 def test_packed_folds_average_to_the_map(default_run: Path):

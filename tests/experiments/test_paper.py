@@ -1,6 +1,7 @@
 """The figures of language models: their settings, and the claims about their maps."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,10 +15,11 @@ from support.command_line import refused, run
 from support.tiny_models import tokenizer
 
 from nope_probe import reproduce
+from nope_probe.experiments.paper.circuit import figure3, off_diagonal_ratio
 from nope_probe.experiments.paper.claim import Claim
 from nope_probe.experiments.paper.language_models import score_claims
 from nope_probe.experiments.scores import run as scores_run
-from nope_probe.runtime.folder import Run, read_manifest, write_run
+from nope_probe.runtime.folder import Run, read_manifest, read_run, write_run
 
 THREE = ("llama-3.1-8b", "phi-4", "qwen3-8b")
 
@@ -196,3 +198,52 @@ def test_of_many_layers_the_smallest_and_the_largest_are_named(tmp_path: Path) -
     rows = pd.DataFrame({"layer": range(2, 33), "rms": [(i * 7) % 31 / 10 for i in range(31)]})
     rows["rms_low"], rows["rms_high"] = rows["rms"] - 1, rows["rms"] + 1
     assert _listed(rows, "rms") == "+0 [-1, +1] (L2) to +3 [+2, +4] (L24)"
+
+
+def test_reproducing_figure_3_checks_each_claim_of_the_paper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, reproduce, "figure3", "--n-seqs", 29, "--out", tmp_path / "run")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("figure3, run on nope-tiny; the paper used its own 1.5B model")
+    claims = [line for line in lines if line.startswith("figure3, the paper: (")]
+    assert [re.findall(r"\((\w)\)", claim)[0] for claim in claims] == list("acfghi")
+    finished = read_run(tmp_path / "run")
+    assert finished.arrays["maps"]["gram/a"].shape == (50, 50)
+    near = finished.tables["stages"].set_index("stage").loc["f", "locality_low"] > 0
+    assert claims[2].split(". ")[1].startswith("Reproduced" if near else "Not reproduced")
+    assert ". Reproduced: rank correlation" in claims[5]
+
+
+def figure_3(folder: Path, **trends: float) -> list[bool]:
+    """Check figure 3's claims on a run written by hand, every interval ±0.1 wide."""
+    localities = {"f": 0.5, "g": -0.5, "h": 0.5, "i": 0.5} | trends
+    rows = pd.DataFrame({"stage": list(localities), "locality": list(localities.values())})
+    rows["locality_low"], rows["locality_high"] = rows["locality"] - 0.1, rows["locality"] + 0.1
+    falling = np.diag(np.arange(41.0, 0, -1)).astype(np.float32)
+    maps = {"gram/a": np.eye(41, dtype=np.float32), "gram/c": falling}
+    arrays = {"maps": maps, "tokens": {"tokens": np.zeros(1, np.int64)}}
+    write_run(folder, Run(manifest={}, arrays=arrays, tables={"stages": rows}))
+    return [claim.reproduced for claim in figure3(folder)]
+
+
+@pytest.mark.parametrize(
+    ("trends", "reproduced"),
+    [
+        ({}, [True, True, True, True, True, True]),
+        ({"f": 0.05}, [True, True, False, False, True, True]),
+        ({"g": -0.05}, [True, True, True, False, True, True]),
+        ({"h": -0.5}, [True, True, True, True, False, True]),
+        ({"i": 0.05}, [True, True, True, True, True, False]),
+    ],
+)
+def test_claims_of_figure_3_depend_on_the_trends_of_their_stages(
+    trends: dict[str, float], reproduced: list[bool], tmp_path: Path
+) -> None:
+    assert figure_3(tmp_path / "run", **trends) == reproduced
+
+
+def test_the_ratio_off_the_diagonal_leaves_the_first_position_out() -> None:
+    values = np.full((5, 5), 3.0) + 9 * np.eye(5)
+    values[0] = values[:, 0] = 1000
+    assert off_diagonal_ratio(values) == pytest.approx(3 / 12)

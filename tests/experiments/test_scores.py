@@ -66,7 +66,7 @@ def test_maps_are_the_mean_of_plain_transformers_scores(done: Path, truth: np.nd
         assert np.isfinite(each[..., BELOW]).all()
 
 
-def test_standard_errors_come_from_the_spread_of_the_folds(done: Path, truth: np.ndarray):
+def test_standard_errors_come_from_the_variance_between_folds(done: Path, truth: np.ndarray):
     per_seq = truth.mean(2)
     folds = np.stack([per_seq[:, fold::N_FOLDS].mean(1) for fold in range(N_FOLDS)])
     se = folds.std(0, ddof=1) / N_FOLDS**0.5
@@ -107,7 +107,7 @@ def test_a_heads_amplitude_is_that_of_its_own_map(done: Path, truth: np.ndarray)
     assert heads.loc[(1, 3), "amplitude"] == pytest.approx(amplitude, rel=1e-4)
 
 
-def test_the_manifest_vouches_for_every_file_and_says_what_was_run(done: Path):
+def test_the_manifest_records_every_files_checksum_and_the_settings(done: Path):
     manifest = json.loads((done / "manifest.json").read_text())
     assert set(manifest["checksums"]) == {p.name for p in done.iterdir()} - {"manifest.json"}
     assert manifest["settings"]["per_head"] is True
@@ -117,7 +117,7 @@ def test_the_manifest_vouches_for_every_file_and_says_what_was_run(done: Path):
 
 @pytest.mark.parametrize("batch_size", [7, 10, 29])
 @pytest.mark.parametrize("spec", ["bridge:llama", "bridge:gemma2", "hooked:smollm3-nope"])
-def test_heads_average_to_the_map_whatever_the_batch_size(
+def test_heads_average_to_the_map_for_every_batch_size(
     spec: str, batch_size: int, model_of: ModelOf
 ):
     model, _ = model_of(spec)

@@ -58,7 +58,7 @@ def test_the_maps_are_those_of_theory_and_simulation(folder):
         assert np.abs(diagonal.mean(-1)).max() < 1e-6
 
 
-def test_the_manifest_says_what_was_run_and_vouches_for_the_files(folder):
+def test_the_manifest_records_the_settings_and_the_files_checksums(folder):
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["complete"]
     assert manifest["settings"]["alpha"] == [0.0, 0.25]

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from nope_probe.experiments.ablation.summary import headline, print_summary
+from nope_probe.experiments.circuit.summary import headline as circuit_headline
 from nope_probe.experiments.scores.summary import headline as scores_headline
 from nope_probe.runtime.folder import Run
 
@@ -150,3 +151,30 @@ def test_scores_that_are_noise_have_no_pattern():
     assert scores_headline({"model": {"name": "m"}}, scores_tables(0.05)) == [
         "m shows no positional pattern in its attention that exceeds the noise."
     ]
+
+
+def stages(**locality: tuple[float, float, float]) -> pd.DataFrame:
+    names = ("locality", "locality_low", "locality_high")
+    rows = [
+        {"model": "intact", "stage": stage, **dict(zip(names, each, strict=True))}
+        for stage, each in locality.items()
+    ]
+    return pd.DataFrame(rows)
+
+
+CIRCUIT = {"layer": 1, "model": {"name": "m"}, "removed": [], "absent": {}}
+
+
+def test_an_inversion_is_named_only_if_intervals_are_on_opposite_sides_of_zero() -> None:
+    up, down, unsure = (0.9, 0.8, 0.95), (-0.2, -0.3, -0.1), (0.1, -0.1, 0.3)
+    assert circuit_headline(CIRCUIT, stages(f=up, g=down, h=up)) == [
+        "In L1 of m, near keys have larger values at (f) (h); far keys have larger values at (g).",
+        "The rank correlation of a value with its key's position is +0.90 at (f), -0.20 at (g), "
+        "+0.90 at (h): the positional pattern is inverted at (g), after the FFN, and restored at "
+        "(h), after the next norm.",
+    ]
+    assert (
+        "not significantly restored" in circuit_headline(CIRCUIT, stages(f=up, g=down, h=unsure))[1]
+    )
+    assert "not significantly inverted" in circuit_headline(CIRCUIT, stages(f=up, g=unsure))[1]
+    assert "no significant trend at (g)" in circuit_headline(CIRCUIT, stages(f=up, g=unsure))[0]

@@ -88,6 +88,12 @@ def test_a_table_without_rows_keeps_its_columns_on_disk(name: str):
     assert list(read) == list(FULL[name])
 
 
+def test_measures_come_with_the_labels_of_their_group():
+    row = FULL["pattern"].iloc[0]
+    assert (row["layer"], row["tokens"], row["kept"]) == (0, "text", "mask")
+    assert (row["locality"], row["locality_low"], row["locality_high"]) == (1, 0, 3)
+
+
 def test_a_player_has_its_share_alone_and_lost_with_bounds():
     [row] = players_table([layer(2)]).to_dict("records")
     assert row == {

@@ -184,7 +184,7 @@ def test_missing_stages_stay_blank_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize("flow", [wide(), narrow()])
-def test_panels_stand_in_the_plot_and_never_overlap(flow: Any) -> None:
+def test_panels_are_inside_the_plot_and_never_overlap(flow: Any) -> None:
     boxes = [flow.domain(letter) for letter in LETTERS]
     for (left, right), (bottom, top) in boxes:
         assert 0 <= left < right <= 1

@@ -8,7 +8,7 @@ from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.style import BLANK
 
 
-def test_few_layers_stand_side_by_side_each_on_its_own_scale() -> None:
+def test_few_layers_are_side_by_side_each_on_its_own_scale() -> None:
     maps = triangle() + np.arange(N_LAYERS, dtype=np.float32)[:, None, None] * 100
     figure = score_maps(maps)
     assert text_of(figure) == ["L0", "L1", "L2"]
@@ -58,7 +58,7 @@ def test_maps_name_query_down_key_right_and_nats() -> None:
             assert word in figure.data[0].hovertemplate
 
 
-def test_positions_count_from_zero_and_pooled_cells_stand_at_their_blocks_middle() -> None:
+def test_positions_count_from_zero_and_pooled_cells_are_at_their_blocks_middle() -> None:
     plain = score_maps(triangle()).data[0]
     pooled = score_maps(triangle(), max_positions=3).data[0]
     assert (plain.x0, plain.dx) == (0, 1)

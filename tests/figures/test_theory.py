@@ -17,7 +17,7 @@ def test_the_papers_colour_scale_is_the_same_in_every_layer(n_layers):
         assert figure.layout.meta["scales"] == [[0.0, 8.0]] * n_layers
 
 
-def test_lines_of_theory_stand_with_the_dots_of_their_layer():
+def test_lines_of_theory_are_in_the_panel_of_their_layers_dots():
     x, values = np.arange(3.0), np.arange(6.0).reshape(2, 3)
     curves = Curves(x=x, values=values, errors=0.1 + values, theory=values + 1)
     figure = rows_against_theory({"alpha=0": curves})

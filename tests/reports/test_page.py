@@ -160,7 +160,6 @@ def test_sections_go_from_scores_over_sources_and_weights_to_controls(html: str)
 
 
 def test_maps_are_drawn_as_they_are_given() -> None:
-    """The page has finished patterns: it centres nothing again."""
     given = maps(2, 11)
     generator = np.random.default_rng(0)
     given["source/mask"] = np.full((2, 11, 11), np.nan, np.float32)
@@ -188,7 +187,7 @@ def decoded(values: dict[str, str]) -> np.ndarray:
     return np.frombuffer(b64decode(values["bdata"]), values["dtype"]).reshape(shape)
 
 
-def test_every_figure_has_words_for_those_who_cannot_see_it(html: str) -> None:
+def test_every_figure_has_a_text_alternative(html: str) -> None:
     reader = Reader(html)
     plots = [each for each in reader.all("div") if each.get("class") == "plot"]
     assert len(plots) == len(reader.all("figure")) == 12
@@ -197,7 +196,7 @@ def test_every_figure_has_words_for_those_who_cannot_see_it(html: str) -> None:
     assert len(reader.all("main")) == len(reader.all("nav")) == len(reader.all("h1")) == 1
 
 
-def test_links_in_the_page_lead_somewhere(html: str) -> None:
+def test_links_in_the_page_have_targets(html: str) -> None:
     reader = Reader(html)
     ids = {attributes.get("id") for _, attributes in reader.elements}
     links = {str(each["href"]) for each in reader.all("a")}

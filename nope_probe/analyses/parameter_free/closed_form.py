@@ -1,7 +1,8 @@
-"""The paper's closed forms for its layer 2 (L1), with its errata, and inner products at finite d.
+"""The paper's closed forms for the second layer, corrected, and inner products at finite d.
 
-Symbols: E = e^alpha; positions i and j and layers count from 1 here, as in the paper. Inputs are
-unit vectors with expected inner product alpha between any two (eq. 2); everything is float64.
+Symbols: E = e^alpha; positions i and j count from 1 here, as in the paper, whose layer 2 is L1.
+Inputs are unit vectors with expected inner product alpha between any two (eq. 2); everything is
+float64.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ PerPosition = Float[Tensor, "alpha pos"]
 
 
 def g(alpha: Alphas, i: Positions) -> PerPosition:
-    """Return <x_i, x_j> after layer 1 for any j < i, which does not depend on j (section 3.2)."""
+    """Return <x_i, x_j> after L0 for any j < i, which does not depend on j (section 3.2)."""
     a, e_a, i = _broadcast(alpha, i)
     return 2 * (2 * a * math.e + e_a * (1 + a * (2 * i - 3))) / (math.e + (i - 1) * e_a)
 
 
 def h_squared(alpha: Alphas, i: Positions) -> PerPosition:
-    """Return |x_i|^2 after layer 1 (eq. 3)."""
+    """Return |x_i|^2 after L0 (eq. 3)."""
     a, e_a, i = _broadcast(alpha, i)
     own = 2 * math.e + (i - 1) * e_a
     others = (i - 1) * (1 + (i - 2) * a)
@@ -32,11 +33,11 @@ def h_squared(alpha: Alphas, i: Positions) -> PerPosition:
     return squares / (math.e + (i - 1) * e_a) ** 2
 
 
-def layer_two_scores(alpha: Alphas, n: int) -> Float[Tensor, "alpha query_pos key_pos"]:
-    """Return the layer-2 score map g(i) / (h(i) h(j)), NaN above the diagonal (eq. 4).
+def second_layer_scores(alpha: Alphas, n: int) -> Float[Tensor, "alpha query_pos key_pos"]:
+    """Return the score map of L1, g(i) / (h(i) h(j)), NaN above the diagonal (eq. 4).
 
     Example:
-        >>> layer_two_scores(torch.tensor([0.0]), 3)[0, 1:, :2]
+        >>> second_layer_scores(torch.tensor([0.0]), 3)[0, 1:, :2]
         tensor([[0.1535, 1.0000],
                 [0.1321, 0.1508]], dtype=torch.float64)
     """
@@ -68,7 +69,7 @@ def g_difference(alpha: Alphas, i: Positions) -> PerPosition:
 
 
 def h_squared_difference(alpha: Alphas, j: Positions) -> PerPosition:
-    """Return h(j+1)^2 - h(j)^2, which is negative: hence layer 2 increases in j.
+    """Return h(j+1)^2 - h(j)^2, which is negative: hence the scores of L1 increase in j.
 
     A.1, with the coefficient of j and the constant corrected (docs/theory.md has the errata).
     """

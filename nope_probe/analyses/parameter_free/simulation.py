@@ -210,7 +210,7 @@ class _Sums:
         self.n_samples = stop
 
     def state(self) -> State:
-        """Return what a later process needs to resume."""
+        """Return the sums, for a later process to resume from."""
         state = {"n_samples": torch.tensor(self.n_samples), "goal": torch.tensor(self.goal)}
         state |= {f"scores.{name}": each for name, each in self.scores.state().items()}
         if self.control_variate is not None:

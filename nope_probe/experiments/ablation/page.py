@@ -137,7 +137,7 @@ class _Parts:
                 title=f"Interactions: {player_set}",
                 figure=shares.interactions(table, layer=self.layer),
                 caption="The share of the positional pattern that appears only when all players of "
-                "a row are kept, beyond what fewer of them bring. A bar across zero: unsure.",
+                "a row are kept, beyond what fewer of them bring. A bar across zero may be zero.",
             )
 
     def shapley_maps(self, player_set: str, group: str) -> Iterator[Section]:

@@ -14,7 +14,6 @@ from nope_probe.figures.circuit import circuit
 from nope_probe.figures.circuit_views import Circuit
 from nope_probe.figures.export import export
 from nope_probe.figures.stages import STAGE_MEASURES, stage_measures
-from nope_probe.figures.words import MEASURES
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, page
 from nope_probe.runtime.folder import Run
@@ -27,7 +26,7 @@ HOW_TO_READ = (
     "Less diagonal means: the mean of each diagonal is subtracted, so that nothing remains of a "
     "pattern that depends on distance alone. Red is above, blue below.",
     "Shared colours: one scale for all inner products, one for both score maps.",
-    *(f"{MEASURES[name].title}: {MEASURES[name].caption}" for name in STAGE_MEASURES),
+    *map(notes.measure_note, STAGE_MEASURES),
     "Bars are 95% intervals.",
 )
 
@@ -54,10 +53,10 @@ def circuit_page(maps: Mapping[str, Any], table: pd.DataFrame, manifest: Mapping
     ]
     if len(table):
         measures = Section(
-            title="Which keys each stage's pattern prefers",
+            title="Measures of each stage's positional pattern",
             figure=stage_measures(table, removed),
             caption="Above the dotted line, near keys have larger values at this stage; below it, "
-            "far keys. Where the line is crossed, the pattern is inverted.",
+            "far keys. Where the line is crossed, the positional pattern is inverted.",
             table=table,
         )
         sections.append(measures)

@@ -66,7 +66,8 @@ def _inversion(rows: Rows, no_ffn: bool) -> str:
     values = ", ".join(f"{rows[stage][0]:+.2f} at ({stage})" for stage in "fgh" if stage in rows)
     if "f" not in rows or "g" not in rows:
         return "This block has no (f) to compare (g) with: an inversion by its FFN is undefined."
-    lead = f"The rank correlation of a value with its key's position is {values}: the pattern is "
+    lead = f"The rank correlation of a value with its key's position is {values}: "
+    lead += "the positional pattern is "
     if not _have_opposite_signs(rows["f"], rows["g"]):
         return lead + "not significantly inverted at (g)."
     inverted = f"inverted at (g), after {'the residual sum' if no_ffn else 'the FFN'}"

@@ -75,7 +75,7 @@ def _first_keys(rows: pd.DataFrame) -> Iterator[Claim]:
     later = rows.iloc[1:]
     contrast = f"the first keys differ from the rest by {_listed(later, 'edge_contrast')} nats"
     yield Claim(
-        paper="diagonals' means taken off, the first keys are emphasised (positive in Figure 5)",
+        paper="less the diagonals' means, the first keys are emphasised (positive in Figure 5)",
         reproduced=bool((later["edge_contrast_low"] > 0).all()),
         evidence=contrast,
     )

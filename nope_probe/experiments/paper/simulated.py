@@ -55,9 +55,9 @@ def figure1() -> Iterator[Claim]:
     """Check the second layer's scores at n = 3 and alpha = 0 (eq. 4)."""
     import torch
 
-    from nope_probe.analyses.parameter_free.closed_form import layer_two_scores
+    from nope_probe.analyses.parameter_free.closed_form import second_layer_scores
 
-    scores = layer_two_scores(torch.tensor([0.0]), 3)[0]
+    scores = second_layer_scores(torch.tensor([0.0]), 3)[0]
     for (i, j), printed in {(1, 0): 0.154, (2, 0): 0.132, (2, 1): 0.150}.items():
         value = float(scores[i, j])
         yield Claim(

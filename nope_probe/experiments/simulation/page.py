@@ -17,7 +17,6 @@ from nope_probe.figures.theory import (
     rows_against_theory,
     steps_by_distance,
 )
-from nope_probe.figures.words import MEASURES
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, page, positions
 
@@ -27,8 +26,8 @@ HOW_TO_READ = (
     "Theory is the mean field, which is exact as the dimension grows; its gap to the simulation "
     "decreases as one over the dimension.",
     "Errors are two standard errors, from 32 blocks of samples.",
-    "A layer increases in j if nearer keys score higher at every distance. "
-    f"{MEASURES['monotonicity'].title}: {MEASURES['monotonicity'].caption}",
+    "A layer increases in j if nearer keys score higher at every distance.",
+    notes.measure_note("monotonicity"),
 )
 
 

@@ -75,7 +75,7 @@ class Settings:
         return make_spec(self.d_model, self.norm, self.rope, self.causal)
 
     def recorded(self) -> dict[str, Any]:
-        """Return the settings that a run's manifest holds and that tell it from other runs."""
+        """Return the settings that a run's manifest records, which identify the run."""
         unrecorded = ("out", "checkpoint_every")
         found = {key: value for key, value in asdict(self).items() if key not in unrecorded}
         return found | {"n_samples": self.samples}

@@ -176,7 +176,7 @@ def test_the_controlled_mean_is_unbiased(norm, rope):
     assert z[:, below].abs().mean() < 1.2  # 0.8 if the standard errors are right
 
 
-def test_in_layer_one_the_controlled_mean_is_exact():
+def test_in_the_first_layer_the_controlled_mean_is_exact():
     found = simulate(model(), alpha=0.3, seq_len=N, n_samples=64).controlled.mean[0]
     expected = expected_gram(torch.tensor([0.3]), N, ParameterFreeSpec(d_model=D))[0]
     assert torch.allclose(found.tril(), expected.tril(), atol=1e-6)

@@ -53,13 +53,13 @@ def layer_by_hand(gram, residual):
 
 
 @pytest.mark.parametrize("n", [2, 7, 53])
-def test_layer_two_of_the_mean_field_is_equation_four(n):
+def test_the_second_layer_of_the_mean_field_is_equation_four(n):
     _, second = mean_field(ALPHAS, n, 2, ParameterFreeSpec())
-    assert torch.allclose(second, paper.layer_two_scores(ALPHAS, n), atol=1e-12, equal_nan=True)
+    assert torch.allclose(second, paper.second_layer_scores(ALPHAS, n), atol=1e-12, equal_nan=True)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3])
-def test_g_and_h_are_entries_of_the_gram_matrix_after_layer_one(alpha):
+def test_g_and_h_are_entries_of_the_gram_matrix_after_the_first_layer(alpha):
     n = 5
     gram = [[1.0 if i == j else alpha for j in range(n)] for i in range(n)]
     a, i = torch.tensor([alpha], dtype=torch.float64), torch.arange(1, n + 1)
@@ -106,7 +106,7 @@ def test_the_formulas_as_printed_differ_from_the_direct_difference():
 
 
 def test_figure_one_shows_0_154_0_132_and_0_151():
-    second = paper.layer_two_scores(torch.tensor([0.0], dtype=torch.float64), 3)[0]
+    second = paper.second_layer_scores(torch.tensor([0.0], dtype=torch.float64), 3)[0]
     assert second[1, 0].item() == pytest.approx(0.154, abs=5e-4)
     assert second[2, 0].item() == pytest.approx(0.132, abs=5e-4)
     assert second[2, 1].item() == pytest.approx(0.15082, abs=1e-5)
@@ -143,7 +143,7 @@ def test_the_expected_cosine_falls_short_of_alpha_as_one_over_d():
 
 @pytest.mark.parametrize(("n", "critical"), [(50, 0.0104), (256, 0.0187)])
 def test_layers_up_to_ten_increase_above_the_known_critical_alpha(n, critical):
-    found = critical_alphas(n, 4)  # layer 3 is the last to increase
+    found = critical_alphas(n, 4)  # L2 is the last to increase
     assert found[0].isnan()
     assert found[1] == 0
     assert found.nan_to_num().max().item() == pytest.approx(critical, abs=5e-5)
@@ -155,7 +155,7 @@ def test_just_above_the_critical_alpha_ten_layers_increase_and_just_below_one_do
     assert below.min() < 0 < above.min()
 
 
-def test_without_correlation_layers_three_and_four_do_not_increase_near_the_diagonal():
+def test_without_correlation_the_papers_layers_3_and_4_do_not_increase_near_the_diagonal():
     scores = theory_scores(torch.tensor([0.0]), 50, 4)[0]
     assert smallest_step(scores)[2:].tolist() == pytest.approx([-2.8e-4, -4.4e-4], abs=5e-6)
 
@@ -196,7 +196,7 @@ def test_the_rope_kernel_is_the_mean_product_of_rotated_isotropic_vectors():
 
 @pytest.mark.parametrize("norm", ["l2", "layernorm-d", "layernorm-sqrt-d"])
 @pytest.mark.parametrize("causal", [True, False])
-def test_resolved_by_frequency_an_isotropic_gram_gives_the_kernel_form(norm, causal):
+def test_resolved_by_frequency_an_isotropic_gram_has_the_kernel_form(norm, causal):
     spec = ParameterFreeSpec(d_model=6, norm=norm, rope=True, causal=causal)
     gram = expected_gram(torch.tensor([0.3]), 5, spec)
     resolved = torch.stack([gram, 0 * gram], 1)[:, :, None].expand(-1, -1, 3, -1, -1) / 3
@@ -205,7 +205,7 @@ def test_resolved_by_frequency_an_isotropic_gram_gives_the_kernel_form(norm, cau
         assert torch.allclose(ours, theirs, atol=1e-12)
 
 
-def test_layernorm_over_d_tends_to_the_same_layer_two_whatever_the_dimension():
+def test_layernorm_over_d_tends_to_one_second_layer_as_the_dimension_grows():
     # The residual is 1/sqrt(d) of the attention output, so it vanishes: eq. (4) without residual.
     spec = ParameterFreeSpec(d_model=10**6, norm="layernorm-d")
     alpha, i = torch.tensor([0.2], dtype=torch.float64), torch.tensor([4, 7])
@@ -214,7 +214,7 @@ def test_layernorm_over_d_tends_to_the_same_layer_two_whatever_the_dimension():
     assert second[6, 3].item() == pytest.approx((g[1] / (h[0] * h[1])).item(), abs=1e-2)
 
 
-def test_layernorm_over_sqrt_d_makes_scores_sqrt_d_larger_in_layer_one():
+def test_layernorm_over_sqrt_d_makes_scores_sqrt_d_larger_in_the_first_layer():
     alpha = torch.tensor([0.2], dtype=torch.float64)
     small, large = (
         theory_scores(alpha, 3, 1, ParameterFreeSpec(d_model=16, norm=norm))[0, 0].nan_to_num()
