@@ -1,4 +1,4 @@
-"""The sentences that report pages share: how to read the figures, and what results do not mean."""
+"""The sentences that report pages share: how to read figures and results."""
 
 from __future__ import annotations
 

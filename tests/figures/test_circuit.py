@@ -1,8 +1,6 @@
 """The circuit figure: its maps, the words on its arrows, its switches."""
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -211,13 +209,6 @@ def test_large_maps_are_pooled() -> None:
 def test_no_map_or_an_unknown_stage_is_an_error(wrong: dict[str, np.ndarray]) -> None:
     with pytest.raises(ValueError, match="maps of the stages a to i, got"):
         circuit(Circuit(layer=1, maps=wrong))
-
-
-def test_drawing_needs_no_torch() -> None:
-    code = "import sys, nope_probe.experiments.circuit.page\n"
-    code += "print({'torch', 'scipy'} & set(sys.modules))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "set()"
 
 
 @needs_chromium

@@ -1,7 +1,7 @@
 """The control variate: the first-order effect of a finite sample of inputs on the mean scores.
 
 Most of the Monte Carlo noise in a deep layer's mean scores is the inputs' own Gram matrix G,
-carried upwards. Its expectation is known exactly (`expected_gram`), so that its effect can be
+carried from layer to layer. Its expectation is known exactly (`expected_gram`), so that its effect can be
 subtracted: mean(S) - J (mean(G) - E G), J the Jacobian of the mean field at E G. This is linear in
 the sample, hence unbiased.
 
@@ -93,7 +93,7 @@ class ControlVariate:
     def _respond(
         self, direct: FoldMaps, turned: Float[Tensor, "rotated_layer fold pos pos2"]
     ) -> Float[Tensor, "fold layer query_pos key_pos"]:
-        """Carry deviations of the input Gram matrix through the linearised mean spec.
+        """Carry deviations of the input Gram matrix through the linearised mean field.
 
         `direct` is the part that frozen attention carries on, `indirect` the part that the change
         of attention adds; only the first differs between RoPE's frequencies.

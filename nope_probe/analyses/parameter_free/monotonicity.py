@@ -65,7 +65,7 @@ class MonotonicityTest:
 
     @property
     def verdict(self) -> str:
-        """What the steps show, in a word or three."""
+        """One of `not increasing`, `flat`, `increasing` and `increasing where resolved`."""
         if self.falls or self.fall.high < 0:
             return "not increasing"
         if not self.rises:

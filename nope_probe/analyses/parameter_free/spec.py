@@ -1,4 +1,4 @@
-"""Which parameter-free transformer is meant, and the constants that follow from it. No torch."""
+"""A variant of the parameter-free transformer, and the constants that follow from it. No torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FLOAT32_EPS = 2.0**-23
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterFreeSpec:
-    """Which parameter-free transformer is meant.
+    """A variant of the parameter-free transformer.
 
     Attributes:
         d_model: the dimension; None for its limit, infinity (L2 norm without RoPE only).

@@ -1,4 +1,4 @@
-"""The conditions that an attribution runs, and the player sets that they serve."""
+"""The conditions of an attribution, and its player sets."""
 
 from __future__ import annotations
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nope_probe.analyses.parameter_free.monotonicity import MonotonicityTest
-from nope_probe.analyses.parameter_free.simulation import Simulation
 from nope_probe.experiments.summary import print_headline
+
+if TYPE_CHECKING:
+    from nope_probe.analyses.parameter_free.monotonicity import MonotonicityTest
+    from nope_probe.analyses.parameter_free.simulation import Simulation
 
 
 def headline(alpha: float, tests: Sequence[MonotonicityTest], simulation: Simulation) -> str:

@@ -23,7 +23,7 @@ def validate_alphas(alphas: Sequence[float]) -> None:
 def make_spec(
     d_model: int | None, norm: Norm, rope: bool, causal: bool = True
 ) -> ParameterFreeSpec:
-    """Return which parameter-free transformer is meant.
+    """Return the variant of the parameter-free transformer.
 
     Raises:
         UserError: for a dimension that the norm or RoPE does not allow.
