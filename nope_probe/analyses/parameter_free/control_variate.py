@@ -1,9 +1,9 @@
 """The control variate: the first-order effect of a finite sample of inputs on the mean scores.
 
 Most of the Monte Carlo noise in a deep layer's mean scores is the inputs' own Gram matrix G,
-carried from layer to layer. Its expectation is known exactly (`expected_gram`), so that its effect can be
-subtracted: mean(S) - J (mean(G) - E G), J the Jacobian of the mean field at E G. This is linear in
-the sample, hence unbiased.
+carried from layer to layer. Its expectation is known exactly (`expected_gram`), so that its effect
+can be subtracted: mean(S) - J (mean(G) - E G), J the Jacobian of the mean field at E G. This is
+linear in the sample, hence unbiased.
 
 With RoPE a mean score depends on the Gram matrix of every frequency. None of them is formed: at E G
 all frequencies are alike, so the part in which they differ is what the network computes with its
