@@ -1,4 +1,4 @@
-"""Models and windows that many tests share, made once; the network is off."""
+"""Models that many tests share, made once; the network is off."""
 
 import os
 
@@ -20,7 +20,7 @@ HAS_HOOKED_TRANSFORMER = version("transformer-lens").startswith("3.")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests of HookedTransformer where TransformerLens has none."""
+    """Deselect the tests of HookedTransformer where TransformerLens has none."""
     if HAS_HOOKED_TRANSFORMER:
         return
     ours = [item for item in items if not needs_hooked_transformer(item)]
@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def needs_hooked_transformer(item: pytest.Item) -> bool:
-    """Tell whether a test is marked so, or is of a model `hooked:name`."""
+    """Return whether a test is marked so, or uses a model `hooked:name`."""
     parameters = getattr(getattr(item, "callspec", None), "params", {}).values()
     hooked = any(isinstance(value, str) and value.startswith("hooked:") for value in parameters)
     return hooked or item.get_closest_marker("hooked_transformer") is not None
@@ -37,7 +37,7 @@ def needs_hooked_transformer(item: pytest.Item) -> bool:
 
 @pytest.fixture(scope="session")
 def kind() -> str:
-    """Name the kind of model that configurations and shipped models become."""
+    """The kind of model that configurations and shipped models become."""
     return "HookedTransformer" if HAS_HOOKED_TRANSFORMER else "TransformerBridge"
 
 
@@ -49,14 +49,14 @@ def unenforced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
-    """Give a tiny model's folder, and plain transformers' view of it, by name."""
+    """Return a tiny model's folder, and the model in plain transformers, by name."""
     root = tmp_path_factory.mktemp("models")
     return cache(lambda name: write_tiny(name, root))
 
 
 @pytest.fixture(scope="session")
 def bridge(tiny: Callable[[str], Tiny]) -> Callable[[str], Any]:
-    """Give the TransformerBridge that `load` makes of a tiny model's folder."""
+    """Return the TransformerBridge of a tiny model's folder, by name."""
     from nope_probe.models.load import load
 
     return cache(lambda name: load(str(tiny(name).folder)).model)
@@ -64,7 +64,7 @@ def bridge(tiny: Callable[[str], Tiny]) -> Callable[[str], Any]:
 
 @pytest.fixture(scope="session")
 def hooked(tiny: Callable[[str], Tiny]) -> Callable[[str], Any]:
-    """Give what a tiny model is converted into: a HookedTransformer, where there is one."""
+    """Return a tiny model as a HookedTransformer (on TransformerLens 4, a bridge), by name."""
     from nope_probe.models.load import to_hooked
 
     return cache(lambda name: to_hooked(tiny(name).hf))
@@ -74,7 +74,7 @@ def hooked(tiny: Callable[[str], Tiny]) -> Callable[[str], Any]:
 def model_of(
     bridge: Callable[[str], Any], hooked: Callable[[str], Any]
 ) -> Callable[[str], tuple[Any, str]]:
-    """Give a hooked model, and its tiny model's name, of `hooked:name` or `bridge:name`."""
+    """Return a hooked model, and its tiny model's name, of `hooked:name` or `bridge:name`."""
 
     def make(spec: str) -> tuple[Any, str]:
         kind, name = spec.split(":")

@@ -1,4 +1,4 @@
-"""Documents joined end to end and cut into windows: every token is used, none is padding."""
+"""Join documents end to end and cut them into sequences: every token is used, none is padding."""
 
 from __future__ import annotations
 
@@ -15,23 +15,30 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def packed(
+def pack(
     ids: Sequence[Sequence[int]],
     n_seqs: int,
     length: int,
     separator: int,
     generator: torch.Generator,
 ) -> Int[Tensor, "seq pos"]:
-    """Join documents in random order, each followed by a separator, and cut them into windows.
+    """Join documents in random order, each followed by a separator, and cut them into sequences.
 
-    A window may begin and end anywhere in a document, and may hold several: later documents see
-    the ones before them, as in most models' training.
+    A sequence may begin and end anywhere in a document, and may hold several: later documents
+    attend to the ones before them, as in most models' training.
+
+    Args:
+        ids: the tokens of each document.
+        n_seqs: how many sequences.
+        length: tokens in each.
+        separator: the token after each document.
+        generator: of the order.
 
     Raises:
         UserError: if there are too few tokens (it says how many there are).
 
     Example:
-        >>> packed([[5, 6, 7, 8, 9]], 2, 3, 0, torch.Generator())
+        >>> pack([[5, 6, 7, 8, 9]], 2, 3, 0, torch.Generator())
         tensor([[5, 6, 7],
                 [8, 9, 0]])
     """
@@ -39,7 +46,7 @@ def packed(
     if n_tokens < n_seqs * length:
         raise UserError(
             f"{len(ids)} documents hold {n_tokens} tokens with their separators, which give "
-            f"{n_tokens // length} windows of {length}, {n_seqs} were asked for; lower --n-seqs "
+            f"{n_tokens // length} sequences of {length}, {n_seqs} were asked for; lower --n-seqs "
             "or --seq-len"
         )
     order = torch.randperm(len(ids), generator=generator).tolist()
@@ -48,7 +55,7 @@ def packed(
 
 
 def separator_of(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Give the token that stands between packed documents: the tokenizer's EOS.
+    """Return the token to put after each packed document: the tokenizer's EOS.
 
     Raises:
         UserError: if it has none.

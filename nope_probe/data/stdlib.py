@@ -1,6 +1,6 @@
-"""The text on every machine that has Python: the standard library, cut into documents.
+"""Python's standard library as documents: text that every machine has.
 
-Modules are split once into training and held-out ones by a hash of their name; the held-out text is
+Its modules are either for training or held out, by a hash of their name. The held-out text is
 shipped with the checkpoints, because the library differs between Python versions.
 """
 
@@ -9,8 +9,9 @@ from __future__ import annotations
 import ast
 import json
 import sysconfig
-from hashlib import sha256
 from pathlib import Path
+
+from nope_probe.data.held_out import is_held_out
 
 SHIPPED = Path(__file__).parents[1] / "checkpoints" / "heldout.jsonl"
 _SKIPPED = {
@@ -29,34 +30,28 @@ _SKIPPED = {
     "pydoc_data",
 }
 _MIN_CHARACTERS = 1200
-_HELD_OUT_PERCENT = 13
 
 
 def stdlib_documents(held_out: bool | None = None) -> list[str]:
-    """Give the documents of this Python's standard library.
+    """Return the documents of this Python's standard library.
 
     Args:
         held_out: True for the held-out modules, False for the training ones, None for all.
     """
     root = Path(sysconfig.get_path("stdlib"))
-    modules = [path for path in sorted(root.rglob("*.py")) if _wanted(path.relative_to(root))]
+    modules = [path for path in sorted(root.rglob("*.py")) if _is_kept(path.relative_to(root))]
     return [
         document
         for path in modules
-        if held_out is None or is_held_out(path.relative_to(root)) == held_out
+        if held_out is None or is_held_out(path.relative_to(root).as_posix()) == held_out
         for document in split(_read(path))
     ]
 
 
-def is_held_out(module: Path) -> bool:
-    """Tell by its name whether a module is kept from training."""
-    return int(sha256(module.as_posix().encode()).hexdigest(), 16) % 100 < _HELD_OUT_PERCENT
-
-
 def split(source: str) -> list[str]:
-    """Cut a module's source before top-level statements into documents of 1,200 characters or more.
+    """Split a module's source before top-level statements into documents of 1,200 characters.
 
-    A source that is not this Python's syntax stays whole.
+    The last one may be shorter. A source that is not this Python's syntax stays whole.
     """
     try:
         starts = [_first_line(node) for node in ast.parse(source).body]
@@ -77,7 +72,7 @@ def _first_line(node: ast.stmt) -> int:
     return min([node.lineno, *(d.lineno for d in decorators)]) - 1
 
 
-def _wanted(path: Path) -> bool:
+def _is_kept(path: Path) -> bool:
     return not _SKIPPED & set(path.parts) and not path.parts[0].startswith("config-")
 
 
@@ -86,6 +81,6 @@ def _read(path: Path) -> str:
 
 
 def write_held_out(path: Path) -> None:
-    """Write the held-out documents as the data set `shipped`, a JSON object with `text` a line."""
+    """Write the held-out documents as the data set `shipped`: a JSON object with `text` a line."""
     rows = (json.dumps({"text": text}) + "\n" for text in stdlib_documents(held_out=True))
     path.write_text("".join(rows), encoding="utf-8")

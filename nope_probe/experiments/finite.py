@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.capture import ScoreMaps, StageMaps
+from nope_probe.hooks.maps import ScoreMaps, StageMaps
 
 
 def validate_finite(maps: ScoreMaps, condition: str) -> None:

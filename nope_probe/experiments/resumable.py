@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 
 from nope_probe.hooks.accumulators import State
-from nope_probe.hooks.capture import ScoreMaps, StageMaps, capture_scores, capture_stages
+from nope_probe.hooks.capture import capture_scores, capture_stages
 from nope_probe.hooks.gains import Gains, calibrate
+from nope_probe.hooks.maps import ScoreMaps, StageMaps
+from nope_probe.hooks.protocols import HookedModel
 from nope_probe.runtime.checkpoint import RunCheckpoint
 
 
 def scores_once(
-    checkpoint: RunCheckpoint, key: str, model: Any, inputs: Tensor, **options: Any
+    checkpoint: RunCheckpoint, key: str, model: HookedModel, inputs: Tensor, **options: Any
 ) -> ScoreMaps:
     """Return score maps, captured with `capture_scores` unless the checkpoint has them."""
     if key not in checkpoint:
@@ -25,7 +27,7 @@ def scores_once(
 
 
 def stages_once(
-    checkpoint: RunCheckpoint, key: str, model: Any, inputs: Tensor, **options: Any
+    checkpoint: RunCheckpoint, key: str, model: HookedModel, inputs: Tensor, **options: Any
 ) -> StageMaps:
     """Return stage maps, captured with `capture_stages` unless the checkpoint has them."""
     if key not in checkpoint:
@@ -36,7 +38,7 @@ def stages_once(
 
 
 def gains_once(
-    checkpoint: RunCheckpoint, key: str, model: Any, inputs: Tensor, *, batch_size: int
+    checkpoint: RunCheckpoint, key: str, model: HookedModel, inputs: Tensor, *, batch_size: int
 ) -> Gains:
     """Return gains, measured with `calibrate` unless the checkpoint has them."""
     if key not in checkpoint:

@@ -6,11 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from nope_probe.hooks.attention import relative_error, sum_query_groups, unmasked
+from nope_probe.hooks.base_layer import Layer
 from nope_probe.hooks.folds import Part, product_parts, sum_parts
-from nope_probe.hooks.forward import Installation
-from nope_probe.hooks.layer import Layer, summed_over_groups, unmasked
+from nope_probe.hooks.protocols import Attachment, HookPoint
 from nope_probe.hooks.qk_reader import QKReader
 from nope_probe.hooks.stages import Stage, hook_name, vectors
 
@@ -25,27 +27,27 @@ class Accumulator(ABC):
 
     Attributes:
         totals: sums over sequences, float64, one per fold; those of several processes add up.
-        facts: what the first sequence shows and holds for all, such as which cells are masked.
+        flags: booleans that the first sequence shows for all, such as which cells are visible.
         n_seen: how many sequences of this process are in the totals.
     """
 
     def __init__(self, n_folds: int) -> None:
         self.n_folds = n_folds
         self.totals: State = {}
-        self.facts: State = {}
+        self.flags: State = {}
         self.n_seen = self.upto = 0
         self.fold_of: Tensor
 
     @abstractmethod
-    def hooks(self) -> Iterable[Installation]:
+    def hooks(self) -> Iterable[Attachment]:
         """Return the hooks that read a forward pass, and last the one that adds it."""
 
     @abstractmethod
     def reset(self) -> None:
         """Drop what was read of a forward pass."""
 
-    def start_batch(self, fold_of: Tensor, upto: int) -> None:
-        """Note the folds of the next batch, and how many sequences are counted with it."""
+    def start_batch(self, fold_of: Int[Tensor, " batch"], upto: int) -> None:
+        """Set the folds of the next batch, and how many sequences are counted with it."""
         self.fold_of, self.upto = fold_of, upto
 
     @property
@@ -61,16 +63,19 @@ class Accumulator(ABC):
     def add(self, **parts: Sequence[Part]) -> None:
         """Add a batch to the totals: all of it or, if memory runs out, nothing."""
         for name, some in parts.items():
-            if name not in self.totals:
-                where, tensor = some[0]
-                shape = tensor.shape[1:] if isinstance(where, slice) else tensor.shape
-                zeros = torch.zeros(self.n_folds, *shape, dtype=torch.float64, device=tensor.device)
-                self.totals[name] = zeros
-            self.totals[name] = self.totals[name].to(some[0][1].device)  # a restored one's is not
+            self._make_room(name, *some[0])
         for name, some in parts.items():
             for where, tensor in some:
                 self.totals[name][where].add_(tensor)
         self.n_seen = self.upto
+
+    def _make_room(self, name: str, where: int | slice, tensor: Tensor) -> None:
+        """Start a total at 0, or move a restored one to its device."""
+        if name not in self.totals:
+            shape = tensor.shape[1:] if isinstance(where, slice) else tensor.shape
+            zeros = torch.zeros(self.n_folds, *shape, dtype=torch.float64, device=tensor.device)
+            self.totals[name] = zeros
+        self.totals[name] = self.totals[name].to(tensor.device)
 
 
 class GramAccumulator(Accumulator):
@@ -81,17 +86,16 @@ class GramAccumulator(Accumulator):
         self.stage, self.layer = stage, layer
         self.latest: Tensor | None = None
 
-    def hooks(self) -> Iterator[Installation]:
-        """Give the hooks that keep the stage's tensor and add it when the block is done."""
-        yield self.layer.point(hook_name(self.stage, self.layer)), self.update
-        yield self.layer.point("hook_resid_post"), self.flush
+    def hooks(self) -> Iterator[Attachment]:
+        yield self.layer.point(hook_name(self.stage, self.layer)), self.keep
+        yield self.layer.point("hook_resid_post"), self.update
 
-    def update(self, tensor: Tensor, hook: object) -> None:
-        """Keep the tensor of this pass."""
+    def keep(self, tensor: Tensor, hook: HookPoint) -> None:
+        """Keep the stage's tensor of this pass."""
         # HookedTransformer fires ln1.hook_normalized three times a pass: keep, add once.
         self.latest = tensor
 
-    def flush(self, tensor: Tensor, hook: object) -> None:
+    def update(self, tensor: Tensor, hook: HookPoint) -> None:
         """Add the inner products of the tensor that was kept."""
         if self.latest is not None and not self.already_counted:
             x = vectors(self.stage, self.layer, self.latest)
@@ -101,33 +105,42 @@ class GramAccumulator(Accumulator):
     def reset(self) -> None:
         self.latest = None
 
-    def score_means(self, counts: Tensor) -> Tensor:
-        """Divide the sums by the sequences per fold."""
+    def fold_means(self, counts: Int[Tensor, " fold"]) -> Float[Tensor, "fold row_pos col_pos"]:
+        """Return the mean Gram map of each fold."""
         return self.totals["products"].cpu() / counts[:, None, None]
 
 
 class ScoreAccumulator(Accumulator):
-    """Sums one layer's scores over heads and sequences, per fold."""
+    """Sums one layer's scores over heads and sequences, per fold.
+
+    Where q.k gives the scores, their mean over heads and sequences is one matrix product.
+
+    Attributes:
+        flags: `visible`: which cells the model does not mask; `from_product`: whether scores are
+            q.k times the scale.
+    """
 
     def __init__(self, layer: Layer, n_folds: int, mean_term: bool = False) -> None:
         super().__init__(n_folds)
         self.layer, self.keeps_means = layer, mean_term
         self.reader = QKReader(layer)
         self.point = layer.point("attn.hook_attn_scores")
-        self.rewritten = False
+        self.may_be_rewritten = False
 
-    def hooks(self) -> Iterator[Installation]:
-        """Give the hooks that read q and k, and the one that adds the scores."""
-        self.rewritten = bool(self.point.fwd_hooks)
+    def hooks(self) -> Iterator[Attachment]:
+        self.may_be_rewritten = bool(self.point.fwd_hooks)
         yield from self.reader.hooks()
         yield self.point, self.update
 
-    def update(self, scores: Tensor, hook: object) -> None:
-        """Add one batch's scores, from q.k where that is seen to give them."""
+    def update(self, scores: Tensor, hook: HookPoint) -> None:
+        """Add one batch's scores.
+
+        Raises:
+            NotImplementedError: if the mean term is asked for and the scores are not q.k.
+        """
         if not self.already_counted:
-            if not self.facts:
-                self.facts = self._look(scores)
-            if self.keeps_means and not self.facts["from_product"]:
+            self.flags = self.flags or self._flags(scores)
+            if self.keeps_means and not self.flags["from_product"]:
                 raise NotImplementedError(
                     f"the scores of L{self.layer.index} are not q.k: they have no mean term"
                 )
@@ -135,82 +148,81 @@ class ScoreAccumulator(Accumulator):
         self.reset()
 
     def reset(self) -> None:
-        self.reader.seen.clear()
+        self.reader.reset()
 
-    def _parts(self, scores: Tensor) -> dict[str, list[Part]]:
+    def _parts(
+        self, scores: Float[Tensor, "batch head query_pos key_pos"]
+    ) -> dict[str, list[Part]]:
         folds = self.fold_of, self.n_folds
-        # One head's scores are there already; a product pays where it stands for many heads.
-        pays = bool(self.facts["from_product"]) and self.layer.n_heads > 1
-        if not (pays or self.keeps_means):
+        # One head's scores are there already: a product is faster only for the mean over several.
+        is_faster = bool(self.flags["from_product"]) and self.layer.n_heads > 1
+        if not (is_faster or self.keeps_means):
             one_head = scores.shape[1] == 1
             over_heads = scores[:, 0] if one_head else scores.mean(dim=1, dtype=torch.float64)
             return {"scores": sum_parts(over_heads, *folds)}
-        q, k = (
-            summed_over_groups(self.reader.read("q"), self.layer.n_kv_heads),
-            self.reader.read("k"),
-        )
-        q, k, per_head = q.flatten(2), k.flatten(2), self.layer.scale / self.layer.n_heads
+        q = sum_query_groups(self.reader.read("q"), self.layer.n_kv_heads).flatten(2)
+        k, per_head = self.reader.read("k").flatten(2), self.layer.scale / self.layer.n_heads
         parts = {"scores": product_parts(q * per_head, k, *folds)}
         if self.keeps_means:
             parts |= {"q": sum_parts(q, *folds), "k": sum_parts(k, *folds)}
         return parts
 
-    def _look(self, scores: Tensor) -> dict[str, Tensor]:
+    def _flags(self, scores: Float[Tensor, "batch head query_pos key_pos"]) -> State:
         """Find on the first sequence which cells are masked, and whether q.k gives the rest."""
         visible = unmasked(scores[0, 0])
-        facts = {"visible": visible, "from_product": torch.tensor(False)}
-        if self.rewritten and not self.keeps_means:
-            return facts  # another hook may rewrite the scores: they are read as they are
+        if self.may_be_rewritten and not self.keeps_means:
+            # Another hook may rewrite the scores of later sequences: they are read as they are.
+            return {"visible": visible, "from_product": torch.tensor(False)}
         product = self.layer.scores(self.reader.read("q")[:1], self.reader.read("k")[:1])
-        error = (product - scores[:1])[..., visible].abs().max()
-        relative = max(1e-5, 4 * torch.finfo(scores.dtype).eps)
-        close = error <= relative * scores[:1, :, visible].abs().max()
-        facts["from_product"] = torch.tensor(self.layer.soft_cap is None and bool(close))
-        return facts
+        error = relative_error(product[..., visible], scores[:1][..., visible])
+        is_close = error <= max(1e-5, 4 * torch.finfo(scores.dtype).eps)
+        from_product = self.layer.soft_cap is None and is_close
+        return {"visible": visible, "from_product": torch.tensor(from_product)}
 
-    def score_means(self, counts: Tensor) -> Tensor:
-        """Divide the sums by the sequences per fold."""
+    def fold_means(self, counts: Int[Tensor, " fold"]) -> Float[Tensor, "fold query_pos key_pos"]:
+        """Return the mean scores of each fold, in nats; NaN where the model masks."""
         return self._masked(self.totals["scores"].cpu() / counts[:, None, None])
 
-    def mean_term(self, counts: Tensor) -> Tensor:
-        """M = (N qbar.kbar - S) / (N - 1), without bias in each fold."""
+    def mean_term(self, counts: Int[Tensor, " fold"]) -> Float[Tensor, "fold query_pos key_pos"]:
+        """Return M = (N qbar.kbar - S) / (N - 1), without bias in each fold."""
         scores, q, k = (self.totals[name].cpu() for name in ("scores", "q", "k"))
         n = counts[:, None, None].double()
         product = torch.einsum("fqw,fkw->fqk", q / n, k / n)
         product = product * (self.layer.scale / self.layer.n_heads)
         return self._masked((n * product - scores / n) / (n - 1))
 
-    def key_means(self, counts: Tensor) -> Tensor:
-        """Give each position's mean key, key heads concatenated."""
+    def key_means(self, counts: Int[Tensor, " fold"]) -> Float[Tensor, "fold pos width"]:
+        """Return each position's mean key, key heads concatenated."""
         return self.totals["k"].cpu() / counts[:, None, None]
 
     def _masked(self, means: Tensor) -> Tensor:
-        return means.masked_fill_(~self.facts["visible"].cpu(), torch.nan)
+        return means.masked_fill_(~self.flags["visible"].cpu(), torch.nan)
 
 
 class HeadAccumulator(Accumulator):
-    """Sums one layer's scores over sequences, per fold and head: 8 bytes a cell are kept."""
+    """Sums one layer's scores over sequences, per fold and head, at 8 bytes a cell."""
 
     def __init__(self, layer: Layer, n_folds: int) -> None:
         super().__init__(n_folds)
         self.point = layer.point("attn.hook_attn_scores")
 
-    def hooks(self) -> Iterator[Installation]:
+    def hooks(self) -> Iterator[Attachment]:
         yield self.point, self.update
 
-    def update(self, scores: Tensor, hook: object) -> None:
+    def update(self, scores: Tensor, hook: HookPoint) -> None:
+        """Add one batch's scores."""
         if self.already_counted:
             return
-        if not self.facts:
-            self.facts = {"visible": unmasked(scores[0, 0])}
+        self.flags = self.flags or {"visible": unmasked(scores[0, 0])}
         # Sequence by sequence: n_folds sums of heads would take as much memory again.
         self.add(scores=list(zip(self.fold_of.tolist(), scores, strict=True)))
 
     def reset(self) -> None:
-        """Do nothing: the scores are not kept."""
+        """Do nothing: scores are added as they are read."""
 
-    def score_means(self, counts: Tensor) -> Tensor:
-        if not self.totals:
-            raise RuntimeError("no scores were seen")
+    def fold_means(
+        self, counts: Int[Tensor, " fold"]
+    ) -> Float[Tensor, "fold head query_pos key_pos"]:
+        """Return the mean scores of each fold and head, in nats; NaN where the model masks."""
         means = self.totals["scores"].cpu() / counts[:, None, None, None]
-        return means.masked_fill_(~self.facts["visible"].cpu(), torch.nan)
+        return means.masked_fill_(~self.flags["visible"].cpu(), torch.nan)

@@ -1,4 +1,4 @@
-"""Sums over the sequences of each fold, and the means and counts that come of them."""
+"""Folds of the sequences: which sequence is in which, sums over each, and their pooled mean."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-Part = tuple[int | slice, Tensor]  # which folds of a total, and what is added to them
+Part = tuple[int | slice, Tensor]  # which folds of a total, and the tensor to add to them
 
 
 def fold_products(
@@ -16,7 +16,7 @@ def fold_products(
     fold_of: Int[Tensor, " batch"],
     n_folds: int,
 ) -> Float[Tensor, "fold row_pos col_pos"]:
-    """Sum x_i.y_j over the sequences of each fold, as one matrix product per fold."""
+    """Return the sum of x_i.y_j over the sequences of each fold, 0 for one without sequences."""
     parts = product_parts(x, y, fold_of, n_folds)
     if isinstance(parts[0][0], slice):
         return parts[0][1]
@@ -32,9 +32,9 @@ def product_parts(
     fold_of: Int[Tensor, " batch"],
     n_folds: int,
 ) -> list[Part]:
-    """Sum x_i.y_j over the sequences of each fold that is there, as one matrix product per fold.
+    """Return the sums of x_i.y_j over the sequences of each fold in the batch.
 
-    Whole rounds of folds, dealt in order, take one batched product.
+    Each is one matrix product; for whole rounds of folds, all are one batched product.
     """
     at_least_float32 = torch.promote_types(x.dtype, torch.float32)
     x, y = x.to(at_least_float32), y.to(at_least_float32)
@@ -52,7 +52,7 @@ def product_parts(
 
 
 def dealt_in_rounds(fold_of: Int[Tensor, " batch"], n_folds: int) -> bool:
-    """Tell whether a batch holds whole rounds of the folds 0, 1, 2, ..., in order."""
+    """Return whether a batch holds whole rounds of the folds 0, 1, 2, ..., in order."""
     whole = len(fold_of) % n_folds == 0
     return whole and torch.equal(fold_of, torch.arange(len(fold_of)) % n_folds)
 
@@ -60,7 +60,7 @@ def dealt_in_rounds(fold_of: Int[Tensor, " batch"], n_folds: int) -> bool:
 def sum_parts(
     x: Float[Tensor, "batch *rest"], fold_of: Int[Tensor, " batch"], n_folds: int
 ) -> list[Part]:
-    """Sum over the sequences of each fold that is there."""
+    """Return the sums of x over the sequences of each fold in the batch."""
     at_least_float32 = torch.promote_types(x.dtype, torch.float32)
     if dealt_in_rounds(fold_of, n_folds):
         rounds = rearrange(x, "(seq fold) ... -> seq fold ...", fold=n_folds)
@@ -74,7 +74,7 @@ def sum_parts(
 def pooled(
     folds: Float[Tensor, "fold *map"], counts: Int[Tensor, " fold"]
 ) -> Float[Tensor, "*map"]:
-    """Average fold means into the mean over all sequences."""
+    """Return the mean over all sequences from the means of folds and their sizes."""
     weights = counts.to(folds.dtype) / counts.sum()
     return torch.einsum("f,f...->...", weights, folds)
 
@@ -88,10 +88,10 @@ def interleaved_folds(n_seqs: int, n_folds: int, first: int = 0) -> Int[Tensor, 
 
 
 def fold_counts(n_seqs: int, n_folds: int) -> Int[Tensor, " fold"]:
-    """Count the sequences s < n_seqs with s % n_folds == f, for each fold f.
+    """Return for each fold f the number of sequences s < n_seqs with s % n_folds == f.
 
     Raises:
-        ValueError: if a fold would stay empty.
+        ValueError: if a fold would be empty.
     """
     if not 1 <= n_folds <= n_seqs:
         raise ValueError(f"expected from 1 to {n_seqs} folds for {n_seqs} sequences, got {n_folds}")

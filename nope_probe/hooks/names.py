@@ -1,4 +1,4 @@
-"""The names of components, projections, gains, norms and stages: one home, no torch."""
+"""The names of components, projections, gains, norms and stages. This file imports no torch."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Collection
 from typing import Literal, get_args
 
 Norm = Literal["l2", "layernorm-sqrt-d", "layernorm-d"]
+NORMS: tuple[Norm, ...] = get_args(Norm)
 Gain = Literal["output", "norm", "identity"]
+GAINS: tuple[Gain, ...] = get_args(Gain)
 Projection = Literal["w_q", "w_k", "w_o", "w_v"]
-WEIGHTS: tuple[Projection, ...] = ("w_q", "w_k", "w_o", "w_v")
+WEIGHTS: tuple[Projection, ...] = get_args(Projection)
 Component = Literal["mask", "rope", "w_q", "w_k", "w_o", "w_v", "mlp", "pos_embed"]
 COMPONENTS: tuple[Component, ...] = get_args(Component)
 # The components that break the symmetry between positions.

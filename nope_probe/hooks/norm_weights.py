@@ -1,30 +1,29 @@
-"""Take the learned weights out of a model's norms, without touching its parameters."""
+"""Take the learned weights out of a model's norms, without changing its parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import get_args
 
-import torch
-from torch import Tensor
+from nope_probe.hooks.base_layer import NormName
+from nope_probe.hooks.forward import hooks_attached
+from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.protocols import Model
 
-from nope_probe.hooks.forward import Hook, Installation, hooks_attached
-from nope_probe.hooks.layer import BridgeLayer, Layer, layers_of
-
-NORMS = ("ln1", "ln2")
+NORMS: tuple[NormName, ...] = get_args(NormName)
 
 
 @contextmanager
-def plain_norms(model: Any) -> Iterator[Any]:
+def plain_norms(model: Model) -> Iterator[Model]:
     """Run a model as if the norms of its blocks only normalised: weights 1, biases 0.
 
     The norm before attention and the one before the MLP lose their weights in every block; the last
-    norm and q/k-norms keep theirs. It can stand around `ablated`.
+    norm and q/k-norms keep theirs. `ablated` can be used inside it.
 
     Raises:
         ValueError: for a HookedTransformer whose norm has a weight of exactly 0, which cannot be
-            taken back.
+            divided out.
 
     Example:
         >>> from nope_probe import load
@@ -33,43 +32,12 @@ def plain_norms(model: Any) -> Iterator[Any]:
         >>> with plain_norms(model):
         ...     logits = model(torch.tensor([[0, 5, 9]]))
     """
-    hooks = [pair for layer in layers_of(model) for pair in _hooks(layer)]
+    hooks = [
+        attachment
+        for layer in layers_of(model)
+        for norm in NORMS
+        if layer.has(f"{norm}.hook_normalized")
+        for attachment in layer.hooks_without_norm_weight(norm)
+    ]
     with hooks_attached(hooks):
         yield model
-
-
-def _hooks(layer: Layer) -> Iterator[Installation]:
-    for name in NORMS:
-        if not layer.has(f"{name}.hook_normalized"):
-            continue
-        if isinstance(layer, BridgeLayer):
-            keep, write = _pass_on()
-            yield layer.point(f"{name}.hook_normalized"), keep
-            yield layer.point(f"{name}.hook_out"), write
-        elif hasattr(getattr(layer.block, name), "w"):
-            yield layer.point(f"{name}.hook_normalized"), _undo(getattr(layer.block, name))
-
-
-def _pass_on() -> tuple[Hook, Hook]:
-    """Give a hook that keeps the normalised tensor and one that writes it over the output."""
-    kept: list[Tensor] = []
-
-    def keep(tensor: Tensor, hook: object) -> None:
-        kept[:] = [tensor]
-
-    def write(tensor: Tensor, hook: object) -> Tensor:
-        return kept.pop().to(tensor.dtype)
-
-    return keep, write
-
-
-def _undo(norm: Any) -> Hook:
-    """Divide by the weight that HookedTransformer multiplies with after its hook point."""
-    if bool((norm.w == 0).any()):
-        raise ValueError("a norm with a weight of 0 cannot be taken back through its hook point")
-    bias = getattr(norm, "b", torch.zeros((), device=norm.w.device))
-
-    def write(tensor: Tensor, hook: object) -> Tensor:
-        return (tensor - bias) / norm.w
-
-    return write

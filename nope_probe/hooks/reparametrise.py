@@ -1,38 +1,44 @@
 """Rewrite a model's weights in another basis that computes the same scores and outputs.
 
 W_Q and W_K are defined only up to an invertible map per key head that commutes with RoPE, W_V and
-W_O up to any invertible map. What is said of a single matrix should survive such a rewriting; what
-is said of the circuits (W_Q with W_K, W_V with W_O) does by construction.
+W_O up to any invertible map. A statement about a single matrix should hold in every such basis; one
+about the circuits (W_Q with W_K, W_V with W_O) does by construction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
-from einops import rearrange
 from jaxtyping import Float
-from torch import Tensor
+from torch import Generator, Tensor
 
-from nope_probe.hooks.layer import BridgeLayer, Layer, layers_of
-from nope_probe.hooks.names import Projection
+from nope_probe.hooks.base_layer import Layer
+from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.names import WEIGHTS, Projection
+from nope_probe.hooks.protocols import Model
 
-WEIGHTS: tuple[Projection, ...] = ("w_q", "w_k", "w_v", "w_o")
 SPREAD = 0.5  # standard deviation of the logarithm of the factors
 
 
 @contextmanager
-def reparametrised(model: Any, generator: torch.Generator) -> Iterator[Any]:
-    """Put a model into a random gauge for as long as the context lasts.
+def reparametrised(model: Model, generator: Generator) -> Iterator[Model]:
+    """Rewrite a model's weights in a random basis for as long as the context lasts.
 
     Per key head, q and k are turned and stretched by one complex number per rotary pair (k by the
     inverse), v and o by a random invertible matrix. Blocks with q/k-norm keep their q and k: the
     norm stands between them and the scores. The weights are restored bit by bit.
+
+    Example:
+        >>> from nope_probe import load
+        >>> from nope_probe.hooks.reparametrise import reparametrised
+        >>> model = load("rope-tiny").model
+        >>> with reparametrised(model, torch.Generator().manual_seed(0)):
+        ...     logits = model(torch.tensor([[0, 5, 9]]))
     """
     layers = layers_of(model)
-    saved = [(p, p.detach().clone()) for layer in layers for p in _parameters(layer)]
+    saved = [(view, view.clone()) for layer in layers for view in _rewritten(layer)]
     try:
         with torch.no_grad():
             for layer in layers:
@@ -40,27 +46,27 @@ def reparametrised(model: Any, generator: torch.Generator) -> Iterator[Any]:
         yield model
     finally:
         with torch.no_grad():
-            for parameter, value in saved:
-                parameter.copy_(value)
+            for view, value in saved:
+                view.copy_(value)
 
 
-def _reparametrise(layer: Layer, generator: torch.Generator) -> None:
+def _reparametrise(layer: Layer, generator: Generator) -> None:
     n_heads, d = layer.n_kv_heads, layer.d_head
-    if not _has_qk_norm(layer):
-        turn = complex_map(n_heads, d, _rotary_dim(layer), generator, layer.adjacent)
-        _apply(layer, "w_q", turn)
-        _apply(layer, "w_k", torch.linalg.inv(turn).mT)
+    if not layer.has_qk_norm:
+        turn = complex_map(n_heads, d, layer.d_rotary, generator, layer.adjacent)
+        _multiply(layer, "w_q", turn)
+        _multiply(layer, "w_k", torch.linalg.inv(turn).mT)
     basis = invertible_map(n_heads, d, generator)
-    _apply(layer, "w_v", basis)
-    _apply(layer, "w_o", torch.linalg.inv(basis))
+    _multiply(layer, "w_v", basis)
+    _multiply(layer, "w_o", torch.linalg.inv(basis))
 
 
 def complex_map(
-    n_heads: int, d_head: int, d_rotary: int, generator: torch.Generator, adjacent: bool = False
+    n_heads: int, d_head: int, d_rotary: int, generator: Generator, adjacent: bool = False
 ) -> Float[Tensor, "head d_head d_head"]:
     """Draw per head one complex number for each rotary pair, as a matrix that acts on rows.
 
-    Coordinates that RoPE leaves alone are paired in the same way.
+    Coordinates that RoPE does not turn are paired in the same way.
     """
     maps = torch.eye(d_head, dtype=torch.float64).repeat(n_heads, 1, 1)
     for begin, end in ((0, d_rotary), (d_rotary, d_head)):
@@ -76,7 +82,7 @@ def complex_map(
 
 
 def invertible_map(
-    n_heads: int, d_head: int, generator: torch.Generator
+    n_heads: int, d_head: int, generator: Generator
 ) -> Float[Tensor, "head d_head d_head"]:
     """Draw a random invertible matrix per head, of moderate condition number."""
     left, right = (
@@ -87,50 +93,25 @@ def invertible_map(
     return left * sizes[:, None, :] @ right
 
 
-def _apply(layer: Layer, name: Projection, maps: Float[Tensor, "kv_head d_head d_head"]) -> None:
-    """Multiply a projection's head side: x -> x M for q, k and v, z -> M z for o's rows."""
-    weight = layer.weight(name)
+def _multiply(layer: Layer, name: Projection, maps: Float[Tensor, "kv_head d_head d_head"]) -> None:
+    """Multiply a projection on the side of the heads: x W M for q, k and v, z M W for o."""
+    weight = layer.weight_per_head(name)
     if name in ("w_q", "w_o"):
         maps = maps.repeat_interleave(layer.n_heads // layer.n_kv_heads, 0)
     maps = maps.to(weight.device)
-    bridge = isinstance(layer, BridgeLayer)
     if name == "w_o":
-        layout = "m (head h) -> head h m" if bridge else "head h m -> head h m"
-        new = maps @ rearrange(weight.double(), layout, head=len(maps))
-        back = "head h m -> m (head h)" if bridge else "head h m -> head h m"
-    else:
-        layout = "(head h) m -> head m h" if bridge else "head m h -> head m h"
-        new = rearrange(weight.double(), layout, head=len(maps)) @ maps
-        back = "head m h -> (head h) m" if bridge else "head m h -> head m h"
-        for bias in _biases(layer, name):
-            turned = torch.einsum("nh,nhg->ng", bias.double().view(len(maps), -1), maps)
-            bias.copy_(turned.view_as(bias))
-    weight.copy_(rearrange(new, back))
+        weight.copy_(maps @ weight.double())
+        return
+    weight.copy_(weight.double() @ maps)
+    bias = layer.bias_per_head(name)
+    if bias is not None:
+        bias.copy_(torch.einsum("nh,nhg->ng", bias.double(), maps))
 
 
-def _biases(layer: Layer, name: str) -> list[Tensor]:
-    if isinstance(layer, BridgeLayer):
-        bias = getattr(layer.attn, name[-1]).original_component.bias
-        return [] if bias is None else [bias]
-    grouped = layer.cfg.n_key_value_heads is not None and name in ("w_k", "w_v")
-    return [getattr(layer.attn, ("_" if grouped else "") + "b_" + name[-1].upper())]
-
-
-def _parameters(layer: Layer) -> Iterator[Tensor]:
+def _rewritten(layer: Layer) -> Iterator[Tensor]:
+    """Yield views of the weights and biases that a reparametrisation rewrites."""
     for name in WEIGHTS:
-        yield layer.weight(name)
-        if name != "w_o":
-            yield from _biases(layer, name)
-
-
-def _has_qk_norm(layer: Layer) -> bool:
-    return bool(getattr(layer.cfg, "use_qk_norm", False)) or layer.has("attn.q_norm.hook_out")
-
-
-def _rotary_dim(layer: Layer) -> int:
-    if not isinstance(layer, BridgeLayer):
-        return layer.cfg.rotary_dim or layer.d_head
-    config = layer.attn.original_component.config
-    parameters = getattr(config, "rope_parameters", None) or {}
-    factor = parameters.get("partial_rotary_factor") or 1.0
-    return int(layer.d_head * factor)
+        yield layer.weight_per_head(name)
+        bias = None if name == "w_o" else layer.bias_per_head(name)
+        if bias is not None:
+            yield bias

@@ -1,8 +1,8 @@
 """The stages (a) to (i) of the paper's Figure 3 as hook points, in one table.
 
 The paper follows one block from its normed input to the next block's attention scores. A stage is
-where a letter is read: which block (this one or the next), which hook point, and whether it holds
-vectors, whose Gram map is wanted, or scores, which are a map already.
+where a letter is read: which block (this one or the next), which hook point, and whether it carries
+vectors, whose Gram map is taken, or scores, which are a map already.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.hooks.layer import BridgeLayer, Layer
+from nope_probe.hooks.base_layer import Layer, NormName
 from nope_probe.hooks.names import Letter
 
 
@@ -24,42 +24,33 @@ class Stage:
 
     Attributes:
         block: 0 for the block under study, 1 for the one after it.
-        hooked, bridge: the hook point's name within the block, per model kind.
-        norm: the norm whose learned weight HookedTransformer's hook point leaves out, if any.
+        point: the hook point's name within the block; or
+        norm: the norm whose output the stage is, read as each kind of model allows.
         scores: whether the hook point carries scores (a map) and not vectors.
     """
 
     block: Literal[0, 1] = 0
-    hooked: str
-    bridge: str
-    norm: str | None = None
+    point: str = ""
+    norm: NormName | None = None
     scores: bool = False
 
 
-def _normed_input(block: Literal[0, 1]) -> Stage:
-    return Stage(block=block, hooked="ln1.hook_normalized", bridge="attn.hook_in", norm="ln1")
-
-
-def _scores(block: Literal[0, 1]) -> Stage:
-    name = "attn.hook_attn_scores"
-    return Stage(block=block, hooked=name, bridge=name, scores=True)
-
-
+_SCORES = "attn.hook_attn_scores"
 STAGES: dict[Letter, Stage] = {
-    "a": _normed_input(0),
-    "b": _scores(0),
-    "c": Stage(hooked="attn.hook_z", bridge="attn.hook_z"),
-    "d": Stage(hooked="hook_attn_out", bridge="hook_attn_out"),
-    "e": Stage(hooked="hook_resid_mid", bridge="hook_resid_mid"),
-    "f": Stage(hooked="ln2.hook_normalized", bridge="ln2.hook_out", norm="ln2"),
-    "g": Stage(hooked="hook_resid_post", bridge="hook_resid_post"),
-    "h": _normed_input(1),
-    "i": _scores(1),
+    "a": Stage(norm="ln1"),
+    "b": Stage(point=_SCORES, scores=True),
+    "c": Stage(point="attn.hook_z"),
+    "d": Stage(point="hook_attn_out"),
+    "e": Stage(point="hook_resid_mid"),
+    "f": Stage(norm="ln2"),
+    "g": Stage(point="hook_resid_post"),
+    "h": Stage(norm="ln1", block=1),
+    "i": Stage(point=_SCORES, scores=True, block=1),
 }
 
 
 def available(layers: list[Layer], index: int) -> dict[Letter, str]:
-    """Say which stages the block `index` has, each with the name of its hook point.
+    """Return the stages that the block `index` has, each with the name of its hook point.
 
     The last block has (a) to (g); a block without a second norm has no (f); one without
     `hook_resid_mid` (attention only, or attention and MLP in parallel) has no (e) either: in an
@@ -75,34 +66,32 @@ def available(layers: list[Layer], index: int) -> dict[Letter, str]:
         if index + stage.block < len(layers):
             layer = layers[index + stage.block]
             name = hook_name(stage, layer)
-            if layer.has(name) and not _means_something_else(layer, letter):
+            if layer.has(name) and not (letter in ("e", "f") and _has_no_middle(layer)):
                 names[letter] = name
     return names
 
 
-def _means_something_else(layer: Layer, letter: Letter) -> bool:
-    # A bridge has the norm of an MLP that is not there.
-    attention_only = bool(getattr(layer.cfg, "attn_only", False))
-    parallel = bool(getattr(layer.cfg, "parallel_attn_mlp", False))
-    post_norm = layer.has("ln1_post.hook_out") or layer.has("ln2_post.hook_out")
-    return letter in ("e", "f") and (attention_only or parallel or post_norm)
+def _has_no_middle(layer: Layer) -> bool:
+    """Return whether the hook points between attention and MLP mean something else, or nothing.
+
+    A bridge has a norm of an MLP even where it has no MLP.
+    """
+    return layer.attention_only or layer.parallel or layer.has_post_norm
 
 
 def hook_name(stage: Stage, layer: Layer) -> str:
-    """Name the hook point that carries a stage on this kind of model."""
-    return stage.bridge if isinstance(layer, BridgeLayer) else stage.hooked
+    """Return the name of the hook point that carries a stage in this block."""
+    return stage.point if stage.norm is None else layer.norm_point(stage.norm)
 
 
-def vectors(stage: Stage, layer: Layer, seen: Tensor) -> Float[Tensor, "batch pos width"]:
-    """Turn what a stage's hook point carries into one vector per position.
+def vectors(stage: Stage, layer: Layer, tensor: Tensor) -> Float[Tensor, "batch pos width"]:
+    """Return one vector per position from what a stage's hook point carries.
 
     Heads are concatenated, as in the published figure (its caption's mean over heads is this map
-    divided by the number of heads); HookedTransformer's learned norm weight is put back.
+    divided by the number of heads); norms include their learned weight.
     """
-    if seen.ndim == 4:
-        return rearrange(seen, "batch pos head d_head -> batch pos (head d_head)")
-    if stage.norm is None or isinstance(layer, BridgeLayer):
-        return seen
-    norm = getattr(layer.block, stage.norm)
-    seen = seen * norm.w if hasattr(norm, "w") else seen
-    return seen + norm.b if hasattr(norm, "b") else seen
+    if stage.norm is not None:
+        return layer.norm_output(stage.norm, tensor)
+    if tensor.ndim == 4:
+        return rearrange(tensor, "batch pos head d_head -> batch pos (head d_head)")
+    return tensor

@@ -8,17 +8,15 @@ share a run, and their totals are added up at the end.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from nope_probe.hooks.accumulators import Accumulator, State
-from nope_probe.hooks.forward import Installation, StopForward, hooks_attached, run_forward
-from nope_probe.hooks.layer import layers_of
-
-Inputs = Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
+from nope_probe.hooks.forward import StopForward, hooks_attached, run_forward
+from nope_probe.hooks.model import Inputs
+from nope_probe.hooks.protocols import Attachment, HookedModel, HookPoint
 
 
 class StreamCheckpoint:
@@ -56,12 +54,12 @@ class StreamCheckpoint:
 
 
 def stream(
-    model: Any,
+    model: HookedModel,
     inputs: Inputs,
     accumulators: Sequence[Accumulator],
     *,
     fold_of: Int[Tensor, " seq"],
-    end: tuple[int, str],
+    end: HookPoint,
     batch_size: int,
     checkpoint: StreamCheckpoint | None = None,
 ) -> None:
@@ -69,10 +67,10 @@ def stream(
 
     Args:
         model: a HookedTransformer or TransformerBridge.
-        inputs: token windows, or input vectors.
+        inputs: token sequences of equal length, or input vectors.
         accumulators: the running sums.
         fold_of: the fold of each sequence.
-        end: the block, and its hook point, after which a forward pass stops.
+        end: the hook point at which a forward pass stops.
         batch_size: sequences per forward pass; halved where that does not fit into GPU memory.
         checkpoint: deals out batches and saves sums; by default, all batches are run and nothing
             is saved.
@@ -86,7 +84,7 @@ def stream(
     restore(accumulators, checkpoint.restore())
     runner = BatchRunner(model, accumulators, checkpoint, batch_size)
     done, restored = 0, accumulators[0].n_seen
-    with torch.inference_mode(), hooks_attached([*_hooks(accumulators), _stop_at(model, end)]):
+    with torch.inference_mode(), hooks_attached([*_hooks(accumulators), (end, _stop)]):
         for start, stop in batches:
             if done >= restored:
                 runner.run(inputs[start:stop], fold_of[start:stop], done)
@@ -118,14 +116,14 @@ def state_of(accumulators: Sequence[Accumulator]) -> State:
     state: State = {"n_seen": torch.tensor(accumulators[0].n_seen)}
     for index, each in enumerate(accumulators):
         state |= {f"{index}.total.{name}": tensor for name, tensor in each.totals.items()}
-        state |= {f"{index}.fact.{name}": tensor for name, tensor in each.facts.items()}
+        state |= {f"{index}.flag.{name}": tensor for name, tensor in each.flags.items()}
     return state
 
 
 def restore(accumulators: Sequence[Accumulator], state: State) -> None:
     """Set accumulators to a state that `state_of` returned; after an empty one they count anew."""
     for index, each in enumerate(accumulators):
-        for kind, values in (("total", each.totals), ("fact", each.facts)):
+        for kind, values in (("total", each.totals), ("flag", each.flags)):
             prefix = f"{index}.{kind}."
             names = [name for name in state if name.startswith(prefix)]
             values |= {name.removeprefix(prefix): state[name] for name in names}
@@ -137,7 +135,7 @@ class BatchRunner:
 
     def __init__(
         self,
-        model: Any,
+        model: HookedModel,
         accumulators: Sequence[Accumulator],
         checkpoint: StreamCheckpoint,
         batch_size: int,
@@ -178,15 +176,10 @@ class BatchRunner:
         self.checkpoint.batch_halved(self.batch_size)
 
 
-def _hooks(accumulators: Sequence[Accumulator]) -> Iterator[Installation]:
+def _hooks(accumulators: Sequence[Accumulator]) -> Iterator[Attachment]:
     for each in accumulators:
         yield from each.hooks()
 
 
-def _stop_at(model: Any, end: tuple[int, str]) -> Installation:
-    layer, name = end
-    return layers_of(model)[layer].point(name), _stop
-
-
-def _stop(tensor: Tensor, hook: object) -> None:
+def _stop(tensor: Tensor, hook: HookPoint) -> None:
     raise StopForward

@@ -1,4 +1,4 @@
-"""TransformerBridges: of Hugging Face models, and of the configured models on TransformerLens 4."""
+"""TransformerBridges of Hugging Face models, and of the configured models on TransformerLens 4."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, SmolLM3Config
 
 
-def bridge(
+def boot_bridge(
     source: str,
     hf: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     dtype: torch.dtype,
     device: str | None,
 ) -> TransformerBridge:
-    """Bridge a model, raw weights, of an architecture that TransformerLens may not know in full.
+    """Return the bridge of a Hugging Face model, with raw weights.
 
     Args:
-        source: what the model was loaded from.
+        source: the Hub id or folder that the model was loaded from.
         hf: the model, which is rewired in place.
         tokenizer: its tokenizer.
         dtype: its dtype.
-        device: the device it is on; None if its parts were placed on several.
+        device: the device it is on; None if its parts are on several.
 
     Raises:
-        UserError: if TransformerLens cannot read it, or it has a block without attention.
+        UserError: if TransformerLens does not support its architecture, or if it has a block
+            without attention.
     """
     from transformer_lens.model_bridge import TransformerBridge
 
@@ -48,21 +49,26 @@ def bridge(
         raise UserError(
             f"TransformerLens cannot read {source}, a {type(hf).__name__}: {reason}"
         ) from error
-    _validate_blocks_without_attention(source, model)
+    validate_attention(source, model)
     return model
 
 
-def _validate_blocks_without_attention(source: str, model: Any) -> None:
+def validate_attention(source: str, model: TransformerBridge) -> None:
+    """Check that every block has attention.
+
+    Raises:
+        UserError: naming the first block that has none.
+    """
     for index, block in enumerate(model.blocks):
         if not hasattr(block, "attn"):
             raise UserError(
                 f"{source} has no attention in L{index} (a state-space, recurrent or linear "
-                "one): it has no scores to map"
+                "block): there are no scores to map"
             )
 
 
-# What the analyses read off `model.cfg`, and a bridge would say of SmolLM3 at large.
-_SAID_OF_A_MODEL = (
+# Fields of `model.cfg` in which a bridge describes SmolLM3 in general, not the configured model.
+_CONFIGURED = (
     "attention_dir",
     "attn_only",
     "attn_scale",
@@ -74,10 +80,10 @@ _SAID_OF_A_MODEL = (
 )
 
 
-def bridge_of(
+def wrap_in_bridge(
     hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> TransformerBridge:
-    """Bridge a Hugging Face model, which is rewired in place and frozen."""
+    """Return the bridge of a Hugging Face model, which is rewired in place and frozen."""
     from transformer_lens.model_bridge.sources import build_bridge_from_module
 
     hf.eval().requires_grad_(False).set_attn_implementation("eager")
@@ -91,14 +97,14 @@ def bridge_of(
 
 
 def _drop_causal_mask(adapter: ArchitectureAdapter) -> None:
-    """Keep a bridge from masking where transformers hands an encoder no mask at all."""
+    """Set a bridge's attention to bidirectional: transformers passes an encoder no mask at all."""
     adapter.component_mapping["blocks"].submodules["attn"].is_causal = False
 
 
 def build_bridge(config: TransformerBridgeConfig) -> TransformerBridge:
-    """Build the bridge that a configuration describes, with weights drawn at random."""
-    model = bridge_of(_smollm3(config))
-    for name in _SAID_OF_A_MODEL:
+    """Build the bridge of a configuration, with weights drawn at random."""
+    model = wrap_in_bridge(_smollm3(config))
+    for name in _CONFIGURED:
         setattr(model.cfg, name, getattr(config, name))
     return model
 

@@ -1,6 +1,7 @@
-"""A Hugging Face model's configuration: that of a causal decoder, cut to its first layers.
+"""Read a Hugging Face model's configuration, of its first layers only if asked.
 
-Other kinds of models and remote code are refused by what it says, before any weight is read.
+Models that are no causal decoders, and models that need remote code, are refused here, before any
+weight is read.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 
-# The paper's own checkpoint and TinyLlama's twin say Llama, and were trained without RoPE.
+# The paper's own checkpoint and TinyLlama-NoPE are of type Llama, and were trained without RoPE.
 WITHOUT_ROPE = ("starmpcc/nope_1.5b_fw_edu_15t", "antnlp/tinyllama-nope-1.1b")
 
 
@@ -23,29 +24,35 @@ def read_config(
 ) -> PreTrainedConfig:
     """Read a causal decoder's configuration, of the first layers only if asked.
 
-    A Llama that was trained without RoPE becomes the SmolLM3 without RoPE that has its weights.
+    The configuration of a Llama that was trained without RoPE is returned as that of a SmolLM3
+    without RoPE, which has the same weights.
 
     Raises:
-        UserError: for remote code, or for what is no causal decoder.
+        UserError: for a model that needs remote code, or that is no causal decoder.
         TooFewLayersError: if more layers are asked for than there are.
     """
     from transformers import AutoConfig, PreTrainedConfig
 
     without_rope = source.lower() in WITHOUT_ROPE
-    said, _ = PreTrainedConfig.get_config_dict(source, revision=revision)
+    fields, _ = PreTrainedConfig.get_config_dict(source, revision=revision)
     if not without_rope:
-        validate_remote_model(source, said)
+        validate_no_remote_code(source, fields)
     config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
-    _validate_other_kinds(source, config)
-    _cut(source, config, n_layers)
+    validate_causal_decoder(source, config)
+    if n_layers is not None:
+        _keep_first_layers(source, config, n_layers)
     return _without_rope(config) if without_rope else config
 
 
-def validate_remote_model(source: str, said: Mapping[str, Any]) -> None:
-    """Refuse a model whose configuration or class is code in its own folder.
+def validate_no_remote_code(source: str, fields: Mapping[str, Any]) -> None:
+    """Check that a model's classes are in transformers, not in its own folder.
 
-    A folder may bring code for a model that transformers knows too (Phi-3 does); transformers' own
-    class is taken then, if it is of the same name.
+    A folder may hold code for a model that transformers has too (Phi-3 does); transformers' own
+    class is used then, if it has the same name.
+
+    Args:
+        source: a Hub id or a local folder.
+        fields: its config.json.
 
     Raises:
         UserError: naming the class that would have to be run.
@@ -53,18 +60,18 @@ def validate_remote_model(source: str, said: Mapping[str, Any]) -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    brought, kind = said.get("auto_map") or {}, said.get("model_type")
-    if not isinstance(brought, Mapping):
-        raise UserError(f"{source} has a config.json whose auto_map is no table")
-    model = brought.get("AutoModelForCausalLM") or brought.get("AutoModel")
-    if brought and kind not in CONFIG_MAPPING_NAMES:
-        raise remote_code(source, brought.get("AutoConfig") or model or kind)
+    auto_map, kind = fields.get("auto_map") or {}, fields.get("model_type")
+    if not isinstance(auto_map, Mapping):
+        raise UserError(f"{source} has a config.json whose auto_map is no JSON object")
+    model = auto_map.get("AutoModelForCausalLM") or auto_map.get("AutoModel")
+    if auto_map and kind not in CONFIG_MAPPING_NAMES:
+        raise remote_code_error(source, auto_map.get("AutoConfig") or model or kind)
     if model and class_name(model) != MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind):
-        raise remote_code(source, model)
+        raise remote_code_error(source, model)
 
 
 def class_name(reference: str) -> str:
-    """Give the class that an entry of `auto_map` names.
+    """Return the class that an entry of `auto_map` names.
 
     Example:
         >>> class_name("owner/model--modeling_own.OwnForCausalLM")
@@ -73,15 +80,20 @@ def class_name(reference: str) -> str:
     return reference.rpartition("--")[2].rpartition(".")[2]
 
 
-def remote_code(source: str, reference: object) -> UserError:
-    """Say that a class of a model's own folder would have to be run."""
+def remote_code_error(source: str, reference: object) -> UserError:
+    """Return the error for a class that is in a model's own folder."""
     return UserError(
         f"{source} needs remote code ({reference}), which is refused: only models whose code is "
         "in transformers are loaded"
     )
 
 
-def _validate_other_kinds(source: str, config: PreTrainedConfig) -> None:
+def validate_causal_decoder(source: str, config: PreTrainedConfig) -> None:
+    """Check that a configuration is that of a causal decoder.
+
+    Raises:
+        UserError: saying what the model is instead.
+    """
     from transformers.models.auto import modeling_auto as auto
 
     kind = config.model_type
@@ -90,7 +102,7 @@ def _validate_other_kinds(source: str, config: PreTrainedConfig) -> None:
         what = f"is a vision-language model ({named})"
     elif getattr(config, "is_encoder_decoder", False):
         what = f"is an encoder-decoder ({named})"
-    elif named != kind and not _says_decoder(config.architectures):
+    elif named != kind and not _is_decoder_class(config.architectures):
         encoder = kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
         what = f"is an encoder ({named})" if encoder else f"holds a {named}"
     elif kind not in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
@@ -100,14 +112,12 @@ def _validate_other_kinds(source: str, config: PreTrainedConfig) -> None:
     raise UserError(f"{source} {what}, not a causal decoder")
 
 
-def _says_decoder(names: Iterable[str]) -> bool:
+def _is_decoder_class(names: Iterable[str]) -> bool:
     return any("CausalLM" in name or "LMHead" in name for name in names)
 
 
-def _cut(source: str, config: PreTrainedConfig, n_layers: int | None) -> None:
+def _keep_first_layers(source: str, config: PreTrainedConfig, n_layers: int) -> None:
     depth = config.num_hidden_layers
-    if n_layers is None:
-        return
     if n_layers < 1:
         raise UserError(f"expected at least 1 layer, got {n_layers}")
     if n_layers > depth:
@@ -119,7 +129,7 @@ def _cut(source: str, config: PreTrainedConfig, n_layers: int | None) -> None:
 
 
 def _without_rope(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Turn a Llama's configuration into that of a SmolLM3 without RoPE, whose weights are alike."""
+    """Return the configuration of a SmolLM3 without RoPE whose weights are a Llama's."""
     from transformers import SmolLM3Config
 
     settings = config.to_dict() | {"no_rope_layers": [0] * config.num_hidden_layers}

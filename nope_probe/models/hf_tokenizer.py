@@ -1,4 +1,4 @@
-"""A model's tokenizer, without remote code, and one that belongs to it."""
+"""Load a model's tokenizer, without remote code, and check that the two belong together."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from nope_probe.errors import UserError
-from nope_probe.models.hf_config import class_name, remote_code
+from nope_probe.models.hf_config import class_name, remote_code_error
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -18,41 +18,49 @@ def load_tokenizer(
     """Load the tokenizer of a model that embeds d_vocab tokens.
 
     Raises:
-        UserError: for remote code, a broken file, or ids that the model does not embed.
+        UserError: if it needs remote code, if a file is broken, or for ids that the model does not
+            embed.
     """
     from transformers import AutoTokenizer
 
-    _validate_remote_code(source, revision)
+    validate_no_remote_tokenizer(source, revision)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             source, revision=revision, trust_remote_code=False
         )
     except Exception as error:
-        if type(error) is not Exception:  # which is what `tokenizers` raises for a broken file
+        if type(error) is not Exception:  # `tokenizers` raises a bare one for a broken file
             raise
         raise UserError(f"{source} has a tokenizer that cannot be read: {error}") from error
-    _validate_other_vocabulary(source, tokenizer, d_vocab)
+    validate_vocabulary(source, tokenizer, d_vocab)
     return tokenizer
 
 
-def _validate_remote_code(source: str, revision: str | None) -> None:
+def validate_no_remote_tokenizer(source: str, revision: str | None = None) -> None:
+    """Check that a tokenizer's class is in transformers, not in the model's own folder.
+
+    Raises:
+        UserError: naming the class that would have to be run.
+    """
     from transformers.models.auto.tokenization_auto import (
         get_tokenizer_config,
         tokenizer_class_from_name,
     )
 
-    brought = get_tokenizer_config(source, revision=revision).get("auto_map") or ()
-    if isinstance(brought, Mapping):
-        brought = brought.get("AutoTokenizer") or ()
-    names = [brought] if isinstance(brought, str) else [name for name in brought if name]
+    auto_map = get_tokenizer_config(source, revision=revision).get("auto_map") or ()
+    if isinstance(auto_map, Mapping):
+        auto_map = auto_map.get("AutoTokenizer") or ()
+    names = [auto_map] if isinstance(auto_map, str) else [name for name in auto_map if name]
     if names and not any(tokenizer_class_from_name(class_name(name)) for name in names):
-        raise remote_code(source, names[0])
+        raise remote_code_error(source, names[0])
 
 
-def _validate_other_vocabulary(
-    source: str, tokenizer: PreTrainedTokenizerBase, d_vocab: int
-) -> None:
-    """Refuse ids beyond the embeddings; fewer are fine, since vocabularies are padded."""
+def validate_vocabulary(source: str, tokenizer: PreTrainedTokenizerBase, d_vocab: int) -> None:
+    """Check that a model embeds every token; it may embed more, since vocabularies are padded.
+
+    Raises:
+        UserError: naming the largest id.
+    """
     largest = max(tokenizer.get_vocab().values(), default=-1)
     if largest >= d_vocab:
         raise UserError(

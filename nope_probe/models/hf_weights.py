@@ -1,4 +1,4 @@
-"""Weights: only the tensors of the first blocks, read as plain numbers or refused."""
+"""Read a model's weights as plain numbers, of its first blocks only if asked."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _BLOCK = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 def read_weights(
     source: str, *, n_layers: int | None = None, revision: str | None = None
 ) -> dict[str, Tensor]:
-    """Read a model's tensors, without the blocks from n_layers on.
+    """Read a model's tensors, those of the first blocks only if asked.
 
-    Of a sharded checkpoint only the files that hold these tensors are opened, and from the Hub only
-    these are downloaded.
+    Of a sharded checkpoint only the files that hold these tensors are opened, or downloaded from
+    the Hub.
 
     Args:
         source: a Hub id or a local folder.
@@ -32,7 +32,7 @@ def read_weights(
         revision: a Hub revision.
 
     Raises:
-        UserError: for pickled weights, a missing or broken file (it says which).
+        UserError: for pickled weights, or naming a missing or broken file.
     """
     weights: dict[str, Tensor] = {}
     index = _find(source, INDEX, revision)
@@ -40,7 +40,7 @@ def read_weights(
         for name, keys in shards_of(index, n_layers).items():
             shard = _find(source, name, revision)
             if shard is None:
-                raise UserError(f"{source} lacks {name}, which its {INDEX} names")
+                raise UserError(f"{source} lacks {name}, which its {INDEX} lists")
             weights |= _read(shard, keys)
         return weights
     single = _find(source, SINGLE, revision)
@@ -50,26 +50,26 @@ def read_weights(
 
 
 def shards_of(index: Path, n_layers: int | None) -> dict[str, list[str]]:
-    """Give for each file that is needed the tensors to read from it.
+    """Return for each file that is needed the tensors to read from it.
 
     Raises:
-        UserError: for an index that is none, or that points out of its folder.
+        UserError: for a broken index, or one that lists files outside its folder.
     """
     try:
         weight_map = json.loads(index.read_text())["weight_map"].items()
     except (ValueError, KeyError, AttributeError) as error:
-        raise UserError(f"{index} is no index of safetensors files") from error
+        raise UserError(f"{index} is no valid index of safetensors files") from error
     files: dict[str, list[str]] = {}
     for key, file in weight_map:
         if not file.endswith(".safetensors") or Path(file).name != file:
-            raise UserError(f"{index} names {file!r}, which is no safetensors file beside it")
+            raise UserError(f"{index} lists {file!r}, which is no safetensors file beside it")
         if is_wanted(key, n_layers):
             files.setdefault(file, []).append(key)
     return files
 
 
 def is_wanted(key: str, n_layers: int | None) -> bool:
-    """Tell whether a tensor belongs to no block, or to one of the first.
+    """Return whether a tensor belongs to no block or to one of the first n_layers.
 
     Example:
         >>> is_wanted("model.layers.2.mlp.up_proj.weight", 2), is_wanted("model.norm.weight", 2)
@@ -80,7 +80,7 @@ def is_wanted(key: str, n_layers: int | None) -> bool:
 
 
 def _find(source: str, name: str, revision: str | None) -> Path | None:
-    """Find a file in a folder, or in the cache after downloading it from the Hub."""
+    """Return a file's path in a local folder, or in the cache after downloading it from the Hub."""
     if Path(source).is_dir():
         return Path(source, name) if Path(source, name).is_file() else None
     from huggingface_hub import hf_hub_download
@@ -89,7 +89,7 @@ def _find(source: str, name: str, revision: str | None) -> Path | None:
     try:
         return Path(hf_hub_download(source, name, revision=revision))
     except LocalEntryNotFoundError:
-        if name == INDEX:  # offline, a model in one file has none in the cache
+        if name == INDEX:  # offline, the cache of a model in one file has no index
             return None
         raise
     except EntryNotFoundError:
@@ -107,15 +107,15 @@ def _read(
             wanted = [k for k in opened.keys() if is_wanted(k, n_layers)] if keys is None else keys  # noqa: SIM118
             return {key: opened.get_tensor(key) for key in wanted}
     except SafetensorError as error:
-        raise UserError(f"{file} is no whole safetensors file: {error}") from error
+        raise UserError(f"{file} is a broken safetensors file: {error}") from error
 
 
-# These methods' loaders can give plain weights themselves; the others are undone afterwards.
+# The loaders of these methods can return plain weights themselves; others are undone afterwards.
 UNDONE_WHILE_LOADING = ("fp8", "mxfp4", "compressed-tensors")
 
 
 def is_quantised(config: PreTrainedConfig) -> bool:
-    """Tell whether a checkpoint's configuration says that its weights are quantised."""
+    """Return whether a configuration is that of quantised weights."""
     return bool(getattr(config, "quantization_config", None))
 
 
@@ -124,19 +124,19 @@ def load_quantised(
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Load a quantised checkpoint and undo the quantisation at once.
 
-    Gains, reparametrisations and edits read weights as numbers, which packed ones are not; and some
-    kernels repack them in their first forward pass, after which they are no longer what was stored.
+    Gains and reparametrisations read weights as numbers, which packed ones are not; and some
+    kernels repack weights in their first forward pass.
 
     Args:
         kind: the model's class.
         source: a Hub id or a local folder.
         revision: a Hub revision.
-        options: what `from_pretrained` is given beside; its `config` may be changed.
+        options: further arguments of `from_pretrained`; its `config` may be changed.
 
     Raises:
         UserError: for a method that transformers does not know, or cannot undo on this machine.
     """
-    method = _ask_for_plain_weights(options["config"])
+    method = _request_plain_weights(options["config"])
     try:
         if not _is_known(method):
             raise NotImplementedError("transformers does not know this method")
@@ -156,21 +156,21 @@ def load_quantised(
     return model, report
 
 
-def _ask_for_plain_weights(config: PreTrainedConfig) -> str:
-    """Set what makes a loader give plain weights, and give the method's name."""
-    said = config.quantization_config
-    if not isinstance(said, dict):
-        said = said.to_dict()
-    method = str(said.get("quant_method") or "by no named method")
+def _request_plain_weights(config: PreTrainedConfig) -> str:
+    """Set a configuration to be loaded with plain weights where it can be; return the method."""
+    fields = config.quantization_config
+    if not isinstance(fields, dict):
+        fields = fields.to_dict()
+    method = str(fields.get("quant_method") or "unknown method")
     if method in UNDONE_WHILE_LOADING:
-        config.quantization_config = said | {"dequantize": True}
+        config.quantization_config = fields | {"dequantize": True}
     return method
 
 
 def _is_known(method: str) -> bool:
     from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
-    # Both of its bit widths have an entry of their own.
+    # Each of its bit widths has an entry of its own.
     return {"bitsandbytes": "bitsandbytes_4bit"}.get(method, method) in (
         AUTO_QUANTIZATION_CONFIG_MAPPING
     )

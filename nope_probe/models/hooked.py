@@ -1,4 +1,4 @@
-"""Llama-like models of Hugging Face as HookedTransformers: configuration and weights."""
+"""HookedTransformers of Llama-like Hugging Face models: configuration and weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 
 def hooked_settings(config: PreTrainedConfig) -> dict[str, Any]:
-    """Translate a Llama-like Hugging Face configuration (RoPE in all layers or in none)."""
+    """Return a Llama-like Hugging Face configuration in the fields of TransformerLens.
+
+    Raises:
+        ValueError: for RoPE in some layers only.
+    """
     switches = getattr(config, "no_rope_layers", None) or [1] * config.num_hidden_layers
     if len(set(switches)) != 1:
         raise ValueError("HookedTransformer has RoPE in all layers or in none; use a bridge")
@@ -47,7 +51,7 @@ def hooked_settings(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def build_hooked(config: HookedTransformerConfig) -> HookedTransformer:
-    """Build the HookedTransformer of a configuration, with weights drawn at random, if at all."""
+    """Build the HookedTransformer of a configuration, with random weights if it asks for them."""
     from transformer_lens import HookedTransformer
 
     model = HookedTransformer(config).eval()
@@ -58,7 +62,7 @@ def build_hooked(config: HookedTransformerConfig) -> HookedTransformer:
 
 
 def hooked_weights(hf: PreTrainedModel, n_heads: int, n_kv_heads: int) -> dict[str, Tensor]:
-    """Give a Llama-like model's weights under HookedTransformer's names and in its layouts."""
+    """Return a Llama-like model's weights under HookedTransformer's names and in its layouts."""
     body = hf.model
     weights = {
         "embed.W_E": body.embed_tokens.weight,

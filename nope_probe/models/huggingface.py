@@ -1,4 +1,4 @@
-"""Find a Hugging Face model by name, and load it without pickle or remote code."""
+"""Load a Hugging Face model, without pickle or remote code."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+DeviceMap = str | dict[str, Any]  # a strategy, or the device of each part by name
+
 
 def load_hugging_face(
     source: str,
@@ -24,22 +26,29 @@ def load_hugging_face(
     revision: str | None = None,
     device_map: DeviceMap | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a causal decoder and its tokenizer, eager attention, the first layers only if asked.
+    """Load a causal decoder with eager attention, and its tokenizer.
 
-    Only the files and tensors of these layers, the embeddings and the head are read. A Llama that
-    was trained without RoPE comes as the SmolLM3 without RoPE that has its weights. With a
-    device_map (auto, balanced, sequential or a device per part) Hugging Face places the parts.
+    A Llama that was trained without RoPE is loaded as a SmolLM3 without RoPE, which has the same
+    weights.
+
+    Args:
+        source: a Hub id or a local folder.
+        n_layers: load only the first layers; other layers' files and tensors are not read.
+        dtype: of the weights.
+        revision: a Hub revision.
+        device_map: how Hugging Face places the parts: `auto`, `balanced`, `sequential`, or a device
+            per part.
 
     Raises:
-        UserError: if it cannot be had (offline, gated, missing, broken) or is no causal decoder.
+        UserError: if it cannot be loaded (offline, gated, missing, broken) or is no causal decoder.
     """
-    with _quiet(), _one_line(source):
+    with _quiet(), _as_user_errors(source):
         config = read_config(source, n_layers=n_layers, revision=revision)
         tokenizer = load_tokenizer(source, d_vocab=config.vocab_size, revision=revision)
         model, report = _model(source, config, n_layers, dtype, revision, device_map)
         model.name_or_path = model.config.name_or_path = source
-        _validate_random_weights(source, report)
-        validate_offloaded(source, model)
+        validate_all_loaded(source, report)
+        validate_not_offloaded(source, model)
     return model.eval().requires_grad_(False), tokenizer
 
 
@@ -51,14 +60,14 @@ def _model(
     revision: str | None,
     device_map: DeviceMap | None,
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Build a model from the tensors it needs."""
+    """Return a model with its weights, and transformers' report of what was loaded."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     options: dict[str, Any] = {
         "config": config,
         "dtype": dtype,
         "attn_implementation": "eager",
-        "ignore_mismatched_sizes": True,  # they are refused, by name
+        "ignore_mismatched_sizes": True,  # `validate_all_loaded` names them
         "output_loading_info": True,
         "device_map": device_map,
     }
@@ -75,20 +84,24 @@ def _model(
         raise UserError(f"--device-map cannot place {source}: {reason}") from error
 
 
-def _validate_random_weights(source: str, report: dict[str, Any]) -> None:
-    """Hugging Face draws what a file does not hold, or holds in another shape, at random."""
+def validate_all_loaded(source: str, report: dict[str, Any]) -> None:
+    """Check that the file has every weight: Hugging Face draws the others at random.
+
+    Raises:
+        UserError: naming a weight that is missing or has another shape.
+    """
     if report["missing_keys"]:
         raise UserError(f"{source} lacks weights, such as {min(report['missing_keys'])}")
     if report["mismatched_keys"]:
         name = min(key for key, *_ in report["mismatched_keys"])
         raise UserError(
-            f"{source} has weights of other shapes than its config says, such as {name}"
+            f"{source} has weights of other shapes than its config.json has, such as {name}"
         )
 
 
 @contextmanager
-def _one_line(source: str) -> Iterator[None]:
-    """Turn what Hugging Face raises for a model that cannot be had into one line."""
+def _as_user_errors(source: str) -> Iterator[None]:
+    """Raise a UserError of one line for what Hugging Face raises."""
     from huggingface_hub.errors import (
         GatedRepoError,
         LocalEntryNotFoundError,
@@ -118,7 +131,7 @@ def _one_line(source: str) -> Iterator[None]:
 
 
 def _ungated(source: str) -> str:
-    """Name a copy of a gated model that needs no licence: Unsloth keeps those of Meta's."""
+    """Return the id of an ungated copy of a gated model: Unsloth has those of Meta's."""
     owner, _, name = source.partition("/")
     return f"unsloth/{name}" if owner == "meta-llama" else "unsloth/Llama-3.1-8B"
 
@@ -131,7 +144,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep transformers' notes and progress bars off the terminal while a model loads."""
+    """Turn off transformers' messages and progress bars while a model loads."""
     from transformers.utils import logging
 
     logger: Any = logging
@@ -146,19 +159,15 @@ def _quiet() -> Iterator[None]:
             logger.enable_progress_bar()
 
 
-DeviceMap = str | dict[str, Any]  # a strategy, or the device of each part by name
-
-
-def validate_offloaded(source: str, hf: PreTrainedModel) -> None:
-    """Refuse a model of which parts wait elsewhere until they are run.
+def validate_not_offloaded(source: str, hf: PreTrainedModel) -> None:
+    """Check that every weight is on a device, not on disk or in another memory until it is used.
 
     Raises:
-        UserError: naming the first such part.
+        UserError: naming the first weight that is not.
     """
     away = [name for name, each in hf.named_parameters() if each.device.type == "meta"]
     if away:
         raise UserError(
             f"{source} does not fit the devices: {len(away)} of its weights, such as {away[0]}, "
-            "would be kept elsewhere, where they cannot be read; study fewer --layers, or take a "
-            "smaller --dtype"
+            "would be offloaded and cannot be read; take fewer --layers or a smaller --dtype"
         )

@@ -1,23 +1,30 @@
-"""What a model is: its sizes, its kind and where it came from, for the manifest."""
+"""ModelInfo: a model's sizes, its kind and where it was loaded from, for the manifest."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from nope_probe.hooks.components import rope_layers
-from nope_probe.hooks.layer import is_bridge, layers_of
+from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.protocols import HookedModel
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInfo:
-    """What a model is, for the manifest.
+    """A model's description, for the manifest.
 
     Attributes:
-        parity: how far the hooks are from the truth, relative to the largest value: `logits`
-            against plain transformers, `pattern` against softmax of the scores, `scores` against
-            q.k times scale, `keys` against keys normed and rotated again; of a model that claims
-            to have no position encoding, `positions`: how far permuted position ids move scores.
+        name: the name that it was loaded by.
+        source: the Hub id or folder; `configuration` for a model without weights of its own.
+        revision: the Hub revision.
+        architecture: the class of the Hugging Face or hooked model.
+        kind: `HookedTransformer` or `TransformerBridge`.
+        n_layers, n_heads, n_kv_heads, d_head, d_model, n_ctx, d_vocab: sizes.
+        rope_layers: for each block whether it has RoPE.
+        parity: relative errors of the hook points: `logits` against plain transformers, `pattern`
+            against softmax of the scores, `scores` against q.k times the scale, `keys` against keys
+            normed and rotated again; of a bridge without position encoding, `positions`: how far
+            permuted position ids change the scores.
     """
 
     name: str
@@ -37,32 +44,37 @@ class ModelInfo:
 
     @property
     def parameter_free(self) -> bool:
-        """Whether the weights are identities already."""
+        """Whether the weights are identities."""
         return self.name.startswith("parameter-free")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Give the info as JSON-ready values."""
+    def to_dict(self) -> dict[str, object]:
+        """Return the info as JSON-ready values."""
         return asdict(self)
 
 
 def describe(
-    model: Any, name: str, source: str = "configuration", architecture: str | None = None
+    model: HookedModel,
+    name: str,
+    source: str = "configuration",
+    architecture: str | None = None,
+    revision: str | None = None,
 ) -> ModelInfo:
-    """Write a model's info, without the parity that `check` measures.
+    """Return a model's info, without the parity that `check_parity` measures.
 
-    The architecture is by default that of the hooked model, or of what its bridge leads to.
+    The architecture is by default the class of the hooked model, or of the model in its bridge.
     """
-    layer = layers_of(model)[0]
+    layers = layers_of(model)
     return ModelInfo(
         name=name,
         source=source,
+        revision=revision,
         architecture=architecture or type(getattr(model, "original_model", model)).__name__,
-        kind="TransformerBridge" if is_bridge(model) else "HookedTransformer",
-        n_layers=len(model.blocks),
-        n_heads=layer.n_heads,
-        n_kv_heads=layer.n_kv_heads,
-        d_head=layer.d_head,
-        d_model=layer.d_model,
+        kind=layers[0].kind,
+        n_layers=len(layers),
+        n_heads=layers[0].n_heads,
+        n_kv_heads=layers[0].n_kv_heads,
+        d_head=layers[0].d_head,
+        d_model=layers[0].d_model,
         n_ctx=model.cfg.n_ctx,
         d_vocab=model.cfg.d_vocab,
         rope_layers=rope_layers(model),

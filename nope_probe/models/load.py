@@ -1,43 +1,33 @@
-"""Load a model by name, and check its hooks against plain transformers."""
+"""Load a model by name, and check its parity with plain transformers."""
 
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import torch
 
 from nope_probe.errors import UserError
-from nope_probe.models.bridge import bridge, bridge_of
+from nope_probe.models.bridge import boot_bridge, wrap_in_bridge
 from nope_probe.models.hooked import hooked_weights
 from nope_probe.models.huggingface import DeviceMap, load_hugging_face
 from nope_probe.models.info import ModelInfo, describe
 from nope_probe.models.names import CHECKPOINTS, PARAMETER_FREE, resolve
-from nope_probe.models.parameter_free import (
-    build,
-    has_hooked_transformer,
-    parameter_free,
-)
-from nope_probe.models.parity import check, reference_logits
+from nope_probe.models.parameter_free import build, has_hooked_transformer, parameter_free
+from nope_probe.models.parity import check_parity, reference_logits
 from nope_probe.models.presets import hooked_config
 
 if TYPE_CHECKING:
-    from transformer_lens import (
-        HookedTransformer,
-        HookedTransformerConfig,
-        TransformerBridgeConfig,
-    )
+    from transformer_lens import HookedTransformer
     from transformer_lens.model_bridge import TransformerBridge
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    Configuration: TypeAlias = HookedTransformerConfig | TransformerBridgeConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model ready for hooks, with its tokenizer and what is known of it."""
+    """A hooked model, its tokenizer (None for parameter-free models) and its info."""
 
     model: HookedTransformer | TransformerBridge
     tokenizer: PreTrainedTokenizerBase | None
@@ -47,15 +37,15 @@ class LoadedModel:
 def to_hooked(
     hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> HookedTransformer | TransformerBridge:
-    """Give a Llama-like Hugging Face model's float32 twin with hooks, on the CPU.
+    """Return a Llama-like Hugging Face model as a hooked one, in float32 and on the CPU.
 
-    It is a HookedTransformer, or with TransformerLens 4 a TransformerBridge over a copy.
+    The copy is a HookedTransformer, or with TransformerLens 4 a TransformerBridge.
 
     Raises:
-        ValueError: if HookedTransformer cannot hold it: with RoPE in some layers only.
+        ValueError: for RoPE in some layers only, which HookedTransformer does not have.
     """
     if not has_hooked_transformer():
-        return bridge_of(deepcopy(hf).to("cpu", torch.float32), tokenizer)
+        return wrap_in_bridge(deepcopy(hf).to("cpu", torch.float32), tokenizer)
     model = build(hooked_config(hf.config))
     state = model.state_dict()
     state.update(hooked_weights(hf, hf.config.num_attention_heads, hf.config.num_key_value_heads))
@@ -74,7 +64,7 @@ def load(
     revision: str | None = None,
     device_map: DeviceMap | None = None,
 ) -> LoadedModel:
-    """Load a model by name and check that its hooks tell the truth.
+    """Load a model by name and check its parity.
 
     Args:
         name: `parameter-free`, `parameter-free-rope`; `nope-tiny`, `rope-tiny` (shipped; like these
@@ -85,32 +75,35 @@ def load(
         device: a torch device.
         dtype: float32 by default, bfloat16 for Hugging Face models on CUDA.
         revision: a Hub revision.
-        device_map: how Hugging Face spreads a large model over several devices (`auto`,
-            `balanced`, `sequential`, or a device per part); device then says only which kind.
+        device_map: how Hugging Face places a large model on several devices (`auto`, `balanced`,
+            `sequential`, or a device per part); `device` is then only their kind.
 
     Raises:
-        UserError: if there is no such model, or it fails the contract check.
+        UserError: if there is no such model, or it fails parity.
 
     Example:
         >>> from nope_probe import load
         >>> load("nope-tiny").info.rope_layers
         (False, False, False, False)
     """
-    if device_map is not None and name.lower() in (*CHECKPOINTS, *PARAMETER_FREE):
+    key = name.lower()
+    if device_map is not None and key in (*CHECKPOINTS, *PARAMETER_FREE):
         raise UserError(f"{name} is small and stays on one device: --device-map is for others")
-    if name.lower() in PARAMETER_FREE:
-        config = parameter_free(n_layers or 4, rope=name.lower().endswith("rope"))
-        model = (
-            build(config)
-            .to(device, print_details=False)
-            .to(dtype or torch.float32, print_details=False)
-        )
-        return LoadedModel(
-            model=model, tokenizer=None, info=check(model, describe(model, name.lower()))
-        )
-    if name.lower() in CHECKPOINTS:
-        return _load_shipped(name.lower(), n_layers, device, dtype)
+    if key in PARAMETER_FREE:
+        return _load_parameter_free(key, n_layers, device, dtype)
+    if key in CHECKPOINTS:
+        return _load_shipped(key, n_layers, device, dtype)
     return _load_bridge(name, n_layers, device, dtype, revision, device_map)
+
+
+def _load_parameter_free(
+    name: str, n_layers: int | None, device: str, dtype: torch.dtype | None
+) -> LoadedModel:
+    if n_layers is not None and n_layers < 1:
+        raise UserError(f"expected at least 1 layer, got {n_layers}")
+    config = parameter_free(n_layers or 4, rope=name == "parameter-free-rope")
+    model = _placed(build(config), device, dtype)
+    return LoadedModel(model=model, tokenizer=None, info=check_parity(model, describe(model, name)))
 
 
 def _load_shipped(
@@ -119,12 +112,17 @@ def _load_shipped(
     hf, tokenizer = load_hugging_face(
         str(CHECKPOINTS[name]), n_layers=n_layers, dtype=torch.float32
     )
-    model = to_hooked(hf, tokenizer)
-    model = model.to(device, print_details=False).to(dtype or torch.float32, print_details=False)
+    model = _placed(to_hooked(hf, tokenizer), device, dtype)
     info = describe(model, name, source=Path(hf.name_or_path).name, architecture=type(hf).__name__)
-    return LoadedModel(
-        model=model, tokenizer=tokenizer, info=check(model, info, reference_logits(hf.to(device)))
-    )
+    info = check_parity(model, info, reference_logits(hf.to(device)))
+    return LoadedModel(model=model, tokenizer=tokenizer, info=info)
+
+
+def _placed(
+    model: HookedTransformer | TransformerBridge, device: str, dtype: torch.dtype | None
+) -> HookedTransformer | TransformerBridge:
+    model = model.to(device, print_details=False)
+    return model.to(dtype or torch.float32, print_details=False)
 
 
 def _load_bridge(
@@ -143,9 +141,14 @@ def _load_bridge(
     )
     if device_map is None:
         hf = hf.to(device)
-    # The bridge rewires the Hugging Face model in place: ask it before.
-    reference = reference_logits(hf)
-    model = bridge(source, hf, tokenizer, dtype, device if device_map is None else None)
-    info = describe(model, name, source=source, architecture=type(hf).__name__)
-    info = replace(info, revision=getattr(hf.config, "_commit_hash", None) or revision)
-    return LoadedModel(model=model, tokenizer=tokenizer, info=check(model, info, reference))
+    reference = reference_logits(hf)  # before the bridge rewires the model in place
+    model = boot_bridge(source, hf, tokenizer, dtype, device if device_map is None else None)
+    info = describe(
+        model,
+        name,
+        source=source,
+        architecture=type(hf).__name__,
+        revision=getattr(hf.config, "_commit_hash", None) or revision,
+    )
+    info = check_parity(model, info, reference)
+    return LoadedModel(model=model, tokenizer=tokenizer, info=info)

@@ -1,21 +1,11 @@
-"""Names of models: friendly, shipped, Hub ids and folders."""
+"""Names of models: parameter-free, shipped and friendly ones, Hub ids and folders."""
 
 from __future__ import annotations
 
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
 
 from nope_probe.errors import UserError
-
-if TYPE_CHECKING:
-    from transformer_lens import (
-        HookedTransformerConfig,
-        TransformerBridgeConfig,
-    )
-
-    Configuration: TypeAlias = HookedTransformerConfig | TransformerBridgeConfig
-
 
 PARAMETER_FREE = ("parameter-free", "parameter-free-rope")
 _SHIPPED = Path(__file__).parents[1] / "checkpoints"
@@ -32,20 +22,20 @@ FRIENDLY = {
     "tinyllama": "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T",
     "tinyllama-nope": "AntNLP/TinyLlama-NoPE-1.1B",
 }
-NAMES = ("parameter-free", "parameter-free-rope", *CHECKPOINTS, *FRIENDLY)
+NAMES = (*PARAMETER_FREE, *CHECKPOINTS, *FRIENDLY)
 
 
 def resolve(name: str) -> str:
-    """Turn a friendly name, a Hub id or a folder into what Hugging Face loads.
+    """Return the Hub id or folder of a friendly name, a Hub id or a folder.
 
     Raises:
-        UserError: for a folder without a config, or a name that is none of these (with the nearest
-            known names).
+        UserError: for a folder without a config.json, or an unknown name (with the nearest known
+            names).
     """
     folder = Path(name).expanduser()
     if name and folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise UserError(f"the folder {name} has no config.json: it is no Hugging Face model")
+            raise UserError(f"the folder {name} has no config.json: it holds no Hugging Face model")
         return str(folder)
     if name.lower() in FRIENDLY:
         return FRIENDLY[name.lower()]

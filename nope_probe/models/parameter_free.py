@@ -1,4 +1,4 @@
-"""The parameter-free transformer (eq. 1) as a TransformerLens configuration, and its build."""
+"""The parameter-free transformer (eq. 1) as a TransformerLens configuration, and its model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from nope_probe.hooks.layer import layers_of
-from nope_probe.hooks.names import WEIGHTS, Norm
+from nope_probe.hooks.names import NORMS, WEIGHTS, Norm
 from nope_probe.models.bridge import build_bridge
 from nope_probe.models.hooked import build_hooked
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 def has_hooked_transformer() -> bool:
-    """Tell whether TransformerLens has HookedTransformer, which 4.0 took out.
+    """Return whether the TransformerLens that is installed has HookedTransformer, as before 4.0.
 
-    All that depends on the version of TransformerLens asks here.
+    All code that depends on TransformerLens's version asks this function.
     """
     return int(version("transformer-lens").partition(".")[0]) < 4
 
@@ -38,11 +38,19 @@ def parameter_free(
     rope: bool = False,
     causal: bool = True,
 ) -> Configuration:
-    """Configure the parameter-free transformer, eq. (1): softmax(causal(Y Y^T)) Y + X.
+    """Return the configuration of the parameter-free transformer: softmax(causal(Y Y^T)) Y + X.
 
-    `build` sets its weights to identities. RMS norm is sqrt(d) times the paper's L2 norm, which
-    `W_V = I / sqrt(d)` and a score scale of 1/d undo. The LayerNorm variants (appendix B) have
-    W_V = I and scores over sqrt(d) or d. Inputs are vectors: `hooks.forward.run_blocks` runs them.
+    This is eq. (1); `build` sets the weights to identities. RMS norm is sqrt(d) times the paper's
+    L2 norm, which `W_V = I / sqrt(d)` and a score scale of 1/d cancel. The LayerNorm variants
+    (appendix B) have W_V = I and scores over sqrt(d) or d. Inputs are vectors:
+    `hooks.forward.run_blocks` runs them.
+
+    Args:
+        n_layers: blocks.
+        d_model: d, also the size of the one head.
+        norm: of each block's input.
+        rope: whether queries and keys are rotated.
+        causal: whether there is a causal mask.
 
     Raises:
         ValueError: for no layers, no dimensions, an odd dimension with RoPE or an unknown norm.
@@ -58,7 +66,7 @@ def parameter_free(
 
 
 def configuration(**settings: Any) -> Configuration:
-    """Configure a model in TransformerLens's words, which outlived HookedTransformer."""
+    """Return the configuration of the fields given, of the class that `build` takes."""
     if has_hooked_transformer():
         from transformer_lens import HookedTransformerConfig
 
@@ -69,10 +77,9 @@ def configuration(**settings: Any) -> Configuration:
 
 
 def build(config: Configuration) -> HookedTransformer | TransformerBridge:
-    """Build the model of a configuration of this module, with the hooks of TransformerLens.
+    """Build the hooked model of a configuration: a HookedTransformer, or a bridge on 4.x.
 
-    It is a HookedTransformer, or with TransformerLens 4 a TransformerBridge. Parameter-free models
-    get identities for weights, others must be given theirs.
+    The weights of a parameter-free model are identities, those of others are to be set.
     """
     model = build_hooked(config) if has_hooked_transformer() else build_bridge(config)
     if str(config.model_name).startswith("parameter-free"):
@@ -92,7 +99,7 @@ def _set_identities(model: HookedTransformer | TransformerBridge) -> None:
 def parameter_free_settings(
     n_layers: int, d_model: int, norm: Norm, rope: bool, causal: bool
 ) -> dict[str, Any]:
-    """Describe the parameter-free transformer in the fields of a TransformerLens configuration.
+    """Return the fields of the parameter-free transformer's configuration.
 
     Raises:
         ValueError: for no layers, no dimensions, an odd dimension with RoPE or an unknown norm.
@@ -103,8 +110,8 @@ def parameter_free_settings(
         raise ValueError(
             f"RoPE turns pairs of coordinates: expected an even d_model, got {d_model}"
         )
-    if norm not in ("l2", "layernorm-sqrt-d", "layernorm-d"):
-        raise ValueError(f"expected norm l2, layernorm-sqrt-d or layernorm-d, got {norm!r}")
+    if norm not in NORMS:
+        raise ValueError(f"unknown norm {norm!r}; there are {', '.join(NORMS)}")
     return dict(
         model_name="parameter-free-rope" if rope else "parameter-free",
         n_layers=n_layers,

@@ -1,101 +1,80 @@
-"""The contract a model's hooks must keep, and the info that says what the model is.
+"""The parity check: whether a model's hook points carry what plain transformers computes.
 
-Some model families hand out something else than their scores at `hook_attn_scores`, or differ from
-plain transformers in their logits. What they say cannot be used, so they are refused at load.
+Some model families carry something else than scores at `hook_attn_scores`, or differ from plain
+transformers in their logits. Nothing can be measured on them, so they are refused at load.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.components import components
-from nope_probe.hooks.forward import Installation, hooks_attached, run_forward
-from nope_probe.hooks.layer import Layer, is_bridge, layers_of, repeat_heads, unmasked
+from nope_probe.hooks.attention import relative_error, repeat_heads, unmasked
+from nope_probe.hooks.base_layer import Layer
+from nope_probe.hooks.forward import hooks_attached, run_forward
+from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.model import position_point, takes_position_ids
+from nope_probe.hooks.protocols import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.qk_reader import QKReader
 from nope_probe.models.info import ModelInfo
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 def probe_tokens(d_vocab: int) -> Int[Tensor, "seq pos"]:
-    """Give the small batch on which the contract is checked."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(d_vocab, (2, 13), generator=generator)
+    """Return the small batch of random tokens on which parity is measured."""
+    return torch.randint(d_vocab, (2, 13), generator=torch.Generator().manual_seed(0))
 
 
-def reference_logits(hf: Any) -> Float[Tensor, "seq pos d_vocab"]:
-    """Ask plain transformers, before a bridge rewires the model, for its logits on the probe."""
+def reference_logits(hf: PreTrainedModel) -> Float[Tensor, "seq pos d_vocab"]:
+    """Return plain transformers' logits on the probe, before a bridge rewires the model."""
     tokens = probe_tokens(hf.config.vocab_size).to(hf.device)
     with torch.inference_mode():
         return hf(tokens).logits.float()
 
 
-def check(
-    model: Any, info: ModelInfo, reference: Float[Tensor, "seq pos d_vocab"] | None = None
+def check_parity(
+    model: HookedModel,
+    info: ModelInfo,
+    reference: Float[Tensor, "seq pos d_vocab"] | None = None,
 ) -> ModelInfo:
-    """Measure how far a model's hooks are from the truth, and refuse it if they lie.
+    """Check that a model's hook points carry what it computes, and return its info with the parity.
 
     Args:
         model: the hooked model.
-        info: its info; a copy with the parity filled in is returned.
+        info: its info, without parity.
         reference: plain transformers' logits on the probe, where there are any.
 
     Raises:
-        UserError: with the measured mismatch.
+        UserError: naming what is off, and by how much.
     """
-    parameter = next(model.parameters())
-    accumulators = [_ScoreChecker(layer) for layer in layers_of(model)]
-    with torch.inference_mode(), hooks_attached(pair for m in accumulators for pair in m.hooks()):
-        if info.parameter_free:
-            vectors = torch.randn(2, 13, info.d_model, generator=torch.Generator().manual_seed(0))
-            vectors = vectors.to(parameter.device, parameter.dtype)
-            run_forward(model, vectors)
-        else:
-            logits = model(probe_tokens(info.d_vocab).to(parameter.device)).float()
-    for accumulator in accumulators:
-        accumulator.compare_pattern()
-    parity = {name: _largest(accumulators, name) for name in ("pattern", "scores", "keys")}
+    blocks = [_BlockParity(layer) for layer in layers_of(model)]
+    logits = _run_probe(model, info, blocks)
+    parity = {name: _largest(blocks, name) for name in ("pattern", "scores", "keys")}
     if reference is not None:
-        parity["logits"] = distance(logits, reference.to(logits.device))
-    if _claims_no_positions(model, info):
+        parity["logits"] = relative_error(logits, reference.to(logits.device))
+    has_positions = any(info.rope_layers) or position_point(model) is not None
+    if takes_position_ids(model) and not has_positions:
         parity["positions"] = position_dependence(model)
-    tolerance = 1e-4 if parameter.dtype in (torch.float32, torch.float64) else 0.05
+    tolerance = _tolerance(model)
     for name, value in parity.items():
         if not value <= tolerance:
+            reason = next((f" ({block.error})" for block in blocks if block.error), "")
             raise UserError(
-                f"{info.name} breaks the contract of its hooks: {name} off by {value:.2g} "
-                f"(relative), more than {tolerance:g}; what it hands out cannot be trusted"
-                + next(
-                    (
-                        f" ({accumulator.trouble})"
-                        for accumulator in accumulators
-                        if accumulator.trouble
-                    ),
-                    "",
-                )
+                f"{info.name} fails parity: {name} off by {value:.2g} (relative), more than "
+                f"{tolerance:g}; its hook points do not carry what the model computes{reason}"
             )
     return replace(info, parity=parity)
 
 
-def _largest(accumulators: list[_ScoreChecker], name: str) -> float:
-    """Give the largest deviation; Python's max would pass over one that is not a number."""
-    return float(torch.tensor([getattr(accumulator, name) for accumulator in accumulators]).max())
-
-
-def _claims_no_positions(model: Any, info: ModelInfo) -> bool:
-    """Tell whether a bridge that takes position ids is said to make nothing of them."""
-    if not is_bridge(model) or any(info.rope_layers) or "pos_embed" in components(model):
-        return False
-    return "position_ids" in signature(model.original_model.forward).parameters
-
-
-def position_dependence(model: Any) -> float:
-    """Measure how far permuted position ids move a bridge's scores, relative to the largest.
+def position_dependence(model: HookedModel) -> float:
+    """Return how far permuted position ids change a bridge's scores, relative to the largest.
 
     The all-ones mask is explicit: without one, transformers takes ids out of order for packed
     sequences and masks between them.
@@ -106,76 +85,101 @@ def position_dependence(model: Any) -> float:
     in_order, permuted = (
         _scores_at(model, tokens, ids[None].expand_as(tokens)) for ids in (order.sort()[0], order)
     )
-    moved = [distance(*pair) for pair in zip(permuted, in_order, strict=True)]
-    return float(torch.tensor(moved).max())
+    changes = [relative_error(*pair) for pair in zip(permuted, in_order, strict=True)]
+    return float(torch.tensor(changes).max())
 
 
 def _scores_at(
-    model: Any, tokens: Int[Tensor, "seq pos"], position_ids: Int[Tensor, "seq pos"]
+    model: HookedModel, tokens: Int[Tensor, "seq pos"], position_ids: Int[Tensor, "seq pos"]
 ) -> list[Float[Tensor, "seq head cell"]]:
-    """Give each layer's scores, the cells that are not masked, for tokens at given positions."""
-    seen: list[Tensor] = []
+    """Return each layer's unmasked scores of tokens at given positions."""
+    scores: list[Tensor] = []
 
-    def keep(tensor: Tensor, hook: object) -> None:
-        seen.append(tensor[..., unmasked(tensor[0, 0])].float())
+    def keep(tensor: Tensor, hook: HookPoint) -> None:
+        scores.append(tensor[..., unmasked(tensor[0, 0])].float())
 
-    points = [(layer.point("attn.hook_attn_scores"), keep) for layer in layers_of(model)]
-    with torch.inference_mode(), hooks_attached(points):
+    hooks = [(layer.point("attn.hook_attn_scores"), keep) for layer in layers_of(model)]
+    with torch.inference_mode(), hooks_attached(hooks):
         model(tokens, position_ids=position_ids, attention_mask=torch.ones_like(tokens))
-    return seen
+    return scores
 
 
-def distance(seen: Tensor, truth: Tensor) -> float:
-    """Give the largest difference relative to the largest value (NaN if there is no value)."""
-    if truth.numel() == 0:
-        return float("nan")
-    return float((seen - truth).abs().max() / truth.abs().max().clamp_min(1e-30))
+def _run_probe(model: HookedModel, info: ModelInfo, blocks: list[_BlockParity]) -> Tensor:
+    """Run the probe through a model; return its logits, nothing for a parameter-free model."""
+    parameter = next(model.parameters())
+    logits = torch.empty(0)
+    with torch.inference_mode(), hooks_attached(pair for each in blocks for pair in each.hooks()):
+        if info.parameter_free:
+            vectors = torch.randn(2, 13, info.d_model, generator=torch.Generator().manual_seed(0))
+            run_forward(model, vectors.to(parameter.dtype))
+        else:
+            logits = model(probe_tokens(info.d_vocab).to(parameter.device)).float()
+    for each in blocks:
+        each.compare_pattern()
+    return logits
 
 
-class _ScoreChecker:
-    """Checks one block's scores against its q, k and pattern in one pass."""
+def _largest(blocks: list[_BlockParity], name: str) -> float:
+    """Return the largest error of the blocks; Python's max would pass over NaN."""
+    return float(torch.tensor([getattr(block, name) for block in blocks]).max())
+
+
+def _tolerance(model: HookedModel) -> float:
+    dtype = next(model.parameters()).dtype
+    return 1e-4 if dtype in (torch.float32, torch.float64) else 0.05
+
+
+class _BlockParity:
+    """Compares one block's scores with its q, k and attention pattern in one pass.
+
+    Attributes:
+        pattern: relative error of softmax(scores) against the pattern; NaN if not compared.
+        scores: of q.k times the scale against the scores.
+        keys: of keys normed and rotated again against the keys.
+        error: why scores or keys could not be compared, if they could not.
+    """
 
     def __init__(self, layer: Layer) -> None:
         self.layer, self.reader = layer, QKReader(layer)
         self.pattern = self.scores = self.keys = float("nan")
-        self.seen: Tensor | None = None
-        self.given: Tensor | None = None
-        self.trouble = ""
+        self.read_scores: Tensor | None = None
+        self.read_pattern: Tensor | None = None
+        self.error = ""
 
-    def hooks(self) -> list[Installation]:
+    def hooks(self) -> list[Attachment]:
         point = self.layer.point
         return [
             *self.reader.hooks(),
-            (point("attn.hook_attn_scores"), self.see_scores),
-            (point("attn.hook_pattern"), self.see_pattern),
+            (point("attn.hook_attn_scores"), self.keep_scores),
+            (point("attn.hook_pattern"), self.keep_pattern),
         ]
 
-    def see_scores(self, tensor: Tensor, hook: object) -> None:
-        self.seen = tensor
+    def keep_scores(self, tensor: Tensor, hook: HookPoint) -> None:
+        self.read_scores = tensor
         try:
             self.compare_scores(tensor)
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError as error:  # a norm or rotation that Layer does not know: NaN stays
-            self.trouble = " ".join(str(error).split())[:150]
+        except RuntimeError as error:  # a norm or rotation that Layer does not have: NaN stays
+            self.error = " ".join(str(error).split())[:150]
 
     def compare_scores(self, tensor: Float[Tensor, "batch head query_pos key_pos"]) -> None:
-        """Rebuild keys and scores from what the hooks before them showed."""
+        """Rebuild keys and scores from what the hook points before them carry."""
         visible = unmasked(tensor[0, 0])
         q, k = self.reader.read("q"), self.reader.read("k")
-        rebuilt = self.reader.finish(self.reader.unrotated("k"))
-        self.keys = distance(rebuilt.float(), k.float())
+        self.keys = relative_error(self.reader.rebuild("k").float(), k.float())
         product = self.layer.scores(q, repeat_heads(k, self.layer.n_heads))
-        self.scores = distance(product[..., visible].float(), tensor[..., visible].float())
+        self.scores = relative_error(product[..., visible].float(), tensor[..., visible].float())
 
-    def see_pattern(self, tensor: Tensor, hook: object) -> None:
-        self.given = tensor
+    def keep_pattern(self, tensor: Tensor, hook: HookPoint) -> None:
+        self.read_pattern = tensor
 
     def compare_pattern(self) -> None:
         """Compare after the pass: some models fire the pattern's hook before the scores'."""
-        if self.seen is None or self.given is None:
+        if self.read_scores is None or self.read_pattern is None:
             return
-        if getattr(getattr(self.layer.attn, "original_component", None), "sinks", None) is not None:
-            self.pattern = 0.0  # a sink column takes its share of each row outside the scores
+        if self.layer.has_sinks:  # a sink takes its share of each row outside the scores
+            self.pattern = 0.0
             return
-        self.pattern = distance(self.seen.float().softmax(-1), self.given.float())
+        pattern = self.read_scores.float().softmax(-1)
+        self.pattern = relative_error(pattern, self.read_pattern.float())

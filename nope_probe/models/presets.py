@@ -1,4 +1,4 @@
-"""The trained presets: the paper's Llama without position encoding, and its RoPE twin."""
+"""The trained models: the paper's Llama without position encoding, and the same with RoPE."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 Size = Literal["tiny", "1.5b"]
 
-# The 1.5B shape is the paper's (section 4.2); its MLP and vocabulary follow from the parameter
-# count and Llama-3's tokenizer. Both sizes are trained by nope_probe.train.
+# The 1.5B shape is the paper's (section 4.2); its MLP and vocabulary follow from the number of
+# parameters and Llama-3's tokenizer. Both sizes are trained by nope_probe.train.
 SHAPES: dict[Size, dict[str, Any]] = {
     "tiny": {
         "num_hidden_layers": 4,
@@ -43,22 +43,22 @@ SHAPES: dict[Size, dict[str, Any]] = {
 
 
 def nope_llama(size: Size = "tiny", rope: bool = False) -> Configuration:
-    """Configure the paper's trained Llama without position encoding, or its RoPE twin."""
+    """Return TransformerLens's configuration of the trained Llama, without RoPE or with it."""
     return hooked_config(smollm3_config(size, rope))
 
 
 def smollm3_config(size: Size, rope: bool) -> SmolLM3Config:
-    """Configure a trained Llama, or its RoPE twin, for Hugging Face.
+    """Return Hugging Face's configuration of the trained Llama, without RoPE or with it.
 
-    SmolLM3's `no_rope_layers` switches RoPE natively: 0 is NoPE, 1 is RoPE.
+    SmolLM3's `no_rope_layers` switches RoPE per layer: 0 is NoPE, 1 is RoPE.
 
     Raises:
-        ValueError: for a size that there is not.
+        ValueError: for an unknown size.
     """
     from transformers import SmolLM3Config
 
     if size not in SHAPES:
-        raise ValueError(f"expected size {' or '.join(SHAPES)}, got {size!r}")
+        raise ValueError(f"unknown size {size!r}; there are {', '.join(SHAPES)}")
     shape = SHAPES[size]
     switches = [int(rope)] * shape["num_hidden_layers"]
     tokens = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
@@ -66,7 +66,7 @@ def smollm3_config(size: Size, rope: bool) -> SmolLM3Config:
 
 
 def hooked_config(config: PreTrainedConfig) -> Configuration:
-    """Translate a Llama-like Hugging Face configuration.
+    """Return TransformerLens's configuration of a Llama-like Hugging Face one.
 
     Raises:
         ValueError: for RoPE in some layers only.

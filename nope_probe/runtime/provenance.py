@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from nope_probe.data.sequences import Sequences
     from nope_probe.runtime.session import Session, SessionSettings
 
@@ -61,7 +63,7 @@ def command_line() -> str:
     return shlex.join([*program, *sys.argv[1:]])
 
 
-def fingerprint(model: Any) -> str:
+def fingerprint(model: nn.Module) -> str:
     """Give what tells a model's weights from others: a checksum of each tensor's first values."""
     digest = sha256()
     for name, parameter in model.named_parameters():
@@ -76,7 +78,7 @@ def kept_inputs(inputs: Sequences) -> dict[str, np.ndarray]:
     return {kind: inputs.inputs.numpy()}
 
 
-def devices_of(model: Any) -> str:
+def devices_of(model: nn.Module) -> str:
     """Name the devices that a model's weights are on, for the manifest.
 
     Example:

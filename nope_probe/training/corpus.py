@@ -14,8 +14,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from nope_probe.data.documents import is_held_out
-from nope_probe.data.sequences import cut
+from nope_probe.data.cutting import cut
+from nope_probe.data.held_out import is_held_out
 from nope_probe.data.stdlib import stdlib_documents
 
 if TYPE_CHECKING:

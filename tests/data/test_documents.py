@@ -1,119 +1,49 @@
-"""Data sets are streamed, no further than is needed, by the code that reads the Hub's."""
+"""Text files are read as documents, and unreadable ones are refused in one line."""
 
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
-from support.tiny_models import tokenizer
 
-from nope_probe.data import documents as module
-from nope_probe.data.documents import is_data_set, is_held_out, long_documents, stream
-from nope_probe.data.sequences import sequences
+from nope_probe.data.documents import documents
 from nope_probe.errors import UserError
 
-PLAIN = tokenizer()
-TEXTS = [f"{i} " + "the quick brown fox " * (1 + i % 7) for i in range(211)]
 
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A data set of two parquet files, with a column that is not read."""
-    (tmp_path / "data").mkdir()
-    for part in range(2):
-        rows = TEXTS[:100] if part == 0 else TEXTS[100:]
-        table = pd.DataFrame({"id": range(len(rows)), "text": rows})
-        table.to_parquet(tmp_path / "data" / f"train-{part:05}-of-00002.parquet")
-    return tmp_path / "data"
-
-
-def test_a_data_set_is_streamed_in_its_own_order(folder: Path) -> None:
-    assert list(stream(str(folder))) == TEXTS
-
-
-def test_a_public_data_set_gives_only_its_held_out_documents(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(module.HELD_OUT, "fineweb-edu", (str(folder), ""))
-    seen = list(stream("FineWeb-Edu"))
-    assert seen == [text for text in TEXTS if is_held_out(text)]
-    assert 0 < len(seen) < 0.3 * len(TEXTS)
-
-
-def test_a_data_set_is_read_no_further_than_is_needed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[str] = []
-
-    def counted(source: str) -> Any:
-        for text in TEXTS:
-            read.append(text)
-            yield text
-
-    monkeypatch.setattr(module, "stream", counted)
-    found = long_documents("any/set", PLAIN, 11, 60)
-    whole = [ids for ids in PLAIN(TEXTS, add_special_tokens=False)["input_ids"] if len(ids) >= 60]
-    assert found == whole[:11]
-    assert len(read) == 64  # one batch
-
-
-def test_too_few_long_documents_are_counted(folder: Path) -> None:
-    n_long = sum(len(PLAIN(text, add_special_tokens=False)["input_ids"]) >= 60 for text in TEXTS)
-    assert 0 < n_long < 211
-    message = rf"{n_long} of the 211 documents read from .* have 60 tokens or more, 211 were asked"
-    with pytest.raises(UserError, match=message):
-        long_documents(str(folder), PLAIN, 211, 60)
-
-
-def test_windows_of_a_data_set_are_whole_stretches_of_its_documents(folder: Path) -> None:
-    cut = sequences(str(folder), tokenizer=PLAIN, n_seqs=23, seq_len=37, seed=5)
-    again = sequences(str(folder), tokenizer=PLAIN, n_seqs=23, seq_len=37, seed=5)
-    assert cut.sha256 == again.sha256
-    long_enough = [text for text in TEXTS if len(PLAIN(text)["input_ids"]) >= 37][:23]
-    for window in cut.inputs.tolist():
-        assert any(PLAIN.decode(window) in text for text in long_enough)
+def test_text_files_of_every_kind_give_the_same_documents(tmp_path: Path) -> None:
+    rows = pd.DataFrame({"n": [1, 2], "text": ["one: é", "two"]})
+    rows.to_json(tmp_path / "a.jsonl", orient="records", lines=True)
+    rows.to_parquet(tmp_path / "a.parquet")
+    (tmp_path / "a.txt").write_text("one: é", encoding="utf-8")
+    assert documents(str(tmp_path / "a.jsonl")) == ["one: é", "two"]
+    assert documents(str(tmp_path / "a.parquet")) == ["one: é", "two"]
+    assert documents(str(tmp_path / "a.txt")) == ["one: é"]
 
 
 @pytest.mark.parametrize(
-    ("source", "is_set"),
+    ("name", "content", "message"),
     [
-        ("fineweb-edu", True),
-        ("HuggingFaceFW/fineweb-edu", True),
-        ("owner/name:config", True),
-        ("owner/text.jsonl", False),
-        ("./name", False),
-        ("nowhere.txt", False),
-        ("shipped", False),
+        ("none.txt", None, "no data .* expected shipped, stdlib, random, gaussian or a file"),
+        ("a.csv", b"text", r"cannot read .* expected a \.txt, \.jsonl or \.parquet"),
+        ("a.txt", b"abc\xff", "is not text: byte 3 is not UTF-8"),
+        ("a.txt", b"abc\0", "holds NUL bytes"),
+        ("a.txt", b" \n", "is empty"),
+        ("a.txt", b"", "is empty"),
+        ("a.jsonl", b"", "has no column 'text'; its columns: none"),
+        ("a.jsonl", b'{"text": "abc\xff"}', "is not text: byte .* is not UTF-8"),
+        ("a.jsonl", b'{"words": "abc"}', "has no column 'text'; its columns: words"),
+        ("a.jsonl", b'{"text": ', "is no valid jsonl file"),
+        ("a.jsonl", b'{"text": 7}', "holds something else than text"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": null}', "holds something else than text"),
+        ("a.jsonl", b'{"text": " "}', "is empty"),
+        ("a.parquet", b"PAR1 and no more", "is no valid parquet file"),
+        ("a.parquet", b"", "is no valid parquet file"),
     ],
 )
-def test_data_sets_are_told_from_files(source: str, is_set: bool) -> None:
-    assert is_data_set(source) is is_set
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('{"words": "a"}\n', "has no column 'text'; its columns: words"),
-        ('{"text": 3}\n', "the column 'text' holds something else than text"),
-        ('{"text": ', "cannot read the data set"),
-        (None, "cannot read the data set"),
-    ],
-)
-def test_a_data_set_that_cannot_be_read_is_one_line(
-    content: str | None, message: str, tmp_path: Path
+def test_an_unreadable_source_is_one_line(
+    name: str, content: bytes | None, message: str, tmp_path: Path
 ) -> None:
     if content is not None:
-        (tmp_path / "train.jsonl").write_text(content)
+        (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message) as error:
-        list(stream(str(tmp_path)))
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("source", ["fineweb-edu", "nobody/nothing"])
-def test_a_data_set_that_cannot_be_reached_is_one_line(
-    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match=f"cannot read the data set {source}: ") as error:
-        list(stream(source))
+        documents(str(tmp_path / name))
     assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""Packed windows are documents end to end: nothing is lost, doubled or padded."""
+"""Packed sequences are documents end to end: no token is lost, repeated or padding."""
 
 import json
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from support.command_line import refused, run
 from support.tiny_models import tokenizer
 
 from nope_probe import scores
-from nope_probe.data import documents as module
-from nope_probe.data.packing import packed, separator_of
+from nope_probe.data import data_sets
+from nope_probe.data.packing import pack, separator_of
 from nope_probe.data.sequences import sequences
 from nope_probe.errors import UserError
 
@@ -36,37 +36,37 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def numbered(*lengths: int) -> list[list[int]]:
-    """Documents whose every token is another number, from 1000 times their own."""
+    """Return documents of distinct tokens: document d holds 1000 d, 1000 d + 1, ..."""
     return [[1000 * d + t for t in range(length)] for d, length in enumerate(lengths, 1)]
 
 
-def test_every_token_is_there_once_and_a_separator_after_each_document() -> None:
+def test_packing_keeps_every_token_once_and_a_separator_after_each_document() -> None:
     ids = numbered(5, 3, 11, 1)  # and four separators: 24 tokens
-    joined = packed(ids, 6, 4, -7, generator()).flatten().tolist()
+    joined = pack(ids, 6, 4, -7, generator()).flatten().tolist()
     rest = joined
-    seen = []
+    documents = []
     while rest:
         end = rest.index(-7)
-        seen.append(rest[:end])
+        documents.append(rest[:end])
         rest = rest[end + 1 :]
-    assert sorted(seen) == ids
+    assert sorted(documents) == ids
 
 
-def test_windows_follow_one_another_across_documents() -> None:
+def test_packed_sequences_continue_across_documents() -> None:
     ids = numbered(5, 3)
-    orders = {tuple(packed(ids, 2, 5, -7, generator(seed)).flatten().tolist()) for seed in range(9)}
+    orders = {tuple(pack(ids, 2, 5, -7, generator(seed)).flatten().tolist()) for seed in range(9)}
     first, second = ([*document, -7] for document in ids)
     assert orders == {tuple(first + second), tuple(second + first)}
 
 
-def test_packed_windows_are_a_function_of_the_seed(text: str) -> None:
+def test_packed_sequences_are_a_function_of_the_seed(text: str) -> None:
     options: dict[str, Any] = {"tokenizer": PLAIN, "n_seqs": 29, "seq_len": 17, "pack": True}
     first, again, other = (sequences(text, seed=seed, **options) for seed in (1, 1, 2))
     assert first.sha256 == again.sha256 != other.sha256
     assert first.name == f"{text} packed"
 
 
-def test_packed_text_reads_as_the_documents_one_after_the_other(text: str) -> None:
+def test_packed_text_is_the_documents_one_after_the_other(text: str) -> None:
     taken = sequences(text, tokenizer=PLAIN, n_seqs=29, seq_len=17, pack=True).inputs
     pieces = PLAIN.decode(taken.flatten()).split("<eos>")
     assert len(pieces) > 5
@@ -74,7 +74,7 @@ def test_packed_text_reads_as_the_documents_one_after_the_other(text: str) -> No
     assert any(each.startswith(pieces[-1]) for each in TEXTS)
 
 
-def test_a_forced_bos_stands_before_each_packed_window_and_costs_no_token(text: str) -> None:
+def test_a_bos_before_each_packed_sequence_replaces_no_token(text: str) -> None:
     with_bos = sequences(text, tokenizer=WITH_BOS, n_seqs=29, seq_len=17, pack=True)
     without = sequences(text, tokenizer=WITH_BOS, n_seqs=29, seq_len=16, pack=True, bos="never")
     assert (with_bos.bos, without.bos) == (True, False)
@@ -82,7 +82,7 @@ def test_a_forced_bos_stands_before_each_packed_window_and_costs_no_token(text: 
     assert torch.equal(with_bos.inputs[:, 1:], without.inputs)
 
 
-def test_of_a_data_set_no_more_is_read_than_the_windows_hold(
+def test_of_a_data_set_no_more_is_read_than_is_packed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     read: list[str] = []
@@ -92,7 +92,7 @@ def test_of_a_data_set_no_more_is_read_than_the_windows_hold(
             read.append(text)
             yield text
 
-    monkeypatch.setattr(module, "stream", counted)
+    monkeypatch.setattr(data_sets, "stream_texts", counted)
     taken = sequences("any/set", tokenizer=PLAIN, n_seqs=29, seq_len=17, pack=True).inputs
     assert len(read) == 64  # one batch
     needed, total = [], 0
@@ -107,17 +107,17 @@ def test_of_a_data_set_no_more_is_read_than_the_windows_hold(
 
 
 def test_too_few_tokens_are_counted(text: str) -> None:
-    message = r"2 documents hold 10 tokens with their separators, which give 3 windows of 3, 4 were"
+    message = r"2 documents hold 10 tokens with their separators, which give 3 sequences of 3, 4"
     with pytest.raises(UserError, match=message):
-        packed(numbered(5, 3), 4, 3, -7, generator())
-    assert len(packed(numbered(5, 3), 3, 3, -7, generator())) == 3
+        pack(numbered(5, 3), 4, 3, -7, generator())
+    assert len(pack(numbered(5, 3), 3, 3, -7, generator())) == 3
     with pytest.raises(
         UserError, match=r"59 documents hold .* 9999 were asked for; lower --n-seqs"
     ):
         sequences(text, tokenizer=PLAIN, n_seqs=9999, seq_len=17, pack=True)
 
 
-def test_a_tokenizer_without_eos_packs_nothing() -> None:
+def test_packing_without_an_eos_token_is_an_error() -> None:
     without = tokenizer()
     without.eos_token = None
     with pytest.raises(UserError, match="after each document, and the model's tokenizer has none"):
@@ -127,12 +127,12 @@ def test_a_tokenizer_without_eos_packs_nothing() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--windows", "start"], "--pack cuts windows anywhere and --windows start where"),
+        (["--windows", "start"], "--pack begins sequences anywhere, --windows start where"),
         (["--data", "random"], "--pack joins documents, and --data random has none"),
         (["--data", "gaussian"], "--pack joins documents, and --data gaussian has none"),
     ],
 )
-def test_packing_what_cannot_be_packed_is_one_line(
+def test_flags_that_contradict_packing_are_one_line(
     flags: list[str],
     message: str,
     tmp_path: Path,
@@ -143,15 +143,15 @@ def test_packing_what_cannot_be_packed_is_one_line(
     assert line.startswith(message)
 
 
-def test_the_command_packs_and_its_manifest_says_so(
+def test_the_command_packs_and_records_it(
     text: str, tiny: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "run"
     given = ["--pack", "--data", text, "--model", str(tiny("qwen3").folder), "--out", str(out)]
     run(monkeypatch, scores, *SMALL, *given)
-    seen = load_file(out / "tokens.safetensors")["tokens"]
+    used = load_file(out / "tokens.safetensors")["tokens"]
     ours = sequences(text, tokenizer=tokenizer(), n_seqs=29, seq_len=13, pack=True)
-    assert torch.equal(seen, ours.inputs)
+    assert torch.equal(used, ours.inputs)
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["settings"]["pack"] is True
     assert manifest["data"]["name"] == f"{text} packed"

@@ -239,9 +239,12 @@ BAD = {
     "beyond the context": (["--seq-len", "5000"], "--seq-len 5000 is beyond the model's context"),
     "longer than documents": (
         ["--data", "DOCUMENT.txt", "--seq-len", "200"],
-        "every document is shorter than a window: the longest has 9 tokens, 199 are needed",
+        "every document is too short: the longest has 9 tokens, 199 are needed",
     ),
-    "too few windows": (["--n-seqs", "99999"], r"documents of 63 tokens or more give \d+ windows"),
+    "too few windows": (
+        ["--n-seqs", "99999"],
+        r"documents of 63 tokens or more give \d+ sequences",
+    ),
     "no such data": (["--data", "nowhere.txt"], "no data 'nowhere.txt'"),
     "an empty file": (["--data", "EMPTY.txt"], "is empty"),
     "a binary file": (["--data", "BINARY.txt"], "is not text"),

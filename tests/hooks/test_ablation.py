@@ -1,4 +1,4 @@
-"""What is removed through hooks equals a model whose weights are set by hand."""
+"""An ablated model equals one whose weights are set by hand."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -14,7 +14,7 @@ from support.edited_model import (
     plain_run,
     subsets,
 )
-from support.hooked_runs import hooked_run, worst
+from support.hooked_runs import hooked_run, largest_error
 
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.components import components
@@ -31,15 +31,15 @@ ALL = (*BRIDGES, *HOOKED)
 def errors_above(
     bound: float, model: Any, tiny: Any, removals: list[tuple[str, ...]], gain: Any = "output"
 ) -> dict[tuple[str, ...], float]:
-    """Compare removals with edited models, and give the ones that differ."""
+    """Return the removals that differ from edited models by more than a bound, and by how much."""
     hf, tokens = tiny.hf, tiny.tokens
     sizes = {"norm": norm_sizes(hf), "output": output_sizes(hf, tokens)}.get(gain)
     gains = calibrate(model, tokens) if gain == "output" else None
     errors = {}
     for remove in removals:
-        truth = plain_run(edited(hf, remove, sizes), tokens)
+        expected = plain_run(edited(hf, remove, sizes), tokens)
         with ablated(model, Ablation(remove=remove, gain=gain), gains):
-            errors[remove] = worst(hooked_run(model, tokens), truth)
+            errors[remove] = largest_error(hooked_run(model, tokens), expected)
     return {remove: error for remove, error in errors.items() if not error <= bound}
 
 
@@ -69,14 +69,14 @@ def test_the_other_gains_equal_an_edited_model_for_every_set_of_weights(
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma2"])
-def test_a_sliding_window_and_a_soft_cap_are_removed_or_kept_as_the_model_has_them(
+def test_removals_equal_an_edited_model_with_a_sliding_window_and_a_soft_cap(
     name: str, bridge: Callable[[str], Any], tiny: TinyOf
 ) -> None:
     removals = [*subsets(("mask", "rope", "w_q", "w_k")), SEVEN]
     assert not errors_above(1e-5, bridge(name), tiny(name), removals)
 
 
-def test_gpt2_loses_its_learned_positions_like_a_model_with_their_mean(
+def test_removing_learned_positions_equals_a_model_with_their_mean(
     bridge: Callable[[str], Any], tiny: TinyOf
 ) -> None:
     model, tokens = bridge("gpt2"), tiny("gpt2").tokens
@@ -84,10 +84,10 @@ def test_gpt2_loses_its_learned_positions_like_a_model_with_their_mean(
     n_pos = tokens.shape[1]
     flat.transformer.wpe.weight[:n_pos] = flat.transformer.wpe.weight[:n_pos].mean(0)
     with ablated(model, Ablation(remove=["pos_embed"])):
-        assert worst(hooked_run(model, tokens), plain_run(flat, tokens)) <= 1e-5
+        assert largest_error(hooked_run(model, tokens), plain_run(flat, tokens)) <= 1e-5
 
 
-def test_gpt2_loses_its_other_components_like_an_edited_model(
+def test_removing_the_other_components_of_gpt2_equals_an_edited_model(
     bridge: Callable[[str], Any], tiny: TinyOf
 ) -> None:
     model = bridge("gpt2")
@@ -109,14 +109,14 @@ def test_gpt2_loses_its_other_components_like_an_edited_model(
     ],
 )
 @pytest.mark.parametrize("remove", [*((c,) for c in SEVEN), SEVEN], ids="+".join)
-def test_an_ablation_of_some_layers_leaves_the_others_alone(
+def test_removals_in_some_layers_equal_a_model_edited_in_these_layers(
     remove: tuple[str, ...], layers: tuple[int, ...], spec: str, model_of: ModelOf, tiny: TinyOf
 ) -> None:
     model, name = model_of(spec)
     hf, tokens = tiny(name).hf, tiny(name).tokens
-    truth = plain_run(edited(hf, remove, norm_sizes(hf), layers), tokens)
+    expected = plain_run(edited(hf, remove, norm_sizes(hf), layers), tokens)
     with ablated(model, Ablation(remove=remove, layers=layers, gain="norm")):
-        assert worst(hooked_run(model, tokens), truth) <= 1e-5
+        assert largest_error(hooked_run(model, tokens), expected) <= 1e-5
 
 
 @pytest.mark.parametrize("spec", ALL)
@@ -125,4 +125,4 @@ def test_each_removal_changes_the_model(spec: str, model_of: ModelOf, tiny: Tiny
     intact = hooked_run(model, tiny(name).tokens)
     for component in components(model):
         with ablated(model, Ablation(remove=[component], gain="norm")):
-            assert worst(hooked_run(model, tiny(name).tokens), intact) > 1e-2, component
+            assert largest_error(hooked_run(model, tiny(name).tokens), intact) > 1e-2, component

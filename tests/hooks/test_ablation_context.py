@@ -1,16 +1,19 @@
-"""An ablation ends without a trace, and one that cannot be is an error."""
+"""Leaving an ablation restores the model exactly, and an impossible one is an error."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from support.edited_model import SEVEN
-from support.hooked_runs import hooked_run
+from support.edited_model import SEVEN, edited, output_sizes, plain_run
+from support.hooked_runs import hooked_run, hooks_left, largest_error
+from support.tiny_models import tokens
 
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.components import components, rope_layers
 from nope_probe.hooks.forward import hooks_attached
+from nope_probe.hooks.gains import calibrate
 from nope_probe.hooks.layer import layers_of
 
 ModelOf = Callable[[str], tuple[Any, str]]
@@ -55,23 +58,19 @@ def test_outputs_are_bit_identical_afterwards_also_when_the_body_raises(
     assert not hooks_left(model)
 
 
-def hooks_left(model: Any) -> list[str]:
-    return [n for n, point in model.named_modules() if getattr(point, "fwd_hooks", None)]
-
-
-def test_a_hook_of_the_user_survives_an_ablation(
+def test_a_hook_of_the_user_stays_during_and_after_an_ablation(
     bridge: Callable[[str], Any], tiny: TinyOf
 ) -> None:
-    model, seen = bridge("llama"), []
+    model, calls = bridge("llama"), []
     point = layers_of(model)[0].point("attn.hook_attn_scores")
-    with hooks_attached([(point, lambda tensor, hook: seen.append(1))]):
+    with hooks_attached([(point, lambda tensor, hook: calls.append(1))]):
         with ablated(model, Ablation(remove=["mask"])):
             model(tiny("llama").tokens)
         model(tiny("llama").tokens)
-    assert len(seen) == 2
+    assert len(calls) == 2
 
 
-def test_nesting_two_ablations_is_refused_and_the_outer_one_stays(
+def test_nesting_two_ablations_is_an_error_and_the_outer_one_stays(
     bridge: Callable[[str], Any], tiny: TinyOf
 ) -> None:
     model, tokens = bridge("llama"), tiny("llama").tokens
@@ -138,15 +137,61 @@ def test_an_encoder_has_no_mask_and_an_attention_only_model_no_mlp() -> None:
     assert components(encoder) == ("w_q", "w_k", "w_o", "w_v")
 
 
-def test_the_gain_output_must_be_measured_first(bridge: Callable[[str], Any]) -> None:
-    spec = Ablation(remove=["mask", "w_v"])
-    with pytest.raises(ValueError, match="'output' of w_v"), ablated(bridge("llama"), spec):
+def test_the_gain_output_without_gains_is_an_error_that_names_the_ways_out(
+    bridge: Callable[[str], Any],
+) -> None:
+    message = (
+        "the gain 'output' of w_v has to be measured first: pass tokens=tokens or "
+        "gains=calibrate(model, tokens), or choose the gain 'norm' or 'identity' in Ablation"
+    )
+    ablation = Ablation(remove=["mask", "w_v"])
+    error = pytest.raises(ValueError, match=f"^{re.escape(message)}$")
+    with error, ablated(bridge("llama"), ablation):
         pass
     assert not hooks_left(bridge("llama"))
 
 
+@pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
+def test_tokens_instead_of_gains_are_calibrated_on_before_the_ablation(
+    spec: str, model_of: ModelOf, tiny: TinyOf
+) -> None:
+    model, name = model_of(spec)
+    hf, inputs = tiny(name).hf, tokens(7, seed=5)
+    ablation = Ablation(remove=["mask", "w_q", "w_o"])
+    with ablated(model, ablation, tokens=inputs):
+        outputs = hooked_run(model, tiny(name).tokens)
+    expected = plain_run(edited(hf, ablation.remove, output_sizes(hf, inputs)), tiny(name).tokens)
+    assert largest_error(outputs, expected) <= 1e-5
+    with ablated(model, ablation, calibrate(model, inputs)):
+        assert hooked_run(model, tiny(name).tokens).logits.equal(outputs.logits)
+    assert not hooks_left(model)
+
+
+def test_gains_and_tokens_together_are_an_error(bridge: Callable[[str], Any]) -> None:
+    model, inputs = bridge("llama"), tokens(7)
+    gains = calibrate(model, inputs)
+    both = ablated(model, Ablation(remove=["w_q"]), gains, tokens=inputs)
+    with pytest.raises(ValueError, match="not both"), both:
+        pass
+
+
 @pytest.mark.parametrize(
-    ("spec", "truth"),
+    "ablation", [Ablation(remove=["mask"]), Ablation(remove=["w_q"], gain="norm")]
+)
+def test_tokens_are_not_run_where_no_gain_has_to_be_measured(
+    ablation: Ablation, bridge: Callable[[str], Any]
+) -> None:
+    model, calls = bridge("llama"), []
+    point = layers_of(model)[0].point("hook_resid_pre")
+    with (
+        hooks_attached([(point, lambda tensor, hook: calls.append(1))]),
+        ablated(model, ablation, tokens=tokens(7)),
+    ):
+        assert not calls
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
     [
         ("bridge:smollm3", (True, False, True)),
         ("bridge:smollm3-nope", (False, False)),
@@ -157,7 +202,7 @@ def test_the_gain_output_must_be_measured_first(bridge: Callable[[str], Any]) ->
         ("hooked:smollm3-nope", (False, False)),
     ],
 )
-def test_layers_without_rope_are_known(
-    spec: str, truth: tuple[bool, ...], model_of: ModelOf
+def test_layers_with_and_without_rope_are_found(
+    spec: str, expected: tuple[bool, ...], model_of: ModelOf
 ) -> None:
-    assert rope_layers(model_of(spec)[0]) == truth
+    assert rope_layers(model_of(spec)[0]) == expected

@@ -1,8 +1,8 @@
 """Ablations of a HookedTransformer that no Hugging Face model converts into.
 
 LayerNorm with biases, biases in every projection, q/k-norm, a soft cap, adjacent rotary pairs. The
-oracle is a copy of the model whose parameters are set by hand; an attention module gets a
-configuration of its own where the mask or RoPE is gone.
+oracle is a copy of the model whose parameters are set by hand; without mask or RoPE, each attention
+module gets a configuration of its own.
 """
 
 from collections.abc import Iterable
@@ -52,15 +52,15 @@ def model() -> Any:
 
 
 @pytest.fixture(scope="module")
-def twin(model: Any) -> Any:
+def copied(model: Any) -> Any:
     return deepcopy(model)
 
 
-def edited(twin: Any, model: Any, remove: Iterable[str]) -> Any:
-    """Set weights, biases and configuration of a twin by hand; c = 1."""
-    twin.load_state_dict(model.state_dict())
+def edited(copied: Any, model: Any, remove: Iterable[str]) -> Any:
+    """Set weights, biases and configuration of a copy by hand; c = 1."""
+    copied.load_state_dict(model.state_dict())
     remove = set(remove)
-    for block in twin.blocks:
+    for block in copied.blocks:
         attn = block.attn
         for name in ("w_q", "w_k", "w_v"):
             if name in remove:
@@ -78,29 +78,31 @@ def edited(twin: Any, model: Any, remove: Iterable[str]) -> Any:
         attn.cfg = copy(attn.cfg)
         attn.cfg.attention_dir = "bidirectional" if "mask" in remove else "causal"
         attn.cfg.positional_embedding_type = "standard" if "rope" in remove else "rotary"
-    return twin
+    return copied
 
 
-def test_all_128_combinations_equal_a_copy_edited_by_hand(model: Any, twin: Any) -> None:
-    windows, errors = tokens(3), {}
+def test_all_128_combinations_equal_a_copy_edited_by_hand(model: Any, copied: Any) -> None:
+    inputs, errors = tokens(3), {}
     for remove in subsets(SEVEN):
-        truth = edited(twin, model, remove)(windows)
+        expected = edited(copied, model, remove)(inputs)
         with ablated(model, Ablation(remove=remove, gain="identity")):
-            errors[remove] = distance(model(windows), truth)
+            errors[remove] = distance(model(inputs), expected)
     assert not {remove: error for remove, error in errors.items() if not error <= 1e-5}
 
 
-def test_each_removal_changes_the_model(model: Any, twin: Any) -> None:
-    windows = tokens(3)
-    intact = model(windows)
+def test_each_removal_changes_the_model(model: Any, copied: Any) -> None:
+    inputs = tokens(3)
+    intact = model(inputs)
     for component in SEVEN:
-        assert distance(edited(twin, model, [component])(windows), intact) > 1e-2, component
+        assert distance(edited(copied, model, [component])(inputs), intact) > 1e-2, component
 
 
 @pytest.mark.parametrize(
     "settings", [{"parallel_attn_mlp": True}, {"use_normalization_before_and_after": True}]
 )
-def test_parallel_and_post_norm_blocks_are_left_to_bridges(settings: dict[str, bool]) -> None:
+def test_parallel_and_post_norm_blocks_of_a_hooked_transformer_are_an_error(
+    settings: dict[str, bool],
+) -> None:
     from transformer_lens import HookedTransformer, HookedTransformerConfig
 
     config = HookedTransformerConfig(

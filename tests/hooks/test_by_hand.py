@@ -41,10 +41,7 @@ def micro() -> Any:
     model = build(config)
     layer = layers_of(model)[0]
     for name, weight in (("w_q", W_Q), ("w_k", W_K), ("w_v", W_V), ("w_o", W_O)):
-        parameter = layer.weight(name).data
-        # HookedTransformer multiplies x W, Hugging Face's linear layers x W^T.
-        ours = torch.tensor(weight) if parameter.ndim == 3 else torch.tensor(weight).T
-        parameter.copy_(ours.expand_as(parameter))
+        layer.weight_per_head(name).copy_(torch.tensor([weight]))
     return model
 
 
@@ -52,8 +49,8 @@ def scores(model: Any, *sequences: list[list[float]], **options: Any) -> torch.T
     return capture_scores(model, torch.tensor(sequences), n_folds=1, **options).mean[0]
 
 
-def same(seen: torch.Tensor, by_hand: list[list[float]]) -> bool:
-    return torch.allclose(seen, torch.tensor(by_hand).double(), atol=1e-5, equal_nan=True)
+def same(values: torch.Tensor, by_hand: list[list[float]]) -> bool:
+    return torch.allclose(values, torch.tensor(by_hand).double(), atol=1e-5, equal_nan=True)
 
 
 def test_scores_of_one_sequence(micro: Any) -> None:
@@ -64,14 +61,14 @@ def test_mean_scores_of_two_sequences(micro: Any) -> None:
     assert same(scores(micro, A, B), [[18, NAN, NAN], [5.5, 9.5, NAN], [7, 3, 1]])
 
 
-def test_the_mean_term_is_what_the_query_of_one_and_the_key_of_the_other_give(micro: Any) -> None:
+def test_the_mean_term_is_the_score_of_one_sequences_query_with_the_others_key(micro: Any) -> None:
     # (2, 1): q of A with k of B is -7, q of B with k of A is 18; (2, 2): -7 and -4; (3, 2): 7, -1.
     maps = capture_scores(micro, torch.tensor([A, B]), n_folds=1, mean_term=True)
     assert maps.mean_term is not None
     assert same(maps.mean_term[0, 0], [[18, NAN, NAN], [5.5, -5.5, NAN], [7, 3, 1]])
 
 
-def test_without_the_mask_every_query_meets_every_key(micro: Any) -> None:
+def test_without_the_mask_every_query_is_scored_with_every_key(micro: Any) -> None:
     with ablated(micro, Ablation(remove=["mask"])):
         assert same(scores(micro, A), [[18, -4, 4], [-7, 1, -1], [7, -1, 1]])
 
@@ -107,5 +104,5 @@ def test_gram_of_the_first_position(
     with ablated(micro, Ablation(remove=remove, gain="identity")):
         maps = capture_stages(micro, torch.tensor([A]), n_folds=1)
     first = {letter: float(maps.mean(letter)[0, 0]) for letter in maps.folds}
-    truth = {"a": 2, "b": 18, "c": z, "d": written, "g": output}
-    assert first == pytest.approx(truth, rel=1e-5)
+    expected = {"a": 2, "b": 18, "c": z, "d": written, "g": output}
+    assert first == pytest.approx(expected, rel=1e-5)

@@ -1,4 +1,4 @@
-"""The mean term: what all windows share of a score, estimated without bias."""
+"""The mean term: the part of a score that all sequences share, estimated without bias."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,12 +23,12 @@ CAUSAL = torch.ones(N_POS, N_POS).tril().bool()
 
 
 @pytest.fixture(scope="module")
-def windows() -> torch.Tensor:
+def inputs() -> torch.Tensor:
     return tokens(N_SEQS, seed=7)
 
 
 def mean_over_pairs(states: BlockStates, fold: int) -> torch.Tensor:
-    """Average q of one sequence times k of another over all pairs within a fold."""
+    """Return the mean of q of one sequence times k of another over all pairs within a fold."""
     group = states.q.shape[2] // states.k.shape[2]
     q, k = states.q.double(), states.k.double().repeat_interleave(group, 2)
     ours = range(fold, N_SEQS, N_FOLDS)
@@ -38,35 +38,35 @@ def mean_over_pairs(states: BlockStates, fold: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("spec", ["bridge:llama", "bridge:smollm3", "hooked:smollm3-nope"])
 def test_the_mean_term_is_the_mean_over_pairs_of_different_sequences(
-    spec: str, model_of: ModelOf, tiny: TinyOf, windows: torch.Tensor
+    spec: str, model_of: ModelOf, tiny: TinyOf, inputs: torch.Tensor
 ) -> None:
-    """So its expectation is <E q_i, E k_j>: q and k of different windows are independent."""
+    """So its expectation is <E q_i, E k_j>: q and k of different sequences are independent."""
     model, name = model_of(spec)
-    maps = capture_scores(model, windows, n_folds=N_FOLDS, mean_term=True)
+    maps = capture_scores(model, inputs, n_folds=N_FOLDS, mean_term=True)
     assert maps.mean_term is not None
-    for layer, states in enumerate(plain_states(tiny(name).hf, windows)):
+    for layer, states in enumerate(plain_states(tiny(name).hf, inputs)):
         for fold in range(N_FOLDS):
-            truth = mean_over_pairs(states, fold).masked_fill(~CAUSAL, torch.nan)
-            assert agree(maps.mean_term[fold, layer], truth, 1e-5)
+            expected = mean_over_pairs(states, fold).masked_fill(~CAUSAL, torch.nan)
+            assert agree(maps.mean_term[fold, layer], expected, 1e-5)
 
 
 def test_the_mean_term_without_mask_and_rope_is_that_of_an_edited_model(
-    bridge: BridgeOf, tiny: TinyOf, windows: torch.Tensor
+    bridge: BridgeOf, tiny: TinyOf, inputs: torch.Tensor
 ) -> None:
     with ablated(bridge("llama"), Ablation(remove=["mask", "rope"])):
-        maps = capture_scores(bridge("llama"), windows, n_folds=N_FOLDS, mean_term=True)
+        maps = capture_scores(bridge("llama"), inputs, n_folds=N_FOLDS, mean_term=True)
     assert maps.mean_term is not None
     plain = edited(tiny("llama").hf, ["mask", "rope"])
-    for layer, states in enumerate(plain_states(plain, windows, rope=False)):
+    for layer, states in enumerate(plain_states(plain, inputs, rope=False)):
         assert agree(maps.mean_term[0, layer], mean_over_pairs(states, 0), 1e-5)
 
 
 def test_mean_term_and_covariance_of_queries_and_keys_add_up_to_the_score(
-    hooked: Callable[[str], Any], tiny: TinyOf, windows: torch.Tensor
+    hooked: Callable[[str], Any], tiny: TinyOf, inputs: torch.Tensor
 ) -> None:
-    maps = capture_scores(hooked("smollm3-nope"), windows, n_folds=1, mean_term=True)
+    maps = capture_scores(hooked("smollm3-nope"), inputs, n_folds=1, mean_term=True)
     assert maps.mean_term is not None
-    for layer, states in enumerate(plain_states(tiny("smollm3-nope").hf, windows)):
+    for layer, states in enumerate(plain_states(tiny("smollm3-nope").hf, inputs)):
         q, k = states.q.double(), states.k.double().repeat_interleave(3, 2)
         q, k = q - q.mean(0), k - k.mean(0)
         covariance = torch.einsum("bqhd,bkhd->qk", q, k) / (N_SEQS - 1)
@@ -76,19 +76,19 @@ def test_mean_term_and_covariance_of_queries_and_keys_add_up_to_the_score(
 
 
 def test_key_means_are_the_mean_keys_per_position(
-    bridge: BridgeOf, tiny: TinyOf, windows: torch.Tensor
+    bridge: BridgeOf, tiny: TinyOf, inputs: torch.Tensor
 ) -> None:
-    maps = capture_scores(bridge("llama"), windows, n_folds=N_FOLDS, mean_term=True)
+    maps = capture_scores(bridge("llama"), inputs, n_folds=N_FOLDS, mean_term=True)
     assert maps.key_means is not None
-    for layer, states in enumerate(plain_states(tiny("llama").hf, windows)):
+    for layer, states in enumerate(plain_states(tiny("llama").hf, inputs)):
         assert agree(maps.key_means[:, layer], per_fold(states.k.flatten(2), N_FOLDS), 1e-5)
 
 
-def test_rewritten_scores_have_no_mean_term(bridge: BridgeOf, windows: torch.Tensor) -> None:
+def test_rewritten_scores_have_no_mean_term(bridge: BridgeOf, inputs: torch.Tensor) -> None:
     model = bridge("llama")
     point = layers_of(model)[1].point("attn.hook_attn_scores")
     with (
         hooks_attached([(point, lambda scores, hook: 2 * scores)]),
         pytest.raises(NotImplementedError, match="L1 are not q"),
     ):
-        capture_scores(model, windows, mean_term=True)
+        capture_scores(model, inputs, mean_term=True)

@@ -1,4 +1,4 @@
-"""Vectors enter the first block of every kind of model, and leave the last."""
+"""Vectors and tokens go through the blocks of every kind of model."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ from nope_probe.hooks.layer import layers_of
 ModelOf = Callable[[str], tuple[Any, str]]
 N_SEQS, N_POS = 3, 11
 
-# What has to go into plain transformers for the vectors x to reach its first block.
+# The embeddings for which the vectors x enter the first block of plain transformers.
 EMBEDDINGS = {
     "llama": lambda x, hf: x,
     "gpt2": lambda x, hf: x - hf.transformer.wpe.weight[: x.shape[1]],
@@ -29,60 +29,60 @@ def vectors(hf: Any) -> torch.Tensor:
 
 
 def plain_output(hf: Any, embeddings: torch.Tensor) -> torch.Tensor:
-    """Give what leaves the last block of plain transformers."""
-    left: list[torch.Tensor] = []
+    """Return the output of the last block of plain transformers."""
+    outputs: list[torch.Tensor] = []
 
     def keep(module: Any, inputs: Any, output: Any) -> None:
-        left.append(output[0] if isinstance(output, tuple) else output)
+        outputs.append(output[0] if isinstance(output, tuple) else output)
 
     handle = blocks(hf)[-1].register_forward_hook(keep)
     with torch.inference_mode():
         hf(inputs_embeds=embeddings)
     handle.remove()
-    return left[0]
+    return outputs[0]
 
 
 @pytest.mark.parametrize(
     "spec", ["bridge:llama", "bridge:gpt2", "bridge:gemma2", "hooked:smollm3-nope"]
 )
-def test_vectors_are_what_enters_the_first_block_whatever_the_model_adds_to_its_embeddings(
+def test_vectors_enter_the_first_block_as_they_are_whatever_is_added_to_embeddings(
     spec: str, model_of: ModelOf, tiny: Callable[[str], Any]
 ) -> None:
     model, name = model_of(spec)
     hf = tiny(name).hf
     x = vectors(hf)
     with torch.inference_mode():
-        seen = run_blocks(model, x)
-    assert distance(seen, plain_output(hf, EMBEDDINGS[name](x, hf))) <= 1e-5
+        output = run_blocks(model, x)
+    assert distance(output, plain_output(hf, EMBEDDINGS[name](x, hf))) <= 1e-5
 
 
-def test_tokens_leave_the_last_block_too(
+def test_the_output_of_the_last_block_on_tokens_is_that_of_transformers(
     bridge: Callable[[str], Any], tiny: Callable[[str], Any]
 ) -> None:
     hf, tokens = tiny("gpt2").hf, tiny("gpt2").tokens
     with torch.inference_mode():
-        seen = run_blocks(bridge("gpt2"), tokens)
-    assert distance(seen, plain_output(hf, hf.transformer.wte(tokens))) <= 1e-5
+        output = run_blocks(bridge("gpt2"), tokens)
+    assert distance(output, plain_output(hf, hf.transformer.wte(tokens))) <= 1e-5
 
 
-def test_a_hook_at_the_first_block_sees_the_vectors_and_may_write_over_them(
+def test_a_hook_at_the_first_block_reads_the_vectors_and_may_replace_them(
     bridge: Callable[[str], Any], tiny: Callable[[str], Any]
 ) -> None:
     model, x = bridge("gpt2"), vectors(tiny("gpt2").hf)
-    point, seen = layers_of(model)[0].point("hook_resid_pre"), []
+    point, read = layers_of(model)[0].point("hook_resid_pre"), []
 
     def halve(tensor: torch.Tensor, hook: object) -> torch.Tensor:
-        seen.append(tensor.clone())
+        read.append(tensor.clone())
         return tensor / 2
 
     with torch.inference_mode():
         halved = run_blocks(model, x / 2)
         with hooks_attached([(point, halve)]):
             assert run_blocks(model, x).equal(halved)
-    assert seen[0].equal(x)
+    assert read[0].equal(x)
 
 
-def test_vectors_leave_no_hook_behind_also_when_a_hook_raises(
+def test_no_hook_is_left_after_vectors_also_when_a_hook_raises(
     bridge: Callable[[str], Any], tiny: Callable[[str], Any]
 ) -> None:
     model, x = bridge("gpt2"), vectors(tiny("gpt2").hf)
@@ -108,7 +108,7 @@ def test_vectors_leave_no_hook_behind_also_when_a_hook_raises(
 
 
 @pytest.mark.hooked_transformer
-def test_vectors_enter_as_with_start_at_layer_0(
+def test_a_run_of_vectors_equals_one_with_start_at_layer_0(
     hooked: Callable[[str], Any], tiny: Callable[[str], Any]
 ) -> None:
     model, x = hooked("smollm3-rope"), vectors(tiny("smollm3-rope").hf)

@@ -1,4 +1,4 @@
-"""Gains equal what plain transformers' own projections give."""
+"""Gains equal those of plain transformers' own projections."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from support.edited_model import WEIGHTS, norm_sizes, output_sizes, rectangular_identity
+from support.hooked_runs import hooks_left
 from support.stream_checkpoints import Recorded
 from support.tiny_models import tokens
 
@@ -32,13 +33,13 @@ ALL = (
 
 @pytest.mark.parametrize("batch_size", [7, 32])
 @pytest.mark.parametrize("spec", ALL)
-def test_the_gain_output_gives_the_stand_in_the_rms_of_the_weights_output(
+def test_with_the_gain_output_the_replacement_has_the_rms_of_the_weights_output(
     spec: str, batch_size: int, model_of: ModelOf, tiny: Callable[[str], Any]
 ) -> None:
     model, name = model_of(spec)
-    windows = tokens(23, seed=9)
-    gains = calibrate(model, windows, batch_size=batch_size)
-    for (projection, layer), c in output_sizes(tiny(name).hf, windows).items():
+    inputs = tokens(23, seed=9)
+    gains = calibrate(model, inputs, batch_size=batch_size)
+    for (projection, layer), c in output_sizes(tiny(name).hf, inputs).items():
         assert gains.of(projection, layer) == pytest.approx(c, rel=1e-5), (projection, layer)
 
 
@@ -47,15 +48,15 @@ def test_the_gain_norm_is_the_frobenius_norm_over_the_root_of_the_rows(
     spec: str, model_of: ModelOf, tiny: Callable[[str], Any]
 ) -> None:
     model, name = model_of(spec)
-    truth = norm_sizes(tiny(name).hf)
+    expected = norm_sizes(tiny(name).hf)
     for layer in layers_of(model):
         for projection in WEIGHTS:
-            c = truth[projection, layer.index]
+            c = expected[projection, layer.index]
             assert norm_gain(layer, projection) == pytest.approx(c, rel=1e-5)
 
 
 @pytest.mark.parametrize(("n_heads", "d_head", "d_model"), [(3, 5, 7), (2, 3, 11), (1, 5, 5)])
-def test_rows_read_coordinates_in_turn_and_give_them_back(
+def test_projections_are_products_with_the_rectangular_identity_and_its_transpose(
     n_heads: int, d_head: int, d_model: int
 ) -> None:
     p = rectangular_identity("w_q", (n_heads * d_head, d_model))
@@ -64,9 +65,8 @@ def test_rows_read_coordinates_in_turn_and_give_them_back(
     assert torch.allclose(project_identity_transposed(z, d_model), z @ p, atol=1e-6)
 
 
-def test_calibration_reports_progress_and_leaves_no_hook(bridge: Callable[[str], Any]) -> None:
+def test_calibrating_reports_progress_and_leaves_no_hook(bridge: Callable[[str], Any]) -> None:
     recorded = Recorded()
     calibrate(bridge("llama"), tokens(23), batch_size=10, checkpoint=recorded)
     assert recorded.batches == [10, 10, 3]
-    points = bridge("llama").named_modules()
-    assert not [name for name, point in points if getattr(point, "fwd_hooks", None)]
+    assert not hooks_left(bridge("llama"))

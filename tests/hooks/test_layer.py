@@ -1,4 +1,4 @@
-"""One block's hook points, and what lies between q and a score, per model kind."""
+"""One block's hook points, weights and steps from q and k to scores, on each kind of model."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,13 +6,15 @@ from typing import Any
 import pytest
 import torch
 from jaxtyping import TypeCheckError
+from support.edited_model import projections
 from support.plain_states import plain_states
 from support.tiny_models import D_VOCAB, distance
 from transformers.models.glm.modeling_glm import apply_rotary_pos_emb as rotate_adjacent
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as rotate_halves
 
+from nope_probe.hooks.attention import repeat_heads, rotated
 from nope_probe.hooks.forward import StopForward, hooks_attached, run_forward
-from nope_probe.hooks.layer import layers_of, repeat_heads, rotated
+from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.qk_reader import QKReader
 
 ModelOf = Callable[[str], tuple[Any, str]]
@@ -24,7 +26,7 @@ def test_the_type_checks_of_shapes_are_on() -> None:
 
 
 @pytest.mark.parametrize("spec", ["bridge:llama", "bridge:smollm3", "hooked:smollm3-rope"])
-def test_a_tap_reads_the_queries_and_keys_of_plain_transformers(
+def test_the_reader_reads_the_queries_and_keys_of_plain_transformers(
     spec: str, model_of: ModelOf, tiny: Callable[[str], Any]
 ) -> None:
     model, name = model_of(spec)
@@ -45,15 +47,63 @@ def test_a_tap_reads_the_queries_and_keys_of_plain_transformers(
 
 @pytest.mark.parametrize("d_rotary", [6, 10])
 @pytest.mark.parametrize("adjacent", [False, True])
-def test_a_rotation_is_the_one_of_transformers(adjacent: bool, d_rotary: int) -> None:
+def test_rotating_equals_transformers_own_function(adjacent: bool, d_rotary: int) -> None:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(2, 7, 3, 10, generator=generator)
     angles = torch.randn(1, 7, d_rotary // 2, generator=generator).repeat(1, 1, 2)
     cos, sin = angles.cos(), angles.sin()
     theirs = rotate_adjacent if adjacent else rotate_halves
     turn, rest = x[..., :d_rotary], x[..., d_rotary:]
-    truth = torch.cat([theirs(turn, turn, cos, sin, unsqueeze_dim=2)[0], rest], -1)
-    assert torch.allclose(rotated(x, cos, sin, adjacent), truth, atol=1e-6)
+    expected = torch.cat([theirs(turn, turn, cos, sin, unsqueeze_dim=2)[0], rest], -1)
+    assert torch.allclose(rotated(x, cos, sin, adjacent), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["bridge:llama", "bridge:phi3", "bridge:gpt2", "hooked:smollm3-rope"],
+)
+def test_weights_per_head_are_views_that_multiply_as_transformers_projections(
+    spec: str, model_of: ModelOf, tiny: Callable[[str], Any]
+) -> None:
+    model, name = model_of(spec)
+    for layer in layers_of(model):
+        for projection, (weight, bias) in projections(tiny(name).hf, layer.index).items():
+            ours = layer.weight_per_head(projection)
+            assert ours.data_ptr() == layer.weight(projection).data_ptr()
+            if projection == "w_o":
+                assert torch.equal(ours.flatten(0, 1), weight.T)
+                continue
+            assert torch.equal(ours.transpose(0, 1).flatten(1), weight.T)
+            our_bias = layer.bias_per_head(projection)
+            has_bias = bias is not None and bool(bias.any())
+            assert (our_bias is not None and bool(our_bias.any())) is has_bias
+            assert not has_bias or torch.equal(our_bias.flatten(), bias)
+
+
+@pytest.mark.parametrize(
+    ("spec", "parallel", "post_norm", "qk_norm", "d_rotary"),
+    [
+        ("bridge:llama", False, False, False, 10),
+        ("bridge:phi3", False, False, False, 8),
+        ("bridge:qwen3", False, False, True, 6),
+        ("bridge:gemma2", False, True, False, 10),
+        ("bridge:neox", True, False, False, 2),
+        ("hooked:smollm3-rope", False, False, False, 10),
+    ],
+)
+def test_the_features_of_a_block_are_those_of_its_architecture(
+    spec: str, parallel: bool, post_norm: bool, qk_norm: bool, d_rotary: int, model_of: ModelOf
+) -> None:
+    for layer in layers_of(model_of(spec)[0]):
+        assert (layer.parallel, layer.has_post_norm) == (parallel, post_norm)
+        assert (layer.has_qk_norm, layer.d_rotary) == (qk_norm, d_rotary)
+        assert (layer.attention_only, layer.has_sinks) == (False, False)
+
+
+def test_a_parameter_free_block_is_attention_only() -> None:
+    from nope_probe.models.parameter_free import build, parameter_free
+
+    assert all(layer.attention_only for layer in layers_of(build(parameter_free(2, 6))))
 
 
 def test_query_heads_share_key_heads_in_groups() -> None:
@@ -89,12 +139,14 @@ def test_a_hook_point_that_does_not_exist_is_an_error_that_lists_them(
         layer.point("attn.hook_atn_scores")
 
 
-def test_something_else_than_a_hooked_model_is_an_error() -> None:
+@pytest.mark.usefixtures("unenforced")
+def test_a_model_without_hook_points_is_an_error() -> None:
+    linear: Any = torch.nn.Linear(2, 3)
     with pytest.raises(TypeError, match=r"expected a HookedTransformer .* got Linear"):
-        layers_of(torch.nn.Linear(2, 3))
+        layers_of(linear)
 
 
-def test_hooks_run_in_order_and_only_they_are_taken_off(hooked: Callable[[str], Any]) -> None:
+def test_hooks_run_in_order_and_only_they_are_removed(hooked: Callable[[str], Any]) -> None:
     point, calls = layers_of(hooked("smollm3-rope"))[0].point("attn.hook_q"), []
 
     def note(name: str) -> Any:
@@ -112,7 +164,7 @@ def test_hooks_run_in_order_and_only_they_are_taken_off(hooked: Callable[[str], 
     assert run_once() == ""
 
 
-def test_hooks_are_taken_off_when_a_later_one_cannot_be_installed(
+def test_hooks_are_removed_when_a_later_one_cannot_be_attached(
     hooked: Callable[[str], Any],
 ) -> None:
     layer = layers_of(hooked("smollm3-rope"))[0]
@@ -126,14 +178,14 @@ def test_hooks_are_taken_off_when_a_later_one_cannot_be_installed(
 
 
 @pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
-def test_a_run_takes_tokens_or_their_embeddings_and_ends_when_a_hook_has_enough(
+def test_a_run_takes_tokens_or_their_embeddings_and_ends_when_a_hook_stops_it(
     spec: str, model_of: ModelOf, tiny: Callable[[str], Any]
 ) -> None:
     model, name = model_of(spec)
-    seen: list[torch.Tensor] = []
+    kept: list[torch.Tensor] = []
 
     def keep_and_stop(tensor: torch.Tensor, hook: object) -> None:
-        seen.append(tensor.clone())
+        kept.append(tensor.clone())
         raise StopForward
 
     tokens = tiny(name).tokens
@@ -143,7 +195,7 @@ def test_a_run_takes_tokens_or_their_embeddings_and_ends_when_a_hook_has_enough(
         run_forward(model, tokens)
         run_forward(model, embeddings)
     assert tokens.max() < D_VOCAB
-    assert distance(seen[1], seen[0]) <= 1e-6
+    assert distance(kept[1], kept[0]) <= 1e-6
 
 
 def test_the_hooks_folder_imports_under_one_name_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,15 @@
-"""A random gauge changes the weights and nothing that the model computes."""
+"""A random reparametrisation changes the weights and nothing that the model computes."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from support.tiny_models import distance
 
 from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.attention import rotated
 from nope_probe.hooks.capture import capture_scores
-from nope_probe.hooks.layer import rotated
 from nope_probe.hooks.reparametrise import complex_map, invertible_map, reparametrised
 
 MODELS = [
@@ -17,6 +18,8 @@ MODELS = [
     "bridge:llama",
     "bridge:phi3",
     "bridge:qwen3",
+    "bridge:gpt2",
+    "bridge:neox",
 ]
 
 
@@ -25,7 +28,7 @@ def generator() -> torch.Generator:
 
 
 @pytest.mark.parametrize("spec", MODELS)
-def test_a_gauge_leaves_scores_and_outputs_as_they_are(
+def test_a_reparametrisation_leaves_scores_and_outputs_as_they_are(
     model_of: Callable[[str], tuple[Any, str]], spec: str
 ):
     model, _ = model_of(spec)
@@ -36,12 +39,12 @@ def test_a_gauge_leaves_scores_and_outputs_as_they_are(
     below = torch.ones(11, 11, dtype=torch.bool).tril()
     scale = scores[:, below].abs().max()
     assert float((again - scores)[:, below].abs().max() / scale) < 1e-5
-    assert float((turned - logits).abs().max() / logits.abs().max()) < 1e-5
+    assert distance(turned, logits) < 1e-5
     assert model(tokens).equal(logits)
 
 
 @pytest.mark.parametrize("spec", ["hooked:smollm3-rope", "bridge:llama"])
-def test_a_gauge_changes_what_is_left_without_a_single_matrix_but_not_without_a_circuit(
+def test_it_changes_the_scores_without_a_single_matrix_but_not_without_a_circuit(
     model_of: Callable[[str], tuple[Any, str]], spec: str
 ):
     model, _ = model_of(spec)
@@ -63,7 +66,7 @@ def test_a_gauge_changes_what_is_left_without_a_single_matrix_but_not_without_a_
     assert change(["w_o", "w_v"]) < 1e-5
 
 
-def test_weights_come_back_bit_by_bit_when_the_body_raises(
+def test_weights_are_restored_bit_by_bit_when_the_body_raises(
     model_of: Callable[[str], tuple[Any, str]],
 ):
     model, _ = model_of("bridge:llama")
@@ -84,7 +87,7 @@ def test_a_complex_map_commutes_with_rope(adjacent: bool):
     torch.testing.assert_close(one, other)
 
 
-def test_a_complex_map_touches_every_coordinate():
+def test_a_complex_map_changes_every_coordinate():
     turn = complex_map(2, 10, 6, generator())
     assert (turn.diagonal(dim1=-2, dim2=-1) != 1).all()
 

@@ -1,4 +1,4 @@
-"""The Gram map of every stage equals the one of plain transformers' own states."""
+"""The Gram map of every stage equals that of plain transformers' own states."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ ModelOf = Callable[[str], tuple[Any, str]]
 
 
 @pytest.fixture(scope="module")
-def windows() -> torch.Tensor:
+def inputs() -> torch.Tensor:
     return tokens(N_SEQS, seed=5)
 
 
@@ -35,7 +35,7 @@ def mean_scores(states: BlockStates) -> torch.Tensor:
 
 
 def stages_of(states: list[BlockStates], layer: int) -> dict[str, torch.Tensor]:
-    """Work out the paper's Figure 3 from plain states."""
+    """Return the maps of the paper's Figure 3 from plain states."""
     this = states[layer]
     maps = {
         "a": gram(this.y),
@@ -70,28 +70,28 @@ def test_every_stage_equals_the_gram_of_plain_states(
     batch_size: int,
     model_of: ModelOf,
     tiny: Callable[[str], Any],
-    windows: torch.Tensor,
+    inputs: torch.Tensor,
 ) -> None:
     model, name = model_of(spec)
-    truth = stages_of(plain_states(tiny(name).hf, windows), layer)
-    maps = capture_stages(model, windows, layer=layer, batch_size=batch_size, n_folds=N_FOLDS)
-    assert list(maps.folds) == list(truth)
-    for letter, seen in maps.folds.items():
-        assert torch.equal(seen.isnan(), truth[letter].isnan()), letter
-        assert distance(seen.nan_to_num(), truth[letter].nan_to_num()) <= 1e-5, letter
+    expected = stages_of(plain_states(tiny(name).hf, inputs), layer)
+    maps = capture_stages(model, inputs, layer=layer, batch_size=batch_size, n_folds=N_FOLDS)
+    assert list(maps.folds) == list(expected)
+    for letter, ours in maps.folds.items():
+        assert torch.equal(ours.isnan(), expected[letter].isnan()), letter
+        assert distance(ours.nan_to_num(), expected[letter].nan_to_num()) <= 1e-5, letter
 
 
-def test_the_mean_of_a_stage_weighs_every_sequence_alike(
-    bridge: Callable[[str], Any], tiny: Callable[[str], Any], windows: torch.Tensor
+def test_the_mean_of_a_stage_weights_every_sequence_equally(
+    bridge: Callable[[str], Any], tiny: Callable[[str], Any], inputs: torch.Tensor
 ) -> None:
-    maps = capture_stages(bridge("llama"), windows, stages=["g"], n_folds=N_FOLDS)
-    x = plain_states(tiny("llama").hf, windows)[0].output.double()
+    maps = capture_stages(bridge("llama"), inputs, stages=["g"], n_folds=N_FOLDS)
+    x = plain_states(tiny("llama").hf, inputs)[0].output.double()
     assert maps.counts.tolist() == [7, 6, 6]
     assert distance(maps.mean("g"), (x @ x.mT).mean(0)) <= 1e-6
 
 
 @pytest.mark.hooked_transformer
-def test_a_layer_norm_with_weight_and_bias_is_read_whole() -> None:
+def test_a_stage_after_a_layer_norm_includes_its_weight_and_bias() -> None:
     """HookedTransformer's hook_normalized leaves both out."""
     from transformer_lens import HookedTransformer, HookedTransformerConfig
 
@@ -111,9 +111,9 @@ def test_a_layer_norm_with_weight_and_bias_is_read_whole() -> None:
     ln = model.blocks[0].ln1
     ln.w.data.normal_()
     ln.b.data.normal_()
-    truth = torch.nn.functional.layer_norm(x, (10,), ln.w, ln.b, config.eps)
+    expected = torch.nn.functional.layer_norm(x, (10,), ln.w, ln.b, config.eps)
     maps = capture_stages(model, x, stages=["a"], n_folds=N_FOLDS)
-    assert distance(maps.folds["a"], gram(truth.detach())) <= 1e-5
+    assert distance(maps.folds["a"], gram(expected.detach())) <= 1e-5
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_layer_norm_with_weight_and_bias_is_read_whole() -> None:
         ("bridge:llama", 1, "abcdefg"),
         ("bridge:phi3", 0, "abcdefghi"),
         ("bridge:gpt2", 0, "abcdefghi"),
-        ("bridge:gemma2", 0, "abcdghi"),  # norms after attention and MLP: no e, f of this meaning
+        ("bridge:gemma2", 0, "abcdghi"),  # norms after attention and MLP
         ("hooked:smollm3-rope", 1, "abcdefg"),
     ],
 )
@@ -133,7 +133,7 @@ def test_a_block_has_the_stages_that_mean_what_the_paper_means(
     assert "".join(available(layers_of(model_of(spec)[0]), layer)) == letters
 
 
-def test_an_attention_only_block_has_no_second_norm_and_nothing_before_it() -> None:
+def test_an_attention_only_block_has_no_stages_e_and_f() -> None:
     from nope_probe.models.parameter_free import build, parameter_free
 
     layers = layers_of(build(parameter_free(2, 8)))
@@ -141,7 +141,7 @@ def test_an_attention_only_block_has_no_second_norm_and_nothing_before_it() -> N
     assert "".join(available(layers, 1)) == "abcdg"
 
 
-def test_the_letters_are_the_papers_and_name_transformer_lens_hook_points(
+def test_the_letters_are_the_papers_and_their_points_are_transformer_lens_hook_points(
     bridge: Callable[[str], Any], hooked: Callable[[str], Any]
 ) -> None:
     assert tuple(STAGES) == LETTERS == tuple("abcdefghi")
@@ -152,15 +152,15 @@ def test_the_letters_are_the_papers_and_name_transformer_lens_hook_points(
 
 
 def test_a_stage_that_a_block_lacks_is_an_error(
-    bridge: Callable[[str], Any], windows: torch.Tensor
+    bridge: Callable[[str], Any], inputs: torch.Tensor
 ) -> None:
     with pytest.raises(KeyError, match="block 1 has the stages a b c d e f g, not h i"):
-        capture_stages(bridge("llama"), windows, layer=1, stages=["a", "h", "i"])
+        capture_stages(bridge("llama"), inputs, layer=1, stages=["a", "h", "i"])
 
 
 @pytest.mark.parametrize("layer", [-1, 2])
 def test_a_block_that_the_model_lacks_is_an_error(
-    layer: int, bridge: Callable[[str], Any], windows: torch.Tensor
+    layer: int, bridge: Callable[[str], Any], inputs: torch.Tensor
 ) -> None:
     with pytest.raises(IndexError, match=f"from 0 to 1, got {layer}"):
-        capture_stages(bridge("llama"), windows, layer=layer)
+        capture_stages(bridge("llama"), inputs, layer=layer)

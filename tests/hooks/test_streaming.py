@@ -1,10 +1,11 @@
-"""A pass that ends early, for want of memory or on request, loses and counts nothing twice."""
+"""Sequences are counted exactly once, also after a pass that runs out of memory or is stopped."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+from support.hooked_runs import hooks_left
 from support.out_of_memory import out_of_memory_above
 from support.plain_states import agree
 from support.stream_checkpoints import Recorded, Stopped, Stopping
@@ -26,34 +27,34 @@ N_SEQS, N_FOLDS = 37, 5
 def test_a_batch_that_does_not_fit_is_halved_and_counted_once(
     layer: int, fits: int, sizes: list[int], bridge: BridgeOf
 ):
-    model, windows, checkpoint = bridge("smollm3"), tokens(N_SEQS, seed=3), Recorded()
+    model, inputs, checkpoint = bridge("smollm3"), tokens(N_SEQS, seed=3), Recorded()
     keep: dict[str, Any] = {"batch_size": 17, "n_folds": N_FOLDS, "per_head": True}
-    truth = capture_scores(model, windows, **keep)
+    expected = capture_scores(model, inputs, **keep)
     with out_of_memory_above(fits, model, layer):
-        maps = capture_scores(model, windows, checkpoint=checkpoint, **keep)
+        maps = capture_scores(model, inputs, checkpoint=checkpoint, **keep)
     assert checkpoint.sizes == sizes
-    assert agree(maps.folds, truth.folds)
+    assert agree(maps.folds, expected.folds)
     assert maps.per_head is not None
-    assert truth.per_head is not None
-    assert agree(maps.per_head, truth.per_head)
+    assert expected.per_head is not None
+    assert agree(maps.per_head, expected.per_head)
 
 
 def test_mean_terms_stages_and_gains_are_halved_too(bridge: BridgeOf):
-    model, windows = bridge("llama"), tokens(N_SEQS, seed=3)
+    model, inputs = bridge("llama"), tokens(N_SEQS, seed=3)
     means, stages, gains = (
-        capture_scores(model, windows, n_folds=N_FOLDS, mean_term=True),
-        capture_stages(model, windows, n_folds=N_FOLDS),
-        calibrate(model, windows),
+        capture_scores(model, inputs, n_folds=N_FOLDS, mean_term=True),
+        capture_stages(model, inputs, n_folds=N_FOLDS),
+        calibrate(model, inputs),
     )
     with out_of_memory_above(7, model, 0):
-        again = capture_scores(model, windows, n_folds=N_FOLDS, mean_term=True)
+        again = capture_scores(model, inputs, n_folds=N_FOLDS, mean_term=True)
         assert again.mean_term is not None
         assert means.mean_term is not None
         assert agree(again.mean_term, means.mean_term)
-        halved = capture_stages(model, windows, n_folds=N_FOLDS)
+        halved = capture_stages(model, inputs, n_folds=N_FOLDS)
         for letter, folds in stages.folds.items():
             assert agree(halved.folds[letter], folds)
-        for name, c in calibrate(model, windows).c.items():
+        for name, c in calibrate(model, inputs).c.items():
             assert c == pytest.approx(gains.c[name], rel=1e-6)
 
 
@@ -61,52 +62,52 @@ def test_a_single_sequence_that_does_not_fit_is_an_error(bridge: BridgeOf):
     model = bridge("llama")
     with out_of_memory_above(0, model, 0), pytest.raises(torch.OutOfMemoryError):
         capture_scores(model, tokens(7), n_folds=4)
-    assert not any(point.fwd_hooks for point in model.hook_dict.values())
+    assert not hooks_left(model)
 
 
 @pytest.mark.parametrize("after", [1, 2, 3, 4])
-def test_ended_after_any_batch_a_stream_resumes_to_the_same_bytes(after: int, bridge: BridgeOf):
-    model, windows, checkpoint = bridge("smollm3"), tokens(N_SEQS, seed=3), Stopping(after)
+def test_a_stream_stopped_after_any_batch_resumes_to_the_same_bytes(after: int, bridge: BridgeOf):
+    model, inputs, checkpoint = bridge("smollm3"), tokens(N_SEQS, seed=3), Stopping(after)
     options: dict[str, Any] = {
         "batch_size": 10,
         "n_folds": N_FOLDS,
         "mean_term": True,
         "per_head": True,
     }
-    truth = capture_scores(model, windows, **options)
+    expected = capture_scores(model, inputs, **options)
     with pytest.raises(Stopped):
-        capture_scores(model, windows, checkpoint=checkpoint, **options)
+        capture_scores(model, inputs, checkpoint=checkpoint, **options)
     assert int(checkpoint.state["n_seen"]) == min(10 * after, N_SEQS)
     checkpoint.after, checkpoint.batches = 0, []
-    maps = capture_scores(model, windows, checkpoint=checkpoint, **options)
+    maps = capture_scores(model, inputs, checkpoint=checkpoint, **options)
     assert checkpoint.batches == [10, 10, 10, 7]
     for name in ("folds", "mean_term", "key_means", "per_head"):
-        seen, true = getattr(maps, name), getattr(truth, name)
-        assert torch.equal(seen.nan_to_num(), true.nan_to_num())
+        ours, theirs = getattr(maps, name), getattr(expected, name)
+        assert torch.equal(ours.nan_to_num(), theirs.nan_to_num())
 
 
 def test_a_batch_that_was_restored_is_not_run_again(bridge: BridgeOf):
-    model, windows, checkpoint = bridge("smollm3"), tokens(N_SEQS, seed=3), Stopping(3)
+    model, inputs, checkpoint = bridge("smollm3"), tokens(N_SEQS, seed=3), Stopping(3)
     with pytest.raises(Stopped):
-        capture_scores(model, windows, batch_size=10, n_folds=N_FOLDS, checkpoint=checkpoint)
-    checkpoint.after, seen = 0, []
+        capture_scores(model, inputs, batch_size=10, n_folds=N_FOLDS, checkpoint=checkpoint)
+    checkpoint.after, sizes = 0, []
 
     def count(tensor: torch.Tensor, hook: object) -> None:
-        seen.append(len(tensor))
+        sizes.append(len(tensor))
 
     with hooks_attached([(layers_of(model)[0].point("hook_resid_post"), count)]):
-        capture_scores(model, windows, batch_size=10, n_folds=N_FOLDS, checkpoint=checkpoint)
-    assert seen == [7]
+        capture_scores(model, inputs, batch_size=10, n_folds=N_FOLDS, checkpoint=checkpoint)
+    assert sizes == [7]
 
 
 @pytest.mark.parametrize("fits", [1, 2, 3, 4, 8])
-def test_blocks_that_stand_at_different_sequences_catch_up(fits: int, bridge: BridgeOf):
-    model, windows = bridge("smollm3"), tokens(N_SEQS, seed=3)
+def test_blocks_that_have_counted_different_sequences_catch_up(fits: int, bridge: BridgeOf):
+    model, inputs = bridge("smollm3"), tokens(N_SEQS, seed=3)
     options: dict[str, Any] = {"batch_size": 17, "n_folds": N_FOLDS}
-    truth = capture_scores(model, windows, **options)
+    expected = capture_scores(model, inputs, **options)
     with out_of_memory_above(11, model, 0), out_of_memory_above(fits, model, 1):
-        maps = capture_scores(model, windows, **options)
-    assert agree(maps.folds, truth.folds)
+        maps = capture_scores(model, inputs, **options)
+    assert agree(maps.folds, expected.folds)
 
 
 class Pair(StreamCheckpoint):
@@ -121,26 +122,26 @@ class Pair(StreamCheckpoint):
         self.totals = [total.clone() for total in totals]
 
 
-def test_shares_add_up_to_the_whole(bridge: BridgeOf):
-    model, windows = bridge("llama"), tokens(N_SEQS, seed=3)
+def test_the_totals_of_two_processes_add_up_to_those_of_one(bridge: BridgeOf):
+    model, inputs = bridge("llama"), tokens(N_SEQS, seed=3)
     pair = [Pair(0), Pair(1)]
     for checkpoint in pair:
-        capture_scores(model, windows, batch_size=8, n_folds=N_FOLDS, checkpoint=checkpoint)
+        capture_scores(model, inputs, batch_size=8, n_folds=N_FOLDS, checkpoint=checkpoint)
     alone = Pair(0)
     alone.n_processes = 1
-    capture_scores(model, windows, batch_size=8, n_folds=N_FOLDS, checkpoint=alone)
+    capture_scores(model, inputs, batch_size=8, n_folds=N_FOLDS, checkpoint=alone)
     for whole, *parts in zip(alone.totals, *(each.totals for each in pair), strict=True):
         torch.testing.assert_close(sum(parts), whole, rtol=1e-12, atol=0)
         assert not torch.equal(parts[0], whole)
 
 
 @pytest.mark.parametrize("remove", [["w_v"], ["mask", "w_q", "w_k", "w_v", "w_o"]])
-def test_what_an_ablation_read_of_a_block_does_not_outlive_the_block(
+def test_tensors_that_an_ablation_reads_are_freed_after_the_block(
     remove: list[Any], bridge: BridgeOf
 ):
     import gc
 
-    model, windows = bridge("llama"), tokens(7, n_pos=29)
+    model, inputs = bridge("llama"), tokens(7, n_pos=29)
 
     def living() -> list[torch.Size]:
         gc.collect()
@@ -149,5 +150,5 @@ def test_what_an_ablation_read_of_a_block_does_not_outlive_the_block(
 
     before = living()
     with ablated(model, Ablation(remove=remove, gain="norm")), torch.inference_mode():
-        model(windows)
+        model(inputs)
         assert living() == before

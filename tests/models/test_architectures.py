@@ -1,4 +1,4 @@
-"""On every architecture that is named, maps are the mean of eager transformers' own scores."""
+"""On every supported architecture, maps are the mean of eager transformers' own scores."""
 
 import sys
 from collections.abc import Callable
@@ -32,7 +32,7 @@ LENGTHS = {
 
 
 def run(command: Any, folder: Path, out: Path, *arguments: object) -> dict[str, torch.Tensor]:
-    """Run a command as a user types it, and give its maps and tokens."""
+    """Run a command as a user types it, and return its maps and tokens."""
     small = ["--n-seqs", N_SEQS, "--folds", 5, "--batch-size", 11, "--data", "random"]
     given = [*small, "--layers", "all", "--model", folder, "--out", out, *arguments]
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -42,7 +42,7 @@ def run(command: Any, folder: Path, out: Path, *arguments: object) -> dict[str, 
 
 
 @pytest.mark.parametrize("name", LENGTHS)
-def test_the_maps_of_scores_are_the_mean_of_what_transformers_feeds_to_softmax(
+def test_the_maps_of_the_scores_command_are_the_mean_of_transformers_softmax_inputs(
     name: str, tiny: Callable[[str], Any], tmp_path: Path
 ) -> None:
     model = tiny(name)
@@ -54,12 +54,12 @@ def test_the_maps_of_scores_are_the_mean_of_what_transformers_feeds_to_softmax(
 
 
 @pytest.mark.parametrize("name", ["gemma2", "mistral"])
-def test_cells_out_of_a_sliding_window_are_blank_and_the_others_true(
+def test_cells_outside_a_sliding_window_are_nan_and_the_others_right(
     name: str, tiny: Callable[[str], Any], bridge: Callable[[str], Any]
 ) -> None:
-    windows = tokens(N_SEQS, 11, seed=3)
-    maps = capture_scores(bridge(name), windows, n_folds=5).mean
-    true = plain_scores(tiny(name).hf, windows).mean((1, 2))
+    inputs = tokens(N_SEQS, 11, seed=3)
+    maps = capture_scores(bridge(name), inputs, n_folds=5).mean
+    true = plain_scores(tiny(name).hf, inputs).mean((1, 2))
     assert agree(maps, true, 1e-5)
     windowed = torch.ones(11, 11, dtype=torch.bool).tril().triu(1 - WINDOW)
     assert torch.equal(~true[0].isnan(), windowed)
@@ -69,14 +69,14 @@ def test_cells_out_of_a_sliding_window_are_blank_and_the_others_true(
 def gpt2(
     tiny: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, torch.Tensor]:
-    """The sources and two players of GPT-2, as `ablate` finds them."""
+    """The maps of GPT-2's sources and players that the `ablate` command writes."""
     out = tmp_path_factory.mktemp("runs") / "gpt2"
     arguments = ["--seq-len", 13, "--gain", "norm", "--players", "mask", "pos_embed", "qk"]
     return run(ablate, tiny("gpt2").folder, out, *arguments)
 
 
 def pattern(scores: torch.Tensor) -> torch.Tensor:
-    """Take from each row its mean over the keys before the query, worked out cell by cell."""
+    """Return each row less its mean over the keys before the query, row by row."""
     centred = torch.full_like(scores, torch.nan)
     for i in range(1, scores.shape[-1]):
         row = scores[..., i, :i]
@@ -85,13 +85,13 @@ def pattern(scores: torch.Tensor) -> torch.Tensor:
 
 
 def flattened(hf: Any, n_pos: int) -> Any:
-    """Give each of the first n_pos positions the mean of their embeddings."""
-    twin = deepcopy(hf)
-    twin.transformer.wpe.weight[:n_pos] = twin.transformer.wpe.weight[:n_pos].mean(0)
-    return twin
+    """Return a copy whose first n_pos position embeddings are their mean."""
+    copied = deepcopy(hf)
+    copied.transformer.wpe.weight[:n_pos] = copied.transformer.wpe.weight[:n_pos].mean(0)
+    return copied
 
 
-def test_gpt2s_sources_are_its_mask_and_its_learned_positions_and_add_up(
+def test_gpt2s_sources_are_mask_and_learned_positions_and_add_up_to_the_pattern(
     gpt2: dict[str, torch.Tensor], tiny: Callable[[str], Any]
 ) -> None:
     terms = {name.removeprefix("source/") for name in gpt2 if name.startswith("source/")}
@@ -102,23 +102,23 @@ def test_gpt2s_sources_are_its_mask_and_its_learned_positions_and_add_up(
     assert agree(added, whole, 1e-5)
 
 
-def test_each_of_gpt2s_sources_is_what_edited_models_differ_by(
+def test_each_of_gpt2s_sources_is_a_difference_of_edited_models(
     gpt2: dict[str, torch.Tensor], tiny: Callable[[str], Any]
 ) -> None:
-    hf, windows = tiny("gpt2").hf, gpt2["tokens"]
-    seen = {}
+    hf, inputs = tiny("gpt2").hf, gpt2["tokens"]
+    patterns = {}
     for remove in ((), ("mask",), ("pos_embed",), ("mask", "pos_embed")):
-        model = flattened(hf, windows.shape[1]) if "pos_embed" in remove else hf
+        model = flattened(hf, inputs.shape[1]) if "pos_embed" in remove else hf
         model = edited(model, [name for name in remove if name == "mask"])
-        seen[remove] = pattern(plain_scores(model, windows).mean((1, 2)))
-    neither = seen["mask", "pos_embed"]
+        patterns[remove] = pattern(plain_scores(model, inputs).mean((1, 2)))
+    neither = patterns["mask", "pos_embed"]
     true = {
         "content": neither,
-        "mask": seen[("pos_embed",)] - neither,
-        "pos_embed": seen[("mask",)] - neither,
-        "mask_x_pos_embed": seen[()] - seen[("mask",)] - seen[("pos_embed",)] + neither,
+        "mask": patterns[("pos_embed",)] - neither,
+        "pos_embed": patterns[("mask",)] - neither,
+        "mask_x_pos_embed": patterns[()] - patterns[("mask",)] - patterns[("pos_embed",)] + neither,
     }
-    scale = seen[()].nan_to_num().abs().max()
+    scale = patterns[()].nan_to_num().abs().max()
     for name, each in true.items():
         error = (gpt2[f"source/{name}"].double() - each).nan_to_num().abs().max()
         assert error <= 1e-5 * scale, name

@@ -1,4 +1,4 @@
-"""Cohere, which TransformerLens reads right from 4 on: parallel blocks, RoPE on adjacent pairs."""
+"""Cohere, which is right from TransformerLens 4 on: parallel blocks, adjacent rotary pairs."""
 
 from collections.abc import Callable
 from importlib.metadata import version
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.edited_model import SEVEN, edited, output_sizes, plain_run, subsets
-from support.hooked_runs import hooked_run, worst
+from support.hooked_runs import hooked_run, largest_error
 from support.plain_scores import plain_scores
 from support.plain_states import agree
 from support.tiny_models import tokens
@@ -21,17 +21,17 @@ from nope_probe.hooks.reparametrise import reparametrised
 
 pytestmark = pytest.mark.skipif(
     version("transformer-lens").startswith("3."),
-    reason="TransformerLens 3.9 rotates Cohere wrongly: nope_probe refuses it there",
+    reason="Cohere fails parity on TransformerLens 3.9, which rotates it wrongly",
 )
 BridgeOf = Callable[[str], Any]
 
 
-def test_score_maps_are_the_mean_of_what_transformers_feeds_to_softmax(
+def test_score_maps_are_the_mean_of_transformers_softmax_inputs(
     bridge: BridgeOf, tiny: Callable[[str], Any]
 ) -> None:
-    windows = tokens(23, 13, seed=3)
-    maps = capture_scores(bridge("cohere"), windows, n_folds=5, per_head=True)
-    true = plain_scores(tiny("cohere").hf, windows)
+    inputs = tokens(23, 13, seed=3)
+    maps = capture_scores(bridge("cohere"), inputs, n_folds=5, per_head=True)
+    true = plain_scores(tiny("cohere").hf, inputs)
     assert agree(maps.mean, true.mean((1, 2)), 1e-5)
     assert maps.per_head is not None
     assert agree(maps.per_head[:, 1, 3].mean(0), _fold_mean(true[1, :, 3]), 1e-5)
@@ -44,21 +44,21 @@ def _fold_mean(scores: torch.Tensor) -> torch.Tensor:
 def test_all_128_combinations_equal_an_edited_model(
     bridge: BridgeOf, tiny: Callable[[str], Any]
 ) -> None:
-    model, hf, windows = bridge("cohere"), tiny("cohere").hf, tiny("cohere").tokens
+    model, hf, inputs = bridge("cohere"), tiny("cohere").hf, tiny("cohere").tokens
     assert components(model) == SEVEN
-    gains, sizes = calibrate(model, windows), output_sizes(hf, windows)
+    gains, sizes = calibrate(model, inputs), output_sizes(hf, inputs)
     for remove in subsets(SEVEN):
-        truth = plain_run(edited(hf, remove, sizes), windows)
+        expected = plain_run(edited(hf, remove, sizes), inputs)
         with ablated(model, Ablation(remove=remove), gains):
-            assert worst(hooked_run(model, windows), truth) <= 1e-5, remove
+            assert largest_error(hooked_run(model, inputs), expected) <= 1e-5, remove
 
 
-def test_a_gauge_turns_adjacent_pairs(bridge: BridgeOf) -> None:
-    model, windows = bridge("cohere"), tokens(7, 13, seed=3)
+def test_a_reparametrisation_turns_adjacent_pairs(bridge: BridgeOf) -> None:
+    model, inputs = bridge("cohere"), tokens(7, 13, seed=3)
     assert all(layer.adjacent for layer in layers_of(model))
-    scores = capture_scores(model, windows, n_folds=5).mean.nan_to_num()
+    scores = capture_scores(model, inputs, n_folds=5).mean.nan_to_num()
     with reparametrised(model, torch.Generator().manual_seed(7)):
-        again = capture_scores(model, windows, n_folds=5).mean.nan_to_num()
+        again = capture_scores(model, inputs, n_folds=5).mean.nan_to_num()
     assert (again - scores).abs().max() <= 1e-5 * scores.abs().max()
 
 

@@ -1,4 +1,4 @@
-"""A model spread over devices gives what it gives on one; what cannot be read is refused."""
+"""A model on several devices gives the same maps as on one; offloaded weights are refused."""
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -10,7 +10,7 @@ import torch
 from support.command_line import refused, run
 from support.plain_states import agree
 from support.tiny_models import tokens
-from support.virtual_devices import interval_columns, place_of
+from support.virtual_devices import device_per_block, place_of
 
 from nope_probe import scores
 from nope_probe.errors import UserError
@@ -20,11 +20,11 @@ from nope_probe.hooks.components import components
 from nope_probe.hooks.gains import calibrate
 from nope_probe.hooks.norm_weights import plain_norms
 from nope_probe.hooks.reparametrise import reparametrised
-from nope_probe.models.bridge import bridge as bridged
-from nope_probe.models.huggingface import validate_offloaded
+from nope_probe.models.bridge import boot_bridge
+from nope_probe.models.huggingface import validate_not_offloaded
 from nope_probe.models.info import describe
 from nope_probe.models.load import load
-from nope_probe.models.parity import check
+from nope_probe.models.parity import check_parity
 from nope_probe.runtime.folder import read_manifest
 from nope_probe.runtime.provenance import devices_of
 
@@ -40,15 +40,15 @@ def pair(
     hf = deepcopy(tiny(request.param).hf)
     hf.name_or_path = hf.config.name_or_path = str(tiny(request.param).folder)
     one = bridge(request.param)
-    with interval_columns(hf):
-        yield one, bridged("spread", hf, one.tokenizer, torch.float32, None)
+    with device_per_block(hf):
+        yield one, boot_bridge("spread", hf, one.tokenizer, torch.float32, None)
 
 
 def maps(model: Any) -> torch.Tensor:
     return capture_scores(model, WINDOWS, n_folds=3, batch_size=5).folds
 
 
-def test_each_block_is_on_a_device_of_its_own_and_tensors_of_two_do_not_meet(
+def test_each_block_is_on_its_own_device_and_mixing_two_devices_is_an_error(
     pair: tuple[Any, Any],
 ) -> None:
     _, several = pair
@@ -75,9 +75,9 @@ def test_stages_of_two_blocks_on_two_devices_are_the_same(pair: tuple[Any, Any])
     assert all(agree(ours[letter], theirs[letter]) for letter in ours)
 
 
-def test_the_contract_is_checked_across_devices(pair: tuple[Any, Any]) -> None:
+def test_parity_is_measured_across_devices(pair: tuple[Any, Any]) -> None:
     _, several = pair
-    info = check(several, describe(several, "spread"))
+    info = check_parity(several, describe(several, "spread"))
     assert max(info.parity.values()) <= 1e-5
 
 
@@ -93,14 +93,14 @@ def test_every_removal_is_the_same_on_several_devices(gain: Any, pair: tuple[Any
         assert agree(found[1], found[0], 1e-5), names
 
 
-@pytest.mark.parametrize("rewritten", ["gauge", "norms"])
+@pytest.mark.parametrize("rewritten", ["basis", "norms"])
 def test_rewritten_weights_are_the_same_on_several_devices(
     rewritten: str, pair: tuple[Any, Any]
 ) -> None:
     found = []
     for model in pair:
         generator = torch.Generator().manual_seed(0)
-        context = reparametrised(model, generator) if rewritten == "gauge" else plain_norms(model)
+        context = reparametrised(model, generator) if rewritten == "basis" else plain_norms(model)
         with context:
             found.append(maps(model))
     assert agree(found[1], found[0], 1e-5)
@@ -110,7 +110,7 @@ PARTS = ("model.embed_tokens", "model.rotary_emb", "model.layers.0", "model.norm
 
 
 @pytest.mark.parametrize("device_map", ["auto", "balanced", "sequential", {"": "cpu"}])
-def test_a_placed_model_is_the_model(
+def test_a_placed_model_gives_the_same_maps(
     device_map: Any, tiny: Callable[[str], Any], bridge: Callable[[str], Any]
 ) -> None:
     loaded = load(str(tiny("qwen3").folder), device_map=device_map)
@@ -131,7 +131,7 @@ def test_a_placed_model_is_the_model(
         ),
     ],
 )
-def test_weights_that_are_kept_elsewhere_are_refused(
+def test_offloaded_weights_are_refused(
     device_map: dict[str, str], message: str, tiny: Callable[[str], Any]
 ) -> None:
     with pytest.raises(UserError, match=message) as error:
@@ -142,7 +142,7 @@ def test_weights_that_are_kept_elsewhere_are_refused(
 SMALL = ["--n-seqs", "7", "--seq-len", "13", "--folds", "5", "--layers", "2", "--data", "random"]
 
 
-def test_the_command_places_a_model_and_says_where(
+def test_the_command_places_a_model_and_records_where(
     tiny: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "run"
@@ -160,7 +160,7 @@ def test_the_command_places_a_model_and_says_where(
         (["--model", "Parameter-Free"], "Parameter-Free is small and stays on one device"),
     ],
 )
-def test_a_place_that_cannot_be_is_one_line(
+def test_contradicting_device_flags_are_one_line(
     flags: list[str],
     message: str,
     tmp_path: Path,
@@ -171,7 +171,7 @@ def test_a_place_that_cannot_be_is_one_line(
     assert refused(monkeypatch, capfd, tmp_path, scores, *given).startswith(message)
 
 
-def test_several_processes_each_with_its_gpu_do_not_share_all_gpus_too(
+def test_a_device_map_in_several_processes_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -180,8 +180,8 @@ def test_several_processes_each_with_its_gpu_do_not_share_all_gpus_too(
     assert said.startswith("--device-map gives one process all GPUs")
 
 
-def test_a_model_of_which_every_weight_is_at_hand_is_let_through() -> None:
+def test_a_model_without_offloaded_weights_passes() -> None:
     layer: Any = torch.nn.Linear(3, 2)
-    validate_offloaded("model", layer)
-    with pytest.raises(UserError, match="2 of its weights, such as weight, would be kept"):
-        validate_offloaded("model", layer.to("meta"))
+    validate_not_offloaded("model", layer)
+    with pytest.raises(UserError, match="2 of its weights, such as weight, would be offloaded"):
+        validate_not_offloaded("model", layer.to("meta"))

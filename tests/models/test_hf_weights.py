@@ -1,12 +1,10 @@
-"""The first layers of a sharded checkpoint come from the files that hold them, and no others."""
+"""The first layers of a sharded checkpoint are read from only the files that hold them."""
 
 import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from shutil import copytree
 from typing import Any, ClassVar
@@ -14,6 +12,7 @@ from typing import Any, ClassVar
 import pytest
 import safetensors
 import torch
+from support.fake_hub import HubHandler, online, serving
 from support.tiny_models import CONFIGS, randomised, tokenizer, tokens
 
 from nope_probe.errors import UserError
@@ -26,7 +25,7 @@ N_LAYERS = 12
 
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A 12-layer Llama of 60 kB a file."""
+    """A Llama of 12 layers, in files of 60 kB."""
     folder = tmp_path_factory.mktemp("sharded")
     config = CONFIGS["llama"]()
     config.num_hidden_layers = N_LAYERS
@@ -40,7 +39,7 @@ def weight_map(folder: Path) -> dict[str, str]:
 
 
 def files_of(folder: Path, n_layers: int) -> set[str]:
-    """Say by hand which files hold the first layers, the embeddings, the norm and the head."""
+    """Return by hand the files that hold the first layers, embeddings, norm and head."""
     first = [f"model.layers.{layer}." for layer in range(n_layers)]
     outside = ["model.embed_tokens.", "model.norm.", "lm_head."]
     wanted = tuple(first + outside)
@@ -70,12 +69,12 @@ def test_only_the_files_that_hold_the_first_layers_are_opened_once_each(
     assert len(opened) < len(set(weight_map(sharded).values()))
 
 
-def test_the_maps_of_the_first_layers_are_bit_equal_to_the_whole_models(sharded: Path) -> None:
-    windows = tokens(5)
+def test_maps_of_the_first_layers_are_bit_equal_to_those_of_the_whole_model(sharded: Path) -> None:
+    inputs = tokens(5)
     first, whole = (load(str(sharded), n_layers=n) for n in (2, None))
     assert (first.info.n_layers, whole.info.n_layers) == (2, N_LAYERS)
-    ours = capture_scores(first.model, windows, n_folds=2).folds
-    theirs = capture_scores(whole.model, windows, layers=[0, 1], n_folds=2).folds
+    ours = capture_scores(first.model, inputs, n_folds=2).folds
+    theirs = capture_scores(whole.model, inputs, layers=[0, 1], n_folds=2).folds
     assert torch.equal(ours.nan_to_num(), theirs.nan_to_num())
     assert ours.nan_to_num().abs().max() > 0.1
 
@@ -85,7 +84,9 @@ def test_files_that_hold_only_later_layers_may_be_missing(sharded: Path, tmp_pat
     for file in set(weight_map(folder).values()) - files_of(folder, 2):
         (folder / file).unlink()
     assert load(str(folder), n_layers=2).info.n_layers == 2
-    with pytest.raises(UserError, match=r"lacks model-\d+-of-\d+\.safetensors, which its .*index"):
+    with pytest.raises(
+        UserError, match=r"lacks model-\d+-of-\d+\.safetensors, which its .*index.*lists"
+    ):
         load(str(folder), n_layers=3)
 
 
@@ -93,7 +94,7 @@ def test_a_truncated_file_is_named(sharded: Path, tmp_path: Path) -> None:
     folder = Path(copytree(sharded, tmp_path / "cut"))
     file = folder / weight_map(folder)["model.layers.1.mlp.up_proj.weight"]
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(UserError, match=rf"{file.name} is no whole safetensors file") as error:
+    with pytest.raises(UserError, match=rf"{file.name} is a broken safetensors file") as error:
         load(str(folder), n_layers=2)
     assert "\n" not in str(error.value)
 
@@ -101,79 +102,70 @@ def test_a_truncated_file_is_named(sharded: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("index", "message"),
     [
-        ("{", "is no index of safetensors files"),
-        ("{}", "is no index of safetensors files"),
-        ('{"weight_map": {"a": "../b.safetensors"}}', r"names '\.\./b\.safetensors', which is no"),
-        ('{"weight_map": {"a": "b.bin"}}', r"names 'b\.bin', which is no safetensors file"),
+        ("{", "is no valid index of safetensors files"),
+        ("{}", "is no valid index of safetensors files"),
+        ('{"weight_map": {"a": "../b.safetensors"}}', r"lists '\.\./b\.safetensors', which is no"),
+        ('{"weight_map": {"a": "b.bin"}}', r"lists 'b\.bin', which is no safetensors file"),
     ],
 )
-def test_an_index_that_is_none_is_one_line(index: str, message: str, tmp_path: Path) -> None:
+def test_a_broken_index_is_one_line(index: str, message: str, tmp_path: Path) -> None:
     (tmp_path / INDEX).write_text(index)
     with pytest.raises(UserError, match=message) as error:
         read_weights(str(tmp_path))
     assert "\n" not in str(error.value)
 
 
-class _Hub(BaseHTTPRequestHandler):
+class _Hub(HubHandler):
     """Serves a folder's files as the Hub serves those of `owner/model`."""
 
     folder: ClassVar[Path]
     sent: ClassVar[list[str]]
 
     def do_HEAD(self) -> None:
-        self.answer()
+        self.send_file()
 
     def do_GET(self) -> None:
-        content = self.answer()
+        content = self.send_file()
         if content:
             self.sent.append(Path(self.path).name)
             self.wfile.write(content)
 
-    def answer(self) -> bytes:
+    def send_file(self) -> bytes:
         file = self.folder / Path(self.path).name
         content = file.read_bytes() if file.is_file() else b""
-        self.send_response(200 if content else 404)
+        headers = {"X_Repo_Commit": "c" * 40, "ETag": f'"{file.name}"'}
         if not content:
-            self.send_header("X-Error-Code", "EntryNotFound")
-        self.send_header("X-Repo-Commit", "c" * 40)
-        self.send_header("ETag", f'"{Path(self.path).name}"')
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
+            headers["X_Error_Code"] = "EntryNotFound"
+        self.answer(200 if content else 404, content, **headers)
         return content
-
-    def log_message(self, format: str, *arguments: Any) -> None:
-        pass
 
 
 @pytest.fixture
 def hub(sharded: Path) -> Iterator[str]:
-    """A server on this machine that stands where the Hub is looked for."""
+    """The address of a server that serves the sharded model."""
     _Hub.folder, _Hub.sent = sharded, []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
+    with serving(_Hub) as address:
+        yield address
 
 
-def test_of_a_model_on_the_hub_only_the_files_that_are_needed_are_downloaded(
+def test_only_the_files_that_are_needed_are_downloaded_from_the_hub(
     hub: str, sharded: Path, tmp_path: Path
 ) -> None:
-    online = {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
-    environment = {k: v for k, v in os.environ.items() if "proxy" not in k.lower()} | online
-    ask = "from nope_probe.models.hf_weights import read_weights as read\n"
-    ask += "w = read('owner/model', n_layers=2)"
-    command = [sys.executable, "-W", "ignore", "-c", ask + "\nprint(len(w))"]
+    code = "from nope_probe.models.hf_weights import read_weights\n"
+    code += "print(len(read_weights('owner/model', n_layers=2)))"
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    environment = online(hub, tmp_path)
     answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     n_kept = sum(not 2 <= layer < N_LAYERS for layer in map(layer_of, weight_map(sharded)))
     assert int(answer.stdout) == n_kept
     assert sorted(_Hub.sent) == sorted({INDEX, *files_of(sharded, 2)})
 
 
-def test_a_model_of_which_only_the_config_is_cached_is_not_in_the_cache() -> None:
+def test_weights_that_are_not_cached_are_an_error_of_the_hub() -> None:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     assert os.environ["HF_HUB_OFFLINE"] == "1"
-    with pytest.raises(LocalEntryNotFoundError):  # which loading turns into a line about the cache
+    with pytest.raises(LocalEntryNotFoundError):  # a UserError when a model is loaded
         read_weights("nobody/no-model")
 
 

@@ -1,18 +1,17 @@
-"""Every model that cannot be had is one line that says why; no network is used."""
+"""Every model that cannot be loaded is an error of one line with the reason; no network is used."""
 
 import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from shutil import copytree
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from support.fake_hub import HubHandler, online, serving
 from support.tiny_models import plain
 
 from nope_probe.errors import UserError
@@ -26,7 +25,7 @@ def load(source: Any, **options: Any) -> Any:
 
 @pytest.fixture
 def folder(tiny: Callable[[str], Any], tmp_path: Path) -> Path:
-    """A good model's folder, to be spoilt."""
+    """A copy of a valid model's folder, to be broken."""
     return Path(copytree(tiny("smollm3").folder, tmp_path / "model"))
 
 
@@ -51,7 +50,7 @@ def test_friendly_names_and_hub_ids_are_known_in_any_case(name: str, source: str
     assert resolve(name) == source
 
 
-def test_a_folder_is_taken_as_it_is(folder: Path) -> None:
+def test_a_folder_resolves_to_itself(folder: Path) -> None:
     assert resolve(str(folder)) == str(folder)
 
 
@@ -59,13 +58,13 @@ def test_a_folder_is_taken_as_it_is(folder: Path) -> None:
     ("name", "near"),
     [("llama-3.1", "llama-3.1-8b"), ("qwen8b", "qwen3-8b"), ("rope-tiney", "rope-tiny")],
 )
-def test_an_unknown_name_is_answered_with_the_nearest(name: str, near: str) -> None:
+def test_an_unknown_name_is_an_error_with_the_nearest_names(name: str, near: str) -> None:
     with pytest.raises(UserError, match=rf"unknown model '{name}'; the nearest .*{near}"):
         resolve(name)
 
 
 @pytest.mark.parametrize("name", ["", "zzzzzz", "./no/folder", "/no/folder", "a/b/c", "~/nowhere"])
-def test_what_is_neither_name_nor_folder_is_an_error(name: str) -> None:
+def test_a_string_that_is_neither_name_nor_folder_is_an_error(name: str) -> None:
     with pytest.raises(UserError, match="unknown model"):
         resolve(name)
 
@@ -75,22 +74,22 @@ def test_a_folder_without_a_config_is_an_error(tmp_path: Path) -> None:
         resolve(str(tmp_path))
 
 
-def test_a_loaded_model_is_the_one_of_plain_transformers(folder: Path) -> None:
+def test_a_loaded_model_equals_that_of_plain_transformers(folder: Path) -> None:
     model, tokenizer = load(folder)
-    windows = torch.arange(13)[None]
-    assert torch.equal(model(windows).logits, plain(folder)(windows).logits)
+    inputs = torch.arange(13)[None]
+    assert torch.equal(model(inputs).logits, plain(folder)(inputs).logits)
     assert model.config._attn_implementation == "eager"
     assert tokenizer("a")["input_ids"]
 
 
-def test_the_first_layers_keep_their_own_switches(folder: Path) -> None:
+def test_the_first_layers_keep_their_own_rope_switches(folder: Path) -> None:
     model, _ = load(folder, n_layers=2)
     assert len(model.model.layers) == 2
     assert model.config.no_rope_layers == [1, 0]
 
 
 @pytest.mark.parametrize("name", ["nope-1.5b", "tinyllama-nope"])
-def test_a_llama_trained_without_rope_is_the_llama_whose_rope_is_switched_off(
+def test_a_llama_trained_without_rope_is_loaded_with_rope_off(
     name: str, tiny: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import transformers.models.llama.modeling_llama as llama
@@ -98,14 +97,14 @@ def test_a_llama_trained_without_rope_is_the_llama_whose_rope_is_switched_off(
     from nope_probe.models import hf_config as config
 
     assert resolve(name).lower() in config.WITHOUT_ROPE
-    folder, windows = tiny("llama").folder, torch.arange(13)[None]
+    folder, inputs = tiny("llama").folder, torch.arange(13)[None]
     monkeypatch.setattr(config, "WITHOUT_ROPE", (str(folder).lower(),))
     model, _ = load(folder)
-    with_rope = plain(folder)(windows).logits
-    # What the checkpoint's info says to do: leave queries and keys as they are.
+    with_rope = plain(folder)(inputs).logits
+    # As the checkpoint's model card asks: leave queries and keys as they are.
     monkeypatch.setattr(llama, "apply_rotary_pos_emb", lambda q, k, *_, **__: (q, k))
-    without_rope = plain(folder)(windows).logits
-    torch.testing.assert_close(model(windows).logits, without_rope, rtol=1e-5, atol=1e-5)
+    without_rope = plain(folder)(inputs).logits
+    torch.testing.assert_close(model(inputs).logits, without_rope, rtol=1e-5, atol=1e-5)
     assert (with_rope - without_rope).abs().max() > 0.1
 
 
@@ -113,9 +112,7 @@ def test_a_llama_trained_without_rope_is_the_llama_whose_rope_is_switched_off(
     ("n_layers", "message"),
     [(4, "has 3 layers, 4 were asked for"), (0, "at least 1 layer"), (-1, "at least 1 layer")],
 )
-def test_a_number_of_layers_that_cannot_be_is_an_error(
-    n_layers: int, message: str, folder: Path
-) -> None:
+def test_too_many_layers_or_none_are_an_error(n_layers: int, message: str, folder: Path) -> None:
     with pytest.raises(UserError, match=message):
         load(folder, n_layers=n_layers)
 
@@ -150,7 +147,7 @@ def test_a_model_of_another_kind_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_weights_that_are_missing_are_never_made_up(folder: Path) -> None:
+def test_missing_weights_are_never_drawn_at_random(folder: Path) -> None:
     change(folder, num_hidden_layers=4, no_rope_layers=[1, 0, 1, 1], layer_types=None)
     with pytest.raises(UserError, match=r"lacks weights, such as model\.layers\.3"):
         load(folder)
@@ -165,7 +162,7 @@ def test_weights_of_another_size_are_an_error(folder: Path) -> None:
 def test_broken_weights_are_an_error(folder: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(UserError, match=rf"{weights} is no whole safetensors file: "):
+    with pytest.raises(UserError, match=rf"{weights} is a broken safetensors file: "):
         load(folder)
 
 
@@ -176,13 +173,13 @@ def test_pickled_weights_are_refused(folder: Path) -> None:
         load(folder)
 
 
-def test_a_config_that_is_no_json_is_an_error(folder: Path) -> None:
+def test_a_config_that_is_not_json_is_an_error(folder: Path) -> None:
     (folder / "config.json").write_text("{")
     with pytest.raises(UserError, match="cannot load"):
         load(folder)
 
 
-def test_a_model_type_that_does_not_exist_is_an_error(folder: Path) -> None:
+def test_an_unknown_model_type_is_an_error(folder: Path) -> None:
     change(folder, model_type="perceptron")
     with pytest.raises(UserError, match=r"cannot load .*perceptron"):
         load(folder)
@@ -203,7 +200,7 @@ def test_a_missing_tokenizer_is_an_error(folder: Path) -> None:
         load(folder)
 
 
-def test_transformers_notes_are_quiet_while_loading_and_as_before_afterwards(
+def test_transformers_messages_are_off_while_loading_and_restored_afterwards(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from transformers.utils import logging
@@ -217,34 +214,26 @@ def test_transformers_notes_are_quiet_while_loading_and_as_before_afterwards(
     assert capfd.readouterr() == ("", "")
 
 
-class _Hub(BaseHTTPRequestHandler):
+class _Hub(HubHandler):
     """Answers as the Hub does for models that are gated, do not exist or have no files."""
 
     ERRORS: ClassVar = {"gated": "GatedRepo", "missing": "RepoNotFound", "empty": "EntryNotFound"}
 
     def do_HEAD(self) -> None:
         name = next(name for name in self.ERRORS if name in self.path)
-        self.send_response(403 if name == "gated" else 404)
-        self.send_header("X-Error-Code", self.ERRORS[name])
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+        self.answer(403 if name == "gated" else 404, X_Error_Code=self.ERRORS[name])
 
     do_GET = do_HEAD  # noqa: N815  (the server asks for this name)
-
-    def log_message(self, format: str, *arguments: Any) -> None:
-        pass
 
 
 @pytest.fixture
 def hub() -> Iterator[str]:
-    """A server on this machine that stands where the Hub is looked for."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
+    """The address of a server that has no model."""
+    with serving(_Hub) as address:
+        yield address
 
 
-_ASK = """
+_LOAD_ALL = """
 import torch
 from nope_probe.models.huggingface import load_hugging_face
 for name in ("owner/gated", "meta-llama/gated", "owner/missing", "owner/empty"):
@@ -255,10 +244,9 @@ for name in ("owner/gated", "meta-llama/gated", "owner/missing", "owner/empty"):
 """
 
 
-def test_gated_missing_and_empty_models_are_told_apart(hub: str, tmp_path: Path) -> None:
-    online = {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
-    environment = {k: v for k, v in os.environ.items() if "proxy" not in k.lower()} | online
-    command = [sys.executable, "-W", "ignore", "-c", _ASK]
+def test_gated_missing_and_empty_models_have_errors_of_their_own(hub: str, tmp_path: Path) -> None:
+    environment = online(hub, tmp_path)
+    command = [sys.executable, "-W", "ignore", "-c", _LOAD_ALL]
     answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     gated, metas, missing, empty = answer.stdout.splitlines()
     assert gated.startswith("UserError owner/gated is gated: accept its licence on the Hub")

@@ -1,4 +1,4 @@
-"""LoadedModel and converted models equal plain transformers."""
+"""Loaded and converted models equal plain transformers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,43 +24,43 @@ from nope_probe.models.presets import hooked_config, nope_llama
 def test_a_converted_model_gives_the_logits_of_transformers(
     name: str, tiny: Callable[[str], Any], hooked: Callable[[str], Any]
 ) -> None:
-    windows = tokens(5, 23, seed=3)
-    truth = tiny(name).hf(windows).logits
-    assert (hooked(name)(windows) - truth).abs().max() <= 1e-4
-    assert distance(hooked(name)(windows), truth) <= 1e-5
+    inputs = tokens(5, 23, seed=3)
+    expected = tiny(name).hf(inputs).logits
+    assert (hooked(name)(inputs) - expected).abs().max() <= 1e-4
+    assert distance(hooked(name)(inputs), expected) <= 1e-5
 
 
-def test_a_plain_llama_converts_too() -> None:
+def test_a_converted_llama_gives_the_logits_of_transformers() -> None:
     config = CONFIGS["llama"]()
     config.attention_bias = config.mlp_bias = False
-    hf, windows = randomised(config), tokens(5)
-    assert distance(to_hooked(hf)(windows), hf(windows).logits) <= 1e-5
+    hf, inputs = randomised(config), tokens(5)
+    assert distance(to_hooked(hf)(inputs), hf(inputs).logits) <= 1e-5
 
 
 @pytest.mark.parametrize("name", ["smollm3-rope", "smollm3-nope"])
 def test_hooked_transformer_and_bridge_of_a_folder_give_the_same_maps(
     name: str, hooked: Callable[[str], Any], bridge: Callable[[str], Any]
 ) -> None:
-    windows = tokens(17, seed=3)
+    inputs = tokens(17, seed=3)
     ours, theirs = (
-        capture_scores(model(name), windows, n_folds=2).folds.nan_to_num()
+        capture_scores(model(name), inputs, n_folds=2).folds.nan_to_num()
         for model in (hooked, bridge)
     )
     assert distance(ours, theirs) <= 1e-5
 
 
-def test_a_model_that_is_converted_stays_as_it_is() -> None:
-    hf, windows = randomised(smollm3_config([1, 1])).train().requires_grad_(True), tokens(5)
-    before = hf(windows).logits
+def test_converting_leaves_the_model_as_it_is() -> None:
+    hf, inputs = randomised(smollm3_config([1, 1])).train().requires_grad_(True), tokens(5)
+    before = hf(inputs).logits
     modules = [type(module) for module in hf.modules()]
-    assert distance(to_hooked(hf)(windows), before) <= 1e-5
+    assert distance(to_hooked(hf)(inputs), before) <= 1e-5
     assert [type(module) for module in hf.modules()] == modules
     assert hf.training
     assert all(parameter.requires_grad for parameter in hf.parameters())
-    assert hf(windows).logits.equal(before)
+    assert hf(inputs).logits.equal(before)
 
 
-def test_a_mixed_model_needs_a_bridge() -> None:
+def test_converting_a_model_with_rope_in_some_layers_is_an_error() -> None:
     with pytest.raises(ValueError, match="RoPE in all layers or in none; use a bridge"):
         hooked_config(smollm3_config([1, 0]))
 
@@ -74,49 +74,49 @@ def test_the_trained_llamas_configuration_switches_rope_in_every_layer(rope: boo
 
 
 @pytest.mark.usefixtures("unenforced")
-def test_a_size_that_does_not_exist_is_an_error() -> None:
+def test_an_unknown_size_is_an_error() -> None:
     size: Any = "70b"
-    with pytest.raises(ValueError, match=r"size tiny or 1.5b, got '70b'"):
+    with pytest.raises(ValueError, match=r"unknown size '70b'; there are tiny, 1.5b"):
         nope_llama(size)
 
 
 @pytest.mark.parametrize(("name", "rope"), [("nope-tiny", False), ("ROPE-tiny", True)])
-def test_shipped_models_load_by_name_in_any_case_and_are_the_ones_on_disk(
+def test_shipped_models_load_by_name_in_any_case_and_equal_the_files_on_disk(
     name: str, rope: bool, kind: str
 ) -> None:
     loaded = load(name)
     assert loaded.info.kind == kind == type(loaded.model).__name__
     assert loaded.info.rope_layers == (rope,) * 4
     assert loaded.tokenizer is not None
-    windows = loaded.tokenizer("def f(x):\n    return x", return_tensors="pt")["input_ids"]
-    assert windows[0, 0] == loaded.tokenizer.bos_token_id
-    truth = plain(CHECKPOINTS[name.lower()])(windows).logits
-    assert (loaded.model(windows) - truth).abs().max() <= 1e-4
+    inputs = loaded.tokenizer("def f(x):\n    return x", return_tensors="pt")["input_ids"]
+    assert inputs[0, 0] == loaded.tokenizer.bos_token_id
+    expected = plain(CHECKPOINTS[name.lower()])(inputs).logits
+    assert (loaded.model(inputs) - expected).abs().max() <= 1e-4
 
 
-def test_a_folder_loads_with_its_parity_on_the_card(tiny: Callable[[str], Any]) -> None:
+def test_a_folder_is_loaded_with_its_parity(tiny: Callable[[str], Any]) -> None:
     loaded = load(str(tiny("smollm3").folder))
     info = loaded.info
     assert (info.kind, info.architecture) == ("TransformerBridge", "SmolLM3ForCausalLM")
     assert info.rope_layers == (True, False, True)
     assert set(info.parity) == {"logits", "pattern", "scores", "keys"}
     assert max(info.parity.values()) <= 1e-5
-    windows = tiny("smollm3").tokens
-    assert distance(loaded.model(windows), tiny("smollm3").hf(windows).logits) <= 1e-5
+    inputs = tiny("smollm3").tokens
+    assert distance(loaded.model(inputs), tiny("smollm3").hf(inputs).logits) <= 1e-5
 
 
 @pytest.mark.parametrize("name", ["smollm3", "qwen3", "gemma2"])
-def test_the_first_layers_of_a_model_are_those_of_the_whole(
+def test_maps_of_the_first_layers_equal_those_of_the_whole_model(
     name: str, tiny: Callable[[str], Any], bridge: Callable[[str], Any]
 ) -> None:
-    windows, part = tokens(3), load(str(tiny(name).folder), n_layers=1)
+    inputs, part = tokens(3), load(str(tiny(name).folder), n_layers=1)
     assert part.info.n_layers == len(layers_of(part.model)) == 1
-    whole = capture_scores(bridge(name), windows, layers=[0], n_folds=1).mean
-    seen = capture_scores(part.model, windows, n_folds=1).mean
-    assert torch.equal(seen.nan_to_num(), whole.nan_to_num())
+    whole = capture_scores(bridge(name), inputs, layers=[0], n_folds=1).mean
+    ours = capture_scores(part.model, inputs, n_folds=1).mean
+    assert torch.equal(ours.nan_to_num(), whole.nan_to_num())
 
 
-def test_the_papers_checkpoint_is_a_llama_whose_rope_is_switched_off(
+def test_the_papers_checkpoint_is_loaded_with_rope_off(
     tiny: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, llama = "starmpcc/NoPE_1.5B_FW_EDU_15T", tiny("llama")
@@ -126,23 +126,27 @@ def test_the_papers_checkpoint_is_a_llama_whose_rope_is_switched_off(
     unrotated = load(name)
     assert unrotated.info.rope_layers == (False, False)
     assert load("./with-rope").info.rope_layers == (True, True)
-    truth = edited(llama.hf, ["rope"])(llama.tokens).logits
-    assert distance(unrotated.model(llama.tokens), truth) <= 1e-5
+    expected = edited(llama.hf, ["rope"])(llama.tokens).logits
+    assert distance(unrotated.model(llama.tokens), expected) <= 1e-5
 
 
 def test_a_bridge_takes_vectors_as_input_embeddings(
     bridge: Callable[[str], Any], tiny: Callable[[str], Any]
 ) -> None:
-    hf, windows, seen = tiny("smollm3").hf, tokens(3), []
+    hf, inputs, outputs = tiny("smollm3").hf, tokens(3), []
     point = layers_of(bridge("smollm3"))[2].point("hook_resid_post")
-    with torch.inference_mode(), hooks_attached([(point, lambda t, hook: seen.append(t))]):
-        run_forward(bridge("smollm3"), hf.model.embed_tokens(windows))
-    assert distance(seen[0], plain_states(hf, windows)[2].output) <= 1e-5
+    with torch.inference_mode(), hooks_attached([(point, lambda t, hook: outputs.append(t))]):
+        run_forward(bridge("smollm3"), hf.model.embed_tokens(inputs))
+    assert distance(outputs[0], plain_states(hf, inputs)[2].output) <= 1e-5
 
 
 @pytest.mark.parametrize("n_layers", [0, -1, 3])
-def test_more_layers_than_there_are_or_none_are_an_error(
-    n_layers: int, tiny: Callable[[str], Any]
-) -> None:
+def test_too_many_layers_or_none_are_an_error(n_layers: int, tiny: Callable[[str], Any]) -> None:
     with pytest.raises(UserError, match="layer"):
         load(str(tiny("llama").folder), n_layers=n_layers)
+
+
+@pytest.mark.parametrize("n_layers", [0, -1])
+def test_a_parameter_free_model_of_no_layers_is_an_error(n_layers: int) -> None:
+    with pytest.raises(UserError, match=f"expected at least 1 layer, got {n_layers}"):
+        load("parameter-free", n_layers=n_layers)

@@ -1,4 +1,4 @@
-"""The parameter-free configurations equal the paper's equations, written out in plain PyTorch."""
+"""The parameter-free models equal the paper's equations, written out in plain PyTorch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -88,10 +88,10 @@ def layer_norm_variant(
 def test_a_parameter_free_model_equals_the_papers_equation(
     options: dict[str, Any], block: Callable[[Tensor], Tensor], x: Tensor
 ) -> None:
-    model, truth = build(parameter_free(LAYERS, D, **options)), x
+    model, expected = build(parameter_free(LAYERS, D, **options)), x
     for _ in range(LAYERS):
-        truth = block(truth)
-    assert distance(run_blocks(model, x), truth) <= 1e-6
+        expected = block(expected)
+    assert distance(run_blocks(model, x), expected) <= 1e-6
 
 
 @pytest.mark.parametrize(
@@ -100,19 +100,17 @@ def test_a_parameter_free_model_equals_the_papers_equation(
         ((0, 8), "at least 1 layer"),
         ((2, 0), "at least 1 layer and 1 dimension, got 2, 0"),
         ((2, 7, "l2", True), "an even d_model, got 7"),
-        ((2, 8, "rms"), "expected norm l2"),
+        ((2, 8, "rms"), "unknown norm 'rms'; there are l2, layernorm-sqrt-d, layernorm-d"),
     ],
 )
 @pytest.mark.usefixtures("unenforced")
-def test_a_configuration_that_cannot_be_is_an_error(
-    arguments: tuple[Any, ...], message: str
-) -> None:
+def test_an_impossible_configuration_is_an_error(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parameter_free(*arguments)
 
 
 def one_head_model(d: int = 14) -> Any:
-    """A random SmolLM3 with one head, norm weights 1 and next to no epsilon."""
+    """Return a random SmolLM3 with one head, norm weights 1 and almost no epsilon."""
     config = smollm3_config([1, 1])
     config.hidden_size, config.head_dim = d, d
     config.num_attention_heads = config.num_key_value_heads = 1
@@ -131,19 +129,19 @@ def test_without_weights_a_model_equals_the_parameter_free_transformer() -> None
     bare = build(config)
     for layer in layers_of(bare):
         layer.weight("w_v").data.copy_(torch.eye(d).expand_as(layer.weight("w_v")))
-    x = truth = torch.randn(5, N_POS, d, generator=torch.Generator().manual_seed(0))
+    x = expected = torch.randn(5, N_POS, d, generator=torch.Generator().manual_seed(0))
     for _ in range(2):
-        y = normalize(truth, dim=-1) * d**0.5
-        truth = attend(y @ y.mT / d**0.5, y) + truth
+        y = normalize(expected, dim=-1) * d**0.5
+        expected = attend(y @ y.mT / d**0.5, y) + expected
     removed = Ablation(remove=["rope", "w_q", "w_k", "w_v", "w_o", "mlp"], gain="identity")
     with ablated(model, removed):
-        seen = run_blocks(model, x)
-    assert distance(run_blocks(bare, x), truth) <= 1e-5
-    assert distance(seen, truth) <= 1e-5
+        ablated_output = run_blocks(model, x)
+    assert distance(run_blocks(bare, x), expected) <= 1e-5
+    assert distance(ablated_output, expected) <= 1e-5
 
 
 @pytest.mark.parametrize("name", ["parameter-free", "Parameter-Free-RoPE"])
-def test_parameter_free_models_load_by_name_and_pass_the_contract(name: str) -> None:
+def test_parameter_free_models_load_by_name_and_pass_the_parity_check(name: str) -> None:
     loaded = load(name, n_layers=2)
     assert loaded.tokenizer is None
     assert loaded.info.parameter_free
@@ -163,7 +161,7 @@ def test_weights_are_identities_so_that_removing_them_changes_nothing(norm: Any,
 
 
 @pytest.mark.parametrize("rope", [False, True])
-def test_a_trained_llama_is_built_from_its_configuration(rope: bool) -> None:
+def test_a_trained_llama_is_built_with_the_sizes_of_its_configuration(rope: bool) -> None:
     model = build(nope_llama("tiny", rope))
     layer = layers_of(model)[3]
     assert rope_layers(model) == (rope,) * 4

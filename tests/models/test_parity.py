@@ -1,4 +1,4 @@
-"""A model whose hooks do not tell the truth is refused."""
+"""A model whose hook points do not carry what it computes fails parity."""
 
 import json
 from collections.abc import Callable
@@ -12,7 +12,12 @@ from nope_probe.errors import UserError
 from nope_probe.hooks.forward import hooks_attached
 from nope_probe.hooks.layer import layers_of
 from nope_probe.models.info import ModelInfo, describe
-from nope_probe.models.parity import check, position_dependence, probe_tokens, reference_logits
+from nope_probe.models.parity import (
+    check_parity,
+    position_dependence,
+    probe_tokens,
+    reference_logits,
+)
 
 ModelOf = Callable[[str], tuple[Any, str]]
 ALL = (
@@ -29,11 +34,11 @@ ALL = (
 
 
 @pytest.mark.parametrize("spec", ALL)
-def test_an_honest_model_passes_with_its_parity_measured(
+def test_a_faithful_model_passes_with_its_parity_measured(
     spec: str, model_of: ModelOf, tiny: Callable[[str], Any]
 ) -> None:
     model, name = model_of(spec)
-    info = check(model, describe(model, name), reference_logits(tiny(name).hf))
+    info = check_parity(model, describe(model, name), reference_logits(tiny(name).hf))
     assert set(info.parity) == {"logits", "pattern", "scores", "keys"}
     assert max(info.parity.values()) <= 1e-5
 
@@ -47,7 +52,7 @@ def stretch(tensor: torch.Tensor, hook: object) -> torch.Tensor:
 
 
 def as_probabilities(tensor: torch.Tensor, hook: object) -> torch.Tensor:
-    """What Llama-4 and AFMoE hand out as scores."""
+    """Return what Llama-4 and AFMoE carry at `hook_attn_scores`."""
     return tensor.softmax(-1)
 
 
@@ -63,7 +68,7 @@ def spoil_one(tensor: torch.Tensor, hook: object) -> torch.Tensor:
 
 @pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize(
-    ("point", "lie", "what"),
+    ("point", "change", "what"),
     [
         ("attn.hook_attn_scores", stretch, "scores"),
         ("attn.hook_attn_scores", as_probabilities, "scores"),
@@ -76,10 +81,10 @@ def spoil_one(tensor: torch.Tensor, hook: object) -> torch.Tensor:
     ],
 )
 @pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
-def test_a_model_that_lies_is_refused_with_the_measured_mismatch(
+def test_a_model_with_a_changed_hook_point_fails_with_the_measured_error(
     spec: str,
     point: str,
-    lie: Any,
+    change: Any,
     what: str,
     layer: int,
     model_of: ModelOf,
@@ -87,25 +92,25 @@ def test_a_model_that_lies_is_refused_with_the_measured_mismatch(
 ) -> None:
     model, name = model_of(spec)
     reference = reference_logits(tiny(name).hf)
-    liar = layers_of(model)[layer].point(point)
-    message = rf"{name} breaks the contract of its hooks: ({what}) off by [\d.na]"
-    with hooks_attached([(liar, lie)]), pytest.raises(UserError, match=message):
-        check(model, describe(model, name), reference)
+    changed = layers_of(model)[layer].point(point)
+    message = rf"{name} fails parity: ({what}) off by [\d.na]"
+    with hooks_attached([(changed, change)]), pytest.raises(UserError, match=message):
+        check_parity(model, describe(model, name), reference)
 
 
-def test_a_bridge_without_rope_is_shown_not_to_read_position_ids(
+def test_position_ids_change_the_scores_of_a_bridge_only_with_rope(
     bridge: Callable[[str], Any],
 ) -> None:
     model = bridge("smollm3-nope")
-    assert check(model, describe(model, "nope")).parity["positions"] <= 1e-6
+    assert check_parity(model, describe(model, "nope")).parity["positions"] <= 1e-6
     assert position_dependence(bridge("llama")) > 0.1
 
 
-def test_a_false_claim_of_no_position_encoding_is_refused(bridge: Callable[[str], Any]) -> None:
+def test_a_bridge_with_rope_fails_if_its_info_has_none(bridge: Callable[[str], Any]) -> None:
     model = bridge("llama")
-    claim = replace(describe(model, "liar"), rope_layers=(False, False))
-    with pytest.raises(UserError, match="liar breaks the contract of its hooks: positions off by"):
-        check(model, claim)
+    wrong = replace(describe(model, "rotated"), rope_layers=(False, False))
+    with pytest.raises(UserError, match="rotated fails parity: positions off by"):
+        check_parity(model, wrong)
 
 
 def test_the_probe_stays_within_the_vocabulary_and_is_always_the_same() -> None:
@@ -113,7 +118,7 @@ def test_the_probe_stays_within_the_vocabulary_and_is_always_the_same() -> None:
     assert torch.equal(probe_tokens(263), probe_tokens(263))
 
 
-def test_a_card_is_json_and_says_what_the_model_is(bridge: Callable[[str], Any]) -> None:
+def test_an_info_has_the_sizes_of_the_model_and_is_json(bridge: Callable[[str], Any]) -> None:
     info = describe(bridge("smollm3"), "mine", source="a folder", architecture="SmolLM3ForCausalLM")
     assert info == ModelInfo(
         name="mine",

@@ -1,4 +1,4 @@
-"""One call returns the same maps whatever TransformerLens is installed."""
+"""The maps are the same whichever TransformerLens is installed."""
 
 import pytest
 import torch
@@ -9,24 +9,24 @@ from nope_probe.models.parameter_free import build, has_hooked_transformer, para
 from nope_probe.models.presets import nope_llama
 
 
-def test_maps_of_the_saved_inputs_are_those_that_transformer_lens_3_gave() -> None:
+def test_maps_of_the_saved_inputs_equal_those_of_transformer_lens_3() -> None:
     found = differences(reference_maps(), load_file(MAPS))
     assert not {name: far for name, far in found.items() if not far <= 1e-5}
 
 
-def test_a_map_that_differs_or_hides_other_cells_is_far_away() -> None:
-    truth = torch.tensor([[8.0, float("nan")], [2.0, 1.0]])
-    assert differences({"a": truth + 2}, {"a": truth}) == {"a": 0.25}
-    assert differences({"a": truth.nan_to_num()}, {"a": truth}) == {"a": float("inf")}
+def test_differences_are_relative_and_infinite_for_other_masked_cells() -> None:
+    expected = torch.tensor([[8.0, float("nan")], [2.0, 1.0]])
+    assert differences({"a": expected + 2}, {"a": expected}) == {"a": 0.25}
+    assert differences({"a": expected.nan_to_num()}, {"a": expected}) == {"a": float("inf")}
     with pytest.raises(ValueError, match=r"only one of the two has \['b'\]"):
-        differences({"a": truth}, {"a": truth, "b": truth})
+        differences({"a": expected}, {"a": expected, "b": expected})
 
 
 def test_the_saved_files_stay_small() -> None:
     assert INPUTS.stat().st_size + MAPS.stat().st_size < 160_000
 
 
-def test_the_version_is_told_by_what_transformer_lens_has(kind: str) -> None:
+def test_models_are_of_the_kind_that_transformer_lens_has(kind: str) -> None:
     try:
         from transformer_lens import HookedTransformer
     except ImportError:

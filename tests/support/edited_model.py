@@ -1,8 +1,8 @@
 """The oracle of the ablations: plain transformers models whose weights are set by hand.
 
-Nothing here touches a hook point of TransformerLens or a line of nope_probe. Grouped key and value
-heads are first written out, one per query head, which changes nothing; then weights are replaced.
-The mask and RoPE are no weights: each attention module gets a zero mask, or cos = 1 and sin = 0.
+Nothing here uses a hook point of TransformerLens or a line of nope_probe. Grouped key and value
+heads are first repeated, one per query head, which changes nothing; then weights are replaced. Mask
+and RoPE are not weights: each attention module gets a zero mask, or cos = 1 and sin = 0.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ class Projection(NamedTuple):
 
 
 def subsets(names: Sequence[str]) -> list[tuple[str, ...]]:
-    """List all subsets, from none to all."""
+    """Return all subsets, from none to all."""
     return [c for size in range(len(names) + 1) for c in combinations(names, size)]
 
 
@@ -40,7 +40,7 @@ def attention(block: Any) -> Any:
 
 
 def projections(hf: PreTrainedModel, layer: int) -> dict[str, Projection]:
-    """Give views of one block's four projections, whatever their layout on disk."""
+    """Return views of one block's four projections, whatever their layout on disk."""
     attn = attention(blocks(hf)[layer])
     if hasattr(attn, "c_attn"):  # GPT-2: Conv1D, transposed and fused in thirds
         weights, biases = attn.c_attn.weight.T.chunk(3), attn.c_attn.bias.chunk(3)
@@ -57,19 +57,19 @@ def projections(hf: PreTrainedModel, layer: int) -> dict[str, Projection]:
 
 
 def ungrouped(hf: PreTrainedModel) -> PreTrainedModel:
-    """Write out one key and value head per query head: the same function."""
+    """Return a copy with one key and value head per query head: the same function."""
     config = deepcopy(hf.config)
     if config.model_type == "gpt2" or config.num_key_value_heads == config.num_attention_heads:
         return deepcopy(hf)
     group = config.num_attention_heads // config.num_key_value_heads
     config.num_key_value_heads = config.num_attention_heads
-    twin = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    ours, theirs = dict(twin.requires_grad_(False).named_parameters()), hf.state_dict()
+    copied = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    ours, theirs = dict(copied.requires_grad_(False).named_parameters()), hf.state_dict()
     for name, parameter in ours.items():
         if parameter.shape == theirs[name].shape:
             parameter.copy_(theirs[name])
     for layer in range(len(blocks(hf))):
-        source, target = projections(hf, layer), projections(twin, layer)
+        source, target = projections(hf, layer), projections(copied, layer)
         d_head = attention(blocks(hf)[layer]).head_dim
         target["w_q"].weight.copy_(source["w_q"].weight)
         for name in ("w_k", "w_v"):
@@ -77,7 +77,7 @@ def ungrouped(hf: PreTrainedModel) -> PreTrainedModel:
                 if new is not None:
                     per_head = old.unflatten(0, (-1, d_head))
                     new.copy_(per_head.repeat_interleave(group, 0).flatten(0, 1))
-    return twin
+    return copied
 
 
 def edited(
@@ -86,26 +86,26 @@ def edited(
     c: Sizes | None = None,
     layers: Iterable[int] | None = None,
 ) -> PreTrainedModel:
-    """Give a plain model that lacks components in some layers; weights become c * P."""
-    twin, remove = ungrouped(hf), set(remove)
+    """Return a plain model without some components in some layers; weights become c * P."""
+    copied, remove = ungrouped(hf), set(remove)
     for layer in range(len(blocks(hf))) if layers is None else layers:
-        ours = projections(twin, layer)
+        ours = projections(copied, layer)
         for name in remove & set(WEIGHTS):
             size = 1.0 if c is None else c[name, layer]
             ours[name].weight.copy_(size * rectangular_identity(name, ours[name].weight.shape))
             if ours[name].bias is not None:
                 ours[name].bias.zero_()
-        block = blocks(twin)[layer]
+        block = blocks(copied)[layer]
         if "mlp" in remove:
             last = block.mlp.c_proj if hasattr(block.mlp, "c_proj") else block.mlp.down_proj
             for parameter in last.parameters():
                 parameter.zero_()
         unmask_and_unrotate(attention(block), remove)
-    return twin
+    return copied
 
 
 def rectangular_identity(name: str, shape: tuple[int, ...]) -> Tensor:
-    """Row r reads coordinate r % d_model; for W_O, its transpose."""
+    """Return P, whose row r reads coordinate r % d_model; for W_O, its transpose."""
     rows, d_model = shape if name != "w_o" else reversed(shape)
     p = torch.zeros(rows, d_model)
     for r in range(rows):
@@ -114,7 +114,7 @@ def rectangular_identity(name: str, shape: tuple[int, ...]) -> Tensor:
 
 
 def unmask_and_unrotate(attn: Any, remove: set[str]) -> None:
-    """Let an attention module receive a zero 4-D mask, or RoPE's cos = 1 and sin = 0."""
+    """Pass an attention module a zero 4-D mask, or RoPE's cos = 1 and sin = 0."""
 
     def receive(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if "mask" in remove:
@@ -128,7 +128,7 @@ def unmask_and_unrotate(attn: Any, remove: set[str]) -> None:
 
 
 def norm_sizes(hf: PreTrainedModel) -> dict[tuple[str, int], float]:
-    """The gain `norm`: ||W||_F / sqrt(rows), rows on the side of the heads."""
+    """Return the gains `norm`: ||W||_F / sqrt(rows), rows on the side of the heads."""
     sizes = {}
     for layer in range(len(blocks(hf))):
         for name, projection in projections(hf, layer).items():
@@ -138,13 +138,13 @@ def norm_sizes(hf: PreTrainedModel) -> dict[tuple[str, int], float]:
 
 
 def output_sizes(hf: PreTrainedModel, tokens: Tensor) -> dict[tuple[str, int], float]:
-    """The gain `output`: RMS of what a weight gives, over the RMS of what P gives."""
+    """Return the gains `output`: RMS of a weight's output over RMS of P's output."""
     sizes = {}
     for layer, (y, z) in enumerate(attention_inputs(hf, tokens)):
         for name, (weight, bias) in projections(hf, layer).items():
             x = z if name == "w_o" else y
             given = torch.nn.functional.linear(x, weight, bias)
-            # P of the ungrouped model: as many rows as query heads have.
+            # P of the ungrouped model has as many rows as the query heads.
             rows = (hf.config.hidden_size, z.shape[-1])
             shape = rows if name == "w_o" else rows[::-1]
             p_gives = x @ rectangular_identity(name, shape).T
@@ -153,7 +153,7 @@ def output_sizes(hf: PreTrainedModel, tokens: Tensor) -> dict[tuple[str, int], f
 
 
 def attention_inputs(hf: PreTrainedModel, tokens: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Give, per layer, what W_Q, W_K, W_V read (y) and what W_O reads (z)."""
+    """Return, per layer, the input of W_Q, W_K, W_V (y) and that of W_O (z)."""
     y: list[Tensor] = []
     z: list[Tensor] = []
     handles = []
@@ -170,13 +170,15 @@ def attention_inputs(hf: PreTrainedModel, tokens: Tensor) -> list[tuple[Tensor, 
     return list(zip(y, z, strict=True))
 
 
-class Seen(NamedTuple):
+class Outputs(NamedTuple):
+    """A model's logits and attention probabilities."""
+
     logits: Tensor
     patterns: Tensor  # [layer, batch, head, query_pos, key_pos]
 
 
-def plain_run(hf: PreTrainedModel, tokens: Tensor) -> Seen:
-    """Run plain transformers for its logits and attention probabilities."""
+def plain_run(hf: PreTrainedModel, tokens: Tensor) -> Outputs:
+    """Return the logits and attention probabilities of plain transformers."""
     with torch.inference_mode():
         out = hf(tokens, output_attentions=True)
-    return Seen(out.logits, torch.stack(out.attentions))
+    return Outputs(out.logits, torch.stack(out.attentions))

@@ -1,17 +1,17 @@
-"""Run a hooked model for what plain transformers gives too."""
+"""Run a hooked model for the outputs that plain transformers gives too."""
 
 from typing import Any
 
 import torch
-from support.edited_model import Seen
+from support.edited_model import Outputs
 from support.tiny_models import distance
 
 from nope_probe.hooks.forward import hooks_attached
 from nope_probe.hooks.layer import layers_of
 
 
-def hooked_run(model: Any, tokens: torch.Tensor) -> Seen:
-    """Run a hooked model for its logits, and the softmax of the scores that it hands out."""
+def hooked_run(model: Any, tokens: torch.Tensor) -> Outputs:
+    """Return a hooked model's logits, and the softmax of the scores that its hook points carry."""
     patterns: list[torch.Tensor] = []
 
     def keep(scores: torch.Tensor, hook: object) -> None:
@@ -20,8 +20,16 @@ def hooked_run(model: Any, tokens: torch.Tensor) -> Seen:
     points = [(layer.point("attn.hook_attn_scores"), keep) for layer in layers_of(model)]
     with torch.inference_mode(), hooks_attached(points):
         logits = model(tokens)
-    return Seen(logits, torch.stack(patterns))
+    return Outputs(logits, torch.stack(patterns))
 
 
-def worst(seen: Seen, truth: Seen) -> float:
-    return max(distance(seen.logits, truth.logits), distance(seen.patterns, truth.patterns))
+def largest_error(outputs: Outputs, expected: Outputs) -> float:
+    """Return the larger relative error of logits and patterns."""
+    return max(
+        distance(outputs.logits, expected.logits), distance(outputs.patterns, expected.patterns)
+    )
+
+
+def hooks_left(model: Any) -> list[str]:
+    """Return the names of the hook points that have hooks."""
+    return [n for n, point in model.named_modules() if getattr(point, "fwd_hooks", None)]

@@ -1,4 +1,4 @@
-"""A device that runs out of memory, on the CPU."""
+"""Simulate a device that runs out of memory, on the CPU."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from nope_probe.hooks.layer import layers_of
 
 
 def out_of_memory_above(size: int, model: Any, layer: int) -> Any:
-    """Run a model on a device that has no memory for more than `size` sequences in one layer."""
+    """Run a model as if one layer ran out of memory on more than `size` sequences."""
 
     def refuse(tensor: torch.Tensor, hook: object) -> None:
         if len(tensor) > size:

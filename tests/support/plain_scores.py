@@ -1,7 +1,7 @@
-"""What plain transformers feeds to softmax in each block, scale, soft cap and mask included.
+"""The input of softmax in each block of plain transformers: scale, soft cap and mask included.
 
-Eager attention of every architecture ends in one call of softmax, which is watched. No hook point
-of TransformerLens and no line of nope_probe takes part.
+Eager attention of every architecture ends in one call of softmax, whose input is recorded. No hook
+point of TransformerLens and no line of nope_probe is used.
 """
 
 from typing import Any
@@ -13,17 +13,17 @@ from transformers import PreTrainedModel
 
 
 def plain_scores(hf: PreTrainedModel, tokens: Tensor) -> Tensor:
-    """Give the attention scores [layer, seq, head, query, key] in float64, NaN where masked."""
-    seen: list[Tensor] = []
+    """Return the attention scores [layer, seq, head, query, key] in float64, NaN where masked."""
+    inputs: list[Tensor] = []
     softmax = torch.nn.functional.softmax
 
-    def watched(scores: Tensor, *arguments: Any, **options: Any) -> Tensor:
-        seen.append(scores.double())
+    def recording(scores: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        inputs.append(scores.double())
         return softmax(scores, *arguments, **options)
 
     with pytest.MonkeyPatch.context() as monkeypatch, torch.inference_mode():
-        monkeypatch.setattr(torch.nn.functional, "softmax", watched)
+        monkeypatch.setattr(torch.nn.functional, "softmax", recording)
         hf(tokens)
-    assert len(seen) == hf.config.num_hidden_layers
-    scores = torch.stack(seen)
+    assert len(inputs) == hf.config.num_hidden_layers
+    scores = torch.stack(inputs)
     return scores.masked_fill(scores < -1e30, torch.nan)

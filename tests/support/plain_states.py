@@ -1,6 +1,7 @@
-"""What plain transformers computes on the way: the oracle of everything that is read.
+"""The intermediate states of plain transformers: the oracle of all that hook points carry.
 
-PyTorch forward hooks on the modules of a Llama-like model; RoPE is transformers' own function.
+They are read by PyTorch forward hooks on the modules of a Llama-like model; RoPE is transformers'
+own function.
 """
 
 from collections.abc import Callable
@@ -28,19 +29,19 @@ class BlockStates:
     output: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def scores(self) -> Tensor:
-        """Score every query against every key, masked ones too: [batch, head, query, key]."""
+        """Return the score of every query and key, masked ones too: [batch, head, query, key]."""
         group = self.q.shape[2] // self.k.shape[2]
         k = self.k.repeat_interleave(group, 2)
         return torch.einsum("bqhd,bkhd->bhqk", self.q, k) / self.q.shape[-1] ** 0.5
 
 
 def plain_states(hf: PreTrainedModel, tokens: Tensor, rope: bool = True) -> list[BlockStates]:
-    """Run a plain Llama or SmolLM3 in float32 and keep every stage of every block.
+    """Return every stage of every block of a plain Llama or SmolLM3.
 
-    `rope` says whether the model's attention modules were left the rotation of their q and k.
+    With `rope` false, q and k are those of a model whose rotation was switched off.
     """
     states = [BlockStates() for _ in hf.model.layers]
-    handles = [h for b, s in zip(hf.model.layers, states, strict=True) for h in _watch(b, s)]
+    handles = [h for b, s in zip(hf.model.layers, states, strict=True) for h in _hooks(b, s)]
     with torch.inference_mode():
         hf(tokens)
     for handle in handles:
@@ -55,7 +56,7 @@ def plain_states(hf: PreTrainedModel, tokens: Tensor, rope: bool = True) -> list
     return states
 
 
-def _watch(block: Any, states: BlockStates) -> list[Any]:
+def _hooks(block: Any, states: BlockStates) -> list[Any]:
     def output_of(module: Any, name: str) -> Any:
         return module.register_forward_hook(_keep(states, name, lambda inputs, output: output))
 
@@ -84,13 +85,13 @@ def _keep(states: BlockStates, name: str, pick: Callable[[Any, Any], Any]) -> Ca
 
 
 def per_fold(values: Tensor, n_folds: int) -> Tensor:
-    """Average over the sequences s of each fold s % n_folds, in float64."""
+    """Return the means over the sequences s of each fold s % n_folds, in float64."""
     folds = [values[fold::n_folds].double().mean(0) for fold in range(n_folds)]
     return torch.stack(folds)
 
 
-def agree(seen: Tensor, truth: Tensor, bound: float = 1e-6) -> bool:
-    """Compare maps where there are numbers, which must be the same cells."""
-    if not torch.equal(seen.isnan(), truth.isnan()):
+def agree(values: Tensor, expected: Tensor, bound: float = 1e-6) -> bool:
+    """Return whether maps are NaN in the same cells and agree in the others."""
+    if not torch.equal(values.isnan(), expected.isnan()):
         return False
-    return distance(seen.nan_to_num(), truth.nan_to_num()) <= bound
+    return distance(values.nan_to_num(), expected.nan_to_num()) <= bound

@@ -1,7 +1,7 @@
-"""What a few calls return for one saved file of inputs: the same with every TransformerLens.
+"""Maps of one saved file of inputs, which are to be the same with every TransformerLens.
 
-`reference/inputs.safetensors` holds token windows of the shipped held-out text and normal vectors;
-`reference/maps.safetensors` holds what these calls returned with TransformerLens 3.9.
+`reference/inputs.safetensors` holds token sequences of the shipped held-out text and normal
+vectors, `reference/maps.safetensors` the maps that TransformerLens 3.9 gave.
 `benchmarks/versions.py` writes such a file, and compares two.
 """
 
@@ -35,7 +35,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def reference_maps() -> dict[str, Tensor]:
-    """Make every map anew, in float32, by its name."""
+    """Compute every map, in float32, by its name."""
     inputs = load_file(INPUTS)
     found = [*_trained(inputs["tokens"].long()), *_parameter_free(inputs["vectors"])]
     return {name: tensor.float().contiguous() for name, tensor in found}
@@ -79,14 +79,14 @@ def _stages(prefix: str, model: Any, inputs: Tensor) -> Iterator[tuple[str, Tens
 
 
 def differences(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, float]:
-    """Give each map's largest difference relative to its largest value; the same cells are NaN."""
+    """Return each map's largest relative difference, inf where other cells are NaN."""
     if set(ours) != set(theirs):
         raise ValueError(f"only one of the two has {sorted(set(ours) ^ set(theirs))}")
     return {name: _difference(ours[name], theirs[name]) for name in ours}
 
 
-def _difference(seen: Tensor, truth: Tensor) -> float:
-    if not torch.equal(seen.isnan(), truth.isnan()):
+def _difference(values: Tensor, expected: Tensor) -> float:
+    if not torch.equal(values.isnan(), expected.isnan()):
         return float("inf")
-    seen, truth = seen.nan_to_num(), truth.nan_to_num()
-    return float((seen - truth).abs().max() / truth.abs().max())
+    values, expected = values.nan_to_num(), expected.nan_to_num()
+    return float((values - expected).abs().max() / expected.abs().max())

@@ -1,4 +1,4 @@
-"""Folders that no command may run on: each a real model or a real one spoilt, by what is wrong."""
+"""Folders of models that every command refuses, by the reason: unsupported ones and broken ones."""
 
 import json
 from collections.abc import Callable
@@ -74,7 +74,7 @@ def pickled(folder: Path) -> Path:
 
 
 def _traps(folder: Path, module: str) -> None:
-    """Put code beside the weights that shows if it was run."""
+    """Put code beside the weights that leaves a file if it is run."""
     (folder / f"{module}.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\n")
 
 
@@ -121,7 +121,7 @@ def llava(folder: Path) -> Path:
 
 
 def gemma3(folder: Path) -> Path:
-    """Its model type stands among transformers' causal decoders too."""
+    """Write a vision-language model whose type is among transformers' causal decoders too."""
     config = transformers.Gemma3Config(text_config=_TEXT, vision_config=_SEES)
     return write(folder, transformers.Gemma3ForConditionalGeneration(config))
 
@@ -165,7 +165,7 @@ mamba = _decoder(
 def fp8(folder: Path) -> dict[str, torch.Tensor]:
     """Write a Llama whose projections are 8-bit floats with a scale per block of 128 x 128.
 
-    Returns the weights that it stands for, worked out here.
+    Return the plain weights that they encode.
     """
     file = write_llama(folder) / "model.safetensors"
     stored, meant = {}, {}

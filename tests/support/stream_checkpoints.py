@@ -1,11 +1,11 @@
-"""Stream checkpoints that record what a stream tells them, or end it."""
+"""Stream checkpoints that record the calls of a stream, or end it."""
 
 from nope_probe.hooks.accumulators import State
 from nope_probe.hooks.streaming import StreamCheckpoint
 
 
 class Recorded(StreamCheckpoint):
-    """Records the batches that are done, and the sizes that a stream goes down to."""
+    """Records the batches that are done, and the sizes that batches are halved to."""
 
     def __init__(self) -> None:
         self.batches: list[int] = []
@@ -19,11 +19,11 @@ class Recorded(StreamCheckpoint):
 
 
 class Stopped(Exception):  # noqa: N818
-    """Raised where a stream is ended."""
+    """Raised to end a stream."""
 
 
 class Stopping(Recorded):
-    """Ends a stream after some batches, and gives the state that was saved to the next."""
+    """Ends a stream after some batches, and returns the state that was saved to the next."""
 
     def __init__(self, after: int) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
 """Tiny random Hugging Face folders, one per architecture, with a real tokenizer each.
 
 Sizes are distinct primes where the architecture allows. Norm weights and biases are random, and
-projections large enough that attention is far from uniform: a weight left out must show.
+projections large enough that attention is far from uniform, so that no weight can be left out
+unnoticed.
 """
 
 from dataclasses import dataclass
@@ -154,7 +155,7 @@ CONFIGS = {
 
 @dataclass(frozen=True)
 class Tiny:
-    """A folder on disk, and what plain transformers makes of it."""
+    """A folder on disk, and its model in plain transformers."""
 
     name: str
     folder: Path
@@ -163,7 +164,7 @@ class Tiny:
 
 
 def write_tiny(name: str, root: Path, seed: int = 0) -> Tiny:
-    """Write a random model of a named architecture to a folder, and load it plainly."""
+    """Write a random model of a named architecture to a folder, and load it with transformers."""
     folder = root / name
     model = randomised(CONFIGS[name](), seed)
     model.save_pretrained(folder)
@@ -172,7 +173,7 @@ def write_tiny(name: str, root: Path, seed: int = 0) -> Tiny:
 
 
 def randomised(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
-    """Build a model whose every parameter is random: norms around 1, biases around 0."""
+    """Return a model whose every parameter is random: norms around 1, biases around 0."""
     generator = torch.Generator().manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     for name, parameter in model.named_parameters():
@@ -201,13 +202,13 @@ def plain(folder: Path) -> PreTrainedModel:
 
 
 def tokens(n_seqs: int = N_SEQS, n_pos: int = N_POS, seed: int = 0) -> torch.Tensor:
-    """Draw random token windows."""
+    """Draw random token sequences."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(D_VOCAB, (n_seqs, n_pos), generator=generator)
 
 
 def tokenizer(forces_bos: bool = False) -> PreTrainedTokenizerFast:
-    """Make a byte-level BPE tokenizer with six merges, which forces BOS if asked."""
+    """Return a byte-level BPE tokenizer with six merges, which adds BOS if asked."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("e", "r"), ("t", "h"), ("i", "n"), ("a", "t"), ("o", "n"), ("r", "e")]
     vocab = {token: i for i, token in enumerate(["<bos>", *alphabet, *map("".join, merges)])}
@@ -221,6 +222,6 @@ def tokenizer(forces_bos: bool = False) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<bos>", eos_token="<bos>")
 
 
-def distance(seen: Any, truth: Any) -> float:
-    """Give the largest difference relative to the largest true value."""
-    return float((seen - truth).abs().max().detach() / truth.abs().max().detach())
+def distance(values: Any, expected: Any) -> float:
+    """Return the largest difference relative to the largest expected value."""
+    return float((values - expected).abs().max().detach() / expected.abs().max().detach())

@@ -1,8 +1,8 @@
-"""Several devices where there are none: a tensor carries the name of one, and mixing two fails.
+"""Simulate several devices on the CPU: each tensor has the name of one, and mixing two fails.
 
-Tensors stay on the CPU. The names cpu:1, cpu:2, ... follow them through every function of torch;
-where tensors of two devices meet, an error is raised, as CUDA raises one. Only what CUDA lets
-through is let through: a number, an index or a copy from another device.
+The names cpu:1, cpu:2, ... are passed on by every function of torch. A function of tensors of two
+devices raises an error, as on CUDA, with CUDA's exceptions: a number, an index or a copy from
+another device.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def placed(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 class VirtualDevices(TorchFunctionMode):
-    """Follow names of devices through torch for as long as the mode is on."""
+    """Passes the names of devices on through torch while the mode is on."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -86,7 +86,7 @@ def _tag(result: Any, where: torch.device) -> Any:
 
 
 def _place(module: nn.Module, device: torch.device) -> None:
-    """Put a module's weights on a device, and let it fetch what it is given, as accelerate does."""
+    """Put a module's weights on a device, and move its inputs there, as accelerate does."""
     for each in [*module.parameters(), *module.buffers()]:
         placed(each, device)
 
@@ -107,9 +107,9 @@ def _sent(values: Any, device: torch.device) -> Any:
 
 
 @contextmanager
-def interval_columns(hf: Any) -> Iterator[VirtualDevices]:
+def device_per_block(hf: Any) -> Iterator[VirtualDevices]:
     """Put each block of a plain Llama-like model on a device of its own, the head on the last."""
-    # TransformerLens adds it; nn.Parameter is the one way to a tensor that a mode does not see.
+    # TransformerLens adds it, and a mode does not see tensors that nn.Parameter makes.
     hf.lm_head.bias = nn.Parameter(torch.zeros(hf.config.vocab_size))
     with VirtualDevices() as mode:
         for number, block in enumerate(hf.model.layers, 1):

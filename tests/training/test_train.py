@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from nope_probe.data.documents import is_held_out
+from nope_probe.data.held_out import is_held_out
 from nope_probe.data.sequences import documents
 from nope_probe.data.stdlib import split, stdlib_documents
 from nope_probe.errors import UserError

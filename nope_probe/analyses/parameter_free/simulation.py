@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -20,8 +19,9 @@ from nope_probe.analyses.parameter_free.mean_field import visible
 from nope_probe.analyses.parameter_free.sampling import BLOCK, sample_inputs
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec, spec_of
 from nope_probe.hooks.accumulators import State
-from nope_probe.hooks.capture import ScoreSums
 from nope_probe.hooks.folds import pooled
+from nope_probe.hooks.protocols import HookedModel
+from nope_probe.hooks.score_sums import ScoreSums
 from nope_probe.hooks.streaming import StreamCheckpoint
 
 N_BLOCKS = 32
@@ -109,7 +109,7 @@ class Simulation:
 
 
 def simulate(
-    model: Any,
+    model: HookedModel,
     *,
     alpha: float,
     seq_len: int = 50,
@@ -190,7 +190,13 @@ class _Sums:
     """Sums over the samples so far: of the model's scores and of the control variate."""
 
     def __init__(
-        self, model: Any, alpha: float, seq_len: int, seed: int, n_blocks: int, controlled: bool
+        self,
+        model: HookedModel,
+        alpha: float,
+        seq_len: int,
+        seed: int,
+        n_blocks: int,
+        controlled: bool,
     ) -> None:
         spec, n_layers = spec_of(model), model.cfg.n_layers
         self.sample = partial(

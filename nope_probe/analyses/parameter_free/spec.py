@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from nope_probe.hooks.names import Norm
+
+if TYPE_CHECKING:
+    from nope_probe.hooks.protocols import HookedModel
 
 FLOAT32_EPS = 2.0**-23
 
@@ -68,7 +71,7 @@ class ParameterFreeSpec:
         return FLOAT32_EPS * self.score_scale
 
 
-def spec_of(model: Any) -> ParameterFreeSpec:
+def spec_of(model: HookedModel) -> ParameterFreeSpec:
     """Return the spec that a parameter-free model was configured with."""
     cfg = model.cfg
     sqrt_d = cfg.normalization_type == "LNPre" and cfg.attn_scale < cfg.d_model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,9 +15,10 @@ from nope_probe.experiments.ablation.plan import Plan
 from nope_probe.experiments.finite import validate_finite, validate_window
 from nope_probe.experiments.resumable import gains_once, scores_once
 from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.capture import ScoreMaps
 from nope_probe.hooks.gains import Gains
+from nope_probe.hooks.maps import ScoreMaps
 from nope_probe.hooks.names import COMPONENTS, Gain
+from nope_probe.hooks.protocols import HookedModel
 from nope_probe.hooks.reparametrise import reparametrised
 from nope_probe.runtime.checkpoint import RunCheckpoint
 
@@ -82,7 +83,7 @@ class ConditionRunner:
     """
 
     def __init__(
-        self, model: Any, plan: Plan, options: CaptureOptions, checkpoint: RunCheckpoint
+        self, model: HookedModel, plan: Plan, options: CaptureOptions, checkpoint: RunCheckpoint
     ) -> None:
         self.model, self.plan, self.options, self.checkpoint = model, plan, options, checkpoint
         self.needs_gains = options.gain == "output" and plan.removes_weights

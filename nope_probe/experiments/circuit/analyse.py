@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 from jaxtyping import Float
@@ -14,10 +14,11 @@ from nope_probe.analyses.pattern import diagonal_normalised, kept_cells, measure
 from nope_probe.experiments.circuit.page import circuit_page
 from nope_probe.experiments.circuit.summary import headline
 from nope_probe.experiments.tables import measures_table
-from nope_probe.hooks.capture import StageMaps
 from nope_probe.hooks.components import components
 from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.maps import StageMaps
 from nope_probe.hooks.names import LETTERS, Letter
+from nope_probe.hooks.protocols import HookedModel
 from nope_probe.hooks.stages import STAGES
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.provenance import input_record, kept_inputs, provenance
@@ -93,7 +94,7 @@ def _has_all_keys(folds: Float[Tensor, "fold row_pos col_pos"]) -> bool:
     return bool(folds[:, kept_cells(folds.shape[-1])].isfinite().all())
 
 
-def absent(model: Any, layer: int, maps: StageMaps) -> dict[Letter, str]:
+def absent(model: HookedModel, layer: int, maps: StageMaps) -> dict[Letter, str]:
     """Return for each stage that a block lacks the reason."""
     return {
         letter: f"L{layer} is the last layer" if STAGES[letter].block else _no_middle(model)
@@ -102,12 +103,13 @@ def absent(model: Any, layer: int, maps: StageMaps) -> dict[Letter, str]:
     }
 
 
-def _no_middle(model: Any) -> str:
+def _no_middle(model: HookedModel) -> str:
     """Return why a block has no (e) and (f)."""
-    if getattr(model.cfg, "attn_only", False):
+    block = layers_of(model)[0]
+    if block.attention_only:
         return "no FFN: the block ends with attention, at (g)"
-    if getattr(model.cfg, "parallel_attn_mlp", False):
+    if block.parallel:
         return "attention and FFN run in parallel"
-    if layers_of(model)[0].has("ln1_post.hook_out"):
+    if block.has_post_norm:
         return "there are norms after attention and FFN"
     return "this block has no such stage"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import tyro
 
@@ -16,9 +16,10 @@ from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 
 if TYPE_CHECKING:
-    from nope_probe.hooks.capture import StageMaps
     from nope_probe.hooks.gains import Gains
+    from nope_probe.hooks.maps import StageMaps
     from nope_probe.hooks.names import Component
+    from nope_probe.hooks.protocols import HookedModel
     from nope_probe.models.load import LoadedModel
 
 _arg = tyro.conf.arg
@@ -165,7 +166,7 @@ def stage_maps(session: Session[Settings], key: str) -> StageMaps:
 @contextmanager
 def ablation(
     session: Session[Settings], removed: Sequence[Component], gains: Gains | None
-) -> Iterator[Any]:
+) -> Iterator[HookedModel]:
     """Remove components and, with `norms` among them, the norms' weights."""
     from nope_probe.hooks.ablation import Ablation, ablated
     from nope_probe.hooks.norm_weights import plain_norms

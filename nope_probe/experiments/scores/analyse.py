@@ -15,8 +15,8 @@ from nope_probe.experiments.scores.page import scores_page
 from nope_probe.experiments.scores.summary import headline
 from nope_probe.experiments.tables import columns_of, interval_names, measures_table
 from nope_probe.figures.heads import HEAD_MEASURES
-from nope_probe.hooks.capture import ScoreMaps
 from nope_probe.hooks.folds import pooled
+from nope_probe.hooks.maps import ScoreMaps
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.provenance import input_record, kept_inputs, provenance
 

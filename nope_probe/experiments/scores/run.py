@@ -12,7 +12,7 @@ from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 
 if TYPE_CHECKING:
-    from nope_probe.hooks.capture import ScoreMaps
+    from nope_probe.hooks.maps import ScoreMaps
 
 _arg = tyro.conf.arg
 

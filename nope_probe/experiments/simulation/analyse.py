@@ -25,6 +25,7 @@ from nope_probe.analyses.pattern import diagonal_normalised
 from nope_probe.experiments.simulation.page import simulation_page
 from nope_probe.experiments.simulation.summary import headline
 from nope_probe.experiments.tables import columns_of
+from nope_probe.hooks.protocols import HookedModel
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.provenance import provenance
 
@@ -67,7 +68,7 @@ def analyse(session: Session[Settings], simulations: Mapping[float, Simulation])
 
 
 def theory_of(
-    model: Any, simulations: Mapping[float, Simulation]
+    model: HookedModel, simulations: Mapping[float, Simulation]
 ) -> dict[float, Float[Tensor, "layer query_pos key_pos"]]:
     """Return the mean field's score maps at each simulated alpha, nats."""
     n = next(iter(simulations.values())).best.folds.shape[-1]

@@ -249,12 +249,10 @@ def test_an_alpha_outside_zero_to_one_is_refused(alpha):
 @pytest.mark.parametrize("norm", ["l2", "layernorm-d", "layernorm-sqrt-d"])
 @pytest.mark.parametrize("rope", [True, False])
 def test_the_spec_of_a_model_is_the_one_it_was_configured_with(norm, rope):
-    from types import SimpleNamespace
-
-    from nope_probe.models.parameter_free import parameter_free
+    from nope_probe.models.parameter_free import build, parameter_free
 
     config = parameter_free(2, d_model=6, norm=norm, rope=rope, causal=rope)
-    found = spec_of(SimpleNamespace(cfg=config))
+    found = spec_of(build(config))
     assert found == ParameterFreeSpec(d_model=6, norm=norm, rope=rope, causal=rope)
 
 

@@ -1,0 +1,70 @@
+"""Cut documents into token sequences of equal length, at random places or at their start."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+
+import torch
+from jaxtyping import Int
+from torch import Generator, Tensor
+
+from nope_probe.errors import UserError
+
+
+def cut(
+    ids: list[list[int]], n_seqs: int, length: int, generator: Generator
+) -> Int[Tensor, "seq pos"]:
+    """Cut sequences that do not overlap at random places, taking documents in turn.
+
+    Args:
+        ids: the tokens of each document.
+        n_seqs: how many sequences.
+        length: tokens in each.
+        generator: of every random choice.
+
+    Raises:
+        UserError: if there are too few (it says how many there are).
+    """
+    per_document = [_starts(len(document), length, generator) for document in ids]
+    long_enough = [index for index, starts in enumerate(per_document) if starts]
+    if not long_enough:
+        raise UserError(
+            f"every document is too short: the longest has {max(map(len, ids))} tokens, {length} "
+            "are needed; lower --seq-len"
+        )
+    order = [long_enough[i] for i in torch.randperm(len(long_enough), generator=generator).tolist()]
+    rounds = zip_longest(*([(index, start) for start in per_document[index]] for index in order))
+    chosen = [place for turn in rounds for place in turn if place is not None]
+    if len(chosen) < n_seqs:
+        raise UserError(
+            f"{len(long_enough)} documents of {length} tokens or more give {len(chosen)} "
+            f"sequences, {n_seqs} were asked for; lower --n-seqs or --seq-len"
+        )
+    return torch.tensor([ids[index][start : start + length] for index, start in chosen[:n_seqs]])
+
+
+def cut_at_start(
+    ids: list[list[int]], n_seqs: int, length: int, generator: Generator
+) -> Int[Tensor, "seq pos"]:
+    """Take the first tokens of documents that are long enough, one sequence each, in random order.
+
+    Raises:
+        UserError: if there are too few (it says how many there are).
+    """
+    long_enough = [document[:length] for document in ids if len(document) >= length]
+    if len(long_enough) < n_seqs:
+        raise UserError(
+            f"{len(long_enough)} documents have {length} tokens or more, {n_seqs} were asked for; "
+            "lower --n-seqs or --seq-len, or take --windows random"
+        )
+    order = torch.randperm(len(long_enough), generator=generator)[:n_seqs]
+    return torch.tensor(long_enough)[order]
+
+
+def _starts(n_tokens: int, length: int, generator: Generator) -> list[int]:
+    """Choose where the sequences of one document begin, in random order."""
+    n_fit, slack = divmod(n_tokens, length)
+    if n_fit == 0:
+        return []
+    offset = int(torch.randint(slack + 1, (), generator=generator))
+    return [offset + length * k for k in torch.randperm(n_fit, generator=generator).tolist()]

@@ -1,0 +1,117 @@
+"""The removals in one block: what has to be read of a forward pass, and what is written."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor
+
+from nope_probe.hooks.attention import repeat_heads, unmasked
+from nope_probe.hooks.base_layer import Layer
+from nope_probe.hooks.gains import project_identity, project_identity_transposed
+from nope_probe.hooks.names import Component, Projection
+from nope_probe.hooks.protocols import Attachment, HookPoint
+from nope_probe.hooks.qk_reader import QKReader
+
+
+class BlockAblation:
+    """Removes components from one block, for as long as its hooks are attached.
+
+    Args:
+        layer: the block.
+        remove: the components.
+        gains: c of each weight that is removed.
+    """
+
+    def __init__(
+        self, layer: Layer, remove: Collection[Component], gains: Mapping[Projection, float]
+    ) -> None:
+        self.layer, self.remove, self.gains = layer, set(remove), gains
+        self.reader = QKReader(layer)
+        self.read: dict[str, Tensor] = {}
+
+    def hooks(self) -> Iterator[Attachment]:
+        """Return the hooks in the order in which they have to be attached."""
+        point, remove = self.layer.point, self.remove
+        if remove & {"w_q", "w_k", "w_v"}:
+            yield point(self.layer.norm_point("ln1")), self.read_input
+        if "w_q" in remove:
+            yield point("attn.hook_q"), self.write_q
+        if "rope" in remove:
+            yield from self.layer.hooks_without_rope()
+        if remove & {"mask", "w_k"}:
+            yield from self.reader.hooks()
+            yield point("attn.hook_attn_scores"), self.write_scores
+        if "w_v" in remove:
+            yield point("attn.hook_pattern"), self.read_pattern
+            yield point("attn.hook_z"), self.write_z
+        if "w_o" in remove:
+            yield point("attn.hook_z"), self.read_z
+            yield point(self.layer.attn_out_point), self.write_attn_out
+        if "mlp" in remove:
+            yield point("hook_mlp_out"), zeros
+        yield point("hook_resid_post"), self.reset
+
+    def read_input(self, tensor: Tensor, hook: HookPoint) -> None:
+        self.read["y"] = self.layer.norm_output("ln1", tensor)
+
+    def read_pattern(self, tensor: Tensor, hook: HookPoint) -> None:
+        self.read["pattern"] = tensor
+
+    def read_z(self, tensor: Tensor, hook: HookPoint) -> None:
+        self.read["z"] = tensor
+
+    def write_q(self, tensor: Tensor, hook: HookPoint) -> Tensor:
+        """Replace the output of W_Q; the model then norms and rotates it."""
+        return self._replaced("w_q").to(tensor.dtype)
+
+    def write_scores(self, tensor: Tensor, hook: HookPoint) -> Tensor:
+        """Rebuild the scores from q and k, with the model's own mask unless that is removed."""
+        scores = self.layer.scores(self.reader.read("q"), self._keys()).to(tensor.dtype)
+        if "mask" in self.remove:
+            return scores
+        # One sequence and head shows the mask of all: lengths are equal, without padding.
+        return torch.where(unmasked(tensor[0, 0]), scores, tensor)
+
+    def write_z(self, tensor: Tensor, hook: HookPoint) -> Tensor:
+        """Replace the output of W_V, weighted by attention."""
+        pattern = self.read.pop("pattern")  # the largest tensor of a block: not kept for the next
+        z = torch.einsum("bhqk,bkhd->bqhd", pattern, self._replaced("w_v").to(pattern.dtype))
+        return z.to(tensor.dtype)
+
+    def write_attn_out(self, tensor: Tensor, hook: HookPoint) -> Tensor:
+        """Replace the output of W_O."""
+        z = rearrange(self.read["z"], "batch pos head d_head -> batch pos (head d_head)")
+        replaced = self.gains["w_o"] * project_identity_transposed(z, self.layer.d_model)
+        return replaced.to(tensor.dtype)
+
+    def reset(self, tensor: Tensor, hook: HookPoint) -> None:
+        """Drop what was read of a pass: the queries and keys of all blocks are gigabytes."""
+        self.read.clear()
+        self.reader.reset()
+
+    def _keys(self) -> Float[Tensor, "batch pos head d_head"]:
+        if "w_k" not in self.remove:
+            return repeat_heads(self.reader.read("k"), self.layer.n_heads)
+        keys = self.layer.qk_norm(self._replaced("w_k"), "k")
+        return keys if "rope" in self.remove else self.reader.rotate(keys)
+
+    def _replaced(self, name: Projection) -> Float[Tensor, "batch pos head d_head"]:
+        """Return the output of the replacement of W_Q, W_K or W_V."""
+        y = project_identity(self.read["y"], self.layer.n_heads, self.layer.d_head)
+        return self.gains[name] * y
+
+
+def zeros(tensor: Tensor, hook: HookPoint) -> Tensor:
+    """Replace a tensor by zeros."""
+    return torch.zeros_like(tensor)
+
+
+def mean_over_positions(
+    tensor: Float[Tensor, "batch pos d_model"], hook: HookPoint
+) -> Float[Tensor, "batch pos d_model"]:
+    """Replace each position's vector by the mean over positions."""
+    return tensor.mean(-2, keepdim=True).expand_as(tensor).clone()

@@ -1,0 +1,82 @@
+"""Captured maps: the fold means of attention scores, and of the stages around one block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from nope_probe.hooks.accumulators import State
+from nope_probe.hooks.folds import pooled
+from nope_probe.hooks.names import LETTERS, Letter
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreMaps:
+    """Mean attention scores, in nats.
+
+    Attributes:
+        folds: fold means; masked cells are NaN (j > i, unless the mask is removed).
+        visible: which cells the model does not mask.
+        counts: sequences per fold.
+        mean_term: per fold, an unbiased estimate of <E q_i, E k_j> times the scale, the part of a
+            score that comes from each position's own mean query and key; or None.
+        key_means: per fold, the mean key of each position, key heads concatenated; or None.
+        per_head: the same fold means for each query head; or None.
+    """
+
+    folds: Float[Tensor, "fold layer query_pos key_pos"]
+    visible: Bool[Tensor, "layer query_pos key_pos"]
+    counts: Int[Tensor, " fold"]
+    mean_term: Float[Tensor, "fold layer query_pos key_pos"] | None = None
+    key_means: Float[Tensor, "fold layer pos width"] | None = None
+    per_head: Float[Tensor, "fold layer head query_pos key_pos"] | None = None
+
+    @property
+    def mean(self) -> Float[Tensor, "layer query_pos key_pos"]:
+        """The mean over all sequences."""
+        return pooled(self.folds, self.counts)
+
+    def to_tensors(self) -> State:
+        """Return the maps by name, for `ScoreMaps(**tensors)`."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageMaps:
+    """Gram maps of the paper's stages; (b) and (i) are score maps, in nats.
+
+    Attributes:
+        folds: fold means, per letter.
+        visible: of score maps, which cells the model does not mask.
+        counts: sequences per fold.
+    """
+
+    folds: dict[Letter, Float[Tensor, "fold row_pos col_pos"]]
+    visible: dict[Letter, Bool[Tensor, "query_pos key_pos"]]
+    counts: Int[Tensor, " fold"]
+
+    def mean(self, letter: Letter) -> Float[Tensor, "row_pos col_pos"]:
+        """Return the mean over all sequences of one stage's map."""
+        return pooled(self.folds[letter], self.counts)
+
+    def to_tensors(self) -> State:
+        """Return the maps by name, for `from_tensors`."""
+        folds = {f"folds/{letter}": each for letter, each in self.folds.items()}
+        visible = {f"visible/{letter}": each for letter, each in self.visible.items()}
+        return {"counts": self.counts, **folds, **visible}
+
+    @classmethod
+    def from_tensors(cls, tensors: State) -> StageMaps:
+        """Return the maps from which `to_tensors` made the tensors."""
+        folds, visible = (
+            {
+                letter: tensors[f"{kind}/{letter}"]
+                for letter in LETTERS
+                if f"{kind}/{letter}" in tensors
+            }
+            for kind in ("folds", "visible")
+        )
+        return cls(folds=folds, visible=visible, counts=tensors["counts"])

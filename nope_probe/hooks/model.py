@@ -1,0 +1,75 @@
+"""What differs between a HookedTransformer and a TransformerBridge as a whole.
+
+What differs between their blocks is in `hooks/layer.py`; no other file asks which kind a model is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from inspect import signature
+from typing import Any, TypeAlias
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nope_probe.hooks.layer import is_bridge, layers_of
+from nope_probe.hooks.protocols import HookedModel, HookPoint
+
+Inputs: TypeAlias = Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
+
+
+def forward(model: HookedModel, inputs: Inputs) -> None:
+    """Run a model's blocks on tokens, or on vectors that enter the first block as they are."""
+    if is_bridge(model):
+        with _entering(model, inputs):
+            model(inputs)
+    elif inputs.is_floating_point():
+        model(inputs, start_at_layer=0, stop_at_layer=model.cfg.n_layers)
+    else:
+        model(inputs, stop_at_layer=model.cfg.n_layers)
+
+
+@contextmanager
+def _entering(model: HookedModel, inputs: Inputs) -> Iterator[None]:
+    """Let vectors enter a bridge's first block as they are; tokens are left alone.
+
+    A bridge takes vectors for input embeddings, to which GPT-2 adds positions. `start_at_layer`
+    would do, but TransformerLens 3.9 has it for HookedTransformers only.
+    """
+    if not inputs.is_floating_point():
+        yield
+        return
+    point = layers_of(model)[0].point("hook_resid_pre")
+    # Before all other hooks, so that they read what enters.
+    point.add_hook(lambda tensor, hook: inputs, prepend=True)
+    handle = point.fwd_hooks[0]
+    try:
+        yield
+    finally:
+        handle.hook.remove()
+        point.fwd_hooks.remove(handle)
+
+
+def is_causal(model: HookedModel) -> bool:
+    """Return whether a model's attention has a mask."""
+    return getattr(model.cfg, "attention_dir", "causal") != "bidirectional"
+
+
+def position_point(model: HookedModel) -> HookPoint | None:
+    """Return the hook point of learned position embeddings, None if a model has none.
+
+    A HookedTransformer without position encoding is one whose embeddings are 0: TransformerLens has
+    no position embedding type "none".
+    """
+    hooked: Any = model
+    if is_bridge(model):
+        return hooked.pos_embed.hook_out if "pos_embed" in hooked._modules else None
+    learned = model.cfg.positional_embedding_type == "standard"
+    return hooked.hook_pos_embed if learned and bool(hooked.pos_embed.W_pos.any()) else None
+
+
+def takes_position_ids(model: HookedModel) -> bool:
+    """Return whether a forward pass can be given the position of each token."""
+    original = getattr(model, "original_model", None)
+    return original is not None and "position_ids" in signature(original.forward).parameters

@@ -1,0 +1,41 @@
+"""A server on this machine that answers in place of the Hugging Face Hub."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+
+class HubHandler(BaseHTTPRequestHandler):
+    """Answers requests of `huggingface_hub` without logging them."""
+
+    def answer(self, status: int, content: bytes = b"", **headers: str) -> None:
+        """Send a status, headers (underscores become hyphens) and the length of a content."""
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        pass
+
+
+@contextmanager
+def serving(handler: type[HubHandler]) -> Iterator[str]:
+    """Serve on a free port, and yield the server's address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+
+
+def online(hub: str, home: Path) -> dict[str, str]:
+    """Return the environment of a process that may use a hub, with a cache of its own."""
+    environment = {name: v for name, v in os.environ.items() if "proxy" not in name.lower()}
+    return environment | {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(home)}
