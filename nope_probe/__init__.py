@@ -7,8 +7,8 @@ if TYPE_CHECKING:
     from nope_probe import figures
     from nope_probe.analyses.attribution import attribute
     from nope_probe.analyses.parameter_free.critical_alpha import theory_scores
-    from nope_probe.analyses.parameter_free.mean_field import ParameterFreeSpec
     from nope_probe.analyses.parameter_free.simulation import simulate_scores
+    from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
     from nope_probe.analyses.pattern import measure, row_centred
     from nope_probe.analyses.shapley import player_set
     from nope_probe.data.sequences import gaussian, sequences
@@ -38,7 +38,7 @@ _HOME = {
     "player_set": "nope_probe.analyses.shapley",
     "simulate_scores": "nope_probe.analyses.parameter_free.simulation",
     "theory_scores": "nope_probe.analyses.parameter_free.critical_alpha",
-    "ParameterFreeSpec": "nope_probe.analyses.parameter_free.mean_field",
+    "ParameterFreeSpec": "nope_probe.analyses.parameter_free.spec",
     "read_run": "nope_probe.runtime.folder",
 }
 

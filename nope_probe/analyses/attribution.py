@@ -1,7 +1,7 @@
-"""From the maps of ablated models to sources, the weights they need, and their intervals.
+"""Attribution of a pattern, from the maps of ablated models, to its sources and to players.
 
-Only the mask and position encodings break the symmetry between positions: they are sources. Weights
-shape what these start, so a weight is needed or enough, and never called a source.
+Only the mask and position encodings break the symmetry between positions: they are the sources.
+Weights shape what the sources start: a weight can be a player, and is never called a source.
 """
 
 from __future__ import annotations
@@ -22,14 +22,8 @@ from nope_probe.analyses.conditions import (
     position_of,
     validate_complete,
 )
-from nope_probe.analyses.jackknife import (
-    Interval,
-    cross_products,
-    jackknife,
-    rms,
-    share,
-    signed_root,
-)
+from nope_probe.analyses.contrasts import ContrastGram
+from nope_probe.analyses.jackknife import Interval, cross_products, jackknife, rms, signed_root
 from nope_probe.analyses.pattern import kept_cells, relative_part, row_centred
 from nope_probe.analyses.shapley import (
     INTACT,
@@ -37,12 +31,12 @@ from nope_probe.analyses.shapley import (
     Condition,
     Contrast,
     PlayerSet,
+    alone,
     difference,
+    lost,
     moebius,
-    necessity,
     shapley,
     source_terms,
-    sufficiency,
 )
 from nope_probe.hooks.maps import ScoreMaps
 from nope_probe.hooks.names import Component
@@ -55,7 +49,8 @@ class Source:
     """One term of v(all) = content + mask + rope + mask x rope.
 
     Attributes:
-        rms: the term's RMS over the cells, nats.
+        term: its name, as in `source_terms`.
+        rms: its RMS over the cells, nats.
         share: <term, v(all)> / <v(all), v(all)>; the shares of all terms add to 1.
     """
 
@@ -66,33 +61,38 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class PlayerAttribution:
-    """What a player means for the pattern of its game, each relative to <D, D>.
+    """A player's part in D = v(all) - v(none), each relative to <D, D>.
 
     Attributes:
-        share: of its Shapley map; the shares of all players add to 1.
-        sufficiency: of v({c}) - v(none).
-        necessity: of v(all) - v(all less c).
+        player_set, player: their names.
+        share: the Shapley share; the shares of all players add to 1.
+        alone: of v({c}) - v(none), the pattern with this player alone.
+        lost: of v(all) - v(all less c), what is lost without this player.
     """
 
-    game: str
+    player_set: str
     player: str
     share: Interval
-    sufficiency: Interval
-    necessity: Interval
+    alone: Interval
+    lost: Interval
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interaction:
-    """The share of what only these players together bring (a Moebius term)."""
+    """The share of a Moebius term: what these players add only when all of them are kept."""
 
-    game: str
+    player_set: str
     players: tuple[str, ...]
     share: Interval
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskEffect:
-    """The paper's section 5: RMS of the non-relative part with and without the mask, nats."""
+    """RMS of the non-relative part with and without the mask, nats (the paper's section 5).
+
+    Attributes:
+        difference: with the mask less without it, paired.
+    """
 
     with_mask: Interval
     without_mask: Interval
@@ -101,21 +101,28 @@ class MaskEffect:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerAttribution:
-    """Everything that is attributed in one layer."""
+    """The attribution of one layer's pattern.
+
+    Attributes:
+        layer: the layer, from 0.
+        sources: the terms that add up to the pattern.
+        players, interactions: of every player set.
+        non_relative: the mask's effect on the non-relative part.
+    """
 
     layer: int
     sources: tuple[Source, ...]
-    needs: tuple[PlayerAttribution, ...]
+    players: tuple[PlayerAttribution, ...]
     interactions: tuple[Interaction, ...]
     non_relative: MaskEffect
 
-    def is_conjunction(self, game: str) -> bool:
-        """Tell whether all of a game's players get about the same share: all are needed at once.
+    def is_conjunction(self, player_set: str) -> bool:
+        """Return whether all players of a set have about the same share: all are needed at once.
 
         Any destructive removal makes the pattern a conjunction, and a conjunction of k players
-        gives each 1/k: that is no measurement of equal weight.
+        gives each 1/k, which is no measurement of equal weight.
         """
-        shares = [need.share.value for need in self.needs if need.game == game]
+        shares = [each.share.value for each in self.players if each.player_set == player_set]
         equal = 1 / max(1, len(shares))
         return len(shares) > 1 and all(abs(s - equal) < CONJUNCTION_TOLERANCE for s in shares)
 
@@ -171,24 +178,10 @@ def attribute(
     ]
 
 
-def _patterns(
-    folds: Sequence[Float[Tensor, "fold query_pos key_pos"]], skip_keys: int
-) -> Float[Tensor, "condition fold query_pos key_pos"]:
-    return torch.stack([row_centred(each.double(), skip_keys) for each in folds])
-
-
-def _kept_patterns(
-    folds: Sequence[Float[Tensor, "fold query_pos key_pos"]], skip_keys: int
-) -> Float[Tensor, "condition fold cell"]:
-    """Give the patterns' cells alone, one condition at a time: whole maps are gigabytes."""
-    cells = kept_cells(folds[0].shape[-1], skip_keys)
-    return torch.stack([row_centred(each.double(), skip_keys)[..., cells] for each in folds])
-
-
 def _attribute_layer(
     layer: int,
     folds: Mapping[Condition, Float[Tensor, "fold query_pos key_pos"]],
-    games: Sequence[PlayerSet],
+    player_sets: Sequence[PlayerSet],
     position: Component | None,
     skip_keys: int,
 ) -> LayerAttribution:
@@ -196,35 +189,18 @@ def _attribute_layer(
     return LayerAttribution(
         layer=layer,
         sources=tuple(_sources(gram, position)),
-        needs=tuple(need for game in games for need in _needs(gram, game)),
-        interactions=tuple(each for game in games for each in _interactions(gram, game)),
+        players=tuple(each for ours in player_sets for each in _players(gram, ours)),
+        interactions=tuple(each for ours in player_sets for each in _interactions(gram, ours)),
         non_relative=mask_effect(folds[INTACT], folds[MASK], skip_keys),
     )
 
 
-class ContrastGram:
-    """Inner products of terms, on all folds and without each, from one Gram matrix."""
-
-    def __init__(
-        self, conditions: Sequence[Condition], patterns: Float[Tensor, "condition fold cell"]
-    ) -> None:
-        self.row = {condition: row for row, condition in enumerate(conditions)}
-        self.gram = cross_products(patterns, patterns)
-
-    def product(self, one: Contrast, other: Contrast) -> Float[Tensor, " one_plus_folds"]:
-        """Give <one, other> as a mean over cells, in squared nats."""
-        left, right = self._coefficients(one), self._coefficients(other)
-        return torch.einsum("x,fxy,y->f", left, self.gram, right)
-
-    def share(self, term: Contrast, whole: Contrast) -> Interval:
-        """Give <term, whole> / <whole, whole>."""
-        return share(self.product(term, whole), self.product(whole, whole))
-
-    def _coefficients(self, term: Contrast) -> Float[Tensor, " condition"]:
-        vector = torch.zeros(len(self.row), dtype=torch.float64)
-        for condition, weight in term.items():
-            vector[self.row[condition]] += weight
-        return vector
+def _kept_patterns(
+    folds: Sequence[Float[Tensor, "fold query_pos key_pos"]], skip_keys: int
+) -> Float[Tensor, "condition fold cell"]:
+    # One condition at a time, and the kept cells alone: all whole maps together are gigabytes.
+    cells = kept_cells(folds[0].shape[-1], skip_keys)
+    return torch.stack([row_centred(each.double(), skip_keys)[..., cells] for each in folds])
 
 
 def _sources(gram: ContrastGram, position: Component | None) -> list[Source]:
@@ -235,30 +211,30 @@ def _sources(gram: ContrastGram, position: Component | None) -> list[Source]:
     ]
 
 
-def _needs(gram: ContrastGram, game: PlayerSet) -> list[PlayerAttribution]:
-    whole = difference(game)
+def _players(gram: ContrastGram, players: PlayerSet) -> list[PlayerAttribution]:
+    whole = difference(players)
     return [
         PlayerAttribution(
-            game=game.name,
-            player=player.name,
-            share=gram.share(shapley(game, player), whole),
-            sufficiency=gram.share(sufficiency(game, player), whole),
-            necessity=gram.share(necessity(game, player), whole),
+            player_set=players.name,
+            player=each.name,
+            share=gram.share(shapley(players, each), whole),
+            alone=gram.share(alone(players, each), whole),
+            lost=gram.share(lost(players, each), whole),
         )
-        for player in game.players
+        for each in players.players
     ]
 
 
-def _interactions(gram: ContrastGram, game: PlayerSet) -> list[Interaction]:
-    whole = difference(game)
+def _interactions(gram: ContrastGram, players: PlayerSet) -> list[Interaction]:
+    whole = difference(players)
     return [
         Interaction(
-            game=game.name,
+            player_set=players.name,
             players=tuple(player.name for player in members),
-            share=gram.share(moebius(game, members), whole),
+            share=gram.share(moebius(players, members), whole),
         )
-        for size in range(2, len(game.players) + 1)
-        for members in combinations(game.players, size)
+        for size in range(2, len(players.players) + 1)
+        for members in combinations(players.players, size)
     ]
 
 
@@ -267,11 +243,16 @@ def mask_effect(
     without_mask: Float[Tensor, "fold query_pos key_pos"],
     skip_keys: int = 0,
 ) -> MaskEffect:
-    """Compare the non-relative part of one layer's pattern with and without the causal mask.
+    """Return the RMS of one layer's non-relative part with and without the mask, and its change.
 
-    Both are fold maps of the score (nats) on the same sequences.
+    Args:
+        with_mask: fold maps of the intact model's score, nats.
+        without_mask: the same without the mask, on the same sequences.
+        skip_keys: how many first keys to leave out.
     """
-    patterns = _patterns([with_mask, without_mask], skip_keys)
+    patterns = torch.stack(
+        [row_centred(each.double(), skip_keys) for each in (with_mask, without_mask)]
+    )
     rest = patterns - relative_part(patterns, skip_keys)
     cells = kept_cells(patterns.shape[-1], skip_keys)
     squares = cross_products(rest[..., cells], rest[..., cells])
@@ -285,13 +266,3 @@ def mask_effect(
 
 def _roots(squares: Float[Tensor, " one_plus_folds"]) -> Float[Tensor, " one_plus_folds"]:
     return torch.tensor([signed_root(float(square)) for square in squares], dtype=torch.float64)
-
-
-def term_map(
-    term: Contrast, patterns: Mapping[Condition, Float[Tensor, "*batch query_pos key_pos"]]
-) -> Float[Tensor, "*batch query_pos key_pos"]:
-    """Add condition maps up to a term's map, nats."""
-    total = torch.zeros_like(next(iter(patterns.values())))
-    for condition, weight in term.items():
-        total += weight * patterns[condition]
-    return total

@@ -1,7 +1,7 @@
-"""Honest numbers from folds: inner products without noise, and jackknife intervals.
+"""Unbiased inner products and 95% jackknife intervals, from folds of the data.
 
-With F folds, <X, Y> is the sum over folds a != b of <X_a, Y_b> over F(F-1): the noise of two folds
-is independent, so that noise does not count as pattern, and everything linear stays additive.
+With F folds, <X, Y> is the sum over folds a != b of <X_a, Y_b> over F(F-1): the noise of different
+folds is independent, so noise does not count as pattern, and everything linear stays additive.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MIN_FOLDS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """An estimate with its 95% interval; all NaN where it means nothing."""
+    """An estimate with its 95% interval; all NaN where the estimate is undefined."""
 
     value: float
     low: float
@@ -29,16 +29,19 @@ class Interval:
         return self.low > 0 or self.high < 0
 
 
-NOTHING = Interval(value=float("nan"), low=float("nan"), high=float("nan"))
+UNDEFINED = Interval(value=float("nan"), low=float("nan"), high=float("nan"))
 
 
 def jackknife(estimates: Float[Tensor, " one_plus_folds"]) -> Interval:
-    """Turn an estimate on all folds and its delete-one-fold twins into a 95% interval.
-
-    Args:
-        estimates: first the estimate on all folds, then one without each fold.
+    """Return an estimate with its 95% jackknife interval.
 
     The half width is t_{F-1}(.975) times the jackknife standard error.
+
+    Args:
+        estimates: first the estimate on all folds, then the estimate without each fold.
+
+    Raises:
+        ValueError: for fewer than 4 folds.
     """
     from scipy.special import stdtrit
 
@@ -52,12 +55,12 @@ def jackknife(estimates: Float[Tensor, " one_plus_folds"]) -> Interval:
 
 
 def standard_error(folds: Float[Tensor, "fold *map"]) -> Float[Tensor, "*map"]:
-    """Estimate the standard error of the mean of folds of (nearly) equal size, cell by cell."""
+    """Return the standard error, cell by cell, of the mean of folds of (nearly) equal size."""
     return folds.std(0) / len(folds) ** 0.5
 
 
 def leave_one_out(folds: Float[Tensor, "fold *map"]) -> Float[Tensor, "one_plus_folds *map"]:
-    """Average the folds: first all of them, then all but each."""
+    """Return the mean of all folds, then the mean without each fold."""
     total, n_folds = folds.sum(0, keepdim=True), len(folds)
     return torch.cat([total / n_folds, (total - folds) / (n_folds - 1)])
 
@@ -65,10 +68,16 @@ def leave_one_out(folds: Float[Tensor, "fold *map"]) -> Float[Tensor, "one_plus_
 def cross_products(
     x: Float[Tensor, "x fold cell"], y: Float[Tensor, "y fold cell"]
 ) -> Float[Tensor, "one_plus_folds x y"]:
-    """Give <X, Y> for each pair of maps, on all folds and without each fold; cells are averaged.
+    """Return <X, Y> of each pair of maps, on all folds and then without each fold.
 
-    Maps come as vectors of cells, one per fold. A product is the mean over cells of X*Y, so that
-    <P, P> is a squared RMS.
+    A product is a mean over cells of X*Y, so that <P, P> is a squared RMS.
+
+    Args:
+        x: maps as vectors of cells, one per fold.
+        y: the maps that each of them is multiplied with.
+
+    Raises:
+        ValueError: for fewer than 3 folds.
     """
     n_folds, n_cells = x.shape[1:]
     if n_folds < 3:
@@ -79,19 +88,19 @@ def cross_products(
     total = x_total @ y_total.T / n_cells
     row = torch.einsum("xfc,yc->fxy", x, y_total) / n_cells
     column = torch.einsum("xc,yfc->fxy", x_total, y) / n_cells
-    everything = (total - same.sum(0)) / (n_folds * (n_folds - 1))
+    on_all_folds = (total - same.sum(0)) / (n_folds * (n_folds - 1))
     # Without fold d: drop its row and its column, put back its own cell, drop the other diagonals.
     without = total - row - column + same - (same.sum(0) - same)
-    return torch.cat([everything[None], without / ((n_folds - 1) * (n_folds - 2))])
+    return torch.cat([on_all_folds[None], without / ((n_folds - 1) * (n_folds - 2))])
 
 
 def signed_root(x: float) -> float:
-    """Give sign(x) sqrt(|x|): the RMS behind an unbiased square, which noise can make negative."""
+    """Return sign(x) sqrt(|x|): an RMS from an unbiased square, which noise can make negative."""
     return abs(x) ** 0.5 if x >= 0 else -(abs(x) ** 0.5)
 
 
 def rms(squares: Float[Tensor, " one_plus_folds"]) -> Interval:
-    """Turn estimates of a mean square into an RMS with its interval."""
+    """Return the RMS with its interval, from estimates of the mean square."""
     square = jackknife(squares)
     return Interval(
         value=signed_root(square.value), low=signed_root(square.low), high=signed_root(square.high)
@@ -101,5 +110,5 @@ def rms(squares: Float[Tensor, " one_plus_folds"]) -> Interval:
 def share(
     part: Float[Tensor, " one_plus_folds"], whole: Float[Tensor, " one_plus_folds"]
 ) -> Interval:
-    """Give part / whole with its interval; nothing where the whole cannot be told from zero."""
-    return jackknife(part / whole) if jackknife(whole).low > 0 else NOTHING
+    """Return part / whole with its interval; undefined if the whole does not exceed its noise."""
+    return jackknife(part / whole) if jackknife(whole).low > 0 else UNDEFINED

@@ -1,8 +1,8 @@
-"""The mean term and the covariance term of a score map: an exact split, in any basis, no ablation.
+"""The mean term and the covariance term of a score map: an exact split without any ablation.
 
 A score map is the mean term <E q_i, E k_j> (each position has a mean vector of its own: the
 positional basis of Song and Zhong, arXiv 2310.04861) plus the covariance term, that of q_i and k_j
-over sequences (tokens that share their past resemble each other).
+over sequences (tokens that share their past resemble each other). Neither depends on the basis.
 """
 
 from __future__ import annotations
@@ -13,7 +13,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.jackknife import NOTHING, Interval, cross_products, jackknife, rms, share
+from nope_probe.analyses.jackknife import (
+    UNDEFINED,
+    Interval,
+    cross_products,
+    jackknife,
+    rms,
+    share,
+)
 from nope_probe.analyses.pattern import kept_cells, row_centred
 
 
@@ -22,6 +29,7 @@ class MeanCovariance:
     """One layer's mean and covariance terms.
 
     Attributes:
+        layer: the layer, from 0.
         mean, covariance: shares <term, v(all)> / <v(all), v(all)>; they add to 1.
         mean_rms, covariance_rms: RMS of each term's pattern, nats.
         dimensions: how many dimensions the positions' mean keys span (participation ratio).
@@ -41,7 +49,14 @@ def split_mean_covariance(
     key_means: Float[Tensor, "fold layer pos width"],
     skip_keys: int = 0,
 ) -> list[MeanCovariance]:
-    """Return each layer's terms, from what `capture_scores(..., mean_term=True)` returned."""
+    """Return the mean and covariance terms of each layer's pattern.
+
+    Args:
+        scores: fold maps of the score, nats, as `capture_scores(..., mean_term=True)` returns them,
+        mean_term: with their mean term, nats,
+        key_means: and the mean key of each position.
+        skip_keys: how many first keys to leave out.
+    """
     return [
         _split_layer(layer, scores[:, layer], mean_term[:, layer], key_means[:, layer], skip_keys)
         for layer in range(scores.shape[1])
@@ -71,21 +86,21 @@ def _split_layer(
 
 
 def participation_ratio(means: Float[Tensor, "fold pos width"]) -> Interval:
-    """Give (tr C)^2 / tr C^2 of the covariance C of the positions' means, with its interval.
+    """Return (tr C)^2 / tr C^2 of the covariance C of the positions' means, with its interval.
 
-    C is taken between different folds, so that noise adds no dimensions of its own to the trace;
-    where the trace cannot be told from zero, positions have no means of their own and no ratio.
+    C is taken between different folds, so that noise adds no dimensions to the trace. The ratio is
+    undefined where the trace does not exceed its noise: all positions have the same mean.
     """
     centred = means - means.mean(1, keepdim=True)
     folds = list(range(len(means)))
     grams = [_gram(centred[[f for f in folds if f != out]]) for out in (None, *folds)]
     traces = torch.stack([gram.trace() for gram in grams])
     if not jackknife(traces).low > 0:
-        return NOTHING
+        return UNDEFINED
     return jackknife(traces.square() / torch.stack([gram.square().sum() for gram in grams]))
 
 
 def _gram(folds: Float[Tensor, "fold pos width"]) -> Float[Tensor, "pos pos2"]:
-    """Average the inner products of positions over pairs of different folds."""
+    """Return the mean inner products of positions over pairs of different folds."""
     total, same = folds.sum(0), torch.einsum("fpw,fqw->pq", folds, folds)
     return (total @ total.T - same) / (len(folds) * (len(folds) - 1))

@@ -1,7 +1,7 @@
-"""From a score map to the positional pattern in it, and measures of that pattern.
+"""The positional pattern in a score map, and measures of it.
 
 Softmax ignores a constant per row. The pattern is therefore the score map less each row's mean over
-j < i; it lives on the cells j < i, and is NaN elsewhere.
+the keys j < i. It is defined on the cells j < i, and NaN elsewhere.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nope_probe.analyses.jackknife import (
     rms,
     share,
 )
-from nope_probe.hooks.maps import ScoreMaps
+from nope_probe.hooks.maps import ScoreMaps, diagonal_normalised
 
 LAG = 8
 MIN_KEYS = 8
@@ -31,19 +31,19 @@ EDGE = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Measures:
-    """What one layer's pattern is like, each with a 95% interval.
+    """Measures of one layer's pattern P, each with a 95% interval.
 
     Attributes:
-        amplitude: RMS of the pattern, nats (noise taken out; negative if noise is all there is).
-        locality: mean over rows of 8 keys or more of Spearman(P[i, j], j), -1 to 1; noise takes
-            it, and the next two, towards no trend.
+        amplitude: RMS of the pattern, nats, corrected for noise (so it can come out negative).
+        locality: mean over rows of 8 keys or more of Spearman(P[i, j], j), -1 to 1. Noise biases
+            it towards 0, and the next two towards 1/2.
         monotonicity: share of pairs with P[i, j+8] > P[i, j]; 1/2 is no trend.
-        monotonicity_lag1: the same at lag 1, which drowns in noise below 1,000 sequences.
-        relative_r2: share of <P, P> that has the form a(i) + f(i-j); ALiBi has 1.
+        monotonicity_lag1: the same at lag 1; below 1,000 sequences it is mostly noise.
+        relative_r2: share of <P, P> that has the form a(i) + f(i-j); 1 for ALiBi.
         non_relative: RMS of the rest, nats.
-        edge_contrast: the diagonal-normalised map's mean over the first 5% of kept keys less the
-            rest, nats: what the paper's Figures 4 and 5 show.
-        edge_contrast_visible: the same of the non-relative part, nats: what softmax can see of it.
+        edge_contrast: mean of the diagonal-normalised map over the first 5% of kept keys, less its
+            mean over the others, nats (the paper's Figures 4 and 5).
+        edge_contrast_visible: the same of the non-relative part, nats, which softmax acts on.
     """
 
     amplitude: Interval
@@ -99,7 +99,7 @@ def _measure(folds: Float[Tensor, "fold query_pos key_pos"], skip_keys: int) -> 
 
 
 def kept_cells(n: int, skip_keys: int = 0) -> Bool[Tensor, "query_pos key_pos"]:
-    """Give the cells that patterns live on: skip_keys <= j < i.
+    """Return the cells on which patterns are defined: skip_keys <= j < i.
 
     Raises:
         ValueError: if no row has two of them.
@@ -116,7 +116,9 @@ def kept_cells(n: int, skip_keys: int = 0) -> Bool[Tensor, "query_pos key_pos"]:
 def row_centred(
     maps: Float[Tensor, "*batch query_pos key_pos"], skip_keys: int = 0
 ) -> Float[Tensor, "*batch query_pos key_pos"]:
-    """Take from each row its mean over j < i: what attention can see of a score map.
+    """Subtract from each row its mean over skip_keys <= j < i: the pattern in a score map.
+
+    Other cells become NaN.
 
     Raises:
         ValueError: for a non-finite cell among j < i.
@@ -139,7 +141,7 @@ def row_centred(
 def relative_part(
     patterns: Float[Tensor, "*batch query_pos key_pos"], skip_keys: int = 0
 ) -> Float[Tensor, "*batch query_pos key_pos"]:
-    """Project patterns onto {a(i) + f(i-j)}, by minimum-norm least squares."""
+    """Return the projection of patterns on {a(i) + f(i-j)}, by minimum-norm least squares."""
     n = patterns.shape[-1]
     cells, lag = kept_cells(n, skip_keys), _lags(n)
     rows, solve = (t.to(patterns.dtype) for t in _normal_equations(n, skip_keys))
@@ -160,14 +162,14 @@ def _lags(n: int) -> Tensor:
 
 
 def _incidence(n: int, skip_keys: int) -> Tensor:
-    """Which row holds which lag: row i has the lags 1 to i - skip_keys."""
+    """Return which row has which lag, as 0 and 1: row i has the lags 1 to i - skip_keys."""
     row, lag = torch.arange(n)[:, None], torch.arange(n)[None, :]
     return ((lag >= 1) & (lag <= row - skip_keys)).double()
 
 
 @lru_cache(maxsize=8)
 def _normal_equations(n: int, skip_keys: int) -> tuple[Tensor, Tensor]:
-    """Give 1/(cells per row), and the pseudo-inverse for f once a is eliminated."""
+    """Return 1/(cells per row), and the pseudo-inverse for f once a is eliminated."""
     incidence = _incidence(n, skip_keys)
     per_row = incidence.sum(1)
     rows = torch.where(per_row > 0, 1 / per_row.clamp_min(1), 0.0)
@@ -175,25 +177,12 @@ def _normal_equations(n: int, skip_keys: int) -> tuple[Tensor, Tensor]:
     return rows, torch.linalg.pinv(schur, hermitian=True)
 
 
-def diagonal_normalised(
-    maps: Float[Tensor, "*batch query_pos key_pos"],
-) -> Float[Tensor, "*batch query_pos key_pos"]:
-    """Take from each cell the mean of its diagonal, over j <= i (the paper's Figures 4 and 5)."""
-    n = maps.shape[-1]
-    below, lag = torch.ones(n, n, dtype=torch.bool).tril(), _lags(n).clamp_min(0)
-    inside = maps.where(below, 0.0)
-    sums = torch.zeros(*maps.shape[:-2], n, dtype=maps.dtype)
-    sums.index_add_(-1, lag.flatten(), inside.flatten(-2))
-    means = sums / torch.arange(n, 0, -1, dtype=maps.dtype)
-    return (inside - means[..., lag]).where(below, torch.nan)
-
-
 def locality(
     patterns: Float[Tensor, "*batch query_pos key_pos"], skip_keys: int = 0
 ) -> Float[Tensor, "*batch"]:
-    """Average over rows with 8 keys or more the Spearman correlation of P[i, j] with j.
+    """Return the Spearman correlation of P[i, j] with j, averaged over rows of 8 keys or more.
 
-    A row without any variation counts as 0.
+    A constant row counts as 0; without rows of 8 keys the mean is NaN.
     """
     n = patterns.shape[-1]
     if n - skip_keys <= MIN_KEYS:
@@ -214,9 +203,9 @@ def _spearman_with_order(values: Float[Tensor, "*batch key"]) -> Float[Tensor, "
 
 
 def _ranks(values: Float[Tensor, "*batch key"]) -> Float[Tensor, "*batch key"]:
-    """Give ranks from 0; ties get the mean of the ranks that they span."""
+    """Return ranks from 0; ties get the mean of the ranks that they span."""
     ordered, places = values.sort(-1)
-    if (ordered[..., 1:] > ordered[..., :-1]).all():  # no ties, the rule: much faster
+    if (ordered[..., 1:] > ordered[..., :-1]).all():  # without ties, the usual case: much faster
         order = torch.arange(values.shape[-1], dtype=values.dtype).expand_as(values)
         return torch.empty_like(values).scatter_(-1, places, order)
     ordered = ordered.contiguous()
@@ -228,7 +217,7 @@ def _ranks(values: Float[Tensor, "*batch key"]) -> Float[Tensor, "*batch key"]:
 def monotonicity(
     patterns: Float[Tensor, "*batch query_pos key_pos"], lag: int = LAG, skip_keys: int = 0
 ) -> Float[Tensor, "*batch"]:
-    """Give the share of pairs of kept keys with P[i, j+lag] > P[i, j]; a tie counts as a half."""
+    """Return the share of pairs of kept keys with P[i, j+lag] > P[i, j]; a tie counts as half."""
     cells = kept_cells(patterns.shape[-1], skip_keys)
     pairs = cells[:, lag:] & cells[:, :-lag]
     if not pairs.any():
@@ -240,7 +229,7 @@ def monotonicity(
 def edge_contrast(
     maps: Float[Tensor, "*batch query_pos key_pos"], skip_keys: int = 0
 ) -> Float[Tensor, "*batch"]:
-    """Give the mean over the first 5% of kept keys (one at least) less the mean over the rest."""
+    """Return the mean over the first 5% of kept keys (one at least) less that over the others."""
     n = maps.shape[-1]
     cells = kept_cells(n, skip_keys)
     first = cells.clone()

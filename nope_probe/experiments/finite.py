@@ -1,4 +1,4 @@
-"""Where a run's maps must be finite: checked on every condition, before anything is analysed."""
+"""Checks that a run's maps hold numbers, on every condition, before anything is analysed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nope_probe.hooks.protocols import HookedModel
 
 
 def validate_finite(maps: ScoreMaps, condition: str) -> None:
-    """Check that every score that is not masked, at or below the diagonal, is a number.
+    """Check that every score at or below the diagonal, unless masked, is finite.
 
     Raises:
         UserError: naming layer and condition.
@@ -29,7 +29,7 @@ def validate_finite(maps: ScoreMaps, condition: str) -> None:
 
 
 def validate_finite_stages(maps: StageMaps, model: str) -> None:
-    """Check that every value of every stage is a number, but for masked scores.
+    """Check that every value of every stage, but for masked scores, is finite.
 
     Raises:
         UserError: naming stage and model.
@@ -43,7 +43,7 @@ def validate_finite_stages(maps: StageMaps, model: str) -> None:
 def are_finite(
     maps: Float[Tensor, "*batch row_pos col_pos"], cells: Bool[Tensor, "row_pos col_pos"]
 ) -> bool:
-    """Return whether maps are numbers in all of some cells."""
+    """Return whether maps are finite in all of the given cells."""
     return bool(maps[..., cells].isfinite().all())
 
 
@@ -59,7 +59,7 @@ def validate_first_sequence(model: HookedModel, inputs: Inputs, n_layers: int) -
 
 
 def validate_window(maps: ScoreMaps) -> None:
-    """Check that every layer sees all keys before a query: else its pattern cannot be measured.
+    """Check that queries of every layer attend to all earlier keys: patterns are measured on these.
 
     Raises:
         UserError: naming the layer and the length of its sliding window.

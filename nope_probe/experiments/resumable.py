@@ -1,4 +1,4 @@
-"""Captures that a run's checkpoint may hold already: each is run once, saved, and then read."""
+"""Captures that are read from a run's checkpoint, or else run and saved there."""
 
 from __future__ import annotations
 

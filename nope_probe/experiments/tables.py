@@ -1,4 +1,7 @@
-"""The tables of a run: one row per layer and thing, one column per number, as in its CSV files."""
+"""The tables of a run, as in its CSV files: one row per layer and item, one column per number.
+
+A table without rows keeps its columns.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +14,41 @@ from nope_probe.analyses.attribution import LayerAttribution, MaskEffect, Player
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.mean_covariance import MeanCovariance
 from nope_probe.analyses.pattern import Measures
+from nope_probe.figures.intervals import bound_columns
 
 Row = dict[str, Any]
+PARTS = ("share", "alone", "lost")  # of a player
 
 
-def interval_columns(interval: Interval, name: str = "") -> Row:
-    """Give an interval as three columns: name, name_low, name_high (or share, low, high)."""
-    prefix = f"{name}_" if name else ""
-    value = name or "share"
+def interval_columns(interval: Interval, name: str = "share") -> Row:
+    """Return an interval as three columns: name, name_low, name_high (or share, low, high)."""
+    return dict(
+        zip(interval_names(name), (interval.value, interval.low, interval.high), strict=True)
+    )
+
+
+def interval_names(*names: str) -> list[str]:
+    """Return the columns of some intervals.
+
+    Example:
+        >>> interval_names("share", "rms")
+        ['share', 'low', 'high', 'rms', 'rms_low', 'rms_high']
+    """
+    return [column for name in names for column in (name, *bound_columns(name))]
+
+
+def columns_of(holder: object, names: Sequence[str]) -> Row:
+    """Return the columns of the intervals that an object has as attributes of these names."""
     return {
-        value: interval.value,
-        f"{prefix}low": interval.low,
-        f"{prefix}high": interval.high,
+        column: value
+        for name in names
+        for column, value in interval_columns(getattr(holder, name), name).items()
     }
 
 
 def sources_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:
-    """Tabulate the sources: layer, term, rms (nats), share, low, high."""
-    return pd.DataFrame(
+    """Return the table of sources: layer, term, rms (nats), share, low, high."""
+    rows = [
         {
             "layer": each.layer,
             "term": source.term,
@@ -37,99 +57,102 @@ def sources_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:
         }
         for each in layers
         for source in each.sources
-    )
+    ]
+    return pd.DataFrame(rows, columns=["layer", "term", *interval_names("rms", "share")])
 
 
 def non_relative_table(effects: Mapping[str, Sequence[MaskEffect]]) -> pd.DataFrame:
-    """Tabulate the RMS of the non-relative part with and without the mask (nats), paired.
+    """Return the table of the non-relative part's RMS with and without the mask, nats, paired.
 
     Args:
         effects: per kind of tokens (text, shuffled), the effect in each layer.
     """
-    return pd.DataFrame(
-        {
-            "layer": layer,
-            "tokens": tokens,
-            **interval_columns(effect.with_mask, "with_mask"),
-            **interval_columns(effect.without_mask, "without_mask"),
-            **interval_columns(effect.difference, "difference"),
-        }
+    names = ("with_mask", "without_mask", "difference")
+    rows = [
+        {"layer": layer, "tokens": tokens, **columns_of(effect, names)}
         for tokens, layers in effects.items()
         for layer, effect in enumerate(layers)
-    )
+    ]
+    return pd.DataFrame(rows, columns=["layer", "tokens", *interval_names(*names)])
 
 
 def players_table(
     layers: Sequence[LayerAttribution],
     reparametrisations: Sequence[Sequence[LayerAttribution]] = (),
 ) -> pd.DataFrame:
-    """Tabulate what each player means; with reparametrisations, their range too."""
+    """Return the table of players: layer, game (the player set), player, share, alone, lost.
+
+    Args:
+        layers: the attribution of each layer.
+        reparametrisations: the same in random reparametrisations, whose range is added as columns.
+    """
+    columns = ["layer", "game", "player", *interval_names(*PARTS)]
     rows = []
-    for index, each in enumerate(layers):
-        for need in each.needs:
-            row: Row = {"layer": each.layer, "game": need.game, "player": need.player}
-            row |= interval_columns(need.share)
-            row |= interval_columns(need.sufficiency, "sufficiency") | interval_columns(
-                need.necessity, "necessity"
-            )
-            if reparametrisations:
-                row |= _reparametrised_range(need, [other[index] for other in reparametrisations])
-            rows.append(row)
-    return pd.DataFrame(rows)
+    for index, layer in enumerate(layers):
+        others = [each[index] for each in reparametrisations]
+        for player in layer.players:
+            row: Row = {"layer": layer.layer, "game": player.player_set, "player": player.player}
+            row |= columns_of(player, PARTS)
+            rows.append(row | (_reparametrised_range(player, others) if others else {}))
+    return pd.DataFrame(rows) if rows else pd.DataFrame(columns=columns)
 
 
-def _reparametrised_range(need: PlayerAttribution, others: Sequence[LayerAttribution]) -> Row:
-    twins = [
-        twin
+def _reparametrised_range(player: PlayerAttribution, others: Sequence[LayerAttribution]) -> Row:
+    same = [
+        each
         for other in others
-        for twin in other.needs
-        if (twin.game, twin.player) == (need.game, need.player)
+        for each in other.players
+        if (each.player_set, each.player) == (player.player_set, player.player)
     ]
     row: Row = {}
-    for name in ("share", "sufficiency", "necessity"):
-        values = [getattr(each, name).value for each in [need, *twins]] if twins else [float("nan")]
-        row |= {
-            f"{name}_reparametrised_min": min(values),
-            f"{name}_reparametrised_max": max(values),
-        }
+    for part in PARTS:
+        values = [getattr(each, part).value for each in (player, *same)] if same else [float("nan")]
+        row[f"{part}_reparametrised_min"] = min(values)
+        row[f"{part}_reparametrised_max"] = max(values)
     return row
 
 
 def interactions_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:
-    """Tabulate what only several players together bring: layer, players, share, low, high."""
-    return pd.DataFrame(
+    """Return the table of interactions: layer, game (the player set), players, share, low, high."""
+    rows = [
         {
             "layer": each.layer,
-            "game": interaction.game,
+            "game": interaction.player_set,
             "players": "+".join(interaction.players),
             **interval_columns(interaction.share),
         }
         for each in layers
         for interaction in each.interactions
-    )
+    ]
+    return pd.DataFrame(rows, columns=["layer", "game", "players", *interval_names("share")])
 
 
 def measures_table(
     measured: Iterable[tuple[Mapping[str, Any], Sequence[Measures]]],
+    labels: Sequence[str] = ("kept",),
 ) -> pd.DataFrame:
-    """Tabulate pattern measures per layer; each group of layers comes with columns of its own."""
-    return pd.DataFrame(
-        {"layer": layer, **labels, **_measure_columns(measures)}
-        for labels, layers in measured
+    """Return the table of pattern measures: layer, the labels, and each measure with its bounds.
+
+    Args:
+        measured: groups of layers, each with its values of the labels.
+        labels: the columns that tell the groups apart.
+    """
+    names = tuple(Measures.__dataclass_fields__)
+    rows = [
+        {"layer": layer, **values, **columns_of(measures, names)}
+        for values, layers in measured
         for layer, measures in enumerate(layers)
-    )
-
-
-def _measure_columns(measures: Measures) -> Row:
-    row: Row = {}
-    for name in Measures.__dataclass_fields__:
-        row |= interval_columns(getattr(measures, name), name)
-    return row
+    ]
+    return pd.DataFrame(rows, columns=["layer", *labels, *interval_names(*names)])
 
 
 def mean_covariance_table(layers: Sequence[MeanCovariance]) -> pd.DataFrame:
-    """Tabulate the mean and covariance terms: share, RMS (nats), dimensions of the mean keys."""
-    return pd.DataFrame(
+    """Return the table of the mean and covariance terms: share, RMS (nats), dimensions.
+
+    Args:
+        layers: the two terms of each layer.
+    """
+    rows = [
         {
             "layer": each.layer,
             "term": name,
@@ -142,4 +165,6 @@ def mean_covariance_table(layers: Sequence[MeanCovariance]) -> pd.DataFrame:
             ("mean", each.mean, each.mean_rms),
             ("covariance", each.covariance, each.covariance_rms),
         )
-    )
+    ]
+    columns = ["layer", "term", *interval_names("share", "rms", "dimensions")]
+    return pd.DataFrame(rows, columns=columns)

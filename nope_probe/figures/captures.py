@@ -31,6 +31,9 @@ class StageMapsLike(Protocol):
     def mean(self, letter: Any) -> Float[Any, "row_pos col_pos"]:
         """The mean over sequences of one stage's map."""
 
+    def normalised(self, letter: Any) -> Float[Any, "row_pos col_pos"]:
+        """The same less the mean of each diagonal."""
+
 
 Stages: TypeAlias = StageMapsLike | Mapping[Any, Float[Any, "row_pos col_pos"]]
 
@@ -46,3 +49,10 @@ def stage_maps(stages: Stages) -> dict[str, Float[np.ndarray, "row_pos col_pos"]
     if isinstance(stages, Mapping):
         return {letter: np.asarray(each) for letter, each in stages.items()}
     return {letter: np.asarray(stages.mean(letter)) for letter in stages.folds}
+
+
+def normalised_maps(stages: Stages) -> dict[str, Float[np.ndarray, "row_pos col_pos"]]:
+    """Return captured stages less the mean of each diagonal; nothing of maps that are given."""
+    if isinstance(stages, Mapping):
+        return {}
+    return {letter: np.asarray(stages.normalised(letter)) for letter in stages.folds}

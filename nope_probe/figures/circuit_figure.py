@@ -1,44 +1,27 @@
-"""One block drawn as the data flows through it, with a heat map at each stage (a) to (i).
+"""The circuit figure: the data flow through one block, with a heat map at each stage (a) to (i).
 
-The paper's Figure 3 with the block around it. Nothing here needs torch.
+It is the paper's Figure 3 with the block drawn around it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
-from nope_probe.figures.captures import Stages, stage_maps
-from nope_probe.figures.circuit_layout import BAR, LETTERS, Flow, arrows, narrow, wide
-from nope_probe.figures.circuit_views import (
-    RAW,
-    SCORES,
-    Circuit,
-    cells,
-    group_limits,
-    limits,
-    views,
-)
+from nope_probe.figures.captures import Stages, normalised_maps, stage_maps
+from nope_probe.figures.circuit_layout import BAR, Flow, arrows, narrow, wide
+from nope_probe.figures.circuit_views import RAW, Circuit, cells, group_limits, limits, views
 from nope_probe.figures.grid import axis, keep, patch
-from nope_probe.figures.style import BLANK, DIVERGING, INK, SEQUENTIAL, TEMPLATE, ZERO, words
+from nope_probe.figures.style import BLANK, DIVERGING, INK, SEQUENTIAL, TEMPLATE, ZERO
+from nope_probe.figures.words import words
+from nope_probe.hooks.names import LETTERS, SCORE_STAGES, STAGE_MEANINGS, Letter
 
-MEANINGS = {
-    "a": "Y = LN(X)",
-    "b": "QK<sup>T</sup>/√d, nats",
-    "c": "AV",
-    "d": "AVW<sub>O</sub>",
-    "e": "O = AVW<sub>O</sub> + X",
-    "f": "LN(O)",
-    "g": "X′ = FFN(LN(O)) + O",
-    "h": "Y′ = LN(X′)",
-    "i": "Q′K′<sup>T</sup>/√d, nats",
-}
 COMPONENTS = ("mask", "w_q", "w_k", "w_o", "w_v", "mlp")
 MAX_POSITIONS = 128
-MENU = 44  # px that the switches take above the figure
+MENU = 44  # height of the switches above the figure, px
 PAPER = "#ffffff"
 
 
@@ -48,24 +31,26 @@ def circuit(
     layer: int = 0,
     removed: Sequence[str] = (),
     reference: Stages | None = None,
+    normalised: Stages | None = None,
     components: Sequence[str] | None = None,
     absent: Mapping[str, str] | None = None,
     max_positions: int = MAX_POSITIONS,
 ) -> go.Figure:
-    """Draw the stages of a block in the flow of data, joined by named arrows.
+    """Draw a block's stages along the flow of data, joined by named arrows.
+
+    Two switches choose the view (the maps; the maps less the mean of each diagonal; the change
+    against the intact model) and whether maps share a scale: one for inner products, one for
+    scores. Colours run over the middle 90% of the cells off the diagonal.
 
     Args:
         stages: what `capture_stages` returned, or maps by letter.
         layer: the block under study, from 0.
         removed: the components that an ablation removed; their arrows are struck through.
         reference: the intact model's stages, for the change that an ablation makes.
+        normalised: the maps less the mean of each diagonal; captured stages have them already.
         components: the components that the model has; by default mask, weights, MLP and `removed`.
         absent: why a stage does not exist in this block, per letter.
         max_positions: larger maps are pooled to this many positions.
-
-    One switch chooses the maps, the maps less the mean of each diagonal, or the change against the
-    reference; another, whether maps share a colour scale (one for inner products, one for scores).
-    Colours run over the middle 90% of the cells off the diagonal.
 
     Raises:
         ValueError: if there is no map, or a letter that is no stage.
@@ -79,19 +64,17 @@ def circuit(
     data = Circuit(
         layer=layer,
         maps=stage_maps(stages),
+        normalised=normalised_maps(stages) if normalised is None else stage_maps(normalised),
         absent=absent or {},
         components=(*COMPONENTS, *removed) if components is None else components,
         removed=removed,
         reference={} if reference is None else stage_maps(reference),
     )
-    unknown = sorted(set(data.maps) - set(LETTERS))
-    if unknown or not data.maps:
-        raise ValueError(f"expected maps of the stages a to i, got {' '.join(unknown) or 'none'}")
-    seen = {view: cells(data, view, max_positions) for view in views(data)}
+    shown = {view: cells(data, view, max_positions) for view in views(data)}
     figure = go.Figure()
     own: dict[str, Any] = {}
     shared: dict[str, Any] = {}
-    for index, (view, stages) in enumerate(seen.items()):
+    for index, (view, stages) in enumerate(shown.items()):
         scales = {letter: limits(each, view) for letter, (each, _) in stages.items()}
         for letter, (values, block) in stages.items():
             coloraxis = f"coloraxis{axis(9 * index + LETTERS.index(letter))}"
@@ -99,10 +82,16 @@ def circuit(
             own |= _limit_keys(coloraxis, scales[letter])
             shared |= _limit_keys(coloraxis, group_limits(letter, scales))
             figure.update_layout({coloraxis: {"colorscale": _colours(view)}})
-    _place(figure, data, len(seen))
+    _place(figure, data, len(shown))
     patch(figure, own)
-    _add_switches(figure, list(seen), len(data.maps), own, shared)
+    _add_switches(figure, list(shown), len(data.maps), own, shared)
     return figure
+
+
+def _formula(letter: Letter) -> str:
+    """Return what a stage holds, as plotly writes it."""
+    text = STAGE_MEANINGS[letter].replace("ᵀ", "<sup>T</sup>").replace("W_O", "W<sub>O</sub>")
+    return f"{text}, nats" if letter in SCORE_STAGES else text
 
 
 def _limit_keys(coloraxis: str, scale: tuple[float, float]) -> dict[str, float]:
@@ -114,12 +103,12 @@ def _colours(view: str) -> str:
 
 
 def _heat(
-    letter: str, values: np.ndarray, block: int, view: str, coloraxis: str, visible: bool
+    letter: Letter, values: np.ndarray, block: int, view: str, coloraxis: str, visible: bool
 ) -> go.Heatmap:
     panel, start = axis(LETTERS.index(letter)), (block - 1) / 2
     about = "≈ " if block > 1 else ""
-    unit = "score %{z:.3g} nat" if letter in SCORES else "inner product %{z:.3g}"
-    said = f"({letter}) {MEANINGS[letter]}" + ("" if view == RAW else f"<br>{view}")
+    unit = "score %{z:.3g} nat" if letter in SCORE_STAGES else "inner product %{z:.3g}"
+    name = f"({letter}) {_formula(letter)}" + ("" if view == RAW else f"<br>{view}")
     return go.Heatmap(
         z=values.astype(np.float32),
         x0=start,
@@ -133,7 +122,7 @@ def _heat(
         visible=visible,
         hoverongaps=False,
         hovertemplate=f"query {about}%{{y:.0f}}<br>key {about}%{{x:.0f}}<br>{unit}"
-        f"<extra>{said}</extra>",
+        f"<extra>{name}</extra>",
     )
 
 
@@ -168,8 +157,10 @@ def _title(data: Circuit) -> str:
     )
 
 
-def _layout(flow: Flow, data: Circuit, n_views: int, titled: str, ticked: str) -> dict[str, Any]:
-    """Give the layout keys that place panels, bars, arrows and words on one kind of screen."""
+def _layout(
+    flow: Flow, data: Circuit, n_views: int, titled: str, ticked: Collection[str]
+) -> dict[str, Any]:
+    """Return the layout keys of panels, bars, arrows and words on one kind of screen."""
     keys: dict[str, Any] = {}
     for panel, letter in enumerate(LETTERS):
         at, (x, y) = axis(panel), flow.domain(letter)
@@ -193,13 +184,13 @@ def _bar(flow: Flow, letter: str) -> dict[str, Any]:
 
 
 def _captions(flow: Flow, data: Circuit) -> list[dict[str, Any]]:
-    """Give each panel its letter and formula, and say in a blank one why it is blank."""
+    """Return each panel's letter and formula, and in an empty panel the reason."""
     found = []
     for letter in LETTERS:
         x, y = flow.domain(letter)
         where = {"xref": "paper", "yref": "paper", "showarrow": False}
         above = {"x": x[0], "y": y[1], "xanchor": "left", "yanchor": "bottom"}
-        text, size = f"<b>({letter})</b> {MEANINGS[letter]}", {"size": 12, "color": INK}
+        text, size = f"<b>({letter})</b> {_formula(letter)}", {"size": 12, "color": INK}
         found.append({"text": text, "font": size, **where, **above})
         if letter in data.absent:
             inside = {"x": sum(x) / 2, "y": sum(y) / 2, "font": {"size": 11, "color": ZERO}}
@@ -223,13 +214,13 @@ def _add_switches(
     own: Mapping[str, float],
     shared: Mapping[str, float],
 ) -> None:
-    """Add the switches: as buttons for notebooks, and beside the figure for the report page."""
-    seen: dict[str, dict[str, Any]] = {
+    """Add the switches: as buttons for notebooks, and in the metadata for the report page."""
+    shown: dict[str, dict[str, Any]] = {
         view: {"visible": [index == chosen for index in range(len(views)) for _ in range(n_maps)]}
         for chosen, view in enumerate(views)
     }
     scales = {"own colours": {"layout": dict(own)}, "shared colours": {"layout": dict(shared)}}
-    switches = {"Maps": seen, "Scale": scales}
+    switches = {"Maps": shown, "Scale": scales}
     menus = []
     for index, choices in enumerate(switches.values()):
         buttons = [

@@ -1,8 +1,8 @@
-"""Where the stages of a block stand in the circuit figure, and the arrows that join them.
+"""The layout of the circuit figure: the panels of a block's stages and the arrows between them.
 
-Places are given as (share of the width, px from the top), once for a wide screen and once for a
-phone. An arrow is named after the stage it leads to; `x_e` and `e_g` are the residual stream's, and
-`_g` goes on from where it joins.
+Points are (share of the width, px from the top), once for a wide screen and once for a phone. An
+arrow is named after the stage that it leads to; `x_e` and `e_g` are the residual stream's, and `_g`
+is the part of (g)'s arrow behind the sum.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from nope_probe.figures.grid import Extent
 from nope_probe.figures.style import COLOURS, INK, ZERO
+from nope_probe.hooks.names import LETTERS
 
-LETTERS = "abcdefghi"
 Point = tuple[float, float]
 Operation = tuple[str, str | None]
 _SCORE: tuple[Operation, ...] = (
@@ -22,7 +22,7 @@ _SCORE: tuple[Operation, ...] = (
     ("W<sub>K</sub>", "w_k"),
     ("RoPE", "rope"),
 )
-# What each arrow does, and which component an ablation takes it away with.
+# The operations of each arrow, and the component that an ablation removes them with.
 OPERATIONS: dict[str, tuple[Operation, ...]] = {
     "a": (("LN", None),),
     "b": _SCORE,
@@ -51,23 +51,28 @@ _LEFT = {letter: column * (_SHARE + _GAP) for letter, column in _COLUMN.items()}
 _X, _PLUS, _BRANCH = 0.85 * _SHARE, _LEFT["g"] - 0.3 * _GAP, _LEFT["f"] - 0.8 * _GAP
 _PHONE_PANEL, _PHONE_ZONE = 205, 44
 _PHONE_X: Extent = (0.25, 0.95)
-_RAIL = 0.03
+_RAIL, _CENTRE, _PHONE_INPUT = 0.03, sum(_PHONE_X) / 2, 14.0
+_PITCH = TITLE + _PHONE_PANEL + BELOW + _PHONE_ZONE
+_TOPS: dict[str, float] = {letter: 62 + TITLE + i * _PITCH for i, letter in enumerate(LETTERS)}
+_ENDS = {letter: top - TITLE for letter, top in _TOPS.items()}  # of the arrows to each panel
+_STARTS = {letter: end - _PHONE_ZONE for letter, end in _ENDS.items()} | {"a": 26.0}
+_JOINS = {letter: _STARTS[letter] + 20 for letter in ("e", "g")}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flow:
-    """Places on one kind of screen.
+    """The layout on one kind of screen.
 
     Attributes:
-        height: px of the plotting area.
-        tops: px from the top to each panel, per letter.
-        columns: each panel's extent across.
+        height: height of the plotting area, px.
+        tops: distance of each panel from the top, px.
+        columns: each panel's horizontal extent.
         panel: height of a panel, px.
         paths: each arrow's corners.
-        labels: where each arrow's words stand, and their anchors across and down.
-        x: where the input stands.
-        joins: where the residual stream is added to.
-        separator: what stands between an arrow's words.
+        labels: the point of each arrow's words, and their horizontal and vertical anchors.
+        x: the point of the input.
+        joins: the points at which the residual stream is added to.
+        separator: between an arrow's words.
     """
 
     height: float
@@ -81,18 +86,18 @@ class Flow:
     separator: str
 
     def share(self, px: float) -> float:
-        """Turn px from the top into plotly's share from the bottom."""
+        """Return plotly's share of the height from the bottom, for px from the top."""
         return 1 - px / self.height
 
     def domain(self, letter: str) -> tuple[Extent, Extent]:
-        """Give a panel's extent across and up, as shares of the plotting area."""
+        """Return a panel's horizontal and vertical extent, as shares of the plotting area."""
         top = self.tops[letter]
         across = self.columns[letter]
         return across, (max(0.0, self.share(top + self.panel)), self.share(top))
 
 
 def wide() -> Flow:
-    """WindowStart attention in the first row, after the input, and the rest in the second."""
+    """Return the layout for a wide screen: attention in the first row, the rest in the second."""
     return Flow(
         height=_FLOOR + 18,
         tops={letter: TITLE if letter in "abcd" else _SECOND for letter in LETTERS},
@@ -139,66 +144,66 @@ def _row(letter: str) -> float:
 
 
 def narrow() -> Flow:
-    """WindowStart all stages in one column, with the residual stream to the left of it."""
-    pitch = TITLE + _PHONE_PANEL + BELOW + _PHONE_ZONE
-    tops = {letter: 62 + TITLE + i * pitch for i, letter in enumerate(LETTERS)}
-    centre = sum(_PHONE_X) / 2
-    ends = {letter: tops[letter] - TITLE for letter in LETTERS}
-    starts = {letter: ends[letter] - _PHONE_ZONE for letter in LETTERS}
-    starts["a"] = 26.0
-    joins = {letter: starts[letter] + 20 for letter in "eg"}
-    branch = starts["f"] + 12
-    paths: dict[str, Sequence[Point]] = {
-        letter: [(centre, starts[letter]), (centre, ends[letter])] for letter in LETTERS
-    }
-    paths["g"] = [(centre, starts["g"]), (centre, joins["g"] - 7)]
-    paths["_g"] = [(centre, joins["g"]), (centre, ends["g"])]
-    for name, start in (("x_e", (centre - 0.05, 14.0)), ("e_g", (centre, branch))):
-        join = joins[name[-1]]
-        corners = [start, (_RAIL, start[1]), (_RAIL, join), (centre - 0.02, join)]
-        paths[name] = corners
-    labels = {
-        letter: ((centre + 0.05, (starts[letter] + ends[letter]) / 2), "left", "middle")
-        for letter in LETTERS
-    }
-    labels["x_e"] = ((_RAIL + 0.02, joins["e"] - 3), "left", "bottom")
-    labels["e_g"] = ((_RAIL + 0.02, joins["g"] - 3), "left", "bottom")
+    """Return the layout for a phone: one column, and the residual stream to the left of it."""
     return Flow(
-        height=tops["i"] + _PHONE_PANEL + BELOW,
-        tops=tops,
+        height=_TOPS["i"] + _PHONE_PANEL + BELOW,
+        tops=_TOPS,
         columns=dict.fromkeys(LETTERS, _PHONE_X),
         panel=_PHONE_PANEL,
-        paths=paths,
-        labels=labels,
-        x=(centre, 14.0),
-        joins=tuple((centre, joins[letter]) for letter in "eg"),
+        paths=_narrow_paths(),
+        labels=_narrow_labels(),
+        x=(_CENTRE, _PHONE_INPUT),
+        joins=tuple((_CENTRE, _JOINS[letter]) for letter in "eg"),
         separator=" ",
     )
+
+
+def _narrow_paths() -> dict[str, Sequence[Point]]:
+    paths: dict[str, Sequence[Point]] = {
+        letter: [(_CENTRE, _STARTS[letter]), (_CENTRE, _ENDS[letter])] for letter in LETTERS
+    }
+    paths["g"] = [(_CENTRE, _STARTS["g"]), (_CENTRE, _JOINS["g"] - 7)]
+    paths["_g"] = [(_CENTRE, _JOINS["g"]), (_CENTRE, _ENDS["g"])]
+    branch = _STARTS["f"] + 12
+    for name, start in (("x_e", (_CENTRE - 0.05, _PHONE_INPUT)), ("e_g", (_CENTRE, branch))):
+        join = _JOINS[name[-1]]
+        paths[name] = [start, (_RAIL, start[1]), (_RAIL, join), (_CENTRE - 0.02, join)]
+    return paths
+
+
+def _narrow_labels() -> dict[str, tuple[Point, str, str]]:
+    labels: dict[str, tuple[Point, str, str]] = {
+        letter: ((_CENTRE + 0.05, (_STARTS[letter] + _ENDS[letter]) / 2), "left", "middle")
+        for letter in LETTERS
+    }
+    labels["x_e"] = ((_RAIL + 0.02, _JOINS["e"] - 3), "left", "bottom")
+    labels["e_g"] = ((_RAIL + 0.02, _JOINS["g"] - 3), "left", "bottom")
+    return labels
 
 
 def arrows(
     flow: Flow, has: Collection[str], removed: Collection[str], absent: Collection[str]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Draw the arrows: lines as shapes; heads, words and crosses as annotations.
+    """Return the arrows: lines as shapes; arrowheads, words and crosses as annotations.
 
     Args:
-        flow: where they stand.
-        has: the model's components; what else an arrow could do is not said.
+        flow: the layout.
+        has: the model's components; operations of other components are left out.
         removed: components that are removed: their words and arrows are struck through.
-        absent: stages that the block lacks; arrows to them are faint and say nothing.
+        absent: stages that the block lacks; arrows to them are faint and have no words.
     """
     shapes, marks = [], [_text(flow, flow.x, "<b>X</b>", size=16)]
     for name, points in flow.paths.items():
         faint = name[-1] in absent
-        said = [(w, c) for w, c in OPERATIONS[name] if c is None or c in has or c in removed]
-        gone = [component for _, component in said if component in removed]
+        operations = [(w, c) for w, c in OPERATIONS[name] if c is None or c in has or c in removed]
+        gone = [component for _, component in operations if component in removed]
         colour = ZERO if faint else COLOURS[gone[0] or ""] if gone else INK
         opacity = 0.35 if faint else 1.0
         shapes.append(_line(flow, points, colour, dashed=bool(gone), opacity=opacity))
         marks.append(_head(flow, points, colour, opacity))
-        if said and not faint:
+        if operations and not faint:
             at, across, down = flow.labels[name]
-            words = flow.separator.join(f"<s>{w}</s>" if c in removed else w for w, c in said)
+            words = flow.separator.join(f"<s>{w}</s>" if c in removed else w for w, c in operations)
             marks.append(_text(flow, at, words, size=11, xanchor=across, yanchor=down))
         if gone and not faint:
             marks.append(_text(flow, _middle(points), "<b>✕</b>", size=18, color=colour))

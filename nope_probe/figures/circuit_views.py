@@ -1,4 +1,4 @@
-"""What the circuit figure shows: a block's maps, and the ways to look at them."""
+"""The maps of a block, and the views on them that the circuit figure offers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import numpy as np
 from jaxtyping import Float
 
 from nope_probe.figures.downsample import pool
+from nope_probe.hooks.names import LETTERS, SCORE_STAGES, Letter
 
-SCORES = "bi"
 RAW, DIAGONAL, CHANGE = "raw", "less diagonal means", "change"
-MAX_POSITIONS = 128
 MIDDLE = (5, 95)  # percentiles of the cells off the diagonal, between which colours run
 
 
@@ -23,32 +22,45 @@ class Circuit:
     Attributes:
         layer: the block's number, from 0.
         maps: per letter its Gram map, or score map in nats for (b) and (i); NaN where masked.
+        normalised: the same maps less the mean of each diagonal, as `diagonal_normalised` of
+            `analyses.pattern` returns them; empty for a figure without this view.
         absent: per letter that the block lacks, why.
-        components: what the model has, such as `mask`, `rope`, `w_q`.
-        removed: what an ablation took away.
-        reference: the intact model's maps, for the change against it; empty without ablation.
+        components: the model's components, such as `mask`, `rope`, `w_q`.
+        removed: the components that an ablation removed.
+        reference: the intact model's maps, for the change against it; empty without an ablation.
     """
 
     layer: int
     maps: Mapping[str, Float[np.ndarray, "query_pos key_pos"]]
+    normalised: Mapping[str, Float[np.ndarray, "query_pos key_pos"]] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict)
     components: Sequence[str] = ()
     removed: Sequence[str] = ()
     reference: Mapping[str, Float[np.ndarray, "query_pos key_pos"]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        unknown = sorted({*self.maps} - {*LETTERS})
+        if unknown or not self.maps:
+            got = " ".join(unknown) or "none"
+            raise ValueError(f"expected maps of the stages a to i, got {got}")
+        for name in ("normalised", "reference"):
+            given = getattr(self, name)
+            missing = sorted({*self.maps} - {*given})
+            if given and missing:
+                raise ValueError(f"the {name} maps lack the stages {' '.join(missing)}")
+
 
 def views(data: Circuit) -> tuple[str, ...]:
-    """Name the ways to look at a block: the change only where there is something to compare."""
-    return (RAW, DIAGONAL, CHANGE) if data.reference else (RAW, DIAGONAL)
+    """Return the names of the views for which there are maps."""
+    normalised = (DIAGONAL,) if data.normalised else ()
+    return (RAW, *normalised, CHANGE) if data.reference else (RAW, *normalised)
 
 
-def cells(data: Circuit, view: str, max_positions: int) -> dict[str, tuple[np.ndarray, int]]:
-    """Give each stage's values in one view, pooled, with the positions per block."""
+def cells(data: Circuit, view: str, max_positions: int) -> dict[Letter, tuple[np.ndarray, int]]:
+    """Return each stage's values in one view, pooled, with the positions per block."""
     found = {}
-    for letter in sorted(data.maps):
-        values = np.asarray(data.maps[letter])
-        if view == DIAGONAL:
-            values = diagonal_normalised(values)
+    for letter in (each for each in LETTERS if each in data.maps):
+        values = np.asarray((data.normalised if view == DIAGONAL else data.maps)[letter])
         if view == CHANGE:
             values = values - np.asarray(data.reference[letter])
         pooled = pool(values[None], max_positions)
@@ -56,26 +68,8 @@ def cells(data: Circuit, view: str, max_positions: int) -> dict[str, tuple[np.nd
     return found
 
 
-def diagonal_normalised(
-    values: Float[np.ndarray, "query_pos key_pos"],
-) -> Float[np.ndarray, "query_pos key_pos"]:
-    """Take from each cell the mean of its diagonal, over cells with a number.
-
-    Example:
-        >>> diagonal_normalised(np.array([[1.0, 0.0], [5.0, 3.0]]))
-        array([[-1.,  0.],
-               [ 0.,  1.]])
-    """
-    n = len(values)
-    lag = np.subtract.outer(np.arange(n), np.arange(n)) + n - 1
-    known = np.isfinite(values)
-    sums = np.bincount(lag[known], values[known], minlength=2 * n - 1)
-    counts = np.bincount(lag[known], minlength=2 * n - 1)
-    return values - (sums / np.maximum(counts, 1))[lag]
-
-
 def limits(values: np.ndarray, view: str) -> tuple[float, float]:
-    """Give colour limits: the middle 90% of the cells off the diagonal, around 0 unless raw."""
+    """Return colour limits: the middle 90% of the cells off the diagonal, around 0 unless raw."""
     off = values[np.isfinite(values) & ~np.eye(len(values), dtype=bool)]
     off = off if off.size else values[np.isfinite(values)]
     if not off.size:
@@ -87,7 +81,10 @@ def limits(values: np.ndarray, view: str) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def group_limits(letter: str, scales: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
-    """Give the limits that hold all maps of a kind: inner products, or scores."""
-    group = [each for name, each in scales.items() if (name in SCORES) == (letter in SCORES)]
+def group_limits(
+    letter: Letter, scales: Mapping[Letter, tuple[float, float]]
+) -> tuple[float, float]:
+    """Return the limits that hold all maps of a kind: inner products, or scores."""
+    is_score = letter in SCORE_STAGES
+    group = [scale for name, scale in scales.items() if (name in SCORE_STAGES) == is_score]
     return min(low for low, _ in group), max(high for _, high in group)

@@ -1,7 +1,7 @@
 """Estimates with their intervals over layers: one dot per layer and name, at any depth.
 
-A share that does not exist, because the layer's pattern cannot be told from noise, is said in the
-figure: "no pattern".
+A layer whose shares are undefined, since its pattern does not exceed the noise, is marked with the
+words "no pattern".
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from nope_probe.figures.grid import Grid, axis, inside, patch, place
-from nope_probe.figures.style import BLANK, GRID, colour, symbol, words
+from nope_probe.figures.intervals import NO_PATTERN, bound_columns, error_bars
+from nope_probe.figures.style import BLANK, GRID, colour, symbol
+from nope_probe.figures.words import words
 
-SPREAD = 0.6
+WIDTH = 0.6  # of a layer's dots, in layers
 MOST_TICKS = 12
 
 
@@ -28,8 +30,8 @@ class Dots:
 
     Attributes:
         name: a component's name, which fixes colour and marker.
-        label: what the legend says.
-        layers: layer numbers.
+        label: its name in the legend.
+        layers: layer numbers, from 0.
         values, lows, highs: estimates and their 95% intervals; NaN where there is none.
         hollow: whether the markers are open.
     """
@@ -46,17 +48,17 @@ class Dots:
 def dots(
     rows: pd.DataFrame, name: str, column: str, label: str | None = None, hollow: bool = False
 ) -> Dots:
-    """Read one series from the rows of a table, one per layer.
+    """Return one series from the rows of a table, one per layer.
 
     Args:
-        rows: `layer`, the column and its bounds (`low` and `high` for a share, else `<column>_low`
-            and `<column>_high`; a number without bounds has no interval).
-        name: the component that they are about.
+        rows: `layer`, the column and its bounds (see `bound_columns`; without them the interval is
+            the number itself).
+        name: the component, which fixes colour and marker.
         column: the column to draw.
-        label: what the legend says; the name's words if None.
+        label: its name in the legend; the component's label if None.
         hollow: whether the markers are open.
     """
-    low, high = ("low", "high") if column == "share" else (f"{column}_low", f"{column}_high")
+    low, high = bound_columns(column)
     return Dots(
         name=name,
         label=label or words(name),
@@ -75,18 +77,26 @@ def over_layers(
 
     Args:
         panels: series by the panel's title; every panel has at least one.
-        title: what is seen.
+        title: the figure's title.
         columns: panels in a row; all in one row if None. A deep model gets half of them.
     """
+    n_layers = len(_layers(next(iter(panels.values()))))
     figure = go.Figure(
         [
-            _trace(each, panel, SPREAD * ((index + 0.5) / len(series) - 0.5))
+            _trace(each, panel, WIDTH * ((index + 0.5) / len(series) - 0.5))
             for panel, series in enumerate(panels.values())
             for index, each in enumerate(series)
         ]
     )
-    many, deep = columns is not None, len(_layers(next(iter(panels.values())))) > MOST_TICKS
-    across = columns or len(panels)
+    place(figure, title, list(panels), *_grids(len(panels), columns, n_layers))
+    _mark_layers(figure, list(panels.values()))
+    return figure
+
+
+def _grids(n_panels: int, columns: int | None, n_layers: int) -> tuple[Grid, Grid]:
+    """Return the layouts for a wide and a narrow screen."""
+    many, deep = columns is not None, n_layers > MOST_TICKS
+    across = columns or n_panels
     wide = Grid(
         columns=max(1, across // 2) if deep else across,
         panel=170 if many or deep else 260,
@@ -100,9 +110,7 @@ def over_layers(
         bottom=130,
         x_title="layer",
     )
-    place(figure, title, list(panels), wide, narrow)
-    _mark_layers(figure, list(panels.values()))
-    return figure
+    return wide, narrow
 
 
 def _trace(series: Dots, panel: int, offset: float) -> go.Scatter:
@@ -113,7 +121,7 @@ def _trace(series: Dots, panel: int, offset: float) -> go.Scatter:
     return go.Scatter(
         x=np.asarray(series.layers, float) + offset,
         y=values,
-        error_y=bars(values, *bounds),
+        error_y=error_bars(values, *bounds),
         customdata=np.column_stack([series.layers, *bounds]),
         mode="markers",
         xaxis=f"x{axis(panel)}",
@@ -129,15 +137,9 @@ def _trace(series: Dots, panel: int, offset: float) -> go.Scatter:
     )
 
 
-def bars(values: np.ndarray, lows: np.ndarray, highs: np.ndarray) -> dict[str, object]:
-    """Turn bounds into the arms of plotly's error bars."""
-    arms = {"array": highs - values, "arrayminus": values - lows}
-    return {"type": "data", "symmetric": False, **arms, "thickness": 1.5, "width": 3}
-
-
 def _mark_layers(figure: go.Figure, panels: Sequence[Sequence[Dots]]) -> None:
-    """Tick and separate the layers, and say where there is no pattern."""
-    said: list[dict[str, Any]] = []
+    """Tick and separate the layers, and mark those without a pattern."""
+    notes: list[dict[str, Any]] = []
     keys: dict[str, Any] = {}
     for panel, series in enumerate(panels):
         layers = _layers(series)
@@ -151,10 +153,12 @@ def _mark_layers(figure: go.Figure, panels: Sequence[Sequence[Dots]]) -> None:
         keys |= {f"{y}.rangemode": "tozero", f"{y}.zerolinewidth": 2, f"{y}.nticks": 5}
         for layer in filter(partial(_is_empty, series), layers):
             where = {**inside(panel), "xref": f"x{axis(panel)}", "x": layer, "y": 0.5}
-            said.append({"text": "no pattern", "textangle": -90, "bgcolor": BLANK, **where})
+            notes.append({"text": NO_PATTERN, "textangle": -90, "bgcolor": BLANK, **where})
     font = {"showarrow": False, "font": {"size": 11}}
     patch(figure, keys)
-    figure.update_layout(annotations=[*figure.layout.annotations, *({**s, **font} for s in said)])
+    figure.update_layout(
+        annotations=[*figure.layout.annotations, *({**note, **font} for note in notes)]
+    )
 
 
 def _layers(series: Sequence[Dots]) -> list[int]:

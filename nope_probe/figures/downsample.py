@@ -1,4 +1,4 @@
-"""Large maps made small enough to draw, and score maps made patterns, in plain numpy."""
+"""Maps pooled to a size that can be drawn."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Pooled:
 
 
 def pool(maps: Float[np.ndarray, "layer query_pos key_pos"], max_positions: int) -> Pooled:
-    """Average square blocks of cells until no axis is longer than max_positions.
+    """Return the means of square blocks of cells, so that no axis is longer than max_positions.
 
-    A block's mean leaves out cells without a number, such as those above the diagonal: a block that
-    the diagonal cuts is the mean of what lies below. The last block may be smaller.
+    A block's mean leaves out cells without a number, such as those above the diagonal. The last
+    block may be smaller.
 
     Raises:
         ValueError: if max_positions is below 1.
@@ -53,19 +53,3 @@ def _block_sums(
 ) -> Float[np.ndarray, "query_block key_block"]:
     rows = np.add.reduceat(cells, np.arange(0, cells.shape[0], block), axis=0)
     return np.add.reduceat(rows, np.arange(0, cells.shape[1], block), axis=1)
-
-
-def row_centred(
-    maps: Float[np.ndarray, "layer query_pos key_pos"], skip_keys: int = 0
-) -> Float[np.ndarray, "layer query_pos key_pos"]:
-    """Take from each row its mean over skip_keys <= j < i: what attention can see of a score map.
-
-    The same as `analyses.pattern.row_centred`, here without torch. Other cells become NaN.
-    """
-    inside = np.tril(np.ones(maps.shape[-2:], bool), k=-1)
-    inside[:, :skip_keys] = False
-    counts = np.maximum(inside.sum(-1, keepdims=True), 1)
-    centred = np.where(inside, maps, np.float32(0))
-    centred -= centred.sum(-1, keepdims=True) / counts.astype(centred.dtype)
-    np.copyto(centred, np.nan, where=~inside)
-    return centred

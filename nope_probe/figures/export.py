@@ -14,8 +14,8 @@ WIDTH = 1200
 SCALE = 2  # a PNG's pixels per px
 
 
-def check_image(path: Path) -> None:
-    """Refuse a place for an image that cannot be.
+def validate_image_path(path: Path) -> None:
+    """Check that a path is one for an image.
 
     Raises:
         UserError: unless it ends in .png or .svg.
@@ -25,7 +25,7 @@ def check_image(path: Path) -> None:
 
 
 def export(figure: go.Figure, path: Path, *, width: int = WIDTH) -> None:
-    """Draw a figure into a file, without the buttons that only a screen has.
+    """Draw a figure into a file, without its buttons and sliders.
 
     Args:
         figure: any figure of this project; it is not changed.
@@ -35,7 +35,7 @@ def export(figure: go.Figure, path: Path, *, width: int = WIDTH) -> None:
     Raises:
         UserError: if kaleido or Chrome is missing, or the file cannot be written.
     """
-    check_image(path)
+    validate_image_path(path)
     if find_spec("kaleido") is None:
         raise UserError("images need kaleido: pip install 'nope-probe[export]'")
     still = without_controls(figure)
@@ -47,12 +47,12 @@ def export(figure: go.Figure, path: Path, *, width: int = WIDTH) -> None:
     except RuntimeError as error:
         raise UserError(
             "images need Chrome or Chromium, which could not be started: install it, or set "
-            "BROWSER_PATH to where it is"
+            "BROWSER_PATH to its path"
         ) from error
 
 
 def without_controls(figure: go.Figure) -> go.Figure:
-    """Give a copy without buttons and sliders, and without the room that buttons took."""
+    """Return a copy without buttons and sliders, and without the space for the buttons."""
     still = go.Figure(figure)
     if still.layout.updatemenus:
         menu = still.layout.meta["menu"]

@@ -1,7 +1,7 @@
-"""Where the panels of a figure stand, on a wide screen and on a phone.
+"""The layout of a figure's panels, for a wide screen and for a phone.
 
-A figure is laid out for a wide screen. What a phone needs instead is kept beside it, in
-`layout.meta["narrow"]`, as a patch of layout keys that the report page applies.
+A figure is laid out for a wide screen. The layout keys that differ on a phone are kept in
+`layout.meta["narrow"]`; the report page applies them.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ Extent = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """How panels stand: in rows of `columns`.
+    """A layout of panels in rows.
 
     Attributes:
+        columns: panels in a row.
         panel: height of a panel, px.
-        row_gap: height between two rows, for the titles and ticks there, px.
+        row_gap: height between two rows, for titles and ticks, px.
         gap: between panels in a row, as a share of the width.
-        top, bottom, left, right: margins, px; a legend or colour bar stands in the bottom one.
-        x_title, y_title: the axes' titles, said once per column and row; empty for none.
+        top, bottom, left, right: margins, px; the bottom one has the legend or colour bar.
+        x_title, y_title: the axes' titles, once per column and row; empty for none.
         shared_y: whether the panels of a row share the ticks of the first.
     """
 
@@ -43,19 +44,19 @@ class Grid:
     shared_y: bool = False
 
     def rows(self, panels: int) -> int:
-        """Count the rows that so many panels need."""
+        """Return the number of rows of so many panels."""
         return -(-panels // self.columns)
 
     def height(self, panels: int) -> int:
-        """Give the figure's height in px."""
+        """Return the figure's height in px."""
         return self.inner(panels) + self.top + self.bottom
 
     def inner(self, panels: int) -> int:
-        """Give the plotting area's height in px."""
+        """Return the plotting area's height in px."""
         return self.rows(panels) * (self.panel + self.row_gap) - self.row_gap
 
     def domains(self, panels: int) -> list[tuple[Extent, Extent]]:
-        """Give each panel's extent along x and y, as shares of the plotting area."""
+        """Return each panel's extent along x and y, as shares of the plotting area."""
         width = (1 - self.gap * (self.columns - 1)) / self.columns
         tall, step = (length / self.inner(panels) for length in (self.panel, self._pitch))
         found = []
@@ -70,7 +71,7 @@ class Grid:
         return self.panel + self.row_gap
 
     def layout(self, panels: int) -> dict[str, Any]:
-        """Give the layout keys that place the panels, as one flat patch."""
+        """Return the layout keys that place the panels, as one flat dictionary."""
         patch: dict[str, Any] = {
             "height": self.height(panels),
             "margin": {"t": self.top, "b": self.bottom, "l": self.left, "r": self.right},
@@ -86,7 +87,7 @@ class Grid:
 
 
 def axis(panel: int) -> str:
-    """Give plotly's suffix for a panel's axes: nothing for the first, then 2, 3, ...
+    """Return plotly's suffix for a panel's axes: empty for the first, then 2, 3, ...
 
     Example:
         >>> axis(0), axis(1)
@@ -96,7 +97,7 @@ def axis(panel: int) -> str:
 
 
 def place(figure: go.Figure, title: str, panels: Sequence[str], wide: Grid, narrow: Grid) -> None:
-    """Set a figure's title, its panels and their titles, and keep its narrow layout."""
+    """Set a figure's title, its panels and their titles, and store its narrow layout."""
     keys = wide.layout(len(panels))
     for at in (axis(index) for index in range(len(panels))):
         keys |= {f"xaxis{at}.anchor": f"y{at}", f"yaxis{at}.anchor": f"x{at}"}
@@ -111,12 +112,12 @@ def place(figure: go.Figure, title: str, panels: Sequence[str], wide: Grid, narr
 
 
 def inside(panel: int) -> dict[str, str]:
-    """Say that an annotation's x and y are shares of a panel."""
+    """Return the keys that make an annotation's x and y shares of a panel."""
     return {"xref": f"x{axis(panel)} domain", "yref": f"y{axis(panel)} domain"}
 
 
 def patch(figure: go.Figure, keys: Mapping[str, Any]) -> None:
-    """Set layout keys written as plotly.js writes them, such as `xaxis2.domain`."""
+    """Set layout keys in plotly.js's dotted form, such as `xaxis2.domain`."""
     nested: dict[str, Any] = {}
     for key, value in keys.items():
         *path, last = key.split(".")
@@ -128,5 +129,5 @@ def patch(figure: go.Figure, keys: Mapping[str, Any]) -> None:
 
 
 def keep(figure: go.Figure, **entries: Any) -> None:
-    """Keep beside a figure what the report page must know about it."""
+    """Store entries in a figure's metadata, for the report page."""
     figure.update_layout(meta={**(figure.layout.meta or {}), **entries})

@@ -1,7 +1,7 @@
-"""Maps -> plotly figures: score maps, and rows of term maps on one zero-centred scale.
+"""Maps -> plotly figures: score maps, and term maps side by side on one zero-centred scale.
 
-Every function takes values and gives a `go.Figure`; none shows or writes. The query axis points
-down, the key axis right, both count positions from 0; cells without a number stay blank.
+Every function returns a `go.Figure`; none shows or writes. The query axis points down, the key axis
+to the right, both count positions from 0; cells without a number stay blank.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from jaxtyping import Float
 from nope_probe.figures.captures import Layers, ScoreMapsLike, layer_maps
 from nope_probe.figures.downsample import Pooled, pool
 from nope_probe.figures.grid import Grid, axis, keep, patch, place
-from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, words
+from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, colour_bar
+from nope_probe.figures.words import words
 
 MAX_POSITIONS = 256
 MAX_MULTIPLES = 4
@@ -36,15 +37,16 @@ def score_maps(
 ) -> go.Figure:
     """Draw the score map of each layer: side by side up to 4 layers, else with a layer slider.
 
+    Each map has a scale of its own: the level of the scores, which softmax ignores, differs between
+    layers.
+
     Args:
         maps: what `capture_scores` returned, or mean scores in nats, pooled or not.
-        title: the title.
+        title: the figure's title.
         layer: which layer a slider shows first.
         max_positions: larger maps are pooled to this many positions.
         multiples: up to how many layers stand side by side.
-        clipped: how many percent of the cells lie beyond each colour limit.
-
-    Each map has a scale of its own: a score's level, which softmax ignores, differs between layers.
+        clipped: percentage of the cells beyond each colour limit.
 
     Example:
         >>> from nope_probe import capture_scores, figures, gaussian, load
@@ -59,6 +61,10 @@ def score_maps(
         figure = _layered([pooled], [""], SEQUENTIAL, scales, first=layer)
         _place_maps(figure, title, [""])
         return figure
+    return _side_by_side(pooled, title, scales)
+
+
+def _side_by_side(pooled: Pooled, title: str, scales: np.ndarray) -> go.Figure:
     names = [f"L{layer}" for layer in range(len(scales))]
     axes = [f"coloraxis{axis(index)}" for index in range(len(names))]
     figure = go.Figure([_heat(pooled, i, i, name, axes[i]) for i, name in enumerate(names)])
@@ -83,7 +89,7 @@ def term_maps(
     Args:
         terms: maps by name (sources, players, mean and covariance terms, `all`), nats, of one
             shape; pooled or not.
-        title: the title.
+        title: the figure's title.
         layer: which layer the slider shows first.
         max_positions: larger maps are pooled to this many positions.
 
@@ -146,7 +152,7 @@ def _heat(pooled: Pooled, layer: int, panel: int, name: str, coloraxis: str) -> 
 def _layered(
     pooled: Sequence[Pooled], names: Sequence[str], scale: str, scales: np.ndarray, first: int
 ) -> go.Figure:
-    """One trace per layer and panel, of which a slider shows one layer, on that layer's scale."""
+    """Return a figure whose slider shows one layer of each map, on that layer's colour scale."""
     layers, panels = range(len(scales)), len(pooled)
     figure = go.Figure(
         [
@@ -175,7 +181,7 @@ def add_slider(
         figure: the figure.
         n_layers: how many layers its traces show.
         panels: traces per layer.
-        first: the layer that is seen.
+        first: the layer that is shown first.
         scales: each layer's colour limits.
     """
     steps = []
@@ -185,7 +191,7 @@ def add_slider(
         step = {"label": str(layer), "method": "update", "args": [{"visible": visible}, limits]}
         steps.append(step)
     slider = {"active": first, "currentvalue": {"prefix": "L"}, "steps": steps}
-    # It stands to the right of the colour bar.
+    # To the right of the colour bar.
     figure.update_layout(sliders=[{**slider, "x": 0.5, "len": 0.5, "pad": {"t": 44}}])
     kept = None if scales is None else scales.tolist()
     keep(figure, n_layers=n_layers, first=first, scales=kept)
@@ -196,14 +202,11 @@ def _limits(scale: np.ndarray, prefix: str = "") -> dict[str, float]:
 
 
 def _coloraxis(colours: str, scale: np.ndarray) -> dict[str, object]:
-    bar = {"orientation": "h", "thickness": 10, "title": {"text": "nats", "side": "bottom"}}
-    where = {"x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom"}
-    size = {"len": 300, "lenmode": "pixels", "nticks": 5, "outlinewidth": 0}
-    return {"colorscale": colours, **_limits(scale), "colorbar": {**bar, **where, **size}}
+    return {"colorscale": colours, **_limits(scale), "colorbar": colour_bar("nats")}
 
 
 def _bars_below(grid: Grid, panels: int) -> dict[str, object]:
-    """Set each panel's own colour bar below it."""
+    """Return the layout keys that place each panel's own colour bar below it."""
     keys: dict[str, object] = {}
     drop = BAR_DROP / grid.inner(panels)
     for index, (x, y) in enumerate(grid.domains(panels)):
@@ -218,7 +221,7 @@ def _bars_below(grid: Grid, panels: int) -> dict[str, object]:
 def _place_maps(
     figure: go.Figure, title: str, panels: Sequence[str], bars: bool = False
 ) -> tuple[Grid, Grid]:
-    """Set square panels side by side, on a phone two in a row, with room for bars below each."""
+    """Place square panels side by side, on a phone two in a row, with space for bars below."""
     n = len(panels)
     columns = n if n <= 5 else -(-n // 2)
     side = min(400, int(WIDTH * (1 - 0.025 * (columns - 1)) / columns))

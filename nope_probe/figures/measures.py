@@ -1,4 +1,4 @@
-"""Measures of the pattern -> plotly figures: over layers, on controls, and over training."""
+"""Measures of the pattern -> plotly figures: over layers, in controls, and during training."""
 
 from __future__ import annotations
 
@@ -12,20 +12,11 @@ from plotly.colors import sample_colorscale
 
 from nope_probe.figures.dots import dots, over_layers
 from nope_probe.figures.grid import Grid, axis, place
-from nope_probe.figures.style import SEQUENTIAL, words
+from nope_probe.figures.style import SEQUENTIAL
+from nope_probe.figures.words import MEASURES, words
+from nope_probe.hooks.names import SOURCES, kept_name
 
-MEASURES = {
-    "amplitude": "amplitude, nats",
-    "locality": "locality, -1 to 1",
-    "monotonicity": "monotonicity, lag 8",
-    "monotonicity_lag1": "monotonicity, lag 1",
-    "relative_r2": "relative share",
-    "non_relative": "non-relative, nats",
-    "edge_contrast": "edge contrast, nats",
-    "edge_contrast_visible": "visible contrast, nats",
-}
 CONTROLS = ("amplitude", "locality", "non_relative")
-SOURCES = ("mask", "rope", "pos_embed")
 
 
 def pattern_measures(table: pd.DataFrame, intact: str) -> go.Figure:
@@ -38,35 +29,30 @@ def pattern_measures(table: pd.DataFrame, intact: str) -> go.Figure:
     shown = _without_sources(intact)
     rows = {kept: table[table["kept"] == kept] for kept in shown if kept in set(table["kept"])}
     panels = {
-        title: [dots(rows[kept], *_names(measure, shown[kept])) for kept in rows]
-        for measure, title in MEASURES.items()
+        about.title: [dots(rows[kept], shown[kept][0], measure, shown[kept][1]) for kept in rows]
+        for measure, about in MEASURES.items()
         if measure in table
     }
-    return over_layers(panels, "What the pattern is like, per layer", columns=4)
+    return over_layers(panels, "Measures of the positional pattern, per layer", columns=4)
 
 
 def _without_sources(intact: str) -> dict[str, tuple[str, str]]:
-    """Say of the intact model and of those without sources their colour's name and their label."""
+    """Return by kept components the name (for the colour) and label of each model to draw.
+
+    These are the intact model, and the models without each source and without all sources.
+    """
     parts = intact.split("+")
     shown = {intact: ("intact", words("intact"))}
     sources = [name for name in SOURCES if name in parts]
     for gone in sources:
-        shown[_less(parts, [gone])] = (gone, f"without {words(gone)}")
+        shown[kept_name({*parts} - {gone})] = (gone, f"without {words(gone)}")
     if len(sources) > 1:
-        shown[_less(parts, sources)] = ("content", "without either")
+        shown[kept_name({*parts} - {*sources})] = ("content", "without either")
     return shown
 
 
-def _less(parts: list[str], gone: list[str]) -> str:
-    return "+".join(part for part in parts if part not in gone) or "none"
-
-
-def _names(measure: str, shown: tuple[str, str]) -> tuple[str, str, str]:
-    return shown[0], measure, shown[1]
-
-
 def controls(table: pd.DataFrame, intact: str) -> go.Figure:
-    """Draw the pattern's size and direction on text and on shuffled tokens, with every key counted.
+    """Draw measures of the pattern on shuffled tokens, and on text without skipping keys.
 
     Args:
         table: `controls.csv`: layer, tokens (text or shuffled), skip_keys, kept, and the measures.
@@ -79,7 +65,7 @@ def controls(table: pd.DataFrame, intact: str) -> go.Figure:
         if str(kept) in shown
     ]
     panels = {
-        MEASURES[measure]: [
+        MEASURES[measure].title: [
             dots(
                 rows,
                 name,
@@ -92,11 +78,11 @@ def controls(table: pd.DataFrame, intact: str) -> go.Figure:
         for measure in CONTROLS
         if measure in table
     }
-    return over_layers(panels, "What is left of the pattern in the controls, per layer")
+    return over_layers(panels, "The positional pattern in the controls, per layer")
 
 
 def mask_effect(table: pd.DataFrame) -> go.Figure:
-    """Draw the strength of the non-relative part with and without the mask, and the difference.
+    """Draw the RMS of the non-relative part with and without the mask, and the difference.
 
     Args:
         table: `non_relative.csv`: layer, tokens, and with_mask, without_mask and difference with
@@ -110,18 +96,18 @@ def mask_effect(table: pd.DataFrame) -> go.Figure:
         for column, (name, label) in columns.items():
             strength.append(dots(rows, name, column, f"{label}, {tokens}", hollow))
         difference.append(dots(rows, "mask", "difference", f"difference, {tokens}", hollow))
-    panels = {"non-relative part, nats": strength, "what the mask adds, nats": difference}
-    return over_layers(panels, "What the mask adds beyond distance, per layer")
+    panels = {"RMS of the non-relative part, nats": strength, "with less without, nats": difference}
+    return over_layers(panels, "The mask's effect on the non-relative part, per layer")
 
 
 def training_dynamics(tables: Mapping[str, pd.DataFrame], measure: str = "amplitude") -> go.Figure:
-    """Draw when the pattern emerges in training: one line per layer, models side by side.
+    """Draw a measure of the pattern over training: one line per layer, models side by side.
+
+    Step 0, which a log axis cannot show, is drawn to the left of the first step.
 
     Args:
         tables: `dynamics.csv` by model: step, layer, and each measure.
         measure: which measure to draw.
-
-    Step 0, which a log axis cannot hold, stands left of the first step.
     """
     layers = sorted({int(each) for table in tables.values() for each in table["layer"]})
     colours = sample_colorscale(SEQUENTIAL, list(np.linspace(0.05, 0.85, max(2, len(layers)))))
@@ -136,18 +122,15 @@ def training_dynamics(tables: Mapping[str, pd.DataFrame], measure: str = "amplit
         panel=320,
         shared_y=True,
         x_title="training step (log scale)",
-        y_title=MEASURES[measure],
+        y_title=MEASURES[measure].title,
     )
-    place(figure, _emerges(measure), list(tables), wide, replace(wide, columns=1, panel=240))
+    title = f"The positional pattern during training: {MEASURES[measure].label} per layer"
+    place(figure, title, list(tables), wide, replace(wide, columns=1, panel=240))
     figure.update_xaxes(type="log", dtick=1)
     figure.update_layout(
         {f"yaxis{axis(panel)}": {"matches": "y"} for panel in range(1, len(tables))}
     )
     return figure
-
-
-def _emerges(measure: str) -> str:
-    return f"When the pattern emerges in training: {MEASURES[measure].split(',')[0]} per layer"
 
 
 def _line(rows: pd.DataFrame, measure: str, panel: int, layer: int) -> go.Scatter:

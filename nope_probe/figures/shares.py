@@ -1,4 +1,4 @@
-"""Shares with their intervals -> plotly figures: sources, players, terms, interactions."""
+"""Shares with their intervals -> plotly figures: sources, players, terms and interactions."""
 
 from __future__ import annotations
 
@@ -8,47 +8,45 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from nope_probe.figures.dots import Dots, bars, dots, over_layers
+from nope_probe.figures.dots import Dots, dots, over_layers
 from nope_probe.figures.grid import Grid, place
+from nope_probe.figures.intervals import NO_PATTERN, bound_columns, error_bars
 from nope_probe.figures.maps import add_slider
-from nope_probe.figures.style import colour, symbol, words
+from nope_probe.figures.style import colour, symbol
+from nope_probe.figures.words import words
 
 MOST_INTERACTIONS = 24
 
 
-def _by_name(table: pd.DataFrame, by: str, column: str) -> list[Dots]:
-    return [dots(rows, str(name), column) for name, rows in table.groupby(by, sort=False)]
-
-
 def source_shares(table: pd.DataFrame) -> go.Figure:
-    """Draw what each source brings to the pattern, per layer, as a share and in nats.
+    """Draw each source's share of the pattern, per layer, and its RMS in nats.
 
     Args:
         table: `sources.csv`: layer, term, rms, rms_low, rms_high (nats), share, low, high.
     """
     panels = {
         "share of the pattern": _by_name(table, "term", "share"),
-        "strength (RMS), nats": _by_name(table, "term", "rms"),
+        "RMS, nats": _by_name(table, "term", "rms"),
     }
-    return over_layers(panels, title="What each source brings to the pattern, per layer")
+    return over_layers(panels, title="The sources of the positional pattern, per layer")
 
 
 def player_shares(table: pd.DataFrame) -> go.Figure:
-    """Draw share, sufficiency and necessity of each player of one game, per layer.
+    """Draw for each player of one set its Shapley share, and what is there alone and lost without.
 
     Args:
-        table: the rows of `players.csv` that belong to one game.
+        table: the rows of `players.csv` that belong to one player set.
     """
     panels = {
-        "share": _by_name(table, "player", "share"),
-        "sufficiency: what it brings alone": _by_name(table, "player", "sufficiency"),
-        "necessity: what is lost without it": _by_name(table, "player", "necessity"),
+        "Shapley share": _by_name(table, "player", "share"),
+        "there alone": _by_name(table, "player", "alone"),
+        "lost without it": _by_name(table, "player", "lost"),
     }
-    return over_layers(panels, title="What the pattern needs, per layer")
+    return over_layers(panels, title="The players' parts in the positional pattern, per layer")
 
 
 def mean_covariance_shares(table: pd.DataFrame) -> go.Figure:
-    """Draw the shares of the mean and covariance terms, per layer, and the first's dimensions.
+    """Draw the mean and covariance terms' shares and RMS, per layer, and the mean's dimensions.
 
     Args:
         table: `mean_covariance.csv`: layer, term, share, low, high, rms, rms_low, rms_high,
@@ -57,7 +55,7 @@ def mean_covariance_shares(table: pd.DataFrame) -> go.Figure:
     named = table.assign(term=table["term"].astype(str) + "_term")
     panels = {
         "share of the pattern": _by_name(named, "term", "share"),
-        "strength (RMS), nats": _by_name(named, "term", "rms"),
+        "RMS, nats": _by_name(named, "term", "rms"),
         "dimensions of the mean keys": _by_name(
             named[named["term"] == "mean_term"], "term", "dimensions"
         ),
@@ -66,13 +64,14 @@ def mean_covariance_shares(table: pd.DataFrame) -> go.Figure:
 
 
 def interactions(table: pd.DataFrame, layer: int = 0) -> go.Figure:
-    """Draw what only several players together bring, with a layer slider.
-
-    Args:
-        table: the rows of `interactions.csv` that belong to one game; `players` joined by `+`.
-        layer: which layer is seen first.
+    """Draw the shares that players add only together, with a layer slider.
 
     Of many interactions those with the largest share in any layer are drawn.
+
+    Args:
+        table: the rows of `interactions.csv` that belong to one player set; `players` joined by
+            `+`.
+        layer: which layer the slider shows first.
     """
     sizes = table["share"].abs().groupby(table["players"]).max().fillna(0)
     names = sizes.sort_values(ascending=False, kind="stable").index[:MOST_INTERACTIONS]
@@ -85,7 +84,7 @@ def interactions(table: pd.DataFrame, layer: int = 0) -> go.Figure:
         ]
     )
     wide = Grid(columns=1, panel=30 + 22 * len(names), x_title="share of the pattern", left=210)
-    title = "What players bring only together"
+    title = "Interactions of players"
     place(figure, title, [""], wide, replace(wide, left=175))
     add_slider(figure, len(layers), 1, layers.index(layer))
     figure.update_layout(xaxis={"zeroline": True, "zerolinewidth": 2, "nticks": 5})
@@ -95,15 +94,16 @@ def interactions(table: pd.DataFrame, layer: int = 0) -> go.Figure:
 
 
 def _interaction_trace(rows: pd.DataFrame, layer: int) -> go.Scatter:
-    shares, lows, highs = (rows[name].to_numpy(float) for name in ("share", "low", "high"))
+    columns = ("share", *bound_columns("share"))
+    shares, lows, highs = (rows[name].to_numpy(float) for name in columns)
     empty = bool(np.isnan(shares).all())
     return go.Scatter(
         x=np.zeros_like(shares) if empty else shares,
         y=[words(str(name)) for name in rows.index],
-        error_x=bars(shares, lows, highs),
+        error_x=error_bars(shares, lows, highs),
         customdata=np.column_stack([lows, highs]),
         mode="text" if empty else "markers",
-        text="no pattern",
+        text=NO_PATTERN,
         name=f"L{layer}",
         marker={"color": colour("interaction"), "symbol": symbol("interaction"), "size": 8},
         hovertemplate=(
@@ -111,3 +111,7 @@ def _interaction_trace(rows: pd.DataFrame, layer: int) -> go.Scatter:
             f"<extra>L{layer}</extra>"
         ),
     )
+
+
+def _by_name(table: pd.DataFrame, by: str, column: str) -> list[Dots]:
+    return [dots(rows, str(name), column) for name, rows in table.groupby(by, sort=False)]

@@ -1,6 +1,6 @@
-"""The one visual language of all figures: colours, markers, words.
+"""The visual style of all figures: colours, markers, the template, colour bars.
 
-Three neutral colours stand for the theme; the report page swaps them on dark screens.
+The report page replaces the three neutral colours INK, GRID and BLANK on dark screens.
 """
 
 from __future__ import annotations
@@ -43,28 +43,6 @@ SYMBOLS = {
     "covariance_term": "circle",
     "intact": "circle",
 }
-WORDS = {
-    "all": "whole pattern",
-    "difference": "all players",
-    "content": "content",
-    "mask": "causal mask",
-    "rope": "RoPE",
-    "pos_embed": "learned positions",
-    "mask_x_rope": "mask × RoPE",
-    "mask_x_pos_embed": "mask × learned positions",
-    "w_q": "W_Q",
-    "w_k": "W_K",
-    "w_o": "W_O",
-    "w_v": "W_V",
-    "mlp": "MLP",
-    "norms": "the norms' weights",
-    "qk": "QK circuit",
-    "ov": "OV circuit",
-    "mean_term": "mean term",
-    "covariance_term": "covariance term",
-    "intact": "intact model",
-}
-SHORT = {"mask": "mask", "pos_embed": "positions", "qk": "QK", "ov": "OV"}
 _AXIS = {
     "gridcolor": GRID,
     "zerolinecolor": ZERO,
@@ -86,26 +64,21 @@ TEMPLATE = go.layout.Template(
 
 
 def colour(name: str) -> str:
-    """Give a component's colour, the same in every figure; unions and interactions share one."""
+    """Return a component's colour, the same in every figure; unions and interactions share one."""
     if "_x_" in name or "+" in name:
         return COLOURS["interaction"]
     return COLOURS.get(name, INK)
 
 
 def symbol(name: str) -> str:
-    """Give a component's marker, so that colour is never the only sign."""
+    """Return a component's marker, so that colour is never the only sign."""
     if "_x_" in name or "+" in name:
         return SYMBOLS["interaction"]
     return SYMBOLS.get(name, "circle")
 
 
-def words(name: str) -> str:
-    """Say a component's name as a reader says it; in a union, in short.
-
-    Example:
-        >>> words("mask"), words("mask+w_q")
-        ('causal mask', 'mask + W_Q')
-    """
-    if "+" not in name:
-        return WORDS.get(name, name)
-    return " + ".join(SHORT.get(part) or words(part) for part in name.split("+"))
+def colour_bar(title: str = "") -> dict[str, object]:
+    """Return the horizontal colour bar at the bottom left of a figure."""
+    where = {"x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom"}
+    size = {"thickness": 10, "len": 300, "lenmode": "pixels", "nticks": 5, "outlinewidth": 0}
+    return {"orientation": "h", "title": {"text": title, "side": "bottom"}, **where, **size}

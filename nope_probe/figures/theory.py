@@ -1,4 +1,4 @@
-"""Simulation and theory -> plotly figures: fixed colour scales, rows against theory, steps in j."""
+"""Simulation and theory -> plotly figures: maps on a fixed scale, rows and steps against theory."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from nope_probe.figures.style import SEQUENTIAL, ZERO
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """One series per layer along an axis, with errors and what theory says.
+    """One series per layer, with errors and the values of the theory.
 
     Attributes:
-        x: where the values are.
+        x: the values' places on the x axis.
         values, errors: estimates and two standard errors.
         theory: the mean field's values; None for no line.
     """
@@ -59,7 +59,7 @@ def fixed_scale_maps(
 
 
 def rows_against_theory(curves: Mapping[str, Curves]) -> go.Figure:
-    """Draw the last query's scores along its keys: dots with two standard errors, theory a line."""
+    """Draw the last query's scores over its keys: dots with two standard errors; theory: lines."""
     return _panels(
         curves,
         title="The last query's scores: simulation (dots) and mean field (lines)",
@@ -69,7 +69,7 @@ def rows_against_theory(curves: Mapping[str, Curves]) -> go.Figure:
 
 
 def steps_by_distance(curves: Mapping[str, Curves]) -> go.Figure:
-    """Draw what a key gains on average by being nearer by one, at each distance from the query."""
+    """Draw the mean gain in score of a key that is nearer by one, at each distance."""
     figure = _panels(
         curves,
         title="Mean step of the score towards the query",

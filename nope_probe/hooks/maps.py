@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -62,6 +63,10 @@ class StageMaps:
         """Return the mean over all sequences of one stage's map."""
         return pooled(self.folds[letter], self.counts)
 
+    def normalised(self, letter: Letter) -> Float[Tensor, "row_pos col_pos"]:
+        """Return the mean map of one stage, less the mean of each diagonal."""
+        return diagonal_normalised(self.mean(letter))
+
     def to_tensors(self) -> State:
         """Return the maps by name, for `from_tensors`."""
         folds = {f"folds/{letter}": each for letter, each in self.folds.items()}
@@ -80,3 +85,24 @@ class StageMaps:
             for kind in ("folds", "visible")
         )
         return cls(folds=folds, visible=visible, counts=tensors["counts"])
+
+
+def diagonal_normalised(
+    maps: Float[Tensor, "*batch query_pos key_pos"],
+) -> Float[Tensor, "*batch query_pos key_pos"]:
+    """Subtract from each cell the mean of its diagonal (the paper's Figures 4 and 5).
+
+    Means are over the cells that hold a number; the others, such as masked ones, become NaN.
+
+    Example:
+        >>> diagonal_normalised(torch.tensor([[1.0, torch.nan], [5.0, 3.0]]))
+        tensor([[-1., nan],
+                [ 0.,  1.]])
+    """
+    n, position = maps.shape[-1], torch.arange(maps.shape[-1])
+    known, diagonal = maps.isfinite(), position[:, None] - position[None, :] + n - 1
+    sums, counts = (torch.zeros(*maps.shape[:-2], 2 * n - 1, dtype=maps.dtype) for _ in range(2))
+    sums.index_add_(-1, diagonal.flatten(), maps.where(known, 0.0).flatten(-2))
+    counts.index_add_(-1, diagonal.flatten(), known.to(maps.dtype).flatten(-2))
+    means = sums / counts.clamp_min(1)
+    return (maps - means[..., diagonal]).where(known, torch.nan)

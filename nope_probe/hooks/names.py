@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal, get_args
 
 Norm = Literal["l2", "layernorm-sqrt-d", "layernorm-d"]
@@ -12,5 +13,32 @@ Projection = Literal["w_q", "w_k", "w_o", "w_v"]
 WEIGHTS: tuple[Projection, ...] = get_args(Projection)
 Component = Literal["mask", "rope", "w_q", "w_k", "w_o", "w_v", "mlp", "pos_embed"]
 COMPONENTS: tuple[Component, ...] = get_args(Component)
+# The components that break the symmetry between positions.
+POSITION_ENCODINGS: tuple[Component, ...] = ("rope", "pos_embed")
+SOURCES: tuple[Component, ...] = ("mask", *POSITION_ENCODINGS)
+
 Letter = Literal["a", "b", "c", "d", "e", "f", "g", "h", "i"]
 LETTERS: tuple[Letter, ...] = get_args(Letter)
+SCORE_STAGES: tuple[Letter, ...] = ("b", "i")
+# What each stage of the paper's Figure 3 holds; primes mark the next layer.
+STAGE_MEANINGS: dict[Letter, str] = {
+    "a": "Y = LN(X)",
+    "b": "QKᵀ/√d",
+    "c": "AV",
+    "d": "AVW_O",
+    "e": "O = AVW_O + X",
+    "f": "LN(O)",
+    "g": "X′ = FFN(LN(O)) + O",
+    "h": "Y′ = LN(X′)",
+    "i": "Q′K′ᵀ/√d",
+}
+
+
+def kept_name(kept: Collection[str]) -> str:
+    """Return the name of a condition: the components that it keeps, in order, or `none`.
+
+    Example:
+        >>> kept_name({"w_q", "mask"}), kept_name(())
+        ('mask+w_q', 'none')
+    """
+    return "+".join(name for name in COMPONENTS if name in kept) or "none"

@@ -20,7 +20,7 @@ from nope_probe.hooks.names import Letter
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One letter of Figure 3.
+    """One letter of Figure 3 (`hooks.names.STAGE_MEANINGS` says what it holds).
 
     Attributes:
         block: 0 for the block under study, 1 for the one after it.
@@ -37,15 +37,15 @@ class Stage:
 
 _SCORES = "attn.hook_attn_scores"
 STAGES: dict[Letter, Stage] = {
-    "a": Stage(norm="ln1"),  # Y1 = LN(X)
-    "b": Stage(point=_SCORES, scores=True),  # Q1 K1^T / sqrt(d)
-    "c": Stage(point="attn.hook_z"),  # A1 V1
-    "d": Stage(point="hook_attn_out"),  # A1 V1 W_O
-    "e": Stage(point="hook_resid_mid"),  # O = A1 V1 W_O + X
-    "f": Stage(norm="ln2"),  # LN(O)
-    "g": Stage(point="hook_resid_post"),  # X1 = FFN(LN(O)) + O
-    "h": Stage(norm="ln1", block=1),  # Y2 = LN(X1)
-    "i": Stage(point=_SCORES, scores=True, block=1),  # Q2 K2^T / sqrt(d)
+    "a": Stage(norm="ln1"),
+    "b": Stage(point=_SCORES, scores=True),
+    "c": Stage(point="attn.hook_z"),
+    "d": Stage(point="hook_attn_out"),
+    "e": Stage(point="hook_resid_mid"),
+    "f": Stage(norm="ln2"),
+    "g": Stage(point="hook_resid_post"),
+    "h": Stage(norm="ln1", block=1),
+    "i": Stage(point=_SCORES, scores=True, block=1),
 }
 
 

@@ -1,7 +1,7 @@
-"""The one report page of all commands: self-contained HTML that works offline.
+"""The report page of all commands: self-contained HTML that works offline.
 
-plotly.js is inlined once; the page loads nothing. Figures are kept as JSON and drawn when they come
-into view, in the reader's colour scheme and for the width of the screen.
+plotly.js is inlined once; the page loads nothing. Figures are stored as JSON and drawn when they
+come into view, in the reader's colour scheme and for the width of the screen.
 """
 
 from __future__ import annotations
@@ -19,28 +19,19 @@ import plotly.graph_objects as go
 from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
+from nope_probe.figures.export import without_controls
+from nope_probe.figures.intervals import NO_PATTERN
 from nope_probe.figures.maps import MAX_POSITIONS
 from nope_probe.figures.style import BLANK, GRID, INK
+from nope_probe.reports import notes
 
-TITLE = 16  # what the page takes off a figure's top margin, px; the rest is for plotly's buttons
+TITLE = 16  # px less of a figure's top margin on the page; the rest is for plotly's buttons
 PAGE_BYTES = 14_000_000
 PLOTLY_BYTES = 5_000_000
 CELL_BYTES = 16 / 3  # a float32 in base64
-MAP_BYTES = 500  # what a map costs beside its cells
-LAYER_BYTES = 30_000  # a layer's dots and rows of numbers
+MAP_BYTES = 500  # of a map beside its cells
+LAYER_BYTES = 30_000  # of a layer's dots and rows of numbers
 SIZES = {"n_seqs": "sequences", "seq_len": "tokens each"}
-HOW_TO_READ = (
-    "A score is what attention feeds to softmax, in nats: one nat more makes a key e = 2.7 times "
-    "as likely to be attended to.",
-    "Each map has a row per query, downward, and a column per key, to the right; both count from "
-    "0. Cells above the diagonal are blank: a causal model does not look ahead.",
-    "A pattern is a score map less each row's mean over the keys before the query, since softmax "
-    "ignores a constant per row. Red is above that mean, blue below, white at it.",
-    "Bars are 95% intervals. “No pattern” marks a layer whose pattern cannot be told from noise: "
-    "it has no shares.",
-    "Layers and heads count from 0: L2H3 is the fourth head of the third layer. A colour bar "
-    "leaves out the strongest cells, 1 in 200; hover or tap a cell for its own value.",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +40,9 @@ class Section:
 
     Attributes:
         title: heading.
-        figure: what is seen; None for a section of words.
-        caption: one or two lines in plain words.
-        table: the numbers behind the figure, shown folded.
+        caption: one or two lines below the figure.
+        figure: the figure; None for a section of words.
+        table: the figure's numbers, shown folded.
     """
 
     title: str
@@ -65,17 +56,17 @@ def page(
     headline: Sequence[str],
     sections: Sequence[Section],
     manifest: Mapping[str, Any],
-    notes: Sequence[str] = HOW_TO_READ,
+    how_to_read: Sequence[str] = notes.HOW_TO_READ,
 ) -> str:
-    """Write a report as one HTML page.
+    """Return a report as one HTML page.
 
     Args:
-        title: what was asked, in a few words.
+        title: the page's title.
         headline: the result, a sentence each.
         sections: figures with captions, in order.
         manifest: what was run: `command`, `model`, `data`, `settings`, and the rest, which is shown
             in full at the end.
-        notes: how to read the figures.
+        how_to_read: how to read the figures, a sentence or two each.
     """
     template = resources.files("nope_probe.reports").joinpath("page.html").read_text("utf-8")
     return Template(template).substitute(
@@ -84,27 +75,29 @@ def page(
         headline="".join(f"<p>{escape(each)}</p>" for each in headline),
         contents="".join(_link(index, each) for index, each in enumerate(sections)),
         sections="".join(_section(index, each) for index, each in enumerate(sections)),
-        notes="".join(f"<li>{escape(each)}</li>" for each in notes),
+        notes="".join(f"<li>{escape(each)}</li>" for each in how_to_read),
         manifest=escape(json.dumps(manifest, indent=1, default=str)),
         neutral=json.dumps({"ink": INK, "grid": GRID, "blank": BLANK}),
         plotly=get_plotlyjs(),
     )
 
 
-def positions(n_maps: int, n_layers: int) -> int:
-    """Give how many positions each map may have for the page to stay under 15 MB.
+def positions(n_maps: int, n_layers: int, n_points: int = 0) -> int:
+    """Return how many positions each map may have for the page to stay under 15 MB.
 
     Args:
         n_maps: maps per layer on the page.
         n_layers: layers.
+        n_points: numbers per layer that are drawn as lines or dots.
     """
-    room = PAGE_BYTES - PLOTLY_BYTES - LAYER_BYTES * n_layers - MAP_BYTES * n_maps * n_layers
+    layer = LAYER_BYTES + MAP_BYTES * n_maps + CELL_BYTES * n_points
+    room = PAGE_BYTES - PLOTLY_BYTES - n_layers * layer
     cells = max(0.0, room / CELL_BYTES / (n_maps * n_layers))
     return max(1, min(MAX_POSITIONS, int(cells**0.5)))
 
 
 def _facts(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Pick what was run from a manifest, as far as it says."""
+    """Return what was run, as far as the manifest says."""
     settings = manifest.get("settings", {})
     size = [f"{settings[key]} {word}" for key, word in SIZES.items() if key in settings]
     facts = {
@@ -151,15 +144,11 @@ def _figure(section: Section) -> str:
 
 
 def _for_page(figure: go.Figure) -> dict[str, Any]:
-    """Leave to the page what it does better: its heading is the title, its controls have keys."""
-    spec = figure.to_dict()
+    """Return a figure without its title and controls, which the page has as HTML."""
+    spec = without_controls(figure).to_dict()
     layout = spec["layout"]
-    for name in ("title", "sliders", "paper_bgcolor"):
+    for name in ("title", "paper_bgcolor"):
         layout.pop(name, None)
-    if layout.pop("updatemenus", None):
-        menu = layout["meta"]["menu"]
-        layout["margin"] = {**layout["margin"], "t": layout["margin"]["t"] - menu}
-        layout["height"] -= menu
     for patch in (layout, layout.get("meta", {}).get("narrow", {})):
         if "margin" in patch and "height" in patch:
             patch["margin"] = {**patch["margin"], "t": patch["margin"]["t"] - TITLE}
@@ -168,8 +157,8 @@ def _for_page(figure: go.Figure) -> dict[str, Any]:
 
 
 def _json(spec: Mapping[str, Any]) -> str:
-    # plotly escapes "<" and "/" lest "</script>" end the element that holds the figure; "<" alone
-    # is enough, and the slashes of base64 would be a fifth of the page.
+    # plotly escapes "<" and "/", so that "</script>" cannot end the element that holds the figure.
+    # Escaping "<" is enough, and the slashes of base64 would be a fifth of the page.
     return str(to_json_plotly(spec)).replace("\\u002f", "/").replace("</", "<\\/")
 
 
@@ -177,7 +166,7 @@ def _table(section: Section) -> str:
     if section.table is None:
         return ""
     shown = section.table.to_html(
-        index=False, border=0, na_rep="no pattern", float_format=lambda value: f"{value:.3g}"
+        index=False, border=0, na_rep=NO_PATTERN, float_format=lambda value: f"{value:.3g}"
     )
     return (
         '<details><summary>The numbers</summary><div class="scroll" tabindex="0" role="region" '

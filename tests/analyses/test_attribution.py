@@ -1,4 +1,4 @@
-"""Attribution on games small enough to work out by hand."""
+"""Attribution on player sets small enough to work out by hand."""
 
 from itertools import permutations
 
@@ -6,22 +6,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from nope_probe.analyses.attribution import ContrastGram, attribute, term_map
+from nope_probe.analyses.attribution import CONJUNCTION_TOLERANCE, attribute
+from nope_probe.analyses.contrasts import ContrastGram, contrast_map
 from nope_probe.analyses.pattern import kept_cells, row_centred
 from nope_probe.analyses.shapley import (
     INTACT,
     Condition,
+    alone,
     coalitions,
     difference,
-    kept_name,
+    lost,
     moebius,
-    necessity,
     player,
     player_set,
     shapley,
     source_terms,
-    sufficiency,
 )
+from nope_probe.hooks.names import kept_name
 
 N, FOLDS = 13, 5
 
@@ -39,10 +40,6 @@ def as_folds(values: dict[Condition, Tensor]) -> dict[Condition, Tensor]:
     return {condition: each.repeat(FOLDS, 1, 1, 1) for condition, each in values.items()}
 
 
-def evaluate(term, values: dict[Condition, Tensor]) -> Tensor:
-    return term_map(term, values)
-
-
 def test_shapley_maps_average_what_a_player_adds_over_all_orders():
     ours = player_set(["mask", "rope", "w_q", "w_k"])
     values = random_values(ours)
@@ -53,14 +50,14 @@ def test_shapley_maps_average_what_a_player_adds_over_all_orders():
             with_one = values[ours.condition((*before, one))]
             added.append(with_one - values[ours.condition(before)])
         truth = torch.stack(added).mean(0)
-        torch.testing.assert_close(evaluate(shapley(ours, one), values), truth)
+        torch.testing.assert_close(contrast_map(shapley(ours, one), values), truth)
 
 
-def test_shapley_maps_add_up_to_what_all_bring():
+def test_shapley_maps_add_up_to_what_all_players_bring():
     ours = player_set(["mask", "rope", "qk", "ov", "mlp"])
     values = random_values(ours, seed=1)
-    total = sum(evaluate(shapley(ours, one), values) for one in ours.players)
-    whole = evaluate(difference(ours), values)
+    total = sum(contrast_map(shapley(ours, one), values) for one in ours.players)
+    whole = contrast_map(difference(ours), values)
     largest = values[INTACT].abs().max()
     assert float((total - whole).abs().max() / largest) < 1e-9
 
@@ -68,25 +65,27 @@ def test_shapley_maps_add_up_to_what_all_bring():
 def test_moebius_terms_of_all_coalitions_add_up_to_v_all():
     ours = player_set(["mask", "w_o", "mlp"])
     values = random_values(ours, seed=2)
-    total = sum(evaluate(moebius(ours, members), values) for members in coalitions(ours.players))
+    total = sum(
+        contrast_map(moebius(ours, members), values) for members in coalitions(ours.players)
+    )
     torch.testing.assert_close(total, values[INTACT])
 
 
-def test_sufficiency_and_necessity_by_hand():
+def test_what_is_there_alone_and_lost_without_a_player_by_hand():
     ours = player_set(["mask", "w_q"])
     mask = ours.players[0]
     values = random_values(ours, seed=3)
     none = values[frozenset({"mask", "w_q"})]
     only_mask, no_mask = values[frozenset({"w_q"})], values[frozenset({"mask"})]
-    torch.testing.assert_close(evaluate(sufficiency(ours, mask), values), only_mask - none)
-    torch.testing.assert_close(evaluate(necessity(ours, mask), values), values[INTACT] - no_mask)
+    torch.testing.assert_close(contrast_map(alone(ours, mask), values), only_mask - none)
+    torch.testing.assert_close(contrast_map(lost(ours, mask), values), values[INTACT] - no_mask)
 
 
 def test_the_four_sources_add_up_to_the_intact_pattern():
     both = frozenset({"mask", "rope"})
     conditions = [INTACT, frozenset({"mask"}), frozenset({"rope"}), both]
     values = {c: torch.randn(N, N, dtype=torch.float64) for c in conditions}
-    terms = {name: evaluate(term, values) for name, term in source_terms("rope").items()}
+    terms = {name: contrast_map(term, values) for name, term in source_terms("rope").items()}
     assert list(terms) == ["content", "mask", "rope", "mask_x_rope"]
     torch.testing.assert_close(sum(terms.values()), values[INTACT])
     torch.testing.assert_close(terms["content"], values[both])
@@ -94,7 +93,7 @@ def test_the_four_sources_add_up_to_the_intact_pattern():
     torch.testing.assert_close(terms["rope"], values[frozenset({"mask"})] - values[both])
 
 
-def test_without_position_encoding_the_mask_is_all_that_content_is_not():
+def test_without_position_encoding_content_and_mask_make_the_pattern():
     terms = source_terms(None)
     assert terms == {
         "content": {frozenset({"mask"}): 1},
@@ -102,7 +101,7 @@ def test_without_position_encoding_the_mask_is_all_that_content_is_not():
     }
 
 
-def test_a_conjunction_of_k_players_gives_each_one_kth_and_says_so():
+def test_a_conjunction_of_k_players_gives_each_one_kth_and_is_named():
     ours = player_set(["mask", "w_q", "w_k"])
     pattern = torch.randn(N, N, dtype=torch.float64)
     values = {
@@ -110,16 +109,30 @@ def test_a_conjunction_of_k_players_gives_each_one_kth_and_says_so():
         for kept in coalitions(ours.players)
     }
     [layer] = attribute(as_folds(values), [ours], position=None)
-    for need in layer.needs:
-        assert need.share.value == pytest.approx(1 / 3)
-        assert need.necessity.value == pytest.approx(1)
-        assert need.sufficiency.value == pytest.approx(0)
+    for each in layer.players:
+        assert each.share.value == pytest.approx(1 / 3)
+        assert each.lost.value == pytest.approx(1)
+        assert each.alone.value == pytest.approx(0)
     assert layer.is_conjunction("players")
-    everything = [each for each in layer.interactions if len(each.players) == 3]
-    assert everything[0].share.value == pytest.approx(1)
+    assert not layer.is_conjunction("circuits")
+    together = [each for each in layer.interactions if len(each.players) == 3]
+    assert together[0].share.value == pytest.approx(1)
 
 
-def test_independent_players_are_as_sufficient_as_necessary_and_no_conjunction():
+@pytest.mark.parametrize(("beyond", "conjunction"), [(-0.01, True), (0.01, False)])
+def test_a_conjunction_is_named_within_its_tolerance(beyond: float, conjunction: bool):
+    ours = player_set(["mask", "w_q"])
+    pattern = torch.arange(N).double().repeat(N, 1)
+    # The mask's share is (1 + x) / 2 where it brings x of the pattern alone, and w_q nothing.
+    x = 2 * (CONJUNCTION_TOLERANCE + beyond)
+    values = {INTACT: pattern, frozenset({"w_q"}): x * pattern}
+    values |= {frozenset({"mask"}): 0 * pattern, frozenset({"mask", "w_q"}): 0 * pattern}
+    [layer] = attribute(as_folds(values), [ours], position=None)
+    assert layer.players[0].share.value == pytest.approx((1 + x) / 2)
+    assert layer.is_conjunction("players") == conjunction
+
+
+def test_independent_players_bring_alone_what_is_lost_without_them_and_are_no_conjunction():
     ours = player_set(["mask", "w_q"])
     key = torch.arange(N).repeat(N, 1)
     near, first = row_centred(key.double()), row_centred((key == 0).double())
@@ -135,10 +148,10 @@ def test_independent_players_are_as_sufficient_as_necessary_and_no_conjunction()
     cells = kept_cells(N)
     whole = (near + first)[cells]
     truth = float((near[cells] * whole).sum() / whole.square().sum())
-    mask = layer.needs[0]
+    mask = layer.players[0]
     assert mask.share.value == pytest.approx(truth)
-    assert mask.sufficiency.value == pytest.approx(truth)
-    assert mask.necessity.value == pytest.approx(truth)
+    assert mask.alone.value == pytest.approx(truth)
+    assert mask.lost.value == pytest.approx(truth)
     assert not layer.is_conjunction("players")
 
 
@@ -173,7 +186,7 @@ def test_a_missing_condition_is_an_error():
         attribute({INTACT: torch.zeros(5, 1, N, N)}, position="rope")
 
 
-def test_terms_multiply_as_their_maps_do():
+def test_the_product_of_contrasts_is_that_of_their_maps():
     torch.manual_seed(6)
     conditions = [INTACT, frozenset({"mask"})]
     cells = torch.randn(2, 1, 31).double().expand(2, 4, 31)  # four folds without noise
@@ -183,11 +196,10 @@ def test_terms_multiply_as_their_maps_do():
     assert float(gram.product(one, other)[0]) == pytest.approx(float(truth))
 
 
-def test_conditions_are_named_by_what_they_keep_in_the_tables_order():
-    playing = frozenset({"mask", "rope", "w_o", "w_v"})
-    assert kept_name(INTACT, playing) == "mask+rope+w_o+w_v"
-    assert kept_name(frozenset({"rope", "w_v"}), playing) == "mask+w_o"
-    assert kept_name(playing, playing) == "none"
+def test_conditions_are_named_by_what_they_keep_in_the_order_of_the_components():
+    assert kept_name({"w_v", "rope", "w_o", "mask"}) == "mask+rope+w_o+w_v"
+    assert kept_name(["w_o", "mask"]) == "mask+w_o"
+    assert kept_name(()) == "none"
 
 
 def test_players_are_components_circuits_or_unions():

@@ -5,7 +5,7 @@ import torch
 from scipy import stats
 
 from nope_probe.analyses.jackknife import (
-    NOTHING,
+    UNDEFINED,
     Interval,
     cross_products,
     jackknife,
@@ -74,10 +74,10 @@ def test_the_interval_of_an_amplitude_covers_the_truth_19_times_of_20():
     assert 0.91 <= covered / n <= 0.985
 
 
-def test_a_share_of_what_may_be_zero_is_nothing():
+def test_a_share_of_what_may_be_zero_is_undefined():
     part = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0])
     noise = torch.tensor([0.1, -0.5, 0.6, -0.4, 0.7])
-    assert share(part, noise) is NOTHING
+    assert share(part, noise) is UNDEFINED
     assert share(part, part * 2) == Interval(value=0.5, low=0.5, high=0.5)
 
 

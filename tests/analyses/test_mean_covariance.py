@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nope_probe.analyses.jackknife import NOTHING
+from nope_probe.analyses.jackknife import UNDEFINED
 from nope_probe.analyses.mean_covariance import participation_ratio, split_mean_covariance
 
 N, FOLDS = 17, 8
@@ -49,6 +49,6 @@ def test_the_ratio_is_taken_between_different_folds():
     assert abs(ratio - 1) < abs(biased - 1) / 2
 
 
-def test_positions_without_means_of_their_own_have_no_dimensions():
+def test_the_ratio_of_positions_with_one_mean_is_undefined():
     torch.manual_seed(2)
-    assert participation_ratio(torch.randn(FOLDS, N, 31)) is NOTHING
+    assert participation_ratio(torch.randn(FOLDS, N, 31)) is UNDEFINED

@@ -46,7 +46,7 @@ def test_a_skipped_key_leaves_the_row_mean_too():
     assert pattern[:, 0].isnan().all()
 
 
-def test_what_softmax_ignores_does_not_change_the_pattern():
+def test_a_constant_per_row_does_not_change_the_pattern():
     scores = torch.randn(3, 11, 11, dtype=torch.float64)
     shifted = scores + torch.randn(3, 11, 1, dtype=torch.float64)
     difference = row_centred(scores) - row_centred(shifted)
@@ -67,7 +67,7 @@ def test_a_non_finite_cell_below_the_diagonal_is_an_error():
         row_centred(scores)
 
 
-def test_non_finite_cells_on_and_above_the_diagonal_are_not_looked_at():
+def test_non_finite_cells_on_and_above_the_diagonal_are_ignored():
     scores = torch.full((7, 7), torch.nan).triu() + torch.ones(7, 7).tril(-1)
     assert row_centred(scores)[kept_cells(7)].eq(0).all()
 
@@ -124,13 +124,13 @@ def test_ties_get_mean_ranks():
     assert float(locality(pattern)) == pytest.approx(float(truth))
 
 
-def test_locality_is_one_where_near_keys_win_and_minus_one_where_far_keys_do():
+def test_locality_is_one_if_scores_rise_towards_the_query_and_minus_one_if_they_fall():
     scores = torch.arange(23).double().repeat(23, 1)
     assert float(locality(row_centred(scores))) == pytest.approx(1)
     assert float(locality(row_centred(-scores.exp()))) == pytest.approx(-1)
 
 
-def test_locality_of_a_flat_pattern_is_zero_and_of_too_few_keys_nothing():
+def test_locality_of_a_flat_pattern_is_zero_and_of_too_few_keys_undefined():
     assert float(locality(row_centred(torch.zeros(13, 13)))) == 0
     assert locality(row_centred(torch.zeros(7, 7))).isnan()
 
@@ -154,12 +154,33 @@ def test_a_diagonal_normalised_map_has_no_relative_part_left():
     relative = torch.cos((i - j).double())
     assert diagonal_normalised(relative)[(i >= j)].abs().max() < 1e-12
     scores = torch.randn(11, 11, dtype=torch.float64)
-    means = [diagonal_normalised(scores).diagonal(-lag).mean() for lag in range(11)]
+    means = [diagonal_normalised(scores).diagonal(lag).mean() for lag in range(-10, 11)]
     assert torch.stack(means).abs().max() < 1e-12
-    assert diagonal_normalised(scores)[j > i].isnan().all()
 
 
-def test_edge_contrast_compares_the_first_twentieth_of_the_keys_with_the_rest():
+def test_diagonal_means_are_over_the_cells_that_hold_a_number():
+    by_hand = diagonal_normalised(torch.tensor([[1.0, 7.0], [5.0, 3.0]]))
+    assert by_hand.tolist() == [[-1, 0], [0, 1]]
+    masked = torch.tensor([[1.0, NAN, NAN], [5, 4, NAN], [9, 8, 7]])
+    truth = torch.tensor([[-3.0, NAN, NAN], [-1.5, 0, NAN], [0, 1.5, 3]])
+    torch.testing.assert_close(diagonal_normalised(masked), truth, equal_nan=True)
+    masked[1, 1], truth[1, 1] = NAN, NAN  # the diagonal's mean stays 4
+    torch.testing.assert_close(diagonal_normalised(masked), truth, equal_nan=True)
+
+
+def test_diagonals_of_a_batch_are_normalised_map_by_map():
+    maps = torch.randn(3, 2, 7, 7, dtype=torch.float64)
+    maps[1, 0, 4, 2] = NAN
+    ours = diagonal_normalised(maps)
+    for batch, layer in ((0, 1), (1, 0), (1, 1)):
+        alone = diagonal_normalised(maps[batch, layer])
+        torch.testing.assert_close(ours[batch, layer], alone, equal_nan=True)
+    before = maps.clone()
+    diagonal_normalised(maps)
+    assert torch.equal(maps.nan_to_num(), before.nan_to_num())
+
+
+def test_edge_contrast_compares_the_first_twentieth_of_the_keys_with_the_others():
     maps = torch.zeros(41, 41)
     maps[:, :2] = 3.0  # 5% of 41 keys are 2
     assert float(edge_contrast(maps)) == pytest.approx(3)
@@ -168,8 +189,8 @@ def test_edge_contrast_compares_the_first_twentieth_of_the_keys_with_the_rest():
     assert float(edge_contrast(maps, skip_keys=1)) == pytest.approx(-2)
 
 
-def test_an_edge_contrast_can_have_one_sign_on_the_map_and_the_other_for_softmax():
-    # Short rows score higher, which lifts the first keys on the map; softmax does not see that.
+def test_an_edge_contrast_can_differ_in_sign_from_that_of_the_non_relative_part():
+    # Short rows score higher, which lifts the first keys on the map; softmax ignores that.
     scores = -0.1 * torch.arange(41).double()[:, None].repeat(1, 41)
     scores[:, :2] -= 0.2
     visible = row_centred(scores)
@@ -177,7 +198,7 @@ def test_an_edge_contrast_can_have_one_sign_on_the_map_and_the_other_for_softmax
     assert float(edge_contrast(visible - relative_part(visible))) < -0.1
 
 
-def test_measures_of_a_known_pattern_in_noise_hold_their_truth():
+def test_measures_of_a_known_pattern_in_noise_are_the_true_ones():
     n = 29
     truth = 0.2 * torch.arange(n).double().repeat(n, 1)
     truth[:, 4] += 1.0

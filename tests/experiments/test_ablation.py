@@ -1,4 +1,4 @@
-"""The ablate command as a user types it: what a run holds, what it says, what it refuses."""
+"""The ablate command as a user types it: the run's files, its output, its refusals."""
 
 import json
 import re
@@ -30,7 +30,7 @@ def manifest_of(out: Path) -> dict:
     return json.loads((out / "manifest.json").read_text())
 
 
-def test_a_run_holds_every_file_that_its_manifest_vouches_for(default_run: Path):
+def test_a_run_holds_every_file_whose_checksum_is_in_its_manifest(default_run: Path):
     manifest = manifest_of(default_run)
     names = {path.name for path in default_run.iterdir()} - {"manifest.json"}
     assert set(manifest["checksums"]) == names
@@ -41,10 +41,10 @@ def test_a_run_holds_every_file_that_its_manifest_vouches_for(default_run: Path)
     assert manifest["model"]["parity"]["logits"] < 1e-4
 
 
-def test_the_default_players_are_the_briefs_five_and_the_circuits_beside(default_run: Path):
+def test_the_default_player_sets_are_five_single_players_and_the_circuits(default_run: Path):
     players = pd.read_csv(default_run / "players.csv")
-    by_game = players.groupby("game")["player"].unique().map(list).to_dict()
-    assert by_game == {
+    by_set = players.groupby("game")["player"].unique().map(list).to_dict()
+    assert by_set == {
         "players": ["mask", "rope", "w_q", "w_k", "w_o"],
         "circuits": ["mask", "rope", "qk", "ov"],
     }
@@ -81,19 +81,34 @@ def test_the_maps_on_disk_are_those_of_the_ablated_model(default_run: Path):
     assert np.nanmax(np.abs(ours - truth)) < 1e-5 * np.nanmax(np.abs(truth))
 
 
+KEPT = np.tril(np.ones((19, 19), bool), -1) & (np.arange(19) > 0)  # the BOS key is left out
+
+
+def centred(score: np.ndarray) -> np.ndarray:
+    means = np.where(KEPT, score, 0).sum(-1, keepdims=True) / np.maximum(KEPT.sum(-1)[:, None], 1)
+    return score - means
+
+
+def test_the_page_gets_finished_patterns(default_run: Path):
+    maps = load_file(default_run / "maps.safetensors")
+    for name, scores in {
+        "all": "score/mask+rope+w_q+w_k+w_o+w_v",
+        "mean_term": "mean_covariance/mean",
+        "covariance_term": "mean_covariance/covariance",
+    }.items():
+        pattern, truth = maps[f"pattern/{name}"], centred(maps[scores])
+        assert np.array_equal(np.isfinite(pattern), np.broadcast_to(KEPT, pattern.shape))
+        np.testing.assert_allclose(pattern[:, KEPT], truth[:, KEPT], atol=1e-4)
+
+
 def test_sources_and_shapley_maps_add_up_on_disk(default_run: Path):
     maps = load_file(default_run / "maps.safetensors")
-    below = np.tril(np.ones((19, 19), bool), -1)
-    below[:, 0] = False  # the BOS key is left out
-    intact = maps["score/mask+rope+w_q+w_k+w_o+w_v"]
-    counts = np.maximum(below.sum(-1, keepdims=True), 1)
-    pattern = intact - np.where(below, intact, 0).sum(-1, keepdims=True) / counts
+    pattern = centred(maps["score/mask+rope+w_q+w_k+w_o+w_v"])[:, KEPT]
     sources = sum(maps[f"source/{term}"] for term in ("content", "mask", "rope", "mask_x_rope"))
-    np.testing.assert_allclose(sources[:, below], pattern[:, below], atol=1e-4)
-    empty = maps["score/w_v"]
-    nothing = empty - np.where(below, empty, 0).sum(-1, keepdims=True) / counts
+    np.testing.assert_allclose(sources[:, KEPT], pattern, atol=1e-4)
+    nothing = centred(maps["score/w_v"])[:, KEPT]
     shapley = sum(maps[f"shapley/{name}"] for name in ("mask", "rope", "w_q", "w_k", "w_o"))
-    np.testing.assert_allclose(shapley[:, below], (pattern - nothing)[:, below], atol=1e-4)
+    np.testing.assert_allclose(shapley[:, KEPT], pattern - nothing, atol=1e-4)
 
 
 def test_packed_folds_average_to_the_map(default_run: Path):
@@ -104,7 +119,7 @@ def test_packed_folds_average_to_the_map(default_run: Path):
     np.testing.assert_allclose(folds.mean(0), score[:, row, column], rtol=1e-4, atol=1e-5)
 
 
-def test_the_mask_and_w_o_do_nothing_in_layer_one(default_run: Path):
+def test_the_mask_and_w_o_change_no_score_of_the_first_layer(default_run: Path):
     maps = load_file(default_run / "maps.safetensors")
     below = np.tril(np.ones((19, 19), bool))
     intact = maps["score/mask+rope+w_q+w_k+w_o+w_v"][:, below]
@@ -120,7 +135,7 @@ def test_a_finished_run_is_shown_again_and_not_recomputed(
     before = (default_run / "manifest.json").read_bytes()
     run_command(ablate, *SMALL, "--out", str(default_run))
     shown = capsys.readouterr().out
-    assert "where the positional pattern comes from" in shown
+    assert "the sources of the positional pattern" in shown
     assert "mask x rope" in shown
     assert (default_run / "manifest.json").read_bytes() == before
 
@@ -135,31 +150,30 @@ def test_a_run_does_not_depend_on_the_batch_size(tmp_path: Path):
         np.testing.assert_allclose(folds, all_at_once[name], rtol=1e-5, atol=1e-6)
 
 
-def test_sources_alone_stop_after_the_headline_runs(tmp_path: Path):
+def test_sources_alone_run_no_condition_of_players(tmp_path: Path):
     nope = ["--model", "nope-tiny", "--players", "sources"]
     run_command(ablate, *SMALL, *nope, "--out", str(tmp_path / "run"))
     maps = load_file(tmp_path / "run" / "maps.safetensors")
     scores = {name for name in maps if name.startswith("score/")}
     assert scores == {"score/mask", "score/none"}
     assert {"source/content", "source/mask"} < set(maps)
-    assert not (tmp_path / "run" / "players.csv").read_text().strip()
+    for name in ("players", "interactions"):
+        table = pd.read_csv(tmp_path / "run" / f"{name}.csv")
+        assert len(table) == 0
+        assert {"layer", "game", "share", "low", "high"} < set(table)
 
 
-def test_unions_and_reparametrisations_play(tmp_path: Path):
+def test_players_can_be_unions_and_have_a_range_over_reparametrisations(tmp_path: Path):
     chosen = ["--players", "mask", "w_q+mlp", "w_k", "--reparametrise", "1", "--layers", "2"]
     run_command(ablate, *SMALL, *chosen, "--out", str(tmp_path / "run"))
     players = pd.read_csv(tmp_path / "run" / "players.csv").set_index(["layer", "player"])
     w_k = players.loc[(1, "w_k")]
-    assert w_k["necessity_reparametrised_min"] < w_k["necessity_reparametrised_max"]
-    assert (
-        w_k["necessity_reparametrised_min"]
-        <= w_k["necessity"]
-        <= w_k["necessity_reparametrised_max"]
-    )
+    assert w_k["lost_reparametrised_min"] < w_k["lost_reparametrised_max"]
+    assert w_k["lost_reparametrised_min"] <= w_k["lost"] <= w_k["lost_reparametrised_max"]
     assert list(players.loc[0].index) == ["mask", "w_q+mlp", "w_k"]
 
 
-def test_scopes_split_where_a_removal_acts(tmp_path: Path):
+def test_a_scope_limits_the_layers_in_which_a_removal_acts(tmp_path: Path):
     for scope in ("own", "upstream"):
         chosen = ["--players", "mask", "w_q", "--scope", scope, "--layers", "2"]
         run_command(ablate, *SMALL, *chosen, "--out", str(tmp_path / scope))
@@ -189,9 +203,9 @@ def test_a_parameter_free_model_takes_gaussian_vectors(tmp_path: Path):
     assert vectors.shape == (24, 19, 64)
 
 
-def test_the_report_opens_offline_and_says_the_answer(default_run: Path):
+def test_the_report_loads_nothing_and_has_the_headline(default_run: Path):
     page = (default_run / "report.html").read_text()
-    assert "positional pattern" in page
+    assert "the positional pattern of attention prefers near keys" in page
     assert 'src="http' not in page
     assert len(page) < 15e6
 
@@ -205,7 +219,7 @@ BAD = {
     "fewer sequences than folds": (["--n-seqs", "7"], "7 sequences do not fill 8 folds"),
     "a player the model lacks": (
         ["--model", "nope-tiny", "--players", "mask", "rope"],
-        "the model has no rope to play with; it has mask, w_q, w_k, w_o, w_v, mlp",
+        "the model has no rope; it has mask, w_q, w_k, w_o, w_v, mlp",
     ),
     "an unknown player": (["--players", "w_x"], "unknown player 'w_x'"),
     "overlapping players": (["--players", "qk", "w_q"], "the players qk and w_q share w_q"),
@@ -222,7 +236,10 @@ BAD = {
     "an empty file": (["--data", "EMPTY.txt"], "is empty"),
     "a binary file": (["--data", "BINARY.txt"], "is not text"),
     "no text column": (["--data", "WRONG.jsonl"], "no column 'text'; its columns: words"),
-    "text that is none": (["--data", "NUMBERS.jsonl"], "the column 'text' holds something else"),
+    "a text column of numbers": (
+        ["--data", "NUMBERS.jsonl"],
+        "the column 'text' holds something else",
+    ),
     "an unknown dtype": (["--dtype", "float7"], "no dtype 'float7'"),
     "a missing device": (["--device", "cuda:7"], "no device 'cuda:7' on this machine"),
     "an output that is a file": (["--out", "EMPTY.txt"], "it is a file"),

@@ -1,10 +1,8 @@
-"""The circuit command as a user types it: what a run holds, what it says, what it refuses."""
+"""The circuit command as a user types it: the run's files, its output, its refusals."""
 
 import json
-import re
-import shutil
-import subprocess
 from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +11,16 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.numpy import load_file
+from support.chromium import needs_chromium, opened
 from support.command_line import refused, run_command
 
-from nope_probe import circuit, reproduce
-from nope_probe.experiments.circuit.summary import headline
-from nope_probe.experiments.paper.circuit import off_diagonal_ratio
+from nope_probe import circuit
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.capture import capture_stages
 from nope_probe.hooks.norm_weights import plain_norms
 
 N = 19
 SMALL = ["--n-seqs", "23", "--seq-len", str(N), "--folds", "5", "--batch-size", "7"]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
-    "--disable-background-networking --disable-component-update --disable-sync "
-    "--enable-logging=stderr --virtual-time-budget=20000 --dump-dom"
-)
 
 
 @pytest.fixture(scope="module")
@@ -58,14 +49,13 @@ def tokens_of(out: Path) -> torch.Tensor:
     return torch.from_numpy(load_file(out / "tokens.safetensors")["tokens"])
 
 
-def test_maps_on_disk_are_those_that_capture_stages_gives(without_mlp: Path, model: Any) -> None:
+def test_maps_on_disk_are_those_of_capture_stages(without_mlp: Path, model: Any) -> None:
     maps, tokens = maps_of(without_mlp), tokens_of(without_mlp)
     intact = capture_stages(model, tokens, n_folds=5)
     with ablated(model, Ablation(remove=["mlp"])):
         shown = capture_stages(model, tokens, n_folds=5)
-    assert maps.keys() == {
-        f"{kind}/{s}" for kind in ("gram", "se", "reference") for s in "abcdefghi"
-    }
+    kinds = ("gram", "normalised", "se", "reference")
+    assert maps.keys() == {f"{kind}/{letter}" for kind in kinds for letter in "abcdefghi"}
     for letter in shown.folds:
         for kind, truth in (("gram", shown), ("reference", intact)):
             seen = maps[f"{kind}/{letter}"]
@@ -75,6 +65,17 @@ def test_maps_on_disk_are_those_that_capture_stages_gives(without_mlp: Path, mod
             assert np.array_equal(np.isnan(seen), np.isnan(expected))
             gap = np.nanmax(np.abs(seen - expected))
             assert gap <= 1e-5 * np.nanmax(np.abs(expected))
+
+
+def test_normalised_maps_are_the_maps_less_each_diagonals_mean(without_mlp: Path) -> None:
+    maps = maps_of(without_mlp)
+    for letter in "abcdefghi":
+        gram, normalised = maps[f"gram/{letter}"], maps[f"normalised/{letter}"]
+        for lag in range(1 - N, N):
+            diagonal = np.diagonal(gram, lag)
+            np.testing.assert_allclose(
+                np.diagonal(normalised, lag), diagonal - diagonal.mean(), rtol=1e-4, atol=1e-4
+            )
 
 
 def test_removing_the_mlp_leaves_the_residual_stream_as_it_was(without_mlp: Path) -> None:
@@ -103,7 +104,7 @@ def test_scores_are_blank_above_the_diagonal_and_gram_maps_are_symmetric(
             np.testing.assert_allclose(values, values.T, rtol=1e-5)
 
 
-def test_a_run_holds_every_file_that_its_manifest_vouches_for(without_mlp: Path) -> None:
+def test_a_run_holds_every_file_whose_checksum_is_in_its_manifest(without_mlp: Path) -> None:
     manifest = manifest_of(without_mlp)
     names = {path.name for path in without_mlp.iterdir()} - {"manifest.json"}
     assert set(manifest["checksums"]) == names
@@ -115,7 +116,7 @@ def test_a_run_holds_every_file_that_its_manifest_vouches_for(without_mlp: Path)
     assert list(table["model"].unique()) == ["intact", "ablated"]
 
 
-def test_the_last_layer_has_a_to_g_and_says_so(
+def test_the_last_layer_has_a_to_g_and_is_named_the_last(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_command(circuit, *SMALL, "--layer", "3", "--out", str(tmp_path / "run"))
@@ -145,7 +146,7 @@ def test_a_finished_run_is_shown_again_and_not_recomputed(
     assert (without_mlp / "manifest.json").read_bytes() == before
 
 
-def test_removing_the_mask_shows_keys_after_the_query_and_circuits_are_their_weights(
+def test_without_the_mask_there_are_scores_of_later_keys_and_circuits_are_their_weights(
     tmp_path: Path,
 ) -> None:
     run_command(circuit, *SMALL, "--remove", "qk", "mask", "--out", str(tmp_path / "run"))
@@ -181,54 +182,7 @@ def test_folders_go_through_bridges(
     assert set(manifest["absent"]) == set("abcdefghi") - has
     stages = set(pd.read_csv(tmp_path / "run" / "stages.csv")["stage"])
     windowed = {"b", "i"} if name == "mistral" else {"b"} if name == "gemma2" else set()
-    assert has - stages == windowed, "a sliding window hides keys: no leaning is told"
-
-
-def table(**locality: tuple[float, float, float]) -> pd.DataFrame:
-    names = ("locality", "locality_low", "locality_high")
-    rows = [
-        {"model": "intact", "stage": stage, **dict(zip(names, each, strict=True))}
-        for stage, each in locality.items()
-    ]
-    return pd.DataFrame(rows)
-
-
-PLAIN = {"layer": 1, "model": {"name": "m"}, "removed": [], "absent": {}}
-
-
-def test_the_answer_tells_a_turn_only_where_intervals_are_on_opposite_sides() -> None:
-    up, down, unsure = (0.9, 0.8, 0.95), (-0.2, -0.3, -0.1), (0.1, -0.1, 0.3)
-    sure = headline(PLAIN, table(f=up, g=down, h=up))
-    assert sure == [
-        "In L1 of m, nearer keys have more at (f) (h); farther keys have more at (g).",
-        "The rank correlation of a value with its key's nearness is +0.90 at (f), -0.20 at (g), "
-        "+0.90 at (h): the pattern turns over at (g), behind the FFN, and back at (h), the next "
-        "norm.",
-    ]
-    assert "not surely back" in headline(PLAIN, table(f=up, g=down, h=unsure))[1]
-    assert "does not surely turn over" in headline(PLAIN, table(f=up, g=unsure))[1]
-    assert "neither is sure at (g)" in headline(PLAIN, table(f=up, g=unsure))[0]
-
-
-def test_reproducing_figure_3_says_what_the_paper_says_and_what_is_seen(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_command(reproduce, "figure3", "--n-seqs", 29, "--out", tmp_path / "run")
-    told = capsys.readouterr().out.splitlines()
-    assert told[0].startswith("figure3, run on nope-tiny; the paper used its own 1.5B model")
-    claims = [line for line in told if line.startswith("figure3, the paper: (")]
-    assert [re.findall(r"\((\w)\)", claim)[0] for claim in claims] == list("acfghi")
-    assert any("(i)" in claim and ". Seen: " in claim for claim in claims)
-    maps, table = maps_of(tmp_path / "run"), pd.read_csv(tmp_path / "run" / "stages.csv")
-    assert maps["gram/a"].shape == (50, 50)
-    near = table.set_index("stage").loc["f", "locality_low"] > 0
-    assert ("Seen" if near else "Not seen") in claims[2].split(". ")[1]
-
-
-def test_the_ratio_off_the_diagonal_leaves_the_first_position_out() -> None:
-    values = np.full((5, 5), 3.0) + 9 * np.eye(5)
-    values[0] = values[:, 0] = 1000
-    assert off_diagonal_ratio(values) == pytest.approx(3 / 12)
+    assert has - stages == windowed, "a sliding window hides keys: no measures"
 
 
 BAD = {
@@ -237,7 +191,7 @@ BAD = {
     "an unknown component": (["--remove", "w_x"], "'w_x'"),
     "a component the model lacks": (
         ["--remove", "rope"],
-        "the model has no rope to remove; it has mask, w_q, w_k, w_o, w_v, mlp",
+        "the model has no rope; it has mask, w_q, w_k, w_o, w_v, mlp",
     ),
     "an unknown model": (["--model", "llama-3.1-8x"], "unknown model 'llama-3.1-8x'"),
     "too few folds": (["--folds", "3"], "at least 4 folds, got 3"),
@@ -263,20 +217,13 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(
     assert message in refused(capfd, tmp_path, circuit, *arguments)
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+@needs_chromium
 def test_a_browser_draws_the_report_without_an_error(without_mlp: Path, tmp_path: Path) -> None:
-    options = ["--window-size=1200,6000", f"--user-data-dir={tmp_path / 'profile'}"]
-    page = (without_mlp / "report.html").absolute().as_uri()
-    told = subprocess.run(
-        [str(CHROMIUM), *FLAGS.split(), *options, page],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert not [line for line in told.stderr.splitlines() if "CONSOLE" in line]
-    assert told.stdout.count('class="plot js-plotly-plot"') == 2
-    assert (without_mlp / "report.html").stat().st_size < 15e6
+    report = without_mlp / "report.html"
+    elements = opened(report.read_text(), tmp_path)
+    assert elements.count('class="plot js-plotly-plot"') == 2
+    assert "less diagonal means" in elements
+    assert report.stat().st_size < 15e6
 
 
 def test_removing_the_norms_weights_compares_with_the_intact_model(tmp_path: Path, model: Any):
@@ -290,4 +237,6 @@ def test_removing_the_norms_weights_compares_with_the_intact_model(tmp_path: Pat
     for letter in ("f", "h"):
         np.testing.assert_allclose(maps[f"gram/{letter}"], truth.mean(letter), rtol=1e-4, atol=1e-4)
         assert np.abs(maps[f"gram/{letter}"] - maps[f"reference/{letter}"]).max() > 0.1
-    assert "the norms' weights" in (out / "report.html").read_text()
+    page = unescape((out / "report.html").read_text())
+    assert "without the MLPs and the norms' weights" in page
+    assert "without MLP + norm weights" in page

@@ -1,4 +1,4 @@
-"""Which conditions are planned, and what stops a run."""
+"""The conditions of a plan, and the scores that stop a run."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ def test_a_model_without_rope_has_half_the_conditions_and_no_position_source():
     assert plan.position is None
 
 
-def test_learned_position_embeddings_stand_in_for_rope():
+def test_learned_position_embeddings_take_the_place_of_rope():
     plan = make_plan(GPT2, ["sources"])
     assert plan.position == "pos_embed"
     assert plan.player_sets == ()
@@ -59,7 +59,7 @@ def test_learned_position_embeddings_stand_in_for_rope():
     }
 
 
-def test_the_sources_are_run_whoever_plays():
+def test_the_conditions_of_the_sources_are_run_for_all_players():
     plan = make_plan(LLAMA, ["w_q", "mlp"])
     assert {frozenset({"mask"}), frozenset({"rope"}), frozenset({"mask", "rope"})} < set(
         plan.conditions
@@ -67,13 +67,13 @@ def test_the_sources_are_run_whoever_plays():
     assert plan.name(frozenset({"w_q"})) == "mask+rope+mlp"
 
 
-def test_an_encoder_has_no_mask_to_study():
+def test_an_encoder_without_a_mask_is_refused():
     with pytest.raises(UserError, match="no causal mask"):
         make_plan(("w_q", "w_k", "w_o", "w_v"), None)
 
 
 @pytest.mark.parametrize("scope", ["both", "own", "upstream"])
-def test_the_keys_name_every_stream_in_the_order_in_which_it_is_run(scope: Any):
+def test_keys_are_those_of_all_streams_in_the_order_of_the_run(scope: Any):
     model, plan = small_model(), make_plan(LLAMA, ["mask", "w_k"])
     tokens = Sequences(inputs=torch.randint(2048, (13, 11)), name="random")
     options = CaptureOptions(
@@ -98,7 +98,7 @@ class Listing(RunCheckpoint):
         return super().stream(key)
 
 
-def test_a_shuffled_control_that_is_no_number_is_named():
+def test_a_non_finite_shuffled_control_is_named():
     model, plan = small_model(), make_plan(LLAMA, ["sources"])
     tokens, other = (torch.randint(1024, (13, 11)) + 1024 * i for i in range(2))
     model.embed.W_E.data[1024:] = torch.nan  # tokens of the control alone

@@ -1,6 +1,7 @@
-"""The figures of language models: whose scores, on what, and what is said of the maps."""
+"""The figures of language models: their settings, and the claims about their maps."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,10 +15,11 @@ from support.command_line import refused, run_command
 from support.tiny_models import tokenizer
 
 from nope_probe import reproduce
+from nope_probe.experiments.paper.circuit import figure3, off_diagonal_ratio
 from nope_probe.experiments.paper.claim import Claim
 from nope_probe.experiments.paper.language_models import score_claims
 from nope_probe.experiments.scores import run as scores_run
-from nope_probe.runtime.folder import Run, read_manifest, write_run
+from nope_probe.runtime.folder import Run, read_manifest, read_run, write_run
 
 THREE = ("llama-3.1-8b", "phi-4", "qwen3-8b")
 
@@ -63,7 +65,7 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def test_figure_five_runs_on_what_is_at_hand_a_folder_per_model(
+def test_figure_five_runs_on_given_models_and_data_a_folder_per_model(
     text: Path,
     tiny: Callable[[str], Any],
     tmp_path: Path,
@@ -83,7 +85,7 @@ def test_figure_five_runs_on_what_is_at_hand_a_folder_per_model(
         assert (chosen["windows"], chosen["layers"], chosen["data"]) == ("start", 2, str(text))
 
 
-def test_figures_of_the_appendix_say_that_the_published_scale_is_off(
+def test_figures_of_the_appendix_name_the_error_in_the_published_scale(
     text: Path,
     tiny: Callable[[str], Any],
     tmp_path: Path,
@@ -101,7 +103,7 @@ def test_figures_of_the_appendix_say_that_the_published_scale_is_off(
     assert "mean scores are within ±10 nats" in seen["figure11"][0]
 
 
-def test_processes_share_one_model_after_the_other_and_one_says_it(
+def test_processes_share_one_model_after_the_other_and_one_prints(
     text: Path, tiny: Callable[[str], Any], tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
@@ -128,7 +130,7 @@ def test_processes_share_one_model_after_the_other_and_one_says_it(
         (["figure5"], "meta-llama/Llama-3.1-8B is not in the local cache"),
     ],
 )
-def test_what_a_figure_cannot_have_is_one_line(
+def test_a_flag_that_a_figure_does_not_have_is_one_line(
     given: list[Any],
     message: str,
     tmp_path: Path,
@@ -140,7 +142,7 @@ def test_what_a_figure_cannot_have_is_one_line(
 def claims(
     folder: Path, *, contrast: float = 0.5, first: float = 0.01, later: float = 0.2, top: float = 9
 ) -> list[Claim]:
-    """Write a run of three layers by hand, every interval ±0.05 wide, and ask for its claims."""
+    """Check the claims on a run of three layers written by hand, every interval ±0.05 wide."""
     rows = pd.DataFrame({"layer": [0, 1, 2]})
     for name, values in {
         "non_relative": [first, later, later],
@@ -159,19 +161,19 @@ def claims(
     return list(score_claims(folder, "both"))
 
 
-def test_a_run_like_the_papers_figures_shows_what_they_show_but_the_sign_of_figure_four(
+def test_a_run_like_the_papers_figures_reproduces_all_but_the_sign_of_figure_four(
     tmp_path: Path,
 ) -> None:
     found = claims(tmp_path / "run")
-    assert [each.seen for each in found] == [True, True, True, True, True, False]
+    assert [each.reproduced for each in found] == [True, True, True, True, True, False]
     assert "between 0.5 (L0) and 9 nats (L1), with a standard error of 0.005" in str(found[0])
     assert "+0.2 [+0.15, +0.25] (L1), +0.2 [+0.15, +0.25] (L2)" in str(found[2])
     assert "differ from the rest by +0.5 [+0.45, +0.55] (L1)" in str(found[4])
-    assert "of which softmax sees +0.25 [+0.2, +0.3] (L1)" in str(found[5])
+    assert "of which softmax acts on +0.25 [+0.2, +0.3] (L1)" in str(found[5])
 
 
 @pytest.mark.parametrize(
-    ("changed", "seen"),
+    ("changed", "reproduced"),
     [
         ({"top": 11.0}, [False, True, True, True, True, False]),
         ({"top": -11.0}, [False, True, True, True, True, False]),
@@ -181,10 +183,10 @@ def test_a_run_like_the_papers_figures_shows_what_they_show_but_the_sign_of_figu
         ({"contrast": -0.5}, [True, True, True, True, False, True]),
     ],
 )
-def test_each_claim_hangs_on_its_own_measure(
-    changed: dict[str, float], seen: list[bool], tmp_path: Path
+def test_each_claim_depends_on_its_own_measure(
+    changed: dict[str, float], reproduced: list[bool], tmp_path: Path
 ) -> None:
-    assert [each.seen for each in claims(tmp_path / "run", **changed)] == seen
+    assert [each.reproduced for each in claims(tmp_path / "run", **changed)] == reproduced
 
 
 def test_of_many_layers_the_smallest_and_the_largest_are_named(tmp_path: Path) -> None:
@@ -193,3 +195,52 @@ def test_of_many_layers_the_smallest_and_the_largest_are_named(tmp_path: Path) -
     rows = pd.DataFrame({"layer": range(2, 33), "rms": [(i * 7) % 31 / 10 for i in range(31)]})
     rows["rms_low"], rows["rms_high"] = rows["rms"] - 1, rows["rms"] + 1
     assert _listed(rows, "rms") == "+0 [-1, +1] (L2) to +3 [+2, +4] (L24)"
+
+
+def test_reproducing_figure_3_checks_each_claim_of_the_paper(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_command(reproduce, "figure3", "--n-seqs", 29, "--out", tmp_path / "run")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("figure3, run on nope-tiny; the paper used its own 1.5B model")
+    claims = [line for line in lines if line.startswith("figure3, the paper: (")]
+    assert [re.findall(r"\((\w)\)", claim)[0] for claim in claims] == list("acfghi")
+    finished = read_run(tmp_path / "run")
+    assert finished.arrays["maps"]["gram/a"].shape == (50, 50)
+    near = finished.tables["stages"].set_index("stage").loc["f", "locality_low"] > 0
+    assert claims[2].split(". ")[1].startswith("Reproduced" if near else "Not reproduced")
+    assert ". Reproduced: rank correlation" in claims[5]
+
+
+def figure_3(folder: Path, **trends: float) -> list[bool]:
+    """Check figure 3's claims on a run written by hand, every interval ±0.1 wide."""
+    localities = {"f": 0.5, "g": -0.5, "h": 0.5, "i": 0.5} | trends
+    rows = pd.DataFrame({"stage": list(localities), "locality": list(localities.values())})
+    rows["locality_low"], rows["locality_high"] = rows["locality"] - 0.1, rows["locality"] + 0.1
+    falling = np.diag(np.arange(41.0, 0, -1)).astype(np.float32)
+    maps = {"gram/a": np.eye(41, dtype=np.float32), "gram/c": falling}
+    arrays = {"maps": maps, "tokens": {"tokens": np.zeros(1, np.int64)}}
+    write_run(folder, Run(manifest={}, arrays=arrays, tables={"stages": rows}))
+    return [claim.reproduced for claim in figure3(folder)]
+
+
+@pytest.mark.parametrize(
+    ("trends", "reproduced"),
+    [
+        ({}, [True, True, True, True, True, True]),
+        ({"f": 0.05}, [True, True, False, False, True, True]),
+        ({"g": -0.05}, [True, True, True, False, True, True]),
+        ({"h": -0.5}, [True, True, True, True, False, True]),
+        ({"i": 0.05}, [True, True, True, True, True, False]),
+    ],
+)
+def test_claims_of_figure_3_depend_on_the_trends_of_their_stages(
+    trends: dict[str, float], reproduced: list[bool], tmp_path: Path
+) -> None:
+    assert figure_3(tmp_path / "run", **trends) == reproduced
+
+
+def test_the_ratio_off_the_diagonal_leaves_the_first_position_out() -> None:
+    values = np.full((5, 5), 3.0) + 9 * np.eye(5)
+    values[0] = values[:, 0] = 1000
+    assert off_diagonal_ratio(values) == pytest.approx(3 / 12)

@@ -1,4 +1,4 @@
-"""A model that cannot be studied is one line on stderr and exit code 2, and nothing is written."""
+"""Unsupported models: one line on stderr and exit code 2, and nothing is written."""
 
 import re
 import subprocess
@@ -48,7 +48,7 @@ TRANSFORMER_LENS_3 = pytest.mark.skipif(
         ("mamba", "has no attention in L0 "),
     ],
 )
-def test_a_folder_that_cannot_be_studied_is_refused_with_the_reason(
+def test_an_unsupported_folder_is_refused_with_the_reason(
     kind: str,
     message: str,
     tmp_path: Path,
@@ -69,7 +69,7 @@ def test_a_folder_that_cannot_be_studied_is_refused_with_the_reason(
         ("afmoe", "pattern", 0.1),
     ],
 )
-def test_an_architecture_whose_hooks_lie_is_refused_with_what_was_measured(
+def test_an_architecture_that_fails_parity_is_refused_with_its_error(
     kind: str,
     what: str,
     at_least: float,
@@ -127,7 +127,7 @@ def test_a_tokenizer_that_knows_fewer_tokens_than_are_embedded_is_fine(tmp_path:
     assert (len(loaded.tokenizer), loaded.info.d_vocab) == (263, 271)
 
 
-def test_a_quantised_checkpoint_is_read_as_the_weights_that_it_stands_for(tmp_path: Path) -> None:
+def test_a_quantised_checkpoint_is_read_as_its_plain_weights(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     meant = refused_models.fp8(folder)
     truth = plain(write_llama(tmp_path / "plain"))

@@ -1,4 +1,4 @@
-"""The simulate and reproduce commands: what they write, what they say, what they refuse."""
+"""The simulate and reproduce commands: their files, their output, their refusals."""
 
 import json
 
@@ -11,11 +11,10 @@ from support.command_line import refused, run_command
 
 from nope_probe import reproduce, simulate
 from nope_probe.analyses.parameter_free.critical_alpha import theory_scores
-from nope_probe.analyses.parameter_free.mean_field import ParameterFreeSpec
+from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.errors import UserError
-from nope_probe.experiments.paper import simulated as figure_claims
+from nope_probe.experiments.paper import simulated
 from nope_probe.experiments.simulation import run as simulation_run
-from nope_probe.figures.theory import Curves, fixed_scale_maps, rows_against_theory
 
 SMALL = {"n_layers": 2, "n_samples": 70, "seq_len": 11, "d_model": 6}
 
@@ -50,7 +49,7 @@ def test_the_maps_are_those_of_theory_and_simulation(folder):
         assert np.abs(diagonal.mean(-1)).max() < 1e-6
 
 
-def test_the_manifest_says_what_was_run_and_vouches_for_the_files(folder):
+def test_the_manifest_records_the_settings_and_the_files_checksums(folder):
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["complete"]
     assert manifest["settings"]["alpha"] == [0.0, 0.25]
@@ -91,7 +90,7 @@ def test_a_target_decides_how_many_samples_it_takes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "message"),
     [
         (["--alpha", "1"], "0 <= alpha < 1"),
         (["--alpha", "-0.1"], "0 <= alpha < 1"),
@@ -108,75 +107,53 @@ def test_a_target_decides_how_many_samples_it_takes(tmp_path):
         (["--target-se", "1e-3", "--n-samples", "9"], "not both"),
     ],
 )
-def test_bad_input_gets_one_line_and_nothing_is_written(capfd, tmp_path, flags, says):
-    assert says in refused(capfd, tmp_path, simulate, *flags, "--out", tmp_path / "run")
+def test_bad_input_gets_one_line_and_nothing_is_written(capfd, tmp_path, flags, message):
+    assert message in refused(capfd, tmp_path, simulate, *flags, "--out", tmp_path / "run")
 
 
-def test_a_place_that_is_a_file_is_refused_before_anything_is_computed(tmp_path):
+def test_an_output_folder_that_is_a_file_is_refused_before_anything_is_computed(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match="file"):
         simulation_run.run(simulation_run.Settings(out=tmp_path / "file", n_samples=10**9))
 
 
-def test_figure_one_is_right_but_for_its_third_number(capsys):
+def test_figure_one_is_reproduced_but_for_its_third_number(capsys):
     run_command(reproduce, "figure1")
     first, second, third = capsys.readouterr().out.splitlines()
-    assert "Seen: eq. (4) gives 0.15352" in first
-    assert "Seen: eq. (4) gives 0.13210" in second
+    assert "Reproduced: eq. (4) gives 0.15352" in first
+    assert "Reproduced: eq. (4) gives 0.13210" in second
     assert "0.150" in third
-    assert "Not seen: eq. (4) gives 0.15082" in third
+    assert "Not reproduced: eq. (4) gives 0.15082" in third
 
 
-def test_figure_two_shows_that_layers_three_and_four_do_not_increase(capsys, tmp_path):
+def test_figure_twos_claim_on_layers_three_and_four_does_not_hold(capsys, tmp_path):
     run_command(reproduce, "figure2", "--n-samples", 512, "--out", tmp_path / "run")
-    said = capsys.readouterr().out.splitlines()
-    assert [": Seen" in each or ". Seen" in each for each in said[:4]] == [True, False, True, True]
-    assert "L2 is not increasing" in said[1]
-    assert "L3 is not increasing" in said[1]
+    lines = capsys.readouterr().out.splitlines()
+    assert [". Reproduced: " in line for line in lines[:4]] == [True, False, True, True]
+    assert "L2 is not increasing" in lines[1]
+    assert "L3 is not increasing" in lines[1]
 
 
 def evidence(maps, alpha):
-    return figure_claims.Evidence(scores={alpha: maps}, layers=pd.DataFrame())
+    return simulated.Evidence(scores={alpha: maps}, layers=pd.DataFrame())
 
 
-def test_a_relative_map_passes_for_figure_ten_and_a_masked_one_does_not():
-    for causal, seen in ((False, True), (True, False)):
-        field = ParameterFreeSpec(d_model=64, rope=True, causal=causal)
-        maps = theory_scores(torch.tensor([0.0]), 50, 4, field)[0]
-        (claim,) = figure_claims.figure10(evidence(maps, 0.0))
-        assert claim.seen == seen
+def test_figure_tens_claim_holds_for_a_relative_map_and_not_for_a_masked_one():
+    for causal, reproduced in ((False, True), (True, False)):
+        spec = ParameterFreeSpec(d_model=64, rope=True, causal=causal)
+        maps = theory_scores(torch.tensor([0.0]), 50, 4, spec)[0]
+        (claim,) = simulated.figure10(evidence(maps, 0.0))
+        assert claim.reproduced == reproduced
 
 
 def test_figure_nines_claims_fail_without_the_mask():
-    for causal, seen in ((True, True), (False, False)):
-        field = ParameterFreeSpec(d_model=64, rope=True, causal=causal)
-        maps = theory_scores(torch.tensor([0.5]), 50, 4, field)[0]
-        first, _ = figure_claims.figure9(evidence(maps, 0.5))
-        assert first.seen == seen
+    for causal, reproduced in ((True, True), (False, False)):
+        spec = ParameterFreeSpec(d_model=64, rope=True, causal=causal)
+        maps = theory_scores(torch.tensor([0.5]), 50, 4, spec)[0]
+        first, _ = simulated.figure9(evidence(maps, 0.5))
+        assert first.reproduced == reproduced
 
 
 def test_reproduce_refuses_too_few_samples(capfd, tmp_path):
     flags = ["figure4", "--n-samples", 31, "--out", tmp_path / "run"]
     assert "32 samples" in refused(capfd, tmp_path, reproduce, *flags)
-
-
-@pytest.mark.parametrize("n_layers", [2, 5])
-def test_the_papers_colour_scale_is_the_same_in_every_layer(n_layers):
-    maps = np.random.default_rng(0).random((n_layers, 7, 7)).astype(np.float32)
-    figure = fixed_scale_maps(maps, title="maps", high=8.0)
-    axes = [figure.layout[name] for name in figure.layout if name.startswith("coloraxis")]
-    assert axes
-    assert {(each.cmin, each.cmax) for each in axes} == {(0.0, 8.0)}
-    if n_layers > 4:
-        assert figure.layout.meta["scales"] == [[0.0, 8.0]] * n_layers
-
-
-def test_lines_of_theory_stand_with_the_dots_of_their_layer():
-    x, values = np.arange(3.0), np.arange(6.0).reshape(2, 3)
-    curves = Curves(x=x, values=values, errors=0.1 + values, theory=values + 1)
-    figure = rows_against_theory({"alpha=0": curves})
-    line, dots = figure.data[2:]
-    assert (line.mode, dots.mode) == ("lines", "markers")
-    assert line.xaxis == dots.xaxis == "x2"
-    assert list(dots.error_y.array) == pytest.approx([3.1, 4.1, 5.1])
-    assert list(line.y - dots.y) == [1, 1, 1]

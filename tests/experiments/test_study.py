@@ -127,7 +127,7 @@ def test_a_parameter_free_model_takes_vectors() -> None:
         ({"n_layers": 3}, "expected from 1 to 2 layers, got 3"),
         ({"skip_keys": 15}, "expected from 0 to 14 skipped keys at 17 positions, got 15"),
         ({"players": ["mlp", "w_x"]}, "unknown player 'w_x'"),
-        ({"players": ["pos_embed"]}, "the model has no pos_embed to play with"),
+        ({"players": ["pos_embed"]}, "the model has no pos_embed; it has mask, rope"),
     ],
 )
 def test_mistakes_are_named_before_anything_is_run(

@@ -1,4 +1,4 @@
-"""The sentences and tables that a run ends with say what its numbers say."""
+"""The headlines and tables on the terminal, from tables written by hand."""
 
 from pathlib import Path
 from typing import Any
@@ -7,6 +7,8 @@ import pandas as pd
 import pytest
 
 from nope_probe.experiments.ablation.summary import headline, print_summary
+from nope_probe.experiments.circuit.summary import headline as circuit_headline
+from nope_probe.experiments.scores.summary import headline as scores_headline
 from nope_probe.runtime.folder import Run
 
 MANIFEST: dict[str, Any] = {
@@ -38,14 +40,14 @@ def tables(amplitude: float = 0.5) -> dict[str, pd.DataFrame]:
         for layer in (0, 1)
         for term, s in shares.items()
     ]
-    needs = {"mask": 0.05, "qk": 0.9, "ov": -0.4}
+    lost = {"mask": 0.05, "qk": 0.9, "ov": -0.4}
     players = [
         {"layer": layer, "game": "circuits", "player": player}
         | interval("share", 1 / 3, 0.01)
-        | interval("sufficiency", 0.1, 0.01)
-        | interval("necessity", necessity, 0.1)
+        | interval("alone", 0.1, 0.01)
+        | interval("lost", value, 0.1)
         for layer in (0, 1)
-        for player, necessity in needs.items()
+        for player, value in lost.items()
     ]
     effects = [
         {"layer": layer, "tokens": "text"}
@@ -55,7 +57,8 @@ def tables(amplitude: float = 0.5) -> dict[str, pd.DataFrame]:
         for layer in (0, 1)
     ]
     names = ("pattern", "sources", "players", "non_relative", "controls")
-    frames = map(pd.DataFrame, (whole, sources, players, effects, []))
+    controls = pd.DataFrame(columns=["layer", "tokens", "skip_keys", "kept", "amplitude"])
+    frames = (*map(pd.DataFrame, (whole, sources, players, effects)), controls)
     return dict(zip(names, frames, strict=True))
 
 
@@ -63,19 +66,19 @@ def test_the_first_sentence_names_the_strongest_layer_and_its_sources_by_size():
     first = headline(MANIFEST, tables())[0]
     assert first.startswith("In L1 of some-model")
     assert "0.50 nats RMS [0.40, 0.60]" in first
-    assert "prefers far keys (rank correlation -0.30)" in first
+    assert "prefers far keys (rank correlation with the key's position -0.30)" in first
     rope, mask = first.index("RoPE 110% [109, 111]"), first.index("the causal mask -12% [-13, -11]")
     assert rope < mask < first.index("the content of the text 2% [1, 3]")
 
 
-def test_the_second_sentence_says_what_is_lost_and_what_grows():
+def test_the_second_sentence_names_what_is_lost_and_what_grows():
     second = headline(MANIFEST, tables())[1]
     assert "loses 90% [80, 100] without the query-key circuit" in second
     assert "grows by 40% [30, 50] without the value-output circuit" in second
 
 
-def test_equal_shares_are_said_to_be_no_measurement_of_equal_weight():
-    assert "about 1/3: the signature of 'all are needed'" in headline(MANIFEST, tables())[1]
+def test_equal_shares_are_called_no_measurement_of_equal_weight():
+    assert "about 1/3: the signature of “all are needed”" in headline(MANIFEST, tables())[1]
     elsewhere = {**MANIFEST, "conjunctions": {"circuits": [0]}}
     assert "signature" not in headline(elsewhere, tables())[1]
 
@@ -83,7 +86,7 @@ def test_equal_shares_are_said_to_be_no_measurement_of_equal_weight():
 def test_noise_is_not_called_a_pattern():
     [only] = headline(MANIFEST, tables(amplitude=0.05))
     assert only == (
-        "some-model shows no positional pattern in its attention that rises above the noise."
+        "some-model shows no positional pattern in its attention that exceeds the noise."
     )
 
 
@@ -108,3 +111,70 @@ def test_controls_are_named_by_their_tokens(capsys: pytest.CaptureFixture[str]):
     shown = " ".join(capsys.readouterr().out.split())
     assert "skip 0 0.700" in shown
     assert "shuffled 0.600" in shown
+
+
+def test_a_model_without_controls_has_none_beside_its_pattern(capsys: pytest.CaptureFixture[str]):
+    print_summary(Run(manifest=MANIFEST, tables=tables()), Path("runs/x"))
+    shown = capsys.readouterr().out
+    assert "locality -0.30" in shown
+    assert "skip 0" not in shown
+
+
+def test_players_are_listed_with_what_is_lost_alone_and_shared(capsys: pytest.CaptureFixture[str]):
+    print_summary(Run(manifest=MANIFEST, tables=tables()), Path("runs/x"))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "lost without it there alone Shapley share" in shown
+    assert "ov -40 [-50, -30] 10 [9, 11] 33 [32, 34]" in shown
+
+
+def scores_tables(amplitude: float) -> dict[str, pd.DataFrame]:
+    rows = [
+        {"layer": layer, "head": head}
+        | interval("amplitude", size, 0.1)
+        | interval("locality", 0.4 - layer, 0.1)
+        for layer, head, size in ((0, 3, amplitude / 2), (1, 2, amplitude), (2, 0, amplitude / 3))
+    ]
+    table = pd.DataFrame(rows)
+    return {"pattern": table.drop(columns="head"), "heads": table}
+
+
+def test_the_headline_of_scores_names_the_strongest_layer_and_head():
+    assert scores_headline({"model": {"name": "m"}}, scores_tables(0.5)) == [
+        "The positional pattern in the attention scores of m is strongest in L1, 0.500 [0.400, "
+        "0.600] nats RMS, and prefers far keys (rank correlation with the key's position -0.60).",
+        "Of all heads, L1H2 has the strongest positional pattern, 0.500 [0.400, 0.600] nats "
+        "(locality -0.60).",
+    ]
+
+
+def test_scores_that_are_noise_have_no_pattern():
+    assert scores_headline({"model": {"name": "m"}}, scores_tables(0.05)) == [
+        "m shows no positional pattern in its attention that exceeds the noise."
+    ]
+
+
+def stages(**locality: tuple[float, float, float]) -> pd.DataFrame:
+    names = ("locality", "locality_low", "locality_high")
+    rows = [
+        {"model": "intact", "stage": stage, **dict(zip(names, each, strict=True))}
+        for stage, each in locality.items()
+    ]
+    return pd.DataFrame(rows)
+
+
+CIRCUIT = {"layer": 1, "model": {"name": "m"}, "removed": [], "absent": {}}
+
+
+def test_an_inversion_is_named_only_if_intervals_are_on_opposite_sides_of_zero() -> None:
+    up, down, unsure = (0.9, 0.8, 0.95), (-0.2, -0.3, -0.1), (0.1, -0.1, 0.3)
+    assert circuit_headline(CIRCUIT, stages(f=up, g=down, h=up)) == [
+        "In L1 of m, near keys have larger values at (f) (h); far keys have larger values at (g).",
+        "The rank correlation of a value with its key's position is +0.90 at (f), -0.20 at (g), "
+        "+0.90 at (h): the positional pattern is inverted at (g), after the FFN, and restored at "
+        "(h), after the next norm.",
+    ]
+    assert (
+        "not significantly restored" in circuit_headline(CIRCUIT, stages(f=up, g=down, h=unsure))[1]
+    )
+    assert "not significantly inverted" in circuit_headline(CIRCUIT, stages(f=up, g=unsure))[1]
+    assert "no significant trend at (g)" in circuit_headline(CIRCUIT, stages(f=up, g=unsure))[0]

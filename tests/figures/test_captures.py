@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from nope_probe import figures, load
+from nope_probe.analyses.pattern import diagonal_normalised
 from nope_probe.hooks.capture import capture_scores, capture_stages
 from nope_probe.hooks.maps import ScoreMaps, StageMaps
 
@@ -41,10 +42,15 @@ def test_term_maps_are_drawn_from_tensors_and_captures(scores: ScoreMaps) -> Non
 
 def test_a_circuit_is_drawn_from_what_capture_stages_returns(stages: StageMaps) -> None:
     arrays = {letter: stages.mean(letter).numpy() for letter in stages.folds}
-    ours, theirs = (
-        figures.circuit(each, layer=0, removed=["rope"], reference=each)
-        for each in (stages, arrays)
-    )
-    assert ours == theirs
+    normalised = {letter: diagonal_normalised(stages.mean(letter)) for letter in stages.folds}
+    settings = {"layer": 0, "removed": ["rope"], "reference": stages}
+    ours = figures.circuit(stages, **settings)
+    assert ours == figures.circuit(arrays, normalised=normalised, **settings)
     assert {trace.name for trace in ours.data} == set("abcdefghi")
     assert sum("RoPE" in (mark.text or "") for mark in ours.layout.annotations) == 2
+
+
+def test_given_maps_have_no_view_without_diagonal_means(stages: StageMaps) -> None:
+    arrays = {letter: stages.mean(letter).numpy() for letter in stages.folds}
+    assert len(figures.circuit(arrays).data) == 9
+    assert len(figures.circuit(stages).data) == 18

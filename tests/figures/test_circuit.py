@@ -1,35 +1,25 @@
-"""The circuit figure: which maps it shows, what its arrows say, what its switches do."""
+"""The circuit figure: its maps, the words on its arrows, its switches."""
 
 import re
-import shutil
-import subprocess
-import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 import pytest
+from support.chromium import needs_chromium, opened
 
-from nope_probe.errors import UserError
 from nope_probe.figures.circuit_figure import circuit
-from nope_probe.figures.circuit_layout import LETTERS, narrow, wide
-from nope_probe.figures.circuit_views import CHANGE, DIAGONAL, RAW, diagonal_normalised
-from nope_probe.figures.export import export, without_controls
-from nope_probe.figures.stages import stage_measures
+from nope_probe.figures.circuit_layout import narrow, wide
+from nope_probe.figures.circuit_views import CHANGE, DIAGONAL, RAW
+from nope_probe.hooks.names import LETTERS, SCORE_STAGES, STAGE_MEANINGS
 from nope_probe.reports.page import Section, page
 
 N = 11
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
-    "--disable-background-networking --disable-component-update --disable-sync "
-    "--enable-logging=stderr --virtual-time-budget=20000 --dump-dom"
-)
 
 
-def maps(letters: str = LETTERS, seed: int = 0) -> dict[str, np.ndarray]:
+def maps(letters: Iterable[str] = LETTERS, seed: int = 0) -> dict[str, np.ndarray]:
     """Random symmetric Gram maps, and causal score maps for (b) and (i)."""
     random = np.random.default_rng(seed)
     found = {}
@@ -45,7 +35,7 @@ def drawn(**changes: Any) -> go.Figure:
     return circuit(stages, **{"layer": 2, **changes})
 
 
-def said(figure: go.Figure) -> list[str]:
+def text_in(figure: go.Figure) -> list[str]:
     return [mark.text for mark in figure.layout.annotations if mark.text]
 
 
@@ -55,7 +45,7 @@ def visible(figure: go.Figure, view: str) -> list[go.Heatmap]:
 
 
 def crosses(figure: go.Figure) -> int:
-    return sum("✕" in text for text in said(figure))
+    return sum("✕" in text for text in text_in(figure))
 
 
 def test_every_stage_is_a_heat_map_in_the_order_of_the_flow() -> None:
@@ -67,7 +57,20 @@ def test_every_stage_is_a_heat_map_in_the_order_of_the_flow() -> None:
         np.testing.assert_array_equal(trace.z, truth[trace.name].astype(np.float32))
 
 
-def test_a_hover_gives_query_key_and_value_in_its_unit() -> None:
+def test_every_panel_has_its_stages_formula() -> None:
+    texts = text_in(drawn())
+    assert "<b>(d)</b> AVW<sub>O</sub>" in texts
+    assert "<b>(i)</b> Q′K′<sup>T</sup>/√d, nats" in texts
+    assert set(STAGE_MEANINGS) == set(LETTERS)
+
+
+def test_the_stages_that_hold_scores_are_those_that_are_read_as_scores() -> None:
+    from nope_probe.hooks.stages import STAGES
+
+    assert [letter for letter, stage in STAGES.items() if stage.scores] == list(SCORE_STAGES)
+
+
+def test_a_hover_shows_query_key_and_value_in_its_unit() -> None:
     for trace in drawn().data:
         assert "query %{y" in trace.hovertemplate
         assert "key %{x" in trace.hovertemplate
@@ -75,13 +78,13 @@ def test_a_hover_gives_query_key_and_value_in_its_unit() -> None:
 
 
 def test_arrows_name_their_operations_and_only_those_that_the_model_has() -> None:
-    texts = said(drawn())
+    texts = text_in(drawn())
     for words in ("LN", "mask<br>softmax<br>W<sub>V</sub>", "W<sub>O</sub>", "FFN", "next LN"):
         assert words in texts
     assert texts.count("W<sub>Q</sub><br>W<sub>K</sub>") == 2
     assert texts.count("residual") == texts.count("⊕") == 2
     assert not any("RoPE" in text for text in texts)
-    with_rope = said(drawn(components=("mask", "rope", "w_q", "w_k", "w_v", "w_o", "mlp")))
+    with_rope = text_in(drawn(components=("mask", "rope", "w_q", "w_k", "w_v", "w_o", "mlp")))
     assert with_rope.count("W<sub>Q</sub><br>W<sub>K</sub><br>RoPE") == 2
 
 
@@ -97,36 +100,38 @@ def test_arrows_name_their_operations_and_only_those_that_the_model_has() -> Non
 )
 def test_a_removed_arrow_is_struck_through(removed: str, words: str, n_arrows: int) -> None:
     figure = drawn(removed=(removed,), reference=maps(seed=1))
-    assert said(figure).count(words) == crosses(figure) == n_arrows
+    assert text_in(figure).count(words) == crosses(figure) == n_arrows
     dashed = [shape for shape in figure.layout.shapes if shape.line.dash == "dot"]
     assert len(dashed) == n_arrows
 
 
 def test_nothing_is_struck_through_without_an_ablation() -> None:
     assert crosses(drawn()) == 0
-    assert not any("<s>" in text for text in said(drawn()))
-
-
-def test_diagonal_normalising_leaves_nothing_of_distance() -> None:
-    lag = np.subtract.outer(np.arange(N), np.arange(N)).astype(float)
-    truth = np.where(lag >= 0, np.exp(-lag), np.nan)
-    left = diagonal_normalised(truth)
-    np.testing.assert_allclose(left[lag >= 0], 0, atol=1e-12)
-    assert np.isnan(left[lag < 0]).all()
-    by_hand = diagonal_normalised(np.array([[1.0, 7.0], [5.0, 3.0]]))
-    np.testing.assert_array_equal(by_hand, [[-1, 0], [0, 1]])
+    assert not any("<s>" in text for text in text_in(drawn()))
 
 
 def test_the_first_switch_shows_one_view_of_every_stage() -> None:
-    truth, reference = maps(), maps(seed=1)
-    figure = drawn(removed=("mlp",), reference=reference)
+    truth, normalised, reference = maps(), maps(seed=2), maps(seed=1)
+    figure = drawn(removed=("mlp",), normalised=normalised, reference=reference)
     assert list(figure.layout.meta["switches"]["Maps"]) == [RAW, DIAGONAL, CHANGE]
+    for trace in visible(figure, RAW):
+        np.testing.assert_array_equal(trace.z, truth[trace.name].astype(np.float32))
+    for trace in visible(figure, DIAGONAL):
+        np.testing.assert_array_equal(trace.z, normalised[trace.name].astype(np.float32))
     for trace in visible(figure, CHANGE):
         expected = (truth[trace.name] - reference[trace.name]).astype(np.float32)
         np.testing.assert_allclose(trace.z, expected, rtol=1e-6)
-    for trace in visible(figure, DIAGONAL):
-        assert np.nanmax(np.abs(np.diagonal(trace.z).mean())) < 1e-6
-    assert list(drawn().layout.meta["switches"]["Maps"]) == [RAW, DIAGONAL]
+
+
+def test_a_view_is_offered_only_if_its_maps_are_given() -> None:
+    assert list(drawn().layout.meta["switches"]["Maps"]) == [RAW]
+    figure = drawn(normalised=maps(seed=2))
+    assert list(figure.layout.meta["switches"]["Maps"]) == [RAW, DIAGONAL]
+
+
+def test_a_view_that_lacks_a_stage_is_an_error() -> None:
+    with pytest.raises(ValueError, match="the normalised maps lack the stages h i"):
+        drawn(normalised=maps("abcdefg"))
 
 
 def test_the_second_switch_shares_one_scale_among_inner_products_and_one_among_scores() -> None:
@@ -160,25 +165,25 @@ def test_buttons_for_notebooks_do_what_the_pages_switches_do() -> None:
 
 
 def test_differences_are_centred_on_zero_and_maps_are_not() -> None:
-    figure = drawn(reference=maps(seed=1), removed=("mask",))
+    figure = drawn(reference=maps(seed=1), normalised=maps(seed=2), removed=("mask",))
     for view, centred in ((RAW, False), (DIAGONAL, True), (CHANGE, True)):
         for trace in visible(figure, view):
             scale = figure.layout[trace.coloraxis]
             assert (scale.cmin == -scale.cmax) == centred
 
 
-def test_missing_stages_stay_blank_and_say_why() -> None:
-    why = "layer 4 is the last: there is no next"
+def test_missing_stages_stay_blank_with_the_reason() -> None:
+    why = "L4 is the last layer of this model"
     figure = drawn(maps=maps("abcdefg"), absent={"h": why, "i": why})
     assert {trace.name for trace in figure.data} == set("abcdefg")
-    reasons = [text for text in said(figure) if text.replace("<br>", " ") == why]
+    reasons = [text for text in text_in(figure) if text.replace("<br>", " ") == why]
     assert len(reasons) == 2
-    assert said(figure).count("W<sub>Q</sub><br>W<sub>K</sub>") == 1
+    assert text_in(figure).count("W<sub>Q</sub><br>W<sub>K</sub>") == 1
     assert figure.layout.xaxis9.showticklabels is False
 
 
 @pytest.mark.parametrize("flow", [wide(), narrow()])
-def test_panels_stand_in_the_plot_and_never_overlap(flow: Any) -> None:
+def test_panels_are_inside_the_plot_and_never_overlap(flow: Any) -> None:
     boxes = [flow.domain(letter) for letter in LETTERS]
     for (left, right), (bottom, top) in boxes:
         assert 0 <= left < right <= 1
@@ -207,87 +212,22 @@ def test_no_map_or_an_unknown_stage_is_an_error(wrong: dict[str, np.ndarray]) ->
         circuit(wrong, layer=1)
 
 
-def test_leanings_stand_per_stage_with_their_intervals() -> None:
-    rows = [("intact", "f", 0.9, 0.8, 0.95), ("intact", "g", -0.2, -0.3, -0.1)]
-    table = pd.DataFrame(
-        [
-            {
-                "model": model,
-                "stage": stage,
-                **{
-                    f"{name}{end}": each
-                    for name in ("locality", "monotonicity")
-                    for end, each in (("", value), ("_low", low), ("_high", high))
-                },
-            }
-            for model, stage, value, low, high in rows
-        ]
-    )
-    trace = stage_measures(table).data[0]
-    assert list(trace.x) == ["f", "g"]
-    assert list(trace.y) == [0.9, -0.2]
-    np.testing.assert_allclose(trace.error_y.arrayminus, [0.1, 0.1])
-
-
-def test_drawing_needs_no_torch() -> None:
-    code = "import sys, nope_probe.experiments.circuit.page\n"
-    code += "print({'torch', 'scipy'} & set(sys.modules))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "set()"
-
-
-def test_an_image_has_no_buttons_and_leaves_the_figure_as_it_was() -> None:
-    figure = drawn()
-    still = without_controls(figure)
-    assert not still.layout.updatemenus
-    assert still.layout.height == figure.layout.height - figure.layout.meta["menu"]
-    assert len(figure.layout.updatemenus) == 2
-
-
-def test_an_image_without_kaleido_or_chrome_is_refused_in_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(UserError, match=r"ends in \.png or \.svg"):
-        export(drawn(), tmp_path / "figure.jpg")
-    monkeypatch.setattr("nope_probe.figures.export.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"need kaleido: pip install 'nope-probe\[export\]'"):
-        export(drawn(), tmp_path / "figure.png")
-    monkeypatch.setattr("nope_probe.figures.export.find_spec", lambda name: object())
-
-    def no_chrome(*args: Any, **options: Any) -> None:
-        raise RuntimeError("Kaleido requires Google Chrome to be installed.")
-
-    monkeypatch.setattr(go.Figure, "write_image", no_chrome)
-    with pytest.raises(UserError, match="need Chrome or Chromium"):
-        export(drawn(), tmp_path / "figure.png")
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+@needs_chromium
 @pytest.mark.parametrize("width", [1200, 500])
 def test_a_browser_draws_it_with_its_switches_and_no_error(width: int, tmp_path: Path) -> None:
-    figure = drawn(removed=("mlp",), reference=maps(seed=1))
+    figure = drawn(removed=("mlp",), normalised=maps(seed=2), reference=maps(seed=1))
     html = page("title", ["headline"], [Section(title="t", caption="c", figure=figure)], {})
     click = "document.querySelector('input[value=change]')"
     script = f"setTimeout(() => {{ {click}.click(); document.title = 'clicked'; }}, 3000)"
     html = html.replace("</body>", f"<script>{script}</script></body>")
-    file = tmp_path / "page.html"
-    file.write_text(html, encoding="utf-8")
-    options = [f"--window-size={width},4000", f"--user-data-dir={tmp_path / 'profile'}"]
-    run = subprocess.run(
-        [str(CHROMIUM), *FLAGS.split(), *options, file.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert not [line for line in run.stderr.splitlines() if "CONSOLE" in line]
-    assert "<title>clicked</title>" in run.stdout
-    assert len(re.findall(r'type="radio"', run.stdout)) == 5
-    assert len(re.findall(r'<g class="hm"', run.stdout)) == 9
+    elements = opened(html, tmp_path, width, height=4000)
+    assert "<title>clicked</title>" in elements
+    assert len(re.findall(r'type="radio"', elements)) == 5
+    assert len(re.findall(r'<g class="hm"', elements)) == 9
 
 
 def test_a_page_of_1024_positions_stays_under_15_megabytes() -> None:
     large = {letter: np.broadcast_to(np.float32(1.7), (1024, 1024)) for letter in LETTERS}
-    figure = drawn(maps=large, reference=large, removed=("mask",))
+    figure = drawn(maps=large, normalised=large, reference=large, removed=("mask",))
     html = page("title", ["headline"], [Section(title="t", caption="c", figure=figure)], {})
     assert 6e6 < len(html.encode()) < 15e6

@@ -1,9 +1,10 @@
 """The report page: self-contained, small enough, readable by people and by machines."""
 
+import json
 import re
-import shutil
 import subprocess
 import sys
+from base64 import b64decode
 from collections.abc import Mapping
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,20 +13,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from support.chromium import needs_chromium, opened
 
-from nope_probe.experiments.ablation.page import ablation_page, conjunction
-from nope_probe.figures.measures import MEASURES
+from nope_probe.experiments.ablation.page import ablation_page, conjunction_note
+from nope_probe.figures.words import MEASURES
 from nope_probe.reports.page import Section, page, positions
 
 INTACT = "mask+rope+w_q+w_k+w_o+w_v"
 SOURCES = ("content", "mask", "rope", "mask_x_rope")
-GAMES = {"players": ("mask", "rope", "w_q", "w_k", "w_o"), "circuits": ("mask", "rope", "qk", "ov")}
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
-    "--disable-background-networking --disable-component-update --disable-sync "
-    "--enable-logging=stderr --virtual-time-budget=20000 --dump-dom"
-)
+PLAYER_SETS = {
+    "players": ("mask", "rope", "w_q", "w_k", "w_o"),
+    "circuits": ("mask", "rope", "qk", "ov"),
+}
 
 
 def maps(layers: int, n: int) -> dict[str, np.ndarray]:
@@ -33,18 +32,16 @@ def maps(layers: int, n: int) -> dict[str, np.ndarray]:
     below = np.arange(n) - np.arange(n)[:, None]
     one = np.where(below <= 0, 0.1 * below, np.nan).astype(np.float32)
     names = [f"score/{INTACT}", *(f"source/{name}" for name in SOURCES)]
-    names += ["mean_covariance/mean", "mean_covariance/covariance"]
-    names += [f"shapley/{name}" for name in GAMES["players"]]
-    names += [f"shapley_circuits/{name}" for name in GAMES["circuits"]]
+    names += ["pattern/all", "pattern/mean_term", "pattern/covariance_term"]
+    names += [f"shapley/{name}" for name in PLAYER_SETS["players"]]
+    names += [f"shapley_circuits/{name}" for name in PLAYER_SETS["circuits"]]
     return {name: np.broadcast_to(one, (layers, n, n)) for name in names}
 
 
 def tables(layers: int) -> dict[str, pd.DataFrame]:
     estimate = {"share": 0.25, "low": 0.2, "high": 0.3}
     rms = {"rms": 0.5, "rms_low": 0.4, "rms_high": 0.6}
-    needs = {
-        f"{of}{end}": 0.5 for of in ("sufficiency", "necessity") for end in ("", "_low", "_high")
-    }
+    parts = {f"{of}{end}": 0.5 for of in ("alone", "lost") for end in ("", "_low", "_high")}
     measures = {f"{of}{end}": 0.5 for of in MEASURES for end in ("", "_low", "_high")}
     each = range(layers)
     rows: dict[str, list[dict[str, Any]]] = {
@@ -52,9 +49,9 @@ def tables(layers: int) -> dict[str, pd.DataFrame]:
             {"layer": i, "term": term, **rms, **estimate} for i in each for term in SOURCES
         ],
         "players": [
-            {"layer": i, "game": game, "player": player, **estimate, **needs}
+            {"layer": i, "game": player_set, "player": player, **estimate, **parts}
             for i in each
-            for game, players in GAMES.items()
+            for player_set, players in PLAYER_SETS.items()
             for player in players
         ],
         "interactions": [
@@ -80,14 +77,15 @@ MANIFEST = {
     "data": {"name": "shipped"},
     "settings": {"n_seqs": 17, "seq_len": 11},
     "conditions": [INTACT],
+    "conjunctions": {"circuits": [1], "players": []},
     "skip_keys": 1,
 }
-ANSWER = ["RoPE brings 97% of the pattern.", "W_Q & W_K < enough."]
+HEADLINE = ["RoPE brings 97% of the pattern.", "W_Q & W_K < enough."]
 
 
 def report(layers: int = 2, n: int = 11, **changes: Any) -> str:
     settings = {"maps": maps(layers, n), "tables": tables(layers), **changes}
-    return ablation_page(settings["maps"], settings["tables"], MANIFEST, ANSWER)
+    return ablation_page(settings["maps"], settings["tables"], MANIFEST, HEADLINE)
 
 
 class Reader(HTMLParser):
@@ -129,7 +127,7 @@ def test_the_page_loads_nothing(html: str) -> None:
     assert not re.search(r"@import|url\(", "".join(re.findall(r"<style>(.*?)</style>", html, re.S)))
 
 
-def test_the_answer_comes_before_the_figures_and_the_manifest_last(html: str) -> None:
+def test_the_headline_comes_before_the_figures_and_the_manifest_last(html: str) -> None:
     where = [html.index(part) for part in ("RoPE brings 97%", "<figure>", 'id="manifest"')]
     assert where == sorted(where)
 
@@ -143,25 +141,53 @@ def test_words_are_escaped(html: str) -> None:
 def test_sections_go_from_scores_over_sources_and_weights_to_controls(html: str) -> None:
     headings = Reader(html).headings
     assert headings == [
-        "Where the positional pattern of tiny & small comes from",
+        "The sources of the positional pattern of tiny & small",
         "The scores of the intact model",
-        "The pattern and its sources",
-        "How much each source brings",
-        "Which weights the pattern needs: the circuits",
-        "Which weights the pattern needs: single matrices",
-        "What only several bring together: single matrices",
-        "Where in the map each player acts: the circuits",
-        "Where in the map each player acts: single matrices",
+        "The positional pattern and its sources",
+        "The shares of the sources",
+        "What the positional pattern needs: circuits",
+        "What the positional pattern needs: players",
+        "Interactions: players",
+        "Shapley maps: circuits",
+        "Shapley maps: players",
         "The mean term and the covariance term",
-        "How much each term carries",
-        "What the pattern is like",
-        "Controls: shuffled tokens, and no key left out",
+        "The shares of the mean and covariance terms",
+        "Measures of the positional pattern",
+        "Controls: shuffled tokens, and no skipped keys",
         "How to read the figures",
         "What was run, in full",
     ]
 
 
-def test_every_figure_has_words_for_those_who_cannot_see_it(html: str) -> None:
+def test_maps_are_drawn_as_they_are_given() -> None:
+    given = maps(2, 11)
+    generator = np.random.default_rng(0)
+    given["source/mask"] = np.full((2, 11, 11), np.nan, np.float32)
+    below = np.tril_indices(11, -1)
+    given["source/mask"][:, *below] = generator.normal(5, 1, (2, len(below[0])))
+    html = report(maps=given)
+    [sources] = [spec for spec in figures(html) if "content" in trace_names(spec)]
+    drawn = [trace for trace in sources["data"] if trace["name"] == "causal mask"]
+    assert len(drawn) == 2
+    for layer, trace in enumerate(drawn):
+        np.testing.assert_array_equal(decoded(trace["z"]), given["source/mask"][layer])
+
+
+def figures(html: str) -> list[dict[str, Any]]:
+    found = re.findall(r'<script type="application/json">(.*?)</script>', html, re.S)
+    return [json.loads(each) for each in found]
+
+
+def trace_names(spec: dict[str, Any]) -> list[str]:
+    return [trace["name"] for trace in spec["data"] if trace["type"] == "heatmap"]
+
+
+def decoded(values: dict[str, str]) -> np.ndarray:
+    shape = tuple(map(int, values["shape"].split(",")))
+    return np.frombuffer(b64decode(values["bdata"]), values["dtype"]).reshape(shape)
+
+
+def test_every_figure_has_a_text_alternative(html: str) -> None:
     reader = Reader(html)
     plots = [each for each in reader.all("div") if each.get("class") == "plot"]
     assert len(plots) == len(reader.all("figure")) == 12
@@ -170,7 +196,7 @@ def test_every_figure_has_words_for_those_who_cannot_see_it(html: str) -> None:
     assert len(reader.all("main")) == len(reader.all("nav")) == len(reader.all("h1")) == 1
 
 
-def test_links_in_the_page_lead_somewhere(html: str) -> None:
+def test_links_in_the_page_have_targets(html: str) -> None:
     reader = Reader(html)
     ids = {attributes.get("id") for _, attributes in reader.elements}
     links = {str(each["href"]) for each in reader.all("a")}
@@ -179,12 +205,13 @@ def test_links_in_the_page_lead_somewhere(html: str) -> None:
 
 
 def test_a_run_of_the_sources_alone_has_a_page() -> None:
-    few = {name: each for name, each in maps(2, 11).items() if name.startswith(("score", "source"))}
+    kept = ("score", "source", "pattern/all")
+    few = {name: each for name, each in maps(2, 11).items() if name.startswith(kept)}
     html = report(maps=few, tables={"sources": tables(2)["sources"], "players": pd.DataFrame()})
     assert len(Reader(html).all("figure")) == 3
 
 
-def test_a_missing_share_is_said_in_the_table_too() -> None:
+def test_a_missing_share_is_no_pattern_in_the_table_too() -> None:
     table = tables(2)["sources"]
     table.loc[table["layer"] == 0, ["share", "low", "high"]] = np.nan
     html = report(tables={"sources": table})
@@ -192,20 +219,29 @@ def test_a_missing_share_is_said_in_the_table_too() -> None:
 
 
 def test_equal_shares_are_called_a_conjunction_and_no_measurement() -> None:
-    table = tables(2)["players"].query("game == 'circuits'")
-    assert conjunction(table) == (
-        "In L0, L1 each of causal mask, RoPE, QK circuit, OV circuit has a share of about "
-        "1/4: all are needed at once, which is no measurement of equal weight."
+    circuits = PLAYER_SETS["circuits"]
+    assert conjunction_note(circuits, [0, 1]) == (
+        "In L0, L1 each of causal mask, RoPE, QK circuit, OV circuit has a Shapley share of about "
+        "1/4: the signature of “all are needed”, not a measurement of equal weight."
     )
-    deep = pd.concat([table.assign(layer=table["layer"] + 2 * i) for i in (0, 1, 3)])
-    assert conjunction(deep).startswith("In L0 to L3, L6, L7 each")
-    unequal = table.assign(share=[0.7, 0.1, 0.1, 0.1] * 2)
-    assert conjunction(unequal) == "Shares of all players add up to 1."
+    assert conjunction_note(circuits, [0, 1, 2, 3, 6, 7]).startswith("In L0 to L3, L6, L7 each")
+    assert conjunction_note(circuits, []) == "Shapley shares of all players add up to 1."
+
+
+def test_conjunctions_are_those_of_the_manifest(html: str) -> None:
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", html)
+    [circuits, players] = [each for each in captions if each.startswith("Lost without it")]
+    assert "In L1 each of causal mask, RoPE, QK circuit" in circuits
+    assert "Shapley shares of all players add up to 1." in players
 
 
 @pytest.mark.parametrize(("layers", "n"), [(1, 1024), (32, 1024)])
 def test_the_page_stays_under_15_megabytes(layers: int, n: int) -> None:
     assert len(report(layers, n).encode()) < 15_000_000
+
+
+def test_numbers_drawn_as_lines_take_positions_from_the_maps() -> None:
+    assert positions(8, 4, n_points=100_000) < positions(8, 4) == positions(8, 4, n_points=0)
 
 
 def test_the_more_maps_a_page_has_the_fewer_positions_each_keeps() -> None:
@@ -216,28 +252,25 @@ def test_the_more_maps_a_page_has_the_fewer_positions_each_keeps() -> None:
 
 
 def test_reading_a_finished_run_needs_no_torch() -> None:
-    code = "import sys, nope_probe.experiments.ablation.page\n"
-    code += "print({'torch', 'scipy'} & set(sys.modules))"
+    modules = [
+        f"nope_probe.experiments.{name}.{module}"
+        for name in ("ablation", "scores", "circuit", "simulation")
+        for module in ("page", "summary")
+    ]
+    code = f"import sys, {', '.join(modules)}\nprint({{'torch', 'scipy'}} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"
 
 
-def test_a_page_needs_no_figure_and_no_known_manifest() -> None:
+def test_a_page_needs_no_figure_and_no_entry_of_the_manifest() -> None:
     html = page("title", ["headline"], [Section(title="words", caption="only words")], {"a": 1})
     assert "<p>only words</p>" in html
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+@needs_chromium
 @pytest.mark.parametrize("layers", [2, 5])
 def test_a_browser_draws_every_figure_without_an_error(layers: int, tmp_path: Path) -> None:
-    file = tmp_path / "report.html"
-    file.write_text(report(layers), encoding="utf-8")
-    size = "--window-size=1200,12000"
-    command = [str(CHROMIUM), *FLAGS.split(), size, f"--user-data-dir={tmp_path / 'profile'}"]
-    run = subprocess.run(
-        [*command, file.as_uri()], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert not [line for line in run.stderr.splitlines() if "CONSOLE" in line]
-    assert run.stdout.count('class="plot js-plotly-plot"') == run.stdout.count("<figure>") == 12
-    ranges = [each for each in Reader(run.stdout).all("input") if each.get("type") == "range"]
+    elements = opened(report(layers), tmp_path, height=12000)
+    assert elements.count('class="plot js-plotly-plot"') == elements.count("<figure>") == 12
+    ranges = [each for each in Reader(elements).all("input") if each.get("type") == "range"]
     assert {each["max"] for each in ranges} == {str(layers - 1)}

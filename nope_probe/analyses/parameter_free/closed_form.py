@@ -1,7 +1,8 @@
-"""The paper's closed forms for layer 2, its errata corrected, and inner products at finite d.
+"""The paper's closed forms for the second layer, corrected, and inner products at finite d.
 
-Symbols: E = e^alpha; i and j are positions counted from 1, as in the paper. Inputs are unit vectors
-with expected inner product alpha between any two (eq. 2); everything is float64.
+Symbols: E = e^alpha; positions i and j count from 1 here, as in the paper, whose layer 2 is L1.
+Inputs are unit vectors with expected inner product alpha between any two (eq. 2); everything is
+float64.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ PerPosition = Float[Tensor, "alpha pos"]
 
 
 def g(alpha: Alphas, i: Positions) -> PerPosition:
-    """Give <x_i, x_j> after layer 1 for any j < i: it does not depend on j (section 3.2)."""
+    """Return <x_i, x_j> after L0 for any j < i, which does not depend on j (section 3.2)."""
     a, e_a, i = _broadcast(alpha, i)
     return 2 * (2 * a * math.e + e_a * (1 + a * (2 * i - 3))) / (math.e + (i - 1) * e_a)
 
 
 def h_squared(alpha: Alphas, i: Positions) -> PerPosition:
-    """Give |x_i|^2 after layer 1 (eq. 3)."""
+    """Return |x_i|^2 after L0 (eq. 3)."""
     a, e_a, i = _broadcast(alpha, i)
     own = 2 * math.e + (i - 1) * e_a
     others = (i - 1) * (1 + (i - 2) * a)
@@ -32,11 +33,11 @@ def h_squared(alpha: Alphas, i: Positions) -> PerPosition:
     return squares / (math.e + (i - 1) * e_a) ** 2
 
 
-def layer_two_scores(alpha: Alphas, n: int) -> Float[Tensor, "alpha query_pos key_pos"]:
-    """Give the layer-2 score map g(i) / (h(i) h(j)), NaN above the diagonal (eq. 4).
+def second_layer_scores(alpha: Alphas, n: int) -> Float[Tensor, "alpha query_pos key_pos"]:
+    """Return the score map of L1, g(i) / (h(i) h(j)), NaN above the diagonal (eq. 4).
 
     Example:
-        >>> layer_two_scores(torch.tensor([0.0]), 3)[0, 1:, :2]
+        >>> second_layer_scores(torch.tensor([0.0]), 3)[0, 1:, :2]
         tensor([[0.1535, 1.0000],
                 [0.1321, 0.1508]], dtype=torch.float64)
     """
@@ -48,13 +49,13 @@ def layer_two_scores(alpha: Alphas, n: int) -> Float[Tensor, "alpha query_pos ke
 
 
 def g_no_residual(alpha: Alphas, i: Positions) -> PerPosition:
-    """Give g', the g of a layer without its residual connection (A.2)."""
+    """Return g', the g of a layer without its residual connection (A.2)."""
     a, e_a, i = _broadcast(alpha, i)
     return (math.e * a + e_a * (1 + a * (i - 2))) / (math.e + (i - 1) * e_a)
 
 
 def h_squared_no_residual(alpha: Alphas, i: Positions) -> PerPosition:
-    """Give h'^2, the h^2 of a layer without its residual connection (A.2)."""
+    """Return h'^2, the h^2 of a layer without its residual connection (A.2)."""
     a, e_a, i = _broadcast(alpha, i)
     others = (i - 1) * (1 + a * (i - 2))
     squares = math.e**2 + 2 * math.e * e_a * a * (i - 1) + e_a**2 * others
@@ -62,13 +63,13 @@ def h_squared_no_residual(alpha: Alphas, i: Positions) -> PerPosition:
 
 
 def g_difference(alpha: Alphas, i: Positions) -> PerPosition:
-    """Give g(i+1) - g(i), which is negative: farther queries score every key lower."""
+    """Return g(i+1) - g(i), which is negative: later queries score every key lower."""
     a, e_a, i = _broadcast(alpha, i)
     return 2 * (a - 1) * e_a**2 / _denominators(e_a, i)
 
 
 def h_squared_difference(alpha: Alphas, j: Positions) -> PerPosition:
-    """Give h(j+1)^2 - h(j)^2, which is negative: that is why layer 2 increases in j.
+    """Return h(j+1)^2 - h(j)^2, which is negative: hence the scores of L1 increase in j.
 
     A.1, with the coefficient of j and the constant corrected (docs/theory.md has the errata).
     """
@@ -81,24 +82,34 @@ def h_squared_difference(alpha: Alphas, j: Positions) -> PerPosition:
 
 
 def g_no_residual_difference(alpha: Alphas, i: Positions) -> PerPosition:
-    """Give g'(i+1) - g'(i), which is negative."""
+    """Return g'(i+1) - g'(i), which is negative."""
     a, e_a, i = _broadcast(alpha, i)
     return (a - 1) * e_a**2 / _denominators(e_a, i)
 
 
 def h_squared_no_residual_difference(alpha: Alphas, i: Positions) -> PerPosition:
-    """Give h'(i+1)^2 - h'(i)^2, which is negative (A.2, with one sign corrected)."""
+    """Return h'(i+1)^2 - h'(i)^2, which is negative (A.2, with one sign corrected)."""
     a, e_a, i = _broadcast(alpha, i)
     e = math.e
     numerator = 2 * e**3 + 2 * e**2 * e_a * (i - 1) + e_a**3 * i * (i - 1)
     return (a - 1) * e_a * numerator / _denominators(e_a, i) ** 2
 
 
-def expected_cosine(alpha: Alphas, d_model: int) -> Alphas:
-    """Give the exact E<y_i, y_j> of y = normalize(g_i + l g_0) at finite d, l^2 = a / (1 - a).
+def validate_alphas(alpha: Alphas) -> None:
+    """Check that expected inner products are in [0, 1).
 
-    Given the shared g_0 of length r, the mean of y is a vector of length c(l r), so that the
-    expectation is E c(l r)^2 over r ~ chi_d. It is a little below alpha, by O(1/d).
+    Raises:
+        ValueError: naming them.
+    """
+    if not bool(((alpha >= 0) & (alpha < 1)).all()):
+        raise ValueError(f"expected 0 <= alpha < 1, got {alpha.tolist()}")
+
+
+def expected_cosine(alpha: Alphas, d_model: int) -> Alphas:
+    """Return the exact E<y_i, y_j> of y = normalize(g_i + l g_0) at finite d, l^2 = a / (1 - a).
+
+    Given the shared g_0 of length r, the mean of y is a vector of length c(l r), so the expectation
+    is E c(l r)^2 over r ~ chi_d. It is below alpha by O(1/d).
 
     Raises:
         ValueError: for alpha outside [0, 1) or no dimensions.
@@ -107,15 +118,16 @@ def expected_cosine(alpha: Alphas, d_model: int) -> Alphas:
         >>> expected_cosine(torch.tensor([0.2, 0.5], dtype=torch.float64), 64)
         tensor([0.1985, 0.4971], dtype=torch.float64)
     """
-    if not bool(((alpha >= 0) & (alpha < 1)).all()) or d_model < 1:
-        raise ValueError(f"expected 0 <= alpha < 1 and d_model >= 1, got {alpha}, {d_model}")
+    validate_alphas(alpha)
+    if d_model < 1:
+        raise ValueError(f"expected d_model >= 1, got {d_model}")
     r, density = _chi(d_model)
     alpha = alpha.double()[:, None]
     return (density * _mean_length(r * (alpha / (1 - alpha)).sqrt(), d_model) ** 2).sum(-1)
 
 
 def _mean_length(m: Float[Tensor, "alpha r"], d: int) -> Float[Tensor, "alpha r"]:
-    """Give c(m), how long the mean of normalize(g + m e) is for a unit vector e."""
+    """Return c(m), the length of the mean of normalize(g + m e) for a unit vector e."""
     from scipy.special import gammaln, hyp1f1
 
     gain = math.exp(gammaln((d + 1) / 2) - gammaln(d / 2 + 1)) / math.sqrt(2)
@@ -123,7 +135,7 @@ def _mean_length(m: Float[Tensor, "alpha r"], d: int) -> Float[Tensor, "alpha r"
 
 
 def _chi(d: int) -> tuple[Float[Tensor, " r"], Float[Tensor, " r"]]:
-    """Give nodes and weights for expectations over r ~ chi_d: the trapezoid rule in log r."""
+    """Return nodes and weights of the trapezoid rule in log r, for expectations over r ~ chi_d."""
     middle = math.sqrt(d)
     lowest = math.log(middle - 12) if middle > 13 else -40.0
     log_r = torch.linspace(lowest, math.log(middle + 12), 2001, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Questions to the mean field: the score map of every layer, and whether it increases in j."""
+"""The mean field's score maps, and the alpha above which each layer increases in j."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.parameter_free.mean_field import Alphas, ParameterFreeSpec, mean_field
+from nope_probe.analyses.parameter_free.mean_field import Alphas, mean_field
+from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 
 HIGHEST_ALPHA = 0.99
 INFINITE = ParameterFreeSpec()
 
 
 def theory_scores(
-    alpha: Alphas, n: int, n_layers: int, field: ParameterFreeSpec = INFINITE
+    alpha: Alphas, n: int, n_layers: int, spec: ParameterFreeSpec = INFINITE
 ) -> Float[Tensor, "alpha layer query_pos key_pos"]:
-    """Stack the mean-field score maps of all layers.
+    """Return the mean-field score maps of all layers.
 
     Args:
         alpha: expected inner products of the inputs, 0 <= alpha < 1.
         n: positions.
         n_layers: layers.
-        field: which parameter-free transformer; by default eq. (1) as d grows.
+        spec: which parameter-free transformer; by default eq. (1) as d grows.
 
     Returns:
         Scores in nats, float64; NaN at j > i if the mask is on.
@@ -35,29 +36,29 @@ def theory_scores(
         >>> theory_scores(torch.tensor([0.0]), 50, 2)[0, 1, 2, 1]
         tensor(0.1508, dtype=torch.float64)
     """
-    return torch.stack(list(mean_field(alpha, n, n_layers, field)), 1)
+    return torch.stack(list(mean_field(alpha, n, n_layers, spec)), 1)
 
 
 def smallest_step(
     scores: Float[Tensor, "*batch query_pos key_pos"],
 ) -> Float[Tensor, "*batch"]:
-    """Give the smallest S[i, j+1] - S[i, j] with j < i: positive if the map increases in j."""
+    """Return the smallest S[i, j+1] - S[i, j] with j < i: positive if the map increases in j."""
     step = scores[..., 1:] - scores[..., :-1]
     inside = torch.ones(step.shape[-2:], dtype=torch.bool).tril(-1)
     return step[..., inside].amin(-1)
 
 
 def smallest_steps(
-    alpha: Alphas, n: int, n_layers: int, field: ParameterFreeSpec = INFINITE
+    alpha: Alphas, n: int, n_layers: int, spec: ParameterFreeSpec = INFINITE
 ) -> Float[Tensor, "alpha layer"]:
-    """Give each layer's smallest step in j, one map at a time."""
-    return torch.stack([smallest_step(s) for s in mean_field(alpha, n, n_layers, field)], -1)
+    """Return each layer's smallest step in j; only one map is held at a time."""
+    return torch.stack([smallest_step(s) for s in mean_field(alpha, n, n_layers, spec)], -1)
 
 
 def critical_alphas(
     n: int,
     n_layers: int,
-    field: ParameterFreeSpec = INFINITE,
+    spec: ParameterFreeSpec = INFINITE,
     *,
     tolerance: float = 1e-5,
     on_round: Callable[[], object] = lambda: None,
@@ -65,40 +66,49 @@ def critical_alphas(
     """Find for each layer the alpha below which its scores do not increase in j.
 
     The largest alpha on a grid (denser near 0) at which a layer does not increase is refined by
-    bisection. Section 4.1 claims an increase for layers 3 and 4 at alpha = 0: it is not there.
+    bisection. Section 4.1 claims an increase at alpha = 0 for layers 3 and 4 (L2 and L3), which
+    is false.
 
     Args:
         n: positions, 2 at least.
         n_layers: layers.
-        field: which parameter-free transformer; by default eq. (1) as d grows.
-        tolerance: how narrowly the critical alpha is bracketed.
+        spec: which parameter-free transformer; by default eq. (1) as d grows.
+        tolerance: width of the final bracket.
         on_round: called after each of the `n_rounds(tolerance)` rounds.
 
     Returns:
-        0 where the layer always increases; NaN where it does not even at alpha = 0.99 (layer 1 is
-        flat for j < i).
+        0 where the layer always increases; NaN where it does not even at alpha = 0.99 (L0 is
+        constant for j < i).
 
     Example:
         >>> critical_alphas(50, 3)
         tensor([   nan, 0.0000, 0.0104], dtype=torch.float64)
     """
-    grid = _grid()
-    falls = smallest_steps(grid, n, n_layers, field) <= 0
+    low, high, never, always = _brackets(n, n_layers, spec)
     on_round()
-    above = torch.stack([_first_after(falls[:, layer]) for layer in range(n_layers)])
-    never, always = above == len(grid), above == 0
-    low = torch.where(always | never, 0.0, grid[(above - 1).clamp_min(0)])
-    high = torch.where(always | never, 0.0, grid[above.clamp_max(len(grid) - 1)])
     for _ in range(n_rounds(tolerance) - 1):
         middle = (low + high) / 2
-        falls = smallest_steps(middle, n, n_layers, field).diagonal() <= 0
+        falls = smallest_steps(middle, n, n_layers, spec).diagonal() <= 0
         low, high = torch.where(falls, middle, low), torch.where(falls, high, middle)
         on_round()
     return torch.where(never, torch.nan, torch.where(always, 0.0, high))
 
 
+def _brackets(
+    n: int, n_layers: int, spec: ParameterFreeSpec
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return per layer the grid's alphas around the critical one; whether there is none, or 0."""
+    grid = _grid()
+    falls = smallest_steps(grid, n, n_layers, spec) <= 0
+    above = torch.stack([_first_after(falls[:, layer]) for layer in range(n_layers)])
+    never, always = above == len(grid), above == 0
+    low = torch.where(always | never, 0.0, grid[(above - 1).clamp_min(0)])
+    high = torch.where(always | never, 0.0, grid[above.clamp_max(len(grid) - 1)])
+    return low, high, never, always
+
+
 def n_rounds(tolerance: float) -> int:
-    """Say how many times `critical_alphas` runs the mean field over all layers."""
+    """Return how many times `critical_alphas` runs the mean field over all layers."""
     grid = _grid()
     widest = float((grid[1:] - grid[:-1]).max())
     return 1 + max(0, int(torch.tensor(widest / tolerance).log2().ceil()))
@@ -109,5 +119,5 @@ def _grid() -> Tensor:
 
 
 def _first_after(falls: Tensor) -> Tensor:
-    """Give the index after the last alpha at which a layer does not increase."""
+    """Return the index after the last alpha at which a layer does not increase."""
     return (falls * torch.arange(1, len(falls) + 1)).amax()

@@ -1,7 +1,7 @@
-"""Does a simulated map increase in j? Steps between neighbouring keys, against their noise.
+"""Whether a simulated map increases in j: tests of steps between neighbouring keys.
 
-A single step drowns in noise, so two kinds of mean are tested: the mean step at each distance from
-the query, and the mean over the cells in which the mean field says that the scores fall.
+A single step is smaller than its noise, so two kinds of mean are tested: the mean step at each
+distance from the query, and the mean over the cells in which the mean field's scores fall.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from nope_probe.analyses.jackknife import MIN_FOLDS, NOTHING, Interval, jackknife, leave_one_out
+from nope_probe.analyses.jackknife import MIN_FOLDS, UNDEFINED, Interval, jackknife, leave_one_out
 from nope_probe.analyses.parameter_free.simulation import Estimate
 from nope_probe.analyses.pattern import LAG, monotonicity
 
@@ -24,13 +24,13 @@ ScoreMaps = Float[Tensor, "layer query_pos key_pos"]
 class Steps:
     """Mean steps towards the query, one per layer and distance.
 
-    The step at distance g is the mean over queries of S[i, i-g+1] - S[i, i-g], in nats: what a key
-    gains by being nearer by one. Index 0 is g = 2; the step onto the diagonal is left out.
+    The step at distance g is the mean over queries of S[i, i-g+1] - S[i, i-g], in nats: the gain in
+    score of a key that is nearer by one. Index 0 is g = 2; the step onto the diagonal is left out.
 
     Attributes:
         mean: the steps.
         se: their standard errors, not below what float32 resolves.
-        threshold: how many of them make a step significant at 5%, for all distances together.
+        threshold: how many standard errors are significant at 5%, for all distances together.
     """
 
     mean: Float[Tensor, "layer distance"]
@@ -40,17 +40,17 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class MonotonicityTest:
-    """How far one layer's map increases in j.
+    """Whether one layer's map increases in j.
 
     Attributes:
-        layer: the layer.
+        layer: the layer, from 0.
         monotonicity, monotonicity_lag1: share of pairs of keys j < i, 8 or 1 apart, of which the
-            nearer scores higher. Noise pulls it to 1/2.
-        distances: at how many distances from the query there is a step,
-        rises, falls: and at how many its mean is significantly up, or down.
-        falling_cells: in how many cells the mean field falls by more than float32 resolves,
-        theory_fall: by how much on average, nats,
-        fall: and what the simulation's mean step is in these cells, with its 95% interval.
+            nearer scores higher. Noise biases it towards 1/2.
+        distances: number of distances from the query at which there is a step.
+        rises, falls: number of distances at which the mean step is significantly up, or down.
+        falling_cells: number of cells in which the mean field falls by more than float32 resolves.
+        theory_fall: the mean field's mean step in these cells, nats.
+        fall: the simulation's mean step in these cells, nats, with its 95% interval.
     """
 
     layer: int
@@ -65,7 +65,7 @@ class MonotonicityTest:
 
     @property
     def verdict(self) -> str:
-        """Say in a word what the steps show."""
+        """One of `not increasing`, `flat`, `increasing` and `increasing where resolved`."""
         if self.falls or self.fall.high < 0:
             return "not increasing"
         if not self.rises:
@@ -76,19 +76,24 @@ class MonotonicityTest:
 def monotonicity_tests(
     estimate: Estimate, theory: ScoreMaps, resolution: float
 ) -> list[MonotonicityTest]:
-    """Tell of each layer whether its mean scores increase in j, and how surely.
+    """Test for each layer whether its mean scores increase in j.
 
     Args:
         estimate: fold means of score maps, nats.
         theory: the mean field's score maps, nats.
-        resolution: what the scores can resolve, nats (`finest_target`).
+        resolution: the smallest difference that the scores resolve, nats.
     """
     steps = mean_steps(estimate, resolution)
-    return [_rise(estimate, steps, theory, layer, resolution) for layer in range(len(theory))]
+    return [_test_layer(estimate, steps, theory, layer, resolution) for layer in range(len(theory))]
 
 
 def mean_steps(estimate: Estimate, resolution: float) -> Steps:
-    """Average the steps in j over queries, for each distance of the key from the query."""
+    """Return the mean steps in j over queries, for each distance of the key from the query.
+
+    Args:
+        estimate: fold means of score maps, nats.
+        resolution: the smallest difference that the scores resolve, nats.
+    """
     from scipy.special import stdtrit
 
     folds = by_distance(steps_in_j(estimate.folds))
@@ -101,19 +106,19 @@ def mean_steps(estimate: Estimate, resolution: float) -> Steps:
 def steps_in_j(
     maps: Float[Tensor, "*batch query_pos key_pos"],
 ) -> Float[Tensor, "*batch query_pos key_step"]:
-    """Give S[i, j+1] - S[i, j]."""
+    """Return S[i, j+1] - S[i, j]."""
     return maps[..., 1:] - maps[..., :-1]
 
 
 def by_distance(
     steps: Float[Tensor, "*batch query_pos key_step"],
 ) -> Float[Tensor, "*batch distance"]:
-    """Average steps over queries, for each distance from 2 on."""
+    """Return the mean of steps over queries, for each distance from 2 on."""
     means = [steps.diagonal(-g, -2, -1).mean(-1) for g in range(2, steps.shape[-2])]
     return torch.stack(means, -1)
 
 
-def _rise(
+def _test_layer(
     estimate: Estimate, steps: Steps, theory: ScoreMaps, layer: int, resolution: float
 ) -> MonotonicityTest:
     mean, error = steps.mean[layer], steps.threshold * steps.se[layer]
@@ -129,19 +134,21 @@ def _rise(
         falls=int((mean < -error).sum()),
         falling_cells=int(falling.sum()),
         theory_fall=float(predicted[falling].mean()),
-        fall=_mean_in(estimate, layer, falling),
+        fall=_mean_step(estimate, layer, falling),
     )
 
 
-def _mean_in(estimate: Estimate, layer: int, cells: Bool[Tensor, "query_pos key_step"]) -> Interval:
+def _mean_step(
+    estimate: Estimate, layer: int, cells: Bool[Tensor, "query_pos key_step"]
+) -> Interval:
     folds = steps_in_j(estimate.folds[:, layer])[:, cells]
     if len(folds) < MIN_FOLDS or not cells.any():
-        return NOTHING
+        return UNDEFINED
     return jackknife(leave_one_out(folds.mean(-1)))
 
 
 def _share(estimate: Estimate, layer: int, lag: int) -> Interval:
     folds = estimate.folds[:, layer]
     if len(folds) < MIN_FOLDS:
-        return NOTHING
+        return UNDEFINED
     return jackknife(monotonicity(leave_one_out(folds), lag))

@@ -1,6 +1,6 @@
 """Monte Carlo of the parameter-free transformer, with a control variate.
 
-Samples are drawn, run through the model and forgotten in chunks that stay in cache; a map is a
+Samples are drawn and run through the model in chunks that fit into the CPU's cache; a map is a
 running sum inside a hook. Standard errors come from 32 blocks, sample s in block s % 32.
 """
 
@@ -15,8 +15,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.parameter_free.control_variate import ControlVariate
-from nope_probe.analyses.parameter_free.mean_field import spec_of, visible
-from nope_probe.analyses.parameter_free.sampling import BLOCK, draw
+from nope_probe.analyses.parameter_free.mean_field import visible
+from nope_probe.analyses.parameter_free.sampling import BLOCK, sample_inputs
+from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec, spec_of
 from nope_probe.hooks.accumulators import State
 from nope_probe.hooks.folds import pooled
 from nope_probe.hooks.protocols import HookedModel
@@ -24,12 +25,12 @@ from nope_probe.hooks.score_sums import ScoreSums
 from nope_probe.hooks.streaming import StreamCheckpoint
 
 N_BLOCKS = 32
-FIRST_LOOK = 4 * BLOCK
+FIRST_GOAL = 4 * BLOCK
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Mean score maps with their noise.
+    """Mean score maps with their standard errors.
 
     Attributes:
         folds: means of the blocks of samples, nats; NaN where the model masks.
@@ -46,10 +47,10 @@ class Estimate:
 
     @property
     def se(self) -> Float[Tensor, "layer query_pos key_pos"]:
-        """The standard error of the mean, from the spread of the blocks."""
+        """The standard error of the mean, from the variance between blocks."""
         weights = self.counts[:, None, None, None] / self.counts.sum()
-        spread = (weights * (self.folds - self.mean) ** 2).sum(0)
-        return (spread / (len(self.counts) - 1)).sqrt()
+        variance = (weights * (self.folds - self.mean) ** 2).sum(0)
+        return (variance / (len(self.counts) - 1)).sqrt()
 
     @property
     def pooled_se(self) -> Float[Tensor, " layer"]:
@@ -62,12 +63,12 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """What a simulation found.
+    """The mean scores of a simulation.
 
     Attributes:
-        n_samples: how many samples it took.
+        n_samples: how many samples were drawn.
         plain: the mean of the scores.
-        controlled: the same with the control variate; None if that was off.
+        controlled: the same less the control variate; None if that was off.
     """
 
     n_samples: int
@@ -76,13 +77,15 @@ class Simulation:
 
     def to_tensors(self) -> State:
         """Return the estimates by name, for `from_tensors`."""
-        found = {"n_samples": torch.tensor(self.n_samples), "counts": self.plain.counts}
-        found["plain"] = self.plain.folds
-        return found if self.controlled is None else found | {"controlled": self.controlled.folds}
+        tensors = {"n_samples": torch.tensor(self.n_samples), "counts": self.plain.counts}
+        tensors["plain"] = self.plain.folds
+        if self.controlled is not None:
+            tensors["controlled"] = self.controlled.folds
+        return tensors
 
     @classmethod
     def from_tensors(cls, tensors: State) -> Simulation:
-        """Return the simulation that `to_tensors` gave."""
+        """Return the simulation from what `to_tensors` returned."""
         estimates = {
             name: Estimate(folds=tensors[name], counts=tensors["counts"])
             for name in ("plain", "controlled")
@@ -101,7 +104,7 @@ class Simulation:
 
     @property
     def variance_ratio(self) -> Float[Tensor, " layer"]:
-        """How many times less variance the control variate leaves, per layer."""
+        """Variance without the control variate over the variance with it, per layer."""
         return (self.plain.pooled_se / self.best.pooled_se) ** 2
 
 
@@ -124,9 +127,9 @@ def simulate_scores(
         alpha: expected inner product of the inputs, 0 <= alpha < 1.
         seq_len: positions.
         n_samples: how many samples, 2 at least; or
-        target_se: go on until every layer's pooled standard error is at most this, in nats.
-        control_variate: take off what the inputs' own Gram matrix is off by.
-        seed: sample s of a seed is always the same, whatever the chunk size.
+        target_se: sample until every layer's pooled standard error is at most this, in nats.
+        control_variate: whether to subtract the effect of the inputs' own Gram matrix.
+        seed: sample s of a seed is the same for every chunk size.
         chunk_size: samples per forward pass.
         checkpoint: saves the sums after a chunk, for a later process to resume from.
 
@@ -139,49 +142,48 @@ def simulate_scores(
         >>> simulate_scores(model, alpha=0.0, n_samples=1000).variance_ratio[1] > 40
         tensor(True)
     """
-    _check(model, n_samples, target_se)
+    _validate(spec_of(model), n_samples, target_se)
     blocks = N_BLOCKS if n_samples is None else min(N_BLOCKS, n_samples)
     sums = _Sums(model, alpha, seq_len, seed, blocks, control_variate)
-    sums.goal = n_samples or FIRST_LOOK
+    sums.goal = n_samples or FIRST_GOAL
     checkpoint = checkpoint or StreamCheckpoint()
     sums.restore(checkpoint.restore())
     checkpoint.advance(sums.n_samples)
     while True:
-        while sums.n_samples < sums.goal:
-            before = sums.n_samples
-            sums.add(min(before + chunk_size, sums.goal))
-            if checkpoint.is_due():
-                checkpoint.save(sums.state())
-            checkpoint.advance(sums.n_samples - before)
-        found = sums.result()
+        _add_up_to_goal(sums, chunk_size, checkpoint)
+        simulation = sums.result()
         if target_se is None:
-            return found
-        sums.goal = _next_goal(found, target_se)
+            return simulation
+        sums.goal = _next_goal(simulation, target_se)
         if sums.goal <= sums.n_samples:
-            return found
+            return simulation
 
 
-def finest_target(model: HookedModel) -> float:
-    """Give the smallest standard error that float32 scores can resolve."""
-    return torch.finfo(torch.float32).eps * spec_of(model).score_scale
+def _add_up_to_goal(sums: _Sums, chunk_size: int, checkpoint: StreamCheckpoint) -> None:
+    while sums.n_samples < sums.goal:
+        before = sums.n_samples
+        sums.add(min(before + chunk_size, sums.goal))
+        if checkpoint.is_due():
+            checkpoint.save(sums.state())
+        checkpoint.advance(sums.n_samples - before)
 
 
-def _next_goal(found: Simulation, target_se: float) -> int:
-    """Say how many samples the target takes by the noise so far, at most 8 times as many."""
-    excess = float(found.best.pooled_se.max()) / target_se
+def _next_goal(simulation: Simulation, target_se: float) -> int:
+    """Return how many samples the target takes by the noise so far, at most 8 times as many."""
+    excess = float(simulation.best.pooled_se.max()) / target_se
     if excess <= 1:
-        return found.n_samples
-    needed = found.n_samples * min(8.0, max(1.05 * excess**2, 1.1))
+        return simulation.n_samples
+    needed = simulation.n_samples * min(8.0, max(1.05 * excess**2, 1.1))
     return BLOCK * ceil(needed / BLOCK)
 
 
-def _check(model: HookedModel, n_samples: int | None, target_se: float | None) -> None:
+def _validate(spec: ParameterFreeSpec, n_samples: int | None, target_se: float | None) -> None:
     if (n_samples is None) == (target_se is None):
         raise ValueError("expected either n_samples or target_se")
     if n_samples is not None and n_samples < 2:
-        raise ValueError(f"expected at least 2 samples, got {n_samples}: one has no spread")
-    if target_se is not None and not target_se >= finest_target(model):
-        raise ValueError(f"float32 resolves {finest_target(model):.1e} nats, not {target_se:g}")
+        raise ValueError(f"expected at least 2 samples, got {n_samples}: one has no variance")
+    if target_se is not None and not target_se >= spec.resolution:
+        raise ValueError(f"float32 resolves {spec.resolution:.1e} nats, not {target_se:g}")
 
 
 class _Sums:
@@ -196,27 +198,30 @@ class _Sums:
         n_blocks: int,
         controlled: bool,
     ) -> None:
-        field, n_layers = spec_of(model), model.cfg.n_layers
-        self.draw = partial(draw, alpha=alpha, seq_len=seq_len, d_model=field.dimension, seed=seed)
+        spec, n_layers = spec_of(model), model.cfg.n_layers
+        self.sample = partial(
+            sample_inputs, alpha=alpha, seq_len=seq_len, d_model=spec.dimension, seed=seed
+        )
         self.n_samples = self.goal = 0
         self.scores = ScoreSums(model, n_blocks)
-        self.control = (
-            ControlVariate(alpha, seq_len, n_layers, field, n_blocks) if controlled else None
+        self.control_variate = (
+            ControlVariate(alpha, seq_len, n_layers, spec, n_blocks) if controlled else None
         )
 
     def add(self, stop: int) -> None:
-        x = self.draw(self.n_samples, stop)
+        x = self.sample(self.n_samples, stop)
         self.scores.add(x)
-        if self.control is not None:
-            self.control.add(x)
+        if self.control_variate is not None:
+            self.control_variate.add(x)
         self.n_samples = stop
 
     def state(self) -> State:
-        """Return what a later process needs to resume."""
+        """Return the sums, for a later process to resume from."""
         state = {"n_samples": torch.tensor(self.n_samples), "goal": torch.tensor(self.goal)}
         state |= {f"scores.{name}": each for name, each in self.scores.state().items()}
-        if self.control is not None:
-            state |= {"sums": self.control.sums, "rotated_sums": self.control.rotated_sums}
+        if self.control_variate is not None:
+            state["sums"] = self.control_variate.sums
+            state["rotated_sums"] = self.control_variate.rotated_sums
         return state
 
     def restore(self, state: State) -> None:
@@ -226,15 +231,15 @@ class _Sums:
         self.n_samples, self.goal = int(state["n_samples"]), int(state["goal"])
         scores = {name.removeprefix("scores."): each for name, each in state.items() if "." in name}
         self.scores.restore(scores, self.n_samples)
-        if self.control is not None:
-            self.control.n_samples = self.n_samples
-            self.control.sums.copy_(state["sums"])
-            self.control.rotated_sums.copy_(state["rotated_sums"])
+        if self.control_variate is not None:
+            self.control_variate.n_samples = self.n_samples
+            self.control_variate.sums.copy_(state["sums"])
+            self.control_variate.rotated_sums.copy_(state["rotated_sums"])
 
     def result(self) -> Simulation:
         plain = Estimate(folds=self.scores.means(), counts=self.scores.counts)
         controlled = None
-        if self.control is not None:
-            folds = plain.folds - self.control.deviations()
+        if self.control_variate is not None:
+            folds = plain.folds - self.control_variate.deviations()
             controlled = Estimate(folds=folds, counts=plain.counts)
         return Simulation(n_samples=self.n_samples, plain=plain, controlled=controlled)

@@ -11,13 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.attribution import (
-    LayerAttribution,
-    MaskEffect,
-    attribute,
-    mask_effect,
-    term_map,
-)
+from nope_probe.analyses.attribution import LayerAttribution, MaskEffect, attribute, mask_effect
+from nope_probe.analyses.contrasts import contrast_map
 from nope_probe.analyses.mean_covariance import split_mean_covariance
 from nope_probe.analyses.pattern import measure, row_centred
 from nope_probe.analyses.shapley import INTACT, MASK, PlayerSet, shapley, source_terms
@@ -156,38 +151,54 @@ def _controls_table(tokens: str, plan: Plan, measured: Measured, skip_keys: int)
     ]
     return measures_table(
         (
-            {"tokens": kind, "skip_keys": skip, "kept": plan.name(condition)},
-            measure(maps, skip),
-        )
-        for kind, maps, skip, condition in runs
+            (
+                {"tokens": kind, "skip_keys": skip, "kept": plan.name(condition)},
+                measure(maps, skip),
+            )
+            for kind, maps, skip, condition in runs
+        ),
+        labels=("tokens", "skip_keys", "kept"),
     )
 
 
 def _mean_covariance_table(measured: Measured, skip_keys: int) -> pd.DataFrame:
     intact = measured.intact
     if intact.mean_term is None or intact.key_means is None:
-        return pd.DataFrame()
+        return mean_covariance_table([])
     return mean_covariance_table(
         split_mean_covariance(intact.folds, intact.mean_term, intact.key_means, skip_keys)
     )
 
 
 def maps_of(plan: Plan, measured: Measured, skip_keys: int) -> Maps:
-    """Return the run's maps by name, nats: scores per condition, and the terms of patterns."""
+    """Return the run's maps by name, nats.
+
+    `score/<kept>` per condition and `mean_covariance/<term>` are score maps; `pattern/all`,
+    `pattern/mean_term`, `pattern/covariance_term`, `source/<term>` and `shapley/<player>` (of
+    further player sets `shapley_<set>/<player>`) are patterns.
+    """
     means = {condition: each.mean for condition, each in measured.maps.items()}
-    maps: Maps = {f"score/{plan.name(condition)}": mean for condition, mean in means.items()}
     patterns = {condition: row_centred(mean, skip_keys) for condition, mean in means.items()}
+    maps: Maps = {f"score/{plan.name(condition)}": mean for condition, mean in means.items()}
+    maps["pattern/all"] = patterns[INTACT]
     for name, term in source_terms(plan.position).items():
-        maps[f"source/{name}"] = term_map(term, patterns)
-    if measured.intact.mean_term is not None:
-        mean = pooled(measured.intact.mean_term, measured.intact.counts)
-        maps["mean_covariance/mean"] = mean
-        maps["mean_covariance/covariance"] = measured.intact.mean - mean
+        maps[f"source/{name}"] = contrast_map(term, patterns)
+    for name, term_map in _mean_covariance_maps(measured).items():
+        maps[f"mean_covariance/{name}"] = term_map
+        maps[f"pattern/{name}_term"] = row_centred(term_map, skip_keys)
     for index, players in enumerate(plan.player_sets):
         prefix = "shapley" if index == 0 else f"shapley_{players.name}"
         for player in players.players:
-            maps[f"{prefix}/{player.name}"] = term_map(shapley(players, player), patterns)
+            maps[f"{prefix}/{player.name}"] = contrast_map(shapley(players, player), patterns)
     return maps
+
+
+def _mean_covariance_maps(measured: Measured) -> Maps:
+    intact = measured.intact
+    if intact.mean_term is None:
+        return {}
+    mean = pooled(intact.mean_term, intact.counts)
+    return {"mean": mean, "covariance": intact.mean - mean}
 
 
 def _packed_folds(plan: Plan, measured: Measured) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Run a model in every condition of a plan, and return the score maps of each."""
+"""Runs of a model in every condition of a plan, and the score maps of each."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class Measured:
     Attributes:
         maps: per condition; the intact model's with their mean term, where scores are q.k.
         gains: the gains of the replacements, where weights are removed with the gain `output`.
-        shuffled: the intact model and the one without mask on shuffled tokens, where asked for.
-        reparametrised: the conditions of the first player set, per reparametrisation.
+        shuffled: of the intact model and the one without mask on shuffled tokens, if wanted.
+        reparametrised: of the first player set's conditions, per reparametrisation.
     """
 
     maps: ConditionMaps
@@ -73,13 +73,13 @@ class Measured:
 
 
 class ConditionRunner:
-    """Runs a model in the conditions of a plan, each unless the checkpoint already has it.
+    """Runs a model in the conditions of a plan that the checkpoint does not have yet.
 
     Args:
         model: a HookedTransformer or TransformerBridge.
         plan: the conditions.
         options: how they are run.
-        checkpoint: where maps are saved, and read from if they are there.
+        checkpoint: the maps that are finished; new ones are saved there.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class ConditionRunner:
         """Return the score maps of all conditions.
 
         Raises:
-            UserError: for a score that is not finite.
+            UserError: for a non-finite score.
         """
         gains = self.gains("gains", inputs.inputs)
         maps = {INTACT: self.intact(inputs.inputs)}
@@ -133,7 +133,7 @@ class ConditionRunner:
         )
 
     def gains(self, key: str, inputs: Tensor) -> Gains | None:
-        """Return the gains of the replacements, if they have to be measured."""
+        """Return the gains of the replacements; None if they need no calibration."""
         if not self.needs_gains:
             return None
         return gains_once(
@@ -141,12 +141,12 @@ class ConditionRunner:
         )
 
     def intact(self, inputs: Tensor) -> ScoreMaps:
-        """Return the intact model's maps, with their mean term where there is one."""
+        """Return the intact model's maps, with their mean term if scores are plain q.k."""
         key, layers = f"score/{self.plan.name(INTACT)}", range(self.options.n_layers)
         mean_term = len(inputs) >= 2 * self.options.n_folds
         try:
             maps = self._capture(key, inputs, layers, mean_term=mean_term)
-        except NotImplementedError:  # a soft cap or bias between q.k and the score: no mean term
+        except NotImplementedError:  # with a soft cap or bias after q.k there is no mean term
             maps = self._capture(key, inputs, layers)
         validate_finite(maps, "the intact model")
         return maps
@@ -154,7 +154,7 @@ class ConditionRunner:
     def condition(
         self, prefix: str, inputs: Tensor, condition: Condition, gains: Gains | None
     ) -> ScoreMaps:
-        """Return one condition's score maps, in the scope of the options."""
+        """Return one condition's score maps; what is removed where depends on the scope."""
         options = self.options
         remove = sorted(condition, key=COMPONENTS.index)
         rows = []
@@ -167,7 +167,7 @@ class ConditionRunner:
         return maps
 
     def reparametrisations(self, inputs: Tensor) -> Iterator[ConditionMaps]:
-        """Run the first player set's conditions again in random reparametrisations."""
+        """Yield the maps of the first player set's conditions in random reparametrisations."""
         for index in range(self.options.n_reparametrisations):
             generator = torch.Generator().manual_seed(self.options.seed + index)
             prefix = f"reparametrised-{index}"
@@ -181,7 +181,7 @@ class ConditionRunner:
     def _parts(
         self, prefix: str, condition: Condition
     ) -> Iterator[tuple[str, tuple[int, ...] | None, Sequence[int]]]:
-        """Return per stream of a condition its key, the layers to ablate and the layers to map."""
+        """Yield per stream of a condition its key, the layers to ablate and the layers to map."""
         key, options = f"{prefix}/{self.plan.name(condition)}", self.options
         if options.scope == "both":
             yield key, None, range(options.n_layers)
@@ -212,7 +212,7 @@ class ConditionRunner:
 
 
 def concatenate_layers(rows: Sequence[ScoreMaps]) -> ScoreMaps:
-    """Put the maps of single layers side by side."""
+    """Return the maps of single layers as one."""
     return ScoreMaps(
         folds=torch.cat([row.folds for row in rows], 1),
         visible=torch.cat([row.visible for row in rows]),

@@ -1,23 +1,24 @@
-"""Which conditions an attribution runs: what is removed in each, and which players they serve."""
+"""The conditions of an attribution, and its player sets."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nope_probe.analyses.shapley import INTACT, MASK, Condition, PlayerSet, kept_name, player_set
+from nope_probe.analyses.shapley import INTACT, MASK, Condition, PlayerSet, player_set
 from nope_probe.errors import UserError
-from nope_probe.hooks.names import COMPONENTS, WEIGHTS, Component
+from nope_probe.experiments.components import validate_components
+from nope_probe.hooks.names import POSITION_ENCODINGS, WEIGHTS, Component, kept_name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Which conditions to run.
+    """The conditions to run.
 
     Attributes:
-        player_sets: who plays; empty if only the sources are wanted.
+        player_sets: the players; empty if only the sources are wanted.
         position: the position encoding that is a source beside the mask, if the model has one.
-        conditions: what is removed in each condition, the intact model first.
+        conditions: the components removed in each condition, the intact model first.
     """
 
     player_sets: tuple[PlayerSet, ...]
@@ -25,28 +26,28 @@ class Plan:
     conditions: tuple[Condition, ...]
 
     @property
-    def playing(self) -> Condition:
+    def removable(self) -> Condition:
         """All components that some condition removes."""
         return frozenset().union(*self.conditions)
 
     @property
     def removes_weights(self) -> bool:
         """Whether some condition replaces a weight."""
-        return bool(self.playing & set(WEIGHTS))
+        return bool(self.removable & set(WEIGHTS))
 
     def name(self, condition: Condition) -> str:
-        """Name a condition by what it keeps."""
-        return kept_name(condition, self.playing)
+        """Return a condition's name: what it keeps of the removable components."""
+        return kept_name(self.removable - condition)
 
 
 def make_plan(
     has: Sequence[Component], players: Sequence[str] | None, parameter_free: bool = False
 ) -> Plan:
-    """Choose player_sets and conditions for a model.
+    """Return the plan for a model.
 
     Args:
         has: the components that the model has.
-        players: their names; None for the default player_sets; `["sources"]` for the sources alone.
+        players: their names; None for the default player sets; `["sources"]` for the sources alone.
         parameter_free: whether the weights are identities already, which no player may be.
 
     Raises:
@@ -55,7 +56,7 @@ def make_plan(
     """
     if "mask" not in has:
         raise UserError("the model has no causal mask: its attention is bidirectional")
-    position: Component | None = next((p for p in ("rope", "pos_embed") if p in has), None)
+    position: Component | None = next((p for p in POSITION_ENCODINGS if p in has), None)
     player_sets = _default_player_sets(has, position, parameter_free) if players is None else ()
     if players is not None and list(players) != ["sources"]:
         player_sets = (_checked_players(players, has, parameter_free),)
@@ -88,9 +89,7 @@ def _checked_players(
     except ValueError as error:
         raise UserError(str(error)) from error
     wanted = frozenset().union(*(player.components for player in ours.players))
-    lacking = [name for name in COMPONENTS if name in wanted and name not in has]
-    if lacking:
-        raise UserError(f"the model has no {lacking[0]} to play with; it has {', '.join(has)}")
+    validate_components(wanted, has)
     if parameter_free and wanted & set(WEIGHTS):
         raise UserError("the weights of a parameter-free model are identities already: no players")
     return ours

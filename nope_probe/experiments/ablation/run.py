@@ -25,15 +25,15 @@ class Settings(RunSettings):
     """Find where a model's positional attention pattern comes from.
 
     Runs the model with and without its causal mask, RoPE and weights, and reports per layer how
-    much of the pattern each source brings and which weights it needs, with intervals.
+    much of the positional pattern each source brings and which weights it needs, with intervals.
     """
 
     players: Annotated[
         tuple[str, ...] | None,
         _arg(
-            help="What is kept or removed: of mask rope w_q w_k w_o w_v mlp pos_embed, the "
-            "circuits qk ov, unions such as w_q+mlp; or `sources` alone. By default mask rope w_q "
-            "w_k w_o, and the circuits beside."
+            help="What is kept or removed as a whole: of mask rope w_q w_k w_o w_v mlp pos_embed, "
+            "the circuits qk ov, unions such as w_q+mlp; or `sources` alone. By default mask rope "
+            "w_q w_k w_o, and in a second set mask rope qk ov."
         ),
     ] = None
     gain: Annotated[
@@ -45,7 +45,7 @@ class Settings(RunSettings):
         _arg(help="For a layer's scores, remove in the layers before it, in itself, or in both."),
     ] = "both"
     reparametrise: Annotated[
-        int, _arg(help="In how many random reparametrisations to repeat single matrices.")
+        int, _arg(help="In how many random reparametrisations to repeat the first player set.")
     ] = 0
 
     def validate(self) -> None:
@@ -56,7 +56,7 @@ class Settings(RunSettings):
 
     @property
     def has_shuffled_control(self) -> bool:
-        """Whether the order of the tokens means something, so that shuffling is a control."""
+        """Whether the tokens have an order that shuffling removes, so that it is a control."""
         return not self.shuffle and self.data not in ("random", "gaussian")
 
 
@@ -106,7 +106,7 @@ def run_conditions(session: Session[Settings], plan: Plan) -> Measured:
 
 
 def inputs_of(session: Session[Settings]) -> tuple[Sequences, Sequences | None]:
-    """Return the run's sequences, and shuffled ones as a control where order means something."""
+    """Return the run's sequences, and shuffled ones if shuffling is a control."""
     shuffled = None
     if session.settings.has_shuffled_control:
         shuffled = session.sequences("shuffled-inputs", shuffle=True)

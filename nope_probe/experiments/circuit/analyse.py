@@ -1,4 +1,4 @@
-"""From captured stages to what a run holds: maps, errors, a table, answer, manifest and page."""
+"""From captured stages to what a run holds: maps, errors, a table, headline, manifest and page."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Stages:
 
 
 def analyse(session: Session[RunSettings], stages: Stages) -> Run:
-    """Measure the stages, and put the run together."""
+    """Measure the stages, and return the run."""
     inputs, layer = session.sequences(), stages.layer
     skip_keys = session.settings.n_skipped(inputs)
     maps = [stages.intact, *([] if stages.ablated is None else [stages.ablated])]
@@ -71,8 +71,11 @@ def analyse(session: Session[RunSettings], stages: Stages) -> Run:
 
 
 def _arrays(maps: Sequence[StageMaps]) -> dict[str, Float[Tensor, "row_pos col_pos"]]:
+    """Return a run's maps; the intact model's are the reference if there is an ablated one."""
     shown = maps[-1]
-    found = {f"gram/{letter}": shown.mean(letter) for letter in shown.folds}
+    means = {letter: shown.mean(letter) for letter in shown.folds}
+    found = {f"gram/{letter}": mean for letter, mean in means.items()}
+    found |= {f"normalised/{letter}": shown.normalised(letter) for letter in shown.folds}
     found |= {f"se/{letter}": standard_error(folds) for letter, folds in shown.folds.items()}
     if len(maps) > 1:
         found |= {f"reference/{letter}": maps[0].mean(letter) for letter in maps[0].folds}
@@ -80,47 +83,48 @@ def _arrays(maps: Sequence[StageMaps]) -> dict[str, Float[Tensor, "row_pos col_p
 
 
 def stages_table(maps: Sequence[StageMaps], layer: int, skip_keys: int) -> pd.DataFrame:
-    """Measure each stage's pattern as if its map were scores: model, layer, stage, measures.
+    """Return the table of stages: layer, model, stage, and its map measured as if it were scores.
+
+    A stage with a sliding window, which hides keys before the query, has no row.
 
     Args:
-        maps: the intact model's stages and, where there is an ablation, the ablated model's.
+        maps: the intact model's stages and, for an ablation, the ablated model's.
         layer: the block under study, from 0; (h) and (i) belong to the next.
         skip_keys: how many first keys to leave out.
-
-    A stage whose window hides keys before the query has no row.
     """
     table = measures_table(
-        ({"model": model, "stage": letter}, measure(folds[:, None], skip_keys))
-        for model, each in zip((INTACT, ABLATED), maps, strict=False)
-        for letter, folds in each.folds.items()
-        if _sees_all_keys(folds)
+        (
+            ({"model": model, "stage": letter}, measure(folds[:, None], skip_keys))
+            for model, each in zip((INTACT, ABLATED), maps, strict=False)
+            for letter, folds in each.folds.items()
+            if _has_all_keys(folds)
+        ),
+        labels=("model", "stage"),
     )
     table["layer"] = [layer + STAGES[letter].block for letter in table["stage"]]
     return table
 
 
-def _sees_all_keys(folds: Float[Tensor, "fold row_pos col_pos"]) -> bool:
+def _has_all_keys(folds: Float[Tensor, "fold row_pos col_pos"]) -> bool:
     return bool(folds[:, kept_cells(folds.shape[-1])].isfinite().all())
 
 
 def absent(model: HookedModel, layer: int, maps: StageMaps) -> dict[Letter, str]:
-    """Say of each stage that a block lacks why it does."""
-    reasons: dict[Letter, str] = {}
-    for letter in LETTERS:
-        if letter not in maps.folds:
-            last = bool(STAGES[letter].block)
-            reasons[letter] = (
-                f"L{layer} is the last: there is no next" if last else _no_middle(model)
-            )
-    return reasons
+    """Return for each stage that a block lacks the reason."""
+    return {
+        letter: f"L{layer} is the last layer" if STAGES[letter].block else _no_middle(model)
+        for letter in LETTERS
+        if letter not in maps.folds
+    }
 
 
 def _no_middle(model: HookedModel) -> str:
+    """Return why a block has no (e) and (f)."""
     block = layers_of(model)[0]
     if block.attention_only:
         return "no FFN: the block ends with attention, at (g)"
     if block.parallel:
-        return "attention and FFN run side by side here"
+        return "attention and FFN run in parallel"
     if block.has_post_norm:
-        return "norms also follow attention and FFN here"
+        return "there are norms after attention and FFN"
     return "this block has no such stage"

@@ -1,4 +1,4 @@
-"""The circuit command's report page."""
+"""The circuit command's report, drawn from what a run folder holds: it needs no model, no torch."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ import plotly.graph_objects as go
 
 from nope_probe.figures.circuit_figure import circuit
 from nope_probe.figures.export import export
-from nope_probe.figures.stages import stage_measures
+from nope_probe.figures.stages import STAGE_MEASURES, stage_measures
+from nope_probe.reports import notes
 from nope_probe.reports.page import Section, page
 from nope_probe.runtime.folder import Run
 
 HOW_TO_READ = (
-    "Each map has a row per query position, downward, and a column per key position, to the right; "
-    "both count from 0. Gram maps hold the mean inner product of the vectors at two positions; (b) "
+    f"{notes.MAP_AXES} Gram maps hold the mean inner product of the vectors at two positions; (b) "
     "and (i) hold attention scores, in nats, blank where the causal mask hides the key.",
     "Colours run over the middle 90% of the cells off the diagonal: the diagonal, a vector's own "
-    "squared length, and attention sinks would hide the rest. Hover or tap a cell for its value.",
-    "Less diagonal means: what is left when each diagonal's mean is taken off, so that a pattern "
-    "that depends on distance alone leaves nothing. Red is above, blue below.",
+    f"squared length, and attention sinks would dominate them; {notes.HOVER}.",
+    "Less diagonal means: the mean of each diagonal is subtracted, so that nothing remains of a "
+    "pattern that depends on distance alone. Red is above, blue below.",
     "Shared colours: one scale for all inner products, one for both score maps.",
-    "Rank correlation: per query, between a key's position and its value; +1 means that nearer "
-    "keys always have more, -1 that farther keys do. Intervals are 95%.",
+    *map(notes.measure_note, STAGE_MEASURES),
+    "Bars are 95% intervals.",
 )
 
 
 def circuit_page(maps: Mapping[str, Any], table: pd.DataFrame, manifest: Mapping[str, Any]) -> str:
-    """Write the report of a circuit run.
+    """Return the report of a circuit run.
 
     Args:
-        maps: `gram/<letter>` and, for an ablation, `reference/<letter>`, [pos, pos].
+        maps: `gram/<letter>`, `normalised/<letter>` and, for an ablation, `reference/<letter>`,
+            arrays [pos, pos].
         table: `stages.csv`.
         manifest: what was run, with the `headline`.
     """
@@ -44,19 +45,20 @@ def circuit_page(maps: Mapping[str, Any], table: pd.DataFrame, manifest: Mapping
         Section(
             title="The block as the data flows through it",
             figure=circuit_figure(maps, manifest),
-            caption="Each map stands where it is read. The switches show the maps as they are or "
-            f"less the mean of each diagonal{compared}. What is removed is struck through.",
+            caption="Each map is at the point of the data flow at which it is read. The switches "
+            f"show the maps as they are or less the mean of each diagonal{compared}. What is "
+            "removed is struck through.",
         )
     ]
     if len(table):
-        lean = Section(
-            title="Which way each stage's pattern leans",
+        measures = Section(
+            title="Measures of each stage's positional pattern",
             figure=stage_measures(table, removed),
-            caption="Above the dotted line, nearer keys have more at this stage; below it, farther "
-            "keys do. Where the line is crossed, the pattern turns over.",
+            caption="Above the dotted line, near keys have larger values at this stage; below it, "
+            "far keys. Where the line is crossed, the positional pattern is inverted.",
             table=table,
         )
-        sections.append(lean)
+        sections.append(measures)
     title = f"L{manifest['layer']} of {manifest['model']['name']}, stage by stage"
     return page(title, manifest["headline"], sections, manifest, HOW_TO_READ)
 
@@ -68,6 +70,7 @@ def circuit_figure(maps: Mapping[str, Any], manifest: Mapping[str, Any]) -> go.F
         layer=manifest["layer"],
         removed=manifest["removed"],
         reference=_group(maps, "reference"),
+        normalised=_group(maps, "normalised"),
         components=manifest["components"],
         absent=manifest["absent"],
     )

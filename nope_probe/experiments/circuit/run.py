@@ -41,8 +41,8 @@ class Settings(RunSettings):
     remove: Annotated[
         tuple[str, ...],
         _arg(
-            help="What to remove in every block, beside a run of the intact model: of mask rope "
-            "w_q w_k w_o w_v mlp pos_embed, the circuits qk ov, or norms (the weights of the "
+            help="What to remove in every block, for a comparison with the intact model: of mask "
+            "rope w_q w_k w_o w_v mlp pos_embed, the circuits qk ov, or norms (the weights of the "
             "norms before attention and MLP)."
         ),
     ] = ()
@@ -65,9 +65,9 @@ class Settings(RunSettings):
             raise UserError(f"layers count from 0, got --layer {self.layer}")
         super().validate()
         if self.image is not None:
-            from nope_probe.figures.export import check_image
+            from nope_probe.figures.export import validate_image_path
 
-            check_image(self.image)
+            validate_image_path(self.image)
 
     def load_model(self, device: str) -> LoadedModel:
         """Load the blocks up to the one after the block under study, if there is one.
@@ -101,10 +101,10 @@ def run(settings: Settings) -> Path:
 
 
 def capture(session: Session[Settings]) -> Stages:
-    """Return the stages of the intact and, where asked for, of the ablated model.
+    """Return the stages of the intact model and, if something is removed, of the ablated one.
 
     Raises:
-        UserError: for a component that the model lacks, or a stage with a value that is no number.
+        UserError: for a component that the model lacks, or a stage with a non-finite value.
     """
     from nope_probe.experiments.circuit.analyse import Stages
     from nope_probe.hooks.names import WEIGHTS
@@ -152,7 +152,7 @@ def stage_maps(session: Session[Settings], key: str) -> StageMaps:
 def ablation(
     session: Session[Settings], removed: Sequence[Component], gains: Gains | None
 ) -> Iterator[HookedModel]:
-    """Remove components and, where asked for, the norms' weights."""
+    """Remove components and, with `norms` among them, the norms' weights."""
     from nope_probe.hooks.ablation import Ablation, ablated
     from nope_probe.hooks.norm_weights import plain_norms
 
@@ -163,13 +163,14 @@ def ablation(
 
 
 def removed_components(session: Session[Settings]) -> tuple[Component, ...]:
-    """Return what is to be removed, circuits as their weights, in the order of the components.
+    """Return the components to remove, circuits as their weights, in the order of the components.
 
     Raises:
         UserError: for a name that does not exist, a component that the model lacks, or a gain
             without a weight.
     """
     from nope_probe.analyses.shapley import player
+    from nope_probe.experiments.components import validate_components
     from nope_probe.hooks.components import components
     from nope_probe.hooks.names import COMPONENTS, WEIGHTS
 
@@ -178,10 +179,7 @@ def removed_components(session: Session[Settings]) -> tuple[Component, ...]:
         wanted = {each for name in names for each in player(name).components}
     except ValueError as error:
         raise UserError(str(error)) from error
-    has = components(session.loaded.model)
-    lacking = [name for name in COMPONENTS if name in wanted and name not in has]
-    if lacking:
-        raise UserError(f"the model has no {lacking[0]} to remove; it has {', '.join(has)}")
+    validate_components(wanted, components(session.loaded.model))
     if session.settings.gain != "output" and not wanted & {*WEIGHTS}:
         raise UserError("--gain is for weights, and none is removed")
     return tuple(name for name in COMPONENTS if name in wanted)

@@ -1,15 +1,16 @@
-"""What the paper says of its Figure 3, stage by stage, and whether a circuit run shows it too."""
+"""The paper's claims about its Figure 3, stage by stage, checked on a circuit run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float
 
 from nope_probe.experiments.paper.claim import Claim
+from nope_probe.figures.intervals import interval_of, interval_text
 from nope_probe.runtime.folder import read_run
 
 Maps = Mapping[str, Float[np.ndarray, "query_pos key_pos"]]
@@ -17,55 +18,50 @@ NEAR_ZERO = 0.1  # of the diagonal
 
 
 def figure3(folder: Path) -> Iterator[Claim]:
-    """Check what section 4.2 says of stages (a) to (i) on a finished run of one block.
+    """Check the claims of section 4.2 about the stages (a) to (i) on a finished run of one block.
 
-    Ratios leave the first position out, which the paper calls an attention sink.
+    Ratios leave out the first position, which the paper calls an attention sink.
     """
     run = read_run(folder)
-    maps = {letter: run.arrays["maps"][f"gram/{letter}"] for letter in "abcdefghi"}
-    ratio = {letter: off_diagonal_ratio(values) for letter, values in maps.items()}
+    yield from _gram_claims(run.arrays["maps"])
+    yield from _trend_claims(run.tables["stages"])
+
+
+def _gram_claims(maps: Maps) -> Iterator[Claim]:
+    ratio = off_diagonal_ratio(maps["gram/a"])
     yield Claim(
         paper="(a) inner products are close to zero off the diagonal",
-        seen=abs(ratio["a"]) < NEAR_ZERO,
-        number=f"their mean is {ratio['a']:.2f} of the diagonal's",
+        reproduced=abs(ratio) < NEAR_ZERO,
+        evidence=f"their mean is {ratio:.2f} of the diagonal's",
     )
-    diagonal = np.diagonal(maps["c"])
-    falls = float(np.mean(np.diff(diagonal) < 0))
+    falls = float(np.mean(np.diff(np.diagonal(maps["gram/c"])) < 0))
     yield Claim(
         paper="(c) the diagonal falls with position",
-        seen=falls > 0.95,
-        number=f"it does in {falls:.0%} of the steps",
-    )
-    rows = run.tables["stages"].set_index("stage")
-    span = {
-        stage: f"{row['locality']:+.2f} [{row['locality_low']:+.2f}, {row['locality_high']:+.2f}]"
-        for stage, row in rows.iterrows()
-    }
-    low, high = rows["locality_low"].to_dict(), rows["locality_high"].to_dict()
-    yield _nearer(low, span, "f", "after the norm")
-    yield Claim(
-        paper="(g) the FFN and the residual turn the pattern over",
-        seen=low["f"] > 0 and high["g"] < 0,
-        number=f"rank correlation {span['f']} at (f), {span['g']} at (g)",
-    )
-    yield _nearer(low, span, "h", "after the next norm, again")
-    yield Claim(
-        paper="(i) the next layer's scores increase towards the query",
-        seen=low["i"] > 0,
-        number=f"rank correlation {span['i']}",
+        reproduced=falls > 0.95,
+        evidence=f"it does in {falls:.0%} of the steps",
     )
 
 
-def _nearer(low: Mapping[Any, float], span: Mapping[Any, str], letter: str, where: str) -> Claim:
-    return Claim(
-        paper=f"({letter}) {where}, nearer keys have more",
-        seen=low[letter] > 0,
-        number=f"rank correlation {span[letter]}",
+def _trend_claims(stages: pd.DataFrame) -> Iterator[Claim]:
+    rows = {row["stage"]: interval_of(row, "locality") for _, row in stages.iterrows()}
+    text = {stage: interval_text(row, "+.2f") for stage, row in rows.items()}
+    low = {stage: row[1] for stage, row in rows.items()}
+    yield _increases("(f) after the norm, nearer keys have more", low["f"], text["f"])
+    yield Claim(
+        paper="(g) the FFN and the residual invert the pattern",
+        reproduced=low["f"] > 0 and rows["g"][2] < 0,
+        evidence=f"rank correlation {text['f']} at (f), {text['g']} at (g)",
     )
+    yield _increases("(h) after the next norm, again, nearer keys have more", low["h"], text["h"])
+    yield _increases("(i) the next layer's scores increase towards the query", low["i"], text["i"])
+
+
+def _increases(paper: str, low: float, text: str) -> Claim:
+    return Claim(paper=paper, reproduced=low > 0, evidence=f"rank correlation {text}")
 
 
 def off_diagonal_ratio(values: Float[np.ndarray, "query_pos key_pos"]) -> float:
-    """Give the mean below the diagonal over the mean on it, the first position left out.
+    """Return the mean below the diagonal over the mean on it, without the first position.
 
     Example:
         >>> off_diagonal_ratio(np.array([[9.0, 9.0, 9.0], [9.0, 4.0, 9.0], [9.0, 1.0, 4.0]]))

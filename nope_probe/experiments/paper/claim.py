@@ -1,4 +1,4 @@
-"""A claim of the paper, and whether it holds in a run."""
+"""A claim of the paper, and whether a run reproduces it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One thing that the paper shows in a figure.
+    """One claim of the paper about a figure.
 
     Attributes:
-        paper: what it shows.
-        seen: whether it is there.
-        number: the evidence.
+        paper: the claim.
+        reproduced: whether it holds in the run.
+        evidence: the numbers of the run.
     """
 
     paper: str
-    seen: bool
-    number: str
+    reproduced: bool
+    evidence: str
 
     def __str__(self) -> str:
-        return f"the paper: {self.paper}. {'Seen' if self.seen else 'Not seen'}: {self.number}."
+        verdict = "Reproduced" if self.reproduced else "Not reproduced"
+        return f"the paper: {self.paper}. {verdict}: {self.evidence}."

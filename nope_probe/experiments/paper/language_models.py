@@ -1,7 +1,7 @@
-"""What the paper says of language models' scores (section 5.2), and whether a run shows it too.
+"""The paper's claims about language models' scores (section 5.2), checked on a scores run.
 
-Signs are reported as measured: of the first keys the paper's text, its Figure 5 and its simulation
-do not say the same.
+Signs are reported as measured: on the first keys the paper's text, its Figure 5 and its simulation
+disagree.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ import pandas as pd
 from jaxtyping import Float
 
 from nope_probe.experiments.paper.claim import Claim
+from nope_probe.figures.intervals import interval_of, interval_text
 from nope_probe.runtime.folder import Run, read_run
 
 Maps = Literal["both", "score", "normalised"]
-LISTED = 6  # more layers are summed up by their extremes
+LISTED = 6  # of more layers the extremes are named
 
 
 def score_claims(folder: Path, maps: Maps) -> Iterator[Claim]:
-    """Check what the paper says of raw scores, of diagonal-normalised ones, or of both.
+    """Check the claims about raw scores, about diagonal-normalised ones, or about both.
 
     Args:
         folder: a finished run of `scores`.
@@ -34,7 +35,7 @@ def score_claims(folder: Path, maps: Maps) -> Iterator[Claim]:
     if maps == "score":
         return
     yield _scale(run, "normalised", 1.0, "non-relative patterns are within ±1 nat")
-    if len(run.tables["pattern"]) > 1:  # of a first layer alone the paper says nothing more
+    if len(run.tables["pattern"]) > 1:  # there is no further claim about a first layer alone
         yield from _non_relative(run.tables["pattern"])
         yield from _first_keys(run.tables["pattern"])
 
@@ -44,8 +45,8 @@ def _scale(run: Run, name: str, bound: float, paper: str) -> Claim:
     low, high = int(spans[:, 0].argmin()), int(spans[:, 1].argmax())
     return Claim(
         paper=paper,
-        seen=bool((np.abs(spans) <= bound).all()),
-        number=f"98% of a layer's cells are between {spans[low, 0]:.2g} (L{low}) and "
+        reproduced=bool((np.abs(spans) <= bound).all()),
+        evidence=f"98% of a layer's cells are between {spans[low, 0]:.2g} (L{low}) and "
         f"{spans[high, 1]:.2g} nats (L{high}), with a standard error of "
         f"{np.nanmedian(run.arrays['maps']['se']):.2g} nats",
     )
@@ -59,14 +60,14 @@ def _non_relative(rows: pd.DataFrame) -> Iterator[Claim]:
     first, later = rows.iloc[:1], rows.iloc[1:]
     yield Claim(
         paper="from layer 2 (L1) on, the pattern has a part that is no function of distance",
-        seen=bool((later["non_relative_low"] > 0).all()),
-        number=f"its RMS in nats is {_listed(later, 'non_relative')}",
+        reproduced=bool((later["non_relative_low"] > 0).all()),
+        evidence=f"its RMS in nats is {_listed(later, 'non_relative')}",
     )
     smallest = later["non_relative_low"].min()
     yield Claim(
         paper="layer 1 (L0) has none (here: less than every later layer)",
-        seen=bool(first["non_relative_high"].item() < smallest),
-        number=f"its RMS in nats is {_listed(first, 'non_relative')}",
+        reproduced=bool(first["non_relative_high"].item() < smallest),
+        evidence=f"its RMS in nats is {_listed(first, 'non_relative')}",
     )
 
 
@@ -74,28 +75,24 @@ def _first_keys(rows: pd.DataFrame) -> Iterator[Claim]:
     later = rows.iloc[1:]
     contrast = f"the first keys differ from the rest by {_listed(later, 'edge_contrast')} nats"
     yield Claim(
-        paper="diagonals' means taken off, the first keys are emphasised (positive in Figure 5)",
-        seen=bool((later["edge_contrast_low"] > 0).all()),
-        number=contrast,
+        paper="less the diagonals' means, the first keys are emphasised (positive in Figure 5)",
+        reproduced=bool((later["edge_contrast_low"] > 0).all()),
+        evidence=contrast,
     )
     yield Claim(
         paper="this is as in the simulation (negative in Figure 4)",
-        seen=bool((later["edge_contrast_high"] < 0).all()),
-        number=f"{contrast}, of which softmax sees {_listed(later, 'edge_contrast_visible')}",
+        reproduced=bool((later["edge_contrast_high"] < 0).all()),
+        evidence=f"{contrast}, of which softmax acts on {_listed(later, 'edge_contrast_visible')}",
     )
 
 
 def _listed(rows: pd.DataFrame, name: str) -> str:
-    """Give each layer's value with its interval, or of many layers the smallest and the largest."""
-    if len(rows) > LISTED:
+    """Return each layer's value with its interval, or of many layers the smallest and largest."""
+    many = len(rows) > LISTED
+    if many:
         rows = rows.loc[[rows[name].idxmin(), rows[name].idxmax()]]
-        return " to ".join(_spelled(rows, name))
-    return ", ".join(_spelled(rows, name))
-
-
-def _spelled(rows: pd.DataFrame, name: str) -> list[str]:
-    return [
-        f"{row[name]:+.2g} [{row[f'{name}_low']:+.2g}, {row[f'{name}_high']:+.2g}] "
-        f"(L{row['layer']:.0f})"
+    values = [
+        f"{interval_text(interval_of(row, name), '+.2g')} (L{row['layer']:.0f})"
         for _, row in rows.iterrows()
     ]
+    return (" to " if many else ", ").join(values)

@@ -1,4 +1,4 @@
-"""Reproduce one of the paper's figures."""
+"""The `reproduce` command's run: a figure's experiments, and its claims checked on them."""
 
 from __future__ import annotations
 
@@ -72,11 +72,10 @@ TRUE_MEANS = (
 class Settings:
     """Reproduce one of the paper's figures.
 
-    It prints what the paper shows there and whether it was seen, a line each. With the control
-    variate, 4,000 samples have smaller errors than the paper's 100,000. Figures 3 and 8 show a
-    trained model, here the small shipped one unless another is named. Figures 5 and 11 to 16 show
-    the scores of language models: the paper's, on 1,000 sequences of 1,024 tokens of fineweb-edu,
-    unless other models or data are named.
+    Prints the paper's claims about the figure and whether they are reproduced, a line each. With
+    the control variate, 4,000 samples have smaller errors than the paper's 100,000. Figures 3 and 8
+    show a trained model, by default the small shipped one. Figures 5 and 11 to 16 show the scores
+    of language models, by default the paper's on 1,000 sequences of 1,024 tokens of fineweb-edu.
     """
 
     figure: Annotated[tyro.conf.Positional[FigureName], _arg(help="Which figure.")]
@@ -87,8 +86,8 @@ class Settings:
         tuple[str, ...],
         tyro.conf.UseAppendAction,
         _arg(
-            help="The model of figures 3 and 8 [nope-tiny]; of 5 and 11 to 16 [the paper's], where "
-            "it may be given more than once."
+            help="The model of figures 3 and 8 [nope-tiny]; of 5 and 11 to 16 [the paper's], for "
+            "which it may be given more than once."
         ),
     ] = ()
     n_seqs: Annotated[int | None, _arg(help="Sequences, for figures of trained models [1000].")] = (
@@ -109,7 +108,7 @@ class Settings:
 
 
 def run(settings: Settings) -> list[str]:
-    """Run a figure's experiments unless they are finished, and return what is seen of its claims.
+    """Run a figure's experiments unless they are finished, and return its claims, checked.
 
     Raises:
         UserError: for what cannot be done.
@@ -152,17 +151,17 @@ def flags_of(figure: FigureName) -> tuple[str, ...]:
 
 
 def _scores(settings: Settings, out: Path) -> list[str]:
-    """Map the scores of one language model after the other, each into a folder of its own."""
+    """Run `scores` on one language model after the other, each into a folder of its own."""
     from nope_probe.experiments.paper.language_models import score_claims
     from nope_probe.experiments.scores import run as scores_run
     from nope_probe.runtime.distributed import own_device, process_group
 
     models, layers, maps = LANGUAGE_MODELS[settings.figure]
-    asked = (settings.model, settings.n_seqs, settings.seq_len, settings.data, settings.layers)
-    lines = [] if asked == ((), None, None, None, None) else [f"{settings.figure}: {PAPERS_RUN}"]
+    given = (settings.model, settings.n_seqs, settings.seq_len, settings.data, settings.layers)
+    lines = [] if given == ((), None, None, None, None) else [f"{settings.figure}: {PAPERS_RUN}"]
     if settings.figure != "figure5":
         lines.append(f"{settings.figure}: {TRUE_MEANS}")
-    with process_group(own_device("auto")):  # which a process that left cannot join again
+    with process_group(own_device("auto")):  # one for all models: it cannot be joined again
         for model in settings.model or models:
             folder = scores_run.run(_score_settings(settings, model, layers, out))
             lines += [f"{settings.figure}, {model}, {each}" for each in score_claims(folder, maps)]
@@ -190,9 +189,9 @@ def _score_settings(
 def _simulate(settings: Settings, out: Path) -> list[str]:
     folders = []
     for name, chosen in FIGURES.get(settings.figure, {}).items():
-        place = out / name if name else out
+        folder = out / name if name else out
         n_samples = N_SAMPLES if settings.n_samples is None else settings.n_samples
-        chosen = replace(chosen, n_samples=n_samples, seed=settings.seed, out=place)
+        chosen = replace(chosen, n_samples=n_samples, seed=settings.seed, out=folder)
         folders.append(simulation_run.run(chosen))
     from nope_probe.experiments.paper import simulated
 
@@ -202,7 +201,7 @@ def _simulate(settings: Settings, out: Path) -> list[str]:
 
 
 def _circuits(settings: Settings, out: Path) -> list[str]:
-    """Follow a trained model's blocks; the paper words what it sees for the first alone."""
+    """Run `circuit` on a trained model's blocks; the paper's claims are about the first alone."""
     from nope_probe.experiments.circuit import run as circuit_run
     from nope_probe.experiments.paper.circuit import figure3
     from nope_probe.runtime.folder import read_manifest
@@ -221,7 +220,7 @@ def _circuits(settings: Settings, out: Path) -> list[str]:
         )
         circuit_run.run(chosen)
         first = settings.figure == "figure3"
-        said = figure3(folder) if first else read_manifest(folder)["headline"]
-        lines += [f"{settings.figure}, {each}" for each in said]
+        results = figure3(folder) if first else read_manifest(folder)["headline"]
+        lines += [f"{settings.figure}, {each}" for each in results]
         lines.append(f"report: {folder / 'report.html'}")
     return lines

@@ -1,8 +1,7 @@
-"""What the paper's simulated figures show, and whether a simulation shows it too.
+"""The paper's claims about its simulated figures, checked on simulation runs.
 
-Each claim is checked on what a run folder holds: maps [layer, query_pos, key_pos] in nats and the
-table of layers. Numbers are means over the samples; layers count from 0, so that the
-paper's layer 1 is L0.
+A run folder holds maps [layer, query_pos, key_pos] in nats and the table of layers. Numbers are
+means over the samples; layers count from 0, so that the paper's layer 1 is L0.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.parameter_free.critical_alpha import theory_scores
-from nope_probe.analyses.parameter_free.mean_field import ParameterFreeSpec
+from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.analyses.pattern import (
     diagonal_normalised,
     edge_contrast,
@@ -27,7 +26,7 @@ from nope_probe.analyses.pattern import (
 from nope_probe.experiments.paper.claim import Claim
 
 LayerMaps = Float[Tensor, "layer query_pos key_pos"]
-PER_LAYER = Float[Tensor, " layer"]
+PerLayer = Float[Tensor, " layer"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +42,12 @@ class Evidence:
     layers: pd.DataFrame
 
     def row(self, alpha: float, layer: int) -> pd.Series:
-        """Give what the table says of one layer."""
+        """Return the table's row of one layer."""
         rows = self.layers[(self.layers["alpha"] == alpha) & (self.layers["layer"] == layer)]
         return rows.iloc[0]
 
     def increasing(self, alpha: float, layers: range) -> bool:
-        """Tell whether scores increase in j at every distance in all these layers."""
+        """Return whether scores increase in j at every distance in all these layers."""
         return all(self.row(alpha, layer)["verdict"] == "increasing" for layer in layers)
 
 
@@ -56,15 +55,15 @@ def figure1() -> Iterator[Claim]:
     """Check the second layer's scores at n = 3 and alpha = 0 (eq. 4)."""
     import torch
 
-    from nope_probe.analyses.parameter_free.closed_form import layer_two_scores
+    from nope_probe.analyses.parameter_free.closed_form import second_layer_scores
 
-    scores = layer_two_scores(torch.tensor([0.0]), 3)[0]
+    scores = second_layer_scores(torch.tensor([0.0]), 3)[0]
     for (i, j), printed in {(1, 0): 0.154, (2, 0): 0.132, (2, 1): 0.150}.items():
         value = float(scores[i, j])
         yield Claim(
             paper=f"query {i + 1} scores key {j + 1} with {printed:.3f} in layer 2 (L1)",
-            seen=round(value, 3) == printed,
-            number=f"eq. (4) gives {value:.5f}",
+            reproduced=round(value, 3) == printed,
+            evidence=f"eq. (4) gives {value:.5f}",
         )
 
 
@@ -80,13 +79,13 @@ def figure2(found: Evidence) -> Iterator[Claim]:
     weak, strong = (float(amplitude(found.scores[alpha])[1]) for alpha in (0.0, 0.2))
     yield Claim(
         paper="layer 2's (L1's) pattern is much clearer at alpha = 0.2 than at 0",
-        seen=strong > 2 * weak,
-        number=f"its RMS is {strong:.4f} nats against {weak:.4f}",
+        reproduced=strong > 2 * weak,
+        evidence=f"its RMS is {strong:.4f} nats against {weak:.4f}",
     )
 
 
 def figure4(found: Evidence) -> Iterator[Claim]:
-    """Check RoPE's pattern and the mask's mark on it at alpha = 0."""
+    """Check RoPE's pattern and the mask's effect on it at alpha = 0."""
     yield _flat_first_layer(found)
     yield from _distorted(found, 0.0)
 
@@ -95,11 +94,11 @@ def figure6(found: Evidence) -> Iterator[Claim]:
     """Check that scores saturate in j sooner the higher alpha is."""
     keys = {alpha: _keys_to_saturation(maps[3]) for alpha, maps in found.scores.items()}
     counts = [keys[alpha] for alpha in sorted(keys)]
-    said = ", ".join(f"{keys[alpha]} keys at alpha = {alpha:g}" for alpha in sorted(keys))
+    text = ", ".join(f"{keys[alpha]} keys at alpha = {alpha:g}" for alpha in sorted(keys))
     yield Claim(
         paper="with higher alpha the pattern saturates faster to a constant in j",
-        seen=all(a > b for a, b in pairwise(counts)),
-        number=f"in L3 the last query's scores have made 90% of their rise after {said}",
+        reproduced=all(a > b for a, b in pairwise(counts)),
+        evidence=f"in L3 the last query's scores have made 90% of their rise after {text}",
     )
 
 
@@ -108,8 +107,8 @@ def figure7(sqrt_d: Evidence, d: Evidence) -> Iterator[Claim]:
     weak, strong = (float(amplitude(each.scores[0.2])[1]) for each in (sqrt_d, d))
     yield Claim(
         paper="LayerNorm with scores over sqrt(d) leaves the mask less influence",
-        seen=weak < strong,
-        number=f"the RMS of L1 at alpha = 0.2 is {weak:.3f} nats against {strong:.3f} over d",
+        reproduced=weak < strong,
+        evidence=f"the RMS of L1 at alpha = 0.2 is {weak:.3f} nats against {strong:.3f} over d",
     )
     yield _increase(
         d, 0.0, range(1, 4), "over d, layers 2 to 4 (L1 to L3) increase in j as with L2 norm"
@@ -117,7 +116,7 @@ def figure7(sqrt_d: Evidence, d: Evidence) -> Iterator[Claim]:
 
 
 def figure9(found: Evidence) -> Iterator[Claim]:
-    """Check RoPE's pattern and the mask's mark on it at alpha = 0.5."""
+    """Check RoPE's pattern and the mask's effect on it at alpha = 0.5."""
     yield from _distorted(found, 0.5)
 
 
@@ -129,33 +128,33 @@ def figure10(found: Evidence) -> Iterator[Claim]:
     without, with_mask = (non_relative(maps)[1:] for maps in (found.scores[0.0], masked))
     yield Claim(
         paper="without the mask RoPE's pattern stays relative",
-        seen=bool((without < 0.1 * with_mask).all()),
-        number=f"non-relative RMS in L1 to L3 is {_each(without)} nats; with the mask, in "
+        reproduced=bool((without < 0.1 * with_mask).all()),
+        evidence=f"non-relative RMS in L1 to L3 is {_each(without)} nats; with the mask, in "
         f"theory, {_each(with_mask)}",
     )
 
 
-def amplitude(maps: LayerMaps) -> PER_LAYER:
-    """Give each layer's RMS of the pattern, nats."""
+def amplitude(maps: LayerMaps) -> PerLayer:
+    """Return each layer's RMS of the pattern, nats."""
     return row_centred(maps).square().nanmean(dim=(1, 2)).sqrt()
 
 
-def non_relative(maps: LayerMaps) -> PER_LAYER:
-    """Give each layer's RMS of what is not a(i) + f(i - j) in the pattern, nats."""
+def non_relative(maps: LayerMaps) -> PerLayer:
+    """Return each layer's RMS of the non-relative part, what is not a(i) + f(i - j), nats."""
     pattern = row_centred(maps)
     return (pattern - relative_part(pattern)).square().nanmean(dim=(1, 2)).sqrt()
 
 
 def _increase(found: Evidence, alpha: float, layers: range, paper: str) -> Claim:
-    seen = found.increasing(alpha, layers)
-    if seen:
+    reproduced = found.increasing(alpha, layers)
+    if reproduced:
         shares = [found.row(alpha, layer)["monotonicity"] for layer in layers]
         distances = found.row(alpha, layers[0])["distances"]
-        number = f"the mean step in j is significantly up at all {distances} distances; "
-        number += "monotonicity at lag 8 is " + ", ".join(f"{share:.3f}" for share in shares)
+        evidence = f"the mean step in j is significantly up at all {distances} distances; "
+        evidence += "monotonicity at lag 8 is " + ", ".join(f"{share:.3f}" for share in shares)
     else:
-        number = "; ".join(_fall(found.row(alpha, layer)) for layer in layers)
-    return Claim(paper=paper, seen=seen, number=number)
+        evidence = "; ".join(_fall(found.row(alpha, layer)) for layer in layers)
+    return Claim(paper=paper, reproduced=reproduced, evidence=evidence)
 
 
 def _fall(row: pd.Series) -> str:
@@ -172,8 +171,8 @@ def _flat_first_layer(found: Evidence) -> Claim:
     largest = float(first.tril(-1).abs().max())
     return Claim(
         paper="RoPE alone leaves layer 1 (L0) without a pattern",
-        seen=largest < 1e-3,
-        number=f"no score off the diagonal is above {largest:.1e} nats",
+        reproduced=largest < 1e-3,
+        evidence=f"no score off the diagonal is above {largest:.1e} nats",
     )
 
 
@@ -183,16 +182,16 @@ def _distorted(found: Evidence, alpha: float) -> Iterator[Claim]:
     relative = 1 - (rest / whole) ** 2
     yield Claim(
         paper="a relative pattern from layer 2 (L1) on, which the mask makes non-relative",
-        seen=bool((relative > 0.5).all() and (rest > 1e-3).all()),
-        number=f"in L1 to L3 its relative share is {_each(relative)}, the rest {_each(rest)} "
+        reproduced=bool((relative > 0.5).all() and (rest > 1e-3).all()),
+        evidence=f"in L1 to L3 its relative share is {_each(relative)}, the rest {_each(rest)} "
         "nats RMS",
     )
     contrast = edge_contrast(diagonal_normalised(maps))[1:]
     yield Claim(
-        paper="diagonals' means taken off, the first keys are darker than the rest (layer 3 (L2) "
-        "on)",
-        seen=bool((contrast[1:] < 0).all()),
-        number=f"in L1 to L3 they differ by {_each(contrast, '+')} nats",
+        paper="less the diagonals' means, the first keys are darker than the others (from layer "
+        "3 (L2) on)",
+        reproduced=bool((contrast[1:] < 0).all()),
+        evidence=f"in L1 to L3 they differ by {_each(contrast, '+')} nats",
     )
 
 
@@ -202,12 +201,12 @@ def _keys_to_saturation(maps: Float[Tensor, "query_pos key_pos"]) -> int:
     return int((rise >= 0.9).nonzero()[0])
 
 
-def _each(values: PER_LAYER, sign: str = "") -> str:
+def _each(values: PerLayer, sign: str = "") -> str:
     return ", ".join(format(float(value), f"{sign}.2g") for value in values)
 
 
 def read_evidence(folder: Path) -> Evidence:
-    """Read from a simulation's folder what claims are checked on."""
+    """Return the evidence in a simulation's folder."""
     from safetensors.torch import load_file
 
     maps = load_file(folder / "maps.safetensors")

@@ -11,7 +11,8 @@ from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import diagonal_normalised, measure
 from nope_probe.experiments.scores.page import scores_page
 from nope_probe.experiments.scores.summary import headline
-from nope_probe.experiments.tables import interval_columns, measures_table
+from nope_probe.experiments.tables import columns_of, interval_names, measures_table
+from nope_probe.figures.heads import HEAD_MEASURES
 from nope_probe.hooks.folds import pooled
 from nope_probe.hooks.maps import ScoreMaps
 from nope_probe.runtime.folder import Run
@@ -20,11 +21,10 @@ from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 
 INTACT = "intact"
-HEAD_MEASURES = ("amplitude", "locality", "relative_r2", "edge_contrast")
 
 
 def analyse(session: Session[RunSettings], measured: ScoreMaps) -> Run:
-    """Measure the maps, and put the run together."""
+    """Measure the maps, and return the run."""
     inputs, skip_keys = session.sequences(), session.settings.n_skipped(session.sequences())
     tables = {"pattern": measures_table([({"kept": INTACT}, measure(measured.folds, skip_keys))])}
     if measured.per_head is not None:
@@ -44,7 +44,7 @@ def analyse(session: Session[RunSettings], measured: ScoreMaps) -> Run:
 
 
 def score_arrays(measured: ScoreMaps) -> dict[str, np.ndarray]:
-    """Give the maps that a run keeps, float32, in nats, NaN where the model masks.
+    """Return the maps that a run keeps, float32, in nats, NaN where the model masks.
 
     `score`, `se` (its standard error, from folds) and `normalised` (less each diagonal's mean, the
     paper's Figure 5) are [n_layers, query_pos, key_pos]; `score_per_head`, where heads were kept,
@@ -63,17 +63,10 @@ def score_arrays(measured: ScoreMaps) -> dict[str, np.ndarray]:
 def heads_table(
     per_head: Float[Tensor, "fold layer head query_pos key_pos"], skip_keys: int
 ) -> pd.DataFrame:
-    """Tabulate each head's pattern: layer, head, four measures with 95% intervals."""
-    return pd.DataFrame(
-        {
-            "layer": layer,
-            "head": head,
-            **{
-                k: v
-                for name in HEAD_MEASURES
-                for k, v in interval_columns(getattr(m, name), name).items()
-            },
-        }
+    """Return the table of heads: layer, head, four measures of its pattern with 95% intervals."""
+    rows = [
+        {"layer": layer, "head": head, **columns_of(measures, HEAD_MEASURES)}
         for layer in range(per_head.shape[1])
-        for head, m in enumerate(measure(per_head[:, layer], skip_keys))
-    )
+        for head, measures in enumerate(measure(per_head[:, layer], skip_keys))
+    ]
+    return pd.DataFrame(rows, columns=["layer", "head", *interval_names(*HEAD_MEASURES)])

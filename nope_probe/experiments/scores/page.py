@@ -1,4 +1,4 @@
-"""The scores command's report, from what a run folder holds: no model and no torch is needed."""
+"""The scores command's report, drawn from what a run folder holds: it needs no model, no torch."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nope_probe.figures import heads, measures
+from nope_probe.figures.heads import HEAD_MEASURES, head_map
 from nope_probe.figures.maps import score_maps
+from nope_probe.figures.measures import pattern_measures
+from nope_probe.figures.words import MEASURES
+from nope_probe.reports import notes
 from nope_probe.reports.page import Section, page, positions
 
 PERCENT = 1.0  # the paper's Figure 5 draws from the 1% to the 99% quantile
 HOW_TO_READ = (
-    "A score is what attention feeds to softmax, in nats: one nat more makes a key e = 2.7 times "
-    "as likely to be attended to.",
-    "Each map has a row per query, downward, and a column per key, to the right; both count from "
-    "0. Cells above the diagonal are blank: a causal model does not look ahead.",
-    "A pattern is a score map less each row's mean over the keys before the query, since softmax "
-    "ignores a constant per row.",
-    "Bars are 95% intervals. “No pattern” marks what cannot be told from noise.",
-    "Layers and heads count from 0. Colours run from the 1% to the 99% quantile of each map; hover "
-    "or tap a cell for its own value.",
+    notes.SCORE,
+    notes.SCORE_MAP,
+    notes.PATTERN,
+    notes.INTERVALS,
+    notes.LAYERS_AND_HEADS,
+    notes.colour_quantiles(PERCENT),
 )
 
 
@@ -32,7 +32,7 @@ def scores_page(
     manifest: Mapping[str, Any],
     headline: Sequence[str],
 ) -> str:
-    """Write the report of a scores run.
+    """Return the report of a scores run.
 
     Args:
         maps: `score` and `normalised`, arrays [n_layers, query_pos, key_pos] in nats.
@@ -57,25 +57,24 @@ def _map_sections(maps: Mapping[str, Any]) -> Iterator[Section]:
     yield Section(
         title="Diagonal-normalised scores",
         figure=score_maps(normalised, title="Mean scores less the mean of each diagonal", **drawn),
-        caption="Each diagonal's mean is taken off: what depends on distance alone is gone, and "
-        "what is left depends on where query and key stand. Softmax sees only differences "
-        "within a row of it.",
+        caption="The mean of each diagonal is subtracted, so that what depends on distance alone "
+        "is gone and the rest depends on the positions of query and key. Softmax ignores all but "
+        "differences within a row.",
     )
 
 
 def _measure_sections(tables: Mapping[str, pd.DataFrame], intact: str) -> Iterator[Section]:
     yield Section(
-        title="What the pattern is like",
-        figure=measures.pattern_measures(tables["pattern"], intact),
-        caption="Locality above 0 and monotonicity above 1/2 prefer near keys. A relative "
-        "pattern depends on distance alone. Edge contrast: first keys against the rest.",
+        title="Measures of the positional pattern",
+        figure=pattern_measures(tables["pattern"], intact),
+        caption=notes.MEASURES,
         table=tables["pattern"],
     )
     if "heads" in tables:
-        for index, measure in enumerate(heads.MEASURES):
+        for index, measure in enumerate(HEAD_MEASURES):
             yield Section(
-                title=f"Each head: {heads.MEASURES[measure]}",
-                figure=heads.head_map(tables["heads"], measure),
-                caption=heads.CAPTIONS[measure],
+                title=f"Each head: {MEASURES[measure].title}",
+                figure=head_map(tables["heads"], measure),
+                caption=MEASURES[measure].caption,
                 table=None if index else tables["heads"],
             )

@@ -48,7 +48,8 @@ def capture(session: Session[Settings]) -> ScoreMaps:
     """Return the model's score maps, from the checkpoint or captured and saved.
 
     Raises:
-        UserError: for scores that are no numbers, or a layer that does not see all earlier keys.
+        UserError: for a non-finite score, or a layer with a sliding window shorter than the
+            sequences.
     """
     from nope_probe.experiments.finite import validate_finite, validate_first_sequence
     from nope_probe.experiments.resumable import scores_once

@@ -1,4 +1,4 @@
-"""The simulate command's report, from what a run folder holds: no model and no torch is needed."""
+"""The simulate command's report, drawn from what a run folder holds: it needs no torch."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from nope_probe.figures import theory
-from nope_probe.figures.maps import MAX_POSITIONS, score_maps, term_maps
-from nope_probe.figures.theory import Curves
-from nope_probe.reports.page import Section, page
+from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
+from nope_probe.figures.maps import score_maps, term_maps
+from nope_probe.figures.theory import (
+    Curves,
+    fixed_scale_maps,
+    rows_against_theory,
+    steps_by_distance,
+)
+from nope_probe.reports import notes
+from nope_probe.reports.page import Section, page, positions
 
-MAP_BYTES = 8_000_000
-CELL_BYTES = 16 / 3  # a float32 in base64
 HOW_TO_READ = (
-    "A score is what attention feeds to softmax, in nats. Each map has a row per query, downward, "
-    "and a column per key, to the right; both count from 0.",
+    notes.SCORE,
+    notes.MAP_AXES,
     "Theory is the mean field, which is exact as the dimension grows; its gap to the simulation "
-    "shrinks as one over the dimension.",
+    "decreases as one over the dimension.",
     "Errors are two standard errors, from 32 blocks of samples.",
-    "A layer increases in j if nearer keys score higher at every distance. Monotonicity is the "
-    "share of pairs of keys, 8 apart, of which the nearer scores higher; noise pulls it to 1/2.",
+    "A layer increases in j if nearer keys score higher at every distance.",
+    notes.measure_note("monotonicity"),
 )
 
 
@@ -33,7 +37,7 @@ def simulation_page(
     manifest: Mapping[str, Any],
     headline: Sequence[str],
 ) -> str:
-    """Write the report of a simulation.
+    """Return the report of a simulation.
 
     Args:
         maps: `score/alpha=A`, `se/..`, `theory/..` and `normalised/..`, arrays [n_layers,
@@ -57,18 +61,18 @@ class _Parts:
         self.maps, self.steps = maps, steps
         self.alphas = [name.removeprefix("score/") for name in maps if name.startswith("score/")]
         settings = manifest["settings"]
-        wide = settings["norm"] == "layernorm-sqrt-d"
-        self.high = settings["d_model"] ** 0.5 if wide else 1.0
-        drawn = 4 * len(self.alphas) * settings["n_layers"]
-        room = int((MAP_BYTES / CELL_BYTES / drawn) ** 0.5)
-        self.size = max(1, min(MAX_POSITIONS, room))
+        n_layers, n = settings["n_layers"], settings["seq_len"]
+        spec = ParameterFreeSpec(d_model=settings["d_model"], norm=settings["norm"])
+        self.high = spec.score_scale
+        n_points = 2 * 4 * n * len(self.alphas)  # rows and steps: x, value, error and theory
+        self.size = positions(4 * len(self.alphas), n_layers, n_points)
 
     def map_sections(self) -> Iterator[Section]:
         for alpha in self.alphas:
             scores, name = self.maps[f"score/{alpha}"], alpha.replace("=", " = ")
             yield Section(
                 title=f"Mean scores, {name}, on the paper's colour scale",
-                figure=theory.fixed_scale_maps(
+                figure=fixed_scale_maps(
                     scores,
                     title=f"Mean scores, {name}, 0 to {self.high:g}",
                     high=self.high,
@@ -79,17 +83,17 @@ class _Parts:
             yield Section(
                 title=f"Mean scores, {name}, each layer on a scale of its own",
                 figure=score_maps(_off_diagonal(scores), max_positions=self.size),
-                caption="The same maps without their diagonal, where every key scores itself; "
-                "here the differences between keys show, also small ones.",
+                caption="The same maps without their diagonal, where a query meets its own key: "
+                "small differences between keys are visible.",
             )
         yield self._terms(
             {alpha: self.maps[f"normalised/{alpha}"] for alpha in self.alphas},
             "Diagonal-normalised maps",
-            "Each diagonal's mean is taken off: a relative pattern would leave nothing.",
+            "The mean of each diagonal is subtracted: nothing would remain of a relative pattern.",
         )
         gaps = {a: self.maps[f"score/{a}"] - self.maps[f"theory/{a}"] for a in self.alphas}
         yield self._terms(
-            gaps, "Simulation less theory", "What the mean field misses at this dimension."
+            gaps, "Simulation less theory", "The error of the mean field at this dimension."
         )
 
     def _terms(self, terms: dict[str, np.ndarray], title: str, caption: str) -> Section:
@@ -101,15 +105,15 @@ class _Parts:
     def line_sections(self) -> Iterator[Section]:
         yield Section(
             title="Theory against simulation",
-            figure=theory.rows_against_theory({a: self._last_row(a) for a in self.alphas}),
+            figure=rows_against_theory({a: self._last_row(a) for a in self.alphas}),
             caption="Scores of the last query for each key before it: dots are simulated, with two "
             "standard errors; lines are the mean field.",
         )
         yield Section(
             title="Do nearer keys score higher?",
-            figure=theory.steps_by_distance({a: self._steps(a) for a in self.alphas}),
-            caption="What a key gains on average, over queries, by being nearer by one. Above zero "
-            "the scores increase towards the query. The lines are the mean field.",
+            figure=steps_by_distance({a: self._steps(a) for a in self.alphas}),
+            caption="The mean gain in score, over queries, of a key that is nearer by one. Above "
+            "zero the scores increase towards the query. The lines are the mean field.",
         )
 
     def _last_row(self, alpha: str) -> Curves:
@@ -138,10 +142,10 @@ class _Parts:
 
 def _numbers(table: pd.DataFrame) -> Section:
     return Section(
-        title="Every layer in numbers",
-        caption="Per layer: the standard error with and without the control variate, how many "
-        "times less variance it leaves, the gap to the mean field, and what the steps in j show, "
-        "with 95% intervals. Unfold the table.",
+        title="The numbers of every layer",
+        caption="Per layer: the standard error with and without the control variate, the ratio of "
+        "the variances, the gap to the mean field, and the tests of the steps in j with 95% "
+        "intervals. Unfold the table.",
         table=table,
     )
 

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from nope_probe.errors import UserError
+from nope_probe.experiments.simulation.validation import make_spec, validate_alphas
 from nope_probe.hooks.names import Norm
 from nope_probe.runtime.distributed import validate_one_process
 from nope_probe.runtime.session import Session
 
 if TYPE_CHECKING:
     from nope_probe.analyses.parameter_free.simulation import Simulation
+    from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
     from nope_probe.models.load import LoadedModel
 
 _arg = tyro.conf.arg
@@ -37,7 +39,8 @@ class Settings:
         int | None, _arg(help="Samples per alpha [2000, unless --target-se is given].")
     ] = None
     target_se: Annotated[
-        float | None, _arg(help="Go on until every layer's pooled standard error is this, nats.")
+        float | None,
+        _arg(help="Sample until every layer's pooled standard error is at most this, nats."),
     ] = None
     seq_len: Annotated[int, _arg(help="Positions.")] = 50
     d_model: Annotated[int, _arg(help="Dimension.")] = 64
@@ -45,15 +48,15 @@ class Settings:
     rope: Annotated[bool, _arg(help="Rotate queries and keys.")] = False
     causal: Annotated[bool, _arg(help="Mask keys after the query.")] = True
     control_variate: Annotated[
-        bool, _arg(help="Take off the noise that the inputs' own Gram matrix brings.")
+        bool, _arg(help="Subtract the effect of the inputs' own Gram matrix, most of the noise.")
     ] = True
     seed: Annotated[int, _arg(help="Seed of the samples.")] = 0
     checkpoint_every: Annotated[
-        int, _arg(help="Chunks of 128 samples between two states that are saved.")
+        int, _arg(help="Chunks of 128 samples between two saved states.")
     ] = 64
     out: Annotated[Path | None, _arg(help="Folder of the run [runs/simulate-HASH].")] = None
 
-    device = "cpu"  # not a field: the simulation's chunks are made for a CPU's cache
+    device = "cpu"  # not a field: chunks have the size of a CPU's cache
     subject = ""
 
     @property
@@ -62,33 +65,42 @@ class Settings:
         undecided = self.n_samples is None and self.target_se is None
         return DEFAULT_SAMPLES if undecided else self.n_samples
 
+    @property
+    def spec(self) -> ParameterFreeSpec:
+        """Which parameter-free transformer is simulated.
+
+        Raises:
+            UserError: for a dimension that the norm or RoPE does not allow.
+        """
+        return make_spec(self.d_model, self.norm, self.rope, self.causal)
+
     def recorded(self) -> dict[str, Any]:
-        """Return the settings that a run's manifest holds and that tell it from other runs."""
+        """Return the settings that a run's manifest records, which identify the run."""
         unrecorded = ("out", "checkpoint_every")
         found = {key: value for key, value in asdict(self).items() if key not in unrecorded}
         return found | {"n_samples": self.samples}
 
     def validate(self) -> None:
-        """Check what can be simulated.
+        """Check the settings.
 
         Raises:
-            UserError: saying what was given and what can be.
+            UserError: naming what was given and what is possible.
         """
         validate_one_process()
-        _validate_alphas(self.alpha)
+        if not self.alpha:
+            raise UserError("expected at least one --alpha")
+        validate_alphas(self.alpha)
+        if len({f"{alpha:g}" for alpha in self.alpha}) < len(self.alpha):
+            raise UserError("two alphas are the same to six digits")
         if self.n_layers < 1:
             raise UserError(f"expected at least 1 layer, got {self.n_layers}")
         if not 3 <= self.seq_len <= CONTEXT:
             raise UserError(f"expected from 3 to {CONTEXT} positions, got {self.seq_len}")
-        if self.d_model < 2:
-            raise UserError(f"expected at least 2 dimensions, got {self.d_model}")
-        if self.rope and self.d_model % 2:
-            raise UserError(f"RoPE turns pairs of coordinates: --d-model {self.d_model} is odd")
         if self.seed < 0:
             raise UserError(f"expected a seed of 0 or more, got {self.seed}")
         if self.checkpoint_every < 1:
             raise UserError("expected a positive --checkpoint-every")
-        _validate_samples(self)
+        _validate_samples(self.n_samples, self.target_se, self.spec.resolution)
 
     def load_model(self, device: str) -> LoadedModel:
         """Build the parameter-free transformer."""
@@ -143,22 +155,12 @@ def simulations(session: Session[Settings]) -> dict[float, Simulation]:
     return found
 
 
-def _validate_alphas(alphas: tuple[float, ...]) -> None:
-    if not alphas:
-        raise UserError("expected at least one --alpha")
-    for alpha in alphas:
-        if not 0 <= alpha < 1:
-            raise UserError(f"expected 0 <= alpha < 1, got {alpha:g}")
-    if len({f"{alpha:g}" for alpha in alphas}) < len(alphas):
-        raise UserError("two alphas are the same to six digits")
-
-
-def _validate_samples(settings: Settings) -> None:
-    n_samples, target = settings.n_samples, settings.target_se
+def _validate_samples(n_samples: int | None, target: float | None, resolution: float) -> None:
     if n_samples is not None and target is not None:
         raise UserError("expected --n-samples or --target-se, not both")
     if n_samples is not None and n_samples < 2:
-        raise UserError(f"expected at least 2 samples, got {n_samples}: one has no spread")
-    finest = 2.0**-23 * (settings.d_model**0.5 if settings.norm == "layernorm-sqrt-d" else 1.0)
-    if target is not None and not finest <= target < float("inf"):
-        raise UserError(f"expected a --target-se that float32 resolves, {finest:.2g} nats or more")
+        raise UserError(f"expected at least 2 samples, got {n_samples}: one has no variance")
+    if target is not None and not resolution <= target < float("inf"):
+        raise UserError(
+            f"expected a --target-se that float32 resolves, {resolution:.2g} nats or more"
+        )

@@ -34,15 +34,15 @@ def test_a_step_by_distance_is_the_mean_over_queries_and_leaves_out_the_diagonal
 
 
 def test_a_ramp_above_its_noise_is_increasing_at_every_distance():
-    (rise,) = monotonicity_tests(estimate(ramp(), 1e-4), ramp(), 1e-7)
-    assert (rise.verdict, rise.rises, rise.falls, rise.distances) == ("increasing", N - 2, 0, N - 2)
-    assert rise.monotonicity.value == 1
+    (test,) = monotonicity_tests(estimate(ramp(), 1e-4), ramp(), 1e-7)
+    assert (test.verdict, test.rises, test.falls, test.distances) == ("increasing", N - 2, 0, N - 2)
+    assert test.monotonicity.value == 1
 
 
 def test_noise_alone_is_flat():
-    (rise,) = monotonicity_tests(estimate(0 * ramp(), 1e-4), 0 * ramp(), 1e-7)
-    assert (rise.verdict, rise.falling_cells) == ("flat", 0)
-    assert rise.monotonicity_lag1.low < 0.5 < rise.monotonicity_lag1.high
+    (test,) = monotonicity_tests(estimate(0 * ramp(), 1e-4), 0 * ramp(), 1e-7)
+    assert (test.verdict, test.falling_cells) == ("flat", 0)
+    assert test.monotonicity_lag1.low < 0.5 < test.monotonicity_lag1.high
 
 
 def test_differences_below_what_float32_resolves_are_flat():
@@ -50,21 +50,21 @@ def test_differences_below_what_float32_resolves_are_flat():
 
 
 def test_a_ramp_downward_falls_at_every_distance():
-    (rise,) = monotonicity_tests(estimate(ramp(-1e-3), 1e-4), ramp(-1e-3), 1e-7)
-    assert (rise.verdict, rise.falls) == ("not increasing", N - 2)
+    (test,) = monotonicity_tests(estimate(ramp(-1e-3), 1e-4), ramp(-1e-3), 1e-7)
+    assert (test.verdict, test.falls) == ("not increasing", N - 2)
 
 
-def test_a_small_fall_that_theory_points_at_is_found_though_every_distance_rises():
+def test_a_small_fall_is_found_where_theory_predicts_it_though_no_distance_falls():
     dip = torch.zeros(1, N, N).double()
     dip[0, -1, 5:10] = -1.5e-3 * torch.arange(1, 6)  # the last query falls, five steps of 0.5e-3
     mean = ramp() + dip
-    (rise,) = monotonicity_tests(estimate(mean, 1e-4), mean, 1e-7)
-    assert (rise.falls, rise.falling_cells) == (0, 5)
-    assert rise.theory_fall == pytest.approx(-0.5e-3)
-    assert rise.fall.low < -0.5e-3 < rise.fall.high < 0
-    assert rise.verdict == "not increasing"
+    (test,) = monotonicity_tests(estimate(mean, 1e-4), mean, 1e-7)
+    assert (test.falls, test.falling_cells) == (0, 5)
+    assert test.theory_fall == pytest.approx(-0.5e-3)
+    assert test.fall.low < -0.5e-3 < test.fall.high < 0
+    assert test.verdict == "not increasing"
 
 
 def test_with_too_few_blocks_shares_have_no_interval():
-    (rise,) = monotonicity_tests(estimate(ramp(), 1e-4, folds=3), ramp(), 1e-7)
-    assert rise.monotonicity.value != rise.monotonicity.value
+    (test,) = monotonicity_tests(estimate(ramp(), 1e-4, folds=3), ramp(), 1e-7)
+    assert test.monotonicity.value != test.monotonicity.value

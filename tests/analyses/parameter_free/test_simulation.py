@@ -10,15 +10,10 @@ from torch.func import jvp
 
 from nope_probe.analyses.parameter_free.control_variate import ControlVariate
 from nope_probe.analyses.parameter_free.critical_alpha import theory_scores
-from nope_probe.analyses.parameter_free.mean_field import (
-    ParameterFreeSpec,
-    expected_gram,
-    frequency_steps,
-    spec_of,
-    steps,
-)
-from nope_probe.analyses.parameter_free.sampling import draw
-from nope_probe.analyses.parameter_free.simulation import Estimate, finest_target, simulate_scores
+from nope_probe.analyses.parameter_free.mean_field import expected_gram, frequency_steps, steps
+from nope_probe.analyses.parameter_free.sampling import sample_inputs
+from nope_probe.analyses.parameter_free.simulation import Estimate, simulate_scores
+from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec, spec_of
 from nope_probe.models.parameter_free import build, parameter_free
 
 N, D = 7, 6
@@ -54,7 +49,7 @@ def plain_scores(x, n_layers, norm, rope, causal):
 
 
 def samples(count, alpha=0.3, seed=0, n=N, d=D):
-    return draw(0, count, alpha=alpha, seq_len=n, d_model=d, seed=seed)
+    return sample_inputs(0, count, alpha=alpha, seq_len=n, d_model=d, seed=seed)
 
 
 def resolved(x):
@@ -65,19 +60,19 @@ def resolved(x):
 
 
 @pytest.mark.parametrize("cut", [1, 63, 64, 100])
-def test_a_sample_is_the_same_wherever_the_chunks_are_cut(cut):
+def test_a_sample_is_the_same_for_every_cut_into_chunks(cut):
     recipe = {"alpha": 0.3, "seq_len": 3, "d_model": 5, "seed": 11}
-    pieces = torch.cat([draw(0, cut, **recipe), draw(cut, 131, **recipe)])
-    assert torch.equal(pieces, draw(0, 131, **recipe))
+    pieces = torch.cat([sample_inputs(0, cut, **recipe), sample_inputs(cut, 131, **recipe)])
+    assert torch.equal(pieces, sample_inputs(0, 131, **recipe))
 
 
-def test_samples_of_other_seeds_and_blocks_are_other_samples():
+def test_other_seeds_and_blocks_give_other_samples():
     first, second = samples(128)[:64], samples(128)[64:]
     assert not torch.isclose(first, second).any(-1).any()
     assert not torch.isclose(first, samples(64, seed=1)).all(-1).any()
 
 
-def test_samples_are_unit_vectors_whose_positions_share_what_alpha_says():
+def test_samples_are_unit_vectors_with_the_expected_inner_product():
     x = samples(20_000, alpha=0.5)
     cosine = (x[:, 2] * x[:, 5]).sum(-1)
     expected = expected_gram(torch.tensor([0.5]), 2, ParameterFreeSpec(d_model=D))[0, 0, 1]
@@ -119,43 +114,43 @@ def test_the_pooled_error_leaves_out_the_diagonal_and_masked_cells():
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_control_is_the_derivative_of_the_mean_field(norm, causal):
-    field = ParameterFreeSpec(d_model=D, norm=norm, causal=causal)
-    control, x = ControlVariate(0.3, N, 4, field, 1), samples(5)
-    control.add(x)
+def test_the_control_variate_is_the_derivative_of_the_mean_field(norm, causal):
+    spec = ParameterFreeSpec(d_model=D, norm=norm, causal=causal)
+    variate, x = ControlVariate(0.3, N, 4, spec, 1), samples(5)
+    variate.add(x)
     u = x if norm == "l2" else torch.nn.functional.normalize(x - x.mean(-1, keepdim=True), dim=-1)
-    start = expected_gram(torch.tensor([0.3]), N, field)[0]
+    start = expected_gram(torch.tensor([0.3]), N, spec)[0]
     change = (u @ u.mT).double().mean(0) - start
     _, slope = jvp(
-        lambda gram: torch.stack([s for s, _, _ in steps(gram, 4, field)]), (start,), (change,)
+        lambda gram: torch.stack([s for s, _, _ in steps(gram, 4, spec)]), (start,), (change,)
     )
-    assert torch.allclose(control.deviations()[0], slope, atol=1e-6)
+    assert torch.allclose(variate.deviations()[0], slope, atol=1e-6)
 
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("causal", [False, True])
-def test_with_rope_the_control_is_the_derivative_of_the_frequency_resolved_field(norm, causal):
-    field = ParameterFreeSpec(d_model=D, norm=norm, rope=True, causal=causal)
-    control, x = ControlVariate(0.3, N, 4, field, 1), samples(5)
-    control.add(x)
+def test_with_rope_it_is_the_derivative_of_the_frequency_resolved_mean_field(norm, causal):
+    spec = ParameterFreeSpec(d_model=D, norm=norm, rope=True, causal=causal)
+    variate, x = ControlVariate(0.3, N, 4, spec, 1), samples(5)
+    variate.add(x)
     u = x if norm == "l2" else torch.nn.functional.normalize(x - x.mean(-1, keepdim=True), dim=-1)
-    gram = expected_gram(torch.tensor([0.3]), N, field)[0]
+    gram = expected_gram(torch.tensor([0.3]), N, spec)[0]
     start = torch.stack([gram, 0 * gram])[:, None].repeat(1, D // 2, 1, 1) / (D // 2)
     _, slope = jvp(
-        lambda gram: torch.stack(list(frequency_steps(gram, 4, field))),
+        lambda gram: torch.stack(list(frequency_steps(gram, 4, spec))),
         (start,),
         (resolved(u) - start,),
     )
-    assert torch.allclose(control.deviations()[0], slope, atol=1e-6)
+    assert torch.allclose(variate.deviations()[0], slope, atol=1e-6)
 
 
-def test_the_control_keeps_folds_apart_however_samples_arrive():
-    field, x = ParameterFreeSpec(d_model=D, rope=True), samples(11)
-    whole, pieces = (ControlVariate(0.3, N, 3, field, 2) for _ in range(2))
+def test_the_control_variate_keeps_folds_apart_for_every_cut_into_chunks():
+    spec, x = ParameterFreeSpec(d_model=D, rope=True), samples(11)
+    whole, pieces = (ControlVariate(0.3, N, 3, spec, 2) for _ in range(2))
     whole.add(x)
     pieces.add(x[:3])
     pieces.add(x[3:])
-    alone = ControlVariate(0.3, N, 3, field, 1)
+    alone = ControlVariate(0.3, N, 3, spec, 1)
     alone.add(x[1::2])
     assert torch.allclose(whole.deviations(), pieces.deviations(), atol=1e-6)
     assert torch.allclose(whole.deviations()[1], alone.deviations()[0], atol=1e-6)
@@ -181,7 +176,7 @@ def test_the_controlled_mean_is_unbiased(norm, rope):
     assert z[:, below].abs().mean() < 1.2  # 0.8 if the standard errors are right
 
 
-def test_in_layer_one_the_controlled_mean_is_exact():
+def test_in_the_first_layer_the_controlled_mean_is_exact():
     found = simulate_scores(model(), alpha=0.3, seq_len=N, n_samples=64).controlled.mean[0]
     expected = expected_gram(torch.tensor([0.3]), N, ParameterFreeSpec(d_model=D))[0]
     assert torch.allclose(found.tril(), expected.tril(), atol=1e-6)
@@ -189,7 +184,7 @@ def test_in_layer_one_the_controlled_mean_is_exact():
 
 @pytest.mark.parametrize("alpha", [0.0, 0.2])
 @pytest.mark.parametrize("rope", [False, True])
-def test_at_the_papers_sizes_the_control_leaves_a_fortieth_of_the_variance(alpha, rope):
+def test_at_the_papers_sizes_the_control_variate_leaves_a_fortieth_of_the_variance(alpha, rope):
     found = simulate_scores(model(4, 64, rope=rope), alpha=alpha, seq_len=50, n_samples=1000)
     assert found.variance_ratio[1:].min() > 40
 
@@ -224,7 +219,7 @@ def test_fewer_samples_than_blocks_make_as_many_blocks_as_samples():
     assert found.best.pooled_se.isfinite().all()
 
 
-def test_a_target_error_is_reached_in_every_layer_and_not_by_far():
+def test_a_target_error_is_reached_in_every_layer_without_many_more_samples():
     found = simulate_scores(model(), alpha=0.3, seq_len=N, target_se=2e-3)
     assert found.best.pooled_se.max() <= 2e-3
     assert found.best.pooled_se.max() > 1e-3
@@ -246,7 +241,7 @@ def test_progress_counts_every_sample():
 
 @pytest.mark.parametrize("goal", [{"n_samples": 150}, {"target_se": 0.004}])
 @pytest.mark.parametrize("rope", [False, True])
-def test_a_simulation_that_was_ended_resumes_to_the_same_bytes(goal: dict, rope: bool):
+def test_an_interrupted_simulation_resumes_to_the_same_bytes(goal: dict, rope: bool):
     settings = {"alpha": 0.3, "seq_len": N, "chunk_size": 64, **goal}
     truth, stopping = simulate_scores(model(rope=rope), **settings), Stopping(after=3)
     with pytest.raises(Stopped):
@@ -272,12 +267,12 @@ def test_a_simulation_that_was_ended_resumes_to_the_same_bytes(goal: dict, rope:
         {"n_samples": 9, "target_se": 0.1},
     ],
 )
-def test_a_simulation_that_cannot_be_is_refused(settings):
+def test_impossible_settings_are_refused(settings):
     with pytest.raises(ValueError, match=r"samples|float32"):
         simulate_scores(model(), alpha=0.3, seq_len=N, **settings)
 
 
 def test_what_float32_resolves_grows_with_the_scores():
-    assert finest_target(model(norm="layernorm-sqrt-d")) == pytest.approx(
-        D**0.5 * finest_target(model())
-    )
+    assert spec_of(model()).resolution == torch.finfo(torch.float32).eps
+    large = spec_of(model(norm="layernorm-sqrt-d")).resolution
+    assert large == pytest.approx(D**0.5 * torch.finfo(torch.float32).eps)

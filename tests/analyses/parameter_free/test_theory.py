@@ -15,14 +15,13 @@ from nope_probe.analyses.parameter_free.critical_alpha import (
     theory_scores,
 )
 from nope_probe.analyses.parameter_free.mean_field import (
-    ParameterFreeSpec,
     expected_gram,
     frequency_steps,
     mean_field,
     rope_kernel,
-    spec_of,
     steps,
 )
+from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec, spec_of
 
 ALPHAS = torch.tensor([0.0, 0.05, 0.2, 0.5, 0.9], dtype=torch.float64)
 PAIRS = [
@@ -54,13 +53,13 @@ def layer_by_hand(gram, residual):
 
 
 @pytest.mark.parametrize("n", [2, 7, 53])
-def test_layer_two_of_the_mean_field_is_equation_four(n):
+def test_the_second_layer_of_the_mean_field_is_equation_four(n):
     _, second = mean_field(ALPHAS, n, 2, ParameterFreeSpec())
-    assert torch.allclose(second, paper.layer_two_scores(ALPHAS, n), atol=1e-12, equal_nan=True)
+    assert torch.allclose(second, paper.second_layer_scores(ALPHAS, n), atol=1e-12, equal_nan=True)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3])
-def test_g_and_h_are_the_gram_matrix_after_layer_one(alpha):
+def test_g_and_h_are_entries_of_the_gram_matrix_after_the_first_layer(alpha):
     n = 5
     gram = [[1.0 if i == j else alpha for j in range(n)] for i in range(n)]
     a, i = torch.tensor([alpha], dtype=torch.float64), torch.arange(1, n + 1)
@@ -107,7 +106,7 @@ def test_the_formulas_as_printed_differ_from_the_direct_difference():
 
 
 def test_figure_one_shows_0_154_0_132_and_0_151():
-    second = paper.layer_two_scores(torch.tensor([0.0], dtype=torch.float64), 3)[0]
+    second = paper.second_layer_scores(torch.tensor([0.0], dtype=torch.float64), 3)[0]
     assert second[1, 0].item() == pytest.approx(0.154, abs=5e-4)
     assert second[2, 0].item() == pytest.approx(0.132, abs=5e-4)
     assert second[2, 1].item() == pytest.approx(0.15082, abs=1e-5)
@@ -124,7 +123,7 @@ def test_in_one_dimension_the_expected_cosine_is_the_arcsine_law():
     assert torch.allclose(cosine, 2 / math.pi * ALPHAS.asin(), atol=1e-12)
 
 
-def test_the_expected_cosine_is_what_sampled_vectors_have():
+def test_the_expected_cosine_is_that_of_sampled_vectors():
     generator = torch.Generator().manual_seed(0)
     own = torch.randn(40_000, 2, 3, generator=generator)
     shared = torch.randn(40_000, 1, 3, generator=generator)
@@ -144,7 +143,7 @@ def test_the_expected_cosine_falls_short_of_alpha_as_one_over_d():
 
 @pytest.mark.parametrize(("n", "critical"), [(50, 0.0104), (256, 0.0187)])
 def test_layers_up_to_ten_increase_above_the_known_critical_alpha(n, critical):
-    found = critical_alphas(n, 4)  # layer 3 is the last to increase
+    found = critical_alphas(n, 4)  # L2 is the last to increase
     assert found[0].isnan()
     assert found[1] == 0
     assert found.nan_to_num().max().item() == pytest.approx(critical, abs=5e-5)
@@ -156,7 +155,7 @@ def test_just_above_the_critical_alpha_ten_layers_increase_and_just_below_one_do
     assert below.min() < 0 < above.min()
 
 
-def test_without_correlation_layers_three_and_four_do_not_increase_near_the_diagonal():
+def test_without_correlation_the_papers_layers_3_and_4_do_not_increase_near_the_diagonal():
     scores = theory_scores(torch.tensor([0.0]), 50, 4)[0]
     assert smallest_step(scores)[2:].tolist() == pytest.approx([-2.8e-4, -4.4e-4], abs=5e-6)
 
@@ -169,8 +168,8 @@ def test_critical_alphas_reports_every_round():
 
 def test_without_mask_and_rope_positions_stay_exchangeable():
     for norm in ("l2", "layernorm-d", "layernorm-sqrt-d"):
-        field = ParameterFreeSpec(d_model=6, norm=norm, causal=False)
-        last = theory_scores(torch.tensor([0.3]), 7, 3, field)[0, 2]
+        spec = ParameterFreeSpec(d_model=6, norm=norm, causal=False)
+        last = theory_scores(torch.tensor([0.3]), 7, 3, spec)[0, 2]
         off = last[~torch.eye(7, dtype=torch.bool)]
         assert off.max() - off.min() < 1e-12
 
@@ -178,8 +177,8 @@ def test_without_mask_and_rope_positions_stay_exchangeable():
 def test_without_mask_rope_leaves_a_far_more_relative_pattern_than_with_it():
     contrast = {}
     for causal in (True, False):
-        field = ParameterFreeSpec(d_model=6, rope=True, causal=causal)
-        scores = theory_scores(torch.tensor([0.0]), 29, 2, field)[0, 1]
+        spec = ParameterFreeSpec(d_model=6, rope=True, causal=causal)
+        scores = theory_scores(torch.tensor([0.0]), 29, 2, spec)[0, 1]
         contrast[causal] = scores.diagonal(-1)[3:-3].std().item()  # clear of the window's ends
     assert contrast[False] < contrast[True] / 3
 
@@ -197,25 +196,25 @@ def test_the_rope_kernel_is_the_mean_product_of_rotated_isotropic_vectors():
 
 @pytest.mark.parametrize("norm", ["l2", "layernorm-d", "layernorm-sqrt-d"])
 @pytest.mark.parametrize("causal", [True, False])
-def test_resolved_by_frequency_an_isotropic_gram_gives_the_kernel_form(norm, causal):
-    field = ParameterFreeSpec(d_model=6, norm=norm, rope=True, causal=causal)
-    gram = expected_gram(torch.tensor([0.3]), 5, field)
+def test_resolved_by_frequency_an_isotropic_gram_has_the_kernel_form(norm, causal):
+    spec = ParameterFreeSpec(d_model=6, norm=norm, rope=True, causal=causal)
+    gram = expected_gram(torch.tensor([0.3]), 5, spec)
     resolved = torch.stack([gram, 0 * gram], 1)[:, :, None].expand(-1, -1, 3, -1, -1) / 3
-    kernel = [scores for scores, _, _ in steps(gram, 4, field)]
-    for ours, theirs in zip(kernel, frequency_steps(resolved, 4, field), strict=True):
+    kernel = [scores for scores, _, _ in steps(gram, 4, spec)]
+    for ours, theirs in zip(kernel, frequency_steps(resolved, 4, spec), strict=True):
         assert torch.allclose(ours, theirs, atol=1e-12)
 
 
-def test_layernorm_over_d_tends_to_the_same_layer_two_whatever_the_dimension():
+def test_layernorm_over_d_tends_to_one_second_layer_as_the_dimension_grows():
     # The residual is 1/sqrt(d) of the attention output, so it vanishes: eq. (4) without residual.
-    field = ParameterFreeSpec(d_model=10**6, norm="layernorm-d")
+    spec = ParameterFreeSpec(d_model=10**6, norm="layernorm-d")
     alpha, i = torch.tensor([0.2], dtype=torch.float64), torch.tensor([4, 7])
     g, h = paper.g_no_residual(alpha, i)[0], paper.h_squared_no_residual(alpha, i)[0].sqrt()
-    second = theory_scores(alpha, 7, 2, field)[0, 1]
+    second = theory_scores(alpha, 7, 2, spec)[0, 1]
     assert second[6, 3].item() == pytest.approx((g[1] / (h[0] * h[1])).item(), abs=1e-2)
 
 
-def test_layernorm_over_sqrt_d_makes_scores_sqrt_d_larger_in_layer_one():
+def test_layernorm_over_sqrt_d_makes_scores_sqrt_d_larger_in_the_first_layer():
     alpha = torch.tensor([0.2], dtype=torch.float64)
     small, large = (
         theory_scores(alpha, 3, 1, ParameterFreeSpec(d_model=16, norm=norm))[0, 0].nan_to_num()
@@ -234,7 +233,7 @@ def test_layernorm_over_sqrt_d_makes_scores_sqrt_d_larger_in_layer_one():
         {"d_model": 0},
     ],
 )
-def test_a_field_that_cannot_be_is_refused(settings):
+def test_an_impossible_spec_is_refused(settings):
     with pytest.raises(ValueError, match=r"d_model|dimensions"):
         ParameterFreeSpec(**settings)
 
@@ -249,7 +248,7 @@ def test_an_alpha_outside_zero_to_one_is_refused(alpha):
 
 @pytest.mark.parametrize("norm", ["l2", "layernorm-d", "layernorm-sqrt-d"])
 @pytest.mark.parametrize("rope", [True, False])
-def test_the_field_of_a_model_is_the_one_it_was_configured_for(norm, rope):
+def test_the_spec_of_a_model_is_the_one_it_was_configured_with(norm, rope):
     from nope_probe.models.parameter_free import build, parameter_free
 
     config = parameter_free(2, d_model=6, norm=norm, rope=rope, causal=rope)
@@ -257,23 +256,23 @@ def test_the_field_of_a_model_is_the_one_it_was_configured_for(norm, rope):
     assert found == ParameterFreeSpec(d_model=6, norm=norm, rope=rope, causal=rope)
 
 
-def ask(*arguments):
+def theory(*arguments):
     command = [sys.executable, "-m", "nope_probe.theory", *arguments]
     return subprocess.run(command, capture_output=True, text=True)
 
 
-def test_the_command_says_above_which_alpha_each_layer_increases():
-    answer = ask("--n-layers", "3", "--alpha", "0.01")
-    assert "L2: increases in j above alpha = 0.0104" in answer.stdout
-    assert "smallest step -8.4" in answer.stdout
+def test_the_command_prints_the_alpha_above_which_each_layer_increases():
+    run = theory("--n-layers", "3", "--alpha", "0.01")
+    assert "L2: increases in j above alpha = 0.0104" in run.stdout
+    assert "smallest step -8.4" in run.stdout
 
 
 @pytest.mark.parametrize(
     "arguments",
     [["--alpha", "1"], ["--n-layers", "0"], ["--rope"], ["--rope", "--d-model", "7"]],
 )
-def test_the_command_answers_bad_input_with_one_line(arguments):
-    answer = ask(*arguments)
-    assert answer.returncode == 2
-    assert answer.stdout == ""
-    assert len(answer.stderr.splitlines()) == 1
+def test_the_command_refuses_impossible_settings_in_one_line(arguments):
+    run = theory(*arguments)
+    assert run.returncode == 2
+    assert run.stdout == ""
+    assert len(run.stderr.splitlines()) == 1

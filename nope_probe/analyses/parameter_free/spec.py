@@ -1,0 +1,91 @@
+"""A variant of the parameter-free transformer, and the constants that follow from it. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nope_probe.hooks.names import Norm
+
+if TYPE_CHECKING:
+    from nope_probe.hooks.protocols import HookedModel
+
+FLOAT32_EPS = 2.0**-23
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterFreeSpec:
+    """A variant of the parameter-free transformer.
+
+    Attributes:
+        d_model: the dimension; None for its limit, infinity (L2 norm without RoPE only).
+        norm: `l2` (eq. 1) or LayerNorm with scores over sqrt(d) or d (appendix B).
+        rope: whether queries and keys are rotated (base 10000).
+        causal: whether keys j > i are masked; False is the encoder of Figure 10.
+
+    Raises:
+        ValueError: for a dimension that the norm or RoPE does not allow.
+
+    Example:
+        >>> import torch
+        >>> from nope_probe import ParameterFreeSpec, theory_scores
+        >>> spec = ParameterFreeSpec(d_model=64, rope=True)
+        >>> theory_scores(torch.tensor([0.2]), 11, 3, spec).shape
+        torch.Size([1, 3, 11, 11])
+    """
+
+    d_model: int | None = None
+    norm: Norm = "l2"
+    rope: bool = False
+    causal: bool = True
+
+    def __post_init__(self) -> None:
+        if self.d_model is None and (self.norm != "l2" or self.rope):
+            raise ValueError("RoPE and LayerNorm depend on the dimension: give d_model")
+        if self.rope and self.dimension % 2:
+            raise ValueError(f"RoPE rotates pairs of coordinates: d_model {self.d_model} is odd")
+        if self.dimension < 1 + self.centred:
+            raise ValueError(f"{self.norm} needs more dimensions than {self.d_model}")
+
+    @property
+    def dimension(self) -> int:
+        """The dimension; 2 for infinity, where nothing depends on it."""
+        return 2 if self.d_model is None else self.d_model
+
+    @property
+    def centred(self) -> bool:
+        """Whether vectors are centred first (LayerNorm): their cosines live in d - 1 dimensions."""
+        return self.norm != "l2"
+
+    @property
+    def value_scale(self) -> float:
+        """The length of a normed vector: 1, or sqrt(d) for LayerNorm."""
+        return self.dimension**0.5 if self.centred else 1.0
+
+    @property
+    def score_scale(self) -> float:
+        """The factor between a cosine and a score, in nats: the largest score there is."""
+        return self.dimension**0.5 if self.norm == "layernorm-sqrt-d" else 1.0
+
+    @property
+    def start_scale(self) -> float:
+        """The expected squared length of a centred unit vector."""
+        return (self.dimension - 1) / self.dimension if self.centred else 1.0
+
+    @property
+    def resolution(self) -> float:
+        """The smallest difference of scores that float32 resolves, nats."""
+        return FLOAT32_EPS * self.score_scale
+
+
+def spec_of(model: HookedModel) -> ParameterFreeSpec:
+    """Return the spec that a parameter-free model was configured with."""
+    cfg = model.cfg
+    sqrt_d = cfg.normalization_type == "LNPre" and cfg.attn_scale < cfg.d_model
+    layernorm: Norm = "layernorm-sqrt-d" if sqrt_d else "layernorm-d"
+    return ParameterFreeSpec(
+        d_model=cfg.d_model,
+        norm="l2" if cfg.normalization_type == "RMSPre" else layernorm,
+        rope=cfg.positional_embedding_type == "rotary",
+        causal=cfg.attention_dir == "causal",
+    )

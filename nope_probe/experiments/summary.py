@@ -1,0 +1,60 @@
+"""What the commands' headlines and closing lines share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.console import Console
+
+from nope_probe.figures.intervals import interval_of, interval_text
+
+
+def strongest(rows: pd.DataFrame) -> pd.Series | None:
+    """Return the row with the largest amplitude that exceeds its noise, if there is one.
+
+    Args:
+        rows: `pattern.csv` of one model, one row per layer.
+    """
+    above = rows[rows["amplitude_low"] > 0]
+    return None if above.empty else above.sort_values("amplitude").iloc[-1]
+
+
+def no_pattern(name: str) -> str:
+    """Return the headline of a model without a positional pattern."""
+    return f"{name} shows no positional pattern in its attention that exceeds the noise."
+
+
+def preference(row: Mapping[Any, Any] | pd.Series) -> str:
+    """Return which keys a pattern prefers, with the number that shows it."""
+    keys = "near" if row["locality"] > 0 else "far"
+    return f"prefers {keys} keys (rank correlation with the key's position {row['locality']:+.2f})"
+
+
+def nats(row: Mapping[Any, Any] | pd.Series, column: str) -> str:
+    """Return an estimate of a table's row with its interval, to a thousandth."""
+    return interval_text(interval_of(row, column))
+
+
+def print_closing(
+    console: Console, manifest: Mapping[str, Any], headline: Sequence[str], folder: Path
+) -> None:
+    """Print a run's headline, the meaning of its intervals, and the path of its report."""
+    for sentence in headline:
+        console.print(sentence, end="\n\n")
+    skip = manifest["skip_keys"]
+    console.print(
+        f"Brackets are 95% intervals from {manifest['settings']['folds']} folds; "
+        f"{skip} first key{'' if skip == 1 else 's'} skipped; noise biases locality towards 0.",
+        style="dim",
+    )
+    console.print(f"{manifest['seconds']:.0f} s; open {folder / 'report.html'}")
+
+
+def print_headline(manifest: Mapping[str, Any], folder: Path) -> None:
+    """Print the headline that a run's manifest holds, and the path of its report."""
+    lines = [*manifest["headline"], f"report: {folder / 'report.html'}"]
+    sys.stdout.write("\n".join(lines) + "\n")

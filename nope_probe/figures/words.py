@@ -1,0 +1,152 @@
+"""Names of components, terms and measures in figures, tables and sentences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BOTH_WAYS = "-1 to 1"
+
+
+@dataclass(frozen=True)
+class Term:
+    """The names of a component, a term of the pattern or a player.
+
+    Attributes:
+        label: in legends.
+        phrase: in sentences; the label if empty.
+        short: in unions, and interactions; the label if empty.
+    """
+
+    label: str
+    phrase: str = ""
+    short: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """The names of a measure of the pattern, and what its figures need.
+
+    Attributes:
+        label: its name.
+        unit: its unit, range or lag; empty for a share.
+        caption: what it measures, in one sentence.
+        neutral: the value that means no trend.
+        signed: whether it has a sign, so that colours centre on 0.
+        bounded: whether its absolute value is at most 1.
+    """
+
+    label: str
+    unit: str = ""
+    caption: str
+    neutral: float = 0.0
+    signed: bool = False
+    bounded: bool = False
+
+    @property
+    def title(self) -> str:
+        """Label and unit, as on an axis."""
+        return f"{self.label}, {self.unit}" if self.unit else self.label
+
+
+TERMS = {
+    "all": Term("whole pattern"),
+    "difference": Term("all players"),
+    "content": Term("content", "the content of the text"),
+    "mask": Term("causal mask", "the causal mask", "mask"),
+    "rope": Term("RoPE"),
+    "pos_embed": Term("learned positions", "the learned position embeddings", "positions"),
+    "mask_x_rope": Term("mask × RoPE", "mask and RoPE together"),
+    "mask_x_pos_embed": Term("mask × learned positions", "mask and position embeddings together"),
+    "w_q": Term("W_Q"),
+    "w_k": Term("W_K"),
+    "w_o": Term("W_O"),
+    "w_v": Term("W_V"),
+    "mlp": Term("MLP", "the MLPs"),
+    "norms": Term("norm weights", "the norms' weights"),
+    "qk": Term("QK circuit", "the query-key circuit (W_Q with W_K)", "QK"),
+    "ov": Term("OV circuit", "the value-output circuit (W_V with W_O)", "OV"),
+    "mean_term": Term("mean term", "the mean term"),
+    "covariance_term": Term("covariance term", "the covariance term"),
+    "intact": Term("intact model", "the intact model"),
+}
+MEASURES = {
+    "amplitude": Measure(
+        label="amplitude",
+        unit="nats",
+        caption="The strength of the positional pattern: its RMS, corrected for noise.",
+    ),
+    "locality": Measure(
+        label="locality",
+        unit=BOTH_WAYS,
+        caption="Rank correlation of the positional pattern with the key's position: above 0, near "
+        "keys are preferred; below 0, far keys.",
+        signed=True,
+        bounded=True,
+    ),
+    "monotonicity": Measure(
+        label="monotonicity",
+        unit="lag 8",
+        caption="Share of pairs of keys, 8 apart, of which the nearer scores higher; 1/2 is no "
+        "trend.",
+        neutral=0.5,
+        bounded=True,
+    ),
+    "monotonicity_lag1": Measure(
+        label="monotonicity",
+        unit="lag 1",
+        caption="Share of pairs of neighbouring keys of which the nearer scores higher; 1/2 is no "
+        "trend.",
+        neutral=0.5,
+        bounded=True,
+    ),
+    "relative_r2": Measure(
+        label="relative share",
+        caption="Share of the positional pattern that depends on distance alone; blank where there "
+        "is no pattern.",
+        bounded=True,
+    ),
+    "non_relative": Measure(
+        label="non-relative",
+        unit="nats",
+        caption="RMS of the part of the positional pattern that does not depend on distance alone.",
+    ),
+    "edge_contrast": Measure(
+        label="edge contrast",
+        unit="nats",
+        caption="The first keys against the others, in the diagonal-normalised map.",
+        signed=True,
+    ),
+    "edge_contrast_visible": Measure(
+        label="visible contrast",
+        unit="nats",
+        caption="The first keys against the others, in the non-relative part of the positional "
+        "pattern.",
+        signed=True,
+    ),
+}
+
+
+def words(name: str) -> str:
+    """Return the label of a component, term or player; of a union, its parts in short.
+
+    Example:
+        >>> words("mask"), words("mask+w_q")
+        ('causal mask', 'mask + W_Q')
+    """
+    if "+" not in name:
+        return TERMS[name].label if name in TERMS else name
+    return " + ".join(_short(part) for part in name.split("+"))
+
+
+def phrase(name: str) -> str:
+    """Return a component, term or player as a sentence names it.
+
+    Example:
+        >>> phrase("mask"), phrase("w_q+mlp")
+        ('the causal mask', 'W_Q + MLP')
+    """
+    return (TERMS[name].phrase if name in TERMS else "") or words(name)
+
+
+def _short(name: str) -> str:
+    return (TERMS[name].short if name in TERMS else "") or words(name)

@@ -1,0 +1,69 @@
+"""The sentences that report pages share: how to read figures and results."""
+
+from __future__ import annotations
+
+from nope_probe.figures import words
+from nope_probe.figures.maps import CLIPPED
+
+SCORE = (
+    "A score is what attention feeds to softmax, in nats: one nat more makes a key e = 2.7 times "
+    "as likely to be attended to."
+)
+MAP_AXES = (
+    "Each map has a row per query position, downward, and a column per key position, to the right; "
+    "both count from 0."
+)
+SCORE_MAP = (
+    f"{MAP_AXES} Cells above the diagonal are blank: a causal model does not attend to later keys."
+)
+PATTERN = (
+    "A positional pattern is a score map less each row's mean over the keys before the query, "
+    "since softmax ignores a constant per row."
+)
+PATTERN_COLOURS = f"{PATTERN} Red is above that mean, blue below, white at it."
+INTERVALS = (
+    "Bars are 95% intervals. “No pattern” marks a layer or head whose positional pattern does not "
+    "exceed the noise: it has no shares."
+)
+LAYERS_AND_HEADS = "Layers and heads count from 0: L2H3 is the fourth head of the third layer."
+MEASURES = (
+    "Locality above 0 and monotonicity above 1/2 mean that near keys are preferred. A relative "
+    "pattern depends on distance alone. Edge contrast: the first keys against the others."
+)
+CONJUNCTION = "the signature of “all are needed”, not a measurement of equal weight"
+HOVER = "hover or tap a cell for its own value"
+STRONGEST_CELLS = f"A colour bar leaves out the strongest cells, 1 in {100 / CLIPPED:g}; {HOVER}."
+HOW_TO_READ = (
+    SCORE,
+    SCORE_MAP,
+    PATTERN_COLOURS,
+    INTERVALS,
+    LAYERS_AND_HEADS,
+    STRONGEST_CELLS,
+)
+
+
+def colour_quantiles(percent: float) -> str:
+    """Return between which quantiles of a map its colours run.
+
+    Args:
+        percent: of the cells beyond each colour limit.
+
+    Example:
+        >>> colour_quantiles(1.0).split(";")[0]
+        'Colours run from the 1% to the 99% quantile of each map'
+    """
+    low, high = f"{percent:g}%", f"{100 - percent:g}%"
+    return f"Colours run from the {low} to the {high} quantile of each map; {HOVER}."
+
+
+def measure_note(name: str) -> str:
+    """Return what a measure of the pattern is, after its name.
+
+    Example:
+        >>> measure_note("amplitude")
+        'Amplitude (nats): the strength of the positional pattern: its RMS, corrected for noise.'
+    """
+    measure = words.MEASURES[name]
+    unit = f" ({measure.unit})" if measure.unit else ""
+    return f"{measure.label.capitalize()}{unit}: {measure.caption[0].lower()}{measure.caption[1:]}"

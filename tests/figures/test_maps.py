@@ -1,0 +1,96 @@
+"""Score maps and term maps: which cells they show, on which scale, with which words."""
+
+import numpy as np
+import pytest
+from support.maps import N_LAYERS, text_of, triangle
+
+from nope_probe.figures.maps import score_maps, term_maps
+from nope_probe.figures.style import BLANK
+
+
+def test_few_layers_are_side_by_side_each_on_its_own_scale() -> None:
+    maps = triangle() + np.arange(N_LAYERS, dtype=np.float32)[:, None, None] * 100
+    figure = score_maps(maps)
+    assert text_of(figure) == ["L0", "L1", "L2"]
+    assert [trace.coloraxis for trace in figure.data] == ["coloraxis", "coloraxis2", "coloraxis3"]
+    assert figure.layout.coloraxis.cmax < 10 < 90 < figure.layout.coloraxis2.cmin
+    np.testing.assert_array_equal(figure.data[1].z, maps[1])
+
+
+@pytest.mark.parametrize("layers", [1, 5, 32])
+def test_any_number_of_layers_can_be_drawn(layers: int) -> None:
+    figure = score_maps(triangle(layers))
+    assert len(figure.data) == layers
+    assert len(figure.layout.sliders) == (layers > 4)
+
+
+def test_a_slider_shows_one_layer_with_its_own_limits() -> None:
+    maps = triangle(5) * np.array([1, 2, 3, 4, 50], dtype=np.float32)[:, None, None]
+    figure = term_maps({"all": maps, "mask": maps / 2}, title="t", layer=1)
+    assert [trace.visible for trace in figure.data] == [False] * 2 + [True] * 2 + [False] * 6
+    visible, scale = figure.layout.sliders[0].steps[4].args
+    assert visible["visible"] == [False] * 8 + [True] * 2
+    assert scale["coloraxis.cmax"] == figure.layout.meta["scales"][4][1]
+    assert scale["coloraxis.cmax"] > 5 * figure.layout.coloraxis.cmax
+
+
+def test_terms_share_one_scale_centred_on_zero() -> None:
+    maps = triangle()
+    figure = term_maps({"content": maps - 3, "mask": maps * 2}, title="t", layer=0)
+    assert figure.layout.coloraxis.cmin == -figure.layout.coloraxis.cmax
+    assert {trace.coloraxis for trace in figure.data} == {"coloraxis"}
+    red = figure.layout.coloraxis.colorscale[-1][1]
+    assert red == "rgb(103,0,31)", "the largest value is red"
+
+
+def test_maps_name_query_down_key_right_and_nats() -> None:
+    for figure in (
+        score_maps(triangle()),
+        term_maps({"all": triangle()}, title="a title"),
+    ):
+        assert figure.layout.xaxis.title.text == "key position"
+        assert figure.layout.yaxis.title.text == "query position"
+        assert figure.layout.yaxis.autorange == "reversed"
+        bar = figure.layout.coloraxis.colorbar
+        assert "nat" in f"{bar.title.text}{bar.ticksuffix}"
+        assert figure.layout.title.text
+        for word in ("query", "key", "nat"):
+            assert word in figure.data[0].hovertemplate
+
+
+def test_positions_count_from_zero_and_pooled_cells_are_at_their_blocks_middle() -> None:
+    plain = score_maps(triangle()).data[0]
+    pooled = score_maps(triangle(), max_positions=3).data[0]
+    assert (plain.x0, plain.dx) == (0, 1)
+    assert (pooled.x0, pooled.dx, pooled.y0, pooled.dy) == (1, 3, 1, 3)
+    assert "mean of 3 × 3" in pooled.hovertemplate
+
+
+def test_cells_above_the_diagonal_stay_blank() -> None:
+    figure = term_maps({"all": triangle()}, title="t", max_positions=3)
+    above = np.triu_indices(3, k=1)
+    assert np.isnan(figure.data[0].z[above]).all()
+    assert figure.layout.plot_bgcolor == BLANK
+
+
+def test_no_term_is_an_error() -> None:
+    with pytest.raises(ValueError, match="at least one term"):
+        term_maps({}, title="t")
+
+
+def test_a_phone_gets_two_panels_in_a_row() -> None:
+    figure = term_maps({name: triangle() for name in ("all", "mask", "rope")}, title="t")
+    narrow = figure.layout.meta["narrow"]
+    assert figure.layout.yaxis3.domain[1] == 1
+    assert narrow["yaxis3.domain"][1] < narrow["yaxis.domain"][0]
+    assert narrow["xaxis3.domain"] == narrow["xaxis.domain"]
+
+
+def test_a_layers_colours_run_from_its_1_percent_to_its_99_percent_quantile():
+    generator = np.random.default_rng(0)
+    maps = generator.normal(size=(3, 23, 23))
+    maps[:, ~np.tril(np.ones((23, 23), bool))] = np.nan
+    figure = score_maps(maps, multiples=1, clipped=1.0)
+    limits = [np.nanpercentile(each, [1, 99]) for each in maps]
+    np.testing.assert_allclose(figure.layout.meta["scales"], limits, rtol=1e-5)
+    assert len(figure.layout.sliders[0].steps) == 3

@@ -1,0 +1,80 @@
+"""Shares of sources, players and interactions, with their intervals."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from support.maps import text_of
+
+from nope_probe.figures.shares import interactions, player_shares, source_shares
+from nope_probe.figures.style import COLOURS, SYMBOLS
+
+
+def sources() -> pd.DataFrame:
+    nan = np.nan
+    rows = [
+        (1, "content", 0.1, 0.0, 0.2, nan, nan, nan),
+        (1, "mask", 0.3, 0.2, 0.4, nan, nan, nan),
+        (2, "content", 0.2, 0.1, 0.3, 0.25, 0.15, 0.45),
+        (2, "mask", 0.9, 0.8, 1.1, 0.75, 0.55, 0.85),
+    ]
+    columns = ["layer", "term", "rms", "rms_low", "rms_high", "share", "low", "high"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def test_shares_are_dots_with_their_intervals() -> None:
+    figure = source_shares(sources())
+    content = figure.data[0]
+    assert content.name == "content"
+    assert content.y[1] == 0.25
+    assert content.error_y.array[1] == pytest.approx(0.2)
+    assert content.error_y.arrayminus[1] == pytest.approx(0.1)
+    assert np.round(content.x).tolist() == [1, 2]
+
+
+def test_a_layer_without_pattern_is_marked_and_not_dropped() -> None:
+    figure = source_shares(sources())
+    marks = [each for each in figure.layout.annotations if each.text == "no pattern"]
+    assert [(each.x, each.xref) for each in marks] == [(1, "x")], "the RMS panel has numbers"
+    assert tuple(figure.layout.xaxis.range) == (0.5, 2.5)
+
+
+def test_a_deep_model_gets_wide_panels_and_a_tick_for_some_layers() -> None:
+    table = pd.concat([sources().query("layer == 2").assign(layer=i) for i in range(1, 38)])
+    figure = source_shares(table)
+    assert figure.layout.xaxis.domain == figure.layout.xaxis2.domain == (0, 1)
+    assert figure.layout.xaxis.dtick == 4
+    assert len(figure.data[0].y) == 37
+
+
+def players() -> pd.DataFrame:
+    table = (
+        sources().rename(columns={"term": "player"}).drop(columns=["rms", "rms_low", "rms_high"])
+    )
+    for name, value in (("alone", 0.1), ("lost", 0.2)):
+        table = table.assign(**{name: value, f"{name}_low": 0.0, f"{name}_high": 0.9})
+    return table
+
+
+def test_players_have_a_panel_for_share_alone_and_lost() -> None:
+    figure = player_shares(players())
+    assert text_of(figure)[:3] == ["Shapley share", "there alone", "lost without it"]
+    masks = [trace for trace in figure.data if trace.name == "causal mask"]
+    assert [trace.y[1] for trace in masks] == [0.75, 0.1, 0.2]
+    assert [trace.error_y.array[1] for trace in masks] == pytest.approx([0.1, 0.8, 0.7])
+
+
+def test_a_component_has_one_colour_and_one_marker_in_every_figure() -> None:
+    masks = [
+        next(trace for trace in figure.data if trace.name == "causal mask")
+        for figure in (source_shares(sources()), player_shares(players()))
+    ]
+    assert {trace.marker.color for trace in masks} == {COLOURS["mask"]}
+    assert {trace.marker.symbol for trace in masks} == {SYMBOLS["mask"]}
+
+
+def test_interactions_have_short_names_and_the_largest_comes_first() -> None:
+    rows = [(0, "mask+w_q", 0.1), (0, "mask+rope", -0.5), (1, "mask+w_q", 0.2), (1, "mask+rope", 0)]
+    table = pd.DataFrame(rows, columns=["layer", "players", "share"])
+    figure = interactions(table.assign(low=-1.0, high=1.0), layer=1)
+    assert list(figure.data[1].y) == ["mask + W_Q", "mask + RoPE"], "plotly's axis points up"
+    assert [trace.visible for trace in figure.data] == [False, True]

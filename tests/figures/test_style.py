@@ -1,0 +1,58 @@
+"""Colours and markers: told apart by colour-blind readers, on light and on dark pages."""
+
+import numpy as np
+import pytest
+
+from nope_probe.figures.style import COLOURS, SYMBOLS
+
+TOGETHER = (
+    ("content", "mask", "rope", "interaction"),
+    ("content", "mask", "pos_embed", "interaction"),
+    ("mask", "rope", "w_q", "w_k", "w_o", "w_v", "mlp"),
+    ("mask", "pos_embed", "w_q", "w_k", "w_o", "w_v", "mlp"),
+    ("mask", "rope", "qk", "ov", "mlp"),
+    ("mean_term", "covariance_term"),
+)
+# Machado, Oliveira, Fernandes 2009, full severity, on linear RGB.
+SIGHT = {
+    "normal": np.eye(3),
+    "protan": np.array(
+        [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+    ),
+    "deutan": np.array(
+        [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    ),
+}
+
+
+def linear(colour: str) -> np.ndarray:
+    rgb = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb: np.ndarray) -> np.ndarray:
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    x, y, z = np.cbrt(np.clip(to_xyz @ rgb, 1e-4, None) / [0.9505, 1, 1.089])
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("names", TOGETHER)
+@pytest.mark.parametrize("sight", SIGHT)
+def test_components_shown_together_differ_for_colour_blind_readers(
+    names: tuple[str, ...], sight: str
+) -> None:
+    seen = {name: lab(SIGHT[sight] @ linear(COLOURS[name])) for name in names}
+    for index, one in enumerate(names):
+        for other in names[:index]:
+            same_marker = SYMBOLS[one] == SYMBOLS[other]
+            assert not same_marker, (one, other)
+            assert np.linalg.norm(seen[one] - seen[other]) > 10, (one, other)
+
+
+@pytest.mark.parametrize("paper", ["#ffffff", "#14161a"])
+def test_every_component_stands_out_on_light_and_dark_paper(paper: str) -> None:
+    weights = np.array([0.2126, 0.7152, 0.0722])
+    for name, colour in COLOURS.items():
+        if name != "intact":
+            light, dark = sorted([weights @ linear(colour), weights @ linear(paper)])[::-1]
+            assert (light + 0.05) / (dark + 0.05) >= 3, name

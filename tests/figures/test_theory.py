@@ -1,0 +1,28 @@
+"""Simulated maps and curves beside their theory."""
+
+import numpy as np
+import pytest
+
+from nope_probe.figures.theory import Curves, fixed_scale_maps, rows_against_theory
+
+
+@pytest.mark.parametrize("n_layers", [2, 5])
+def test_the_papers_colour_scale_is_the_same_in_every_layer(n_layers):
+    maps = np.random.default_rng(0).random((n_layers, 7, 7)).astype(np.float32)
+    figure = fixed_scale_maps(maps, title="maps", high=8.0)
+    axes = [figure.layout[name] for name in figure.layout if name.startswith("coloraxis")]
+    assert axes
+    assert {(each.cmin, each.cmax) for each in axes} == {(0.0, 8.0)}
+    if n_layers > 4:
+        assert figure.layout.meta["scales"] == [[0.0, 8.0]] * n_layers
+
+
+def test_lines_of_theory_are_in_the_panel_of_their_layers_dots():
+    x, values = np.arange(3.0), np.arange(6.0).reshape(2, 3)
+    curves = Curves(x=x, values=values, errors=0.1 + values, theory=values + 1)
+    figure = rows_against_theory({"alpha=0": curves})
+    line, dots = figure.data[2:]
+    assert (line.mode, dots.mode) == ("lines", "markers")
+    assert line.xaxis == dots.xaxis == "x2"
+    assert list(dots.error_y.array) == pytest.approx([3.1, 4.1, 5.1])
+    assert list(line.y - dots.y) == [1, 1, 1]

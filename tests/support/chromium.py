@@ -1,0 +1,34 @@
+"""Pages in headless Chromium, where it is installed."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
+    "--disable-background-networking --disable-component-update --disable-sync "
+    "--enable-logging=stderr --virtual-time-budget=20000 --dump-dom"
+)
+# On a busy machine headless Chromium may end before its first frame, in which figures come into
+# view: they are drawn as for a printer, all at once.
+DRAW_ALL = "<script>dispatchEvent(new Event('beforeprint'))</script></body>"
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+
+
+def opened(html: str, folder: Path, width: int = 1200, height: int = 6000) -> str:
+    """Return a page's elements after its scripts ran, which must not write to the console."""
+    page = folder / "opened.html"
+    page.write_text(html.replace("</body>", DRAW_ALL), encoding="utf-8")
+    options = [f"--window-size={width},{height}", f"--user-data-dir={folder / 'profile'}"]
+    run = subprocess.run(
+        [str(CHROMIUM), *FLAGS.split(), *options, page.absolute().as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert not [line for line in run.stderr.splitlines() if "CONSOLE" in line]
+    return run.stdout
