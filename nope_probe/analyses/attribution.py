@@ -129,7 +129,7 @@ class LayerAttribution:
 
 def attribute(
     maps: Mapping[Removed, ScoreMaps | FoldMeans],
-    games: Sequence[PlayerSet] = (),
+    player_sets: Sequence[PlayerSet] = (),
     *,
     position: Component | Literal["auto"] | None = "auto",
     skip_keys: int = 0,
@@ -142,7 +142,7 @@ def attribute(
         maps: score maps of the intact and the ablated model on the same sequences, under the names
             of what is removed: `{(): ..., "mask": ..., "rope": ..., ("mask", "rope"): ...}`. The
             fold means alone, in nats, will do.
-        games: the players; none stops after the sources.
+        player_sets: the players; none stops after the sources.
         position: the position encoding that is a source beside the mask; None if there is none.
             `auto`: the one that the conditions remove (what is never removed counts as content).
         skip_keys: first keys to leave out.
@@ -164,13 +164,13 @@ def attribute(
     """
     folds = folds_by_condition(maps)
     source = position_of(folds) if position == "auto" else position
-    validate_complete(folds, games, source)
+    validate_complete(folds, player_sets, source)
     layers = next(iter(folds.values())).shape[1]
     return [
         _attribute_layer(
             layer,
             {condition: each[:, layer] for condition, each in folds.items()},
-            games,
+            player_sets,
             source,
             skip_keys,
         )

@@ -43,8 +43,8 @@ class AblationStudy:
 
     Attributes:
         tables: per name of a run's CSV file, its table; the properties return them one by one.
-        maps: `score/<kept>`, `source/<term>`, `mean_covariance/<term>`, `shapley/<player>`: float32
-            [layer, query_pos, key_pos], nats, under the names of a run's maps.safetensors.
+        maps: under the names of a run's maps.safetensors, float32 [layer, query_pos, key_pos] in
+            nats: `score/<kept>`, `pattern/all`, `source/<term>`, `shapley/<player>`, ...
         layers: the attribution of each layer, which the tables are made from.
         skip_keys: how many first keys the patterns leave out.
     """
