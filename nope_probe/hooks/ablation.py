@@ -36,9 +36,11 @@ class Ablation:
         gain: the size of a removed projection's replacement. `output`: the RMS of the projection's
             output over the run's tokens in the intact model, which `calibrate` measures; `norm`:
             its Frobenius norm over the root of its rows; `identity`: 1.
+        prefix: how many first positions lose the mask among themselves, a bidirectional prefix;
+            later queries keep theirs (causal, or a sliding window). None: the mask is off for all.
 
     Raises:
-        ValueError: for a component or gain that does not exist.
+        ValueError: for a component or gain that does not exist, or a prefix without the mask.
 
     Example:
         >>> from nope_probe import Ablation
@@ -49,6 +51,7 @@ class Ablation:
     remove: Sequence[Component] = ()
     layers: Sequence[int] | None = None
     gain: Gain = "output"
+    prefix: int | None = None
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.remove if name not in COMPONENTS]
@@ -56,6 +59,15 @@ class Ablation:
             raise ValueError(f"unknown component {unknown[0]!r}; there are {', '.join(COMPONENTS)}")
         if self.gain not in GAINS:
             raise ValueError(f"unknown gain {self.gain!r}; there are {', '.join(GAINS)}")
+        if self.prefix is not None:
+            self._validate_prefix(self.prefix)
+
+    def _validate_prefix(self, prefix: int) -> None:
+        if prefix < 1:
+            raise ValueError(f"expected a prefix of 1 position or more, got {prefix}")
+        if "mask" not in self.remove:
+            removed = ", ".join(self.remove) or "nothing"
+            raise ValueError(f"a prefix is for removing the mask; this removes {removed}")
 
     @property
     def weights(self) -> tuple[Projection, ...]:
@@ -81,8 +93,9 @@ def ablated(
         tokens: instead of gains, the tokens (or vectors) on which to `calibrate` first.
 
     Raises:
-        ValueError: if the model lacks a component or layer, or if neither or both of gains and
-            tokens are given where gains are needed.
+        ValueError: if the model lacks a component or layer, if neither or both of gains and tokens
+            are given where gains are needed, or for a prefix longer than the model's context; in a
+            forward pass, for a prefix longer than the sequences.
         RuntimeError: inside another `ablated` on this model: two writers of the attention scores
             do not commute. Name all components in one Ablation.
 
@@ -113,6 +126,10 @@ def _chosen(model: HookedModel, ablation: Ablation) -> list[Layer]:
     if lacking:
         has = ", ".join(components(model))
         raise ValueError(f"the model has no {lacking[0]} to remove; it has {has}")
+    if ablation.prefix is not None and ablation.prefix > model.cfg.n_ctx:
+        raise ValueError(
+            f"a prefix of {ablation.prefix} positions, but the model's context is {model.cfg.n_ctx}"
+        )
     return [blocks[index] for index in indices]
 
 
@@ -139,7 +156,7 @@ def _hooks(
 ) -> Iterator[Attachment]:
     for layer in blocks:
         c = {name: _gain(layer, name, ablation.gain, gains) for name in ablation.weights}
-        yield from BlockAblation(layer, ablation.remove, c).hooks()
+        yield from BlockAblation(layer, ablation.remove, c, ablation.prefix).hooks()
     point = position_point(model) if "pos_embed" in ablation.remove else None
     if point is not None:
         yield point, mean_over_positions

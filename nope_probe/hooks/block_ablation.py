@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from einops import rearrange
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from nope_probe.hooks.attention import repeat_heads, unmasked
@@ -24,12 +24,18 @@ class BlockAblation:
         layer: the block.
         remove: the components.
         gains: c of each weight that is removed.
+        prefix: how many first positions lose the mask among themselves; None for all positions.
     """
 
     def __init__(
-        self, layer: Layer, remove: Collection[Component], gains: Mapping[Projection, float]
+        self,
+        layer: Layer,
+        remove: Collection[Component],
+        gains: Mapping[Projection, float],
+        prefix: int | None = None,
     ) -> None:
         self.layer, self.remove, self.gains = layer, set(remove), gains
+        self.prefix = prefix
         self.reader = QKReader(layer)
         self.read: dict[str, Tensor] = {}
 
@@ -71,10 +77,13 @@ class BlockAblation:
     def write_scores(self, tensor: Tensor, hook: HookPoint) -> Tensor:
         """Rebuild the scores from q and k, with the model's own mask unless that is removed."""
         scores = self.layer.scores(self.reader.read("q"), self._keys()).to(tensor.dtype)
-        if "mask" in self.remove:
+        if "mask" in self.remove and self.prefix is None:
             return scores
         # One sequence and head shows the mask of all: lengths are equal, without padding.
-        return torch.where(unmasked(tensor[0, 0]), scores, tensor)
+        visible = unmasked(tensor[0, 0])
+        if self.prefix is not None:
+            visible = with_prefix(visible, self.prefix)
+        return torch.where(visible, scores, tensor)
 
     def write_z(self, tensor: Tensor, hook: HookPoint) -> Tensor:
         """Replace the output of W_V, weighted by attention."""
@@ -103,6 +112,26 @@ class BlockAblation:
         """Return the output of the replacement of W_Q, W_K or W_V."""
         y = project_identity(self.read["y"], self.layer.n_heads, self.layer.d_head)
         return self.gains[name] * y
+
+
+def with_prefix(
+    visible: Bool[Tensor, "query_pos key_pos"], prefix: int
+) -> Bool[Tensor, "query_pos key_pos"]:
+    """Return a mask whose first positions attend to one another both ways.
+
+    Args:
+        visible: which keys each query attends to.
+        prefix: how many first positions.
+
+    Raises:
+        ValueError: if the sequences are shorter than the prefix.
+    """
+    n = visible.shape[-1]
+    if prefix > n:
+        raise ValueError(f"a prefix of {prefix} positions, but the sequences have {n}")
+    visible = visible.clone()
+    visible[:prefix, :prefix] = True
+    return visible
 
 
 def zeros(tensor: Tensor, hook: HookPoint) -> Tensor:

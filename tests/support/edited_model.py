@@ -85,8 +85,12 @@ def edited(
     remove: Iterable[str],
     c: Sizes | None = None,
     layers: Iterable[int] | None = None,
+    prefix: int | None = None,
 ) -> PreTrainedModel:
-    """Return a plain model without some components in some layers; weights become c * P."""
+    """Return a plain model without some components in some layers; weights become c * P.
+
+    With a prefix, the mask is removed among that many first positions only.
+    """
     copied, remove = ungrouped(hf), set(remove)
     for layer in range(len(blocks(hf))) if layers is None else layers:
         ours = projections(copied, layer)
@@ -100,7 +104,7 @@ def edited(
             last = block.mlp.c_proj if hasattr(block.mlp, "c_proj") else block.mlp.down_proj
             for parameter in last.parameters():
                 parameter.zero_()
-        unmask_and_unrotate(attention(block), remove)
+        unmask_and_unrotate(attention(block), remove, prefix)
     return copied
 
 
@@ -113,12 +117,14 @@ def rectangular_identity(name: str, shape: tuple[int, ...]) -> Tensor:
     return p if name != "w_o" else p.T
 
 
-def unmask_and_unrotate(attn: Any, remove: set[str]) -> None:
-    """Pass an attention module a zero 4-D mask, or RoPE's cos = 1 and sin = 0."""
+def unmask_and_unrotate(attn: Any, remove: set[str], prefix: int | None = None) -> None:
+    """Pass an attention module a 4-D mask that is 0 (in the prefix), or cos = 1 and sin = 0."""
 
     def receive(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if "mask" in remove:
-            kwargs["attention_mask"] = torch.zeros_like(kwargs["attention_mask"])
+            mask = kwargs["attention_mask"].clone()
+            mask[..., :prefix, :prefix] = 0
+            kwargs["attention_mask"] = mask
         if "rope" in remove:
             cos, sin = kwargs["position_embeddings"]
             kwargs["position_embeddings"] = torch.ones_like(cos), torch.zeros_like(sin)
