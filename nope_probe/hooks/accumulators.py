@@ -46,7 +46,7 @@ class Accumulator(ABC):
     def reset(self) -> None:
         """Drop what was read of a forward pass."""
 
-    def read_logits(
+    def read_logits(  # noqa: B027  (most accumulators read hook points alone)
         self, logits: Float[Tensor, "batch pos d_vocab"], tokens: Int[Tensor, "batch pos"]
     ) -> None:
         """Read the logits of a pass that ran to the end; by default nothing is read of them."""
