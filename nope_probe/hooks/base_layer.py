@@ -75,6 +75,10 @@ class Layer(ABC):
             module = getattr(module, part, None)
         return module if isinstance(module, HookPoint) else None
 
+    def width(self, name: Projection) -> int:
+        """Return the width of a projection's output: d_head of W_Q, W_K, W_V, d_model of W_O."""
+        return self.d_model if name == "w_o" else self.d_head
+
     @property
     def adjacent(self) -> bool:
         """Whether RoPE turns the coordinates (2f, 2f + 1) together, and not (f, f + d_rotary/2)."""

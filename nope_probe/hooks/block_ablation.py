@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 import torch
-from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from nope_probe.hooks.attention import repeat_heads, unmasked
 from nope_probe.hooks.base_layer import Layer
-from nope_probe.hooks.gains import project_identity, project_identity_transposed
 from nope_probe.hooks.names import Component, Projection
 from nope_probe.hooks.protocols import Attachment, HookPoint
 from nope_probe.hooks.qk_reader import QKReader
+from nope_probe.hooks.replacements import ReplacedWeight
 
 
 class BlockAblation:
@@ -23,7 +22,7 @@ class BlockAblation:
     Args:
         layer: the block.
         remove: the components.
-        gains: c of each weight that is removed.
+        replaced: the replacement of each weight that is removed.
         prefix: how many first positions lose the mask among themselves; None for all positions.
     """
 
@@ -31,10 +30,10 @@ class BlockAblation:
         self,
         layer: Layer,
         remove: Collection[Component],
-        gains: Mapping[Projection, float],
+        replaced: Mapping[Projection, ReplacedWeight],
         prefix: int | None = None,
     ) -> None:
-        self.layer, self.remove, self.gains = layer, set(remove), gains
+        self.layer, self.remove, self.replaced = layer, set(remove), replaced
         self.prefix = prefix
         self.reader = QKReader(layer)
         self.read: dict[str, Tensor] = {}
@@ -93,9 +92,8 @@ class BlockAblation:
 
     def write_attn_out(self, tensor: Tensor, hook: HookPoint) -> Tensor:
         """Replace the output of W_O."""
-        z = rearrange(self.read["z"], "batch pos head d_head -> batch pos (head d_head)")
-        replaced = self.gains["w_o"] * project_identity_transposed(z, self.layer.d_model)
-        return replaced.to(tensor.dtype)
+        heads = range(self.layer.n_heads)
+        return self.replaced["w_o"].summed(self.read["z"], heads).to(tensor.dtype)
 
     def reset(self, tensor: Tensor, hook: HookPoint) -> None:
         """Drop what was read of a pass: the queries and keys of all blocks are gigabytes."""
@@ -110,8 +108,7 @@ class BlockAblation:
 
     def _replaced(self, name: Projection) -> Float[Tensor, "batch pos head d_head"]:
         """Return the output of the replacement of W_Q, W_K or W_V."""
-        y = project_identity(self.read["y"], self.layer.n_heads, self.layer.d_head)
-        return self.gains[name] * y
+        return self.replaced[name].outputs(self.read["y"])
 
 
 def with_prefix(
