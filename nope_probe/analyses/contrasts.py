@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.jackknife import Interval, cross_products, share
+from nope_probe.analyses.jackknife import Interval, cross_products, rms_ratio, share
 from nope_probe.analyses.shapley import Condition, Contrast
 
 
@@ -48,6 +48,10 @@ class ContrastGram:
     def share(self, part: Contrast, whole: Contrast) -> Interval:
         """Return <part, whole> / <whole, whole>."""
         return share(self.product(part, whole), self.product(whole, whole))
+
+    def rms_ratio(self, whole: Contrast, part: Contrast) -> Interval:
+        """Return RMS whole / RMS part; undefined where either does not exceed its noise."""
+        return rms_ratio(self.product(whole, whole), self.product(part, part))
 
     def _coefficients(self, contrast: Contrast) -> Float[Tensor, " condition"]:
         vector = torch.zeros(len(self.row), dtype=torch.float64)

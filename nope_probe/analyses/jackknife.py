@@ -7,6 +7,7 @@ folds is independent, so noise does not count as pattern, and everything linear 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import exp
 
 import torch
 from jaxtyping import Float
@@ -112,3 +113,18 @@ def share(
 ) -> Interval:
     """Return part / whole with its interval; undefined if the whole does not exceed its noise."""
     return jackknife(part / whole) if jackknife(whole).low > 0 else UNDEFINED
+
+
+def rms_ratio(
+    whole: Float[Tensor, " one_plus_folds"], part: Float[Tensor, " one_plus_folds"]
+) -> Interval:
+    """Return the ratio of two RMS with its interval, from estimates of their mean squares.
+
+    The interval is that of its logarithm, since a ratio is skewed. It is undefined where either
+    square does not exceed its noise.
+    """
+    squares = torch.stack([whole, part])
+    if not all(jackknife(each).low > 0 for each in squares) or not (squares > 0).all():
+        return UNDEFINED
+    log = jackknife((whole / part).log() / 2)
+    return Interval(value=exp(log.value), low=exp(log.low), high=exp(log.high))

@@ -30,6 +30,10 @@ MEASURES = (
     "Locality above 0 and monotonicity above 1/2 mean that near keys are preferred. A relative "
     "pattern depends on distance alone. Edge contrast: the first keys against the others."
 )
+POSITION_GAME = (
+    "Shares are of the part of the pattern that the mask and position encoding bring: the pattern "
+    "less what it is without these. Weights cannot make position; they shape what the sources make."
+)
 CONJUNCTION = "the signature of “all are needed”, not a measurement of equal weight"
 HOVER = "hover or tap a cell for its own value"
 STRONGEST_CELLS = f"A colour bar leaves out the strongest cells, 1 in {100 / CLIPPED:g}; {HOVER}."
