@@ -11,18 +11,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.conditions import (
     FoldMeans,
     Removed,
+    fold_counts_of,
     folds_by_condition,
     position_of,
     validate_complete,
 )
 from nope_probe.analyses.contrasts import ContrastGram
-from nope_probe.analyses.jackknife import Interval, rms
+from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.mask_effect import MaskEffect, mask_effect
 from nope_probe.analyses.pattern import kept_cells, row_centred
 from nope_probe.analyses.player_attribution import (
@@ -107,7 +108,7 @@ def attribute(
     Args:
         maps: score maps of the intact and the ablated model on the same sequences, under the names
             of what is removed: `{(): ..., "mask": ..., "rope": ..., ("mask", "rope"): ...}`. The
-            fold means alone, in nats, will do.
+            fold means alone, in nats, will do, and count as folds of equal size.
         player_sets: the players; none stops after the sources.
         position: the position encoding that is a source beside the mask; None if there is none.
             `auto`: the one that the conditions remove (what is never removed counts as content).
@@ -128,7 +129,7 @@ def attribute(
         >>> mask.share.value > 0.9
         True
     """
-    folds = folds_by_condition(maps)
+    folds, counts = folds_by_condition(maps), fold_counts_of(maps.values())
     source = position_of(folds) if position == "auto" else position
     validate_complete(folds, player_sets, source)
     layers = next(iter(folds.values())).shape[1]
@@ -139,6 +140,7 @@ def attribute(
             player_sets,
             source,
             skip_keys,
+            counts,
         )
         for layer in range(layers)
     ]
@@ -150,8 +152,9 @@ def _attribute_layer(
     player_sets: Sequence[PlayerSet],
     position: Component | None,
     skip_keys: int,
+    counts: Int[Tensor, " fold"] | None,
 ) -> LayerAttribution:
-    gram = ContrastGram(list(folds), _kept_patterns(list(folds.values()), skip_keys))
+    gram = ContrastGram(list(folds), _kept_patterns(list(folds.values()), skip_keys), counts)
     return LayerAttribution(
         layer=layer,
         sources=tuple(_source(gram, *each) for each in source_terms(position).items()),
@@ -160,7 +163,7 @@ def _attribute_layer(
         interactions=tuple(
             each for ours in player_sets for each in attribute_interactions(gram, ours)
         ),
-        non_relative=mask_effect(folds[INTACT], folds[MASK], skip_keys),
+        non_relative=mask_effect(folds[INTACT], folds[MASK], skip_keys, counts),
     )
 
 
@@ -173,6 +176,4 @@ def _kept_patterns(
 
 
 def _source(gram: ContrastGram, name: str, term: Contrast) -> Source:
-    return Source(
-        term=name, rms=rms(gram.product(term, term)), share=gram.share(term, {INTACT: 1.0})
-    )
+    return Source(term=name, rms=gram.rms(term), share=gram.share(term, {INTACT: 1.0}))

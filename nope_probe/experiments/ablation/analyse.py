@@ -48,7 +48,7 @@ def analyse(session: Session[RunSettings], plan: Plan, measured: Measured) -> Ru
     maps = {name: each.float().numpy() for name, each in maps_of(plan, measured, skip_keys).items()}
     manifest = {
         **session.provenance(),
-        **input_record(inputs, skip_keys),
+        **input_record(inputs, skip_keys, measured.intact.counts),
         **_attribution_record(plan, measured, layers),
     }
     return Run(
@@ -123,10 +123,12 @@ def _mask_effects(
     """Return the mask's effect on the non-relative part, on the run's tokens and on shuffled."""
     effects = {tokens: [each.non_relative for each in layers]}
     if measured.shuffled:
-        with_mask, without = (measured.shuffled[c].folds for c in (INTACT, MASK))
+        with_mask, without = (measured.shuffled[c] for c in (INTACT, MASK))
         effects["shuffled"] = [
-            mask_effect(with_mask[:, layer], without[:, layer], skip_keys)
-            for layer in range(with_mask.shape[1])
+            mask_effect(
+                with_mask.folds[:, layer], without.folds[:, layer], skip_keys, with_mask.counts
+            )
+            for layer in range(with_mask.folds.shape[1])
         ]
     return effects
 
@@ -168,7 +170,9 @@ def _mean_covariance_table(measured: Measured, skip_keys: int) -> pd.DataFrame:
     if intact.mean_term is None or intact.key_means is None:
         return mean_covariance_table([])
     return mean_covariance_table(
-        split_mean_covariance(intact.folds, intact.mean_term, intact.key_means, skip_keys)
+        split_mean_covariance(
+            intact.folds, intact.mean_term, intact.key_means, skip_keys, intact.counts
+        )
     )
 
 

@@ -128,7 +128,7 @@ class _Parts:
             "the source is enough. Amplification: the strength with the player, over that without. "
             "A weight can amplify and is never a source. "
             + conjunction_note(players, self.conjunctions.get(player_set, [])),
-            table=table.drop(columns="game"),
+            table=_blank_where_undefined(table.drop(columns="game")),
         )
 
     def interactions(self, player_set: str) -> Iterator[Section]:
@@ -216,6 +216,15 @@ def _order(key: str) -> tuple[int, str]:
 def _spread(cells: Float[np.ndarray, "query_pos key_pos"]) -> float:
     known = cells[np.isfinite(cells)]
     return float(known.std()) if known.size else 0.0
+
+
+def _blank_where_undefined(players: pd.DataFrame) -> pd.DataFrame:
+    """Return the table of players with blanks where a number is undefined though there is a share.
+
+    The other empty cells are those of a layer without pattern.
+    """
+    blank = players.isna() & players["share"].notna().to_numpy()[:, None]
+    return players.astype(object).mask(blank, "")
 
 
 def conjunction_note(players: Sequence[str], layers: Sequence[int]) -> str:
