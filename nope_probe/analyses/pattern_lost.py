@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.contrasts import ContrastGram
@@ -19,6 +19,7 @@ def pattern_lost(
     removed: Condition,
     sources: Condition,
     skip_keys: int = 0,
+    counts: Int[Tensor, " fold"] | None = None,
 ) -> Interval:
     """Return what a removal takes from one layer's positional part p(all), in nats.
 
@@ -32,18 +33,19 @@ def pattern_lost(
         removed: the components that are removed.
         sources: the mask and the position encoding.
         skip_keys: how many first keys to leave out.
+        counts: sequences per fold; all the same by default.
 
     Raises:
         KeyError: if the maps of a condition are missing.
     """
     needed = list(dict.fromkeys((INTACT, removed, sources, removed | sources)))
-    gram = ContrastGram(needed, _patterns([folds[each] for each in needed], skip_keys))
+    gram = ContrastGram(needed, _patterns([folds[each] for each in needed], skip_keys), counts)
     whole: Contrast = {INTACT: 1.0, sources: -1.0}
     lost = _sum(whole, {removed: -1.0}, {removed | sources: 1.0})
     square = gram.product(whole, whole)
-    if not jackknife(square).low > 0:
+    if not jackknife(square, counts).low > 0 or not (square > 0).all():
         return UNDEFINED
-    return jackknife(gram.product(lost, whole) / square.clamp_min(0).sqrt())
+    return jackknife(gram.product(lost, whole) / square.sqrt(), counts)
 
 
 def _patterns(

@@ -70,7 +70,7 @@ def _line_and_band(
         x=np.concatenate([x, x[::-1]]),
         y=np.concatenate([rows[high].to_numpy(float), rows[low].to_numpy(float)[::-1]]),
         fill="toself",
-        fillcolor=colour(name),
+        fillcolor=colour(_component(name)),
         opacity=0.15,
         line={"width": 0},
         hoverinfo="skip",
@@ -82,7 +82,7 @@ def _line_and_band(
         y=rows["loss"].to_numpy(float),
         customdata=rows[[low, high]].to_numpy(float),
         mode="lines",
-        line={"color": colour(name), "width": 1.5, "dash": _dash(name)},
+        line={"color": colour(_component(name)), "width": 1.5, "dash": _dash(name)},
         name=label(name),
         showlegend=showlegend,
         hovertemplate="position %{x}: %{y:.3g} nats (%{customdata[0]:.3g} to "
@@ -95,7 +95,8 @@ def _dash(name: str) -> str:
     """Return a line's dash, so that colour is not the only sign."""
     if name == INTACT:
         return "solid"
-    return "dash" if symbol(name) in ("diamond", "triangle-down", "x", "cross") else "solid"
+    dashed = ("diamond", "triangle-down", "x", "cross")
+    return "dash" if symbol(_component(name)) in dashed else "solid"
 
 
 def _vertical_line(panel: int, x: float) -> dict[str, object]:
@@ -111,7 +112,23 @@ def label(name: str) -> str:
         >>> label("intact"), label("mask+rope")
         ('intact model', 'without mask + RoPE')
     """
-    return words(name) if name == INTACT else f"without {words(name)}"
+    return words(name) if name == INTACT else f"without {removed(name)}"
+
+
+def removed(name: str) -> str:
+    """Return what a condition removes, and what stands for it where that is part of its name.
+
+    Example:
+        >>> removed("mask+rope"), removed("w_q:mean")
+        ('mask + RoPE', 'W_Q (mean)')
+    """
+    components, _, replacement = name.partition(":")
+    return f"{words(components)} ({replacement})" if replacement else words(components)
+
+
+def _component(name: str) -> str:
+    """Return what fixes a condition's colour and marker."""
+    return name.partition(":")[0]
 
 
 def decodability(table: pd.DataFrame) -> go.Figure:
@@ -136,9 +153,11 @@ def _decoded(table: pd.DataFrame, conditions: Sequence[str]) -> list[Dots]:
     series = []
     for name in conditions:
         rows = table[table["condition"] == name]
-        series.append(dots(rows, name, "distance", label(name)))
+        series.append(dots(rows, _component(name), "distance", label(name)))
         if rows["untrained"].notna().all():
-            series.append(dots(rows, name, "untrained", f"untrained, {label(name)}", hollow=True))
+            series.append(
+                dots(rows, _component(name), "untrained", f"untrained, {label(name)}", hollow=True)
+            )
     null = table[table["condition"] == INTACT]
     return [*series, dots(null, "content", "null", "shuffled targets")]
 
@@ -165,7 +184,7 @@ def differences(table: pd.DataFrame, titles: Mapping[str, str]) -> go.Figure:
     narrow = replace(wide, columns=2, left=110, gap=0.1)
     heading = "What each removal changes, less the intact model"
     place(figure, heading, [titles[name] for name in shown], wide, narrow)
-    names = [words(each) for each in reversed(conditions)]
+    names = [removed(each) for each in reversed(conditions)]
     keys: dict[str, object] = {"showlegend": False}
     for panel in range(len(shown)):
         keys[f"yaxis{axis(panel)}.categoryarray"] = names
@@ -181,11 +200,15 @@ def _difference_dot(rows: pd.DataFrame, condition: str, panel: int) -> go.Scatte
     values, *bounds = (rows[each].to_numpy(float) for each in ("difference", low, high))
     return go.Scatter(
         x=values,
-        y=[words(condition)] * len(rows),
+        y=[removed(condition)] * len(rows),
         error_x=error_bars(values, *bounds),
         customdata=np.column_stack(bounds),
         mode="markers",
-        marker={"color": colour(condition), "symbol": symbol(condition), "size": 8},
+        marker={
+            "color": colour(_component(condition)),
+            "symbol": symbol(_component(condition)),
+            "size": 8,
+        },
         xaxis=f"x{axis(panel)}",
         yaxis=f"y{axis(panel)}",
         hovertemplate="%{x:.3g} (%{customdata[0]:.3g} to %{customdata[1]:.3g})"
@@ -226,7 +249,11 @@ def _bridge_dot(condition: str, lost: float, effect: pd.Series, panel: int) -> g
         y=value,
         error_y=error_bars(value, low, high),
         mode="markers",
-        marker={"color": colour(condition), "symbol": symbol(condition), "size": 10},
+        marker={
+            "color": colour(_component(condition)),
+            "symbol": symbol(_component(condition)),
+            "size": 10,
+        },
         name=label(condition),
         legendgroup=condition,
         showlegend=panel == 0,

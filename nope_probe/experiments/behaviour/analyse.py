@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pandas as pd
+from jaxtyping import Int
+from torch import Tensor
 
 from nope_probe.analyses.behaviour import mean_interval, position_means
 from nope_probe.analyses.decodability import chance_distance
@@ -18,6 +20,7 @@ from nope_probe.experiments.behaviour.probes import token_arrays
 from nope_probe.experiments.behaviour.runner import Distances, Measured
 from nope_probe.experiments.behaviour.summary import headline
 from nope_probe.experiments.tables import Row, interval_columns, interval_names
+from nope_probe.hooks.folds import folds_of
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.provenance import input_record
 from nope_probe.runtime.session import Session
@@ -40,13 +43,12 @@ def analyse(session: Session[Settings], plan: Plan, measured: Measured) -> Run:
     tables = tables_of(plan, measured, skip)
     manifest = {
         **session.provenance(),
-        **input_record(inputs, skip),
+        **input_record(inputs, skip, fold_counts(session, plan)),
         "conditions": list(plan.conditions),
         "measures": list(plan.measures),
         "skipped": plan.skipped,
         "prefix": plan.text.prefix,
         "trained_len": plan.trained,
-        "n_documents": len(plan.text.documents.unique()),
     }
     return Run(
         manifest=manifest,
@@ -54,6 +56,12 @@ def analyse(session: Session[Settings], plan: Plan, measured: Measured) -> Run:
         tables=tables,
         page=behaviour_page(tables, manifest, headline(manifest, tables)),
     )
+
+
+def fold_counts(session: Session[Settings], plan: Plan) -> Int[Tensor, " fold"]:
+    """Return how many text windows each fold of the score maps has."""
+    n_folds, documents = session.settings.folds, plan.text.documents
+    return folds_of(len(documents), n_folds, documents).bincount(minlength=n_folds)
 
 
 def tables_of(plan: Plan, measured: Measured, skip: int) -> dict[str, pd.DataFrame]:

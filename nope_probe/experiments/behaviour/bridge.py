@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 
+from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.pattern_lost import pattern_lost
 from nope_probe.analyses.rank_correlation import rank_correlation
-from nope_probe.experiments.behaviour.conditions import INTACT_NAME
+from nope_probe.experiments.behaviour.conditions import INTACT_NAME, Removal
 from nope_probe.experiments.behaviour.plan import Plan
 from nope_probe.experiments.behaviour.runner import Measured
 from nope_probe.experiments.tables import Row, interval_columns, interval_names
@@ -45,14 +46,24 @@ def bridge_table(
             continue
         n_layers = next(iter(measured.maps.values())).folds.shape[1]
         for layer in range(n_layers):
-            folds = {removed: each.folds[:, layer] for removed, each in measured.maps.items()}
-            lost = pattern_lost(folds, plan.conditions[name], plan.sources, skip)
+            lost = _pattern_lost(plan, measured, plan.conditions[name], layer, skip)
             row: Row = {"condition": name, "layer": layer, **interval_columns(lost, "pattern")}
             for effect in ("loss", "copy"):
                 row |= _columns(effect, _difference(behaviour, name, measure=EFFECTS[effect]))
             row |= _columns("position", _difference(decodability, name, layer=layer))
             rows.append(row)
     return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _pattern_lost(
+    plan: Plan, measured: Measured, removal: Removal, layer: int, skip: int
+) -> Interval:
+    intact = Removal()
+    needed = [intact, removal, intact.without(plan.sources), removal.without(plan.sources)]
+    maps = {each.components: measured.maps[each] for each in needed}
+    folds = {components: each.folds[:, layer] for components, each in maps.items()}
+    counts = maps[intact.components].counts
+    return pattern_lost(folds, removal.components, plan.sources, skip, counts)
 
 
 def _difference(table: pd.DataFrame, condition: str, **where: object) -> ValueAndBounds:

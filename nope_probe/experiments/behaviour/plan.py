@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from nope_probe.analyses.shapley import Condition
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
+from nope_probe.experiments.behaviour.conditions import Removal
 from nope_probe.experiments.behaviour.measures import Measure
-from nope_probe.experiments.behaviour.probes import Probe, documents_of, segment_length
+from nope_probe.experiments.behaviour.probes import Probe, segment_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,7 +34,7 @@ class Plan:
         uniform: the loss of a uniform guess among ordinary tokens, in nats.
     """
 
-    conditions: dict[str, Condition]
+    conditions: dict[str, Removal]
     sources: Condition
     measures: tuple[Measure, ...]
     probes: dict[str, Probe]
@@ -58,7 +59,7 @@ class Plan:
 
     def removes_mask(self, name: str) -> bool:
         """Return whether a condition removes the mask, so that prefixes are bidirectional."""
-        return "mask" in self.conditions[name]
+        return self.conditions[name].mask
 
 
 def validate_documents(text: Sequences) -> None:
@@ -67,7 +68,7 @@ def validate_documents(text: Sequences) -> None:
     Raises:
         UserError: saying how many there are.
     """
-    n_documents = len(documents_of(text).unique())
+    n_documents = text.n_documents
     if n_documents < MIN_DOCUMENTS:
         raise UserError(
             f"{len(text)} sequences from {n_documents} documents: {MIN_DOCUMENTS} documents are "

@@ -37,8 +37,10 @@ class Probe:
 
 
 def documents_of(sequences: Sequences) -> Int[Tensor, " seq"]:
-    """Return the number of each sequence's document; each is its own where that is not known."""
-    return torch.arange(len(sequences))
+    """Return the number of each sequence's document; one drawn by itself is its own."""
+    if sequences.documents is None:
+        return torch.arange(len(sequences))
+    return sequences.documents
 
 
 def segment_length(seq_len: int, bos: bool) -> int:

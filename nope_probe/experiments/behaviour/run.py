@@ -52,6 +52,10 @@ class Settings(RunSettings):
         Literal["output", "norm", "identity"],
         _arg(help="The size of a removed weight's replacement."),
     ] = "output"
+    replacement: Annotated[
+        tuple[Literal["identity", "random", "mean", "zero"], ...],
+        _arg(help="What stands for a removed weight; several are measured side by side."),
+    ] = ("identity",)
     trained_len: Annotated[
         int | None,
         _arg(
@@ -77,8 +81,9 @@ class Settings(RunSettings):
         if self.data in ("random", "gaussian") or self.model.lower().startswith("parameter-free"):
             raise UserError("behaviour is measured on text, with a language model")
         super().validate()
-        if not self.measures:
-            raise UserError("expected at least one of --measures")
+        for flag in ("measures", "replacement"):
+            if not getattr(self, flag) or len({*getattr(self, flag)}) < len(getattr(self, flag)):
+                raise UserError(f"expected one or more different values of --{flag}")
         for measure in self.measures:
             if self.seq_len < SHORTEST[measure]:
                 raise UserError(
@@ -169,7 +174,7 @@ def plan_of(session: Session[Settings]) -> Plan:
     from nope_probe.hooks.components import components
 
     settings, has = session.settings, components(session.loaded.model)
-    conditions = make_conditions(has, settings.remove)
+    conditions = make_conditions(has, settings.remove, settings.replacement)
     settings.n_layers_of(session.loaded)  # refused before anything is run
     text = session.sequences()
     validate_documents(text)
@@ -193,7 +198,7 @@ def run_conditions(session: Session[Settings], plan: Plan) -> Measured:
     settings = session.settings
     options = RunOptions(
         n_layers=settings.n_layers_of(session.loaded),
-        batch_size=settings.batch_size,
+        batch_size=settings.seqs_per_batch,
         n_folds=settings.folds,
         skip=settings.n_skipped(session.sequences()),
         gain=settings.gain,

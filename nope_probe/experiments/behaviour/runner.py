@@ -13,14 +13,14 @@ from torch import Tensor
 from nope_probe.analyses.behaviour import by_document
 from nope_probe.analyses.decodability import halves, index_targets
 from nope_probe.analyses.ridge import ridge
-from nope_probe.analyses.shapley import Condition
+from nope_probe.experiments.behaviour.conditions import Removal
 from nope_probe.experiments.behaviour.plan import Plan
 from nope_probe.experiments.behaviour.probes import Probe
-from nope_probe.experiments.resumable import gains_once, losses_once, scores_once
+from nope_probe.experiments.resumable import calibration_once, losses_once, scores_once
 from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.gains import Gains
+from nope_probe.hooks.calibration import Calibration
 from nope_probe.hooks.maps import ScoreMaps
-from nope_probe.hooks.names import COMPONENTS, WEIGHTS, Gain, kept_name
+from nope_probe.hooks.names import Gain
 from nope_probe.hooks.protocols import HookedModel
 from nope_probe.hooks.residuals import capture_distances, capture_moments
 from nope_probe.hooks.streaming import batches_of
@@ -65,13 +65,13 @@ class Measured:
         distances: per condition, of predicted and true index on held-out documents, in positions;
             the last axis is the fit on true and on shuffled targets.
         untrained: the same of the model with random weights, where only sources are removed.
-        maps: per set of removed components, score maps.
+        maps: per removal, score maps.
     """
 
     losses: dict[tuple[str, str], DocumentLosses]
     distances: dict[str, Distances] = field(default_factory=dict)
     untrained: dict[str, Distances] = field(default_factory=dict)
-    maps: dict[Condition, ScoreMaps] = field(default_factory=dict)
+    maps: dict[Removal, ScoreMaps] = field(default_factory=dict)
 
 
 class BehaviourRunner:
@@ -93,21 +93,22 @@ class BehaviourRunner:
     ) -> None:
         self.model, self.options, self.checkpoint = model, options, checkpoint
         self.conditions, self.sources, self.probes = plan.conditions, plan.sources, plan.probes
-        removed = frozenset[str]().union(*plan.conditions.values())
-        self.needs_gains = options.gain == "output" and bool(removed & set(WEIGHTS))
+        ablations = [self._ablation(each, None) for each in plan.conditions.values()]
+        self.needs_calibration = any(each.needs_calibration for each in ablations)
+        self.is_random = any(each.replacement == "random" for each in plan.conditions.values())
         self.fit, self.held_out = (plan.text.subset(each) for each in halves(plan.text.documents))
 
     def streams(self) -> dict[str, int]:
         """Return how many sequences this process runs in each stream, by the stream's key."""
         text = self.probes["text"]
-        found = {"gains": text} if self.needs_gains else {}
+        found = {"calibration": text} if self.needs_calibration else {}
         for name in self.conditions:
             found |= {f"loss/{name}/{probe}": each for probe, each in self.probes.items()}
         for prefix, names in self._decoded().items():
             for name in names:
                 found[f"{prefix}/{name}/fit"] = self.fit
                 found[f"{prefix}/{name}/distance"] = self.held_out
-        found |= {_map_key(condition): text for condition in self.map_conditions()}
+        found |= {f"score/{removal.key}": text for removal in self.map_removals()}
         return {key: self._n_own(probe) for key, probe in found.items()}
 
     def _batch_size(self, probe: Probe) -> int:
@@ -127,57 +128,67 @@ class BehaviourRunner:
 
     def run(self) -> Measured:
         """Return the losses, decodability and score maps of all conditions."""
-        gains = self._gains()
+        calibration = self._calibrate()
         losses = {
-            (name, probe): self._losses(name, probe, gains)
+            (name, probe): self._losses(name, probe, calibration)
             for name in self.conditions
             for probe in self.probes
         }
         return Measured(
             losses=losses,
-            maps={each: self._maps(each, gains) for each in self.map_conditions()},
-            **{prefix: self._decode(prefix, gains) for prefix in self._decoded()},
+            maps={each: self._maps(each, calibration) for each in self.map_removals()},
+            **{prefix: self._decode(prefix, calibration) for prefix in self._decoded()},
         )
 
-    def map_conditions(self) -> list[Condition]:
-        """Return the sets of components that are removed for score maps.
+    def map_removals(self) -> list[Removal]:
+        """Return the removals that score maps are needed of.
 
         What a condition leaves of the positional part needs the condition without the sources too.
         """
         if not self.options.pattern:
             return []
         ours = list(self.conditions.values())
-        return list(dict.fromkeys([*ours, *(each | self.sources for each in ours)]))
+        return list(dict.fromkeys([*ours, *(each.without(self.sources) for each in ours)]))
 
     def _decoded(self) -> dict[str, list[str]]:
         """Return the conditions in which decodability is measured, per kind of model."""
         if not self.options.position:
             return {}
-        only_sources = [n for n, removed in self.conditions.items() if removed <= self.sources]
+        only_sources = [n for n, r in self.conditions.items() if r.components <= self.sources]
         return {"distances": list(self.conditions), "untrained": only_sources}
 
-    def _gains(self) -> Gains | None:
-        if not self.needs_gains:
+    def _calibrate(self) -> Calibration | None:
+        if not self.needs_calibration:
             return None
         text = self.probes["text"]
-        return gains_once(
-            self.checkpoint, "gains", self.model, text.tokens, batch_size=self._batch_size(text)
+        return calibration_once(
+            self.checkpoint,
+            "calibration",
+            self.model,
+            text.tokens,
+            batch_size=self._batch_size(text),
+            seed=self.options.seed if self.is_random else None,
+        )
+
+    def _ablation(self, removal: Removal, prefix: int | None) -> Ablation:
+        return Ablation(
+            remove=removal.remove,
+            replacement=removal.replacement,
+            gain=self.options.gain,
+            seed=self.options.seed,
+            prefix=prefix if removal.mask else None,
         )
 
     def _ablated(
-        self, removed: Condition, gains: Gains | None, prefix: int | None
+        self, removal: Removal, calibration: Calibration | None, prefix: int | None = None
     ) -> AbstractContextManager[HookedModel]:
-        remove = sorted(removed, key=COMPONENTS.index)
-        ablation = Ablation(
-            remove=remove,
-            gain=self.options.gain,
-            prefix=prefix if "mask" in removed else None,
-        )
-        return ablated(self.model, ablation, gains)
+        return ablated(self.model, self._ablation(removal, prefix), calibration)
 
-    def _losses(self, name: str, probe_name: str, gains: Gains | None) -> DocumentLosses:
+    def _losses(
+        self, name: str, probe_name: str, calibration: Calibration | None
+    ) -> DocumentLosses:
         probe = self.probes[probe_name]
-        with self._ablated(self.conditions[name], gains, probe.prefix):
+        with self._ablated(self.conditions[name], calibration, probe.prefix):
             losses = losses_once(
                 self.checkpoint,
                 f"loss/{name}/{probe_name}",
@@ -187,22 +198,23 @@ class BehaviourRunner:
             )
         return by_document(losses, probe.documents)
 
-    def _maps(self, removed: Condition, gains: Gains | None) -> ScoreMaps:
-        with self._ablated(removed, gains, None):
+    def _maps(self, removal: Removal, calibration: Calibration | None) -> ScoreMaps:
+        with self._ablated(removal, calibration):
             return scores_once(
                 self.checkpoint,
-                _map_key(removed),
+                f"score/{removal.key}",
                 self.model,
                 self.probes["text"].tokens,
                 layers=range(self.options.n_layers),
                 batch_size=self._batch_size(self.probes["text"]),
                 n_folds=self.options.n_folds,
+                documents=self.probes["text"].documents,
             )
 
-    def _decode(self, prefix: str, gains: Gains | None) -> dict[str, Distances]:
+    def _decode(self, prefix: str, calibration: Calibration | None) -> dict[str, Distances]:
         names = self._decoded()[prefix]
         with self._weights(prefix):
-            return {name: self._distances(prefix, name, gains) for name in names}
+            return {name: self._distances(prefix, name, calibration) for name in names}
 
     @contextmanager
     def _weights(self, prefix: str) -> Iterator[None]:
@@ -212,9 +224,9 @@ class BehaviourRunner:
         else:
             yield
 
-    def _distances(self, prefix: str, name: str, gains: Gains | None) -> Distances:
+    def _distances(self, prefix: str, name: str, calibration: Calibration | None) -> Distances:
         key, options = f"{prefix}/{name}", self.options
-        with self._ablated(self.conditions[name], gains, None):
+        with self._ablated(self.conditions[name], calibration):
             weights = self._ridge(f"{key}/fit")
             if f"{key}/distance" not in self.checkpoint:
                 with self.checkpoint.stream(f"{key}/distance") as stream:
@@ -247,7 +259,3 @@ class BehaviourRunner:
                 )
             self.checkpoint.save(key, {"weights": ridge(xx, xy)})
         return self.checkpoint.load(key)["weights"]
-
-
-def _map_key(removed: Condition) -> str:
-    return f"score/without-{kept_name(removed)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from nope_probe.runtime.folder import Run
 
 Tables = Mapping[str, pd.DataFrame]
 INTACT = "intact"
+COLUMNS = 4  # of numbers in a table of 80 characters
 
 
 def headline(manifest: Mapping[str, Any], tables: Tables) -> list[str]:
@@ -39,11 +40,16 @@ def _loss_sentence(name: str, behaviour: pd.DataFrame) -> str:
         return ""
     rows = rows.sort_values("difference", ascending=False)
     parts = [
-        f"{_signed(row, '.2f')} without {phrase(str(row['condition']))}"
+        f"{_signed(row, '.2f')} without {_phrase(str(row['condition']))}"
         for _, row in rows.iterrows()
     ]
     changes = "; ".join(parts)
     return f"The loss of {name} on the second part of a window changes by, in nats: {changes}."
+
+
+def _phrase(condition: str) -> str:
+    components, _, replacement = condition.partition(":")
+    return f"{phrase(components)} ({replacement})" if replacement else phrase(components)
 
 
 def _copy_sentence(name: str, behaviour: pd.DataFrame) -> str:
@@ -53,8 +59,9 @@ def _copy_sentence(name: str, behaviour: pd.DataFrame) -> str:
     row = rows.iloc[0]
     if np.isnan(row["value"]):
         return f"{name} does not copy text: its second copy costs no less than the first."
-    value = interval_text(interval_of(row, "value"), "z.2f", " nats")
-    return f"A segment of text that {name} reads again costs {value} less the first time's loss."
+    value, low, high = interval_of(row, "value")
+    less = interval_text((-value, -high, -low), "z.2f", " nats")
+    return f"A segment of text costs {name} {less} less per token when it comes a second time."
 
 
 def _position_sentence(name: str, table: pd.DataFrame) -> str:
@@ -78,43 +85,53 @@ def print_summary(run: Run, folder: Path) -> None:
     """Print the table and sentences of a run to the terminal."""
     manifest, tables = run.manifest, run.tables
     console = Console(highlight=False)
-    console.print(_table(manifest, tables["behaviour"]))
-    for measure, reason in manifest["skipped"].items():
-        console.print(f"{measure} was not measured: {reason}", style="dim")
+    for table in _tables(manifest["model"]["name"], tables["behaviour"]):
+        console.print(table)
+    for line in _notes(tables["behaviour"]):
+        console.print(line, style="dim")
+    console.print()
     for sentence in headline(manifest, tables):
         console.print(sentence, end="\n\n")
     console.print(
-        f"Brackets are 95% intervals over {manifest['n_documents']} documents. Without the mask "
+        f"Brackets and ± are 95% intervals over {manifest['documents']} documents. Without the mask "
         f"the first {manifest['prefix']} tokens see each other, and those after them are scored.",
         style="dim",
     )
     console.print(f"{manifest['seconds']:.0f} s; open {folder / 'report.html'}")
 
 
-def _table(manifest: Mapping[str, Any], behaviour: pd.DataFrame) -> Table:
-    """Return a section per measure: the intact model's value, then each condition's difference."""
-    title = f"{manifest['model']['name']}: behaviour, nats per token"
-    table = Table(title=title, box=SIMPLE_HEAD)
-    table.add_column("measure")
-    table.add_column("without")
-    table.add_column("value", justify="right")
-    table.add_column("difference to intact", justify="right")
-    for measure, rows in behaviour.groupby("measure", sort=False):
-        for index, row in enumerate(rows.to_dict("records")):
-            name = QUANTITIES[str(measure)].label if index == 0 else ""
-            removed = "(intact)" if row["condition"] == INTACT else row["condition"]
-            table.add_row(name, removed, *_cells(row))
-        table.add_section()
-    return table
+def _tables(name: str, behaviour: pd.DataFrame) -> Iterator[Table]:
+    """Yield tables with a row per condition: the intact model's values, the others' differences."""
+    known = [each for each in QUANTITIES if each in set(behaviour["measure"])]
+    for start in range(0, len(known), COLUMNS):
+        shown = known[start : start + COLUMNS]
+        more = ", continued" if start else ""
+        table = Table(title=f"{name}: behaviour, less the intact model's{more}", box=SIMPLE_HEAD)
+        table.add_column("without")
+        for each in shown:
+            table.add_column(QUANTITIES[each].label, justify="right")
+        for condition in dict.fromkeys(behaviour["condition"]):
+            rows = behaviour[behaviour["condition"] == condition].set_index("measure")
+            cells = [_cell(rows.loc[each], condition == INTACT) for each in shown]
+            table.add_row("(intact)" if condition == INTACT else str(condition), *cells)
+        yield table
 
 
-def _cells(row: Mapping[Any, Any]) -> tuple[str, str]:
-    value = "" if np.isnan(row["value"]) else interval_text(interval_of(row, "value"))
-    if np.isnan(row["difference"]):
-        return value, "" if value else str(row["note"])
-    return value, _signed(row, ".3f")
+def _cell(row: Mapping[Any, Any] | pd.Series, is_intact: bool) -> str:
+    value, _, high = interval_of(row, "value" if is_intact else "difference")
+    if np.isnan(value):
+        return "-"
+    return f"{value:{'' if is_intact else '+'}z.2f} ±{high - value:.2f}"
 
 
 def _signed(row: Mapping[Any, Any] | pd.Series, style: str) -> str:
     value, low, high = interval_of(row, "difference")
     return f"{value:+z{style}} [{low:z{style}}, {high:z{style}}]"
+
+
+def _notes(behaviour: pd.DataFrame) -> Iterator[str]:
+    """Yield which numbers are not shown and why, once per measure and reason."""
+    rows = behaviour.dropna(subset=["note"])
+    for (note, measure), ours in rows[rows["note"] != ""].groupby(["note", "measure"], sort=False):
+        conditions = ", ".join(ours["condition"])
+        yield f"{QUANTITIES[measure].label} ({conditions}): {note}"
