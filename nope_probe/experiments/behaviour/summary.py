@@ -93,7 +93,7 @@ def print_summary(run: Run, folder: Path) -> None:
     for sentence in headline(manifest, tables):
         console.print(sentence, end="\n\n")
     console.print(
-        f"Brackets and ± are 95% intervals over {manifest['documents']} documents. Without the mask "
+        f"Brackets, ± : 95% intervals over {manifest['documents']} documents. Without the mask "
         f"the first {manifest['prefix']} tokens see each other, and those after them are scored.",
         style="dim",
     )
@@ -134,4 +134,4 @@ def _notes(behaviour: pd.DataFrame) -> Iterator[str]:
     rows = behaviour.dropna(subset=["note"])
     for (note, measure), ours in rows[rows["note"] != ""].groupby(["note", "measure"], sort=False):
         conditions = ", ".join(ours["condition"])
-        yield f"{QUANTITIES[measure].label} ({conditions}): {note}"
+        yield f"{QUANTITIES[str(measure)].label} ({conditions}): {note}"
