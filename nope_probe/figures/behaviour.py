@@ -99,7 +99,7 @@ def _dash(name: str) -> str:
     return "dash" if symbol(_component(name)) in dashed else "solid"
 
 
-def _vertical_line(panel: int, x: float) -> dict[str, object]:
+def _vertical_line(panel: int, x: int) -> dict[str, object]:
     ends = {"x0": x, "x1": x, "y0": 0, "y1": 1}
     axes = {"xref": f"x{axis(panel)}", "yref": f"y{axis(panel)} domain"}
     return {"type": "line", **ends, **axes, "line": {"color": ZERO, "dash": "dot", "width": 1}}

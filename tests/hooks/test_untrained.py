@@ -11,15 +11,20 @@ from nope_probe.hooks.untrained import STD, untrained
 ModelOf = Callable[[str], tuple[Any, str]]
 
 
+def fail_after_reading(model: Any, drawn: dict[str, torch.Tensor]) -> None:
+    drawn |= {name: each.clone() for name, each in model.named_parameters()}
+    raise KeyError
+
+
 @pytest.mark.parametrize("spec", ["bridge:llama", "bridge:gpt2", "hooked:smollm3-nope"])
 def test_weights_are_random_inside_and_the_trained_ones_after_an_error(
     spec: str, model_of: ModelOf
 ) -> None:
     model, _ = model_of(spec)
     before = {name: each.clone() for name, each in model.named_parameters()}
+    drawn: dict[str, torch.Tensor] = {}
     with pytest.raises(KeyError), untrained(model, seed=3):
-        drawn = {name: each.clone() for name, each in model.named_parameters()}
-        raise KeyError
+        fail_after_reading(model, drawn)
     assert all(torch.equal(each, before[name]) for name, each in model.named_parameters())
     for name, each in drawn.items():
         is_bias = name.rpartition(".")[2].lstrip("_").startswith("b")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import pandas as pd
+from jaxtyping import Float
+from torch import Tensor
 
 from nope_probe.analyses.behaviour import (
-    Losses,
     PerDocument,
     copy_cost,
     extrapolation_cost,
@@ -28,6 +30,8 @@ IN_SIGHT = "without the mask the next token is in sight: only the suffix is scor
 FIRST_IN_SIGHT = "without the mask the first copy is in sight: see the second copy's loss"
 NO_COPY = "the intact model does not copy"
 ABOVE_UNIFORM = "above a uniform guess: only the difference says something"
+# By probe; probes differ in the number of documents and of targets.
+ProbeLosses: TypeAlias = Mapping[str, Float[Tensor, "_ _"]]
 COLUMNS = ("measure", "condition", *interval_names("value", "difference"), "note")
 
 
@@ -42,38 +46,38 @@ class LossMeasure:
     """
 
     measure: Measure
-    read: Callable[[Plan, Mapping[str, Losses], int], PerDocument]
+    read: Callable[[Plan, ProbeLosses, int], PerDocument]
     unmasked: str = ""
 
 
-def _suffix(plan: Plan, losses: Mapping[str, Losses], first: int) -> PerDocument:
+def _suffix(plan: Plan, losses: ProbeLosses, first: int) -> PerDocument:
     return span_loss(losses["text"], plan.text.first_target)
 
 
-def _order(plan: Plan, losses: Mapping[str, Losses], first: int) -> PerDocument:
+def _order(plan: Plan, losses: ProbeLosses, first: int) -> PerDocument:
     start = plan.text.first_target
     return span_loss(losses["order"], start) - span_loss(losses["text"], start)
 
 
-def _without_bos(plan: Plan, losses: Mapping[str, Losses], first: int) -> PerDocument:
+def _without_bos(plan: Plan, losses: ProbeLosses, first: int) -> PerDocument:
     start = max(first, 2)  # the first token after BOS has no loss without it
     return span_loss(losses["without_bos"], start - 1) - span_loss(losses["text"], start)
 
 
-def _other_first(plan: Plan, losses: Mapping[str, Losses], first: int) -> PerDocument:
+def _other_first(plan: Plan, losses: ProbeLosses, first: int) -> PerDocument:
     start = max(first, 2)
     return span_loss(losses["other_first"], start) - span_loss(losses["text"], start)
 
 
 def _copy(kind: str) -> LossMeasure:
-    def read(plan: Plan, losses: Mapping[str, Losses], first: int) -> PerDocument:
+    def read(plan: Plan, losses: ProbeLosses, first: int) -> PerDocument:
         return copy_cost(losses[kind], plan.segment)
 
     return LossMeasure(measure="copy", read=read, unmasked=FIRST_IN_SIGHT)
 
 
 def _second(kind: str) -> LossMeasure:
-    def read(plan: Plan, losses: Mapping[str, Losses], first: int) -> PerDocument:
+    def read(plan: Plan, losses: ProbeLosses, first: int) -> PerDocument:
         return second_copy_loss(losses[kind], plan.segment)
 
     return LossMeasure(measure="copy", read=read)
@@ -114,11 +118,6 @@ def behaviour_table(plan: Plan, measured: Measured) -> pd.DataFrame:
     rows = [row for name in LOSS_MEASURES for row in _rows(plan, measured, name)]
     rows += _position_rows(plan, measured)
     return pd.DataFrame(rows, columns=list(COLUMNS))
-
-
-def per_document(plan: Plan, measured: Measured, name: str, condition: str) -> PerDocument:
-    """Return a measure of each document in a condition."""
-    return _read(plan, measured, name, condition, plan.removes_mask(condition))
 
 
 def _read(plan: Plan, measured: Measured, name: str, condition: str, no_mask: bool) -> PerDocument:

@@ -106,5 +106,12 @@ def text_probes(
 
 
 def token_arrays(probes: Mapping[str, Probe]) -> dict[str, Tensor]:
-    """Return the tokens of all probes, as a run keeps them; the text windows as `tokens`."""
-    return {"tokens" if name == "text" else name: each.tokens for name, each in probes.items()}
+    """Return the tokens of all probes, as a run keeps them; the text windows as `tokens`.
+
+    With them go the `documents` of the text windows, and the `long_documents` of the long ones.
+    """
+    arrays = {"tokens" if name == "text" else name: each.tokens for name, each in probes.items()}
+    arrays["documents"] = probes["text"].documents
+    if "long" in probes:
+        arrays["long_documents"] = probes["long"].documents
+    return arrays

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -15,6 +16,7 @@ from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 
 if TYPE_CHECKING:
+    from nope_probe.experiments.behaviour.conditions import Removal
     from nope_probe.experiments.behaviour.plan import Plan
     from nope_probe.experiments.behaviour.runner import Measured
     from nope_probe.models.load import LoadedModel
@@ -84,6 +86,8 @@ class Settings(RunSettings):
         for flag in ("measures", "replacement"):
             if not getattr(self, flag) or len({*getattr(self, flag)}) < len(getattr(self, flag)):
                 raise UserError(f"expected one or more different values of --{flag}")
+        if "extrapolation" not in self.measures:
+            self._validate_unused("extrapolation", ("trained_len", "max_len"))
         for measure in self.measures:
             if self.seq_len < SHORTEST[measure]:
                 raise UserError(
@@ -98,6 +102,31 @@ class Settings(RunSettings):
         for name in ("trained_len", "max_len"):
             if (value := getattr(self, name)) is not None and value < 16:
                 raise UserError(f"expected a --{name.replace('_', '-')} of 16 or more, got {value}")
+
+    def _validate_unused(self, what: str, names: Sequence[str]) -> None:
+        """Check that flags which only `what` reads were left alone."""
+        defaults = {each.name: each.default for each in fields(self)}
+        for name in names:
+            if getattr(self, name) != defaults[name]:
+                flag = name.replace("_", "-")
+                raise UserError(f"--{flag} is for {what}, which this run does not measure")
+
+    def validate_conditions(self, conditions: Mapping[str, Removal]) -> None:
+        """Check that flags of weights and of the mask have a condition to act on.
+
+        Raises:
+            UserError: naming the flag.
+        """
+        removals = conditions.values()
+        for flag, given in (("gain", "output"), ("replacement", ("identity",))):
+            if getattr(self, flag) != given and not any(each.weights for each in removals):
+                raise UserError(f"--{flag} is for weights, and none is removed")
+        sized = {"identity", "random"} & {*self.replacement}
+        if self.gain != "output" and not sized:
+            raise UserError("--gain is for the replacements identity and random")
+        scores_suffix = {"order", "loss"} & {*self.measures}  # of every condition
+        if self.prefix is not None and not (scores_suffix or any(each.mask for each in removals)):
+            raise UserError("--prefix is for a removed mask, and none is removed")
 
     def load_model(self, device: str) -> LoadedModel:
         """Load the whole model, a shipped one with as many positions as the extrapolation takes."""
@@ -175,6 +204,7 @@ def plan_of(session: Session[Settings]) -> Plan:
 
     settings, has = session.settings, components(session.loaded.model)
     conditions = make_conditions(has, settings.remove, settings.replacement)
+    settings.validate_conditions(conditions)
     settings.n_layers_of(session.loaded)  # refused before anything is run
     text = session.sequences()
     validate_documents(text)

@@ -27,8 +27,8 @@ from nope_probe.hooks.streaming import batches_of
 from nope_probe.hooks.untrained import untrained
 from nope_probe.runtime.checkpoint import RunCheckpoint
 
-DocumentLosses = Float[Tensor, "document target"]
-Distances = Float[Tensor, "document layer fit"]
+DocumentLosses = Float[Tensor, "_ _"]  # documents and targets, which differ among probes
+Distances = Float[Tensor, "held_out layer fit"]
 
 
 @dataclass(frozen=True, kw_only=True)
