@@ -43,6 +43,7 @@ def loss_by_position(table: pd.DataFrame, *, title: str, trained: int | None = N
         x_title="position in the window",
         y_title="loss, nats",
         bottom=110,
+        left=70,
     )
     narrow = replace(wide, columns=1, panel=240, bottom=190, left=50)
     place(figure, title, list(groups), wide, narrow)
@@ -146,6 +147,10 @@ def decodability(table: pd.DataFrame) -> go.Figure:
     figure = over_layers(panels, heading)
     for panel in range(len(panels)):
         figure.layout[f"yaxis{axis(panel)}"].title.text = "positions"
+    named: set[str] = set()
+    for trace in figure.data:  # each name once, whichever panel it is in
+        trace.showlegend = trace.name not in named
+        named.add(trace.name)
     return figure
 
 
@@ -190,7 +195,7 @@ def differences(table: pd.DataFrame, titles: Mapping[str, str]) -> go.Figure:
         keys[f"yaxis{axis(panel)}.categoryarray"] = names
         keys[f"yaxis{axis(panel)}.range"] = [-0.5, len(names) - 0.5]
         keys[f"xaxis{axis(panel)}.zerolinewidth"] = 2
-        keys[f"xaxis{axis(panel)}.nticks"] = 4
+        keys |= {f"xaxis{axis(panel)}.nticks": 4, f"xaxis{axis(panel)}.rangemode": "tozero"}
     patch(figure, keys)
     return figure
 

@@ -17,6 +17,11 @@ from support.command_line import refused, run_command
 from support.edited_model import edited, norm_sizes, plain_run
 
 from nope_probe import behaviour, read_run
+from nope_probe.experiments.behaviour.analyse import position_table
+from nope_probe.experiments.behaviour.conditions import Removal
+from nope_probe.experiments.behaviour.plan import Plan
+from nope_probe.experiments.behaviour.probes import Probe
+from nope_probe.experiments.behaviour.runner import Measured
 
 N_SEQS, N_POS, PREFIX, TRAINED = 16, 29, 11, 16
 SMALL = ["--n-seqs", N_SEQS, "--seq-len", N_POS, "--folds", 4, "--batch-size", 5]
@@ -186,6 +191,26 @@ def test_losses_by_position_are_means_over_documents(
     losses = plain("w_q", "tokens")
     for position in (1, 17, N_POS - 1):
         assert_interval(rows.loc[position], "loss", losses[:, position - 1])
+
+
+def test_positions_are_averaged_in_bins_that_begin_with_the_first_one_scored() -> None:
+    losses = torch.arange(1.0, 12.0).repeat(5, 1) + torch.arange(5.0)[:, None]
+    probe = Probe(tokens=torch.zeros(5, 12).long(), documents=torch.arange(5), prefix=6)
+    mask = Removal(components=frozenset({"mask"}))
+    plan = Plan(
+        conditions={"intact": Removal(), "mask": mask},
+        sources=mask.components,
+        measures=("loss",),
+        probes={"text": probe},
+        bos=False,
+        trained=12,
+        uniform=1.0,
+    )
+    measured = Measured(losses={("intact", "text"): losses, ("mask", "text"): losses})
+    table = position_table(plan, measured, "text", width=4)
+    rows = table[["condition", "position", "loss"]].to_numpy().tolist()
+    intact = [["intact", 1, 4.0], ["intact", 4, 7.5], ["intact", 8, 11.5]]
+    assert rows == [*intact, ["mask", 6, 8.5], ["mask", 8, 11.5]]
 
 
 def test_position_is_regressed_on_half_of_the_documents_and_read_on_the_other(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pandas as pd
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from nope_probe.analyses.behaviour import mean_interval, position_means
+from nope_probe.analyses.behaviour import mean_interval, position_means, span_loss
 from nope_probe.analyses.decodability import chance_distance
 from nope_probe.analyses.jackknife import UNDEFINED, Interval
 from nope_probe.errors import UserError
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from nope_probe.experiments.behaviour.run import Settings
 
 POSITION_COLUMNS = ("condition", "position", "loss", "loss_low", "loss_high")
+BINS = 64
 DECODED = ("distance", "null", "untrained")
 
 
@@ -49,6 +51,7 @@ def analyse(session: Session[Settings], plan: Plan, measured: Measured) -> Run:
         "skipped": plan.skipped,
         "prefix": plan.text.prefix,
         "trained_len": plan.trained,
+        "bin_width": bin_width(plan),
     }
     return Run(
         manifest=manifest,
@@ -71,7 +74,7 @@ def tables_of(plan: Plan, measured: Measured, skip: int) -> dict[str, pd.DataFra
     bridge = bridge_table(plan, measured, behaviour, decodability, skip)
     return {
         "loss_by_position": position_table(plan, measured, "text"),
-        "extrapolation": position_table(plan, measured, "long"),
+        "extrapolation": position_table(plan, measured, "long", bin_width(plan)),
         "behaviour": behaviour,
         "decodability": decodability,
         "bridge": bridge,
@@ -90,22 +93,34 @@ def validate_finite_losses(measured: Measured) -> None:
             raise UserError(f"non-finite losses in condition {condition} ({probe})")
 
 
-def position_table(plan: Plan, measured: Measured, probe: str) -> pd.DataFrame:
+def position_table(plan: Plan, measured: Measured, probe: str, width: int = 1) -> pd.DataFrame:
     """Return the mean loss at each position, in nats; without the mask, of the suffix alone.
 
     Args:
         plan: the conditions.
         measured: their losses.
         probe: the sequences.
+        width: how many positions a row is the mean over; `position` is the first of them.
     """
     rows: list[Row] = []
     for condition in plan.conditions if probe in plan.probes else ():
-        means = position_means(measured.losses[condition, probe])
+        losses = measured.losses[condition, probe]
         first = plan.probes[probe].first_target if plan.removes_mask(condition) else 1
-        for position in range(first, len(means.value) + 1):
-            row = (each[position - 1].item() for each in (means.value, means.low, means.high))
-            rows.append(dict(zip(POSITION_COLUMNS, (condition, position, *row), strict=True)))
+        starts = [first, *range(first + width - first % width, losses.shape[1] + 1, width)]
+        stops = [*starts[1:], losses.shape[1] + 1]
+        spans = [span_loss(losses, *ends) for ends in zip(starts, stops, strict=True)]
+        means = position_means(torch.stack(spans, 1))
+        columns = (each.tolist() for each in (means.value, means.low, means.high))
+        for row in zip(starts, *columns, strict=True):
+            rows.append(dict(zip(POSITION_COLUMNS, (condition, *row), strict=True)))
     return pd.DataFrame(rows, columns=list(POSITION_COLUMNS))
+
+
+def bin_width(plan: Plan) -> int:
+    """Return over how many positions losses in long windows are averaged: a few dozen bins."""
+    if "long" not in plan.probes:
+        return 1
+    return max(1, plan.probes["long"].tokens.shape[1] // BINS)
 
 
 def decodability_table(plan: Plan, measured: Measured, skip: int) -> pd.DataFrame:

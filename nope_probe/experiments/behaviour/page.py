@@ -109,7 +109,8 @@ def _position_sections(tables: Tables, manifest: Mapping[str, Any]) -> Iterator[
         yield Section(
             title=title,
             figure=figures.loss_by_position(tables["extrapolation"], title=title, trained=trained),
-            caption=f"The same in longer windows. Dotted: the trained context, {trained} tokens.",
+            caption=f"The same in longer windows, as means over {manifest['bin_width']} positions. "
+            f"Dotted: the trained context, {trained} tokens.",
         )
 
 
