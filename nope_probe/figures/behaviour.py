@@ -10,7 +10,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from nope_probe.figures.dots import Dots, dots, over_layers
-from nope_probe.figures.grid import Grid, axis, patch, place
+from nope_probe.figures.grid import Grid, axis, keep, patch, place
 from nope_probe.figures.intervals import bound_columns, error_bars
 from nope_probe.figures.style import ZERO, colour, symbol
 from nope_probe.figures.words import words
@@ -39,13 +39,12 @@ def loss_by_position(table: pd.DataFrame, *, title: str, trained: int | None = N
     wide = Grid(
         columns=len(groups),
         panel=320,
-        shared_y=True,
         x_title="position in the window",
         y_title="loss, nats",
         bottom=110,
         left=70,
     )
-    narrow = replace(wide, columns=1, panel=240, bottom=190, left=50)
+    narrow = replace(wide, columns=1, panel=240, bottom=260, left=50)
     place(figure, title, list(groups), wide, narrow)
     if trained is not None:
         for panel in range(len(groups)):
@@ -151,7 +150,18 @@ def decodability(table: pd.DataFrame) -> go.Figure:
     for trace in figure.data:  # each name once, whichever panel it is in
         trace.showlegend = trace.name not in named
         named.add(trace.name)
+    _lengthen(figure, len(named))
     return figure
+
+
+def _lengthen(figure: go.Figure, n_names: int) -> None:
+    """Make room at the bottom for a long legend: about 4 names in a row, 2 on a phone."""
+    narrow = figure.layout.meta["narrow"]
+    more = {"wide": 22 * (n_names // 4), "narrow": 22 * (n_names // 2)}
+    figure.layout.height += more["wide"]
+    figure.layout.margin.b += more["wide"]
+    margin = {**narrow["margin"], "b": narrow["margin"]["b"] + more["narrow"]}
+    keep(figure, narrow={**narrow, "height": narrow["height"] + more["narrow"], "margin": margin})
 
 
 def _decoded(table: pd.DataFrame, conditions: Sequence[str]) -> list[Dots]:

@@ -57,8 +57,8 @@ def _sections(tables: Tables, manifest: Mapping[str, Any]) -> Iterator[Section]:
             figure=figures.decodability(tables["decodability"]),
             caption="A ridge regression of the index on the residual stream after each layer, on "
             f"held-out documents: the mean distance from the true index. Chance is {chance:.1f} "
-            "positions; open markers are the model with random weights. The mask is removed "
-            "throughout here: nothing is predicted, so no token has to be hidden.",
+            "positions; open markers are the model with random weights. A removed mask is gone at "
+            "all positions here: no token is predicted, so none has to be hidden.",
             table=tables["decodability"].drop(columns="chance"),
         )
     yield from _bridge_sections(tables)
@@ -69,7 +69,7 @@ def _sections(tables: Tables, manifest: Mapping[str, Any]) -> Iterator[Section]:
 
 def _difference_sections(behaviour: pd.DataFrame) -> Iterator[Section]:
     known = behaviour.dropna(subset=["difference"])
-    titles = {name: f"{each.label}, {each.unit}" for name, each in QUANTITIES.items()}
+    titles = {name: each.label for name, each in QUANTITIES.items()}
     shown = [name for name in QUANTITIES if name in set(behaviour["measure"])]
     words = " ".join(_sentence(name) for name in shown)
     if known.empty:
@@ -78,7 +78,8 @@ def _difference_sections(behaviour: pd.DataFrame) -> Iterator[Section]:
     yield Section(
         title="What each removal changes",
         figure=figures.differences(known, titles),
-        caption=f"Each dot is a condition less the intact model on the same tokens. {words}",
+        caption="Each dot is a condition less the intact model on the same tokens, in nats per "
+        f"token (the position error in positions). {words}",
         table=_readable(behaviour),
     )
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from nope_probe.errors import TooFewLayersError, UserError
 from nope_probe.experiments.behaviour.measures import MEASURES, SHORTEST, Measure
 from nope_probe.models.names import trained_length
+from nope_probe.runtime.folder import Run, read_run
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 
@@ -189,6 +190,35 @@ def run(settings: Settings) -> Path:
             if session.is_first:
                 session.write(analyse(session, plan, measured))
     return session.folder
+
+
+def run_behaviour(model: str = "rope-tiny", **settings: Any) -> Run:
+    """Measure a model's behaviour as the `behaviour` command does, and return its tables.
+
+    The run is written to a folder, and the same call reads it from there again.
+
+    Args:
+        model: a shipped or friendly name, a Hub id or a local Hugging Face folder.
+        settings: the command's flags with underscores: `measures=["loss"]`, `remove=["mask"]`, ...
+
+    Raises:
+        UserError: for what cannot be done.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from nope_probe import run_behaviour
+        >>> small = dict(n_seqs=16, seq_len=24, measures=["loss"], remove=["mlp"])
+        >>> with TemporaryDirectory() as folder:
+        ...     run = run_behaviour("nope-tiny", out=Path(folder, "run"), **small)
+        >>> table = run.tables["behaviour"].set_index(["measure", "condition"])
+        >>> bool(table.loc[("loss", "mlp"), "difference_low"] > 1)
+        True
+    """
+    tuples = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()
+    }
+    return read_run(run(Settings(model=model, **tuples)))
 
 
 def plan_of(session: Session[Settings]) -> Plan:
