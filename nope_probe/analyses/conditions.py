@@ -21,11 +21,10 @@ from nope_probe.analyses.shapley import (
     source_terms,
 )
 from nope_probe.hooks.maps import ScoreMaps
-from nope_probe.hooks.names import Component
+from nope_probe.hooks.names import POSITION_ENCODINGS, Component
 
 FoldMeans: TypeAlias = Float[Tensor, "fold layer query_pos key_pos"]
 Removed = TypeVar("Removed", bound=str | Iterable[str])
-POSITIONS: tuple[Component, ...] = ("rope", "pos_embed")
 
 
 def fold_means(maps: ScoreMaps | FoldMeans) -> FoldMeans:
@@ -72,7 +71,7 @@ def position_of(conditions: Iterable[Condition]) -> Component | None:
         'rope'
     """
     beside_mask = {each - MASK for each in conditions}
-    return next((name for name in POSITIONS if {name} in beside_mask), None)
+    return next((name for name in POSITION_ENCODINGS if {name} in beside_mask), None)
 
 
 def validate_complete(

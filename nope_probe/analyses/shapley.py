@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from itertools import chain, combinations
 from math import factorial
 
-from nope_probe.hooks.names import COMPONENTS, Component
+from nope_probe.hooks.names import CIRCUITS, COMPONENTS, Component
 
 Condition = frozenset[Component]
 Contrast = Mapping[Condition, float]
 INTACT: Condition = frozenset()
 MASK: Condition = frozenset({"mask"})
-CIRCUITS: dict[str, tuple[Component, ...]] = {"qk": ("w_q", "w_k"), "ov": ("w_o", "w_v")}
 
 
 @dataclass(frozen=True, kw_only=True)

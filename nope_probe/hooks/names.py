@@ -13,10 +13,13 @@ Replacement = Literal["identity", "random", "mean", "zero"]
 REPLACEMENTS: tuple[Replacement, ...] = get_args(Replacement)
 Projection = Literal["w_q", "w_k", "w_o", "w_v"]
 WEIGHTS: tuple[Projection, ...] = get_args(Projection)
-Component = Literal["mask", "rope", "w_q", "w_k", "w_o", "w_v", "mlp", "pos_embed"]
+Component = Literal["mask", "rope", "w_q", "w_k", "w_o", "w_v", "mlp", "pos_embed", "alibi"]
 COMPONENTS: tuple[Component, ...] = get_args(Component)
+# What can be removed in some heads only.
+PER_HEAD: tuple[Component, ...] = ("mask", "rope", "w_q", "w_k", "w_o", "w_v", "alibi")
+CIRCUITS: dict[str, tuple[Component, ...]] = {"qk": ("w_q", "w_k"), "ov": ("w_o", "w_v")}
 # The components that break the symmetry between positions.
-POSITION_ENCODINGS: tuple[Component, ...] = ("rope", "pos_embed")
+POSITION_ENCODINGS: tuple[Component, ...] = ("rope", "pos_embed", "alibi")
 SOURCES: tuple[Component, ...] = ("mask", *POSITION_ENCODINGS)
 
 Letter = Literal["a", "b", "c", "d", "e", "f", "g", "h", "i"]
