@@ -3,6 +3,10 @@
 A condition is the model with some components removed, written as the frozenset of these components.
 A contrast is a linear combination of conditions' maps: a source, a Shapley map, an interaction. As
 it holds the coefficients alone, every share is an inner product in one Gram matrix of the maps.
+
+v(T) is the pattern when of the players only T is kept. Weights cannot make position, they shape
+what the sources make; so what players share is the position game p(T) = v(T) - v(T less the
+sources), and v(none), the content pattern that replaced weights have, takes no part in it.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from dataclasses import dataclass
 from itertools import chain, combinations
 from math import factorial
 
-from nope_probe.hooks.names import CIRCUITS, COMPONENTS, Component
+from nope_probe.hooks.names import CIRCUITS, COMPONENTS, SOURCES, Component
 
 Condition = frozenset[Component]
 Contrast = Mapping[Condition, float]
@@ -27,6 +31,11 @@ class Player:
     name: str
     components: Condition
 
+    @property
+    def is_source(self) -> bool:
+        """Whether it holds the mask or a position encoding."""
+        return not self.components.isdisjoint(SOURCES)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlayerSet:
@@ -34,6 +43,11 @@ class PlayerSet:
 
     name: str
     players: tuple[Player, ...]
+
+    @property
+    def has_source(self) -> bool:
+        """Whether a source plays; if none does, the position game is v itself."""
+        return any(player.is_source for player in self.players)
 
     @property
     def conditions(self) -> list[Condition]:
@@ -118,42 +132,83 @@ def source_terms(position: Component | None) -> dict[str, Contrast]:
     }
 
 
-def difference(players: PlayerSet) -> Contrast:
-    """Return D = v(all) - v(none): the pattern that the players bring together."""
-    return _sum([(1.0, players.condition(players.players)), (-1.0, players.condition(()))])
+def position_term(position: Component | None) -> Contrast:
+    """Return mask + rope + mask x rope: all of v(all) but content, p(all) where both play.
+
+    Args:
+        position: `rope`, `pos_embed`, or None in a model without position encoding.
+    """
+    neither = MASK if position is None else MASK | {position}
+    return {INTACT: 1.0, neither: -1.0}
+
+
+def positional(players: PlayerSet, kept: Sequence[Player]) -> Contrast:
+    """Return p(T) = v(T) - v(T less the sources), the positional part of v(T).
+
+    Sources that do not play are kept. Where no source plays, p(T) is v(T).
+    """
+    value: Contrast = {players.condition(kept): 1.0}
+    if not players.has_source:
+        return value
+    weights = [each for each in kept if not each.is_source]
+    return _sum([(1.0, value), (-1.0, {players.condition(weights): 1.0})])
+
+
+def positional_whole(players: PlayerSet) -> Contrast:
+    """Return p(all), which the players' shares are shares of."""
+    return positional(players, players.players)
+
+
+def base(players: PlayerSet) -> Contrast:
+    """Return p(none): nothing where a source plays, else the pattern that needs no player."""
+    return positional(players, ())
 
 
 def shapley(players: PlayerSet, one: Player) -> Contrast:
-    """Return phi_c: what a player adds, averaged over all orders in which players can join."""
+    """Return phi_c: what a player adds to p, averaged over all orders in which players can join."""
     k = len(players.players)
-    others = [each for each in players.players if each != one]
     terms = []
-    for kept in coalitions(others):
+    for kept in coalitions(_others(players, one)):
         weight = factorial(len(kept)) * factorial(k - len(kept) - 1) / factorial(k)
-        terms += [(weight, players.condition((*kept, one))), (-weight, players.condition(kept))]
+        terms += [
+            (weight, positional(players, (*kept, one))),
+            (-weight, positional(players, kept)),
+        ]
     return _sum(terms)
 
 
 def alone(players: PlayerSet, one: Player) -> Contrast:
-    """Return v({c}) - v(none): what a player brings alone."""
-    return _sum([(1.0, players.condition((one,))), (-1.0, players.condition(()))])
+    """Return p({c}): what a player brings alone; nothing for a weight where a source plays."""
+    return positional(players, (one,))
+
+
+def without(players: PlayerSet, one: Player) -> Contrast:
+    """Return p(all less c): what the other players bring together."""
+    return positional(players, _others(players, one))
 
 
 def lost(players: PlayerSet, one: Player) -> Contrast:
-    """Return v(all) - v(all less c): what is lost without a player."""
-    others = [each for each in players.players if each != one]
-    return _sum([(1.0, players.condition(players.players)), (-1.0, players.condition(others))])
+    """Return p(all) - p(all less c): what is lost without a player."""
+    return _sum([(1.0, positional_whole(players)), (-1.0, without(players, one))])
 
 
 def moebius(players: PlayerSet, members: Sequence[Player]) -> Contrast:
-    """Return m(T), the sum over S in T of (-1)^(|T|-|S|) v(S): what only all of T together add."""
+    """Return m(T), the sum over S in T of (-1)^(|T|-|S|) p(S): what only all of T together add.
+
+    Where a source plays, it is nothing for a T of weights alone.
+    """
     return _sum(
-        [((-1.0) ** (len(members) - len(s)), players.condition(s)) for s in coalitions(members)]
+        [((-1.0) ** (len(members) - len(s)), positional(players, s)) for s in coalitions(members)]
     )
 
 
-def _sum(terms: Sequence[tuple[float, Condition]]) -> Contrast:
-    contrast: dict[Condition, float] = {}
-    for weight, condition in terms:
-        contrast[condition] = contrast.get(condition, 0.0) + weight
-    return contrast
+def _others(players: PlayerSet, one: Player) -> list[Player]:
+    return [each for each in players.players if each != one]
+
+
+def _sum(terms: Sequence[tuple[float, Contrast]]) -> Contrast:
+    total: dict[Condition, float] = {}
+    for weight, contrast in terms:
+        for condition, coefficient in contrast.items():
+            total[condition] = total.get(condition, 0.0) + weight * coefficient
+    return {condition: each for condition, each in total.items() if each}

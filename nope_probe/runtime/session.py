@@ -175,10 +175,17 @@ class Session(Generic[Settings_co]):
             made = self.processes.broadcast(made)
             assert made is not None
             notes = {"name": made.name, "bos": str(made.bos)}
-            self.checkpoint.save(key, {"inputs": made.inputs}, notes)
-        notes = self.checkpoint.notes(key)
-        inputs = self.checkpoint.load(key)["inputs"]
-        return Sequences(inputs=inputs, name=notes["name"], bos=notes["bos"] == "True")
+            tensors = {"inputs": made.inputs}
+            if made.documents is not None:
+                tensors["documents"] = made.documents
+            self.checkpoint.save(key, tensors, notes)
+        notes, kept = self.checkpoint.notes(key), self.checkpoint.load(key)
+        return Sequences(
+            inputs=kept["inputs"],
+            name=notes["name"],
+            bos=notes["bos"] == "True",
+            documents=kept.get("documents"),
+        )
 
     @property
     def n_own_seqs(self: Session[RunSettings]) -> int:

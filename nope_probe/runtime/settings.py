@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from nope_probe.models.load import LoadedModel
 
 _arg = tyro.conf.arg
+# Raised when the same settings begin to mean other numbers or tables: older runs are not taken up.
+FORMAT = 2
 DTYPES = ("float32", "float64", "bfloat16", "float16")
+MIN_DOCUMENTS = 4  # as many as folds
 # Which settings mean nothing for a source of data; another value than the default is refused.
 MEANINGLESS = {
     "gaussian": ("windows", "pack", "bos", "shuffle"),
@@ -93,7 +96,8 @@ class RunSettings:
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings that identify the run, as its manifest holds them."""
-        return {key: value for key, value in asdict(self).items() if key not in self.unrecorded}
+        kept = {key: value for key, value in asdict(self).items() if key not in self.unrecorded}
+        return {"format": FORMAT, **kept}
 
     def validate(self) -> None:
         """Check what can be checked without the model.
@@ -101,8 +105,8 @@ class RunSettings:
         Raises:
             UserError: naming the flag.
         """
-        if self.folds < 4:
-            raise UserError(f"expected at least 4 folds, got {self.folds}")
+        if self.folds < MIN_DOCUMENTS:
+            raise UserError(f"expected at least {MIN_DOCUMENTS} folds, got {self.folds}")
         if self.n_seqs < self.folds:
             raise UserError(f"{self.n_seqs} sequences do not fill {self.folds} folds")
         if self.seq_len < 4:
@@ -189,7 +193,7 @@ class RunSettings:
             raise UserError(f"{info.name} takes {kind}, not --data {self.data}")
         if self.data == "gaussian":
             return gaussian(self.n_seqs, self.seq_len, info.d_model, self.alpha, self.seed)
-        return sequences(
+        made = sequences(
             self.data,
             tokenizer=loaded.tokenizer,
             n_seqs=self.n_seqs,
@@ -200,6 +204,22 @@ class RunSettings:
             pack=self.pack,
             shuffle=self.shuffle if shuffle is None else shuffle,
         )
+        self._validate_documents(made.n_documents)
+        return made
+
+    def _validate_documents(self, n_documents: int) -> None:
+        """Check that there are documents for every fold: those of one are not independent."""
+        if n_documents < MIN_DOCUMENTS:
+            raise UserError(
+                f"intervals need sequences of {MIN_DOCUMENTS} documents or more, and --data "
+                f"{self.data} gives {n_documents} (a .txt file is one): take a .jsonl or .parquet "
+                "file with a text in each row"
+            )
+        if n_documents < self.folds:
+            raise UserError(
+                f"{n_documents} documents do not fill {self.folds} folds, since the sequences of a "
+                f"document share one: lower --folds to {n_documents}, or take more documents"
+            )
 
     def n_skipped(self, inputs: Sequences) -> int:
         """Return how many first keys the positional patterns leave out."""

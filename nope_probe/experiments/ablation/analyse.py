@@ -11,11 +11,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.attribution import LayerAttribution, MaskEffect, attribute, mask_effect
+from nope_probe.analyses.attribution import LayerAttribution, attribute
 from nope_probe.analyses.contrasts import contrast_map
+from nope_probe.analyses.mask_effect import MaskEffect, mask_effect
 from nope_probe.analyses.mean_covariance import split_mean_covariance
 from nope_probe.analyses.pattern import measure, row_centred
-from nope_probe.analyses.shapley import INTACT, MASK, PlayerSet, shapley, source_terms
+from nope_probe.analyses.player_attribution import BASE
+from nope_probe.analyses.shapley import INTACT, MASK, PlayerSet, base, shapley, source_terms
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.ablation.conditions import ConditionMaps, Measured
 from nope_probe.experiments.ablation.page import ablation_page
@@ -46,7 +48,7 @@ def analyse(session: Session[RunSettings], plan: Plan, measured: Measured) -> Ru
     maps = {name: each.float().numpy() for name, each in maps_of(plan, measured, skip_keys).items()}
     manifest = {
         **session.provenance(),
-        **input_record(inputs, skip_keys),
+        **input_record(inputs, skip_keys, measured.intact.counts),
         **_attribution_record(plan, measured, layers),
     }
     return Run(
@@ -121,10 +123,12 @@ def _mask_effects(
     """Return the mask's effect on the non-relative part, on the run's tokens and on shuffled."""
     effects = {tokens: [each.non_relative for each in layers]}
     if measured.shuffled:
-        with_mask, without = (measured.shuffled[c].folds for c in (INTACT, MASK))
+        with_mask, without = (measured.shuffled[c] for c in (INTACT, MASK))
         effects["shuffled"] = [
-            mask_effect(with_mask[:, layer], without[:, layer], skip_keys)
-            for layer in range(with_mask.shape[1])
+            mask_effect(
+                with_mask.folds[:, layer], without.folds[:, layer], skip_keys, with_mask.counts
+            )
+            for layer in range(with_mask.folds.shape[1])
         ]
     return effects
 
@@ -166,7 +170,9 @@ def _mean_covariance_table(measured: Measured, skip_keys: int) -> pd.DataFrame:
     if intact.mean_term is None or intact.key_means is None:
         return mean_covariance_table([])
     return mean_covariance_table(
-        split_mean_covariance(intact.folds, intact.mean_term, intact.key_means, skip_keys)
+        split_mean_covariance(
+            intact.folds, intact.mean_term, intact.key_means, skip_keys, intact.counts
+        )
     )
 
 
@@ -175,7 +181,8 @@ def maps_of(plan: Plan, measured: Measured, skip_keys: int) -> Maps:
 
     `score/<kept>` per condition and `mean_covariance/<term>` are score maps; `pattern/all`,
     `pattern/mean_term`, `pattern/covariance_term`, `source/<term>` and `shapley/<player>` (of
-    further player sets `shapley_<set>/<player>`) are patterns.
+    further player sets `shapley_<set>/<player>`) are patterns. The Shapley maps of a set, with
+    that of `base` where no source plays, add up to the positional part of the pattern.
     """
     means = {condition: each.mean for condition, each in measured.maps.items()}
     patterns = {condition: row_centred(mean, skip_keys) for condition, mean in means.items()}
@@ -190,6 +197,8 @@ def maps_of(plan: Plan, measured: Measured, skip_keys: int) -> Maps:
         prefix = "shapley" if index == 0 else f"shapley_{players.name}"
         for player in players.players:
             maps[f"{prefix}/{player.name}"] = contrast_map(shapley(players, player), patterns)
+        if not players.has_source:
+            maps[f"{prefix}/{BASE}"] = contrast_map(base(players), patterns)
     return maps
 
 

@@ -16,6 +16,7 @@ from nope_probe.experiments.finite import validate_finite, validate_first_sequen
 from nope_probe.experiments.resumable import calibration_once, scores_once
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.calibration import Calibration
+from nope_probe.hooks.folds import folds_of
 from nope_probe.hooks.maps import ScoreMaps
 from nope_probe.hooks.names import COMPONENTS, Gain
 from nope_probe.hooks.protocols import HookedModel
@@ -118,18 +119,18 @@ class ConditionRunner:
             UserError: for a non-finite score.
         """
         gains = self.gains("gains", inputs.inputs)
-        maps = {INTACT: self.intact(inputs.inputs)}
+        maps = {INTACT: self.intact(inputs)}
         for condition in self.plan.conditions[1:]:
-            maps[condition] = self.condition("score", inputs.inputs, condition, gains)
+            maps[condition] = self.condition("score", inputs, condition, gains)
         controls: ConditionMaps = {}
         if shuffled is not None:
             for condition in (INTACT, MASK):
-                controls[condition] = self.condition("shuffled", shuffled.inputs, condition, gains)
+                controls[condition] = self.condition("shuffled", shuffled, condition, gains)
         return Measured(
             maps=maps,
             gains=gains,
             shuffled=controls,
-            reparametrised=tuple(self.reparametrisations(inputs.inputs)),
+            reparametrised=tuple(self.reparametrisations(inputs)),
         )
 
     def gains(self, key: str, inputs: Tensor) -> Calibration | None:
@@ -140,10 +141,11 @@ class ConditionRunner:
             self.checkpoint, key, self.model, inputs, batch_size=self.options.batch_size
         )
 
-    def intact(self, inputs: Tensor) -> ScoreMaps:
+    def intact(self, inputs: Sequences) -> ScoreMaps:
         """Return the intact model's maps, with their mean term if scores are plain q.k."""
         key, layers = f"score/{self.plan.name(INTACT)}", range(self.options.n_layers)
-        mean_term = len(inputs) >= 2 * self.options.n_folds
+        fold_of = folds_of(len(inputs), self.options.n_folds, inputs.documents)
+        mean_term = int(fold_of.bincount().min()) >= 2  # it is a difference between sequences
         try:
             maps = self._capture(key, inputs, layers, mean_term=mean_term)
         except NotImplementedError:  # with a soft cap or bias after q.k there is no mean term
@@ -152,7 +154,7 @@ class ConditionRunner:
         return maps
 
     def condition(
-        self, prefix: str, inputs: Tensor, condition: Condition, gains: Calibration | None
+        self, prefix: str, inputs: Sequences, condition: Condition, gains: Calibration | None
     ) -> ScoreMaps:
         """Return one condition's score maps; what is removed where depends on the scope."""
         options = self.options
@@ -166,13 +168,13 @@ class ConditionRunner:
         validate_finite(maps, f"condition {prefix}/{self.plan.name(condition)}")
         return maps
 
-    def reparametrisations(self, inputs: Tensor) -> Iterator[ConditionMaps]:
+    def reparametrisations(self, inputs: Sequences) -> Iterator[ConditionMaps]:
         """Yield the maps of the first player set's conditions in random reparametrisations."""
         for index in range(self.options.n_reparametrisations):
             generator = torch.Generator().manual_seed(self.options.seed + index)
             prefix = f"reparametrised-{index}"
             with reparametrised(self.model, generator):
-                gains = self.gains(f"{prefix}/gains", inputs)
+                gains = self.gains(f"{prefix}/gains", inputs.inputs)
                 yield {
                     condition: self.condition(prefix, inputs, condition, gains)
                     for condition in self.plan.player_sets[0].conditions
@@ -197,16 +199,17 @@ class ConditionRunner:
         return [key for key, _, _ in self._parts(prefix, condition)]
 
     def _capture(
-        self, key: str, inputs: Tensor, layers: Sequence[int], mean_term: bool = False
+        self, key: str, inputs: Sequences, layers: Sequence[int], mean_term: bool = False
     ) -> ScoreMaps:
         return scores_once(
             self.checkpoint,
             key,
             self.model,
-            inputs,
+            inputs.inputs,
             layers=layers,
             batch_size=self.options.batch_size,
             n_folds=self.options.n_folds,
+            documents=inputs.documents,
             mean_term=mean_term,
         )
 

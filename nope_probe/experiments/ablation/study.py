@@ -118,7 +118,8 @@ def run_ablations(
             circuits beside.
         n_layers: how many first layers to map; all by default.
         batch_size: sequences per forward pass.
-        n_folds: parts of the data that intervals are made from, 4 or more.
+        n_folds: parts of the data that intervals are made from, 4 or more; the sequences of one
+            document share one.
         gain: the size of a removed weight's replacement.
         scope: for a layer's scores, remove in the layers before it, in itself, or in both.
         skip_keys: first keys to leave out; `auto`: 1 where all sequences begin with the same token
@@ -143,7 +144,7 @@ def run_ablations(
     """
     inputs, depth = _as_sequences(tokens), len(layers_of(model))
     skipped = int(inputs.bos) if skip_keys == "auto" else skip_keys
-    _validate(len(inputs), n_folds, depth, n_layers)
+    _validate(inputs, n_folds, depth, n_layers)
     kept_cells(inputs.inputs.shape[1], skipped)  # raises where no keys are left
     plan = make_plan(components(model), players, describe(model, _name_of(model)).parameter_free)
     options = CaptureOptions(
@@ -193,8 +194,9 @@ def _name_of(model: HookedModel) -> str:
     return str(getattr(model.cfg, "model_name", ""))
 
 
-def _validate(n_seqs: int, n_folds: int, depth: int, n_layers: int | None) -> None:
-    if not 4 <= n_folds <= n_seqs:
-        raise ValueError(f"expected from 4 to {n_seqs} folds for {n_seqs} sequences, got {n_folds}")
+def _validate(inputs: Sequences, n_folds: int, depth: int, n_layers: int | None) -> None:
+    most, kind = inputs.n_documents, "sequences" if inputs.documents is None else "documents"
+    if not 4 <= n_folds <= most:
+        raise ValueError(f"expected from 4 to {most} folds for {most} {kind}, got {n_folds}")
     if n_layers is not None and not 1 <= n_layers <= depth:
         raise ValueError(f"expected from 1 to {depth} layers, got {n_layers}")

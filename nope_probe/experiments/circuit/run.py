@@ -143,6 +143,7 @@ def stage_maps(session: Session[Settings], key: str) -> StageMaps:
         layer=settings.layer,
         batch_size=settings.batch_size,
         n_folds=settings.folds,
+        documents=session.sequences().documents,
     )
     validate_finite_stages(maps, f"the {key} model")
     return maps
