@@ -60,7 +60,7 @@ def condition(removed: str | Iterable[str]) -> Condition:
         (['mask', 'w_k', 'w_q'], ['rope'], frozenset())
     """
     names = [removed] if isinstance(removed, str) else removed
-    return frozenset[Component]().union(*(player(name).components for name in names))
+    return frozenset[str]().union(*(player(name).components for name in names))
 
 
 def folds_by_condition(

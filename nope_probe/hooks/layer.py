@@ -93,7 +93,7 @@ class HookedLayer(Layer):
         def divide(tensor: Tensor, hook: HookPoint) -> Tensor:
             return (tensor - bias) / module.w  # the model multiplies after its hook point
 
-        yield last(self.point(self.norm_point(norm)), divide)
+        yield first(self.point(self.norm_point(norm)), divide)
 
     def hooks_without_rope(self, rope: RemovedPairs) -> Iterator[PlacedHook]:
         which: QueryOrKey

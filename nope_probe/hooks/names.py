@@ -39,6 +39,12 @@ STAGE_MEANINGS: dict[Letter, str] = {
 }
 
 
+def removal_order(name: str) -> tuple[int, str]:
+    """Return the sort key of components and of bands of RoPE, which come where RoPE does."""
+    component = "rope" if name.startswith("rope") else name
+    return [*COMPONENTS].index(component), name  # type: ignore[arg-type]
+
+
 def kept_name(kept: Collection[str]) -> str:
     """Return the name of a condition: the components that it keeps, in order, or `none`.
 
@@ -46,4 +52,4 @@ def kept_name(kept: Collection[str]) -> str:
         >>> kept_name({"w_q", "mask"}), kept_name(())
         ('mask+w_q', 'none')
     """
-    return "+".join(name for name in COMPONENTS if name in kept) or "none"
+    return "+".join(sorted(kept, key=removal_order)) or "none"
