@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import pandas as pd
 import torch
 import tyro
 from jaxtyping import Float, Int
@@ -81,15 +80,13 @@ class Population:
 
 def main(settings: Settings) -> None:
     torch.manual_seed(0)
-    rows = []
     for population in populations(settings):
         singly = bool((population.documents.bincount() == 1).all())
         for grouped in (True,) if singly else (True, False):
-            folds = "each sequence a document" if singly else "grouped" if grouped else "ungrouped"
+            folds = "each by itself" if singly else "grouped" if grouped else "ungrouped"
             found = coverage(population, grouped, settings)
-            rows.append({"data": population.name, "folds": folds, **found})
-    table = pd.DataFrame(rows).fillna("")
-    print(table.to_markdown(index=False))
+            numbers = ", ".join(f"{name} {value}" for name, value in found.items())
+            print(f"{population.name} | {folds} | {numbers}", flush=True)
 
 
 def populations(settings: Settings) -> Iterator[Population]:

@@ -127,7 +127,7 @@ def capture(session: Session[Settings]) -> Stages:
                 "gains",
                 model,
                 inputs,
-                batch_size=settings.batch_size,
+                batch_size=settings.seqs_per_batch,
                 seed=settings.seed if settings.replacement == "random" else None,
             )
         if removed:
@@ -148,7 +148,7 @@ def stage_maps(session: Session[Settings], key: str) -> StageMaps:
         session.loaded.model,
         session.sequences().inputs,
         layer=settings.layer,
-        batch_size=settings.batch_size,
+        batch_size=settings.seqs_per_batch,
         n_folds=settings.folds,
         documents=session.sequences().documents,
     )
