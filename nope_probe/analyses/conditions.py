@@ -22,12 +22,11 @@ from nope_probe.analyses.shapley import (
     source_terms,
 )
 from nope_probe.hooks.maps import ScoreMaps
-from nope_probe.hooks.names import Component
+from nope_probe.hooks.names import POSITION_ENCODINGS, Component
 
 FoldMeans: TypeAlias = Float[Tensor, "fold layer query_pos key_pos"]
 FoldCounts: TypeAlias = Int[Tensor, " fold"]
 Removed = TypeVar("Removed", bound=str | Iterable[str])
-POSITIONS: tuple[Component, ...] = ("rope", "pos_embed")
 
 
 def fold_means(maps: ScoreMaps | FoldMeans) -> FoldMeans:
@@ -61,7 +60,7 @@ def condition(removed: str | Iterable[str]) -> Condition:
         (['mask', 'w_k', 'w_q'], ['rope'], frozenset())
     """
     names = [removed] if isinstance(removed, str) else removed
-    return frozenset[Component]().union(*(player(name).components for name in names))
+    return frozenset[str]().union(*(player(name).components for name in names))
 
 
 def folds_by_condition(
@@ -86,7 +85,7 @@ def position_of(conditions: Iterable[Condition]) -> Component | None:
         'rope'
     """
     beside_mask = {each - MASK for each in conditions}
-    return next((name for name in POSITIONS if {name} in beside_mask), None)
+    return next((name for name in POSITION_ENCODINGS if {name} in beside_mask), None)
 
 
 def validate_complete(

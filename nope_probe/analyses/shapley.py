@@ -11,18 +11,18 @@ sources), and v(none), the content pattern that replaced weights have, takes no 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
 from math import factorial
 
-from nope_probe.hooks.names import COMPONENTS, SOURCES, Component
+from nope_probe.hooks.names import CIRCUITS, COMPONENTS, SOURCES, Component
+from nope_probe.hooks.rope_bands import ROPE_HALVES, is_rope
 
-Condition = frozenset[Component]
+Condition = frozenset[str]  # of components, and of bands of RoPE where these play
 Contrast = Mapping[Condition, float]
 INTACT: Condition = frozenset()
 MASK: Condition = frozenset({"mask"})
-CIRCUITS: dict[str, tuple[Component, ...]] = {"qk": ("w_q", "w_k"), "ov": ("w_o", "w_v")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,15 +35,22 @@ class Player:
     @property
     def is_source(self) -> bool:
         """Whether it holds the mask or a position encoding."""
-        return not self.components.isdisjoint(SOURCES)
+        return any(name in SOURCES or is_rope(name) for name in self.components)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlayerSet:
-    """Players whose coalitions are all measured: v(T) is the pattern when only T is kept."""
+    """Players whose coalitions are all measured: v(T) is the pattern when only T is kept.
+
+    Attributes:
+        name: the set's name.
+        players: the players.
+        bands: bands of RoPE that together are all of it: without them a model is one without RoPE.
+    """
 
     name: str
     players: tuple[Player, ...]
+    bands: Condition = frozenset()
 
     @property
     def has_source(self) -> bool:
@@ -58,11 +65,16 @@ class PlayerSet:
     def condition(self, kept: Sequence[Player]) -> Condition:
         """Return the condition in which only these players are kept."""
         gone = [player.components for player in self.players if player not in kept]
-        return frozenset(chain.from_iterable(gone))
+        condition: Condition = frozenset(chain.from_iterable(gone))
+        if self.bands and self.bands <= condition:
+            return condition - self.bands | {"rope"}
+        return condition
 
 
 def player(name: str) -> Player:
     """Return a player by its name: a component, a circuit (qk, ov) or a union such as w_q+mlp.
+
+    Bands of RoPE (`rope_high`, `rope_low`, `rope[a:b]`) count as components.
 
     Raises:
         ValueError: if there is no such component or circuit.
@@ -71,22 +83,29 @@ def player(name: str) -> Player:
         >>> sorted(player("qk+mlp").components)
         ['mlp', 'w_k', 'w_q']
     """
-    components: set[Component] = set()
+    components: set[str] = set()
     for part in name.split("+"):
         if part in CIRCUITS:
             components |= set(CIRCUITS[part])
-        elif part in COMPONENTS:
+        elif part in COMPONENTS or is_rope(part):
             components |= {part}
         else:
-            known = ", ".join([*COMPONENTS, *CIRCUITS])
+            known = ", ".join([*COMPONENTS, *CIRCUITS, *ROPE_HALVES])
             raise ValueError(
                 f"unknown player {part!r}; there are {known}, and unions such as w_q+w_k"
             )
     return Player(name=name, components=frozenset(components))
 
 
-def player_set(names: Sequence[str], name: str = "players") -> PlayerSet:
+def player_set(
+    names: Sequence[str], name: str = "players", bands: Iterable[str] = ROPE_HALVES
+) -> PlayerSet:
     """Return a player set from the names of its players.
+
+    Args:
+        names: components, circuits, bands of RoPE, and unions of them.
+        name: the set's name.
+        bands: bands of RoPE that together are all of it; they matter if they all play.
 
     Raises:
         ValueError: for no player, an unknown one, or two that share a component.
@@ -103,7 +122,13 @@ def player_set(names: Sequence[str], name: str = "players") -> PlayerSet:
         shared = one.components & other.components
         if shared:
             raise ValueError(f"the players {one.name} and {other.name} share {sorted(shared)[0]}")
-    return PlayerSet(name=name, players=players)
+    everything = frozenset(chain.from_iterable(each.components for each in players))
+    if "rope" in everything and any(is_rope(each) for each in everything - {"rope"}):
+        raise ValueError("expected rope or its bands among the players, not both")
+    complete = frozenset(bands)
+    return PlayerSet(
+        name=name, players=players, bands=complete if complete <= everything else frozenset()
+    )
 
 
 def coalitions(players: Sequence[Player]) -> Iterator[tuple[Player, ...]]:

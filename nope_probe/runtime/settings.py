@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from nope_probe.models.load import LoadedModel
 
 _arg = tyro.conf.arg
-# A run stops between batches, so that one of long sequences must not take minutes.
-AUTO_BATCH_TOKENS, AUTO_BATCH_SEQS = 8192, 32
 # Raised when the same settings begin to mean other numbers or tables: older runs are not taken up.
 FORMAT = 2
+# A run stops between batches, so that one of long sequences must not take minutes.
+AUTO_BATCH_TOKENS, AUTO_BATCH_SEQS = 8192, 32
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 MIN_DOCUMENTS = 4  # as many as folds
 # Which settings mean nothing for a source of data; another value than the default is refused.
@@ -108,9 +108,8 @@ class RunSettings:
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings that identify the run, as its manifest holds them."""
-        settings = asdict(self) | {"batch_size": self.seqs_per_batch}
-        kept = {key: value for key, value in settings.items() if key not in self.unrecorded}
-        return {"format": FORMAT, **kept}
+        settings = {"format": FORMAT, **asdict(self), "batch_size": self.seqs_per_batch}
+        return {key: value for key, value in settings.items() if key not in self.unrecorded}
 
     def validate(self) -> None:
         """Check what can be checked without the model.

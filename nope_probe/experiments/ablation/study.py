@@ -29,7 +29,7 @@ from nope_probe.experiments.ablation.conditions import (
 from nope_probe.experiments.ablation.plan import Plan, make_plan
 from nope_probe.hooks.components import components
 from nope_probe.hooks.layer import layers_of
-from nope_probe.hooks.names import Gain
+from nope_probe.hooks.names import Gain, Replacement
 from nope_probe.hooks.protocols import HookedModel
 from nope_probe.models.info import describe
 from nope_probe.runtime.checkpoint import RunCheckpoint
@@ -98,6 +98,7 @@ def run_ablations(
     n_layers: int | None = None,
     batch_size: int = 32,
     n_folds: int = 8,
+    replacement: Replacement | Sequence[Replacement] = "identity",
     gain: Gain = "output",
     scope: Scope = "both",
     skip_keys: int | Literal["auto"] = "auto",
@@ -120,13 +121,15 @@ def run_ablations(
         batch_size: sequences per forward pass.
         n_folds: parts of the data that intervals are made from, 4 or more; the sequences of one
             document share one.
-        gain: the size of a removed weight's replacement.
+        replacement: what a removed weight is replaced by; of several, the tables of players and
+            interactions have all, and everything else the first.
+        gain: the size of the replacements identity and random.
         scope: for a layer's scores, remove in the layers before it, in itself, or in both.
         skip_keys: first keys to leave out; `auto`: 1 where all sequences begin with the same token
             (a BOS token, which is an attention sink), else 0.
         shuffled: the same sequences with their tokens permuted, for a control that has no content.
         reparametrise: in how many random reparametrisations to repeat the first set of players.
-        seed: the seed of these.
+        seed: the seed of these, and of the replacement random.
 
     Raises:
         ValueError: for players that the model lacks, too few sequences or layers, scores that are
@@ -151,6 +154,7 @@ def run_ablations(
         n_layers=depth if n_layers is None else n_layers,
         batch_size=batch_size,
         n_folds=n_folds,
+        replacements=(replacement,) if isinstance(replacement, str) else tuple(replacement),
         gain=gain,
         scope=scope,
         n_reparametrisations=reparametrise,

@@ -12,6 +12,12 @@ from rich.console import Console
 from rich.table import Table
 
 from nope_probe.analyses.shapley import player
+from nope_probe.experiments.ablation.side_by_side import (
+    agreement,
+    lost_table,
+    of_first,
+    replacements_of,
+)
 from nope_probe.experiments.summary import nats, no_pattern, preference, print_closing, strongest
 from nope_probe.figures.intervals import interval_of, interval_text, percent
 from nope_probe.figures.words import phrase
@@ -30,7 +36,9 @@ def headline(manifest: Mapping[str, Any], tables: Tables) -> list[str]:
         return [no_pattern(name)]
     sentences = [_source_sentence(name, best, tables["sources"])]
     if manifest["player_sets"]:
-        sentences.append(_player_sentence(manifest, int(best["layer"]), tables["players"]))
+        layer, ours = int(best["layer"]), of_first(manifest, tables)["players"]
+        sentences.append(_player_sentence(manifest, layer, ours))
+        sentences += agreement(manifest, layer, tables["players"])
     return sentences
 
 
@@ -92,7 +100,10 @@ def print_summary(run: Run, folder: Path) -> None:
     console.print(_sources_table(manifest, tables))
     for player_set in reversed(manifest["player_sets"]):
         names = manifest["player_sets"][player_set]
-        console.print(_players_table(player_set, names, tables["players"]))
+        ours = of_first(manifest, tables)["players"]
+        console.print(_players_table(player_set, names, ours))
+        if len(replacements_of(manifest)) > 1:
+            console.print(lost_table(manifest, player_set, tables["players"]))
     print_closing(console, manifest, headline(manifest, tables), folder)
 
 

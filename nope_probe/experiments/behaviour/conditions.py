@@ -10,14 +10,15 @@ from nope_probe.analyses.shapley import INTACT, MASK, Condition
 from nope_probe.errors import UserError
 from nope_probe.experiments.components import validate_components
 from nope_probe.hooks.names import (
-    COMPONENTS,
     POSITION_ENCODINGS,
     REPLACEMENTS,
     WEIGHTS,
     Component,
     Replacement,
     kept_name,
+    removal_order,
 )
+from nope_probe.hooks.rope_bands import is_rope
 
 INTACT_NAME = "intact"
 DEFAULT = (
@@ -60,13 +61,18 @@ class Removal:
         return "mask" in self.components
 
     @property
-    def remove(self) -> list[Component]:
+    def remove(self) -> list[str]:
         """The components in order."""
-        return sorted(self.components, key=COMPONENTS.index)
+        return sorted(self.components, key=removal_order)
 
     def without(self, more: Condition) -> Removal:
-        """Return the removal of more components."""
-        return Removal(components=self.components | more, replacement=self.replacement)
+        """Return the removal of more components; bands of RoPE are part of RoPE."""
+        ours = {name for name in self.components if not (is_rope(name) and "rope" in more)}
+        return Removal(components=more | ours, replacement=self.replacement)
+
+    def is_source(self, sources: Condition) -> bool:
+        """Return whether nothing but sources, or bands of RoPE, is removed."""
+        return all(name in sources or is_rope(name) for name in self.components)
 
     @property
     def key(self) -> str:

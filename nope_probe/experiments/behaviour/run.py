@@ -215,7 +215,7 @@ def run_behaviour(model: str = "rope-tiny", **settings: Any) -> Run:
         >>> bool(table.loc[("loss", "mlp"), "difference_low"] > 1)
         True
     """
-    tuples = {
+    tuples: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()
     }
     return read_run(run(Settings(model=model, **tuples)))

@@ -154,7 +154,7 @@ class BehaviourRunner:
         """Return the conditions in which decodability is measured, per kind of model."""
         if not self.options.position:
             return {}
-        only_sources = [n for n, r in self.conditions.items() if r.components <= self.sources]
+        only_sources = [n for n, r in self.conditions.items() if r.is_source(self.sources)]
         return {"distances": list(self.conditions), "untrained": only_sources}
 
     def _calibrate(self) -> Calibration | None:
