@@ -12,7 +12,7 @@ $(error TL is 3.9 or 4, not $(TL))
 endif
 BIN := $(VENV)/bin
 
-.PHONY: ablate test check lint types install versions clean
+.PHONY: ablate test check lint types docs install versions clean
 
 ablate: install  ## Attribute the shipped RoPE model's positional pattern
 	$(BIN)/python -m nope_probe.ablate
@@ -29,6 +29,9 @@ lint:
 
 types:
 	$(BIN)/mypy
+
+docs: install  ## The documentation site, in build/docs/index.html; a warning is an error
+	PYTHONPATH=. $(BIN)/python -m sphinx -b html -W --keep-going --quiet docs build/docs
 
 versions:  ## The same maps from TransformerLens 3.9 and 4, side by side
 	$(MAKE) install TL=3.9
