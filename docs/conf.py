@@ -32,7 +32,7 @@ autodoc_typehints_format = "short"
 napoleon_numpy_docstring = False
 python_maximum_signature_line_length = 80
 
-myst_enable_extensions = ["deflist", "dollarmath"]
+myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 4
 
 html_theme = "furo"

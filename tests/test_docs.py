@@ -18,13 +18,18 @@ import tyro
 
 import nope_probe
 from nope_probe import figures
+from nope_probe.models.parameter_free import has_hooked_transformer
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in sorted((ROOT / "docs").rglob("*.md"))
+}
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def test_the_readmes_code_prints_what_it_says():
@@ -43,21 +48,51 @@ def test_every_python_block_of_the_readme_runs():
             exec(code, {})
 
 
+def python_blocks(page: str) -> list[tuple[str, str]]:
+    """Return the Python blocks of a page, each with the text block right after it."""
+    return re.findall(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", PAGES[page], re.DOTALL)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)])
+def test_the_code_of_a_page_prints_what_it_says(page: str):
+    names: dict[str, object] = {}  # a page reads from top to bottom
+    for code, printed in python_blocks(page):
+        if "import HookedTransformer," in code and not has_hooked_transformer():
+            continue
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            if ">>>" in code:
+                example = doctest.DocTestParser().get_doctest(code, names, page, page, 0)
+                result = doctest.DocTestRunner().run(example, clear_globs=False)
+                assert result.failed == 0, output.getvalue()
+                names |= example.globs
+            else:
+                exec(code, names)
+        assert not printed or output.getvalue() == printed
+
+
 def commands() -> list[str]:
-    lines = [line for block in blocks("bash") for line in block.splitlines()]
-    return [line.split("#")[0].strip() for line in lines if "-m nope_probe." in line]
+    pages = [README, *PAGES.values()]
+    lines = {
+        line for page in pages for block in blocks("bash", page) for line in block.splitlines()
+    }
+    return sorted(line.split("#")[0].strip() for line in lines if "-m nope_probe." in line)
 
 
 @pytest.mark.parametrize("line", commands())
-def test_every_command_of_the_readme_is_understood(line: str):
+def test_every_command_of_readme_and_docs_is_understood(line: str):
     _, _, rest = line.partition("-m nope_probe.")
     name, *arguments = shlex.split(rest)
     settings = importlib.import_module(f"nope_probe.{name}").Settings
     assert isinstance(tyro.cli(settings, args=arguments), settings)
 
 
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"make (\w+)", README))))
-def test_every_make_target_of_the_readme_exists(target: str):
+def make_targets() -> list[str]:
+    pages = "\n".join([README, *PAGES.values()])
+    return sorted({*re.findall(r"(?:^|`)make (\w+)", pages, re.MULTILINE)})
+
+
+@pytest.mark.parametrize("target", make_targets())
+def test_every_make_target_of_readme_and_docs_exists(target: str):
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
@@ -71,6 +106,14 @@ def test_the_readmes_images_exist():
     images = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README)
     assert images
     assert all((ROOT / image).is_file() for image in images)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_links_and_images_of_a_page_exist(page: str):
+    links = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", PAGES[page])
+    local = [link for link in links if not re.match(r"https?:", link)]
+    folder = (ROOT / page).parent
+    assert [link for link in local if not (folder / link).is_file()] == []
 
 
 def modules() -> list[str]:

@@ -71,7 +71,7 @@ def g_difference(alpha: Alphas, i: Positions) -> PerPosition:
 def h_squared_difference(alpha: Alphas, j: Positions) -> PerPosition:
     """Return h(j+1)^2 - h(j)^2, which is negative: hence the scores of L1 increase in j.
 
-    A.1, with the coefficient of j and the constant corrected (docs/theory.md has the errata).
+    A.1, with the coefficient of j and the constant corrected (docs/errata.md).
     """
     a, e_a, j = _broadcast(alpha, j)
     e = math.e

@@ -1,0 +1,95 @@
+"""Draw the small maps of docs/guide/concepts.md: python docs/make_concept_images.py.
+
+Each is made by the functions that it illustrates, on a score map written by hand.
+"""
+
+from pathlib import Path
+
+import torch
+from plotly.colors import sample_colorscale
+from torch import Tensor
+
+from nope_probe.analyses.pattern import relative_part, row_centred
+from nope_probe.hooks.maps import diagonal_normalised
+
+OUT = Path(__file__).parent / "images" / "concepts"
+N, CELL, LEFT, TOP, GAP = 16, 11, 34, 30, 56
+TEXT = 'font-family="system-ui, sans-serif" fill="#222"'
+
+
+def main() -> None:
+    i, j = torch.meshgrid(torch.arange(N), torch.arange(N), indexing="ij")
+    near = 2 * torch.exp(-(i - j) / 5.0)
+    rows = 1.5 * torch.sin(i / 1.7)
+    seen = row_centred(near + rows)
+    edge = near + 1.2 * (j < 2)
+    bent = row_centred(edge)
+    draw("pattern", {"score map": lower(near + rows), "positional pattern": seen})
+    draw(
+        "relative",
+        {
+            "relative": row_centred(near),
+            "with an edge": bent,
+            "its non-relative part": bent - relative_part(bent),
+        },
+    )
+    draw(
+        "edge",
+        {
+            "score map": lower(edge + rows),
+            "diagonal-normalised": lower(diagonal_normalised(lower(edge + rows))),
+            "non-relative part": bent - relative_part(bent),
+        },
+    )
+
+
+def lower(scores: Tensor) -> Tensor:
+    """Return scores with NaN where j >= i."""
+    return scores.where(torch.ones(N, N).tril(-1).bool(), torch.nan)
+
+
+def draw(name: str, maps: dict[str, Tensor]) -> None:
+    """Write maps side by side as an SVG; colours are centred on zero and share one scale."""
+    side = N * CELL
+    width, height = LEFT + len(maps) * (side + GAP), TOP + side + 26
+    limit = max(values[values.isfinite()].abs().max().item() for values in maps.values())
+    panels = "\n".join(
+        panel(title, values / limit, LEFT + at * (side + GAP))
+        for at, (title, values) in enumerate(maps.items())
+    )
+    size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+    OUT.mkdir(parents=True, exist_ok=True)
+    (OUT / f"{name}.svg").write_text(
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n'
+        f'<rect width="100%" height="100%" fill="#fff"/>\n{panels}\n</svg>\n',
+        encoding="utf-8",
+    )
+
+
+def panel(title: str, values: Tensor, x: int) -> str:
+    """Return one map with its title and axes; values are -1 to 1, NaN cells stay empty."""
+    side = N * CELL
+    cells = "\n".join(
+        f'<rect x="{x + key * CELL}" y="{TOP + query * CELL}" width="{CELL}" height="{CELL}" '
+        f'fill="{colour(values[query, key].item())}"/>'
+        for query in range(N)
+        for key in range(N)
+        if values[query, key].isfinite()
+    )
+    return (
+        f'<text x="{x}" y="{TOP - 10}" {TEXT} font-size="13" font-weight="600">{title}</text>\n'
+        f'{cells}\n<rect x="{x}" y="{TOP}" width="{side}" height="{side}" fill="none" '
+        f'stroke="#bbb"/>\n<text x="{x + side / 2}" y="{TOP + side + 17}" text-anchor="middle" '
+        f'{TEXT} font-size="11">key position</text>\n<text transform="translate({x - 10} '
+        f'{TOP + side / 2}) rotate(-90)" text-anchor="middle" {TEXT} font-size="11">'
+        "query position</text>"
+    )
+
+
+def colour(value: float) -> str:
+    red, green, blue = sample_colorscale("RdBu_r", (value + 1) / 2, colortype="tuple")[0]
+    return "#" + "".join(f"{round(255 * part):02x}" for part in (red, green, blue))
+
+
+if __name__ == "__main__":
+    main()
