@@ -25,11 +25,11 @@ templates_path: list[str] = []
 
 # Single backticks in docstrings are code, as in Markdown.
 default_role = "code"
-smartquotes = False  # `--flag` keeps both hyphens
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 napoleon_numpy_docstring = False
+napoleon_attr_annotations = False  # types are in the signature
 python_maximum_signature_line_length = 80
 
 myst_enable_extensions = ["deflist"]

@@ -36,8 +36,8 @@ def main() -> None:
     draw(
         "edge",
         {
-            "score map": lower(edge + rows),
-            "diagonal-normalised": lower(diagonal_normalised(lower(edge + rows))),
+            "score map": lower(edge + rows / 2),
+            "diagonal-normalised": diagonal_normalised(lower(edge + rows / 2)),
             "non-relative part": bent - relative_part(bent),
         },
     )
