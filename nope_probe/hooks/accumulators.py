@@ -46,6 +46,11 @@ class Accumulator(ABC):
     def reset(self) -> None:
         """Drop what was read of a forward pass."""
 
+    def read_logits(  # noqa: B027  (most accumulators read hook points alone)
+        self, logits: Float[Tensor, "batch pos d_vocab"], tokens: Int[Tensor, "batch pos"]
+    ) -> None:
+        """Read the logits of a pass that ran to the end; by default nothing is read of them."""
+
     def start_batch(self, fold_of: Int[Tensor, " batch"], upto: int) -> None:
         """Set the folds of the next batch, and how many sequences are counted with it."""
         self.fold_of, self.upto = fold_of, upto

@@ -30,6 +30,13 @@ def forward(model: HookedModel, inputs: Inputs) -> None:
         model(inputs, stop_at_layer=model.cfg.n_layers)
 
 
+def logits_of(
+    model: HookedModel, tokens: Int[Tensor, "batch pos"]
+) -> Float[Tensor, "batch pos d_vocab"]:
+    """Return the logits of a batch of tokens, on the model's device."""
+    return model(tokens.to(next(model.parameters()).device))
+
+
 @contextmanager
 def _entering(model: HookedModel, inputs: Inputs) -> Iterator[None]:
     """Let vectors enter a bridge's first block as they are; tokens are left alone.

@@ -171,8 +171,10 @@ class RunSettings:
         """
         return self.load_layers(device, None if self.layers == "all" else self.layers)
 
-    def load_layers(self, device: str, n_layers: int | None) -> LoadedModel:
-        """Load some first layers of the model; all for None."""
+    def load_layers(
+        self, device: str, n_layers: int | None, n_ctx: int | None = None
+    ) -> LoadedModel:
+        """Load some first layers of the model, all for None; see `load` for n_ctx."""
         import torch
 
         from nope_probe.models.load import load
@@ -184,6 +186,7 @@ class RunSettings:
             dtype=None if self.dtype == "auto" else getattr(torch, self.dtype),
             revision=self.revision,
             device_map=self.device_map,
+            n_ctx=n_ctx,
         )
 
     def make_sequences(self, loaded: LoadedModel, *, shuffle: bool | None = None) -> Sequences:
@@ -199,8 +202,7 @@ class RunSettings:
         from nope_probe.data.sequences import gaussian, sequences
 
         info = loaded.info
-        if self.seq_len > info.n_ctx:
-            raise UserError(f"--seq-len {self.seq_len} is beyond the model's context {info.n_ctx}")
+        self.validate_context(info.n_ctx)
         if (self.data == "gaussian") != info.parameter_free:
             kind = "gaussian vectors" if info.parameter_free else "text or random tokens"
             raise UserError(f"{info.name} takes {kind}, not --data {self.data}")
@@ -233,6 +235,15 @@ class RunSettings:
                 f"{n_documents} documents do not fill {self.folds} folds, since the sequences of a "
                 f"document share one: lower --folds to {n_documents}, or take more documents"
             )
+
+    def validate_context(self, n_ctx: int) -> None:
+        """Check that sequences are no longer than a model's context.
+
+        Raises:
+            UserError: if they are.
+        """
+        if self.seq_len > n_ctx:
+            raise UserError(f"--seq-len {self.seq_len} is beyond the model's context {n_ctx}")
 
     def n_skipped(self, inputs: Sequences) -> int:
         """Return how many first keys the positional patterns leave out."""
