@@ -24,6 +24,7 @@ from nope_probe.figures.intervals import NO_PATTERN
 from nope_probe.figures.maps import MAX_POSITIONS
 from nope_probe.figures.style import BLANK, GRID, INK
 from nope_probe.reports import notes
+from nope_probe.reports.listing import Listing
 
 TITLE = 16  # px less of a figure's top margin on the page; the rest is for plotly's buttons
 PAGE_BYTES = 14_000_000
@@ -43,12 +44,14 @@ class Section:
         caption: one or two lines below the figure.
         figure: the figure; None for a section of words.
         table: the figure's numbers, shown folded.
+        listing: lines of text and links, shown open.
     """
 
     title: str
     caption: str
     figure: go.Figure | None = None
     table: pd.DataFrame | None = None
+    listing: Listing | None = None
 
 
 def page(
@@ -122,10 +125,11 @@ def _link(index: int, section: Section) -> str:
 
 
 def _section(index: int, section: Section) -> str:
+    listing = section.listing.html() if section.listing else ""
     return (
         f'<section id="section-{index}" aria-labelledby="heading-{index}">'
         f'<h2 id="heading-{index}">{escape(section.title)}</h2>'
-        f"{_figure(section)}{_table(section)}</section>"
+        f"{_figure(section)}{listing}{_table(section)}</section>"
     )
 
 
