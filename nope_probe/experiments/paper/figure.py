@@ -134,4 +134,4 @@ def _relative(folder: Path, start: Path) -> str:
 
 def _count(claims: list[tuple[str, Claim]]) -> list[str]:
     held = sum(claim.reproduced for _, claim in claims)
-    return [f"{held} of {len(claims)} of the paper's claims are reproduced."] if claims else []
+    return [f"Reproduced: {held} of {len(claims)} claims of the paper."] if claims else []

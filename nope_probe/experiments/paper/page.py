@@ -57,7 +57,11 @@ def figure_page(
     """
     sections = [*_figures(figure, pairs), _claims(claims, links)]
     title = f"{title_of(figure)} of the paper, reproduced"
-    return page(title, [*manifest["headline"], *manifest["notes"]], sections, manifest, HOW_TO_READ)
+    return page(title, [*manifest["headline"], *map(_sentence, manifest["notes"])], sections, manifest, HOW_TO_READ)
+
+
+def _sentence(note: str) -> str:
+    return note[0].upper() + note[1:]
 
 
 def title_of(figure: str) -> str:
@@ -106,8 +110,8 @@ def _figures(figure: str, pairs: Sequence[Pair]) -> Iterator[Section]:
 def _caption(pairs: Sequence[Pair], found: Sequence[Agreement]) -> str:
     if not found:
         return (
-            "The published panel, and ours of another model, each on its own colours: values "
-            "cannot be compared, shapes can."
+            "The published panel, and ours of another model, each on its own colours, which leave "
+            "out the first key and the diagonal: values cannot be compared, shapes can."
         )
     lead = "Published, ours, and the difference in steps of the panel's own colours."
     if all(each.within_one == 1 for each in found):
@@ -130,9 +134,10 @@ def _limit(steps: np.ndarray) -> float:
 
 def _panels(pair: Pair) -> Iterator[Panel]:
     published, steps = pair.published, pair.steps
-    scale = _scale(published.kind, published.low, published.high)
-    yield _panel(f"paper, {pair.name}", published.values, scale, pair)
-    yield _panel("ours", pair.ours, scale if pair.comparable else _own_scale(pair), pair)
+    bar = _scale(published.kind, published.low, published.high)
+    for name, values in ((f"paper, {pair.name}", published.values), ("ours", pair.ours)):
+        scale = bar if pair.comparable else _own_scale(values, published.kind)
+        yield _panel(name, values, scale, pair)
     if steps is not None:
         limit = _limit(steps)
         yield _panel(_size(pair), steps, (-limit, limit, "colour steps", True), pair)
@@ -168,8 +173,12 @@ def _scale(kind: str, low: float, high: float) -> Scale:
     return low, high, UNITS.get(kind, "nats"), False
 
 
-def _own_scale(pair: Pair) -> Scale:
-    """Return the scale of our map alone: from its 1% to its 99% quantile, as in Figure 5."""
-    known = pair.ours[np.isfinite(pair.ours)]
+def _own_scale(values: np.ndarray, kind: str) -> Scale:
+    """Return the scale of one map alone: from its 1% to its 99% quantile, as in Figure 5.
+
+    The first key, which may be an attention sink, and the diagonal are left out.
+    """
+    cells = np.tri(len(values), k=-1, dtype=bool) & (np.arange(len(values)) > 0)
+    known = values[cells & np.isfinite(values)]
     low, high = np.quantile(known, [0.01, 0.99]) if known.size else (0.0, 1.0)
-    return _scale(pair.published.kind, float(low), float(high if high > low else low + 1))
+    return _scale(kind, float(low), float(high if high > low else low + 1))
