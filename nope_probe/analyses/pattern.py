@@ -78,24 +78,42 @@ def measure(maps: ScoreMaps | FoldMeans, skip_keys: int = 0) -> list[Measures]:
 
 
 def _measure(folds: Float[Tensor, "fold query_pos key_pos"], skip_keys: int) -> Measures:
-    n = folds.shape[-1]
-    patterns = row_centred(folds, skip_keys)
-    rest = patterns - relative_part(patterns, skip_keys)
-    cells = kept_cells(n, skip_keys)
-    maps = torch.stack([patterns[:, cells], rest[:, cells]])
-    products = cross_products(maps, maps)
-    p_p, r_r = products[:, 0, 0], products[:, 1, 1]
-    means, diagonal = leave_one_out(patterns), diagonal_normalised(leave_one_out(folds))
+    found = measure_estimates(folds, skip_keys)
+    p_p, r_r = found["amplitude_squared"], found["non_relative_squared"]
     return Measures(
         amplitude=rms(p_p),
-        locality=jackknife(locality(means, skip_keys)),
-        monotonicity=jackknife(monotonicity(means, LAG, skip_keys)),
-        monotonicity_lag1=jackknife(monotonicity(means, 1, skip_keys)),
+        locality=jackknife(found["locality"]),
+        monotonicity=jackknife(found["monotonicity"]),
+        monotonicity_lag1=jackknife(found["monotonicity_lag1"]),
         relative_r2=share(p_p - r_r, p_p),
         non_relative=rms(r_r),
-        edge_contrast=jackknife(edge_contrast(diagonal, skip_keys)),
-        edge_contrast_visible=jackknife(edge_contrast(leave_one_out(rest), skip_keys)),
+        edge_contrast=jackknife(found["edge_contrast"]),
+        edge_contrast_visible=jackknife(found["edge_contrast_visible"]),
     )
+
+
+def measure_estimates(
+    folds: Float[Tensor, "fold query_pos key_pos"], skip_keys: int
+) -> dict[str, Float[Tensor, " one_plus_folds"]]:
+    """Return what `measure` makes intervals from: each on all folds, then without each fold.
+
+    `amplitude_squared` and `non_relative_squared` are unbiased mean squares, in squared nats.
+    """
+    patterns = row_centred(folds, skip_keys)
+    rest = patterns - relative_part(patterns, skip_keys)
+    cells = kept_cells(folds.shape[-1], skip_keys)
+    maps = torch.stack([patterns[:, cells], rest[:, cells]])
+    products = cross_products(maps, maps)
+    means, diagonal = leave_one_out(patterns), diagonal_normalised(leave_one_out(folds))
+    return {
+        "amplitude_squared": products[:, 0, 0],
+        "non_relative_squared": products[:, 1, 1],
+        "locality": locality(means, skip_keys),
+        "monotonicity": monotonicity(means, LAG, skip_keys),
+        "monotonicity_lag1": monotonicity(means, 1, skip_keys),
+        "edge_contrast": edge_contrast(diagonal, skip_keys),
+        "edge_contrast_visible": edge_contrast(leave_one_out(rest), skip_keys),
+    }
 
 
 def kept_cells(n: int, skip_keys: int = 0) -> Bool[Tensor, "query_pos key_pos"]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -29,7 +28,7 @@ from nope_probe.experiments.tables import (
     players_table,
     sources_table,
 )
-from nope_probe.hooks.folds import pooled
+from nope_probe.hooks.folds import pack_triangle, pooled
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.provenance import input_arrays, input_record
 from nope_probe.runtime.session import Session
@@ -203,9 +202,7 @@ def _mean_covariance_maps(measured: Measured) -> Maps:
 
 def _packed_folds(plan: Plan, measured: Measured) -> dict[str, np.ndarray]:
     """Return each condition's fold maps as lower triangles, diagonal included."""
-    n = measured.intact.folds.shape[-1]
-    row, column = torch.tril_indices(n, n)
     return {
-        f"score/{plan.name(condition)}": maps.folds[..., row, column].float().numpy()
+        f"score/{plan.name(condition)}": pack_triangle(maps.folds).float().numpy()
         for condition, maps in measured.maps.items()
     }

@@ -57,7 +57,8 @@ def figure_page(
     """
     sections = [*_figures(figure, pairs), _claims(claims, links)]
     title = f"{title_of(figure)} of the paper, reproduced"
-    return page(title, [*manifest["headline"], *map(_sentence, manifest["notes"])], sections, manifest, HOW_TO_READ)
+    headline = [*manifest["headline"], *map(_sentence, manifest["notes"])]
+    return page(title, headline, sections, manifest, HOW_TO_READ)
 
 
 def _sentence(note: str) -> str:
