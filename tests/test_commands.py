@@ -11,7 +11,7 @@ from support.command_line import refused
 
 from nope_probe import ablate, circuit, reproduce, scores, simulate
 
-COMMANDS = ("ablate", "circuit", "reproduce", "scores", "simulate", "theory", "train")
+COMMANDS = ("ablate", "circuit", "compare", "reproduce", "scores", "simulate", "theory", "train")
 PARAMETER_FREE = ["--model", "parameter-free", "--data", "gaussian"]
 
 
@@ -29,7 +29,7 @@ def test_help_does_not_import_torch(command: str) -> None:
     code += "except SystemExit: print(sorted({'torch', 'transformer_lens'} & set(sys.modules)))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.strip().endswith("[]")
-    assert "--seed" in ended.stdout or command == "theory"
+    assert "--seed" in ended.stdout or command in ("compare", "theory")
     assert "\n    " not in ended.stdout.partition("options")[0].partition("\n\n")[2]
 
 

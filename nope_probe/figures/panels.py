@@ -158,12 +158,13 @@ def _bars(panels: Sequence[Panel], size: int, grid: Grid, shared: bool) -> dict[
             if panels[i].scale == panel.scale and domains[i][1] == domains[index][1]
         ]
         drop = (BAR_DROP + (AXES if index >= len(panels) - grid.columns else 0)) / inner
-        keys |= _bar(f"{bar}.colorbar", alike, domains[index][1][0] - drop, panel.unit)
+        keys |= _bar(f"{bar}.colorbar", alike, domains[index][1][0] - drop, panel)
     return keys
 
 
-def _bar(name: str, across: Sequence[Extent], y: float, unit: str) -> dict[str, object]:
+def _bar(name: str, across: Sequence[Extent], y: float, panel: Panel) -> dict[str, object]:
     left, right = across[0][0], across[-1][1]
+    ticks = [panel.low, (panel.low + panel.high) / 2, panel.high]
     return {
         f"{name}.orientation": "h",
         f"{name}.x": (left + right) / 2,
@@ -175,11 +176,12 @@ def _bar(name: str, across: Sequence[Extent], y: float, unit: str) -> dict[str, 
         f"{name}.yanchor": "top",
         f"{name}.ypad": 0,
         f"{name}.thickness": 8,
-        f"{name}.nticks": 4,
+        f"{name}.tickvals": ticks,
+        f"{name}.ticktext": [f"{tick:.2g}" for tick in ticks],
         f"{name}.tickangle": 0,
         f"{name}.outlinewidth": 0,
         f"{name}.tickfont.size": 11,
-        f"{name}.title.text": unit,
+        f"{name}.title.text": panel.unit,
         f"{name}.title.side": "bottom",
         f"{name}.title.font.size": 11,
     }

@@ -19,6 +19,7 @@ from nope_probe.runtime.folder import Run, checkpoint_dir, read_manifest, read_r
 TABLES = {"sources": "ablate", "stages": "circuit", "steps": "simulate", "pattern": "scores"}
 NOT_COMPARED = ("reproduce", "compare")
 INTACT = "intact"
+UNITS = {"circuit": "inner product"}  # of a command's maps, if not nats
 Map = Float[np.ndarray, "query_pos key_pos"]
 
 

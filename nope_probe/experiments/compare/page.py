@@ -11,7 +11,8 @@ import pandas as pd
 from plotly.colors import qualitative
 
 from nope_probe.experiments.compare.maps import NOISE, Compared, Difference
-from nope_probe.experiments.compare.members import INTACT, Member
+from nope_probe.experiments.compare.members import INTACT, UNITS, Member
+from nope_probe.experiments.compare.tables import clearest
 from nope_probe.figures.compared import Series, compared_measures
 from nope_probe.figures.downsample import pool
 from nope_probe.figures.maps import CLIPPED
@@ -22,7 +23,6 @@ from nope_probe.reports.listing import Link, Listing
 from nope_probe.reports.page import Section, page, positions
 
 MOST_MAPS = 12  # of more, those that differ most are drawn
-UNITS = {"circuit": "inner product"}
 COLOURS = qualitative.Safe
 HOW_TO_READ = (
     notes.SCORE,
@@ -53,7 +53,8 @@ def compare_page(
         manifest: what was compared, with the `headline`.
         links: each run's report, relative to the page.
     """
-    sections = [*_map_sections(members, maps), *_measure_sections(members, table)]
+    sections = [*_map_sections(members, maps), *_clearest(members, table)]
+    sections += _measure_sections(members, table)
     sections.append(_runs(members, links))
     title = f"{', '.join(each.label for each in members[1:])} against {members[0].label}"
     return page(title, manifest["headline"], sections, manifest, HOW_TO_READ)
@@ -97,7 +98,7 @@ def _panels(each: Compared, members: Sequence[Member], size: int, unit: str) -> 
     for member in members[1:]:
         found = each.differences[member.label]
         of = f" of {member.label}" if len(members) > 2 else ""
-        name = f"difference{of}" if found.is_significant is not False else "no difference"
+        name = f"difference{of}" if found.is_significant is not False else f"no difference{of}"
         panels.append(_panel(name, found.values, _difference_top(found), size, unit))
     return panels
 
@@ -120,6 +121,18 @@ def _top(values: np.ndarray) -> float:
 
 def _difference_top(found: Difference) -> float:
     return max(_top(found.values), NOISE * np.nan_to_num(found.noise)) or 1.0
+
+
+def _clearest(members: Sequence[Member], table: pd.DataFrame) -> Iterator[Section]:
+    rows = clearest(table)
+    if rows:
+        of = members[0].label
+        columns = ("what", "run", "value", f"of {of}", "difference, with its 95% interval")
+        yield Section(
+            title="The clearest differences",
+            caption="Those that are largest for their intervals; all are in the tables below.",
+            listing=Listing(columns=columns, rows=rows),
+        )
 
 
 def _measure_sections(members: Sequence[Member], table: pd.DataFrame) -> Iterator[Section]:

@@ -25,6 +25,9 @@ LABELS = (
     "step",
     "position",
 )  # numbers that name rows
+CLEAREST = 12
+# Tables in the order of the page; others follow.
+ORDER = ("pattern", "stages", "layers", "sources", "players")
 RESULTS = ("verdict",)  # words that are results, not names of rows
 
 
@@ -44,7 +47,8 @@ def differences_table(members: Sequence[Member]) -> pd.DataFrame:
 
 def _rows(base: Member, other: Member) -> Iterator[dict[str, Any]]:
     paired = share_sequences([base, other])
-    for name in (each for each in base.tables if each in other.tables):
+    shared = [each for each in base.tables if each in other.tables]
+    for name in sorted(shared, key=lambda each: (*ORDER, each).index(each)):
         one, two = base.tables[name], other.tables[name]
         keys = [key for key in _keys(one) if key in two]
         measures = [each for each in _measures(one) if each in two]
@@ -153,3 +157,25 @@ def _paired(base: Member, other: Member, table: str, row: pd.Series) -> dict[str
 def _shown(member: Member) -> str:
     """Return of which model a circuit run keeps the folds: the ablated one, if there is one."""
     return "ablated" if member.manifest.get("removed") else INTACT
+
+
+def clearest(table: pd.DataFrame, most: int = CLEAREST) -> list[tuple[str, str, str, str, str]]:
+    """Return the differences that are largest for their intervals, as text.
+
+    Each is what it is of, the run, its value, the first run's, and the difference.
+    """
+    arm = (table["difference_high"] - table["difference_low"]) / 2
+    order = (table["difference"].abs() / arm.where(arm > 0)).dropna().sort_values(ascending=False)
+    return [_text(table.loc[index]) for index in order.index[:most]]
+
+
+def _text(row: pd.Series) -> tuple[str, str, str, str, str]:
+    measure = MEASURES[row["measure"]].title if row["measure"] in MEASURES else row["measure"]
+    bounds = f"[{row['difference_low']:+.3g}, {row['difference_high']:+.3g}]"
+    return (
+        f"{row['item']}, {measure.replace('_', ' ')}",
+        str(row["run"]),
+        f"{row['value']:.3g}",
+        f"{row['base_value']:.3g}",
+        f"{row['difference']:+.3g} {bounds} ({row['method']})",
+    )
