@@ -13,7 +13,6 @@ from nope_probe.analyses.jackknife import (
     UNDEFINED,
     Interval,
     cross_products,
-    independent_difference,
     jackknife,
     leave_one_out,
     rms,
@@ -53,7 +52,9 @@ def measure_differences(
     found = {"difference": pattern_difference(one, other, skip_keys=skip_keys, paired=paired)}
     for name in (each for each in estimates[0] if each in estimates[1]):
         x, y = (each[name] for each in estimates)
-        found[name] = jackknife(x - y) if paired else independent_difference(x, y)
+        found[name] = (
+            jackknife(x - y) if paired else independent_difference(jackknife(x), jackknife(y))
+        )
     return {**found, **({} if "relative_r2" in found else {"relative_r2": UNDEFINED})}
 
 
@@ -69,13 +70,24 @@ def pattern_difference(
     x_x, y_y = (cross_products(each[None], each[None])[:, 0, 0] for each in (x, y))
     x_y = (leave_one_out(x) * y.mean(0)).mean(-1)
     y_x = (leave_one_out(y) * x.mean(0)).mean(-1)
-    # The other model's part is constant while one's folds are left out.
-    square = independent_difference(x_x + y_y[0] - 2 * x_y, 2 * y_x - y_y - x_x[0])
-    centre = float(x_x[0] + y_y[0] - 2 * x_y[0])
-    half = square.high - square.value
+    # <x, x> - 2 <x, y> + <y, y>: one term varies with the folds of x, the other with those of y.
+    varies = jackknife(x_x - 2 * x_y), jackknife(y_y - 2 * y_x)
+    square = float(x_x[0] - 2 * x_y[0] + y_y[0])
+    half = _arm(*varies)
     return Interval(
-        value=signed_root(centre), low=signed_root(centre - half), high=signed_root(centre + half)
+        value=signed_root(square), low=signed_root(square - half), high=signed_root(square + half)
     )
+
+
+def independent_difference(one: Interval, other: Interval) -> Interval:
+    """Return the difference of estimates from independent data: their arms add in squares."""
+    value, half = one.value - other.value, _arm(one, other)
+    return Interval(value=value, low=value - half, high=value + half)
+
+
+def _arm(*intervals: Interval) -> float:
+    """Return the half width of a sum or difference of independent estimates."""
+    return float(sum((each.high - each.value) ** 2 for each in intervals) ** 0.5)
 
 
 def _estimates(folds: Folds, skip_keys: int) -> Estimates:

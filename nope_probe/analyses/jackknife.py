@@ -43,37 +43,15 @@ def jackknife(estimates: Float[Tensor, " one_plus_folds"]) -> Interval:
     Raises:
         ValueError: for fewer than 4 folds.
     """
-    return _interval(float(estimates[0]), _variance(estimates), len(estimates) - 1)
+    from scipy.special import stdtrit
 
-
-def independent_difference(
-    one: Float[Tensor, " one_plus_folds"], other: Float[Tensor, " one_plus_other_folds"]
-) -> Interval:
-    """Return the difference, one less other, of estimates from independent data, with its interval.
-
-    The jackknife variances add up; the degrees of freedom are those of the fewer folds.
-
-    Args:
-        one: first the estimate on all folds, then the estimate without each fold.
-        other: the same of other data.
-    """
-    value = float(one[0].double() - other[0].double())
-    return _interval(value, _variance(one) + _variance(other), min(len(one), len(other)) - 1)
-
-
-def _variance(estimates: Float[Tensor, " one_plus_folds"]) -> float:
-    deleted = estimates[1:].double()
+    value, deleted = estimates[0].double(), estimates[1:].double()
     n_folds = len(deleted)
     if n_folds < MIN_FOLDS:
         raise ValueError(f"expected at least {MIN_FOLDS} folds, got {n_folds}")
-    return float((n_folds - 1) / n_folds * (deleted - deleted.mean()).square().sum())
-
-
-def _interval(value: float, variance: float, n_folds: int) -> Interval:
-    from scipy.special import stdtrit
-
-    half = float(stdtrit(n_folds - 1, 0.975)) * variance**0.5
-    return Interval(value=value, low=value - half, high=value + half)
+    variance = (n_folds - 1) / n_folds * (deleted - deleted.mean()).square().sum()
+    half = float(stdtrit(n_folds - 1, 0.975)) * variance.sqrt()
+    return Interval(value=float(value), low=float(value - half), high=float(value + half))
 
 
 def standard_error(folds: Float[Tensor, "fold *map"]) -> Float[Tensor, "*map"]:

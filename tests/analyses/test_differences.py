@@ -4,8 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from nope_probe.analyses.differences import measure_differences, pattern_difference
-from nope_probe.analyses.jackknife import independent_difference, jackknife
+from nope_probe.analyses.differences import (
+    independent_difference,
+    measure_differences,
+    pattern_difference,
+)
+from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.pattern import measure, row_centred
 
 N, FOLDS = 13, 5
@@ -56,12 +60,9 @@ def test_an_unpaired_square_takes_no_product_within_a_model_s_fold() -> None:
     assert found.value * abs(found.value) == pytest.approx(square)
 
 
-def test_variances_of_independent_estimates_add_up() -> None:
-    one, other = torch.tensor([3.0, 2.0, 3.0, 3.5, 3.0]), torch.tensor([1.0, 1.0, 2.0, 0.0, 1.0])
-    arms = [jackknife(each).high - jackknife(each).value for each in (one, other)]
-    found = independent_difference(one, other)
-    assert found.value == 2.0
-    assert found.high - found.value == pytest.approx((arms[0] ** 2 + arms[1] ** 2) ** 0.5)
+def test_arms_of_independent_estimates_add_in_squares() -> None:
+    one, other = Interval(value=7.0, low=4.0, high=10.0), Interval(value=2.0, low=-2.0, high=6.0)
+    assert independent_difference(one, other) == Interval(value=5.0, low=0.0, high=10.0)
 
 
 def test_a_relative_share_without_a_pattern_has_no_difference() -> None:

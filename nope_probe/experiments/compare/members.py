@@ -214,6 +214,9 @@ def _validate(members: Sequence[Member]) -> None:
 
 def share_sequences(members: Sequence[Member]) -> bool:
     """Return whether all runs had the same sequences, dealt to the same number of folds."""
-    folds = {each.manifest.get("settings", {}).get("folds") for each in members}
+    folds = [
+        (each.manifest.get("settings", {}).get("folds"), each.manifest.get("fold_sizes"))
+        for each in members
+    ]
     tokens = {each.tokens for each in members}
-    return len(tokens) == 1 and "" not in tokens and len(folds) == 1
+    return len(tokens) == 1 and "" not in tokens and all(each == folds[0] for each in folds)
