@@ -128,15 +128,13 @@ def _coloraxis(panel: Panel) -> dict[str, object]:
 
 
 def _share_axes(figure: go.Figure, n: int) -> None:
-    """Make every map square, and all zoom and pan together."""
+    """Make every map square, and all zoom and pan together, as in `maps`."""
     figure.update_layout(plot_bgcolor=BLANK)
-    plain = {"constrain": "domain", "showgrid": False, "zeroline": False, "nticks": 4}
-    for index in range(n):
-        down = {"autorange": "reversed", "scaleanchor": f"x{axis(index)}"}
-        x = dict(plain) if index == 0 else {**plain, "matches": "x"}
-        y = {**plain, **down, "constraintoward": "top"}
-        y |= {} if index == 0 else {"matches": "y"}
-        figure.update_layout({f"xaxis{axis(index)}": x, f"yaxis{axis(index)}": y})
+    x = {"constrain": "domain", "showgrid": False, "zeroline": False, "nticks": 4}
+    y = {**x, "autorange": "reversed", "constraintoward": "top"}
+    for at in (axis(index) for index in range(n)):
+        same_x, same_y = ({"matches": "x"}, {"matches": "y"}) if at else ({}, {"scaleanchor": "x"})
+        figure.update_layout({f"xaxis{at}": {**x, **same_x}, f"yaxis{at}": {**y, **same_y}})
 
 
 def _bars(panels: Sequence[Panel], size: int, grid: Grid, shared: bool) -> dict[str, object]:

@@ -46,6 +46,8 @@ def _largest(label: str, base: str, maps: Sequence[Compared], kind: str) -> str:
 
 
 def _method(members: Sequence[Member], maps: Sequence[Compared], table: pd.DataFrame) -> str:
+    if members[0].kind == "simulate":
+        return "Differences of simulations are unpaired."
     if not share_sequences(members):
         return "The runs had different sequences, so differences are unpaired."
     paired = any(each.paired for found in maps for each in found.differences.values())

@@ -162,8 +162,11 @@ def _shown(member: Member) -> str:
 def clearest(table: pd.DataFrame, most: int = CLEAREST) -> list[tuple[str, str, str, str, str]]:
     """Return the differences that are largest for their intervals, as text.
 
-    Each is what it is of, the run, its value, the first run's, and the difference.
+    Each is what it is of, the run, its value, the first run's, and the difference. Controls and
+    other further tables are left out where there are main ones.
     """
+    main = table[table["table"].isin(ORDER)]
+    table = main if len(main) else table
     arm = (table["difference_high"] - table["difference_low"]) / 2
     order = (table["difference"].abs() / arm.where(arm > 0)).dropna().sort_values(ascending=False)
     return [_text(table.loc[index]) for index in order.index[:most]]
