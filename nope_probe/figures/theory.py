@@ -15,7 +15,9 @@ from nope_probe.figures.grid import Grid, axis, keep, place
 from nope_probe.figures.maps import MAX_POSITIONS, score_maps
 from nope_probe.figures.style import SEQUENTIAL, ZERO
 
-NOISE_SPAN = 6  # standard errors that colours span at least
+# A map whose colours would span less than so many standard errors, or nats (float32 resolves
+# scores no better), is noise; its colours span so many times as much.
+NOISE_ERRORS, NOISE_NATS, FLAT = 8, 1e-5, 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +68,7 @@ def maps_above_noise(
     *,
     max_positions: int = MAX_POSITIONS,
 ) -> go.Figure:
-    """Draw score maps, each layer on a scale of its own that is never narrower than the noise.
+    """Draw score maps, each layer on a scale of its own that is far wider than the noise.
 
     A layer whose cells differ by no more than their errors is drawn flat, and its title says so.
 
@@ -76,7 +78,7 @@ def maps_above_noise(
         max_positions: larger maps are pooled to this many positions.
     """
     figure = score_maps(maps, max_positions=max_positions)
-    floors = [NOISE_SPAN * float(np.nanmedian(each)) for each in errors]
+    floors = [max(NOISE_NATS, NOISE_ERRORS * float(np.nanmedian(each))) for each in errors]
     sliders = figure.layout.sliders
     if sliders:
         limits = zip(figure.layout.meta["scales"], floors, strict=True)
@@ -92,17 +94,17 @@ def maps_above_noise(
         low, high, flat = _widened(coloraxis.cmin, coloraxis.cmax, floor)
         coloraxis.update(cmin=low, cmax=high)
         if flat:
-            coloraxis.colorbar.update(tickvals=[(low + high) / 2], tickformat=".2g")
+            coloraxis.colorbar.update(tickvals=[(low + high) / 2], tickformat=".3f")
             figure.layout.annotations[layer].text += ": flat, below the noise"
     return figure
 
 
 def _widened(low: float, high: float, floor: float) -> tuple[float, float, bool]:
-    """Return colour limits at least `floor` apart, and whether they were nearer."""
+    """Return colour limits, far apart if they were nearer than `floor`, and whether they were."""
     if high - low >= floor:
         return low, high, False
-    centre = (low + high) / 2
-    return centre - floor / 2, centre + floor / 2, True
+    centre, half = (low + high) / 2, FLAT * floor / 2
+    return centre - half, centre + half, True
 
 
 def rows_against_theory(curves: Mapping[str, Curves]) -> go.Figure:

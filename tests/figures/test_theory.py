@@ -40,13 +40,13 @@ def test_noise_is_drawn_flat_and_a_pattern_is_not(n_layers):
     figure = maps_above_noise(noise, np.full(noise.shape, 0.01))
     if n_layers > 4:
         scales = figure.layout.meta["scales"]
-        assert figure.layout.coloraxis.cmax - figure.layout.coloraxis.cmin == pytest.approx(0.06)
+        assert figure.layout.coloraxis.cmax - figure.layout.coloraxis.cmin == pytest.approx(0.8)
     else:
         axes = [figure.layout[name] for name in ("coloraxis", "coloraxis2")]
         scales = [(each.cmin, each.cmax) for each in axes]
         titles = [each.text for each in figure.layout.annotations]
         assert titles == ["L0: flat, below the noise", "L1"]
     spans = [high - low for low, high in scales]
-    assert spans[0] == pytest.approx(0.06)
+    assert spans[0] == pytest.approx(0.8)
     assert spans[-1] > 5
     assert sum(scales[0]) / 2 == pytest.approx(0.4, abs=1e-6)

@@ -89,8 +89,8 @@ class _Parts:
                     max_positions=self.size,
                 ),
                 caption="The same maps without their diagonal, where a query meets its own key: "
-                "small differences between keys are visible. Colours span six standard errors at "
-                "least, so that noise is flat.",
+                "small differences between keys are visible. A layer that shows only noise is "
+                "drawn flat.",
             )
         yield self._terms(
             {alpha: self.maps[f"normalised/{alpha}"] for alpha in self.alphas},
