@@ -109,8 +109,13 @@ def _difference(name: str, base: Member, other: Member, patterns: dict[str, Map]
         return Difference(values=values, rms=rms, noise=noise, paired=False)
     x, y = (unpack_triangle(torch.from_numpy(each)) for each in (one, two))
     paired = paired and x.shape == y.shape
-    rms = pattern_difference(x, y, skip_keys=base.skip_keys, paired=paired)
-    parts = [standard_error(x - y)] if paired else [standard_error(x), standard_error(y)]
+    n_x, n_y = (
+        None if each.fold_sizes is None else torch.tensor(each.fold_sizes) for each in (other, base)
+    )
+    rms = pattern_difference(x, y, skip_keys=base.skip_keys, paired=paired, counts=(n_x, n_y))
+    parts = (
+        [standard_error(x - y, n_x)] if paired else [standard_error(x, n_x), standard_error(y, n_y)]
+    )
     noise = float(np.sqrt(sum(float(each.square().nanmean()) for each in parts)))
     return Difference(values=values, rms=rms, noise=noise, paired=paired)
 

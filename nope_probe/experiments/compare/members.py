@@ -59,6 +59,11 @@ class Member:
         return str(data.get("sha256", "")) if isinstance(data, Mapping) else ""
 
     @property
+    def fold_sizes(self) -> list[int] | None:
+        """How many sequences each fold has; None if the run does not say."""
+        return self.manifest.get("fold_sizes")
+
+    @property
     def intact(self) -> str:
         """What the intact model keeps, as the run's tables write it."""
         return str(self.manifest.get("conditions", [INTACT])[0])
@@ -214,9 +219,6 @@ def _validate(members: Sequence[Member]) -> None:
 
 def share_sequences(members: Sequence[Member]) -> bool:
     """Return whether all runs had the same sequences, dealt to the same number of folds."""
-    folds = [
-        (each.manifest.get("settings", {}).get("folds"), each.manifest.get("fold_sizes"))
-        for each in members
-    ]
+    folds = [(each.manifest.get("settings", {}).get("folds"), each.fold_sizes) for each in members]
     tokens = {each.tokens for each in members}
     return len(tokens) == 1 and "" not in tokens and all(each == folds[0] for each in folds)

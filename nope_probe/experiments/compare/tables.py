@@ -150,7 +150,10 @@ def _paired(base: Member, other: Member, table: str, row: pd.Series) -> dict[str
     if cells[0] is None or cells[1] is None or cells[0].shape != cells[1].shape:
         return {}
     one, two = (unpack_triangle(torch.from_numpy(each)) for each in cells if each is not None)
-    found = measure_differences(one, two, skip_keys=base.skip_keys, paired=True)
+    counts = None if base.fold_sizes is None else torch.tensor(base.fold_sizes)
+    found = measure_differences(
+        one, two, skip_keys=base.skip_keys, paired=True, counts=(counts, counts)
+    )
     return {name: each for name, each in found.items() if name in MEASURES}
 
 
