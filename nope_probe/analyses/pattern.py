@@ -86,25 +86,45 @@ def measure(
 def _measure(
     folds: Float[Tensor, "fold query_pos key_pos"], skip_keys: int, counts: FoldCounts | None
 ) -> Measures:
-    n = folds.shape[-1]
-    patterns = row_centred(folds, skip_keys)
-    rest = patterns - relative_part(patterns, skip_keys)
-    cells = kept_cells(n, skip_keys)
-    maps = torch.stack([patterns[:, cells], rest[:, cells]])
-    products = cross_products(maps, maps, counts)
-    p_p, r_r = products[:, 0, 0], products[:, 1, 1]
-    means, rests = leave_one_out(patterns, counts), leave_one_out(rest, counts)
-    diagonal = diagonal_normalised(leave_one_out(folds, counts))
+    found = measure_estimates(folds, skip_keys, counts)
+    p_p, r_r = found["amplitude_squared"], found["non_relative_squared"]
     return Measures(
         amplitude=rms(p_p, counts),
-        locality=jackknife(locality(means, skip_keys), counts),
-        monotonicity=jackknife(monotonicity(means, LAG, skip_keys), counts),
-        monotonicity_lag1=jackknife(monotonicity(means, 1, skip_keys), counts),
+        locality=jackknife(found["locality"], counts),
+        monotonicity=jackknife(found["monotonicity"], counts),
+        monotonicity_lag1=jackknife(found["monotonicity_lag1"], counts),
         relative_r2=share(p_p - r_r, p_p, counts),
         non_relative=rms(r_r, counts),
-        edge_contrast=jackknife(edge_contrast(diagonal, skip_keys), counts),
-        edge_contrast_visible=jackknife(edge_contrast(rests, skip_keys), counts),
+        edge_contrast=jackknife(found["edge_contrast"], counts),
+        edge_contrast_visible=jackknife(found["edge_contrast_visible"], counts),
     )
+
+
+def measure_estimates(
+    folds: Float[Tensor, "fold query_pos key_pos"],
+    skip_keys: int,
+    counts: FoldCounts | None = None,
+) -> dict[str, Float[Tensor, " one_plus_folds"]]:
+    """Return what `measure` makes intervals from: each on all folds, then without each fold.
+
+    `amplitude_squared` and `non_relative_squared` are unbiased mean squares, in squared nats.
+    """
+    patterns = row_centred(folds, skip_keys)
+    rest = patterns - relative_part(patterns, skip_keys)
+    cells = kept_cells(folds.shape[-1], skip_keys)
+    maps = torch.stack([patterns[:, cells], rest[:, cells]])
+    products = cross_products(maps, maps, counts)
+    means, rests = leave_one_out(patterns, counts), leave_one_out(rest, counts)
+    diagonal = diagonal_normalised(leave_one_out(folds, counts))
+    return {
+        "amplitude_squared": products[:, 0, 0],
+        "non_relative_squared": products[:, 1, 1],
+        "locality": locality(means, skip_keys),
+        "monotonicity": monotonicity(means, LAG, skip_keys),
+        "monotonicity_lag1": monotonicity(means, 1, skip_keys),
+        "edge_contrast": edge_contrast(diagonal, skip_keys),
+        "edge_contrast_visible": edge_contrast(rests, skip_keys),
+    }
 
 
 def kept_cells(n: int, skip_keys: int = 0) -> Bool[Tensor, "query_pos key_pos"]:

@@ -239,7 +239,9 @@ def _place_maps(
     place(figure, title, panels, wide, narrow)
     figure.update_layout(plot_bgcolor=BLANK)
     square = {"constrain": "domain", "showgrid": False, "zeroline": False}
+    down = {**square, "autorange": "reversed", "constraintoward": "top"}
     for at in (axis(index) for index in range(n)):
-        down = {"autorange": "reversed", "scaleanchor": f"x{at}", "constraintoward": "top"}
-        figure.update_layout({f"xaxis{at}": square, f"yaxis{at}": {**square, **down}})
+        # All maps are square, since the first is, and zoom together.
+        same_x, same_y = ({"matches": "x"}, {"matches": "y"}) if at else ({}, {"scaleanchor": "x"})
+        figure.update_layout({f"xaxis{at}": {**square, **same_x}, f"yaxis{at}": {**down, **same_y}})
     return wide, narrow

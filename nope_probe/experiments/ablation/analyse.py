@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -32,7 +31,7 @@ from nope_probe.experiments.tables import (
     players_table,
     sources_table,
 )
-from nope_probe.hooks.folds import pooled
+from nope_probe.hooks.folds import pack_triangle, pooled
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.provenance import input_arrays, input_record
 from nope_probe.runtime.session import Session
@@ -228,10 +227,8 @@ def _mean_covariance_maps(measured: Measured) -> Maps:
 
 def _packed_folds(plan: Plan, measured: Measured) -> dict[str, np.ndarray]:
     """Return each condition's fold maps as lower triangles, diagonal included."""
-    n = measured.intact.folds.shape[-1]
-    row, column = torch.tril_indices(n, n)
     named = {f"score/{plan.name(condition)}": each for condition, each in measured.maps.items()}
     for replacement, others in measured.others.items():
         for condition, each in others.items():
             named[f"score_{replacement}/{plan.name(condition)}"] = each
-    return {name: maps.folds[..., row, column].float().numpy() for name, maps in named.items()}
+    return {name: pack_triangle(maps.folds).float().numpy() for name, maps in named.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
@@ -15,6 +16,7 @@ from nope_probe.experiments.circuit.page import circuit_page
 from nope_probe.experiments.circuit.summary import headline
 from nope_probe.experiments.tables import measures_table
 from nope_probe.hooks.components import components
+from nope_probe.hooks.folds import pack_triangle
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.maps import StageMaps
 from nope_probe.hooks.names import LETTERS, Letter
@@ -64,7 +66,7 @@ def analyse(session: Session[RunSettings], stages: Stages) -> Run:
     arrays = {name: each.float().cpu().numpy() for name, each in _arrays(maps).items()}
     return Run(
         manifest=manifest,
-        arrays={"maps": arrays, "tokens": input_arrays(inputs)},
+        arrays={"maps": arrays, "tokens": input_arrays(inputs), "folds": _folds(maps[-1])},
         tables={"stages": table},
         page=circuit_page(arrays, table, manifest),
     )
@@ -82,6 +84,14 @@ def _arrays(maps: Sequence[StageMaps]) -> dict[str, Float[Tensor, "row_pos col_p
     if len(maps) > 1:
         found |= {f"reference/{letter}": maps[0].mean(letter) for letter in maps[0].folds}
     return found
+
+
+def _folds(maps: StageMaps) -> dict[str, Float[np.ndarray, "fold cell"]]:
+    """Return the fold means of each stage as lower triangles, from which `compare` pairs runs."""
+    return {
+        f"gram/{letter}": pack_triangle(folds).float().cpu().numpy()
+        for letter, folds in maps.folds.items()
+    }
 
 
 def stages_table(maps: Sequence[StageMaps], layer: int, skip_keys: int) -> pd.DataFrame:

@@ -13,7 +13,7 @@ from nope_probe.experiments.scores.page import scores_page
 from nope_probe.experiments.scores.summary import headline
 from nope_probe.experiments.tables import columns_of, interval_names, measures_table
 from nope_probe.figures.heads import HEAD_MEASURES
-from nope_probe.hooks.folds import pooled
+from nope_probe.hooks.folds import pack_triangle, pooled
 from nope_probe.hooks.maps import ScoreMaps
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.provenance import input_arrays, input_record
@@ -21,6 +21,7 @@ from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 
 INTACT = "intact"
+MAX_FOLD_BYTES = 2**30
 
 
 def analyse(session: Session[RunSettings], measured: ScoreMaps) -> Run:
@@ -37,10 +38,21 @@ def analyse(session: Session[RunSettings], measured: ScoreMaps) -> Run:
     }
     return Run(
         manifest=manifest,
-        arrays={"tokens": input_arrays(inputs), "maps": maps},
+        arrays={"tokens": input_arrays(inputs), "maps": maps, **_folds(measured)},
         tables=tables,
         page=scores_page(maps, tables, manifest, headline(manifest, tables)),
     )
+
+
+def _folds(measured: ScoreMaps) -> dict[str, dict[str, np.ndarray]]:
+    """Return the fold means as lower triangles, from which `compare` pairs runs, unless too large.
+
+    Beyond MAX_FOLD_BYTES they would take more space than the maps.
+    """
+    n_folds, n_layers, n, _ = measured.folds.shape
+    if 4 * n_folds * n_layers * n * (n + 1) / 2 > MAX_FOLD_BYTES:
+        return {}
+    return {"folds": {"score": pack_triangle(measured.folds).float().numpy()}}
 
 
 def score_arrays(measured: ScoreMaps) -> dict[str, np.ndarray]:

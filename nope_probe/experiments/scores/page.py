@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from nope_probe.figures.heads import HEAD_MEASURES, head_map
-from nope_probe.figures.maps import score_maps
+from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.measures import pattern_measures
 from nope_probe.figures.words import MEASURES
 from nope_probe.reports import notes
@@ -56,10 +56,14 @@ def _map_sections(maps: Mapping[str, Any]) -> Iterator[Section]:
     )
     yield Section(
         title="Diagonal-normalised scores",
-        figure=score_maps(normalised, title="Mean scores less the mean of each diagonal", **drawn),
+        figure=term_maps(
+            {"less diagonal means": normalised},
+            title="Mean scores less the mean of each diagonal",
+            max_positions=size,
+        ),
         caption="The mean of each diagonal is subtracted, so that what depends on distance alone "
         "is gone and the rest depends on the positions of query and key. Softmax ignores all but "
-        "differences within a row.",
+        "differences within a row. Red is above the diagonal's mean, blue below.",
     )
 
 
