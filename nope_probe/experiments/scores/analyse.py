@@ -7,9 +7,11 @@ import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
 
+from nope_probe.analyses.bands import Band
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import diagonal_normalised, measure
 from nope_probe.experiments.scores.page import scores_page
+from nope_probe.experiments.scores.splits import BandMaps, band_arrays, split_tables
 from nope_probe.experiments.scores.summary import headline
 from nope_probe.experiments.tables import columns_of, interval_names, measures_table
 from nope_probe.figures.heads import HEAD_MEASURES
@@ -23,13 +25,28 @@ from nope_probe.runtime.settings import RunSettings
 INTACT = "intact"
 
 
-def analyse(session: Session[RunSettings], measured: ScoreMaps) -> Run:
-    """Measure the maps, and return the run."""
+def analyse(
+    session: Session[RunSettings],
+    measured: ScoreMaps,
+    bands: list[list[Band]] | None = None,
+    band_maps: BandMaps | None = None,
+) -> Run:
+    """Measure the maps, and return the run.
+
+    Args:
+        session: the run.
+        measured: the score maps.
+        bands: the RoPE bands of each layer, if the maps were split by them,
+        band_maps: and the maps of each band.
+    """
     inputs, skip_keys = session.sequences(), session.settings.n_skipped(session.sequences())
     tables = {"pattern": measures_table([({"kept": INTACT}, measure(measured.folds, skip_keys))])}
     if measured.per_head is not None:
         tables["heads"] = heads_table(measured.per_head, skip_keys)
+    tables |= split_tables(measured, skip_keys, bands, band_maps)
     maps = score_arrays(measured)
+    if bands is not None and band_maps is not None:
+        maps |= band_arrays(bands, band_maps, measured.counts)
     manifest = {
         **session.provenance(),
         **input_record(inputs, skip_keys),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from nope_probe.experiments.split_page import split_sections
 from nope_probe.figures.heads import HEAD_MEASURES, head_map
 from nope_probe.figures.maps import score_maps
 from nope_probe.figures.measures import pattern_measures
@@ -41,7 +42,11 @@ def scores_page(
         headline: the result, a sentence each.
     """
     title = f"The attention scores of {manifest['model']['name']} by position"
-    sections = [*_map_sections(maps), *_measure_sections(tables, str(manifest["conditions"][0]))]
+    sections = [
+        *_map_sections(maps),
+        *split_sections(tables),
+        *_measure_sections(tables, str(manifest["conditions"][0])),
+    ]
     return page(title, headline, sections, manifest, HOW_TO_READ)
 
 
