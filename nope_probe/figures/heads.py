@@ -14,6 +14,7 @@ from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, colour_bar
 from nope_probe.figures.words import MEASURES
 
 HEAD_MEASURES = ("amplitude", "locality", "relative_r2", "edge_contrast")
+ATTENTION_MEASURES = ("first_key", "previous_token", "induction", "positional", "symbolic")
 CELL = 26  # px
 
 
@@ -22,13 +23,14 @@ def head_map(table: pd.DataFrame, measure: str) -> go.Figure:
 
     Args:
         table: `heads.csv`: layer, head, and each measure with its bounds.
-        measure: one of `HEAD_MEASURES`.
+        measure: one of `HEAD_MEASURES` or `ATTENTION_MEASURES`.
 
     Raises:
         ValueError: for a measure that does not exist.
     """
-    if measure not in HEAD_MEASURES:
-        raise ValueError(f"expected a measure of {', '.join(HEAD_MEASURES)}, got {measure!r}")
+    known = (*HEAD_MEASURES, *ATTENTION_MEASURES)
+    if measure not in known:
+        raise ValueError(f"expected a measure of {', '.join(known)}, got {measure!r}")
     values, *bounds = (
         table.pivot(index="layer", columns="head", values=name)
         for name in (measure, *bound_columns(measure))

@@ -10,6 +10,7 @@ from torch import Tensor
 from nope_probe.analyses.bands import Band
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import diagonal_normalised, measure
+from nope_probe.experiments.scores.heads import head_columns
 from nope_probe.experiments.scores.page import scores_page
 from nope_probe.experiments.scores.splits import BandMaps, band_arrays, split_tables
 from nope_probe.experiments.scores.summary import headline
@@ -42,7 +43,15 @@ def analyse(
     inputs, skip_keys = session.sequences(), session.settings.n_skipped(session.sequences())
     tables = {"pattern": measures_table([({"kept": INTACT}, measure(measured.folds, skip_keys))])}
     if measured.per_head is not None:
-        tables["heads"] = heads_table(measured.per_head, skip_keys)
+        heads = heads_table(measured.per_head, skip_keys)
+        more, tables["sinks"] = head_columns(
+            session.loaded.model,
+            inputs,
+            session.loaded.tokenizer,
+            measured.per_head.shape[1],
+            session.settings.folds,
+        )
+        tables["heads"] = pd.concat([heads, more], axis=1)
     tables |= split_tables(measured, skip_keys, bands, band_maps)
     maps = score_arrays(measured)
     if bands is not None and band_maps is not None:

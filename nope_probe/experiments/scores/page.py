@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from nope_probe.experiments.split_page import split_sections
-from nope_probe.figures.heads import HEAD_MEASURES, head_map
+from nope_probe.figures.heads import ATTENTION_MEASURES, HEAD_MEASURES, head_map
 from nope_probe.figures.maps import score_maps
 from nope_probe.figures.measures import pattern_measures
 from nope_probe.figures.words import MEASURES
@@ -76,7 +76,8 @@ def _measure_sections(tables: Mapping[str, pd.DataFrame], intact: str) -> Iterat
         table=tables["pattern"],
     )
     if "heads" in tables:
-        for index, measure in enumerate(HEAD_MEASURES):
+        drawn = [name for name in (*HEAD_MEASURES, *ATTENTION_MEASURES) if name in tables["heads"]]
+        for index, measure in enumerate(drawn):
             yield Section(
                 title=f"Each head: {MEASURES[measure].title}",
                 figure=head_map(tables["heads"], measure),
