@@ -186,7 +186,7 @@ class Session(Generic[Settings_co]):
         from nope_probe.hooks.streaming import batches_of
 
         settings, processes = self.settings, self.processes
-        ours = batches_of(settings.n_seqs, settings.batch_size, processes.rank, processes.count)
+        ours = batches_of(settings.n_seqs, settings.seqs_per_batch, processes.rank, processes.count)
         return sum(stop - start for start, stop in ours)
 
     def provenance(self) -> dict[str, Any]:

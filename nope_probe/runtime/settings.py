@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from nope_probe.models.load import LoadedModel
 
 _arg = tyro.conf.arg
+# A run stops between batches, so that one of long sequences must not take minutes.
+AUTO_BATCH_TOKENS, AUTO_BATCH_SEQS = 8192, 32
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 # Which settings mean nothing for a source of data; another value than the default is refused.
 MEANINGLESS = {
@@ -62,7 +64,10 @@ class RunSettings:
     ] = 4
     n_seqs: Annotated[int, _arg(help="How many sequences.")] = 512
     seq_len: Annotated[int, _arg(help="Tokens in a sequence.")] = 64
-    batch_size: Annotated[int, _arg(help="Sequences per forward pass.")] = 32
+    batch_size: Annotated[
+        int | Literal["auto"],
+        _arg(help="Sequences per forward pass; auto: 8,192 tokens, at most 32 sequences."),
+    ] = "auto"
     folds: Annotated[int, _arg(help="Parts of the data that intervals are made from.")] = 8
     skip_keys: Annotated[
         int | Literal["auto"],
@@ -91,9 +96,17 @@ class RunSettings:
         """What the default folder is named after."""
         return self.model
 
+    @property
+    def seqs_per_batch(self) -> int:
+        """Sequences per forward pass."""
+        if self.batch_size == "auto":
+            return max(1, min(AUTO_BATCH_SEQS, AUTO_BATCH_TOKENS // self.seq_len))
+        return self.batch_size
+
     def recorded(self) -> dict[str, Any]:
         """Return the settings that identify the run, as its manifest holds them."""
-        return {key: value for key, value in asdict(self).items() if key not in self.unrecorded}
+        settings = asdict(self) | {"batch_size": self.seqs_per_batch}
+        return {key: value for key, value in settings.items() if key not in self.unrecorded}
 
     def validate(self) -> None:
         """Check what can be checked without the model.
@@ -108,7 +121,8 @@ class RunSettings:
         if self.seq_len < 4:
             raise UserError(f"expected at least 4 tokens in a sequence, got {self.seq_len}")
         for name in ("batch_size", "checkpoint_every"):
-            if getattr(self, name) < 1:
+            value = getattr(self, name)
+            if value != "auto" and value < 1:
                 raise UserError(f"expected a positive --{name.replace('_', '-')}")
         if self.layers != "all" and self.layers < 1:
             raise UserError(f"expected at least 1 layer, got {self.layers}")
@@ -131,10 +145,10 @@ class RunSettings:
 
     def _validate_devices(self) -> None:
         n_processes = process_count()
-        n_batches = -(-self.n_seqs // self.batch_size)
+        n_batches = -(-self.n_seqs // self.seqs_per_batch)
         if n_batches < n_processes:
             raise UserError(
-                f"{self.n_seqs} sequences in batches of {self.batch_size} are {n_batches} "
+                f"{self.n_seqs} sequences in batches of {self.seqs_per_batch} are {n_batches} "
                 f"batches, too few for {n_processes} processes; lower --batch-size"
             )
         if self.device_map is None:

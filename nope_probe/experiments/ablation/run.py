@@ -120,7 +120,7 @@ def options_of(session: Session[Settings]) -> CaptureOptions:
     settings = session.settings
     return CaptureOptions(
         n_layers=settings.n_layers_of(session.loaded),
-        batch_size=settings.batch_size,
+        batch_size=settings.seqs_per_batch,
         n_folds=settings.folds,
         gain=settings.gain,
         scope=settings.scope,

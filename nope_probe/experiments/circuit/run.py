@@ -121,7 +121,7 @@ def capture(session: Session[Settings]) -> Stages:
             from nope_probe.experiments.resumable import gains_once
 
             gains = gains_once(
-                session.checkpoint, "gains", model, inputs, batch_size=settings.batch_size
+                session.checkpoint, "gains", model, inputs, batch_size=settings.seqs_per_batch
             )
         if removed or plain:
             with ablation(session, removed, gains):
@@ -141,7 +141,7 @@ def stage_maps(session: Session[Settings], key: str) -> StageMaps:
         session.loaded.model,
         session.sequences().inputs,
         layer=settings.layer,
-        batch_size=settings.batch_size,
+        batch_size=settings.seqs_per_batch,
         n_folds=settings.folds,
     )
     validate_finite_stages(maps, f"the {key} model")

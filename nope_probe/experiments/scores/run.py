@@ -122,7 +122,7 @@ def capture(session: Session[Settings]) -> ScoreMaps:
             session.loaded.model,
             inputs,
             layers=range(n_layers),
-            batch_size=settings.batch_size,
+            batch_size=settings.seqs_per_batch,
             n_folds=settings.folds,
             per_head=settings.per_head,
         )
