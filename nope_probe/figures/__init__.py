@@ -29,10 +29,12 @@ if TYPE_CHECKING:
         player_shares,
         source_shares,
     )
+    from nope_probe.figures.splits import band_amplitudes, offset_profiles
     from nope_probe.figures.stages import stage_measures
     from nope_probe.figures.theory import fixed_scale_maps
 
 _HOME = {
+    "band_amplitudes": "splits",
     "circuit": "circuit_figure",
     "controls": "measures",
     "fixed_scale_maps": "theory",
@@ -40,6 +42,7 @@ _HOME = {
     "interactions": "shares",
     "mask_effect": "measures",
     "mean_covariance_shares": "shares",
+    "offset_profiles": "splits",
     "pattern_measures": "measures",
     "player_shares": "shares",
     "score_maps": "maps",
@@ -50,6 +53,7 @@ _HOME = {
 }
 
 __all__ = [
+    "band_amplitudes",
     "circuit",
     "controls",
     "fixed_scale_maps",
@@ -57,6 +61,7 @@ __all__ = [
     "interactions",
     "mask_effect",
     "mean_covariance_shares",
+    "offset_profiles",
     "pattern_measures",
     "player_shares",
     "score_maps",

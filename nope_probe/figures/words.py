@@ -123,6 +123,8 @@ MEASURES = {
         "pattern.",
         signed=True,
     ),
+}
+ATTENTION = {  # what a head attends to
     "first_key": Measure(
         label="first-key attention",
         caption="Mean attention to the first key; above 0.3 the head is called a sink.",

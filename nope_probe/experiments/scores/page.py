@@ -9,10 +9,9 @@ import numpy as np
 import pandas as pd
 
 from nope_probe.experiments.split_page import split_sections
-from nope_probe.figures.heads import ATTENTION_MEASURES, HEAD_MEASURES, head_map
+from nope_probe.figures.heads import ABOUT, head_map
 from nope_probe.figures.maps import score_maps
 from nope_probe.figures.measures import pattern_measures
-from nope_probe.figures.words import MEASURES
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, page, positions
 
@@ -76,11 +75,11 @@ def _measure_sections(tables: Mapping[str, pd.DataFrame], intact: str) -> Iterat
         table=tables["pattern"],
     )
     if "heads" in tables:
-        drawn = [name for name in (*HEAD_MEASURES, *ATTENTION_MEASURES) if name in tables["heads"]]
+        drawn = [name for name in ABOUT if name in tables["heads"]]
         for index, measure in enumerate(drawn):
             yield Section(
-                title=f"Each head: {MEASURES[measure].title}",
+                title=f"Each head: {ABOUT[measure].title}",
                 figure=head_map(tables["heads"], measure),
-                caption=MEASURES[measure].caption,
+                caption=ABOUT[measure].caption,
                 table=None if index else tables["heads"],
             )

@@ -94,7 +94,7 @@ def capture_band_maps(
             session.loaded.model,
             session.sequences().inputs,
             bands,
-            batch_size=settings.batch_size,
+            batch_size=settings.seqs_per_batch,
             n_folds=settings.folds,
         )
     validate_sum(maps, found)
