@@ -46,7 +46,7 @@ class PowerLaw:
     """Frequencies theta_0 base^(-f/n) of the pairs f = 0, ..., n - 1.
 
     Attributes:
-        base: RoPE's base; None where one pair is all there is.
+        base: RoPE's base; None if no law shows: of a single pair, or if the third pair is off.
         fastest: theta_0, 1 unless positions are interpolated.
         n_following: how many of the first pairs follow the law; further ones are slowed down, as in
             Llama 3.1 and YaRN.
@@ -96,5 +96,6 @@ def power_law(frequencies: Float[Tensor, " pair"]) -> PowerLaw:
     m = int(follows.long().cumprod(0).sum())
     centred = f[:m] - f[:m].mean()
     slope = float((centred * logs[:m]).sum() / centred.square().sum())
-    base = float(torch.tensor(-slope * n, dtype=torch.float64).exp())
+    shows = m >= min(3, n)  # any two points lie on a line
+    base = float(torch.tensor(-slope * n, dtype=torch.float64).exp()) if shows else None
     return PowerLaw(base=base, fastest=float(frequencies[0]), n_following=m)

@@ -65,3 +65,9 @@ def test_pairs_that_are_slowed_down_do_not_count_for_the_base():
 
 def test_one_pair_has_no_base():
     assert power_law(torch.tensor([pi / 4])).base is None
+
+
+def test_two_pairs_on_a_line_are_no_law_where_the_third_is_off():
+    law = power_law(torch.tensor([1.0, 0.5, 0.1, 0.02]))
+    assert (law.base, law.n_following) == (None, 2)
+    assert power_law(torch.tensor([1.0, 0.5])).base == pytest.approx(4)

@@ -10,7 +10,7 @@ import torch
 from support.command_line import refused, run_command
 from support.tiny_models import tokens
 
-from nope_probe import layers
+from nope_probe import build, layers, parameter_free
 from nope_probe.experiments.layers.configured import differences
 from nope_probe.experiments.layers.expect import parse_expectation
 from nope_probe.experiments.layers.probe import LayerFindings, probe_layers
@@ -82,9 +82,9 @@ def test_a_hooked_transformer_is_read_like_its_bridge(name: str, hooked: Callabl
 
 def test_pairs_that_are_slowed_down_are_counted(bridge: Callable[[str], Any]):
     (found,) = findings_of(bridge("llama-scaled"))
-    assert found.rope_base == pytest.approx(5_000, rel=1e-4)
-    # Pairs whose wavelength is above 64 / 4 positions are slowed down: 2 pi 5000^(f/11) > 16.
-    assert (found.rope_pairs, found.rope_pairs_following) == (11, 2)
+    assert found.rope_base == pytest.approx(100, rel=1e-4)
+    # Pairs whose wavelength is above 64 / 4 positions are slowed down: 2 pi 100^(f/11) > 16.
+    assert (found.rope_pairs, found.rope_pairs_following) == (11, 3)
 
 
 def test_a_change_in_one_layer_does_not_reach_the_next(bridge: Callable[[str], Any]):
@@ -233,3 +233,11 @@ def test_bad_input_gets_one_line(arguments: list[object], message: str, capfd: A
 
 def test_none_is_the_empty_list_of_layers():
     assert parse_expectation("rope_layers=none").value == frozenset()
+
+
+@pytest.mark.parametrize("rope", [False, True])
+def test_a_model_without_a_mask_is_bidirectional(rope: bool):
+    model = build(parameter_free(n_layers=2, d_model=8, rope=rope, causal=False))
+    vectors = torch.randn(2, 13, 8, generator=torch.Generator().manual_seed(0))
+    for each in probe_layers(model, vectors):
+        assert (each.mask.kind, each.rope, each.rope_pairs) == ("bidirectional", rope, 4 * rope)

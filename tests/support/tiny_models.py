@@ -69,7 +69,7 @@ def _llama_scaled() -> PreTrainedConfig:
     """Llama 3.1's RoPE: slow pairs are slowed down further."""
     rope = {
         "rope_type": "llama3",
-        "rope_theta": 5_000.0,
+        "rope_theta": 100.0,
         "factor": 8.0,
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,

@@ -53,6 +53,7 @@ def differences(model: HookedModel, findings: list[LayerFindings]) -> list[Diffe
     """Return where the configuration says otherwise, alike layers together.
 
     A window that is not shorter than the batch does not show, nor does the base of a single pair.
+    Of a layer without RoPE, only that is said.
     """
     grouped: dict[tuple[str, str, Value], list[int]] = {}
     for each in findings:
@@ -71,7 +72,9 @@ def _is_visible(claim: Claim, findings: LayerFindings) -> bool:
     """Return whether the batch can show that a claim is true."""
     if claim.about == "window":
         return (claim.value or 0) < findings.mask.n_positions
-    return claim.about != "RoPE base" or findings.rope_pairs != 1
+    if claim.about == "RoPE base":
+        return findings.rope and findings.rope_base is not None
+    return findings.rope or claim.about != "rotary fraction"
 
 
 def found_of(findings: LayerFindings) -> dict[str, Value]:

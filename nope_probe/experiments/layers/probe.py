@@ -40,7 +40,7 @@ class LayerFindings:
         rope_change: the largest change of a score when RoPE is removed, nats.
         rope_pairs: how many rotary pairs turn.
         rope_pairs_acting: how many of them change some score when they alone are not turned.
-        rope_base: recovered from the angles; None for fewer than two pairs.
+        rope_base: recovered from the angles; None if they show none.
         rope_pairs_following: how many of the first pairs follow the base; others are slowed down.
         rotary_fraction: of each head's coordinates, the share that turns.
         rope_layout: which coordinates turn together: `halves` or `adjacent`.

@@ -80,7 +80,7 @@ def _notes(report: Report) -> list[str]:
             lines.append(f"{name}: scores are not q.k alone: off by {each.product_error:.2g}")
         if each.rope and each.rope_pairs_following < each.rope_pairs:
             lines.append(
-                f"{name}: pairs from {each.rope_pairs_following} on do not follow the base "
-                "(RoPE is scaled)"
+                f"{name}: pairs from {each.rope_pairs_following} on do not follow the power "
+                "law of the first ones (RoPE is scaled)"
             )
     return lines
