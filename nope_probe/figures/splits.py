@@ -27,7 +27,7 @@ def band_amplitudes(table: pd.DataFrame) -> go.Figure:
     layers = _layers(table)
     for panel, layer in enumerate(layers):
         figure.add_trace(_bars(table[table["layer"] == layer], panel))
-    _place(figure, layers, "The positional pattern by RoPE band", "wavelength, positions", "nats")
+    _place(figure, layers, "The positional pattern by RoPE band", "wavelength, positions", 120)
     return figure
 
 
@@ -58,7 +58,7 @@ def offset_profiles(table: pd.DataFrame) -> go.Figure:
         rows = table[table["layer"] == layer]
         for name in dict.fromkeys(rows["term"]):
             figure.add_traces(_line(rows[rows["term"] == name], str(name), panel))
-    _place(figure, layers, "Mean by distance from query to key", "distance i - j", "nats")
+    _place(figure, layers, "Mean by distance from query to key", "distance i - j", 84)
     return figure
 
 
@@ -96,15 +96,15 @@ def _layers(table: pd.DataFrame) -> list[int]:
     return sorted({int(layer) for layer in table["layer"]})
 
 
-def _place(figure: go.Figure, layers: list[int], title: str, x_title: str, y_title: str) -> None:
+def _place(figure: go.Figure, layers: list[int], title: str, x_title: str, bottom: int) -> None:
     names = [f"L{layer}" for layer in layers]
     wide = Grid(
         columns=min(COLUMNS, len(layers)),
         panel=200,
         row_gap=90,
-        bottom=120,
+        bottom=bottom,
         x_title=x_title,
-        y_title=y_title,
+        y_title="nats",
     )
     narrow = replace(wide, columns=1, panel=160, row_gap=80, left=50)
     place(figure, title, names, wide, narrow)
