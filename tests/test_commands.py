@@ -11,7 +11,17 @@ from support.command_line import refused
 
 from nope_probe import ablate, circuit, reproduce, scores, simulate
 
-COMMANDS = ("ablate", "circuit", "layers", "reproduce", "scores", "simulate", "theory", "train")
+COMMANDS = (
+    "ablate",
+    "behaviour",
+    "circuit",
+    "layers",
+    "reproduce",
+    "scores",
+    "simulate",
+    "theory",
+    "train",
+)
 PARAMETER_FREE = ["--model", "parameter-free", "--data", "gaussian"]
 
 

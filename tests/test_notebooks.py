@@ -12,7 +12,13 @@ jupytext = pytest.importorskip("jupytext", reason="jupytext is not installed")
 pytest.importorskip("ipykernel", reason="ipykernel is not installed")
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
-NAMES = ("01_parameter_free", "02_hook_experiments", "03_attribution", "04_language_models")
+NAMES = (
+    "01_parameter_free",
+    "02_hook_experiments",
+    "03_attribution",
+    "04_language_models",
+    "05_behaviour",
+)
 
 
 def test_these_are_all_the_notebooks() -> None:

@@ -12,7 +12,7 @@ from math import floor, log2, pi
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import Interval, cross_products, rms, share
@@ -127,6 +127,8 @@ def split_bands(
     maps: Float[Tensor, "fold layer band query_pos key_pos"],
     bands: Sequence[Sequence[Band]],
     skip_keys: int = 0,
+    *,
+    counts: Int[Tensor, " fold"] | None = None,
 ) -> list[BandPattern]:
     """Return what each band has of its layer's pattern; a layer's empty bands are left out.
 
@@ -135,6 +137,7 @@ def split_bands(
         maps: fold maps of each band, as `capture_bands` returns them.
         bands: the bands of each layer.
         skip_keys: how many first keys to leave out.
+        counts: sequences per fold; all the same by default.
     """
     cells = kept_cells(scores.shape[-1], skip_keys)
     found: list[BandPattern] = []
@@ -144,12 +147,12 @@ def split_bands(
             if band.coordinates:
                 part = row_centred(maps[:, layer, index].double(), skip_keys)[None, :, cells]
                 both = torch.cat([part, whole])
-                gram = cross_products(both, both)
+                gram = cross_products(both, both, counts)
                 found.append(
                     BandPattern(
                         band=band,
-                        amplitude=rms(gram[:, 0, 0]),
-                        share=share(gram[:, 0, 1], gram[:, 1, 1]),
+                        amplitude=rms(gram[:, 0, 0], counts),
+                        share=share(gram[:, 0, 1], gram[:, 1, 1], counts),
                     )
                 )
     return found

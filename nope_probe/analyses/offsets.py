@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.analyses.jackknife import MIN_FOLDS, leave_one_out
+from nope_probe.analyses.jackknife import MIN_FOLDS, fold_weights, standard_error
 from nope_probe.analyses.pattern import kept_cells
 
 
@@ -45,7 +45,10 @@ def offset_means(
 
 
 def offset_profile(
-    folds: Float[Tensor, "fold *batch query_pos key_pos"], skip_keys: int = 0
+    folds: Float[Tensor, "fold *batch query_pos key_pos"],
+    skip_keys: int = 0,
+    *,
+    counts: Int[Tensor, " fold"] | None = None,
 ) -> OffsetProfile:
     """Return the offset profile of fold maps, with its interval at each offset.
 
@@ -57,8 +60,10 @@ def offset_profile(
     n_folds = len(folds)
     if n_folds < MIN_FOLDS:
         raise ValueError(f"expected at least {MIN_FOLDS} folds, got {n_folds}")
-    estimates = leave_one_out(offset_means(folds.double(), skip_keys))
-    value, deleted = estimates[0], estimates[1:]
-    variance = (n_folds - 1) / n_folds * (deleted - deleted.mean(0)).square().sum(0)
-    half = float(stdtrit(n_folds - 1, 0.975)) * variance.sqrt()
+    means = offset_means(folds.double(), skip_keys)
+    weights = fold_weights(n_folds, counts)
+    value = torch.einsum("f,f...->...", weights, means)
+    # Of a mean over sequences, the jackknife's standard error is that of the fold means.
+    quantile = float(stdtrit(float(1 / weights.square().sum()) - 1, 0.975))
+    half = quantile * standard_error(means, counts)
     return OffsetProfile(value=value, low=value - half, high=value + half)

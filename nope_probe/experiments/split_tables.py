@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.bands import BandPattern
@@ -41,15 +41,20 @@ def bands_table(patterns: Sequence[BandPattern]) -> pd.DataFrame:
 
 
 def offsets_table(
-    terms: Mapping[str, Float[Tensor, "fold layer query_pos key_pos"]], skip_keys: int
+    terms: Mapping[str, Float[Tensor, "fold layer query_pos key_pos"]],
+    counts: Int[Tensor, " fold"],
+    skip_keys: int,
 ) -> pd.DataFrame:
     """Return the table of offset profiles: layer, term, offset, and the mean with its bounds.
 
     Args:
         terms: fold maps by name, nats.
+        counts: sequences per fold.
         skip_keys: how many first keys to leave out.
     """
-    profiles = {name: offset_profile(folds, skip_keys) for name, folds in terms.items()}
+    profiles = {
+        name: offset_profile(folds, skip_keys, counts=counts) for name, folds in terms.items()
+    }
     n_layers = next(iter(profiles.values())).value.shape[0]
     parts = [
         _profile_rows(profile, layer).assign(layer=layer, term=name)
@@ -60,10 +65,12 @@ def offsets_table(
 
 
 def head_offsets_table(
-    per_head: Float[Tensor, "fold layer head query_pos key_pos"], skip_keys: int
+    per_head: Float[Tensor, "fold layer head query_pos key_pos"],
+    counts: Int[Tensor, " fold"],
+    skip_keys: int,
 ) -> pd.DataFrame:
     """Return the table of each head's offset profile of its scores: layer, head, offset, mean."""
-    profile = offset_profile(per_head, skip_keys)
+    profile = offset_profile(per_head, skip_keys, counts=counts)
     n_layers, n_heads = profile.value.shape[:2]
     parts = [
         _profile_rows(profile, layer, head).assign(layer=layer, head=head)

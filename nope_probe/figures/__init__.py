@@ -14,6 +14,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nope_probe.figures.behaviour import (
+        decodability,
+        differences,
+        loss_by_position,
+        pattern_and_behaviour,
+    )
     from nope_probe.figures.circuit_figure import circuit
     from nope_probe.figures.heads import head_map
     from nope_probe.figures.maps import score_maps, term_maps
@@ -37,12 +43,16 @@ _HOME = {
     "band_amplitudes": "splits",
     "circuit": "circuit_figure",
     "controls": "measures",
+    "decodability": "behaviour",
+    "differences": "behaviour",
     "fixed_scale_maps": "theory",
     "head_map": "heads",
     "interactions": "shares",
+    "loss_by_position": "behaviour",
     "mask_effect": "measures",
     "mean_covariance_shares": "shares",
     "offset_profiles": "splits",
+    "pattern_and_behaviour": "behaviour",
     "pattern_measures": "measures",
     "player_shares": "shares",
     "score_maps": "maps",
@@ -56,12 +66,16 @@ __all__ = [
     "band_amplitudes",
     "circuit",
     "controls",
+    "decodability",
+    "differences",
     "fixed_scale_maps",
     "head_map",
     "interactions",
+    "loss_by_position",
     "mask_effect",
     "mean_covariance_shares",
     "offset_profiles",
+    "pattern_and_behaviour",
     "pattern_measures",
     "player_shares",
     "score_maps",

@@ -14,7 +14,7 @@ from torch import Tensor
 from nope_probe.hooks.accumulators import Accumulator
 from nope_probe.hooks.attention import sum_query_groups, unmasked
 from nope_probe.hooks.base_layer import Layer
-from nope_probe.hooks.folds import fold_counts, interleaved_folds, product_parts
+from nope_probe.hooks.folds import folds_of, product_parts
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.model import Inputs
 from nope_probe.hooks.protocols import Attachment, HookedModel, HookPoint
@@ -81,6 +81,7 @@ def capture_bands(
     *,
     batch_size: int = 32,
     n_folds: int = 8,
+    documents: Int[Tensor, " seq"] | None = None,
     checkpoint: StreamCheckpoint | None = None,
 ) -> Float[Tensor, "fold layer band query_pos key_pos"]:
     """Average the scores of the first layers by groups of coordinates, over sequences and heads.
@@ -92,6 +93,7 @@ def capture_bands(
             share no coordinate, and where they hold all of them, their maps add up to the map.
         batch_size: sequences per forward pass.
         n_folds: into how many parts the sequences are dealt, for intervals.
+        documents: the document of each sequence: those of one document share a fold.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
 
     Raises:
@@ -105,14 +107,15 @@ def capture_bands(
         BandAccumulator(layer, n_folds, of_layer)
         for layer, of_layer in zip(layers, groups, strict=True)
     ]
+    fold_of = folds_of(len(inputs), n_folds, documents)
     stream(
         model,
         inputs,
         accumulators,
-        fold_of=interleaved_folds(len(inputs), n_folds),
+        fold_of=fold_of,
         end=layers[-1].point("attn.hook_attn_scores"),
         batch_size=batch_size,
         checkpoint=checkpoint,
     )
-    counts = fold_counts(len(inputs), n_folds)
+    counts = fold_of.bincount(minlength=n_folds)
     return torch.stack([each.fold_means(counts) for each in accumulators], 1)

@@ -18,6 +18,7 @@ from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.scores.heads import HeadInputs, head_columns, measure_heads
 
 N_POS, N_HEADS = 13, 6
+FOLD_OF = torch.arange(10) % 5
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +33,12 @@ def done(tiny: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -
 def attention(hf: Any, inputs: torch.Tensor) -> np.ndarray:
     """Return plain transformers' attention, [layer, seq, head, query, key]."""
     return plain_scores(hf, inputs).nan_to_num(nan=-torch.inf).softmax(-1).numpy()
+
+
+def inputs_with(repeated: torch.Tensor) -> HeadInputs:
+    return HeadInputs(
+        inputs=tokens(10, N_POS), repeated=repeated, n_tokens=5, skip_keys=0, fold_of=FOLD_OF
+    )
 
 
 def first_key(found: np.ndarray) -> np.ndarray:
@@ -72,8 +79,10 @@ def test_a_head_of_a_layer_without_rope_is_symbolic_and_one_with_rope_is_not(
     bridge: Callable[[str], Any],
 ):
     repeated = tokens(10, 5, seed=2).repeat(1, 2)
-    given = HeadInputs(inputs=tokens(10, N_POS), repeated=repeated, n_tokens=5, skip_keys=0)
-    measured = measure_heads(bridge("smollm3"), given, n_layers=3, n_folds=5)
+    given = HeadInputs(
+        inputs=tokens(10, N_POS), repeated=repeated, n_tokens=5, skip_keys=0, fold_of=FOLD_OF
+    )
+    measured = measure_heads(bridge("smollm3"), given, n_layers=3)
     total = measured["total"].mean(0)
     symbolic, positional = (measured[name].mean(0) / total for name in ("symbolic", "positional"))
     torch.testing.assert_close(symbolic[1], torch.ones(N_HEADS).double())
@@ -86,8 +95,10 @@ def test_induction_is_read_on_the_repeated_tokens(
     bridge: Callable[[str], Any], tiny: Callable[[str], Any]
 ):
     repeated = tokens(10, 5, seed=2).repeat(1, 2)
-    given = HeadInputs(inputs=tokens(10, N_POS), repeated=repeated, n_tokens=5, skip_keys=0)
-    measured = measure_heads(bridge("llama"), given, n_layers=2, n_folds=5)["induction"].mean(0)
+    given = HeadInputs(
+        inputs=tokens(10, N_POS), repeated=repeated, n_tokens=5, skip_keys=0, fold_of=FOLD_OF
+    )
+    measured = measure_heads(bridge("llama"), given, n_layers=2)["induction"].mean(0)
     found = attention(tiny("llama").hf, repeated)
     true = np.mean([found[..., i, i - 4] for i in range(5, 10)], 0).mean(1)
     np.testing.assert_allclose(measured.numpy(), true, rtol=1e-4)

@@ -17,9 +17,10 @@ def source_offsets_table(plan: Plan, measured: Measured, skip_keys: int) -> pd.D
 
     The terms are `score`, `all` (the pattern) and those of `source_terms`, which add up to `all`.
     """
-    terms = source_terms(plan.position)
-    needed = {INTACT, *(condition for term in terms.values() for condition in term)}
+    contrasts = source_terms(plan.position)
+    needed = {INTACT, *(condition for term in contrasts.values() for condition in term)}
     patterns = {each: row_centred(measured.maps[each].folds.double(), skip_keys) for each in needed}
-    folds = {name: contrast_map(term, patterns) for name, term in terms.items()}
-    score = measured.maps[INTACT].folds
-    return offsets_table({"score": score, "all": patterns[INTACT], **folds}, skip_keys)
+    folds = {name: contrast_map(term, patterns) for name, term in contrasts.items()}
+    intact = measured.maps[INTACT]
+    terms = {"score": intact.folds, "all": patterns[INTACT], **folds}
+    return offsets_table(terms, intact.counts, skip_keys)

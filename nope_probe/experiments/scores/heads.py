@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.head_measures import (
@@ -23,6 +23,7 @@ from nope_probe.analyses.head_measures import (
 from nope_probe.analyses.jackknife import jackknife, leave_one_out
 from nope_probe.data.sequences import Sequences, sequences
 from nope_probe.experiments.tables import Row, interval_columns
+from nope_probe.hooks.folds import folds_of, pooled
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.layer_probe import LayerReading, read_layers
 from nope_probe.hooks.model import Inputs
@@ -47,12 +48,19 @@ class HeadInputs:
         repeated: n random tokens twice, after a BOS token or not.
         n_tokens: n.
         skip_keys: first keys that position and content leave out.
+        fold_of: the fold of each sequence.
     """
 
     inputs: Inputs
     repeated: Tensor
     n_tokens: int
     skip_keys: int
+    fold_of: Int[Tensor, " seq"]
+
+    @property
+    def counts(self) -> Int[Tensor, " fold"]:
+        """Sequences per fold."""
+        return self.fold_of.bincount()
 
 
 def head_columns(
@@ -78,19 +86,19 @@ def head_columns(
     if tokenizer is not None and tokenizer.bos_token_id is not None:
         suffix = "_without_bos" if inputs.bos else "_with_bos"
         variants[suffix] = _other_bos(inputs, tokenizer.bos_token_id)
-    n_seqs = min(len(inputs), max(N_SEQS, n_folds))
+    fold_of = folds_of(len(inputs), n_folds, inputs.documents)
+    chosen = _first_of_folds(fold_of, -(-N_SEQS // n_folds))
     columns, sinks = [], []
     for suffix, some in variants.items():
-        measured = measure_heads(model, _head_inputs(some, tokenizer, n_seqs), n_layers, n_folds)
-        columns.append(_columns(measured, suffix))
-        first_key = measured["first_key"].mean(0)
+        given = _head_inputs(some, tokenizer, chosen, fold_of)
+        measured = measure_heads(model, given, n_layers)
+        columns.append(_columns(measured, given.counts, suffix))
+        first_key = pooled(measured["first_key"], given.counts)
         sinks.append(_sinks_table(first_key, "with" if some.bos else "without"))
     return pd.concat(columns, axis=1), pd.concat(sinks, ignore_index=True)
 
 
-def measure_heads(
-    model: HookedModel, given: HeadInputs, n_layers: int, n_folds: int
-) -> dict[str, PerHead]:
+def measure_heads(model: HookedModel, given: HeadInputs, n_layers: int) -> dict[str, PerHead]:
     """Return each measure per fold, layer and head.
 
     These are `first_key`, `previous_token` and `induction`, and the variances `positional`,
@@ -113,7 +121,9 @@ def measure_heads(
         _append(sums, "induction", induction_attention(attention, given.n_tokens))
     per_seq = {name: torch.cat(some).double() for name, some in sums.items()}
     return {
-        name: torch.stack([values[fold::n_folds].mean(0) for fold in range(n_folds)])
+        name: torch.stack(
+            [values[given.fold_of == fold].mean(0) for fold in range(len(given.counts))]
+        )
         for name, values in per_seq.items()
     }
 
@@ -145,9 +155,12 @@ def _position_and_content(
 
 
 def _head_inputs(
-    some: Sequences, tokenizer: PreTrainedTokenizerBase | None, n_seqs: int
+    some: Sequences,
+    tokenizer: PreTrainedTokenizerBase | None,
+    chosen: Int[Tensor, " chosen"],
+    fold_of: Int[Tensor, " seq"],
 ) -> HeadInputs:
-    inputs, skip = some.inputs[:n_seqs], int(some.bos)
+    inputs, skip, n_seqs = some.inputs[chosen], int(some.bos), len(chosen)
     n_tokens = max(2, (inputs.shape[1] - skip) // 2)
     if tokenizer is None:
         once = inputs[:, :n_tokens]
@@ -157,7 +170,19 @@ def _head_inputs(
         )
         once = random.inputs
     repeated = torch.cat([inputs[:, :skip], once, once], 1)
-    return HeadInputs(inputs=inputs, repeated=repeated, n_tokens=n_tokens, skip_keys=skip)
+    return HeadInputs(
+        inputs=inputs,
+        repeated=repeated,
+        n_tokens=n_tokens,
+        skip_keys=skip,
+        fold_of=fold_of[chosen],
+    )
+
+
+def _first_of_folds(fold_of: Int[Tensor, " seq"], n_each: int) -> Int[Tensor, " chosen"]:
+    """Return the numbers of the first sequences of each fold."""
+    folds = range(int(fold_of.max()) + 1)
+    return torch.cat([(fold_of == fold).nonzero().flatten()[:n_each] for fold in folds])
 
 
 def _other_bos(inputs: Sequences, bos_token_id: int) -> Sequences:
@@ -168,26 +193,34 @@ def _other_bos(inputs: Sequences, bos_token_id: int) -> Sequences:
     return replace(inputs, inputs=longer, bos=True)
 
 
-def _columns(measured: dict[str, PerHead], suffix: str) -> pd.DataFrame:
+def _columns(
+    measured: dict[str, PerHead], counts: Int[Tensor, " fold"], suffix: str
+) -> pd.DataFrame:
     n_layers, n_heads = measured["first_key"].shape[1:]
     return pd.DataFrame(
         [
-            _row(measured, suffix, layer, head)
+            _row(measured, counts, suffix, layer, head)
             for layer in range(n_layers)
             for head in range(n_heads)
         ]
     )
 
 
-def _row(measured: dict[str, PerHead], suffix: str, layer: int, head: int) -> Row:
+def _row(
+    measured: dict[str, PerHead],
+    counts: Int[Tensor, " fold"],
+    suffix: str,
+    layer: int,
+    head: int,
+) -> Row:
     row: Row = {}
     for name in MEANS:
-        means = leave_one_out(measured[name][:, layer, head])
-        row |= interval_columns(jackknife(means), name + suffix)
-    total = leave_one_out(measured["total"][:, layer, head])
+        means = leave_one_out(measured[name][:, layer, head], counts)
+        row |= interval_columns(jackknife(means, counts), name + suffix)
+    total = leave_one_out(measured["total"][:, layer, head], counts)
     for name in SHARES:
-        part = leave_one_out(measured[name][:, layer, head])
-        row |= interval_columns(jackknife(part / total), name + suffix)
+        part = leave_one_out(measured[name][:, layer, head], counts)
+        row |= interval_columns(jackknife(part / total, counts), name + suffix)
     return row
 
 

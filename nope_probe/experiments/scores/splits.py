@@ -10,6 +10,7 @@ from torch import Tensor
 from nope_probe.analyses.bands import Band, BandChoice, make_bands, split_bands
 from nope_probe.analyses.pattern import row_centred
 from nope_probe.analyses.rotation import recover_rotation
+from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.experiments.split_tables import bands_table, head_offsets_table, offsets_table
 from nope_probe.hooks.attention import relative_error
@@ -48,7 +49,7 @@ def bands_of(
 def bands_once(
     checkpoint: RunCheckpoint,
     model: HookedModel,
-    inputs: Inputs,
+    data: Sequences,
     bands: list[list[Band]],
     *,
     batch_size: int,
@@ -59,7 +60,13 @@ def bands_once(
         groups = [[band.coordinates for band in of_layer] for of_layer in bands]
         with checkpoint.stream("bands") as stream:
             maps = capture_bands(
-                model, inputs, groups, batch_size=batch_size, n_folds=n_folds, checkpoint=stream
+                model,
+                data.inputs,
+                groups,
+                batch_size=batch_size,
+                n_folds=n_folds,
+                documents=data.documents,
+                checkpoint=stream,
             )
         checkpoint.save("bands", {"folds": maps})
     return checkpoint.load("bands")["folds"]
@@ -86,11 +93,13 @@ def split_tables(
     """Return `offsets`, `head_offsets` where heads were kept, and `bands` where these were."""
     folds = measured.folds.double()
     terms = {"score": folds, "all": row_centred(folds, skip_keys)}
-    tables = {"offsets": offsets_table(terms, skip_keys)}
+    tables = {"offsets": offsets_table(terms, measured.counts, skip_keys)}
     if measured.per_head is not None:
-        tables["head_offsets"] = head_offsets_table(measured.per_head, skip_keys)
+        tables["head_offsets"] = head_offsets_table(measured.per_head, measured.counts, skip_keys)
     if bands is not None and maps is not None:
-        tables["bands"] = bands_table(split_bands(measured.folds, maps, bands, skip_keys))
+        tables["bands"] = bands_table(
+            split_bands(measured.folds, maps, bands, skip_keys, counts=measured.counts)
+        )
     return tables
 
 
