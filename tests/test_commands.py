@@ -16,6 +16,7 @@ COMMANDS = (
     "behaviour",
     "circuit",
     "compare",
+    "layers",
     "reproduce",
     "scores",
     "simulate",

@@ -35,10 +35,12 @@ if TYPE_CHECKING:
         player_shares,
         source_shares,
     )
+    from nope_probe.figures.splits import band_amplitudes, offset_profiles
     from nope_probe.figures.stages import stage_measures
     from nope_probe.figures.theory import fixed_scale_maps
 
 _HOME = {
+    "band_amplitudes": "splits",
     "circuit": "circuit_figure",
     "controls": "measures",
     "decodability": "behaviour",
@@ -49,6 +51,7 @@ _HOME = {
     "loss_by_position": "behaviour",
     "mask_effect": "measures",
     "mean_covariance_shares": "shares",
+    "offset_profiles": "splits",
     "pattern_and_behaviour": "behaviour",
     "pattern_measures": "measures",
     "player_shares": "shares",
@@ -60,6 +63,7 @@ _HOME = {
 }
 
 __all__ = [
+    "band_amplitudes",
     "circuit",
     "controls",
     "decodability",
@@ -70,6 +74,7 @@ __all__ = [
     "loss_by_position",
     "mask_effect",
     "mean_covariance_shares",
+    "offset_profiles",
     "pattern_and_behaviour",
     "pattern_measures",
     "player_shares",

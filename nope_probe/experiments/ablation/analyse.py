@@ -19,6 +19,7 @@ from nope_probe.analyses.player_attribution import BASE
 from nope_probe.analyses.shapley import INTACT, MASK, PlayerSet, base, shapley, source_terms
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.ablation.conditions import ConditionMaps, Measured
+from nope_probe.experiments.ablation.offsets import source_offsets_table
 from nope_probe.experiments.ablation.page import ablation_page
 from nope_probe.experiments.ablation.plan import Plan
 from nope_probe.experiments.ablation.side_by_side import of_first, side_by_side
@@ -108,6 +109,7 @@ def tables_of(
         "pattern": _pattern_table(plan, measured, skip_keys),
         "controls": _controls_table(tokens, plan, measured, skip_keys),
         "mean_covariance": _mean_covariance_table(measured, skip_keys),
+        "offsets": source_offsets_table(plan, measured, skip_keys),
     }
 
 

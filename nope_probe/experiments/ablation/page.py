@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
+from nope_probe.experiments.split_page import split_sections
 from nope_probe.figures import measures, shares
 from nope_probe.figures.downsample import pool
 from nope_probe.figures.maps import score_maps, term_maps
@@ -79,6 +80,7 @@ class _Parts:
     def sections(self) -> Iterator[Section]:
         yield self.scores()
         yield from self.sources()
+        yield from split_sections(self.tables)
         for player_set in PLAYER_SETS:
             yield from self.players(player_set)
             yield from self.interactions(player_set)

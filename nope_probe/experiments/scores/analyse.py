@@ -7,9 +7,12 @@ import pandas as pd
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from nope_probe.analyses.bands import Band
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import diagonal_normalised, measure
+from nope_probe.experiments.scores.heads import head_columns
 from nope_probe.experiments.scores.page import scores_page
+from nope_probe.experiments.scores.splits import BandMaps, band_arrays, split_tables
 from nope_probe.experiments.scores.summary import headline
 from nope_probe.experiments.tables import columns_of, interval_names, measures_table
 from nope_probe.figures.heads import HEAD_MEASURES
@@ -24,13 +27,36 @@ INTACT = "intact"
 MAX_FOLD_BYTES = 2**30
 
 
-def analyse(session: Session[RunSettings], measured: ScoreMaps) -> Run:
-    """Measure the maps, and return the run."""
+def analyse(
+    session: Session[RunSettings],
+    measured: ScoreMaps,
+    bands: list[list[Band]] | None = None,
+    band_maps: BandMaps | None = None,
+) -> Run:
+    """Measure the maps, and return the run.
+
+    Args:
+        session: the run.
+        measured: the score maps.
+        bands: the RoPE bands of each layer, if the maps were split by them,
+        band_maps: and the maps of each band.
+    """
     inputs, skip_keys = session.sequences(), session.settings.n_skipped(session.sequences())
     tables = {"pattern": measures_table([({"kept": INTACT}, measure(measured, skip_keys))])}
     if measured.per_head is not None:
-        tables["heads"] = heads_table(measured.per_head, measured.counts, skip_keys)
+        heads = heads_table(measured.per_head, measured.counts, skip_keys)
+        more, tables["sinks"] = head_columns(
+            session.loaded.model,
+            inputs,
+            session.loaded.tokenizer,
+            measured.per_head.shape[1],
+            session.settings.folds,
+        )
+        tables["heads"] = pd.concat([heads, more], axis=1)
+    tables |= split_tables(measured, skip_keys, bands, band_maps)
     maps = score_arrays(measured)
+    if bands is not None and band_maps is not None:
+        maps |= band_arrays(bands, band_maps, measured.counts)
     manifest = {
         **session.provenance(),
         **input_record(inputs, skip_keys, measured.counts),
