@@ -21,6 +21,7 @@ from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.model import Inputs, position_point
 from nope_probe.hooks.protocols import Attachment, Hook, HookedModel, HookPoint
 from nope_probe.hooks.qk_reader import QKReader
+from nope_probe.hooks.rope_bands import RemovedPairs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,7 @@ class LayerReading:
         products: q.k of every query and key, without scale and soft cap.
         q, k: queries, and keys repeated for each query head, as they are multiplied.
         rotation: the matrix that the block applies to a query at each position.
+        frequencies: the angles per position that its RoPE is set to; empty if it did not run.
     """
 
     residual: Float[Tensor, "batch pos d_model"]
@@ -41,6 +43,7 @@ class LayerReading:
     q: Float[Tensor, "batch pos head d_head"]
     k: Float[Tensor, "batch pos head d_head"]
     rotation: Float[Tensor, "pos d_head d_head"]
+    frequencies: Float[Tensor, " pair"]
 
     @property
     def visible(self) -> Bool[Tensor, "head query_pos key_pos"]:
@@ -88,11 +91,18 @@ def visible_cells(
     return found
 
 
-def hooks_without_rope(model: HookedModel) -> Iterator[Attachment]:
-    """Return the hooks that leave q and k unrotated, in every block that rotates them."""
-    for layer in layers_of(model):
-        if layer.has(layer.rope_point):
-            yield from layer.hooks_without_rope()
+def hooks_without_rope(model: HookedModel, intact: Sequence[LayerReading]) -> Iterator[Attachment]:
+    """Return the hooks that leave q and k unrotated, in every block that rotates them.
+
+    Args:
+        model: the model.
+        intact: the reading of every block.
+    """
+    for layer, reading in zip(layers_of(model), intact, strict=True):
+        if len(reading.frequencies):
+            pairs = RemovedPairs(bands=("rope",), frequencies=reading.frequencies)
+            for placed in layer.hooks_without_rope(pairs):
+                yield placed.point, placed.hook
 
 
 def hooks_scaling(model: HookedModel, name: str, factor: float) -> Iterator[Attachment]:
@@ -137,7 +147,9 @@ class _Reader:
     def keep_scores(self, scores: Tensor, hook: HookPoint) -> None:
         q = self.reader.read("q")
         k = repeat_heads(self.reader.read("k"), q.shape[2])
+        frequencies = self.layer.frequencies(self.reader.fired)
         self.read |= {
+            "frequencies": torch.empty(0) if frequencies is None else frequencies.cpu(),
             "scores": scores.cpu(),
             "products": torch.einsum("bqhd,bkhd->bhqk", q, k).cpu(),
             "q": q.cpu(),

@@ -96,7 +96,7 @@ def probe_layers(
     intact = read_layers(model, short)
     entering = [each.residual for each in intact]
     changed = {
-        "rope": read_layers(model, short, hooks_without_rope(model), entering),
+        "rope": read_layers(model, short, hooks_without_rope(model, intact), entering),
         "q": read_layers(model, short, hooks_scaling(model, "hook_q", UPSCALED), entering),
         "k": read_layers(model, short, hooks_scaling(model, "hook_k", UPSCALED), entering),
         "learned": read_layers(model, short, hooks_without_learned_positions(model)),
