@@ -60,7 +60,9 @@ def test_a_command_for_one_process_is_refused_to_several(
 ):
     monkeypatch.setenv("WORLD_SIZE", "2")
     line = refused(capfd, tmp_path, command, *arguments)
-    assert line == "only ablate, scores and the figures of language models run in several processes"
+    assert line == (
+        "only ablate, behaviour, scores and the figures of language models run in several processes"
+    )
 
 
 def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
