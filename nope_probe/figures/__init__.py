@@ -18,8 +18,8 @@ if TYPE_CHECKING:
         decodability,
         differences,
         loss_by_position,
-        pattern_and_behaviour,
     )
+    from nope_probe.figures.bridge import heads_and_behaviour, pattern_and_behaviour
     from nope_probe.figures.circuit_figure import circuit
     from nope_probe.figures.heads import head_map
     from nope_probe.figures.maps import score_maps, term_maps
@@ -47,12 +47,13 @@ _HOME = {
     "differences": "behaviour",
     "fixed_scale_maps": "theory",
     "head_map": "heads",
+    "heads_and_behaviour": "bridge",
     "interactions": "shares",
     "loss_by_position": "behaviour",
     "mask_effect": "measures",
     "mean_covariance_shares": "shares",
     "offset_profiles": "splits",
-    "pattern_and_behaviour": "behaviour",
+    "pattern_and_behaviour": "bridge",
     "pattern_measures": "measures",
     "player_shares": "shares",
     "score_maps": "maps",
@@ -70,6 +71,7 @@ __all__ = [
     "differences",
     "fixed_scale_maps",
     "head_map",
+    "heads_and_behaviour",
     "interactions",
     "loss_by_position",
     "mask_effect",
