@@ -1,7 +1,8 @@
 """Figures of maps, shares and measures: each takes values and returns a `plotly` figure.
 
 Maps are arrays, tensors or what a capture returned; tables are those of a run or a study. None of
-them needs torch.
+them needs torch, but for `explore`, which runs a model in every combination of removed components
+and lives in `experiments`: this file only names it.
 
 Example:
     >>> import numpy as np
@@ -14,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nope_probe.experiments.explore.run import explore
     from nope_probe.figures.circuit_figure import circuit
     from nope_probe.figures.heads import head_map
     from nope_probe.figures.maps import score_maps, term_maps
@@ -33,25 +35,27 @@ if TYPE_CHECKING:
     from nope_probe.figures.theory import fixed_scale_maps
 
 _HOME = {
-    "circuit": "circuit_figure",
-    "controls": "measures",
-    "fixed_scale_maps": "theory",
-    "head_map": "heads",
-    "interactions": "shares",
-    "mask_effect": "measures",
-    "mean_covariance_shares": "shares",
-    "pattern_measures": "measures",
-    "player_shares": "shares",
-    "score_maps": "maps",
-    "source_shares": "shares",
-    "stage_measures": "stages",
-    "term_maps": "maps",
-    "training_dynamics": "measures",
+    "circuit": "nope_probe.figures.circuit_figure",
+    "controls": "nope_probe.figures.measures",
+    "explore": "nope_probe.experiments.explore.run",
+    "fixed_scale_maps": "nope_probe.figures.theory",
+    "head_map": "nope_probe.figures.heads",
+    "interactions": "nope_probe.figures.shares",
+    "mask_effect": "nope_probe.figures.measures",
+    "mean_covariance_shares": "nope_probe.figures.shares",
+    "pattern_measures": "nope_probe.figures.measures",
+    "player_shares": "nope_probe.figures.shares",
+    "score_maps": "nope_probe.figures.maps",
+    "source_shares": "nope_probe.figures.shares",
+    "stage_measures": "nope_probe.figures.stages",
+    "term_maps": "nope_probe.figures.maps",
+    "training_dynamics": "nope_probe.figures.measures",
 }
 
 __all__ = [
     "circuit",
     "controls",
+    "explore",
     "fixed_scale_maps",
     "head_map",
     "interactions",
@@ -71,7 +75,7 @@ def __getattr__(name: str) -> Any:
     """Import a figure on first use."""
     if name not in _HOME:
         raise AttributeError(f"nope_probe.figures has no {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(f"nope_probe.figures.{_HOME[name]}"), name)
+    return getattr(import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:

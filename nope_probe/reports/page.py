@@ -42,12 +42,14 @@ class Section:
         title: heading.
         caption: one or two lines below the figure.
         figure: the figure; None for a section of words.
+        html: an interactive element instead of a figure.
         table: the figure's numbers, shown folded.
     """
 
     title: str
     caption: str
     figure: go.Figure | None = None
+    html: str = ""
     table: pd.DataFrame | None = None
 
 
@@ -132,7 +134,7 @@ def _section(index: int, section: Section) -> str:
 def _figure(section: Section) -> str:
     caption = escape(section.caption)
     if section.figure is None:
-        return f"<p>{caption}</p>"
+        return f"{section.html}<p>{caption}</p>"
     spec = _for_page(section.figure)
     label = escape(f"{section.figure.layout.title.text or section.title}. {section.caption}")
     return (

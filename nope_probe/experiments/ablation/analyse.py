@@ -21,6 +21,7 @@ from nope_probe.experiments.ablation.conditions import ConditionMaps, Measured
 from nope_probe.experiments.ablation.page import ablation_page
 from nope_probe.experiments.ablation.plan import Plan
 from nope_probe.experiments.ablation.summary import headline
+from nope_probe.experiments.explore.conditions import explorer_of
 from nope_probe.experiments.tables import (
     interactions_table,
     mean_covariance_table,
@@ -57,7 +58,13 @@ def analyse(session: Session[RunSettings], plan: Plan, measured: Measured) -> Ru
             "folds": _packed_folds(plan, measured),
         },
         tables=tables,
-        page=ablation_page(maps, tables, manifest, headline(manifest, tables)),
+        page=ablation_page(
+            maps,
+            tables,
+            manifest,
+            headline(manifest, tables),
+            explorer_of(measured.maps, plan.player_sets, skip_keys),
+        ),
     )
 
 

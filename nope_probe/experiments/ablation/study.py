@@ -141,11 +141,11 @@ def run_ablations(
         >>> study.maps["source/mask"].shape
         (3, 16, 16)
     """
-    inputs, depth = _as_sequences(tokens), len(layers_of(model))
+    inputs, depth = as_sequences(tokens), len(layers_of(model))
     skipped = int(inputs.bos) if skip_keys == "auto" else skip_keys
     _validate(len(inputs), n_folds, depth, n_layers)
     kept_cells(inputs.inputs.shape[1], skipped)  # raises where no keys are left
-    plan = make_plan(components(model), players, describe(model, _name_of(model)).parameter_free)
+    plan = make_plan(components(model), players, describe(model, name_of(model)).parameter_free)
     options = CaptureOptions(
         n_layers=depth if n_layers is None else n_layers,
         batch_size=batch_size,
@@ -155,7 +155,7 @@ def run_ablations(
         n_reparametrisations=reparametrise,
         seed=seed,
     )
-    control = None if shuffled is None else _as_sequences(shuffled)
+    control = None if shuffled is None else as_sequences(shuffled)
     checkpoint = RunCheckpoint()
     runner = ConditionRunner(model, plan, options, checkpoint)
     runner.validate(inputs)
@@ -182,14 +182,16 @@ def study_of(plan: Plan, measured: Measured, inputs: Sequences, skip_keys: int) 
     )
 
 
-def _as_sequences(tokens: Inputs) -> Sequences:
+def as_sequences(tokens: Inputs) -> Sequences:
+    """Return tokens with what is known of them; a first token that all share is a BOS token."""
     if isinstance(tokens, Sequences):
         return tokens
     begins_alike = not tokens.is_floating_point() and bool((tokens[:, 0] == tokens[0, 0]).all())
     return Sequences(inputs=tokens.cpu(), name="tokens", bos=begins_alike)
 
 
-def _name_of(model: HookedModel) -> str:
+def name_of(model: HookedModel) -> str:
+    """Return the name that a model's configuration has, or nothing."""
     return str(getattr(model.cfg, "model_name", ""))
 
 
