@@ -21,7 +21,7 @@ const views = data.views.map((view) => ({
   measures: new Float32Array(buffer(view.measures)),
 }));
 const circuit = views.find((view) => view.kind === "circuit");
-const state = { removed: data.removed, view: 0, layer: data.layer, panel: 0, cell: null };
+const state = { removed: data.removed, view: 0, layer: data.layer, panel: data.panel, cell: null };
 
 // Of a map that is stored once, all combinations that share it know the place.
 function number(view, combination, layer, panel) {

@@ -30,6 +30,7 @@ from nope_probe.hooks.names import LETTERS, SCORE_STAGES, STAGE_MEANINGS, Letter
 MAX_BYTES = 4_900_000  # of an explorer in a notebook or a file
 SMALLEST = 8  # cells along an axis, below which no map is pooled
 HEIGHT = 760  # px of a frame until its script measures what it holds
+FIRST = {"pattern": 0, "circuit": LETTERS.index("b")}  # the panel that is shown at first
 MEASURES = ("amplitude", "locality", "share")
 _UNITS = {"amplitude": "", "locality": BOTH_WAYS, "share": ""}
 _LABELS = {"share": "share of the intact pattern"}
@@ -112,6 +113,7 @@ class Explorer:
             "flows": {"wide": _flow(wide()), "narrow": _flow(narrow())},
             "removed": sum(1 << list(self.players).index(name) for name in self.removed),
             "layer": self.layer,
+            "panel": FIRST[self.views[0].kind],
             "views": views,
         }
         return Template(_asset("html")).substitute(
