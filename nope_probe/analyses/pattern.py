@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from nope_probe.analyses.conditions import FoldMeans, fold_means
+from nope_probe.analyses.conditions import FoldMeans, fold_means, skipped_keys
 from nope_probe.analyses.jackknife import (
     Interval,
     cross_products,
@@ -56,12 +57,15 @@ class Measures:
     edge_contrast_visible: Interval
 
 
-def measure(maps: ScoreMaps | FoldMeans, skip_keys: int = 0) -> list[Measures]:
+def measure(
+    maps: ScoreMaps | FoldMeans, skip_keys: int | Literal["auto"] = "auto"
+) -> list[Measures]:
     """Measure the pattern of each layer.
 
     Args:
         maps: what `capture_scores` returns, or fold means of scores, in nats.
-        skip_keys: how many first keys to leave out, of the row mean too (1 for a BOS sink).
+        skip_keys: how many first keys to leave out, of the row mean too; `auto`: 1 where captured
+            sequences all begin with the same token (BOS, an attention sink), else 0.
 
     Raises:
         ValueError: for a non-finite cell among j < i, fewer than 4 folds or too few keys.
@@ -73,8 +77,8 @@ def measure(maps: ScoreMaps | FoldMeans, skip_keys: int = 0) -> list[Measures]:
         >>> measure(maps)[2].locality.value > 0.9
         True
     """
-    folds = fold_means(maps)
-    return [_measure(folds[:, layer].double(), skip_keys) for layer in range(folds.shape[1])]
+    folds, skipped = fold_means(maps), skipped_keys([maps], skip_keys)
+    return [_measure(folds[:, layer].double(), skipped) for layer in range(folds.shape[1])]
 
 
 def _measure(folds: Float[Tensor, "fold query_pos key_pos"], skip_keys: int) -> Measures:

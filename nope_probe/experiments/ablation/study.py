@@ -29,6 +29,7 @@ from nope_probe.experiments.ablation.conditions import (
 from nope_probe.experiments.ablation.plan import Plan, make_plan
 from nope_probe.hooks.components import components
 from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.model import begins_alike
 from nope_probe.hooks.names import Gain
 from nope_probe.hooks.protocols import HookedModel
 from nope_probe.models.info import describe
@@ -37,7 +38,7 @@ from nope_probe.runtime.checkpoint import RunCheckpoint
 Inputs = Sequences | Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class AblationStudy:
     """Where a model's positional pattern comes from, and which weights it needs.
 
@@ -53,6 +54,24 @@ class AblationStudy:
     maps: dict[str, Float[np.ndarray, "layer query_pos key_pos"]]
     layers: list[LayerAttribution]
     skip_keys: int
+
+    def __repr__(self) -> str:
+        """Return the shares of the sources per layer, and what else there is."""
+        skipped = f", {self.skip_keys} first keys left out" if self.skip_keys else ""
+        lines = [
+            f"  L{layer.layer}  "
+            + ", ".join(f"{each.term} {each.share.value:.2f}" for each in layer.sources)
+            for layer in self.layers
+        ]
+        shape = " × ".join(map(str, self.maps["pattern/all"].shape))
+        return "\n".join(
+            [
+                f"AblationStudy: shares of the positional pattern{skipped}",
+                *lines,
+                f"tables: {', '.join(name for name, each in self.tables.items() if len(each))}",
+                f"maps ({shape}): {', '.join(self.maps)}",
+            ]
+        )
 
     @property
     def sources(self) -> pd.DataFrame:
@@ -186,8 +205,7 @@ def as_sequences(tokens: Inputs) -> Sequences:
     """Return tokens with what is known of them; a first token that all share is a BOS token."""
     if isinstance(tokens, Sequences):
         return tokens
-    begins_alike = not tokens.is_floating_point() and bool((tokens[:, 0] == tokens[0, 0]).all())
-    return Sequences(inputs=tokens.cpu(), name="tokens", bos=begins_alike)
+    return Sequences(inputs=tokens.cpu(), name="tokens", bos=begins_alike(tokens))
 
 
 def name_of(model: HookedModel) -> str:
