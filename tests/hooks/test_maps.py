@@ -67,7 +67,7 @@ def test_colours_of_score_maps_leave_out_the_bos_key(loaded: Any, begun: torch.T
         cells = maps.mean[1, :, wanted:]
         cells = cells[cells.isfinite()]
         limits = score_maps(maps, clipped=0.0, skip_keys=skip).layout.coloraxis2
-        assert (limits.cmin, limits.cmax) == pytest.approx((cells.min(), cells.max()))
+        assert (limits.cmin, limits.cmax) == pytest.approx((float(cells.min()), float(cells.max())))
 
 
 def test_the_rms_of_a_pattern_is_that_of_its_rows_less_their_means() -> None:
