@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         source_shares,
     )
     from nope_probe.figures.stages import stage_measures
+    from nope_probe.figures.sweeps import sweep_maps
     from nope_probe.figures.theory import fixed_scale_maps
 
 _HOME = {
@@ -48,6 +49,7 @@ _HOME = {
     "score_maps": "nope_probe.figures.maps",
     "source_shares": "nope_probe.figures.shares",
     "stage_measures": "nope_probe.figures.stages",
+    "sweep_maps": "nope_probe.figures.sweeps",
     "term_maps": "nope_probe.figures.maps",
     "training_dynamics": "nope_probe.figures.measures",
 }
@@ -66,6 +68,7 @@ __all__ = [
     "score_maps",
     "source_shares",
     "stage_measures",
+    "sweep_maps",
     "term_maps",
     "training_dynamics",
 ]
