@@ -54,16 +54,19 @@ display(loaded)
 # (a) to (i) changes at once. All combinations were run before; the page holds them as bytes.
 
 # %%
-figures.explore(model, tokens[:32])
+figures.explore(model, tokens[:32, :32])
 
 # %% [markdown]
-# **Exercise.** Which single removal leaves the least of L2's positional pattern? Does removing W_O
-# as well change that?
+# **Exercise.** In L2, remove one component after the other, and watch share and amplitude. What
+# tells the mask from the weights?
 #
 # <details><summary>Answer</summary>
 #
-# The mask: without it about 1% is left, with W_O or without. The mask is this model's only
-# source; the weights shape what it starts, and cannot replace it.
+# Without any one of the four, next to nothing of the intact pattern is left: all are needed.
+# Without the mask, W_K or W_O the amplitude cannot be told from 0; without W_Q there is another
+# pattern, the reverse of the intact one, which its replacement makes of the same mask. So shares
+# alone do not tell them apart: that a weight is needed does not make it a source. Only the mask
+# breaks the symmetry between positions.
 #
 # </details>
 
