@@ -9,6 +9,8 @@ import plotly.graph_objects as go
 from nope_probe.figures.captures import Layers
 from nope_probe.figures.maps import score_maps
 
+CLIPPED = 5.0  # percent of the cells beyond each colour limit: the diagonal would hide the rest
+
 
 def sweep_maps(
     maps: Layers, values: Sequence[float], *, name: str, title: str, first: int = 0
@@ -34,7 +36,7 @@ def sweep_maps(
     """
     if len(maps) != len(values):
         raise ValueError(f"expected a map for each of {len(values)} values, got {len(maps)}")
-    figure = score_maps(maps, title=title, layer=first, multiples=0)
+    figure = score_maps(maps, title=title, layer=first, multiples=0, clipped=CLIPPED)
     slider, labels = figure.layout.sliders[0], [f"{value:g}" for value in values]
     slider.currentvalue.prefix = f"{name} = "
     for step, trace, label in zip(slider.steps, figure.data, labels, strict=True):
