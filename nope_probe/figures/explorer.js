@@ -244,6 +244,12 @@ function removedWords() {
   return "Without " + (gone.length > 1 ? gone.slice(0, -1).join(", ") + " and " : "") + gone[gone.length - 1];
 }
 
+function keptWords(share, low, high) {
+  if (Number.isNaN(share)) return "there is no intact positional pattern to share";
+  const left = low <= 0 && high >= 0 ? "nothing that can be told from noise" : show(Math.round(100 * share)) + "%";
+  return left + " is left of the intact positional pattern";
+}
+
 function drawNumbers(view) {
   const panel = view.panels[state.panel];
   const rows = data.measures.map((each, index) => {
@@ -252,9 +258,8 @@ function drawNumbers(view) {
     return "<tr><th scope='row'>" + each.label + (unit ? ", " + unit : "") + "</th>" + cells.join("") + "</tr>";
   });
   find("#numbers").innerHTML = rows.join("");
-  const share = measure(view, state.removed, state.layer, state.panel, data.measures.length - 1)[0];
+  const kept = keptWords(...measure(view, state.removed, state.layer, state.panel, data.measures.length - 1));
   const where = "L" + view.layers[state.layer] + ", " + panel.label;
-  const kept = Number.isNaN(share) ? "there is no intact positional pattern to share" : show(100 * share) + "% of the intact positional pattern is left";
   find("#says").textContent = state.removed ? removedWords() + ", " + kept + " (" + where + ")." : removedWords() + " (" + where + "): press a switch" + (circuit ? " or an operation on an arrow." : ".");
 }
 

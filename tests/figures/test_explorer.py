@@ -163,6 +163,7 @@ addEventListener("load", () => setTimeout(() => {
         const map = explorer.values(views[view], state.removed, layer, panel);
         seen.push({
           removed: Number(document.body.dataset.removed), layer, view, panel, cells,
+          says: find("#says").textContent,
           pressed: all(".switch").map((each) => pressed(each)[1]),
           struck: all("#circuit button[data-toggle]").map(pressed),
           arrows: all("#circuit g.gone").map((each) => each.dataset.arrow),
@@ -261,6 +262,18 @@ def test_the_numbers_are_those_of_the_combination(walked: dict[str, Any]) -> Non
         stages = explorer().views[1].measures[seen["removed"], seen["layer"], :, 1, 0]
         shown = [as_number(each) for each in seen["stages"]]
         np.testing.assert_allclose(shown, stages[: len(shown)], rtol=6e-3)
+
+
+@needs_chromium
+def test_a_sentence_says_how_much_is_left_unless_that_is_noise(walked: dict[str, Any]) -> None:
+    said = [each for each in walked["seen"] if each["removed"] == 5]
+    for seen in said:
+        measures = explorer().views[seen["view"]].measures
+        share, low, high = measures[5, seen["layer"], seen["panel"], 2]
+        left = f"{share:.0%}".replace("-", "\N{MINUS SIGN}")
+        left = "nothing that can be told from noise" if low <= 0 <= high else left
+        assert seen["says"].startswith(f"Without causal mask and OV circuit, {left} is left of the")
+    assert {"noise" in seen["says"] for seen in said} == {True, False}
 
 
 @needs_chromium
