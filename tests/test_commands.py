@@ -11,7 +11,7 @@ from support.command_line import refused
 
 from nope_probe import ablate, circuit, reproduce, scores, simulate
 
-COMMANDS = ("ablate", "circuit", "reproduce", "scores", "simulate", "theory", "train")
+COMMANDS = ("ablate", "behaviour", "circuit", "reproduce", "scores", "simulate", "theory", "train")
 PARAMETER_FREE = ["--model", "parameter-free", "--data", "gaussian"]
 
 

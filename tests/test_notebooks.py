@@ -21,6 +21,7 @@ SHOWN = {
     "02_hook_experiments": (3, 1),
     "03_attribution": (3, 1),
     "04_language_models": (3, 0),
+    "05_behaviour": (3, 0),
 }
 NAMES = tuple(SHOWN)
 PLOTLY, HTML, PNG = "application/vnd.plotly.v1+json", "text/html", "image/png"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import (
@@ -40,6 +40,7 @@ def kept_patterns(
     maps: Float[Tensor, "fold map query_pos key_pos"],
     intact: Float[Tensor, "fold map query_pos key_pos"],
     skip_keys: int = 0,
+    counts: Int[Tensor, " fold"] | None = None,
 ) -> list[KeptPattern]:
     """Measure the positional pattern of each map, beside the intact model's.
 
@@ -49,6 +50,7 @@ def kept_patterns(
         maps: fold means of scores, or of Gram maps, with some components removed.
         intact: the same of the intact model, on the same sequences.
         skip_keys: how many first keys to leave out.
+        counts: sequences per fold; all the same by default.
 
     Example:
         >>> folds = torch.randn(4, 1, 11, 11)
@@ -59,7 +61,7 @@ def kept_patterns(
         2.0
     """
     return [
-        _kept(maps[:, index].double(), intact[:, index].double(), skip_keys)
+        _kept(maps[:, index].double(), intact[:, index].double(), skip_keys, counts)
         for index in range(maps.shape[1])
     ]
 
@@ -68,15 +70,16 @@ def _kept(
     one: Float[Tensor, "fold query_pos key_pos"],
     intact: Float[Tensor, "fold query_pos key_pos"],
     skip_keys: int,
+    counts: Int[Tensor, " fold"] | None,
 ) -> KeptPattern:
     cells = kept_cells(one.shape[-1], skip_keys)
     if not (one[:, cells].isfinite().all() and intact[:, cells].isfinite().all()):
         return KeptPattern(amplitude=UNDEFINED, locality=UNDEFINED, share=UNDEFINED)
     patterns, whole = row_centred(one, skip_keys), row_centred(intact, skip_keys)
     both = torch.stack([patterns[:, cells], whole[:, cells]])
-    products = cross_products(both, both)
+    products = cross_products(both, both, counts)
     return KeptPattern(
-        amplitude=rms(products[:, 0, 0]),
-        locality=jackknife(locality(leave_one_out(patterns), skip_keys)),
-        share=share(products[:, 0, 1], products[:, 1, 1]),
+        amplitude=rms(products[:, 0, 0], counts),
+        locality=jackknife(locality(leave_one_out(patterns, counts), skip_keys), counts),
+        share=share(products[:, 0, 1], products[:, 1, 1], counts),
     )

@@ -10,13 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import (
     UNDEFINED,
     Interval,
     cross_products,
+    fold_weights,
     jackknife,
     rms,
     share,
@@ -48,6 +49,7 @@ def split_mean_covariance(
     mean_term: Float[Tensor, "fold layer query_pos key_pos"],
     key_means: Float[Tensor, "fold layer pos width"],
     skip_keys: int = 0,
+    counts: Int[Tensor, " fold"] | None = None,
 ) -> list[MeanCovariance]:
     """Return the mean and covariance terms of each layer's pattern.
 
@@ -56,9 +58,12 @@ def split_mean_covariance(
         mean_term: with their mean term, nats,
         key_means: and the mean key of each position.
         skip_keys: how many first keys to leave out.
+        counts: sequences per fold; all the same by default.
     """
     return [
-        _split_layer(layer, scores[:, layer], mean_term[:, layer], key_means[:, layer], skip_keys)
+        _split_layer(
+            layer, scores[:, layer], mean_term[:, layer], key_means[:, layer], skip_keys, counts
+        )
         for layer in range(scores.shape[1])
     ]
 
@@ -69,38 +74,46 @@ def _split_layer(
     mean_term: Float[Tensor, "fold query_pos key_pos"],
     key_means: Float[Tensor, "fold pos width"],
     skip_keys: int,
+    counts: Int[Tensor, " fold"] | None,
 ) -> MeanCovariance:
     cells = kept_cells(scores.shape[-1], skip_keys)
     whole = row_centred(scores.double(), skip_keys)[:, cells]
     mean = row_centred(mean_term.double(), skip_keys)[:, cells]
     maps = torch.stack([whole, mean, whole - mean])
-    gram = cross_products(maps, maps)
+    gram = cross_products(maps, maps, counts)
     return MeanCovariance(
         layer=layer,
-        mean=share(gram[:, 1, 0], gram[:, 0, 0]),
-        covariance=share(gram[:, 2, 0], gram[:, 0, 0]),
-        mean_rms=rms(gram[:, 1, 1]),
-        covariance_rms=rms(gram[:, 2, 2]),
-        dimensions=participation_ratio(key_means[:, skip_keys:].double()),
+        mean=share(gram[:, 1, 0], gram[:, 0, 0], counts),
+        covariance=share(gram[:, 2, 0], gram[:, 0, 0], counts),
+        mean_rms=rms(gram[:, 1, 1], counts),
+        covariance_rms=rms(gram[:, 2, 2], counts),
+        dimensions=participation_ratio(key_means[:, skip_keys:].double(), counts),
     )
 
 
-def participation_ratio(means: Float[Tensor, "fold pos width"]) -> Interval:
+def participation_ratio(
+    means: Float[Tensor, "fold pos width"], counts: Int[Tensor, " fold"] | None = None
+) -> Interval:
     """Return (tr C)^2 / tr C^2 of the covariance C of the positions' means, with its interval.
 
     C is taken between different folds, so that noise adds no dimensions to the trace. The ratio is
     undefined where the trace does not exceed its noise: all positions have the same mean.
     """
     centred = means - means.mean(1, keepdim=True)
-    folds = list(range(len(means)))
-    grams = [_gram(centred[[f for f in folds if f != out]]) for out in (None, *folds)]
+    folds, weights = list(range(len(means))), fold_weights(len(means), counts)
+    rests = [[f for f in folds if f != out] for out in (None, *folds)]
+    grams = [_gram(centred[rest], weights[rest]) for rest in rests]
     traces = torch.stack([gram.trace() for gram in grams])
-    if not jackknife(traces).low > 0:
+    if not jackknife(traces, counts).low > 0:
         return UNDEFINED
-    return jackknife(traces.square() / torch.stack([gram.square().sum() for gram in grams]))
+    ratios = traces.square() / torch.stack([gram.square().sum() for gram in grams])
+    return jackknife(ratios, counts)
 
 
-def _gram(folds: Float[Tensor, "fold pos width"]) -> Float[Tensor, "pos pos2"]:
-    """Return the mean inner products of positions over pairs of different folds."""
-    total, same = folds.sum(0), torch.einsum("fpw,fqw->pq", folds, folds)
-    return (total @ total.T - same) / (len(folds) * (len(folds) - 1))
+def _gram(
+    folds: Float[Tensor, "fold pos width"], weights: Float[Tensor, " fold"]
+) -> Float[Tensor, "pos pos2"]:
+    """Return the mean inner products of positions over pairs of different folds, by weight."""
+    weighted = weights[:, None, None] * folds
+    total, same = weighted.sum(0), torch.einsum("fpw,fqw->pq", weighted, weighted)
+    return (total @ total.T - same) / (weights.sum().square() - weights.square().sum())

@@ -14,7 +14,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from nope_probe.analyses.conditions import FoldMeans, fold_means, skipped_keys
+from nope_probe.analyses.conditions import (
+    FoldCounts,
+    FoldMeans,
+    fold_counts_of,
+    fold_means,
+    skipped_keys,
+)
 from nope_probe.analyses.jackknife import (
     Interval,
     cross_products,
@@ -58,7 +64,10 @@ class Measures:
 
 
 def measure(
-    maps: ScoreMaps | FoldMeans, skip_keys: int | Literal["auto"] = "auto"
+    maps: ScoreMaps | FoldMeans,
+    skip_keys: int | Literal["auto"] = "auto",
+    *,
+    counts: FoldCounts | None = None,
 ) -> list[Measures]:
     """Measure the pattern of each layer.
 
@@ -66,6 +75,7 @@ def measure(
         maps: what `capture_scores` returns, or fold means of scores, in nats.
         skip_keys: how many first keys to leave out, of the row mean too; `auto`: 1 where captured
             sequences all begin with the same token (BOS, an attention sink), else 0.
+        counts: of fold means, the sequences per fold; all the same by default.
 
     Raises:
         ValueError: for a non-finite cell among j < i, fewer than 4 folds or too few keys.
@@ -78,27 +88,31 @@ def measure(
         True
     """
     folds, skipped = fold_means(maps), skipped_keys([maps], skip_keys)
-    return [_measure(folds[:, layer].double(), skipped) for layer in range(folds.shape[1])]
+    counts = fold_counts_of([maps]) if counts is None else counts
+    return [_measure(folds[:, layer].double(), skipped, counts) for layer in range(folds.shape[1])]
 
 
-def _measure(folds: Float[Tensor, "fold query_pos key_pos"], skip_keys: int) -> Measures:
+def _measure(
+    folds: Float[Tensor, "fold query_pos key_pos"], skip_keys: int, counts: FoldCounts | None
+) -> Measures:
     n = folds.shape[-1]
     patterns = row_centred(folds, skip_keys)
     rest = patterns - relative_part(patterns, skip_keys)
     cells = kept_cells(n, skip_keys)
     maps = torch.stack([patterns[:, cells], rest[:, cells]])
-    products = cross_products(maps, maps)
+    products = cross_products(maps, maps, counts)
     p_p, r_r = products[:, 0, 0], products[:, 1, 1]
-    means, diagonal = leave_one_out(patterns), diagonal_normalised(leave_one_out(folds))
+    means, rests = leave_one_out(patterns, counts), leave_one_out(rest, counts)
+    diagonal = diagonal_normalised(leave_one_out(folds, counts))
     return Measures(
-        amplitude=rms(p_p),
-        locality=jackknife(locality(means, skip_keys)),
-        monotonicity=jackknife(monotonicity(means, LAG, skip_keys)),
-        monotonicity_lag1=jackknife(monotonicity(means, 1, skip_keys)),
-        relative_r2=share(p_p - r_r, p_p),
-        non_relative=rms(r_r),
-        edge_contrast=jackknife(edge_contrast(diagonal, skip_keys)),
-        edge_contrast_visible=jackknife(edge_contrast(leave_one_out(rest), skip_keys)),
+        amplitude=rms(p_p, counts),
+        locality=jackknife(locality(means, skip_keys), counts),
+        monotonicity=jackknife(monotonicity(means, LAG, skip_keys), counts),
+        monotonicity_lag1=jackknife(monotonicity(means, 1, skip_keys), counts),
+        relative_r2=share(p_p - r_r, p_p, counts),
+        non_relative=rms(r_r, counts),
+        edge_contrast=jackknife(edge_contrast(diagonal, skip_keys), counts),
+        edge_contrast_visible=jackknife(edge_contrast(rests, skip_keys), counts),
     )
 
 

@@ -16,6 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nope_probe.experiments.explore.run import explore
+    from nope_probe.figures.behaviour import (
+        decodability,
+        differences,
+        loss_by_position,
+        pattern_and_behaviour,
+    )
     from nope_probe.figures.circuit_figure import circuit
     from nope_probe.figures.heads import head_map
     from nope_probe.figures.maps import score_maps, term_maps
@@ -38,12 +44,16 @@ if TYPE_CHECKING:
 _HOME = {
     "circuit": "nope_probe.figures.circuit_figure",
     "controls": "nope_probe.figures.measures",
+    "decodability": "nope_probe.figures.behaviour",
+    "differences": "nope_probe.figures.behaviour",
     "explore": "nope_probe.experiments.explore.run",
     "fixed_scale_maps": "nope_probe.figures.theory",
     "head_map": "nope_probe.figures.heads",
     "interactions": "nope_probe.figures.shares",
+    "loss_by_position": "nope_probe.figures.behaviour",
     "mask_effect": "nope_probe.figures.measures",
     "mean_covariance_shares": "nope_probe.figures.shares",
+    "pattern_and_behaviour": "nope_probe.figures.behaviour",
     "pattern_measures": "nope_probe.figures.measures",
     "player_shares": "nope_probe.figures.shares",
     "score_maps": "nope_probe.figures.maps",
@@ -57,12 +67,16 @@ _HOME = {
 __all__ = [
     "circuit",
     "controls",
+    "decodability",
+    "differences",
     "explore",
     "fixed_scale_maps",
     "head_map",
     "interactions",
+    "loss_by_position",
     "mask_effect",
     "mean_covariance_shares",
+    "pattern_and_behaviour",
     "pattern_measures",
     "player_shares",
     "score_maps",

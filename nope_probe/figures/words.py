@@ -50,7 +50,8 @@ class Measure:
 
 TERMS = {
     "all": Term("whole pattern"),
-    "difference": Term("all players"),
+    "position": Term("positional part", "the mask and position encoding"),
+    "base": Term("without the players", "what no player brings"),
     "content": Term("content", "the content of the text"),
     "mask": Term("causal mask", "the causal mask", "mask"),
     "rope": Term("RoPE"),

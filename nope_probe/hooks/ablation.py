@@ -1,90 +1,58 @@
 """Remove the mask, RoPE, a projection, the MLP or learned positions from some blocks of a model.
 
-Removing a projection means: the same model with that weight set to `c * P`, where row r of P reads
-coordinate r % d_model (for W_O: its transpose), one key and value head per query head, no bias;
-q/k-norm, RoPE and scale stay. The model's parameters are never changed: every removal is written
-through hook points, and equals the model edited by hand.
+Removing a projection means: the same model with that weight replaced, one key and value head per
+query head, its bias too; q/k-norm, RoPE and scale stay. The model's parameters are never changed:
+every removal is written through hook points, and equals the model edited by hand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from weakref import WeakSet
 
-from nope_probe.hooks.base_layer import Layer
+from nope_probe.hooks.ablation_settings import Ablation
 from nope_probe.hooks.block_ablation import BlockAblation, mean_over_positions
-from nope_probe.hooks.components import components, has_component
-from nope_probe.hooks.forward import hooks_attached
-from nope_probe.hooks.gains import Gains, calibrate, norm_gain
-from nope_probe.hooks.layer import layers_of
-from nope_probe.hooks.model import Inputs, position_point
-from nope_probe.hooks.names import COMPONENTS, GAINS, WEIGHTS, Component, Gain, Projection
-from nope_probe.hooks.protocols import Attachment, HookedModel, Model
+from nope_probe.hooks.block_removal import BlockRemoval
+from nope_probe.hooks.calibration import Calibration, calibrate
+from nope_probe.hooks.model import Inputs, position_module, position_point
+from nope_probe.hooks.placed import HookGroup, first, hooks_in_place
+from nope_probe.hooks.protocols import HookedModel, Model
+from nope_probe.hooks.replaced_weight import replaced_weight
+from nope_probe.hooks.targets import Target, resolve_targets
 
 _ABLATED: WeakSet[HookedModel] = WeakSet()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ablation:
-    """What to remove, and where.
-
-    Attributes:
-        remove: components.
-        layers: block numbers from 0; None for all.
-        gain: the size of a removed projection's replacement. `output`: the RMS of the projection's
-            output over the run's tokens in the intact model, which `calibrate` measures; `norm`:
-            its Frobenius norm over the root of its rows; `identity`: 1.
-
-    Raises:
-        ValueError: for a component or gain that does not exist.
-
-    Example:
-        >>> from nope_probe import Ablation
-        >>> Ablation(remove=["mask", "w_q"], layers=[0, 1], gain="norm").remove
-        ['mask', 'w_q']
-    """
-
-    remove: Sequence[Component] = ()
-    layers: Sequence[int] | None = None
-    gain: Gain = "output"
-
-    def __post_init__(self) -> None:
-        unknown = [name for name in self.remove if name not in COMPONENTS]
-        if unknown:
-            raise ValueError(f"unknown component {unknown[0]!r}; there are {', '.join(COMPONENTS)}")
-        if self.gain not in GAINS:
-            raise ValueError(f"unknown gain {self.gain!r}; there are {', '.join(GAINS)}")
-
-    @property
-    def weights(self) -> tuple[Projection, ...]:
-        """The projections among the components to remove."""
-        return tuple(name for name in WEIGHTS if name in self.remove)
-
-    @property
-    def needs_gains(self) -> bool:
-        """Whether gains have to be measured first."""
-        return self.gain == "output" and bool(self.weights)
-
-
 @contextmanager
 def ablated(
-    model: Model, ablation: Ablation, gains: Gains | None = None, *, tokens: Inputs | None = None
+    model: Model,
+    ablation: Ablation,
+    calibration: Calibration | None = None,
+    *,
+    tokens: Inputs | None = None,
 ) -> Iterator[Model]:
     """Run a model without some of its components for as long as the context lasts.
+
+    Other hooks see what is written here and may change it, whether they were added before or
+    inside the context; what they write is read here.
 
     Args:
         model: a HookedTransformer or TransformerBridge; its outputs are bit-identical afterwards.
         ablation: what to remove, and where.
-        gains: what `calibrate` returned; needed for the gain `output` when a weight is removed.
-        tokens: instead of gains, the tokens (or vectors) on which to `calibrate` first.
+        calibration: what `calibrate` returned; needed for the gain `output` and the replacement
+            `mean` when a weight is removed.
+        tokens: instead of a calibration, the tokens (or vectors) on which to `calibrate` first.
 
     Raises:
-        ValueError: if the model lacks a component or layer, or if neither or both of gains and
-            tokens are given where gains are needed.
+        ValueError: if the model lacks a component, layer, head or band, if neither or both of
+            calibration and tokens are given where one is needed, or for a prefix longer than the
+            model's context. In a forward pass, for a prefix longer than the sequences, scores that
+            are not q.k times the scale where they have to be rebuilt, or another hook that changes
+            a tensor which the removal leaves without effect.
         RuntimeError: inside another `ablated` on this model: two writers of the attention scores
-            do not commute. Name all components in one Ablation.
+            do not commute. Name all components in one Ablation. In a forward pass, if
+            `reset_hooks` removed the ablation.
 
     Example:
         >>> from nope_probe import Ablation, ablated, load
@@ -92,60 +60,77 @@ def ablated(
         >>> with ablated(model, Ablation(remove=["mask", "w_k"]), tokens=tokens):
         ...     logits = model(tokens)
     """
-    blocks = _chosen(model, ablation)
+    targets = resolve_targets(model, ablation)
     if model in _ABLATED:
         raise RuntimeError("the model is ablated already: name all components in one Ablation")
-    gains = _gains(model, ablation, gains, tokens)
+    calibration = _calibration(model, ablation, calibration, tokens)
+    groups = [_block_ablation(ablation, calibration, each).group() for each in targets]
     _ABLATED.add(model)
     try:
-        with hooks_attached(_hooks(model, blocks, ablation, gains)):
+        with hooks_in_place([*groups, *_position_groups(model, ablation)]):
             yield model
     finally:
         _ABLATED.discard(model)
 
 
-def _chosen(model: HookedModel, ablation: Ablation) -> list[Layer]:
-    blocks = layers_of(model)
-    indices = range(len(blocks)) if ablation.layers is None else ablation.layers
-    if not set(indices) <= set(range(len(blocks))):
-        raise ValueError(f"expected layers from 0 to {len(blocks) - 1}, got {list(indices)}")
-    lacking = [name for name in ablation.remove if not has_component(model, name)]
-    if lacking:
-        has = ", ".join(components(model))
-        raise ValueError(f"the model has no {lacking[0]} to remove; it has {has}")
-    return [blocks[index] for index in indices]
-
-
-def _gains(
-    model: HookedModel, ablation: Ablation, gains: Gains | None, tokens: Inputs | None
-) -> Gains | None:
-    if not ablation.needs_gains:
+def _calibration(
+    model: HookedModel,
+    ablation: Ablation,
+    calibration: Calibration | None,
+    tokens: Inputs | None,
+) -> Calibration | None:
+    if not ablation.needs_calibration:
         return None
-    if gains is not None and tokens is not None:
-        raise ValueError("expected gains or tokens to measure them on, not both")
+    if calibration is not None and tokens is not None:
+        raise ValueError("expected a calibration or tokens to calibrate on, not both")
+    is_random = ablation.replacement == "random"
     if tokens is not None:
-        return calibrate(model, tokens)
-    if gains is None:
+        return calibrate(model, tokens, seed=ablation.seed if is_random else None)
+    if calibration is None:
+        raise ValueError(_how_to_calibrate(ablation))
+    if is_random and calibration.seed != ablation.seed:
         raise ValueError(
-            f"the gain 'output' of {ablation.weights[0]} has to be measured first: pass "
-            "tokens=tokens or gains=calibrate(model, tokens), or choose the gain 'norm' or "
-            "'identity' in Ablation"
+            f"the random replacement of seed {ablation.seed} is not calibrated: pass "
+            f"calibrate(model, tokens, seed={ablation.seed})"
         )
-    return gains
+    return calibration
 
 
-def _hooks(
-    model: HookedModel, blocks: Sequence[Layer], ablation: Ablation, gains: Gains | None
-) -> Iterator[Attachment]:
-    for layer in blocks:
-        c = {name: _gain(layer, name, ablation.gain, gains) for name in ablation.weights}
-        yield from BlockAblation(layer, ablation.remove, c).hooks()
-    point = position_point(model) if "pos_embed" in ablation.remove else None
+def _how_to_calibrate(ablation: Ablation) -> str:
+    name, ways = ablation.weights[0], "pass tokens=tokens or calibration=calibrate(model, tokens)"
+    if ablation.replacement == "mean":
+        return f"the mean output of {name} has to be measured first: {ways}"
+    return (
+        f"the gain 'output' of {name} has to be measured first: {ways}, or choose the gain 'norm' "
+        "or 'identity' in Ablation"
+    )
+
+
+def _block_ablation(
+    ablation: Ablation,
+    calibration: Calibration | None,
+    target: Target,
+) -> BlockAblation:
+    layer, names = target.layer, ablation.components
+    replaced = {
+        name: replaced_weight(layer, name, ablation, calibration, target.heads)
+        for name in ablation.weights
+    }
+    removal = BlockRemoval(
+        components=frozenset(names),
+        replaced=replaced,
+        rope=target.rope,
+        heads=target.heads,
+        prefix=ablation.prefix,
+    )
+    return BlockAblation(layer, removal)
+
+
+def _position_groups(model: HookedModel, ablation: Ablation) -> Iterator[HookGroup]:
+    point = position_point(model) if "pos_embed" in ablation.components else None
     if point is not None:
-        yield point, mean_over_positions
-
-
-def _gain(layer: Layer, name: Projection, gain: Gain, gains: Gains | None) -> float:
-    if gains is not None:
-        return gains.of(name, layer.index)
-    return norm_gain(layer, name) if gain == "norm" else 1.0
+        yield HookGroup(
+            module=position_module(model),
+            hooks=[first(point, mean_over_positions)],
+            start=lambda: None,
+        )

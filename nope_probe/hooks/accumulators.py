@@ -46,6 +46,11 @@ class Accumulator(ABC):
     def reset(self) -> None:
         """Drop what was read of a forward pass."""
 
+    def read_logits(  # noqa: B027  (most accumulators read hook points alone)
+        self, logits: Float[Tensor, "batch pos d_vocab"], tokens: Int[Tensor, "batch pos"]
+    ) -> None:
+        """Read the logits of a pass that ran to the end; by default nothing is read of them."""
+
     def start_batch(self, fold_of: Int[Tensor, " batch"], upto: int) -> None:
         """Set the folds of the next batch, and how many sequences are counted with it."""
         self.fold_of, self.upto = fold_of, upto
@@ -169,7 +174,7 @@ class ScoreAccumulator(Accumulator):
 
     def _flags(self, scores: Float[Tensor, "batch head query_pos key_pos"]) -> State:
         """Find on the first sequence which cells are masked, and whether q.k gives the rest."""
-        visible = unmasked(scores[0, 0])
+        visible = unmasked(scores[0]).all(0)  # in all heads, of which some may lose the mask
         if self.may_be_rewritten and not self.keeps_means:
             # Another hook may rewrite the scores of later sequences: they are read as they are.
             return {"visible": visible, "from_product": torch.tensor(False)}
@@ -213,7 +218,7 @@ class HeadAccumulator(Accumulator):
         """Add one batch's scores."""
         if self.already_counted:
             return
-        self.flags = self.flags or {"visible": unmasked(scores[0, 0])}
+        self.flags = self.flags or {"visible": unmasked(scores[0]).all(0)}
         # Sequence by sequence: n_folds sums of heads would take as much memory again.
         self.add(scores=list(zip(self.fold_of.tolist(), scores, strict=True)))
 

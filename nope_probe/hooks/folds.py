@@ -87,6 +87,54 @@ def interleaved_folds(n_seqs: int, n_folds: int, first: int = 0) -> Int[Tensor, 
     return torch.arange(first, first + n_seqs) % n_folds
 
 
+def grouped_folds(documents: Int[Tensor, " seq"], n_folds: int) -> Int[Tensor, " seq"]:
+    """Return the fold of each sequence, so that those of one document share a fold.
+
+    Documents go, the largest first, to the fold that has the fewest sequences so far; of equal
+    ones, the first to the first. With a document for each sequence, s goes to fold s % n_folds.
+
+    Args:
+        documents: the number of the document that each sequence is from.
+        n_folds: how many folds.
+
+    Raises:
+        ValueError: if there are fewer documents than folds.
+
+    Example:
+        >>> grouped_folds(torch.tensor([7, 7, 7, 2, 2, 9]), 2)
+        tensor([0, 0, 0, 1, 1, 1])
+    """
+    sizes = dict[int, int]()  # in the order in which documents come
+    for document in documents.tolist():
+        sizes[document] = sizes.get(document, 0) + 1
+    if len(sizes) < n_folds:
+        raise ValueError(
+            f"{len(documents)} sequences of {len(sizes)} documents do not fill {n_folds} folds: "
+            "those of one document are not independent and share a fold"
+        )
+    filled, fold_of = [0] * n_folds, dict[int, int]()
+    for document in sorted(sizes, key=lambda each: -sizes[each]):
+        fold_of[document] = filled.index(min(filled))
+        filled[fold_of[document]] += sizes[document]
+    return torch.tensor([fold_of[document] for document in documents.tolist()])
+
+
+def folds_of(
+    n_seqs: int, n_folds: int, documents: Int[Tensor, " seq"] | None
+) -> Int[Tensor, " seq"]:
+    """Return the fold of each sequence, by its document if it has one, else by its number.
+
+    Raises:
+        ValueError: if a fold would be empty, or there is not one document per sequence.
+    """
+    if documents is None:
+        fold_counts(n_seqs, n_folds)
+        return interleaved_folds(n_seqs, n_folds)
+    if len(documents) != n_seqs:
+        raise ValueError(f"expected the documents of {n_seqs} sequences, got {len(documents)}")
+    return grouped_folds(documents, n_folds)
+
+
 def fold_counts(n_seqs: int, n_folds: int) -> Int[Tensor, " fold"]:
     """Return for each fold f the number of sequences s < n_seqs with s % n_folds == f.
 

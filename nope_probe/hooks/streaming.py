@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nope_probe.hooks.accumulators import Accumulator, State
 from nope_probe.hooks.forward import StopForward, hooks_attached, run_forward
-from nope_probe.hooks.model import Inputs
+from nope_probe.hooks.model import Inputs, logits_of
 from nope_probe.hooks.protocols import Attachment, HookedModel, HookPoint
 
 
@@ -59,7 +59,7 @@ def stream(
     accumulators: Sequence[Accumulator],
     *,
     fold_of: Int[Tensor, " seq"],
-    end: HookPoint,
+    end: HookPoint | None,
     batch_size: int,
     checkpoint: StreamCheckpoint | None = None,
 ) -> None:
@@ -70,7 +70,8 @@ def stream(
         inputs: token sequences of equal length, or input vectors.
         accumulators: the running sums.
         fold_of: the fold of each sequence.
-        end: the hook point at which a forward pass stops.
+        end: the hook point at which a forward pass stops; None for passes that run to the logits,
+            which accumulators then read.
         batch_size: sequences per forward pass; halved where that does not fit into GPU memory.
         checkpoint: deals out batches and saves sums; by default, all batches are run and nothing
             is saved.
@@ -82,9 +83,10 @@ def stream(
     checkpoint = checkpoint or StreamCheckpoint()
     batches = batches_of(len(inputs), batch_size, checkpoint.rank, checkpoint.n_processes)
     restore(accumulators, checkpoint.restore())
-    runner = BatchRunner(model, accumulators, checkpoint, batch_size)
+    runner = BatchRunner(model, accumulators, checkpoint, batch_size, to_logits=end is None)
     done, restored = 0, accumulators[0].n_seen
-    with torch.inference_mode(), hooks_attached([*_hooks(accumulators), (end, _stop)]):
+    stop_hooks = [] if end is None else [(end, _stop)]
+    with torch.inference_mode(), hooks_attached([*_hooks(accumulators), *stop_hooks]):
         for start, stop in batches:
             if done >= restored:
                 runner.run(inputs[start:stop], fold_of[start:stop], done)
@@ -139,9 +141,10 @@ class BatchRunner:
         accumulators: Sequence[Accumulator],
         checkpoint: StreamCheckpoint,
         batch_size: int,
+        to_logits: bool = False,
     ) -> None:
         self.model, self.accumulators, self.checkpoint = model, accumulators, checkpoint
-        self.batch_size = batch_size
+        self.batch_size, self.to_logits = batch_size, to_logits
 
     def run(self, batch: Inputs, fold_of: Int[Tensor, " seq"], done: int) -> None:
         """Run a batch before which `done` sequences of this process were run."""
@@ -159,12 +162,20 @@ class BatchRunner:
 
     def _fits(self, batch: Inputs) -> bool:
         try:
-            run_forward(self.model, batch)
+            if self.to_logits:
+                self._run_to_logits(batch)
+            else:
+                run_forward(self.model, batch)
         except torch.OutOfMemoryError:
             if len(batch) == 1:
                 raise
             return False
         return True
+
+    def _run_to_logits(self, batch: Inputs) -> None:
+        logits = logits_of(self.model, batch)
+        for each in self.accumulators:
+            each.read_logits(logits, batch)
 
     def _halve(self, size: int) -> None:
         # Called once the error is gone, whose frames hold tensors. Blocks before the one that ran

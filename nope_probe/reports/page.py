@@ -77,7 +77,9 @@ def page(
         headline="".join(f"<p>{escape(each)}</p>" for each in headline),
         contents="".join(_link(index, each) for index, each in enumerate(sections)),
         sections="".join(_section(index, each) for index, each in enumerate(sections)),
-        notes="".join(f"<li>{escape(each)}</li>" for each in how_to_read),
+        notes="".join(
+            f"<li>{escape(each)}</li>" for each in (*how_to_read, *notes.fold_notes(manifest))
+        ),
         manifest=escape(json.dumps(manifest, indent=1, default=str)),
         neutral=json.dumps({"ink": INK, "grid": GRID, "blank": BLANK}),
         plotly=get_plotlyjs(),

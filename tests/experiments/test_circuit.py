@@ -172,9 +172,10 @@ def test_folders_go_through_bridges(
     tmp_path: Path,
     tiny: Callable[[str], Any],
 ) -> None:
-    text = "the quick brown fox jumps over the lazy dog and runs away from here. " * 40
-    (tmp_path / "text.txt").write_text(text)
-    chosen = ["--model", str(tiny(name).folder), "--data", str(tmp_path / "text.txt")]
+    text = "the quick brown fox jumps over the lazy dog and runs away from here. "
+    texts = pd.DataFrame({"text": [f"{number} {text * 4}" for number in range(11)]})
+    texts.to_json(tmp_path / "text.jsonl", orient="records", lines=True)
+    chosen = ["--model", str(tiny(name).folder), "--data", str(tmp_path / "text.jsonl")]
     run_command(circuit, *SMALL, *chosen, "--out", str(tmp_path / "run"))
     maps, manifest = maps_of(tmp_path / "run"), manifest_of(tmp_path / "run")
     has = {entry.removeprefix("gram/") for entry in maps if entry.startswith("gram/")}

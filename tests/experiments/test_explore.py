@@ -16,9 +16,10 @@ from nope_probe.experiments.explore.conditions import explorer_of
 from nope_probe.experiments.explore.run import ExplorerOptions
 from nope_probe.experiments.explore.views import pattern_view
 from nope_probe.figures.explorer import Explorer
-from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.ablation import ablated
+from nope_probe.hooks.ablation_settings import Ablation
+from nope_probe.hooks.calibration import calibrate
 from nope_probe.hooks.capture import capture_scores, capture_stages
-from nope_probe.hooks.gains import calibrate
 from nope_probe.hooks.names import LETTERS
 
 N, SEQS = 13, 11
@@ -125,7 +126,7 @@ def test_a_circuits_explorer_runs_no_more_sequences_than_it_may() -> None:
     from nope_probe.data.sequences import gaussian
     from nope_probe.models.load import load
 
-    model, vectors = load("parameter-free", n_layers=2).model, gaussian(SEQS, N, 64).inputs
+    model, vectors = load("parameter-free", n_layers=2).model, gaussian(SEQS, N, 64)
     options = ExplorerOptions(n_folds=4)
     wanted = {"removed": ("w_o", "norms"), "options": options}
     assert block_explorer(model, vectors, 0, times=11, **wanted) is None  # 121 // 32 < 4 folds
@@ -134,7 +135,7 @@ def test_a_circuits_explorer_runs_no_more_sequences_than_it_may() -> None:
     assert list(found.players) == ["mask", "w_q", "w_k", "w_o", "w_v"]
     assert found.removed == ["w_o"]
     assert found.note.startswith("Means over 4 sequences of 13 positions.")
-    with ablated(model, Ablation(remove=["w_o"]), calibrate(model, vectors[:4])):
-        stages = capture_stages(model, vectors[:4], layer=0, n_folds=4)
+    with ablated(model, Ablation(remove=["w_o"]), calibrate(model, vectors.inputs[:4])):
+        stages = capture_stages(model, vectors.inputs[:4], layer=0, n_folds=4)
     shown = found.views[0].maps[8, 0, LETTERS.index("d")]
     np.testing.assert_allclose(shown, stages.mean("d").numpy(), rtol=1e-4, atol=1e-5)

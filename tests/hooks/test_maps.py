@@ -55,7 +55,8 @@ def test_measures_leave_out_the_bos_key_unless_they_are_told_otherwise(
     assert measure(with_bos) == pytest.approx(measure(with_bos, 1), nan_ok=True)
     assert repr(measure(with_bos)) != repr(measure(with_bos, 0))
     assert repr(measure(without)) == repr(measure(without, 0))
-    assert repr(measure(with_bos.folds)) == repr(measure(with_bos, 0))
+    folds, counts = with_bos.folds, with_bos.counts
+    assert repr(measure(folds, counts=counts)) == repr(measure(with_bos, 0))
     for maps, skip in ((with_bos, 1), (without, 0)):
         both = {(): maps, "mask": maps}
         assert repr(attribute(both)) == repr(attribute(both, skip_keys=skip))

@@ -21,6 +21,7 @@ from nope_probe.figures.words import MEASURES
 from nope_probe.reports.page import Section, page, positions
 
 INTACT = "mask+rope+w_q+w_k+w_o+w_v"
+PARTS = ("alone", "lost", "amplification")
 SOURCES = ("content", "mask", "rope", "mask_x_rope")
 PLAYER_SETS = {
     "players": ("mask", "rope", "w_q", "w_k", "w_o"),
@@ -40,9 +41,9 @@ def maps(layers: int, n: int) -> dict[str, np.ndarray]:
 
 
 def tables(layers: int) -> dict[str, pd.DataFrame]:
-    estimate = {"share": 0.25, "low": 0.2, "high": 0.3}
+    estimate = {"share": 0.25, "share_low": 0.2, "share_high": 0.3}
     rms = {"rms": 0.5, "rms_low": 0.4, "rms_high": 0.6}
-    parts = {f"{of}{end}": 0.5 for of in ("alone", "lost") for end in ("", "_low", "_high")}
+    parts = {f"{of}{end}": 0.5 for of in PARTS for end in ("", "_low", "_high")}
     measures = {f"{of}{end}": 0.5 for of in MEASURES for end in ("", "_low", "_high")}
     each = range(layers)
     rows: dict[str, list[dict[str, Any]]] = {
@@ -214,7 +215,7 @@ def test_a_run_of_the_sources_alone_has_a_page() -> None:
 
 def test_a_missing_share_is_no_pattern_in_the_table_too() -> None:
     table = tables(2)["sources"]
-    table.loc[table["layer"] == 0, ["share", "low", "high"]] = np.nan
+    table.loc[table["layer"] == 0, ["share", "share_low", "share_high"]] = np.nan
     html = report(tables={"sources": table})
     assert "<td>no pattern</td>" in html
 
@@ -231,7 +232,7 @@ def test_equal_shares_are_called_a_conjunction_and_no_measurement() -> None:
 
 def test_conjunctions_are_those_of_the_manifest(html: str) -> None:
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", html)
-    [circuits, players] = [each for each in captions if each.startswith("Lost without it")]
+    [circuits, players] = [each for each in captions if "Lost without it" in each]
     assert "In L1 each of causal mask, RoPE, QK circuit" in circuits
     assert "Shapley shares of all players add up to 1." in players
 

@@ -116,7 +116,7 @@ class _Parts:
                 figure=shares.source_shares(self.tables["sources"]),
                 caption="A share says how much of the positional pattern a source explains; shares "
                 "add up to 1, and a negative one works against the pattern. RMS: each source's own "
-                "strength.",
+                "strength. In the table, “position” is the sum of all but content.",
                 table=self.tables["sources"],
             )
 
@@ -128,10 +128,11 @@ class _Parts:
         yield Section(
             title=f"What the positional pattern needs: {player_set}",
             figure=shares.player_shares(table),
-            caption="Lost without it: the player is needed. There alone: it is enough. A weight "
-            "can be either and is never a source. "
+            caption=f"{notes.POSITION_GAME} Lost without it: the player is needed. There alone: "
+            "the source is enough. Amplification: the strength with the player, over that without. "
+            "A weight can amplify and is never a source. "
             + conjunction_note(players, self.conjunctions.get(player_set, [])),
-            table=table.drop(columns="game"),
+            table=_blank_where_undefined(table.drop(columns="game")),
         )
 
     def interactions(self, player_set: str) -> Iterator[Section]:
@@ -140,21 +141,22 @@ class _Parts:
             yield Section(
                 title=f"Interactions: {player_set}",
                 figure=shares.interactions(table, layer=self.layer),
-                caption="The share of the positional pattern that appears only when all players of "
-                "a row are kept, beyond what fewer of them bring. A bar across zero may be zero.",
+                caption="The share of that part that appears only when all players of a row are "
+                "kept, beyond what fewer of them bring. A bar across zero may be zero. Weights "
+                "without a source have none.",
             )
 
     def shapley_maps(self, player_set: str, group: str) -> Iterator[Section]:
         terms = self.terms[group]
         if terms:
             total = np.sum([each.values for each in terms.values()], axis=0)
-            together = {"difference": replace(self.whole, values=total), **terms}
+            together = {"position": replace(self.whole, values=total), **terms}
             title = "What each player adds to the positional pattern (Shapley maps)"
             yield Section(
                 title=f"Shapley maps: {player_set}",
                 figure=term_maps(together, title=title, layer=self.layer),
                 caption="What a player adds on average over all orders in which players can join. "
-                "The maps add up to the first, the positional pattern that all players bring.",
+                "The maps add up to the first, the part of the pattern that the sources bring.",
             )
 
     def mean_covariance(self) -> Iterator[Section]:
@@ -218,6 +220,15 @@ def _order(key: str) -> tuple[int, str]:
 def _spread(cells: Float[np.ndarray, "query_pos key_pos"]) -> float:
     known = cells[np.isfinite(cells)]
     return float(known.std()) if known.size else 0.0
+
+
+def _blank_where_undefined(players: pd.DataFrame) -> pd.DataFrame:
+    """Return the table of players with blanks where a number is undefined though there is a share.
+
+    The other empty cells are those of a layer without pattern.
+    """
+    blank = players.isna() & players["share"].notna().to_numpy()[:, None]
+    return players.astype(object).mask(blank, "")
 
 
 def conjunction_note(players: Sequence[str], layers: Sequence[int]) -> str:

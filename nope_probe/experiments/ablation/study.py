@@ -30,7 +30,7 @@ from nope_probe.experiments.ablation.plan import Plan, make_plan
 from nope_probe.hooks.components import components
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.model import begins_alike
-from nope_probe.hooks.names import Gain
+from nope_probe.hooks.names import Gain, Replacement
 from nope_probe.hooks.protocols import HookedModel
 from nope_probe.models.info import describe
 from nope_probe.runtime.checkpoint import RunCheckpoint
@@ -117,6 +117,7 @@ def run_ablations(
     n_layers: int | None = None,
     batch_size: int = 32,
     n_folds: int = 8,
+    replacement: Replacement | Sequence[Replacement] = "identity",
     gain: Gain = "output",
     scope: Scope = "both",
     skip_keys: int | Literal["auto"] = "auto",
@@ -137,14 +138,17 @@ def run_ablations(
             circuits beside.
         n_layers: how many first layers to map; all by default.
         batch_size: sequences per forward pass.
-        n_folds: parts of the data that intervals are made from, 4 or more.
-        gain: the size of a removed weight's replacement.
+        n_folds: parts of the data that intervals are made from, 4 or more; the sequences of one
+            document share one.
+        replacement: what a removed weight is replaced by; of several, the tables of players and
+            interactions have all, and everything else the first.
+        gain: the size of the replacements identity and random.
         scope: for a layer's scores, remove in the layers before it, in itself, or in both.
         skip_keys: first keys to leave out; `auto`: 1 where all sequences begin with the same token
             (a BOS token, which is an attention sink), else 0.
         shuffled: the same sequences with their tokens permuted, for a control that has no content.
         reparametrise: in how many random reparametrisations to repeat the first set of players.
-        seed: the seed of these.
+        seed: the seed of these, and of the replacement random.
 
     Raises:
         ValueError: for players that the model lacks, too few sequences or layers, scores that are
@@ -162,13 +166,14 @@ def run_ablations(
     """
     inputs, depth = as_sequences(tokens), len(layers_of(model))
     skipped = int(inputs.bos) if skip_keys == "auto" else skip_keys
-    _validate(len(inputs), n_folds, depth, n_layers)
+    _validate(inputs, n_folds, depth, n_layers)
     kept_cells(inputs.inputs.shape[1], skipped)  # raises where no keys are left
     plan = make_plan(components(model), players, describe(model, name_of(model)).parameter_free)
     options = CaptureOptions(
         n_layers=depth if n_layers is None else n_layers,
         batch_size=batch_size,
         n_folds=n_folds,
+        replacements=(replacement,) if isinstance(replacement, str) else tuple(replacement),
         gain=gain,
         scope=scope,
         n_reparametrisations=reparametrise,
@@ -213,8 +218,9 @@ def name_of(model: HookedModel) -> str:
     return str(getattr(model.cfg, "model_name", ""))
 
 
-def _validate(n_seqs: int, n_folds: int, depth: int, n_layers: int | None) -> None:
-    if not 4 <= n_folds <= n_seqs:
-        raise ValueError(f"expected from 4 to {n_seqs} folds for {n_seqs} sequences, got {n_folds}")
+def _validate(inputs: Sequences, n_folds: int, depth: int, n_layers: int | None) -> None:
+    most, kind = inputs.n_documents, "sequences" if inputs.documents is None else "documents"
+    if not 4 <= n_folds <= most:
+        raise ValueError(f"expected from 4 to {most} folds for {most} {kind}, got {n_folds}")
     if n_layers is not None and not 1 <= n_layers <= depth:
         raise ValueError(f"expected from 1 to {depth} layers, got {n_layers}")

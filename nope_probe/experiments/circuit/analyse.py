@@ -53,7 +53,7 @@ def analyse(session: Session[RunSettings], stages: Stages, explorer: Explorer | 
     model = session.loaded.model
     manifest = {
         **session.provenance(),
-        **input_record(inputs, skip_keys),
+        **input_record(inputs, skip_keys, stages.intact.counts),
         "layer": layer,
         "components": list(components(model)),
         "removed": list(stages.removed),
@@ -75,7 +75,9 @@ def _arrays(maps: Sequence[StageMaps]) -> dict[str, Float[Tensor, "row_pos col_p
     means = {letter: shown.mean(letter) for letter in shown.folds}
     found = {f"gram/{letter}": mean for letter, mean in means.items()}
     found |= {f"normalised/{letter}": shown.normalised(letter) for letter in shown.folds}
-    found |= {f"se/{letter}": standard_error(folds) for letter, folds in shown.folds.items()}
+    found |= {
+        f"se/{letter}": standard_error(folds, shown.counts) for letter, folds in shown.folds.items()
+    }
     if len(maps) > 1:
         found |= {f"reference/{letter}": maps[0].mean(letter) for letter in maps[0].folds}
     return found
@@ -93,7 +95,10 @@ def stages_table(maps: Sequence[StageMaps], layer: int, skip_keys: int) -> pd.Da
     """
     table = measures_table(
         (
-            ({"model": model, "stage": letter}, measure(folds[:, None], skip_keys))
+            (
+                {"model": model, "stage": letter},
+                measure(folds[:, None], skip_keys, counts=each.counts),
+            )
             for model, each in zip((INTACT, ABLATED), maps, strict=False)
             for letter, folds in each.folds.items()
             if _has_all_keys(folds)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import torch
+from dataclasses import replace
 
 from nope_probe.analyses.shapley import player_set
+from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.explore.run import CombinationRunner, ExplorerOptions, note_on
 from nope_probe.experiments.explore.views import stage_view
 from nope_probe.figures.explorer import Explorer
@@ -18,7 +18,7 @@ from nope_probe.hooks.stages import absent_stages
 
 def block_explorer(
     model: HookedModel,
-    inputs: torch.Tensor,
+    inputs: Sequences,
     layer: int,
     *,
     removed: Sequence[str],
@@ -39,13 +39,13 @@ def block_explorer(
         options: how the combinations are run.
 
     Returns:
-        None where a combination would have fewer sequences than there are folds.
+        None where a combination would have fewer documents than there are folds.
     """
     has = components(model)
-    n_seqs = min(len(inputs), times * len(inputs) // 2 ** len(has))
-    if not has or n_seqs < options.n_folds:
+    first = _first(inputs, min(len(inputs), times * len(inputs) // 2 ** len(has)))
+    if not has or first.n_documents < options.n_folds:
         return None
-    runner = CombinationRunner(model, inputs[:n_seqs], player_set(has), options)
+    runner = CombinationRunner(model, first, player_set(has), options)
     why = absent_stages(layers_of(model), layer)
     return Explorer(
         title="Press an operation on an arrow: it is removed, and every stage changes",
@@ -53,5 +53,10 @@ def block_explorer(
         views=(stage_view(runner.stages([layer]), [layer], [why], options.skip_keys),),
         components=has,
         removed=[name for name in removed if name in has],
-        note=note_on(n_seqs, inputs.shape[1], options),
+        note=note_on(len(first), first.inputs.shape[1], options),
     )
+
+
+def _first(inputs: Sequences, n_seqs: int) -> Sequences:
+    documents = None if inputs.documents is None else inputs.documents[:n_seqs]
+    return replace(inputs, inputs=inputs.inputs[:n_seqs], documents=documents)

@@ -11,18 +11,19 @@ from tqdm import tqdm
 
 from nope_probe.analyses.pattern import kept_cells
 from nope_probe.analyses.shapley import Condition, PlayerSet
+from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.ablation.plan import make_plan
 from nope_probe.experiments.ablation.study import Inputs, as_sequences, name_of
 from nope_probe.experiments.explore.views import combinations, pattern_view, stage_view
 from nope_probe.figures.explorer import Explorer
-from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.ablation import ablated
+from nope_probe.hooks.ablation_settings import Ablation
+from nope_probe.hooks.calibration import Calibration, calibrate
 from nope_probe.hooks.capture import capture_scores, capture_stages
 from nope_probe.hooks.components import components
-from nope_probe.hooks.gains import Gains, calibrate
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.maps import ScoreMaps, StageMaps
-from nope_probe.hooks.model import Inputs as Tensors
-from nope_probe.hooks.names import COMPONENTS, Component, Gain
+from nope_probe.hooks.names import Gain, Replacement, removal_order
 from nope_probe.hooks.protocols import HookedModel
 from nope_probe.hooks.stages import absent_stages
 from nope_probe.models.info import describe
@@ -35,13 +36,17 @@ class ExplorerOptions:
     Attributes:
         batch_size: sequences per forward pass.
         n_folds: parts of the data that intervals are made from, 4 or more.
-        gain: the size of a removed weight's replacement.
+        replacement: what a removed weight is replaced by.
+        gain: the size of the replacements identity and random.
+        seed: of the replacement random.
         skip_keys: how many first keys the patterns leave out.
     """
 
     batch_size: int = 32
     n_folds: int = 8
+    replacement: Replacement = "identity"
     gain: Gain = "output"
+    seed: int = 0
     skip_keys: int = 0
 
 
@@ -53,6 +58,7 @@ def explore(
     circuit: bool = True,
     batch_size: int = 32,
     n_folds: int = 8,
+    replacement: Replacement = "identity",
     gain: Gain = "output",
     skip_keys: int | Literal["auto"] = "auto",
 ) -> Explorer:
@@ -69,7 +75,8 @@ def explore(
         circuit: whether to show the stages (a) to (i) of every block too.
         batch_size: sequences per forward pass.
         n_folds: parts of the data that intervals are made from, 4 or more.
-        gain: the size of a removed weight's replacement.
+        replacement: what a removed weight is replaced by.
+        gain: the size of the replacements identity and random.
         skip_keys: first keys that patterns leave out; `auto`: 1 where all sequences begin with the
             same token (a BOS token, which is an attention sink), else 0.
 
@@ -93,11 +100,12 @@ def explore(
     options = ExplorerOptions(
         batch_size=batch_size,
         n_folds=n_folds,
+        replacement=replacement,
         gain=gain,
         skip_keys=int(inputs.bos) if skip_keys == "auto" else skip_keys,
     )
     kept_cells(inputs.inputs.shape[1], options.skip_keys)  # raises where no keys are left
-    runner = CombinationRunner(model, inputs.inputs, plan.player_sets[0], options)
+    runner = CombinationRunner(model, inputs, plan.player_sets[0], options)
     views = [pattern_view(runner.scores(), options.skip_keys)]
     if circuit:
         layers = range(len(layers_of(model)))
@@ -126,7 +134,7 @@ def note_on(n_seqs: int, seq_len: int, options: ExplorerOptions) -> str:
     )
     return (
         f"Means over {n_seqs} sequences of {seq_len} positions{skipped}. A switch removes its "
-        f"component in every layer; a removed weight's replacement has the gain {options.gain}. "
+        f"component in every layer; a removed weight's replacement is {options.replacement}. "
         "Brackets: 95% intervals."
     )
 
@@ -142,20 +150,25 @@ class CombinationRunner:
     """
 
     def __init__(
-        self, model: HookedModel, inputs: Tensors, players: PlayerSet, options: ExplorerOptions
+        self, model: HookedModel, inputs: Sequences, players: PlayerSet, options: ExplorerOptions
     ) -> None:
         self.model, self.inputs, self.players, self.options = model, inputs, players, options
-        everything = Ablation(remove=_ordered(combinations(players)[-1]), gain=options.gain)
-        self.gains: Gains | None = None
-        if everything.needs_gains:
-            self.gains = calibrate(model, inputs, batch_size=options.batch_size)
+        self.calibration: Calibration | None = None
+        if self._ablation(combinations(players)[-1]).needs_calibration:
+            self.calibration = calibrate(
+                model,
+                inputs.inputs,
+                batch_size=options.batch_size,
+                seed=options.seed if options.replacement == "random" else None,
+            )
 
     def scores(self) -> Iterator[ScoreMaps]:
         """Yield the score maps of all layers and heads in each combination."""
         for _ in self._combinations("patterns"):
             yield capture_scores(
                 self.model,
-                self.inputs,
+                self.inputs.inputs,
+                documents=self.inputs.documents,
                 batch_size=self.options.batch_size,
                 n_folds=self.options.n_folds,
                 per_head=True,
@@ -167,7 +180,8 @@ class CombinationRunner:
             yield [
                 capture_stages(
                     self.model,
-                    self.inputs,
+                    self.inputs.inputs,
+                    documents=self.inputs.documents,
                     layer=layer,
                     batch_size=self.options.batch_size,
                     n_folds=self.options.n_folds,
@@ -178,10 +192,15 @@ class CombinationRunner:
     def _combinations(self, what: str) -> Iterator[Condition]:
         """Yield each combination while the model is without it."""
         for condition in tqdm(combinations(self.players), desc=what, file=sys.stderr, leave=False):
-            ablation = Ablation(remove=_ordered(condition), gain=self.options.gain)
-            with ablated(self.model, ablation, self.gains if ablation.needs_gains else None):
+            ablation = self._ablation(condition)
+            calibration = self.calibration if ablation.needs_calibration else None
+            with ablated(self.model, ablation, calibration):
                 yield condition
 
-
-def _ordered(condition: Condition) -> list[Component]:
-    return sorted(condition, key=COMPONENTS.index)
+    def _ablation(self, condition: Condition) -> Ablation:
+        return Ablation(
+            remove=sorted(condition, key=removal_order),
+            replacement=self.options.replacement,
+            gain=self.options.gain,
+            seed=self.options.seed,
+        )

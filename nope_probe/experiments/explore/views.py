@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.kept_pattern import KeptPattern, kept_patterns
@@ -34,7 +34,7 @@ def combinations(players: PlayerSet) -> list[Condition]:
     return [
         frozenset[str]().union(
             *(each.components for bit, each in enumerate(players.players) if number >> bit & 1)
-        )  # type: ignore[misc]
+        )
         for number in range(2 ** len(players.players))
     ]
 
@@ -57,10 +57,11 @@ class ViewBuilder:
         self,
         folds: Float[Tensor, "fold panel query_pos key_pos"],
         shown: Float[Tensor, "panel query_pos key_pos"],
+        counts: Int[Tensor, " fold"],
     ) -> None:
         """Add the panels of the next combination; the first is the intact model."""
         self.intact = folds if self.intact is None else self.intact
-        kept = kept_patterns(folds, self.intact, self.skip_keys)
+        kept = kept_patterns(folds, self.intact, self.skip_keys, counts)
         small = pool(shown.cpu().double().numpy(), self.max_positions)
         self.block = small.block
         self.maps.append(small.values)
@@ -89,7 +90,7 @@ def pattern_view(
             folds = torch.cat([folds, each.per_head], 2)
         n_layers, n_panels = folds.shape[1:3]
         mean = pooled(folds, each.counts)
-        builder.add(folds.flatten(1, 2), row_centred(mean, skip_keys).flatten(0, 1))
+        builder.add(folds.flatten(1, 2), row_centred(mean, skip_keys).flatten(0, 1), each.counts)
     return SwitchedMaps(
         kind="pattern",
         layers=tuple(range(n_layers)),
@@ -119,7 +120,7 @@ def stage_view(
     builder = ViewBuilder(skip_keys, max_positions)
     for blocks in stages:
         folds = torch.stack([_panels(each) for each in blocks], 1).flatten(1, 2)
-        builder.add(folds, pooled(folds, blocks[0].counts))
+        builder.add(folds, pooled(folds, blocks[0].counts), blocks[0].counts)
     n_layers = len(layers)
     return SwitchedMaps(
         kind="circuit",

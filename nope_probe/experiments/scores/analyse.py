@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import standard_error
@@ -26,13 +26,13 @@ INTACT = "intact"
 def analyse(session: Session[RunSettings], measured: ScoreMaps) -> Run:
     """Measure the maps, and return the run."""
     inputs, skip_keys = session.sequences(), session.settings.n_skipped(session.sequences())
-    tables = {"pattern": measures_table([({"kept": INTACT}, measure(measured.folds, skip_keys))])}
+    tables = {"pattern": measures_table([({"kept": INTACT}, measure(measured, skip_keys))])}
     if measured.per_head is not None:
-        tables["heads"] = heads_table(measured.per_head, skip_keys)
+        tables["heads"] = heads_table(measured.per_head, measured.counts, skip_keys)
     maps = score_arrays(measured)
     manifest = {
         **session.provenance(),
-        **input_record(inputs, skip_keys),
+        **input_record(inputs, skip_keys, measured.counts),
         "conditions": [INTACT],
     }
     return Run(
@@ -52,7 +52,7 @@ def score_arrays(measured: ScoreMaps) -> dict[str, np.ndarray]:
     """
     maps = {
         "score": measured.mean,
-        "se": standard_error(measured.folds),
+        "se": standard_error(measured.folds, measured.counts),
         "normalised": diagonal_normalised(measured.mean),
     }
     if measured.per_head is not None:
@@ -61,12 +61,14 @@ def score_arrays(measured: ScoreMaps) -> dict[str, np.ndarray]:
 
 
 def heads_table(
-    per_head: Float[Tensor, "fold layer head query_pos key_pos"], skip_keys: int
+    per_head: Float[Tensor, "fold layer head query_pos key_pos"],
+    counts: Int[Tensor, " fold"],
+    skip_keys: int,
 ) -> pd.DataFrame:
     """Return the table of heads: layer, head, four measures of its pattern with 95% intervals."""
     rows = [
         {"layer": layer, "head": head, **columns_of(measures, HEAD_MEASURES)}
         for layer in range(per_head.shape[1])
-        for head, measures in enumerate(measure(per_head[:, layer], skip_keys))
+        for head, measures in enumerate(measure(per_head[:, layer], skip_keys, counts=counts))
     ]
     return pd.DataFrame(rows, columns=["layer", "head", *interval_names(*HEAD_MEASURES)])

@@ -54,19 +54,20 @@ def capture(session: Session[Settings]) -> ScoreMaps:
     from nope_probe.experiments.finite import validate_finite, validate_first_sequence
     from nope_probe.experiments.resumable import scores_once
 
-    settings, inputs = session.settings, session.sequences().inputs
+    settings, data = session.settings, session.sequences()
     n_layers = settings.n_layers_of(session.loaded)
     if "scores" not in session.checkpoint:
-        validate_first_sequence(session.loaded.model, inputs, n_layers)
+        validate_first_sequence(session.loaded.model, data.inputs, n_layers)
     with session.checkpoint.progress(["scores"], session.n_own_seqs):
         maps = scores_once(
             session.checkpoint,
             "scores",
             session.loaded.model,
-            inputs,
+            data.inputs,
             layers=range(n_layers),
             batch_size=settings.seqs_per_batch,
             n_folds=settings.folds,
+            documents=data.documents,
             per_head=settings.per_head,
         )
     validate_finite(maps, "the intact model")
