@@ -8,12 +8,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from nope_probe.analyses.conditions import FoldCounts, FoldMeans, fold_counts_of, fold_means
+from nope_probe.analyses.conditions import (
+    FoldCounts,
+    FoldMeans,
+    fold_counts_of,
+    fold_means,
+    skipped_keys,
+)
 from nope_probe.analyses.jackknife import (
     Interval,
     cross_products,
@@ -57,13 +64,17 @@ class Measures:
 
 
 def measure(
-    maps: ScoreMaps | FoldMeans, skip_keys: int = 0, *, counts: FoldCounts | None = None
+    maps: ScoreMaps | FoldMeans,
+    skip_keys: int | Literal["auto"] = "auto",
+    *,
+    counts: FoldCounts | None = None,
 ) -> list[Measures]:
     """Measure the pattern of each layer.
 
     Args:
         maps: what `capture_scores` returns, or fold means of scores, in nats.
-        skip_keys: how many first keys to leave out, of the row mean too (1 for a BOS sink).
+        skip_keys: how many first keys to leave out, of the row mean too; `auto`: 1 where captured
+            sequences all begin with the same token (BOS, an attention sink), else 0.
         counts: of fold means, the sequences per fold; all the same by default.
 
     Raises:
@@ -76,11 +87,9 @@ def measure(
         >>> measure(maps)[2].locality.value > 0.9
         True
     """
-    folds = fold_means(maps)
+    folds, skipped = fold_means(maps), skipped_keys([maps], skip_keys)
     counts = fold_counts_of([maps]) if counts is None else counts
-    return [
-        _measure(folds[:, layer].double(), skip_keys, counts) for layer in range(folds.shape[1])
-    ]
+    return [_measure(folds[:, layer].double(), skipped, counts) for layer in range(folds.shape[1])]
 
 
 def _measure(

@@ -42,6 +42,7 @@ class Section:
         title: heading.
         caption: one or two lines below the figure.
         figure: the figure; None for a section of words.
+        html: an interactive element instead of a figure.
         table: the figure's numbers, shown folded.
         listing: lines of text and links, shown open.
     """
@@ -49,6 +50,7 @@ class Section:
     title: str
     caption: str
     figure: go.Figure | None = None
+    html: str = ""
     table: pd.DataFrame | None = None
     listing: Listing | None = None
 
@@ -137,7 +139,7 @@ def _section(index: int, section: Section) -> str:
 def _figure(section: Section) -> str:
     caption = escape(section.caption)
     if section.figure is None:
-        return f"<p>{caption}</p>"
+        return f"{section.html}<p>{caption}</p>"
     spec = _for_page(section.figure)
     label = escape(f"{section.figure.layout.title.text or section.title}. {section.caption}")
     return (

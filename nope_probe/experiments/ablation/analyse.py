@@ -24,6 +24,7 @@ from nope_probe.experiments.ablation.page import ablation_page
 from nope_probe.experiments.ablation.plan import Plan
 from nope_probe.experiments.ablation.side_by_side import of_first, side_by_side
 from nope_probe.experiments.ablation.summary import headline
+from nope_probe.experiments.explore.conditions import explorer_of
 from nope_probe.experiments.tables import (
     interactions_table,
     mean_covariance_table,
@@ -60,7 +61,13 @@ def analyse(session: Session[RunSettings], plan: Plan, measured: Measured) -> Ru
             "folds": _packed_folds(plan, measured),
         },
         tables=tables,
-        page=ablation_page(maps, of_first(manifest, tables), manifest, headline(manifest, tables)),
+        page=ablation_page(
+            maps,
+            of_first(manifest, tables),
+            manifest,
+            headline(manifest, tables),
+            explorer_of(measured.maps, plan.player_sets, skip_keys),
+        ),
     )
 
 
