@@ -45,7 +45,7 @@ def flags_of(settings: type) -> Iterator[tuple[str, str, str]]:
         name = field.name.replace("_", "-")
         texts = [each.help for each in extras if getattr(each, "help", None)]
         yield (
-            name.upper() if positional else flag_name(name, values),
+            f"{name.upper()} {values_text(values)}" if positional else flag_name(name, values),
             default_of(field, values),
             texts[0] if texts else "",
         )

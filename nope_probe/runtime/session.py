@@ -93,6 +93,7 @@ class Session(Generic[Settings_co]):
 
     def __init__(self, command: str, settings: Settings_co) -> None:
         self._settings, self.recorded = settings, settings.recorded()
+        self._command = command
         self.folder = settings.out or default_output_dir(command, settings.subject, self.recorded)
         self.finished, self.started = False, time.time()
         self.processes = Processes()
@@ -210,10 +211,10 @@ class Session(Generic[Settings_co]):
         return sum(stop - start for start, stop in ours)
 
     def provenance(self) -> dict[str, Any]:
-        """Return what a manifest records of any run: model, versions, device, duration."""
+        """Return what a manifest records of any run: command, model, versions, device, duration."""
         from nope_probe.runtime.provenance import provenance
 
-        return provenance(self.loaded, self.recorded, self.started)
+        return {"kind": self._command, **provenance(self.loaded, self.recorded, self.started)}
 
     def write(self, run: Run) -> None:
         """Write the finished run, and remove the checkpoint."""
