@@ -31,7 +31,7 @@ types:
 	$(BIN)/mypy
 
 docs: install  ## The documentation site, in build/docs/index.html; a warning is an error
-	PYTHONPATH=. $(BIN)/python -m sphinx -b html -W --keep-going --quiet docs build/docs
+	PYTHONPATH=. $(BIN)/python -m sphinx -b html -E -W --keep-going --quiet docs build/docs
 
 versions:  ## The same maps from TransformerLens 3.9 and 4, side by side
 	$(MAKE) install TL=3.9

@@ -10,6 +10,9 @@ import re
 import typing
 from collections.abc import Iterator
 from types import ModuleType
+from unittest.mock import patch
+
+import tyro
 
 
 def commands() -> Iterator[ModuleType]:
@@ -24,11 +27,30 @@ def commands() -> Iterator[ModuleType]:
             yield module
 
 
+class ParsedError(Exception):
+    """Raised in the place of parsing, with the settings that would have been parsed."""
+
+
+def settings_of(module: ModuleType) -> type:
+    """Return the settings that a command parses: its own, and flags that `cli` adds to them."""
+
+    def stop(settings: type, *_: object, **__: object) -> None:
+        raise ParsedError(settings)
+
+    try:
+        with patch.object(tyro, "cli", stop):
+            module.main()
+    except ParsedError as parsed:
+        return parsed.args[0]
+    raise TypeError(f"{module.__name__} parses no settings")
+
+
 def command_text(module: ModuleType) -> str:
     """Return a command's section, as MyST: what it does, then its flags."""
     name = module.__name__.rpartition(".")[2]
-    documented = inspect.cleandoc(module.Settings.__doc__ or "")
-    flags = "\n\n".join(flag_text(*flag) for flag in flags_of(module.Settings))
+    settings = settings_of(module)
+    documented = inspect.cleandoc(settings.__doc__ or "")
+    flags = "\n\n".join(flag_text(*flag) for flag in flags_of(settings))
     return f"## {name}\n\n`python -m {module.__name__}`\n\n{documented}\n\n{flags}\n"
 
 

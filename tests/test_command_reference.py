@@ -7,14 +7,15 @@ from types import ModuleType
 
 import pytest
 import tyro
-from command_reference import command_text, commands, flags_of, values_text
+from command_reference import command_text, commands, flags_of, settings_of, values_text
 
 COMMANDS = {module.__name__.rpartition(".")[2]: module for module in commands()}
 
 
-def help_of(module: ModuleType) -> str:
+def help_of(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr("sys.argv", ["command", "--help"])
     with contextlib.redirect_stdout(io.StringIO()) as output, pytest.raises(SystemExit):
-        tyro.cli(module.Settings, args=["--help"])
+        module.main()
     return output.getvalue()
 
 
@@ -24,17 +25,17 @@ def test_the_page_has_the_commands_of_the_project():
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_flags_of_the_page_are_those_of_the_help(name: str):
-    flags = {flag for shown, _, _ in flags_of(COMMANDS[name].Settings) for flag in shown.split()}
-    shown = {flag for flag in flags if flag.startswith("--")}
-    printed = {*re.findall(r"(?<![\w-])--[a-z][\w-]*", help_of(COMMANDS[name]))}
+def test_the_flags_of_the_page_are_those_of_the_help(name: str, monkeypatch: pytest.MonkeyPatch):
+    flags = flags_of(settings_of(COMMANDS[name]))
+    shown = {word for flag, _, _ in flags for word in flag.split() if word.startswith("--")}
+    printed = {*re.findall(r"(?<![\w-])--[a-z][\w-]*", help_of(COMMANDS[name], monkeypatch))}
     assert shown == printed - {"--help"}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_page_has_each_flags_help(name: str):
     text = command_text(COMMANDS[name])
-    for _, _, documented in flags_of(COMMANDS[name].Settings):
+    for _, _, documented in flags_of(settings_of(COMMANDS[name])):
         words = documented.replace("`", "").split()
         assert words
         assert " ".join(words) in " ".join(text.replace("`", "").split())

@@ -30,7 +30,7 @@ def sweep_maps(
     Example:
         >>> import numpy as np
         >>> from nope_probe import figures
-        >>> figure = figures.sweep_maps(np.zeros((2, 5, 5)), [0, 0.2], name="alpha", title="L1")
+        >>> figure = figures.sweep_maps(np.zeros((2, 5, 5)), [0.0, 0.2], name="alpha", title="L1")
         >>> figure.layout.sliders[0].currentvalue.prefix, figure.layout.sliders[0].steps[1].label
         ('alpha = ', '0.2')
     """
