@@ -15,6 +15,7 @@ from types import ModuleType
 import pytest
 import torch
 import tyro
+from command_reference import settings_of
 
 import nope_probe
 from nope_probe import figures
@@ -82,7 +83,7 @@ def commands() -> list[str]:
 def test_every_command_of_readme_and_docs_is_understood(line: str):
     _, _, rest = line.partition("-m nope_probe.")
     name, *arguments = shlex.split(rest)
-    settings = importlib.import_module(f"nope_probe.{name}").Settings
+    settings = settings_of(importlib.import_module(f"nope_probe.{name}"))
     assert isinstance(tyro.cli(settings, args=arguments), settings)
 
 
@@ -114,6 +115,11 @@ def test_the_links_and_images_of_a_page_exist(page: str):
     local = [link for link in links if not re.match(r"https?:", link)]
     folder = (ROOT / page).parent
     assert [link for link in local if not (folder / link).is_file()] == []
+
+
+def test_the_citation_is_of_this_version():
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {nope_probe.__version__}\n" in citation
 
 
 def modules() -> list[str]:
