@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import cast
 
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.model import Inputs, forward
 from nope_probe.hooks.protocols import Attachment, HookedModel, HookPoint
+
+_ATTACHED: set[int] = set()  # the ids of handles that are attached here, and alive as long
 
 
 @contextmanager
@@ -21,12 +25,33 @@ def hooks_attached(hooks: Iterable[Attachment]) -> Iterator[None]:
         for point, hook in hooks:
             point.add_hook(hook)
             handles.append((point, point.fwd_hooks[-1]))
+            _ATTACHED.add(id(point.fwd_hooks[-1]))
         yield
     finally:
         for point, handle in reversed(handles):
+            _ATTACHED.discard(id(handle))
             handle.hook.remove()
             if handle in point.fwd_hooks:
                 point.fwd_hooks.remove(handle)
+
+
+@contextmanager
+def hooks_detached(model: HookedModel) -> Iterator[None]:
+    """Run a model without any hook that is attached to it now."""
+    modules = cast(nn.Module, model).modules()
+    attached = [(each, each._forward_hooks) for each in modules if isinstance(each, HookPoint)]
+    try:
+        for point, _ in attached:
+            point._forward_hooks = OrderedDict()
+        yield
+    finally:
+        for point, hooks in attached:
+            point._forward_hooks = hooks
+
+
+def has_foreign_hooks(point: HookPoint) -> bool:
+    """Return whether a hook point carries hooks that `hooks_attached` did not add."""
+    return any(id(handle) not in _ATTACHED for handle in point.fwd_hooks)
 
 
 class StopForward(Exception):  # noqa: N818  (it ends a forward pass early, it is no error)
