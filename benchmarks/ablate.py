@@ -17,9 +17,9 @@ import tyro
 from nope_probe import load, sequences
 from nope_probe.experiments.ablation.conditions import CaptureOptions, ConditionRunner
 from nope_probe.experiments.ablation.plan import make_plan
+from nope_probe.hooks.calibration import calibrate
 from nope_probe.hooks.components import components
 from nope_probe.hooks.forward import run_forward
-from nope_probe.hooks.gains import calibrate
 from nope_probe.runtime.checkpoint import RunCheckpoint
 
 

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from nope_probe.analyses.shapley import player_set
     from nope_probe.data.sequences import gaussian, sequences
     from nope_probe.experiments.ablation.study import run_ablations
-    from nope_probe.hooks.ablation import Ablation, ablated
+    from nope_probe.hooks.ablation import ablated
+    from nope_probe.hooks.ablation_settings import Ablation
+    from nope_probe.hooks.calibration import calibrate
     from nope_probe.hooks.capture import capture_scores, capture_stages
-    from nope_probe.hooks.gains import calibrate
     from nope_probe.models.load import load
     from nope_probe.models.parameter_free import build, parameter_free
     from nope_probe.runtime.folder import read_run
@@ -26,9 +27,9 @@ _HOME = {
     "build": "nope_probe.models.parameter_free",
     "sequences": "nope_probe.data.sequences",
     "gaussian": "nope_probe.data.sequences",
-    "Ablation": "nope_probe.hooks.ablation",
+    "Ablation": "nope_probe.hooks.ablation_settings",
     "ablated": "nope_probe.hooks.ablation",
-    "calibrate": "nope_probe.hooks.gains",
+    "calibrate": "nope_probe.hooks.calibration",
     "capture_scores": "nope_probe.hooks.capture",
     "capture_stages": "nope_probe.hooks.capture",
     "measure": "nope_probe.analyses.pattern",

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from nope_probe.hooks.accumulators import State
+from nope_probe.hooks.calibration import Calibration, calibrate
 from nope_probe.hooks.capture import capture_scores, capture_stages
-from nope_probe.hooks.gains import Gains, calibrate
 from nope_probe.hooks.maps import ScoreMaps, StageMaps
 from nope_probe.hooks.protocols import HookedModel
 from nope_probe.runtime.checkpoint import RunCheckpoint
@@ -37,14 +35,18 @@ def stages_once(
     return StageMaps.from_tensors(checkpoint.load(key))
 
 
-def gains_once(
-    checkpoint: RunCheckpoint, key: str, model: HookedModel, inputs: Tensor, *, batch_size: int
-) -> Gains:
-    """Return gains, measured with `calibrate` unless the checkpoint has them."""
+def calibration_once(
+    checkpoint: RunCheckpoint,
+    key: str,
+    model: HookedModel,
+    inputs: Tensor,
+    *,
+    batch_size: int,
+    seed: int | None = None,
+) -> Calibration:
+    """Return gains and means, measured with `calibrate` unless the checkpoint has them."""
     if key not in checkpoint:
         with checkpoint.stream(key) as stream:
-            gains = calibrate(model, inputs, batch_size=batch_size, checkpoint=stream)
-        tensors: State = {name: torch.tensor(c, dtype=torch.float64) for name, c in gains.c.items()}
-        checkpoint.save(key, tensors)
-    kept = checkpoint.load(key)
-    return Gains(c={name: tuple(c.tolist()) for name, c in kept.items()})  # type: ignore[misc]
+            measured = calibrate(model, inputs, batch_size=batch_size, seed=seed, checkpoint=stream)
+        checkpoint.save(key, measured.to_tensors())
+    return Calibration.from_tensors(checkpoint.load(key))

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.hooks.attention import relative_error, sum_query_groups, unmasked
-from nope_probe.hooks.base_layer import Heads, Layer, Visible
+from nope_probe.hooks.base_layer import Heads, Keys, Layer, Visible
 from nope_probe.hooks.folds import Part, product_parts, sum_parts
 from nope_probe.hooks.protocols import Attachment, HookPoint
 from nope_probe.hooks.qk_reader import QKReader
@@ -51,7 +51,7 @@ class Accumulator(ABC):
     def reset(self) -> None:
         """Drop what was read of a forward pass."""
 
-    def read_product(self, q: Heads, k: Heads, visible: Visible) -> None:
+    def read_product(self, q: Heads, k: Keys, visible: Visible) -> None:
         """Add what q and k of a forward pass with fused attention give."""
         raise NotImplementedError(f"{type(self).__name__} does not read q and k")
 
@@ -158,7 +158,7 @@ class ScoreAccumulator(Accumulator):
             self.add(**self._parts(scores))
         self.reset()
 
-    def read_product(self, q: Heads, k: Heads, visible: Visible) -> None:
+    def read_product(self, q: Heads, k: Keys, visible: Visible) -> None:
         if not self.already_counted:
             from_product = torch.tensor(True, device=visible.device)
             self.flags = self.flags or {"visible": visible, "from_product": from_product}
@@ -179,7 +179,7 @@ class ScoreAccumulator(Accumulator):
             return {"scores": sum_parts(over_heads, *folds)}
         return self._product_parts(self.reader.read("q"), self.reader.read("k"))
 
-    def _product_parts(self, q: Heads, k: Heads) -> dict[str, list[Part]]:
+    def _product_parts(self, q: Heads, k: Keys) -> dict[str, list[Part]]:
         folds = self.fold_of, self.n_folds
         q = sum_query_groups(q, k.shape[2]).flatten(2)
         k, per_head = k.flatten(2), self.layer.scale / self.layer.n_heads

@@ -22,9 +22,12 @@ NormName = Literal["ln1", "ln2"]
 QueryOrKey = Literal["q", "k"]
 Vectors = Float[Tensor, "batch pos d_model"]
 Heads = Float[Tensor, "batch pos head d_head"]
+# A removed W_K or W_V leaves a key or value head per query head.
+Keys = Float[Tensor, "batch pos kv_head d_head"]
+Values = Float[Tensor, "batch pos value_head d_head"]
 Visible = Bool[Tensor, "query_pos key_pos"]
 # From q and k as they are multiplied, v, and which keys each query attends to, to z.
-Attend = Callable[[Heads, Heads, Heads, Visible], Heads]
+Attend = Callable[[Heads, Keys, Values, Visible], Heads]
 
 
 class Layer(ABC):
@@ -78,6 +81,10 @@ class Layer(ABC):
         for part in name.split("."):
             module = getattr(module, part, None)
         return module if isinstance(module, HookPoint) else None
+
+    def width(self, name: Projection) -> int:
+        """Return the width of a projection's output: d_head of W_Q, W_K, W_V, d_model of W_O."""
+        return self.d_model if name == "w_o" else self.d_head
 
     @property
     def adjacent(self) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nope_probe.hooks.attention import relative_error, unmasked
-from nope_probe.hooks.base_layer import Heads, Layer, Visible
+from nope_probe.hooks.base_layer import Heads, Keys, Layer, Visible
 from nope_probe.hooks.forward import (
     has_foreign_hooks,
     hooks_attached,
@@ -64,7 +64,7 @@ def _is_equal(model: HookedModel, blocks: Sequence[Layer], batch: Inputs) -> boo
 
 
 def _comparison(layer: Layer, scores: Sequence[Tensor], same: list[bool]) -> Read:
-    def read(q: Heads, k: Heads, visible: Visible) -> None:
+    def read(q: Heads, k: Keys, visible: Visible) -> None:
         own = scores[layer.index]
         cells = layer.scores(q, k)[..., visible], own[..., visible]
         same.append(torch.equal(visible, unmasked(own[0, 0])) and _is_close(*cells))

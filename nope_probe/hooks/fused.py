@@ -15,10 +15,11 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from nope_probe.hooks.attention import repeat_heads
-from nope_probe.hooks.base_layer import Heads, Layer, Visible
+from nope_probe.hooks.base_layer import Heads, Keys, Layer, Values, Visible
+from nope_probe.hooks.block_ablation import BlockAblation
 from nope_probe.hooks.forward import StopForward
 
-Read = Callable[[Heads, Heads, Visible], None]
+Read = Callable[[Heads, Keys, Visible], None]
 
 
 class FusedAttention:
@@ -26,20 +27,30 @@ class FusedAttention:
 
     Args:
         layer: the block.
-        read: called in each pass with q and k as they are multiplied, and with the cells that the
-            model does not mask.
+        read: called in each pass with q and k as they are multiplied, and with the cells that are
+            not masked.
+        ablation: the removals in this block, if there are any.
         is_last: whether a pass ends once q and k were read.
     """
 
-    def __init__(self, layer: Layer, read: Sequence[Read], *, is_last: bool = False) -> None:
-        self.layer, self.readers, self.is_last = layer, read, is_last
+    def __init__(
+        self,
+        layer: Layer,
+        read: Sequence[Read],
+        ablation: BlockAblation | None = None,
+        *,
+        is_last: bool = False,
+    ) -> None:
+        self.layer, self.readers, self.ablation, self.is_last = layer, read, ablation, is_last
 
-    def __call__(self, q: Heads, k: Heads, v: Heads, visible: Visible) -> Heads:
+    def __call__(self, q: Heads, k: Keys, v: Values, visible: Visible) -> Heads:
         """Return the values weighted by attention.
 
         Raises:
             StopForward: if the pass ends here.
         """
+        if self.ablation is not None:
+            k, v, visible = self.ablation.edit_product(k, v, visible)
         for read in self.readers:
             read(q, k, visible)
         if self.is_last:
@@ -47,7 +58,7 @@ class FusedAttention:
         return attend(q, k, v, visible, self.layer.scale)
 
 
-def attend(q: Heads, k: Heads, v: Heads, visible: Visible, scale: float) -> Heads:
+def attend(q: Heads, k: Keys, v: Values, visible: Visible, scale: float) -> Heads:
     """Return softmax(scale q.k) v without a tensor of scores.
 
     Args:
@@ -57,6 +68,7 @@ def attend(q: Heads, k: Heads, v: Heads, visible: Visible, scale: float) -> Head
         visible: which keys each query attends to.
         scale: the factor between q.k and a score.
     """
+    dtype = v.dtype
     q, k, v = (
         rearrange(repeat_heads(x, q.shape[2]), "batch pos head d_head -> batch head pos d_head")
         for x in (q, k, v.to(q.dtype))
@@ -64,7 +76,7 @@ def attend(q: Heads, k: Heads, v: Heads, visible: Visible, scale: float) -> Head
     causal = torch.equal(visible, torch.ones_like(visible).tril())
     mask = None if causal or bool(visible.all()) else visible
     z = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
-    return rearrange(z, "batch head pos d_head -> batch pos head d_head")
+    return rearrange(z, "batch head pos d_head -> batch pos head d_head").to(dtype)
 
 
 @contextmanager

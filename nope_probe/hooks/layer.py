@@ -30,7 +30,13 @@ from nope_probe.hooks.names import Projection
 from nope_probe.hooks.protocols import Attachment, Hook, HookedModel, HookPoint
 
 # Settings of TransformerLens under which other hook points of attention fire.
-_OPTIONS = ("use_attn_result", "use_split_qkv_input", "use_attn_in", "gated_q_proj")
+_OPTIONS = (
+    "use_attn_result",
+    "use_split_qkv_input",
+    "use_attn_in",
+    "gated_q_proj",
+    "use_logn_attn",
+)
 
 
 def layers_of(model: HookedModel) -> list[Layer]:

@@ -15,6 +15,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from nope_probe.hooks.accumulators import Accumulator, State
+from nope_probe.hooks.active import block_ablations
 from nope_probe.hooks.forward import StopForward, hooks_attached, run_forward
 from nope_probe.hooks.fusable import can_fuse
 from nope_probe.hooks.fused import FusedAttention, fused
@@ -199,6 +200,7 @@ def _reading(
 def _attentions(
     model: HookedModel, accumulators: Sequence[Accumulator], end: HookPoint
 ) -> Iterator[FusedAttention]:
+    ablations = block_ablations(model)
     for layer in layers_of(model):
         read = [
             each.read_product
@@ -206,7 +208,7 @@ def _attentions(
             if each.reads == "product" and each.layer.index == layer.index
         ]
         is_last = layer.point("attn.hook_attn_scores") is end
-        yield FusedAttention(layer, read, is_last=is_last)
+        yield FusedAttention(layer, read, ablations.get(layer.index), is_last=is_last)
         if is_last:
             return
 

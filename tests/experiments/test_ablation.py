@@ -13,8 +13,8 @@ from support.command_line import refused, run_command
 
 from nope_probe import ablate
 from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.calibration import calibrate
 from nope_probe.hooks.capture import capture_scores
-from nope_probe.hooks.gains import calibrate
 
 SMALL = ["--n-seqs", "24", "--seq-len", "19", "--folds", "4", "--batch-size", "11"]
 

@@ -11,9 +11,9 @@ from support.hooked_runs import hooked_run, hooks_left, largest_error
 from support.tiny_models import tokens
 
 from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.calibration import calibrate
 from nope_probe.hooks.components import components, rope_layers
 from nope_probe.hooks.forward import hooks_attached
-from nope_probe.hooks.gains import calibrate
 from nope_probe.hooks.layer import layers_of
 
 ModelOf = Callable[[str], tuple[Any, str]]
@@ -142,7 +142,7 @@ def test_the_gain_output_without_gains_is_an_error_that_names_the_ways_out(
 ) -> None:
     message = (
         "the gain 'output' of w_v has to be measured first: pass tokens=tokens or "
-        "gains=calibrate(model, tokens), or choose the gain 'norm' or 'identity' in Ablation"
+        "calibration=calibrate(model, tokens), or choose the gain 'norm' or 'identity' in Ablation"
     )
     ablation = Ablation(remove=["mask", "w_v"])
     error = pytest.raises(ValueError, match=f"^{re.escape(message)}$")

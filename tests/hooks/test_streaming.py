@@ -12,9 +12,9 @@ from support.stream_checkpoints import Recorded, Stopped, Stopping
 from support.tiny_models import tokens
 
 from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.calibration import calibrate
 from nope_probe.hooks.capture import capture_scores, capture_stages
 from nope_probe.hooks.forward import hooks_attached
-from nope_probe.hooks.gains import calibrate
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.streaming import StreamCheckpoint
 

@@ -13,9 +13,9 @@ from support.plain_states import agree
 from support.tiny_models import tokens
 
 from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.calibration import calibrate
 from nope_probe.hooks.capture import capture_scores, capture_stages
 from nope_probe.hooks.components import components
-from nope_probe.hooks.gains import calibrate
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.reparametrise import reparametrised
 

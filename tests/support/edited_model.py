@@ -5,7 +5,7 @@ heads are first repeated, one per query head, which changes nothing; then weight
 and RoPE are not weights: each attention module gets a zero mask, or cos = 1 and sin = 0.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -17,6 +17,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 SEVEN = ("mask", "rope", "w_q", "w_k", "w_o", "w_v", "mlp")
 WEIGHTS = ("w_q", "w_k", "w_o", "w_v")
 Sizes = Mapping[tuple[str, int], float]  # (projection, layer) -> c
+# (projection, layer) -> weight [out, in] and bias [out] of the ungrouped model
+Replaced = Mapping[tuple[str, int], tuple[Tensor, Tensor]]
+MatrixOf = Callable[[str, int], Tensor]  # of a projection and layer, [out, in], ungrouped
 
 
 class Projection(NamedTuple):
@@ -50,8 +53,11 @@ def projections(hf: PreTrainedModel, layer: int) -> dict[str, Projection]:
     if hasattr(attn, "qkv_proj"):
         n_kv = hf.config.num_key_value_heads * attn.head_dim
         n_q = hf.config.num_attention_heads * attn.head_dim
-        q, k, v = attn.qkv_proj.weight.split([n_q, n_kv, n_kv])
-        return output | {n: Projection(w, None) for n, w in (("w_q", q), ("w_k", k), ("w_v", v))}
+        sizes, bias = [n_q, n_kv, n_kv], attn.qkv_proj.bias
+        thirds = attn.qkv_proj.weight.split(sizes)
+        biases = (None, None, None) if bias is None else bias.split(sizes)
+        fused = dict(zip(("w_q", "w_k", "w_v"), map(Projection, thirds, biases), strict=True))
+        return output | fused
     modules = {"w_q": attn.q_proj, "w_k": attn.k_proj, "w_v": attn.v_proj}
     return output | {n: Projection(m.weight, m.bias) for n, m in modules.items()}
 
@@ -85,23 +91,50 @@ def edited(
     remove: Iterable[str],
     c: Sizes | None = None,
     layers: Iterable[int] | None = None,
+    *,
+    prefix: int | None = None,
+    replaced: Replaced | None = None,
 ) -> PreTrainedModel:
-    """Return a plain model without some components in some layers; weights become c * P."""
+    """Return a plain model without some components in some layers; weights become c * P.
+
+    With a prefix, the mask is removed among that many first positions only. `replaced` holds other
+    weights and biases than c * P and 0.
+    """
     copied, remove = ungrouped(hf), set(remove)
+    if replaced is None:
+        replaced = scaled_identities(copied, c)
+    add_biases(copied)
     for layer in range(len(blocks(hf))) if layers is None else layers:
         ours = projections(copied, layer)
         for name in remove & set(WEIGHTS):
-            size = 1.0 if c is None else c[name, layer]
-            ours[name].weight.copy_(size * rectangular_identity(name, ours[name].weight.shape))
-            if ours[name].bias is not None:
-                ours[name].bias.zero_()
+            for parameter, value in zip(ours[name], replaced[name, layer], strict=True):
+                parameter.copy_(value)
         block = blocks(copied)[layer]
         if "mlp" in remove:
             last = block.mlp.c_proj if hasattr(block.mlp, "c_proj") else block.mlp.down_proj
             for parameter in last.parameters():
                 parameter.zero_()
-        unmask_and_unrotate(attention(block), remove)
+        unmask_and_unrotate(attention(block), remove, prefix)
     return copied
+
+
+def scaled_identities(copied: PreTrainedModel, c: Sizes | None) -> Replaced:
+    """Return c * P, without bias, for each projection of an ungrouped model."""
+    replaced = {}
+    for layer in range(len(blocks(copied))):
+        for name, (weight, _) in projections(copied, layer).items():
+            size = 1.0 if c is None else c[name, layer]
+            matrix = size * rectangular_identity(name, weight.shape)
+            replaced[name, layer] = (matrix, torch.zeros(len(weight)))
+    return replaced
+
+
+def add_biases(copied: PreTrainedModel) -> None:
+    """Add a bias of 0, which changes nothing, to each linear module of attention without one."""
+    for block in blocks(copied):
+        for module in attention(block).children():
+            if isinstance(module, torch.nn.Linear) and module.bias is None:
+                module.bias = torch.nn.Parameter(torch.zeros(len(module.weight)), False)
 
 
 def rectangular_identity(name: str, shape: tuple[int, ...]) -> Tensor:
@@ -113,12 +146,14 @@ def rectangular_identity(name: str, shape: tuple[int, ...]) -> Tensor:
     return p if name != "w_o" else p.T
 
 
-def unmask_and_unrotate(attn: Any, remove: set[str]) -> None:
-    """Pass an attention module a zero 4-D mask, or RoPE's cos = 1 and sin = 0."""
+def unmask_and_unrotate(attn: Any, remove: set[str], prefix: int | None = None) -> None:
+    """Pass an attention module a 4-D mask that is 0 (in the prefix), or cos = 1 and sin = 0."""
 
     def receive(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if "mask" in remove:
-            kwargs["attention_mask"] = torch.zeros_like(kwargs["attention_mask"])
+            mask = kwargs["attention_mask"].clone()
+            mask[..., :prefix, :prefix] = 0
+            kwargs["attention_mask"] = mask
         if "rope" in remove:
             cos, sin = kwargs["position_embeddings"]
             kwargs["position_embeddings"] = torch.ones_like(cos), torch.zeros_like(sin)
@@ -137,8 +172,10 @@ def norm_sizes(hf: PreTrainedModel) -> dict[tuple[str, int], float]:
     return sizes
 
 
-def output_sizes(hf: PreTrainedModel, tokens: Tensor) -> dict[tuple[str, int], float]:
-    """Return the gains `output`: RMS of a weight's output over RMS of P's output."""
+def output_sizes(
+    hf: PreTrainedModel, tokens: Tensor, matrix_of: MatrixOf | None = None
+) -> dict[tuple[str, int], float]:
+    """Return the gains `output`: RMS of a weight's output over RMS of P's (or a matrix's)."""
     sizes = {}
     for layer, (y, z) in enumerate(attention_inputs(hf, tokens)):
         for name, (weight, bias) in projections(hf, layer).items():
@@ -147,9 +184,21 @@ def output_sizes(hf: PreTrainedModel, tokens: Tensor) -> dict[tuple[str, int], f
             # P of the ungrouped model has as many rows as the query heads.
             rows = (hf.config.hidden_size, z.shape[-1])
             shape = rows if name == "w_o" else rows[::-1]
-            p_gives = x @ rectangular_identity(name, shape).T
-            sizes[name, layer] = float(given.square().mean() / p_gives.square().mean()) ** 0.5
+            matrix = rectangular_identity(name, shape)
+            if matrix_of is not None:
+                matrix = matrix_of(name, layer)
+            its = x @ matrix.T
+            sizes[name, layer] = float(given.square().mean() / its.square().mean()) ** 0.5
     return sizes
+
+
+def output_means(hf: PreTrainedModel, tokens: Tensor) -> dict[tuple[str, int], Tensor]:
+    """Return the mean output of each projection, [out] of the ungrouped model."""
+    return {
+        (name, layer): torch.nn.functional.linear(z if name == "w_o" else y, *each).mean((0, 1))
+        for layer, (y, z) in enumerate(attention_inputs(hf, tokens))
+        for name, each in projections(ungrouped(hf), layer).items()
+    }
 
 
 def attention_inputs(hf: PreTrainedModel, tokens: Tensor) -> list[tuple[Tensor, Tensor]]:

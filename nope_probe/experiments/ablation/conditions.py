@@ -13,9 +13,9 @@ from nope_probe.analyses.shapley import INTACT, MASK, Condition
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.ablation.plan import Plan
 from nope_probe.experiments.finite import validate_finite, validate_first_sequence
-from nope_probe.experiments.resumable import gains_once, scores_once
+from nope_probe.experiments.resumable import calibration_once, scores_once
 from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.gains import Gains
+from nope_probe.hooks.calibration import Calibration
 from nope_probe.hooks.maps import ScoreMaps
 from nope_probe.hooks.names import COMPONENTS, Gain
 from nope_probe.hooks.protocols import HookedModel
@@ -62,7 +62,7 @@ class Measured:
     """
 
     maps: ConditionMaps
-    gains: Gains | None
+    gains: Calibration | None
     shuffled: ConditionMaps = field(default_factory=dict)
     reparametrised: tuple[ConditionMaps, ...] = ()
 
@@ -132,11 +132,11 @@ class ConditionRunner:
             reparametrised=tuple(self.reparametrisations(inputs.inputs)),
         )
 
-    def gains(self, key: str, inputs: Tensor) -> Gains | None:
+    def gains(self, key: str, inputs: Tensor) -> Calibration | None:
         """Return the gains of the replacements; None if they need no calibration."""
         if not self.needs_gains:
             return None
-        return gains_once(
+        return calibration_once(
             self.checkpoint, key, self.model, inputs, batch_size=self.options.batch_size
         )
 
@@ -152,7 +152,7 @@ class ConditionRunner:
         return maps
 
     def condition(
-        self, prefix: str, inputs: Tensor, condition: Condition, gains: Gains | None
+        self, prefix: str, inputs: Tensor, condition: Condition, gains: Calibration | None
     ) -> ScoreMaps:
         """Return one condition's score maps; what is removed where depends on the scope."""
         options = self.options

@@ -17,7 +17,7 @@ from nope_probe.runtime.settings import RunSettings
 
 if TYPE_CHECKING:
     from nope_probe.experiments.circuit.analyse import Stages
-    from nope_probe.hooks.gains import Gains
+    from nope_probe.hooks.calibration import Calibration
     from nope_probe.hooks.maps import StageMaps
     from nope_probe.hooks.names import Component
     from nope_probe.hooks.protocols import HookedModel
@@ -118,9 +118,9 @@ def capture(session: Session[Settings]) -> Stages:
     with session.checkpoint.progress(keys, session.n_own_seqs):
         intact, ablated = stage_maps(session, "intact"), None
         if needs_gains:
-            from nope_probe.experiments.resumable import gains_once
+            from nope_probe.experiments.resumable import calibration_once
 
-            gains = gains_once(
+            gains = calibration_once(
                 session.checkpoint, "gains", model, inputs, batch_size=settings.seqs_per_batch
             )
         if removed or plain:
@@ -150,7 +150,7 @@ def stage_maps(session: Session[Settings], key: str) -> StageMaps:
 
 @contextmanager
 def ablation(
-    session: Session[Settings], removed: Sequence[Component], gains: Gains | None
+    session: Session[Settings], removed: Sequence[Component], gains: Calibration | None
 ) -> Iterator[HookedModel]:
     """Remove components and, with `norms` among them, the norms' weights."""
     from nope_probe.hooks.ablation import Ablation, ablated

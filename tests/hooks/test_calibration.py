@@ -10,13 +10,13 @@ from support.hooked_runs import hooks_left
 from support.stream_checkpoints import Recorded
 from support.tiny_models import tokens
 
-from nope_probe.hooks.gains import (
-    calibrate,
+from nope_probe.hooks.calibration import calibrate
+from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.replacements import (
     norm_gain,
     project_identity,
     project_identity_transposed,
 )
-from nope_probe.hooks.layer import layers_of
 
 ModelOf = Callable[[str], tuple[Any, str]]
 

@@ -1,0 +1,217 @@
+"""One pass of the intact model for what replacements need: gains and mean outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor
+
+from nope_probe.hooks.accumulators import Accumulator, State
+from nope_probe.hooks.base_layer import Layer
+from nope_probe.hooks.folds import Part
+from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.model import Inputs
+from nope_probe.hooks.names import WEIGHTS, Projection
+from nope_probe.hooks.protocols import Attachment, Hook, HookedModel, HookPoint
+from nope_probe.hooks.replacements import (
+    RandomWeight,
+    project_identity,
+    project_identity_transposed,
+    random_rows,
+)
+from nope_probe.hooks.streaming import StreamCheckpoint, stream
+
+MEANS = ("w_q", "w_k", "w_v", "w_o", "z")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Calibration:
+    """What `calibrate` measured on the run's tokens in the intact model.
+
+    Attributes:
+        c: per projection, the gain `output` of c * P in each block: with it, the output of the
+            replacement has the RMS of the weight's output.
+        c_random: the same of c * R, where R was drawn; else empty.
+        seed: the seed of R, if it was drawn.
+        means: the mean over tokens and positions of each projection's output, bias included, and of
+            `z`, the input of W_O; heads are concatenated (key heads for w_k and w_v).
+    """
+
+    c: Mapping[Projection, tuple[float, ...]]
+    c_random: Mapping[Projection, tuple[float, ...]] = field(default_factory=dict)
+    seed: int | None = None
+    means: Mapping[str, Float[Tensor, "layer width"]] = field(default_factory=dict)
+
+    def of(self, name: Projection, layer: int) -> float:
+        """Return the gain of c * P for one projection in one block (from 0)."""
+        return self.c[name][layer]
+
+    def of_random(self, name: Projection, layer: int) -> float:
+        """Return the gain of c * R for one projection in one block (from 0)."""
+        return self.c_random[name][layer]
+
+    def to_tensors(self) -> State:
+        """Return the calibration as tensors, for `from_tensors`."""
+        state = {f"mean/{name}": mean for name, mean in self.means.items()}
+        for prefix, gains in (("c", self.c), ("c_random", self.c_random)):
+            for name, c in gains.items():
+                state[f"{prefix}/{name}"] = torch.tensor(c, dtype=torch.float64)
+        return state if self.seed is None else state | {"seed": torch.tensor(self.seed)}
+
+    @classmethod
+    def from_tensors(cls, state: State) -> Calibration:
+        """Return the calibration from which `to_tensors` made the tensors."""
+        c, c_random = (
+            {n: tuple(state[f"{prefix}/{n}"].tolist()) for n in WEIGHTS if f"{prefix}/{n}" in state}
+            for prefix in ("c", "c_random")
+        )
+        means = {name: state[f"mean/{name}"] for name in MEANS if f"mean/{name}" in state}
+        seed = int(state["seed"]) if "seed" in state else None
+        return cls(c=c, c_random=c_random, seed=seed, means=means)
+
+
+def calibrate(
+    model: HookedModel,
+    inputs: Inputs,
+    *,
+    batch_size: int = 32,
+    seed: int | None = None,
+    checkpoint: StreamCheckpoint | None = None,
+) -> Calibration:
+    """Measure the gains `output` and mean outputs of all projections in one pass.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge, intact.
+        inputs: the tokens of the run (or vectors), on which outputs are to have the same RMS.
+        batch_size: sequences per forward pass.
+        seed: of the replacement `random`, to measure its gains too.
+        checkpoint: deals out batches to processes and saves sums; see `stream`.
+
+    Example:
+        >>> from nope_probe import Ablation, ablated, calibrate, load
+        >>> model, tokens = load("nope-tiny").model, torch.tensor([[0, 5, 9], [0, 7, 2]])
+        >>> calibration = calibrate(model, tokens)
+        >>> with ablated(model, Ablation(remove=["w_q"], replacement="mean"), calibration):
+        ...     logits = model(tokens)
+    """
+    accumulators = [_OutputAccumulator(layer, seed) for layer in layers_of(model)]
+    stream(
+        model,
+        inputs,
+        accumulators,
+        fold_of=torch.zeros(len(inputs), dtype=torch.long),
+        end=accumulators[-1].layer.point("hook_resid_post"),
+        batch_size=batch_size,
+        checkpoint=checkpoint,
+    )
+    by_kind = {
+        kind: {name: tuple(each.gain(name, kind) for each in accumulators) for name in WEIGHTS}
+        for kind in (["identity"] if seed is None else ["identity", "random"])
+    }
+    return Calibration(
+        c=by_kind["identity"],
+        c_random=by_kind.get("random", {}),
+        seed=seed,
+        means={name: torch.stack([each.mean(name) for each in accumulators]) for name in MEANS},
+    )
+
+
+def mean_output(
+    layer: Layer, name: Projection, calibration: Calibration
+) -> Float[Tensor, "head width"]:
+    """Return the mean output of a projection for each query head.
+
+    Of W_O, whose output is a sum over heads, each head adds an equal part of the mean.
+    """
+    mean = calibration.means[name][layer.index]
+    if name == "w_o":
+        return mean.expand(layer.n_heads, -1) / layer.n_heads
+    per_head = rearrange(mean, "(head d_head) -> head d_head", d_head=layer.d_head)
+    return per_head.repeat_interleave(layer.n_heads // len(per_head), 0)
+
+
+class _OutputAccumulator(Accumulator):
+    """Sums the outputs of one block's projections, and the squares of these and of replacements.
+
+    Args:
+        layer: the block.
+        seed: of the random replacement; None leaves it out.
+    """
+
+    def __init__(self, layer: Layer, seed: int | None) -> None:
+        super().__init__(n_folds=1)
+        self.layer = layer
+        self.parts: dict[str, list[Part]] = {}
+        self.random: dict[Projection, RandomWeight] = {}
+        if seed is not None:
+            self.random = {n: RandomWeight(random_rows(layer, n, seed), 1.0) for n in WEIGHTS}
+
+    def hooks(self) -> Iterator[Attachment]:
+        layer = self.layer
+        yield layer.point(layer.norm_point("ln1")), self.read_input
+        for name in ("q", "k", "v"):
+            yield layer.point(f"attn.hook_{name}"), self._reader(f"w_{name}")
+        yield layer.point("attn.hook_z"), self.read_z
+        yield layer.point(layer.attn_out_point), self.update
+
+    def reset(self) -> None:
+        self.parts.clear()
+
+    def _reader(self, key: str) -> Hook:
+        def read(tensor: Tensor, hook: HookPoint) -> None:
+            self._sum(key, tensor.flatten(2))
+            self._square(key, tensor)
+
+        return read
+
+    def read_input(self, tensor: Tensor, hook: HookPoint) -> None:
+        y = self.layer.norm_output("ln1", tensor)
+        self._square("identity(y)", project_identity(y, self.layer.n_heads, self.layer.d_head))
+        for name, weight in self.random.items():
+            if name != "w_o":
+                self._square(f"random({name})", weight.outputs(y))
+
+    def read_z(self, tensor: Tensor, hook: HookPoint) -> None:
+        z = rearrange(tensor, "batch pos head d_head -> batch pos (head d_head)")
+        self._sum("z", z)
+        self._square("identity(z)", project_identity_transposed(z, self.layer.d_model))
+        if self.random:
+            heads = range(self.layer.n_heads)
+            self._square("random(w_o)", self.random["w_o"].summed(tensor, heads))
+
+    def update(self, tensor: Tensor, hook: HookPoint) -> None:
+        """Add the sums of this pass, the output of W_O being the last."""
+        self._sum("w_o", tensor)
+        self._square("w_o", tensor)
+        if not self.already_counted:
+            self.add(**self.parts)
+        self.reset()
+
+    def _square(self, key: str, tensor: Tensor) -> None:
+        square = tensor.double().square().sum()
+        self.parts[f"square/{key}"] = [
+            (0, torch.stack((square, square.new_tensor(tensor.numel()))))
+        ]
+
+    def _sum(self, key: str, tensor: Float[Tensor, "batch pos width"]) -> None:
+        total = tensor.sum((0, 1), dtype=torch.float64)
+        n_tokens = total.new_tensor([tensor.shape[0] * tensor.shape[1]])
+        self.parts[f"sum/{key}"] = [(0, torch.cat((total, n_tokens)))]
+
+    def _rms(self, key: str) -> float:
+        square, size = self.totals[f"square/{key}"][0].tolist()
+        return (square / size) ** 0.5
+
+    def gain(self, name: Projection, kind: str) -> float:
+        """Return c = RMS of the projection's output / RMS of the replacement's, at a gain of 1."""
+        key = name if kind == "random" else ("z" if name == "w_o" else "y")
+        return self._rms(name) / self._rms(f"{kind}({key})")
+
+    def mean(self, name: str) -> Float[Tensor, " width"]:
+        """Return the mean over tokens and positions of a projection's output, or of z."""
+        total = self.totals[f"sum/{name}"][0].cpu()
+        return total[:-1] / total[-1]
