@@ -14,8 +14,6 @@ from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.model import Inputs, forward
 from nope_probe.hooks.protocols import Attachment, HookedModel, HookPoint
 
-_ATTACHED: set[int] = set()  # the ids of handles that are attached here, and alive as long
-
 
 @contextmanager
 def hooks_attached(hooks: Iterable[Attachment]) -> Iterator[None]:
@@ -25,11 +23,9 @@ def hooks_attached(hooks: Iterable[Attachment]) -> Iterator[None]:
         for point, hook in hooks:
             point.add_hook(hook)
             handles.append((point, point.fwd_hooks[-1]))
-            _ATTACHED.add(id(point.fwd_hooks[-1]))
         yield
     finally:
         for point, handle in reversed(handles):
-            _ATTACHED.discard(id(handle))
             handle.hook.remove()
             if handle in point.fwd_hooks:
                 point.fwd_hooks.remove(handle)
@@ -47,11 +43,6 @@ def hooks_detached(model: HookedModel) -> Iterator[None]:
     finally:
         for point, hooks in attached:
             point._forward_hooks = hooks
-
-
-def has_foreign_hooks(point: HookPoint) -> bool:
-    """Return whether a hook point carries hooks that `hooks_attached` did not add."""
-    return any(id(handle) not in _ATTACHED for handle in point.fwd_hooks)
 
 
 class StopForward(Exception):  # noqa: N818  (it ends a forward pass early, it is no error)

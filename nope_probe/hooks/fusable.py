@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from nope_probe.hooks.active import block_ablations
 from nope_probe.hooks.attention import relative_error, unmasked
 from nope_probe.hooks.base_layer import Heads, Keys, Layer, Visible
 from nope_probe.hooks.forward import (
-    has_foreign_hooks,
     hooks_attached,
     hooks_detached,
     run_forward,
@@ -37,12 +38,20 @@ def can_fuse(model: HookedModel, inputs: Inputs) -> bool:
         inputs: sequences, of which the start of the first ones is run.
     """
     blocks = layers_of(model)
-    if any(has_foreign_hooks(point) for layer in blocks for point in layer.unfused_points()):
+    if _has_foreign_hooks(model, blocks):
         return False
     if model not in _SEEN:
         plain = all(layer.has_plain_attention for layer in blocks)
         _SEEN[model] = plain and _is_equal(model, blocks, inputs[:N_SEQS, :N_POS])
     return _SEEN[model]
+
+
+def _has_foreign_hooks(model: HookedModel, blocks: Sequence[Layer]) -> bool:
+    """Return whether hooks other than those of `ablated` are where fused attention fires none."""
+    removals = block_ablations(model).values()
+    ours = Counter(id(point) for each in removals for point, _ in each.hooks())
+    points = (point for layer in blocks for point in layer.unfused_points())
+    return any(len(point.fwd_hooks) != ours[id(point)] for point in points)
 
 
 def _is_equal(model: HookedModel, blocks: Sequence[Layer], batch: Inputs) -> bool:
