@@ -36,9 +36,8 @@ class Settings:
 def main(settings: Settings) -> None:
     loaded = load(settings.model)
     model = loaded.model
-    tokens = sequences(
-        tokenizer=loaded.tokenizer, n_seqs=settings.n_seqs, seq_len=settings.seq_len
-    ).inputs
+    data = sequences(tokenizer=loaded.tokenizer, n_seqs=settings.n_seqs, seq_len=settings.seq_len)
+    tokens = data.inputs
     base = peak_memory()
     options = CaptureOptions(n_layers=loaded.info.n_layers, batch_size=settings.batch_size)
     plan = make_plan(components(model), None)
@@ -54,7 +53,7 @@ def main(settings: Settings) -> None:
     for index, condition in enumerate(plan.conditions):
         before = seconds(plain)
         runner = ConditionRunner(model, plan, options, RunCheckpoint())
-        ours = seconds(lambda c=condition, r=runner, i=index: r.condition(str(i), tokens, c, gains))
+        ours = seconds(lambda c=condition, r=runner, i=index: r.condition(str(i), data, c, gains))
         ratios[condition] = 2 * ours / (before + seconds(plain))
     slowest = max(ratios, key=ratios.__getitem__)
     print(f"{len(ratios)} conditions of {len(tokens)} sequences of {settings.seq_len} tokens")

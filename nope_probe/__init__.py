@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from nope_probe.analyses.shapley import player_set
     from nope_probe.data.sequences import gaussian, sequences
     from nope_probe.experiments.ablation.study import run_ablations
+    from nope_probe.experiments.behaviour.run import run_behaviour
     from nope_probe.hooks.ablation import ablated
     from nope_probe.hooks.ablation_settings import Ablation
     from nope_probe.hooks.calibration import calibrate
     from nope_probe.hooks.capture import capture_scores, capture_stages
+    from nope_probe.hooks.losses import capture_losses
     from nope_probe.models.load import load
     from nope_probe.models.parameter_free import build, parameter_free
     from nope_probe.runtime.folder import read_run
@@ -30,10 +32,12 @@ _HOME = {
     "Ablation": "nope_probe.hooks.ablation_settings",
     "ablated": "nope_probe.hooks.ablation",
     "calibrate": "nope_probe.hooks.calibration",
+    "capture_losses": "nope_probe.hooks.losses",
     "capture_scores": "nope_probe.hooks.capture",
     "capture_stages": "nope_probe.hooks.capture",
     "measure": "nope_probe.analyses.pattern",
     "row_centred": "nope_probe.analyses.pattern",
+    "run_behaviour": "nope_probe.experiments.behaviour.run",
     "run_ablations": "nope_probe.experiments.ablation.study",
     "attribute": "nope_probe.analyses.attribution",
     "player_set": "nope_probe.analyses.shapley",
@@ -51,6 +55,7 @@ __all__ = [
     "attribute",
     "build",
     "calibrate",
+    "capture_losses",
     "capture_scores",
     "capture_stages",
     "figures",
@@ -62,6 +67,7 @@ __all__ = [
     "read_run",
     "row_centred",
     "run_ablations",
+    "run_behaviour",
     "sequences",
     "simulate_scores",
     "theory_scores",

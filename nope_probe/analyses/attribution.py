@@ -8,34 +8,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.conditions import (
     FoldMeans,
     Removed,
+    fold_counts_of,
     folds_by_condition,
     position_of,
+    skipped_keys,
     validate_complete,
 )
 from nope_probe.analyses.contrasts import ContrastGram
-from nope_probe.analyses.jackknife import Interval, cross_products, jackknife, rms, signed_root
-from nope_probe.analyses.pattern import kept_cells, relative_part, row_centred
+from nope_probe.analyses.jackknife import Interval
+from nope_probe.analyses.mask_effect import MaskEffect, mask_effect
+from nope_probe.analyses.pattern import kept_cells, row_centred
+from nope_probe.analyses.player_attribution import (
+    BASE,
+    Interaction,
+    PlayerAttribution,
+    attribute_interactions,
+    attribute_players,
+)
 from nope_probe.analyses.shapley import (
     INTACT,
     MASK,
     Condition,
     Contrast,
     PlayerSet,
-    alone,
-    difference,
-    lost,
-    moebius,
-    shapley,
+    position_term,
     source_terms,
 )
 from nope_probe.hooks.maps import ScoreMaps
@@ -49,54 +54,14 @@ class Source:
     """One term of v(all) = content + mask + rope + mask x rope.
 
     Attributes:
-        term: its name, as in `source_terms`.
+        term: its name, as in `source_terms`, or `position` for all of them but content.
         rms: its RMS over the cells, nats.
-        share: <term, v(all)> / <v(all), v(all)>; the shares of all terms add to 1.
+        share: <term, v(all)> / <v(all), v(all)>; the shares of the terms of v(all) add to 1.
     """
 
     term: str
     rms: Interval
     share: Interval
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlayerAttribution:
-    """A player's part in D = v(all) - v(none), each relative to <D, D>.
-
-    Attributes:
-        player_set, player: their names.
-        share: the Shapley share; the shares of all players add to 1.
-        alone: of v({c}) - v(none), the pattern with this player alone.
-        lost: of v(all) - v(all less c), what is lost without this player.
-    """
-
-    player_set: str
-    player: str
-    share: Interval
-    alone: Interval
-    lost: Interval
-
-
-@dataclass(frozen=True, kw_only=True)
-class Interaction:
-    """The share of a Moebius term: what these players add only when all of them are kept."""
-
-    player_set: str
-    players: tuple[str, ...]
-    share: Interval
-
-
-@dataclass(frozen=True, kw_only=True)
-class MaskEffect:
-    """RMS of the non-relative part with and without the mask, nats (the paper's section 5).
-
-    Attributes:
-        difference: with the mask less without it, paired.
-    """
-
-    with_mask: Interval
-    without_mask: Interval
-    difference: Interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,12 +71,14 @@ class LayerAttribution:
     Attributes:
         layer: the layer, from 0.
         sources: the terms that add up to the pattern.
+        position: all of them but content, whose share of the pattern is what players share.
         players, interactions: of every player set.
         non_relative: the mask's effect on the non-relative part.
     """
 
     layer: int
     sources: tuple[Source, ...]
+    position: Source
     players: tuple[PlayerAttribution, ...]
     interactions: tuple[Interaction, ...]
     non_relative: MaskEffect
@@ -122,7 +89,8 @@ class LayerAttribution:
         Any destructive removal makes the pattern a conjunction, and a conjunction of k players
         gives each 1/k, which is no measurement of equal weight.
         """
-        shares = [each.share.value for each in self.players if each.player_set == player_set]
+        ours = [each for each in self.players if each.player_set == player_set]
+        shares = [each.share.value for each in ours if each.player != BASE]
         equal = 1 / max(1, len(shares))
         return len(shares) > 1 and all(abs(s - equal) < CONJUNCTION_TOLERANCE for s in shares)
 
@@ -132,7 +100,7 @@ def attribute(
     player_sets: Sequence[PlayerSet] = (),
     *,
     position: Component | Literal["auto"] | None = "auto",
-    skip_keys: int = 0,
+    skip_keys: int | Literal["auto"] = "auto",
 ) -> list[LayerAttribution]:
     """Attribute each layer's pattern to its sources, and find the weights it needs.
 
@@ -141,11 +109,12 @@ def attribute(
     Args:
         maps: score maps of the intact and the ablated model on the same sequences, under the names
             of what is removed: `{(): ..., "mask": ..., "rope": ..., ("mask", "rope"): ...}`. The
-            fold means alone, in nats, will do.
+            fold means alone, in nats, will do, and count as folds of equal size.
         player_sets: the players; none stops after the sources.
         position: the position encoding that is a source beside the mask; None if there is none.
             `auto`: the one that the conditions remove (what is never removed counts as content).
-        skip_keys: first keys to leave out.
+        skip_keys: first keys to leave out; `auto`: 1 where captured sequences all begin with the
+            same token (BOS, an attention sink), else 0.
 
     Raises:
         KeyError: if a condition of the sources or players is missing.
@@ -162,7 +131,8 @@ def attribute(
         >>> mask.share.value > 0.9
         True
     """
-    folds = folds_by_condition(maps)
+    folds, skipped = folds_by_condition(maps), skipped_keys(maps.values(), skip_keys)
+    counts = fold_counts_of(maps.values())
     source = position_of(folds) if position == "auto" else position
     validate_complete(folds, player_sets, source)
     layers = next(iter(folds.values())).shape[1]
@@ -172,7 +142,8 @@ def attribute(
             {condition: each[:, layer] for condition, each in folds.items()},
             player_sets,
             source,
-            skip_keys,
+            skipped,
+            counts,
         )
         for layer in range(layers)
     ]
@@ -184,14 +155,18 @@ def _attribute_layer(
     player_sets: Sequence[PlayerSet],
     position: Component | None,
     skip_keys: int,
+    counts: Int[Tensor, " fold"] | None,
 ) -> LayerAttribution:
-    gram = ContrastGram(list(folds), _kept_patterns(list(folds.values()), skip_keys))
+    gram = ContrastGram(list(folds), _kept_patterns(list(folds.values()), skip_keys), counts)
     return LayerAttribution(
         layer=layer,
-        sources=tuple(_sources(gram, position)),
-        players=tuple(each for ours in player_sets for each in _players(gram, ours)),
-        interactions=tuple(each for ours in player_sets for each in _interactions(gram, ours)),
-        non_relative=mask_effect(folds[INTACT], folds[MASK], skip_keys),
+        sources=tuple(_source(gram, *each) for each in source_terms(position).items()),
+        position=_source(gram, "position", position_term(position)),
+        players=tuple(each for ours in player_sets for each in attribute_players(gram, ours)),
+        interactions=tuple(
+            each for ours in player_sets for each in attribute_interactions(gram, ours)
+        ),
+        non_relative=mask_effect(folds[INTACT], folds[MASK], skip_keys, counts),
     )
 
 
@@ -203,66 +178,5 @@ def _kept_patterns(
     return torch.stack([row_centred(each.double(), skip_keys)[..., cells] for each in folds])
 
 
-def _sources(gram: ContrastGram, position: Component | None) -> list[Source]:
-    whole: Contrast = {INTACT: 1.0}
-    return [
-        Source(term=name, rms=rms(gram.product(term, term)), share=gram.share(term, whole))
-        for name, term in source_terms(position).items()
-    ]
-
-
-def _players(gram: ContrastGram, players: PlayerSet) -> list[PlayerAttribution]:
-    whole = difference(players)
-    return [
-        PlayerAttribution(
-            player_set=players.name,
-            player=each.name,
-            share=gram.share(shapley(players, each), whole),
-            alone=gram.share(alone(players, each), whole),
-            lost=gram.share(lost(players, each), whole),
-        )
-        for each in players.players
-    ]
-
-
-def _interactions(gram: ContrastGram, players: PlayerSet) -> list[Interaction]:
-    whole = difference(players)
-    return [
-        Interaction(
-            player_set=players.name,
-            players=tuple(player.name for player in members),
-            share=gram.share(moebius(players, members), whole),
-        )
-        for size in range(2, len(players.players) + 1)
-        for members in combinations(players.players, size)
-    ]
-
-
-def mask_effect(
-    with_mask: Float[Tensor, "fold query_pos key_pos"],
-    without_mask: Float[Tensor, "fold query_pos key_pos"],
-    skip_keys: int = 0,
-) -> MaskEffect:
-    """Return the RMS of one layer's non-relative part with and without the mask, and its change.
-
-    Args:
-        with_mask: fold maps of the intact model's score, nats.
-        without_mask: the same without the mask, on the same sequences.
-        skip_keys: how many first keys to leave out.
-    """
-    patterns = torch.stack(
-        [row_centred(each.double(), skip_keys) for each in (with_mask, without_mask)]
-    )
-    rest = patterns - relative_part(patterns, skip_keys)
-    cells = kept_cells(patterns.shape[-1], skip_keys)
-    squares = cross_products(rest[..., cells], rest[..., cells])
-    with_square, without_square = squares[:, 0, 0], squares[:, 1, 1]
-    return MaskEffect(
-        with_mask=rms(with_square),
-        without_mask=rms(without_square),
-        difference=jackknife(_roots(with_square) - _roots(without_square)),
-    )
-
-
-def _roots(squares: Float[Tensor, " one_plus_folds"]) -> Float[Tensor, " one_plus_folds"]:
-    return torch.tensor([signed_root(float(square)) for square in squares], dtype=torch.float64)
+def _source(gram: ContrastGram, name: str, term: Contrast) -> Source:
+    return Source(term=name, rms=gram.rms(term), share=gram.share(term, {INTACT: 1.0}))

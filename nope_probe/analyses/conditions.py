@@ -7,9 +7,10 @@ A condition is the model with some components removed. Users name it by what is 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.shapley import (
@@ -21,16 +22,39 @@ from nope_probe.analyses.shapley import (
     source_terms,
 )
 from nope_probe.hooks.maps import ScoreMaps
-from nope_probe.hooks.names import Component
+from nope_probe.hooks.names import POSITION_ENCODINGS, Component
 
 FoldMeans: TypeAlias = Float[Tensor, "fold layer query_pos key_pos"]
+FoldCounts: TypeAlias = Int[Tensor, " fold"]
 Removed = TypeVar("Removed", bound=str | Iterable[str])
-POSITIONS: tuple[Component, ...] = ("rope", "pos_embed")
 
 
 def fold_means(maps: ScoreMaps | FoldMeans) -> FoldMeans:
     """Return the fold means of score maps, in nats."""
     return maps.folds if isinstance(maps, ScoreMaps) else maps
+
+
+def skipped_keys(maps: Iterable[ScoreMaps | FoldMeans], skip_keys: int | Literal["auto"]) -> int:
+    """Return how many first keys to leave out of some maps.
+
+    `auto` is 1 where all captured sequences begin with the same token (a BOS token, which is an
+    attention sink), else 0; of fold means, which do not say, 0.
+    """
+    if skip_keys == "auto":
+        return int(any(isinstance(each, ScoreMaps) and each.bos for each in maps))
+    return skip_keys
+
+
+def fold_counts_of(maps: Iterable[ScoreMaps | FoldMeans]) -> FoldCounts | None:
+    """Return the sequences per fold of maps on the same sequences; None if none of them says.
+
+    Raises:
+        ValueError: if they differ.
+    """
+    counts = [each.counts for each in maps if isinstance(each, ScoreMaps)]
+    if any(not torch.equal(each, counts[0]) for each in counts):
+        raise ValueError("the maps have folds of different sizes: they are of other sequences")
+    return counts[0] if counts else None
 
 
 def condition(removed: str | Iterable[str]) -> Condition:
@@ -47,7 +71,7 @@ def condition(removed: str | Iterable[str]) -> Condition:
         (['mask', 'w_k', 'w_q'], ['rope'], frozenset())
     """
     names = [removed] if isinstance(removed, str) else removed
-    return frozenset[Component]().union(*(player(name).components for name in names))
+    return frozenset[str]().union(*(player(name).components for name in names))
 
 
 def folds_by_condition(
@@ -72,7 +96,7 @@ def position_of(conditions: Iterable[Condition]) -> Component | None:
         'rope'
     """
     beside_mask = {each - MASK for each in conditions}
-    return next((name for name in POSITIONS if {name} in beside_mask), None)
+    return next((name for name in POSITION_ENCODINGS if {name} in beside_mask), None)
 
 
 def validate_complete(

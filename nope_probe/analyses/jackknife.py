@@ -1,27 +1,35 @@
 """Unbiased inner products and 95% jackknife intervals, from folds of the data.
 
-With F folds, <X, Y> is the sum over folds a != b of <X_a, Y_b> over F(F-1): the noise of different
-folds is independent, so noise does not count as pattern, and everything linear stays additive.
+With F folds of equal size, <X, Y> is the sum over folds a != b of <X_a, Y_b> over F(F-1): the noise
+of different folds is independent, so noise does not count as pattern, and everything linear stays
+additive. Folds of unequal size (a document is in one fold) are weighted by their sequences.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import exp
+from typing import TypeAlias
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 MIN_FOLDS = 4
+Estimates: TypeAlias = Float[Tensor, " one_plus_folds"]  # on all folds, and without each
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Interval:
     """An estimate with its 95% interval; all NaN where the estimate is undefined."""
 
     value: float
     low: float
     high: float
+
+    def __repr__(self) -> str:
+        """Return the value and the ends of its interval, to three digits."""
+        return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
 
     @property
     def excludes_zero(self) -> bool:
@@ -32,13 +40,25 @@ class Interval:
 UNDEFINED = Interval(value=float("nan"), low=float("nan"), high=float("nan"))
 
 
-def jackknife(estimates: Float[Tensor, " one_plus_folds"]) -> Interval:
+def fold_weights(
+    n_folds: int, counts: Int[Tensor, " fold"] | None = None
+) -> Float[Tensor, " fold"]:
+    """Return the share of all sequences that each fold has; equal ones by default."""
+    sizes = torch.ones(n_folds) if counts is None else counts
+    return sizes.double() / sizes.sum()
+
+
+def jackknife(estimates: Estimates, counts: Int[Tensor, " fold"] | None = None) -> Interval:
     """Return an estimate with its 95% jackknife interval.
 
-    The half width is t_{F-1}(.975) times the jackknife standard error.
+    The variance is that of the delete-m jackknife for folds of unequal sizes (Busing, Meijer and
+    van der Leeden 1999), for equal ones the usual. The half width is its root times the
+    quantile .975 of t with 1 / (sum of squared weights) - 1 degrees of freedom, F - 1 for equal
+    folds: one large fold holds most of the variance, which is then known from few folds.
 
     Args:
         estimates: first the estimate on all folds, then the estimate without each fold.
+        counts: sequences per fold; all the same by default.
 
     Raises:
         ValueError: for fewer than 4 folds.
@@ -49,32 +69,60 @@ def jackknife(estimates: Float[Tensor, " one_plus_folds"]) -> Interval:
     n_folds = len(deleted)
     if n_folds < MIN_FOLDS:
         raise ValueError(f"expected at least {MIN_FOLDS} folds, got {n_folds}")
-    variance = (n_folds - 1) / n_folds * (deleted - deleted.mean()).square().sum()
-    half = float(stdtrit(n_folds - 1, 0.975)) * variance.sqrt()
+    weights = fold_weights(n_folds, counts)
+    pseudo = (value - (1 - weights) * deleted) / weights
+    deviations = pseudo - (weights * pseudo).sum()
+    variance = (weights / (1 - weights) * deviations.square()).mean()
+    freedom = float(1 / weights.square().sum()) - 1
+    half = float(stdtrit(freedom, 0.975)) * variance.sqrt()
     return Interval(value=float(value), low=float(value - half), high=float(value + half))
 
 
-def standard_error(folds: Float[Tensor, "fold *map"]) -> Float[Tensor, "*map"]:
-    """Return the standard error, cell by cell, of the mean of folds of (nearly) equal size."""
-    return folds.std(0) / len(folds) ** 0.5
+def standard_error(
+    folds: Float[Tensor, "fold *map"], counts: Int[Tensor, " fold"] | None = None
+) -> Float[Tensor, "*map"]:
+    """Return the standard error, cell by cell, of the mean over all sequences.
+
+    Args:
+        folds: fold means.
+        counts: sequences per fold; all the same by default.
+    """
+    weights = fold_weights(len(folds), counts).to(folds.dtype)
+    mean = torch.einsum("f,f...->...", weights, folds)
+    spread = torch.einsum("f,f...->...", weights / (1 - weights), (folds - mean).square())
+    return (spread / len(folds)).sqrt()
 
 
-def leave_one_out(folds: Float[Tensor, "fold *map"]) -> Float[Tensor, "one_plus_folds *map"]:
-    """Return the mean of all folds, then the mean without each fold."""
-    total, n_folds = folds.sum(0, keepdim=True), len(folds)
-    return torch.cat([total / n_folds, (total - folds) / (n_folds - 1)])
+def leave_one_out(
+    folds: Float[Tensor, "fold *map"], counts: Int[Tensor, " fold"] | None = None
+) -> Float[Tensor, "one_plus_folds *map"]:
+    """Return the mean over all sequences, then the mean without each fold.
+
+    Args:
+        folds: fold means.
+        counts: sequences per fold; all the same by default.
+    """
+    weights = fold_weights(len(folds), counts).to(folds.dtype)
+    weights = weights.view(-1, *[1] * (folds.ndim - 1))
+    weighted = weights * folds
+    total = weighted.sum(0, keepdim=True)
+    return torch.cat([total, (total - weighted) / (1 - weights)])
 
 
 def cross_products(
-    x: Float[Tensor, "x fold cell"], y: Float[Tensor, "y fold cell"]
+    x: Float[Tensor, "x fold cell"],
+    y: Float[Tensor, "y fold cell"],
+    counts: Int[Tensor, " fold"] | None = None,
 ) -> Float[Tensor, "one_plus_folds x y"]:
     """Return <X, Y> of each pair of maps, on all folds and then without each fold.
 
-    A product is a mean over cells of X*Y, so that <P, P> is a squared RMS.
+    A product is a mean over cells of X*Y, so that <P, P> is a squared RMS. Folds a and b have the
+    weight n_a n_b: without noise it is the product of the means over all sequences.
 
     Args:
-        x: maps as vectors of cells, one per fold.
+        x: fold means of maps as vectors of cells.
         y: the maps that each of them is multiplied with.
+        counts: sequences per fold; all the same by default.
 
     Raises:
         ValueError: for fewer than 3 folds.
@@ -82,16 +130,19 @@ def cross_products(
     n_folds, n_cells = x.shape[1:]
     if n_folds < 3:
         raise ValueError(f"expected at least 3 folds to leave one out, got {n_folds}")
-    x, y = x.double(), y.double()
+    weights = fold_weights(n_folds, counts)
+    squares = weights.square()
+    x, y = (weights[:, None] * each.double() for each in (x, y))
     same = torch.einsum("xfc,yfc->fxy", x, y) / n_cells
     x_total, y_total = x.sum(1), y.sum(1)
     total = x_total @ y_total.T / n_cells
     row = torch.einsum("xfc,yc->fxy", x, y_total) / n_cells
     column = torch.einsum("xc,yfc->fxy", x_total, y) / n_cells
-    on_all_folds = (total - same.sum(0)) / (n_folds * (n_folds - 1))
+    on_all_folds = (total - same.sum(0)) / (1 - squares.sum())
     # Without fold d: drop its row and its column, put back its own cell, drop the other diagonals.
     without = total - row - column + same - (same.sum(0) - same)
-    return torch.cat([on_all_folds[None], without / ((n_folds - 1) * (n_folds - 2))])
+    pairs = (1 - weights).square() - (squares.sum() - squares)
+    return torch.cat([on_all_folds[None], without / pairs[:, None, None]])
 
 
 def signed_root(x: float) -> float:
@@ -99,16 +150,31 @@ def signed_root(x: float) -> float:
     return abs(x) ** 0.5 if x >= 0 else -(abs(x) ** 0.5)
 
 
-def rms(squares: Float[Tensor, " one_plus_folds"]) -> Interval:
+def rms(squares: Estimates, counts: Int[Tensor, " fold"] | None = None) -> Interval:
     """Return the RMS with its interval, from estimates of the mean square."""
-    square = jackknife(squares)
+    square = jackknife(squares, counts)
     return Interval(
         value=signed_root(square.value), low=signed_root(square.low), high=signed_root(square.high)
     )
 
 
 def share(
-    part: Float[Tensor, " one_plus_folds"], whole: Float[Tensor, " one_plus_folds"]
+    part: Estimates, whole: Estimates, counts: Int[Tensor, " fold"] | None = None
 ) -> Interval:
     """Return part / whole with its interval; undefined if the whole does not exceed its noise."""
-    return jackknife(part / whole) if jackknife(whole).low > 0 else UNDEFINED
+    return jackknife(part / whole, counts) if jackknife(whole, counts).low > 0 else UNDEFINED
+
+
+def rms_ratio(
+    whole: Estimates, part: Estimates, counts: Int[Tensor, " fold"] | None = None
+) -> Interval:
+    """Return the ratio of two RMS with its interval, from estimates of their mean squares.
+
+    The interval is that of its logarithm, since a ratio is skewed. It is undefined where either
+    square does not exceed its noise.
+    """
+    squares = torch.stack([whole, part])
+    if not all(jackknife(each, counts).low > 0 for each in squares) or not (squares > 0).all():
+        return UNDEFINED
+    log = jackknife((whole / part).log() / 2, counts)
+    return Interval(value=exp(log.value), low=exp(log.low), high=exp(log.high))

@@ -3,22 +3,26 @@
 A condition is the model with some components removed, written as the frozenset of these components.
 A contrast is a linear combination of conditions' maps: a source, a Shapley map, an interaction. As
 it holds the coefficients alone, every share is an inner product in one Gram matrix of the maps.
+
+v(T) is the pattern when of the players only T is kept. Weights cannot make position, they shape
+what the sources make; so what players share is the position game p(T) = v(T) - v(T less the
+sources), and v(none), the content pattern that replaced weights have, takes no part in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
 from math import factorial
 
-from nope_probe.hooks.names import COMPONENTS, Component
+from nope_probe.hooks.names import CIRCUITS, COMPONENTS, SOURCES, Component
+from nope_probe.hooks.rope_names import ROPE_HALVES, is_rope
 
-Condition = frozenset[Component]
+Condition = frozenset[str]  # of components, and of bands of RoPE where these play
 Contrast = Mapping[Condition, float]
 INTACT: Condition = frozenset()
 MASK: Condition = frozenset({"mask"})
-CIRCUITS: dict[str, tuple[Component, ...]] = {"qk": ("w_q", "w_k"), "ov": ("w_o", "w_v")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +32,30 @@ class Player:
     name: str
     components: Condition
 
+    @property
+    def is_source(self) -> bool:
+        """Whether it holds the mask or a position encoding."""
+        return any(name in SOURCES or is_rope(name) for name in self.components)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlayerSet:
-    """Players whose coalitions are all measured: v(T) is the pattern when only T is kept."""
+    """Players whose coalitions are all measured: v(T) is the pattern when only T is kept.
+
+    Attributes:
+        name: the set's name.
+        players: the players.
+        bands: bands of RoPE that together are all of it: without them a model is one without RoPE.
+    """
 
     name: str
     players: tuple[Player, ...]
+    bands: Condition = frozenset()
+
+    @property
+    def has_source(self) -> bool:
+        """Whether a source plays; if none does, the position game is v itself."""
+        return any(player.is_source for player in self.players)
 
     @property
     def conditions(self) -> list[Condition]:
@@ -44,11 +65,16 @@ class PlayerSet:
     def condition(self, kept: Sequence[Player]) -> Condition:
         """Return the condition in which only these players are kept."""
         gone = [player.components for player in self.players if player not in kept]
-        return frozenset(chain.from_iterable(gone))
+        condition: Condition = frozenset(chain.from_iterable(gone))
+        if self.bands and self.bands <= condition:
+            return condition - self.bands | {"rope"}
+        return condition
 
 
 def player(name: str) -> Player:
     """Return a player by its name: a component, a circuit (qk, ov) or a union such as w_q+mlp.
+
+    Bands of RoPE (`rope_high`, `rope_low`, `rope[a:b]`) count as components.
 
     Raises:
         ValueError: if there is no such component or circuit.
@@ -57,22 +83,29 @@ def player(name: str) -> Player:
         >>> sorted(player("qk+mlp").components)
         ['mlp', 'w_k', 'w_q']
     """
-    components: set[Component] = set()
+    components: set[str] = set()
     for part in name.split("+"):
         if part in CIRCUITS:
             components |= set(CIRCUITS[part])
-        elif part in COMPONENTS:
+        elif part in COMPONENTS or is_rope(part):
             components |= {part}
         else:
-            known = ", ".join([*COMPONENTS, *CIRCUITS])
+            known = ", ".join([*COMPONENTS, *CIRCUITS, *ROPE_HALVES])
             raise ValueError(
                 f"unknown player {part!r}; there are {known}, and unions such as w_q+w_k"
             )
     return Player(name=name, components=frozenset(components))
 
 
-def player_set(names: Sequence[str], name: str = "players") -> PlayerSet:
+def player_set(
+    names: Sequence[str], name: str = "players", bands: Iterable[str] = ROPE_HALVES
+) -> PlayerSet:
     """Return a player set from the names of its players.
+
+    Args:
+        names: components, circuits, bands of RoPE, and unions of them.
+        name: the set's name.
+        bands: bands of RoPE that together are all of it; they matter if they all play.
 
     Raises:
         ValueError: for no player, an unknown one, or two that share a component.
@@ -89,7 +122,13 @@ def player_set(names: Sequence[str], name: str = "players") -> PlayerSet:
         shared = one.components & other.components
         if shared:
             raise ValueError(f"the players {one.name} and {other.name} share {sorted(shared)[0]}")
-    return PlayerSet(name=name, players=players)
+    everything = frozenset(chain.from_iterable(each.components for each in players))
+    if "rope" in everything and any(is_rope(each) for each in everything - {"rope"}):
+        raise ValueError("expected rope or its bands among the players, not both")
+    complete = frozenset(bands)
+    return PlayerSet(
+        name=name, players=players, bands=complete if complete <= everything else frozenset()
+    )
 
 
 def coalitions(players: Sequence[Player]) -> Iterator[tuple[Player, ...]]:
@@ -119,42 +158,83 @@ def source_terms(position: Component | None) -> dict[str, Contrast]:
     }
 
 
-def difference(players: PlayerSet) -> Contrast:
-    """Return D = v(all) - v(none): the pattern that the players bring together."""
-    return _sum([(1.0, players.condition(players.players)), (-1.0, players.condition(()))])
+def position_term(position: Component | None) -> Contrast:
+    """Return mask + rope + mask x rope: all of v(all) but content, p(all) where both play.
+
+    Args:
+        position: `rope`, `pos_embed`, or None in a model without position encoding.
+    """
+    neither = MASK if position is None else MASK | {position}
+    return {INTACT: 1.0, neither: -1.0}
+
+
+def positional(players: PlayerSet, kept: Sequence[Player]) -> Contrast:
+    """Return p(T) = v(T) - v(T less the sources), the positional part of v(T).
+
+    Sources that do not play are kept. Where no source plays, p(T) is v(T).
+    """
+    value: Contrast = {players.condition(kept): 1.0}
+    if not players.has_source:
+        return value
+    weights = [each for each in kept if not each.is_source]
+    return _sum([(1.0, value), (-1.0, {players.condition(weights): 1.0})])
+
+
+def positional_whole(players: PlayerSet) -> Contrast:
+    """Return p(all), which the players' shares are shares of."""
+    return positional(players, players.players)
+
+
+def base(players: PlayerSet) -> Contrast:
+    """Return p(none): nothing where a source plays, else the pattern that needs no player."""
+    return positional(players, ())
 
 
 def shapley(players: PlayerSet, one: Player) -> Contrast:
-    """Return phi_c: what a player adds, averaged over all orders in which players can join."""
+    """Return phi_c: what a player adds to p, averaged over all orders in which players can join."""
     k = len(players.players)
-    others = [each for each in players.players if each != one]
     terms = []
-    for kept in coalitions(others):
+    for kept in coalitions(_others(players, one)):
         weight = factorial(len(kept)) * factorial(k - len(kept) - 1) / factorial(k)
-        terms += [(weight, players.condition((*kept, one))), (-weight, players.condition(kept))]
+        terms += [
+            (weight, positional(players, (*kept, one))),
+            (-weight, positional(players, kept)),
+        ]
     return _sum(terms)
 
 
 def alone(players: PlayerSet, one: Player) -> Contrast:
-    """Return v({c}) - v(none): what a player brings alone."""
-    return _sum([(1.0, players.condition((one,))), (-1.0, players.condition(()))])
+    """Return p({c}): what a player brings alone; nothing for a weight where a source plays."""
+    return positional(players, (one,))
+
+
+def without(players: PlayerSet, one: Player) -> Contrast:
+    """Return p(all less c): what the other players bring together."""
+    return positional(players, _others(players, one))
 
 
 def lost(players: PlayerSet, one: Player) -> Contrast:
-    """Return v(all) - v(all less c): what is lost without a player."""
-    others = [each for each in players.players if each != one]
-    return _sum([(1.0, players.condition(players.players)), (-1.0, players.condition(others))])
+    """Return p(all) - p(all less c): what is lost without a player."""
+    return _sum([(1.0, positional_whole(players)), (-1.0, without(players, one))])
 
 
 def moebius(players: PlayerSet, members: Sequence[Player]) -> Contrast:
-    """Return m(T), the sum over S in T of (-1)^(|T|-|S|) v(S): what only all of T together add."""
+    """Return m(T), the sum over S in T of (-1)^(|T|-|S|) p(S): what only all of T together add.
+
+    Where a source plays, it is nothing for a T of weights alone.
+    """
     return _sum(
-        [((-1.0) ** (len(members) - len(s)), players.condition(s)) for s in coalitions(members)]
+        [((-1.0) ** (len(members) - len(s)), positional(players, s)) for s in coalitions(members)]
     )
 
 
-def _sum(terms: Sequence[tuple[float, Condition]]) -> Contrast:
-    contrast: dict[Condition, float] = {}
-    for weight, condition in terms:
-        contrast[condition] = contrast.get(condition, 0.0) + weight
-    return contrast
+def _others(players: PlayerSet, one: Player) -> list[Player]:
+    return [each for each in players.players if each != one]
+
+
+def _sum(terms: Sequence[tuple[float, Contrast]]) -> Contrast:
+    total: dict[Condition, float] = {}
+    for weight, contrast in terms:
+        for condition, coefficient in contrast.items():
+            total[condition] = total.get(condition, 0.0) + weight * coefficient
+    return {condition: each for condition, each in total.items() if each}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import zip_longest
 
 import torch
@@ -11,9 +12,21 @@ from torch import Generator, Tensor
 from nope_probe.errors import UserError
 
 
-def cut(
-    ids: list[list[int]], n_seqs: int, length: int, generator: Generator
-) -> Int[Tensor, "seq pos"]:
+@dataclass(frozen=True, kw_only=True)
+class Windows:
+    """Sequences cut out of documents.
+
+    Attributes:
+        tokens: their tokens.
+        documents: the number of the document that each is from. Sequences of one document are not
+            independent.
+    """
+
+    tokens: Int[Tensor, "seq pos"]
+    documents: Int[Tensor, " seq"]
+
+
+def cut(ids: list[list[int]], n_seqs: int, length: int, generator: Generator) -> Windows:
     """Cut sequences that do not overlap at random places, taking documents in turn.
 
     Args:
@@ -40,12 +53,14 @@ def cut(
             f"{len(long_enough)} documents of {length} tokens or more give {len(chosen)} "
             f"sequences, {n_seqs} were asked for; lower --n-seqs or --seq-len"
         )
-    return torch.tensor([ids[index][start : start + length] for index, start in chosen[:n_seqs]])
+    chosen = chosen[:n_seqs]
+    return Windows(
+        tokens=torch.tensor([ids[index][start : start + length] for index, start in chosen]),
+        documents=torch.tensor([index for index, _ in chosen]),
+    )
 
 
-def cut_at_start(
-    ids: list[list[int]], n_seqs: int, length: int, generator: Generator
-) -> Int[Tensor, "seq pos"]:
+def cut_at_start(ids: list[list[int]], n_seqs: int, length: int, generator: Generator) -> Windows:
     """Take the first tokens of documents that are long enough, one sequence each, in random order.
 
     Raises:
@@ -58,7 +73,7 @@ def cut_at_start(
             "lower --n-seqs or --seq-len, or take --windows random"
         )
     order = torch.randperm(len(long_enough), generator=generator)[:n_seqs]
-    return torch.tensor(long_enough)[order]
+    return Windows(tokens=torch.tensor(long_enough)[order], documents=order)
 
 
 def _starts(n_tokens: int, length: int, generator: Generator) -> list[int]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
+from nope_probe.data.cutting import Windows
 from nope_probe.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,11 +21,12 @@ def pack(
     length: int,
     separator: int,
     generator: torch.Generator,
-) -> Int[Tensor, "seq pos"]:
+) -> Windows:
     """Join documents in random order, each followed by a separator, and cut them into sequences.
 
     A sequence may begin and end anywhere in a document, and may hold several: later documents
-    attend to the ones before them, as in most models' training.
+    attend to the ones before them, as in most models' training. It counts as the document's that
+    most of its tokens are from, the first of these.
 
     Args:
         ids: the tokens of each document.
@@ -38,7 +39,7 @@ def pack(
         UserError: if there are too few tokens (it says how many there are).
 
     Example:
-        >>> pack([[5, 6, 7, 8, 9]], 2, 3, 0, torch.Generator())
+        >>> pack([[5, 6, 7, 8, 9]], 2, 3, 0, torch.Generator()).tokens
         tensor([[5, 6, 7],
                 [8, 9, 0]])
     """
@@ -51,7 +52,13 @@ def pack(
         )
     order = torch.randperm(len(ids), generator=generator).tolist()
     joined = [token for index in order for token in (*ids[index], separator)]
-    return torch.tensor(joined[: n_seqs * length]).view(n_seqs, length)
+    owners = [index for index in order for _ in range(len(ids[index]) + 1)]
+    begins = range(0, n_seqs * length, length)
+    documents = [Counter(owners[first : first + length]).most_common(1)[0][0] for first in begins]
+    return Windows(
+        tokens=torch.tensor(joined[: n_seqs * length]).view(n_seqs, length),
+        documents=torch.tensor(documents),
+    )
 
 
 def separator_of(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from nope_probe.data.cutting import cut, cut_at_start
+from nope_probe.data.cutting import Windows, cut, cut_at_start
 from nope_probe.data.data_sets import first_documents, is_data_set, long_documents
 from nope_probe.data.documents import documents, validate_packing
 from nope_probe.data.packing import pack as pack_documents
@@ -39,16 +39,24 @@ class Sequences:
         inputs: token ids, or vectors for the parameter-free models.
         name: their source.
         bos: whether each sequence begins with a BOS token (an attention sink).
+        documents: the number of the document that each sequence is from; None where each is drawn
+            by itself. The sequences of one document are not independent and share a fold.
     """
 
     inputs: Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
     name: str
     bos: bool = False
+    documents: Int[Tensor, " seq"] | None = None
 
     @property
     def sha256(self) -> str:
         """The checksum of the inputs' bytes."""
         return sha256(self.inputs.contiguous().numpy().tobytes()).hexdigest()
+
+    @property
+    def n_documents(self) -> int:
+        """How many independent documents the sequences are from; their number if drawn singly."""
+        return len(self) if self.documents is None else len(self.documents.unique())
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -98,21 +106,24 @@ def sequences(
     length = seq_len - int(begins)
     if n_seqs < 1 or length < 2:
         raise UserError(f"expected at least 1 sequence of 3 tokens, got {n_seqs} of {seq_len}")
+    documents = None
     if pack:
         validate_packing(source, start)
-        tokens = _packed_tokens(source, tokenizer, n_seqs, length, generator)
+        windows = _packed_windows(source, tokenizer, n_seqs, length, generator)
+        tokens, documents = windows.tokens, windows.documents
     elif source == "random":
         tokens = _random_tokens(tokenizer, n_seqs, length, generator)
     else:
         ids = _long_documents(source, tokenizer, n_seqs, length)
-        tokens = (cut if start == "random" else cut_at_start)(ids, n_seqs, length, generator)
+        windows = (cut if start == "random" else cut_at_start)(ids, n_seqs, length, generator)
+        tokens, documents = windows.tokens, windows.documents
     if shuffle:
         order = torch.rand(tokens.shape, generator=generator).argsort(-1)
         tokens = tokens.gather(-1, order)
     if begins:
         tokens = torch.nn.functional.pad(tokens, (1, 0), value=tokenizer.bos_token_id)
     name = source + (" packed" if pack else "") + (" shuffled" if shuffle else "")
-    return Sequences(inputs=tokens, name=name, bos=begins)
+    return Sequences(inputs=tokens, name=name, bos=begins, documents=documents)
 
 
 def gaussian(
@@ -160,13 +171,13 @@ def _local_documents(source: str, tokenizer: PreTrainedTokenizerBase) -> list[li
     return tokenizer(documents(source), add_special_tokens=False, verbose=False)["input_ids"]
 
 
-def _packed_tokens(
+def _packed_windows(
     source: str,
     tokenizer: PreTrainedTokenizerBase,
     n_seqs: int,
     length: int,
     generator: Generator,
-) -> Int[Tensor, "seq pos"]:
+) -> Windows:
     separator = separator_of(tokenizer)
     if is_data_set(source):
         ids = first_documents(source, tokenizer, n_seqs * length)

@@ -5,15 +5,32 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.names import COMPONENTS, Component
+from nope_probe.hooks.ablation_settings import Ablation
+from nope_probe.hooks.names import Component, removal_order
+from nope_probe.hooks.protocols import HookedModel
+from nope_probe.hooks.rope_names import is_rope
+from nope_probe.hooks.targets import resolve_targets
 
 
-def validate_components(wanted: Collection[Component], has: Sequence[Component]) -> None:
+def validate_components(wanted: Collection[str], has: Sequence[Component]) -> None:
     """Check that a model has some components.
 
     Raises:
         UserError: naming the first that it lacks, and those that it has.
     """
-    lacking = [name for name in COMPONENTS if name in wanted and name not in has]
+    ordered = sorted(wanted, key=removal_order)
+    lacking = [name for name in ordered if ("rope" if is_rope(name) else name) not in has]
     if lacking:
         raise UserError(f"the model has no {lacking[0]}; it has {', '.join(has)}")
+
+
+def validate_bands(model: HookedModel, removable: Collection[str]) -> None:
+    """Check that a model has some bands of RoPE.
+
+    Raises:
+        UserError: naming one that it lacks, and the pairs that it has.
+    """
+    try:
+        resolve_targets(model, Ablation(remove=[name for name in removable if is_rope(name)]))
+    except ValueError as error:
+        raise UserError(str(error)) from error

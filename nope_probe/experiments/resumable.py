@@ -8,6 +8,7 @@ from torch import Tensor
 
 from nope_probe.hooks.calibration import Calibration, calibrate
 from nope_probe.hooks.capture import capture_scores, capture_stages
+from nope_probe.hooks.losses import capture_losses
 from nope_probe.hooks.maps import ScoreMaps, StageMaps
 from nope_probe.hooks.protocols import HookedModel
 from nope_probe.runtime.checkpoint import RunCheckpoint
@@ -21,7 +22,7 @@ def scores_once(
         with checkpoint.stream(key) as stream:
             maps = capture_scores(model, inputs, checkpoint=stream, **options)
         checkpoint.save(key, maps.to_tensors())
-    return ScoreMaps(**checkpoint.load(key))
+    return ScoreMaps.from_tensors(checkpoint.load(key))
 
 
 def stages_once(
@@ -33,6 +34,17 @@ def stages_once(
             maps = capture_stages(model, inputs, checkpoint=stream, **options)
         checkpoint.save(key, maps.to_tensors())
     return StageMaps.from_tensors(checkpoint.load(key))
+
+
+def losses_once(
+    checkpoint: RunCheckpoint, key: str, model: HookedModel, tokens: Tensor, *, batch_size: int
+) -> Tensor:
+    """Return the loss of every token, from `capture_losses` unless the checkpoint has them."""
+    if key not in checkpoint:
+        with checkpoint.stream(key) as stream:
+            losses = capture_losses(model, tokens, batch_size=batch_size, checkpoint=stream)
+        checkpoint.save(key, {"losses": losses})
+    return checkpoint.load(key)["losses"]
 
 
 def calibration_once(

@@ -11,6 +11,7 @@ import pandas as pd
 from rich.console import Console
 
 from nope_probe.figures.intervals import interval_of, interval_text
+from nope_probe.reports.notes import fold_notes
 
 
 def strongest(rows: pd.DataFrame) -> pd.Series | None:
@@ -45,12 +46,15 @@ def print_closing(
     """Print a run's headline, the meaning of its intervals, and the path of its report."""
     for sentence in headline:
         console.print(sentence, end="\n\n")
-    skip = manifest["skip_keys"]
+    skip, documents = manifest["skip_keys"], manifest.get("documents")
+    of_documents = "" if documents is None else f" of {documents} documents"
     console.print(
-        f"Brackets are 95% intervals from {manifest['settings']['folds']} folds; "
+        f"Brackets are 95% intervals from {manifest['settings']['folds']} folds{of_documents}; "
         f"{skip} first key{'' if skip == 1 else 's'} skipped; noise biases locality towards 0.",
         style="dim",
     )
+    for note in fold_notes(manifest):
+        console.print(note)
     console.print(f"{manifest['seconds']:.0f} s; open {folder / 'report.html'}")
 
 

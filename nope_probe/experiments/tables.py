@@ -10,18 +10,20 @@ from typing import Any
 
 import pandas as pd
 
-from nope_probe.analyses.attribution import LayerAttribution, MaskEffect, PlayerAttribution
+from nope_probe.analyses.attribution import LayerAttribution
 from nope_probe.analyses.jackknife import Interval
+from nope_probe.analyses.mask_effect import MaskEffect
 from nope_probe.analyses.mean_covariance import MeanCovariance
 from nope_probe.analyses.pattern import Measures
+from nope_probe.analyses.player_attribution import PlayerAttribution
 from nope_probe.figures.intervals import bound_columns
 
 Row = dict[str, Any]
-PARTS = ("share", "alone", "lost")  # of a player
+PARTS = ("share", "lost", "alone", "amplification")  # of a player
 
 
 def interval_columns(interval: Interval, name: str = "share") -> Row:
-    """Return an interval as three columns: name, name_low, name_high (or share, low, high)."""
+    """Return an interval as three columns: name, name_low, name_high."""
     return dict(
         zip(interval_names(name), (interval.value, interval.low, interval.high), strict=True)
     )
@@ -32,7 +34,7 @@ def interval_names(*names: str) -> list[str]:
 
     Example:
         >>> interval_names("share", "rms")
-        ['share', 'low', 'high', 'rms', 'rms_low', 'rms_high']
+        ['share', 'share_low', 'share_high', 'rms', 'rms_low', 'rms_high']
     """
     return [column for name in names for column in (name, *bound_columns(name))]
 
@@ -47,7 +49,10 @@ def columns_of(holder: object, names: Sequence[str]) -> Row:
 
 
 def sources_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:
-    """Return the table of sources: layer, term, rms (nats), share, low, high."""
+    """Return the table of sources: layer, term, rms (nats) and share, with bounds.
+
+    The terms add up to the pattern, but for the last: `position`, the sum of all but content.
+    """
     rows = [
         {
             "layer": each.layer,
@@ -56,7 +61,7 @@ def sources_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:
             **interval_columns(source.share),
         }
         for each in layers
-        for source in each.sources
+        for source in (*each.sources, each.position)
     ]
     return pd.DataFrame(rows, columns=["layer", "term", *interval_names("rms", "share")])
 
@@ -80,7 +85,7 @@ def players_table(
     layers: Sequence[LayerAttribution],
     reparametrisations: Sequence[Sequence[LayerAttribution]] = (),
 ) -> pd.DataFrame:
-    """Return the table of players: layer, game (the player set), player, share, alone, lost.
+    """Return the table of players: layer, game (the player set), player, and each of its parts.
 
     Args:
         layers: the attribution of each layer.
@@ -106,14 +111,14 @@ def _reparametrised_range(player: PlayerAttribution, others: Sequence[LayerAttri
     ]
     row: Row = {}
     for part in PARTS:
-        values = [getattr(each, part).value for each in (player, *same)] if same else [float("nan")]
-        row[f"{part}_reparametrised_min"] = min(values)
-        row[f"{part}_reparametrised_max"] = max(values)
+        values = pd.Series([getattr(each, part).value for each in (player, *same)] if same else [])
+        row[f"{part}_reparametrised_min"] = values.min()
+        row[f"{part}_reparametrised_max"] = values.max()
     return row
 
 
 def interactions_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:
-    """Return the table of interactions: layer, game (the player set), players, share, low, high."""
+    """Return the table of interactions: layer, game (the player set), players, share."""
     rows = [
         {
             "layer": each.layer,

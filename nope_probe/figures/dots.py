@@ -6,9 +6,8 @@ words "no pattern".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -71,7 +70,10 @@ def dots(
 
 
 def over_layers(
-    panels: Mapping[str, Sequence[Dots]], title: str, columns: int | None = None
+    panels: Mapping[str, Sequence[Dots]],
+    title: str,
+    columns: int | None = None,
+    unmarked: Collection[str] = (),
 ) -> go.Figure:
     """Draw series over layers, a panel for each kind of number, with one legend.
 
@@ -79,6 +81,7 @@ def over_layers(
         panels: series by the panel's title; every panel has at least one.
         title: the figure's title.
         columns: panels in a row; all in one row if None. A deep model gets half of them.
+        unmarked: panels in which a layer without numbers may have a pattern: it is left blank.
     """
     n_layers = len(_layers(next(iter(panels.values()))))
     figure = go.Figure(
@@ -89,7 +92,7 @@ def over_layers(
         ]
     )
     place(figure, title, list(panels), *_grids(len(panels), columns, n_layers))
-    _mark_layers(figure, list(panels.values()))
+    _mark_layers(figure, panels, unmarked)
     return figure
 
 
@@ -137,12 +140,15 @@ def _trace(series: Dots, panel: int, offset: float) -> go.Scatter:
     )
 
 
-def _mark_layers(figure: go.Figure, panels: Sequence[Sequence[Dots]]) -> None:
+def _mark_layers(
+    figure: go.Figure, panels: Mapping[str, Sequence[Dots]], unmarked: Collection[str]
+) -> None:
     """Tick and separate the layers, and mark those without a pattern."""
     notes: list[dict[str, Any]] = []
     keys: dict[str, Any] = {}
-    for panel, series in enumerate(panels):
+    for panel, (title, series) in enumerate(panels.items()):
         layers = _layers(series)
+        empty = [] if title in unmarked else [each for each in layers if _is_empty(series, each)]
         every = -(-len(layers) // MOST_TICKS)
         x, y = f"xaxis{axis(panel)}", f"yaxis{axis(panel)}"
         keys[f"{x}.range"] = [layers[0] - 0.5, layers[-1] + 0.5]
@@ -151,7 +157,7 @@ def _mark_layers(figure: go.Figure, panels: Sequence[Sequence[Dots]]) -> None:
         between = {"tick0": 0.5, "dtick": 1, "showgrid": True, "gridcolor": GRID}
         keys[f"{x}.minor"] = between
         keys |= {f"{y}.rangemode": "tozero", f"{y}.zerolinewidth": 2, f"{y}.nticks": 5}
-        for layer in filter(partial(_is_empty, series), layers):
+        for layer in empty:
             where = {**inside(panel), "xref": f"x{axis(panel)}", "x": layer, "y": 0.5}
             notes.append({"text": NO_PATTERN, "textangle": -90, "bgcolor": BLANK, **where})
     font = {"showarrow": False, "font": {"size": 11}}

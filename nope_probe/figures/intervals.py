@@ -13,13 +13,13 @@ ValueAndBounds = tuple[float, float, float]
 
 
 def bound_columns(column: str) -> tuple[str, str]:
-    """Return the columns with an estimate's bounds: `low` and `high` for a share.
+    """Return the columns with an estimate's bounds.
 
     Example:
-        >>> bound_columns("share"), bound_columns("rms")
-        (('low', 'high'), ('rms_low', 'rms_high'))
+        >>> bound_columns("share")
+        ('share_low', 'share_high')
     """
-    return ("low", "high") if column == "share" else (f"{column}_low", f"{column}_high")
+    return f"{column}_low", f"{column}_high"
 
 
 def interval_of(row: Mapping[Any, Any] | pd.Series, column: str) -> ValueAndBounds:

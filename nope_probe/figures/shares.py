@@ -16,41 +16,53 @@ from nope_probe.figures.style import colour, symbol
 from nope_probe.figures.words import words
 
 MOST_INTERACTIONS = 24
+PLAYER_PARTS = {
+    "share": "Shapley share",
+    "lost": "lost without it",
+    "alone": "there alone",
+    "amplification": "amplification",
+}
 
 
 def source_shares(table: pd.DataFrame) -> go.Figure:
     """Draw each source's share of the pattern, per layer, and its RMS in nats.
 
     Args:
-        table: `sources.csv`: layer, term, rms, rms_low, rms_high (nats), share, low, high.
+        table: `sources.csv`: layer, term, rms (nats) and share, each with its bounds; the term
+            `position`, the sum of all but content, is not drawn.
     """
+    terms = table[table["term"] != "position"]
     panels = {
-        "share of the pattern": _by_name(table, "term", "share"),
-        "RMS, nats": _by_name(table, "term", "rms"),
+        "share of the pattern": _by_name(terms, "term", "share"),
+        "RMS, nats": _by_name(terms, "term", "rms"),
     }
     return over_layers(panels, title="The sources of the positional pattern, per layer")
 
 
 def player_shares(table: pd.DataFrame) -> go.Figure:
-    """Draw for each player of one set its Shapley share, and what is there alone and lost without.
+    """Draw each player's share, what is lost without it and there alone, and its amplification.
 
     Args:
         table: the rows of `players.csv` that belong to one player set.
     """
     panels = {
-        "Shapley share": _by_name(table, "player", "share"),
-        "there alone": _by_name(table, "player", "alone"),
-        "lost without it": _by_name(table, "player", "lost"),
+        title: [dots for dots in _by_name(table, "player", column) if _has_numbers(dots)]
+        for column, title in PLAYER_PARTS.items()
     }
-    return over_layers(panels, title="The players' parts in the positional pattern, per layer")
+    panels["Shapley share"] = _by_name(table, "player", "share")
+    return over_layers(
+        {title: series for title, series in panels.items() if series},
+        title="The players' parts in the positional pattern, per layer",
+        unmarked=("there alone", "amplification"),
+    )
 
 
 def mean_covariance_shares(table: pd.DataFrame) -> go.Figure:
     """Draw the mean and covariance terms' shares and RMS, per layer, and the mean's dimensions.
 
     Args:
-        table: `mean_covariance.csv`: layer, term, share, low, high, rms, rms_low, rms_high,
-            dimensions.
+        table: `mean_covariance.csv`: layer, term, and share, rms (nats) and dimensions, each with
+            its bounds.
     """
     named = table.assign(term=table["term"].astype(str) + "_term")
     panels = {
@@ -115,3 +127,7 @@ def _interaction_trace(rows: pd.DataFrame, layer: int) -> go.Scatter:
 
 def _by_name(table: pd.DataFrame, by: str, column: str) -> list[Dots]:
     return [dots(rows, str(name), column) for name, rows in table.groupby(by, sort=False)]
+
+
+def _has_numbers(series: Dots) -> bool:
+    return not np.isnan(np.asarray(series.values)).all()

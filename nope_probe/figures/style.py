@@ -8,12 +8,14 @@ from __future__ import annotations
 import plotly.graph_objects as go
 
 INK, GRID, BLANK, ZERO = "#1b1f24", "#d9dce1", "#eceef1", "#8b949e"
+TITLE_HEIGHT = 16  # px of a figure's top margin that its title takes
 SEQUENTIAL, DIVERGING = "Viridis", "RdBu_r"
 COLOURS = {
     "content": "#7a7a7a",
     "mask": "#d55e00",
     "rope": "#0070e3",
     "pos_embed": "#538ff5",
+    "alibi": "#4a78c8",
     "interaction": "#ab3e98",
     "w_q": "#1da2a5",
     "w_k": "#18753a",
@@ -31,6 +33,7 @@ SYMBOLS = {
     "mask": "square",
     "rope": "diamond",
     "pos_embed": "diamond",
+    "alibi": "diamond",
     "interaction": "cross",
     "w_q": "triangle-up",
     "w_k": "triangle-down",

@@ -50,12 +50,15 @@ class Measure:
 
 TERMS = {
     "all": Term("whole pattern"),
-    "difference": Term("all players"),
+    "position": Term("positional part", "the mask and position encoding"),
+    "base": Term("without the players", "what no player brings"),
     "content": Term("content", "the content of the text"),
     "mask": Term("causal mask", "the causal mask", "mask"),
     "rope": Term("RoPE"),
     "pos_embed": Term("learned positions", "the learned position embeddings", "positions"),
+    "alibi": Term("ALiBi"),
     "mask_x_rope": Term("mask × RoPE", "mask and RoPE together"),
+    "mask_x_alibi": Term("mask × ALiBi", "mask and ALiBi together"),
     "mask_x_pos_embed": Term("mask × learned positions", "mask and position embeddings together"),
     "w_q": Term("W_Q"),
     "w_k": Term("W_K"),
@@ -122,6 +125,36 @@ MEASURES = {
         caption="The first keys against the others, in the non-relative part of the positional "
         "pattern.",
         signed=True,
+    ),
+}
+ATTENTION = {  # what a head attends to
+    "first_key": Measure(
+        label="first-key attention",
+        caption="Mean attention to the first key; above 0.3 the head is called a sink.",
+        bounded=True,
+    ),
+    "previous_token": Measure(
+        label="previous-token attention",
+        caption="Mean attention to the token before the query.",
+        bounded=True,
+    ),
+    "induction": Measure(
+        label="induction attention",
+        caption="On random tokens that are repeated, mean attention to the token after the "
+        "previous occurrence of the query's own.",
+        bounded=True,
+    ),
+    "positional": Measure(
+        label="positional share",
+        caption="Share of the variance of the last query's scores that stays in place when the "
+        "keys are permuted.",
+        bounded=True,
+    ),
+    "symbolic": Measure(
+        label="symbolic share",
+        caption="Share of the variance of the last query's scores that moves with the keys when "
+        "they are permuted.",
+        bounded=True,
     ),
 }
 

@@ -7,20 +7,19 @@ every removal is written through hook points, and equals the model edited by han
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from nope_probe.hooks.ablation_settings import Ablation
-from nope_probe.hooks.active import ABLATED, BlockAblations
-from nope_probe.hooks.base_layer import Layer
+from nope_probe.hooks.active import ABLATED
 from nope_probe.hooks.block_ablation import BlockAblation, mean_over_positions
+from nope_probe.hooks.block_removal import BlockRemoval
 from nope_probe.hooks.calibration import Calibration, calibrate
-from nope_probe.hooks.components import components, has_component
-from nope_probe.hooks.forward import hooks_attached
-from nope_probe.hooks.layer import layers_of
-from nope_probe.hooks.model import Inputs, position_point
-from nope_probe.hooks.protocols import Attachment, HookedModel, Model
+from nope_probe.hooks.model import Inputs, position_module, position_point
+from nope_probe.hooks.placed import HookGroup, first, hooks_in_place
+from nope_probe.hooks.protocols import HookedModel, Model
 from nope_probe.hooks.replaced_weight import replaced_weight
+from nope_probe.hooks.targets import Target, resolve_targets
 
 
 @contextmanager
@@ -33,6 +32,9 @@ def ablated(
 ) -> Iterator[Model]:
     """Run a model without some of its components for as long as the context lasts.
 
+    Other hooks see what is written here and may change it, whether they were added before or
+    inside the context; what they write is read here.
+
     Args:
         model: a HookedTransformer or TransformerBridge; its outputs are bit-identical afterwards.
         ablation: what to remove, and where.
@@ -41,11 +43,14 @@ def ablated(
         tokens: instead of a calibration, the tokens (or vectors) on which to `calibrate` first.
 
     Raises:
-        ValueError: if the model lacks a component or layer, if neither or both of calibration and
-            tokens are given where one is needed, or for a prefix longer than the model's context;
-            in a forward pass, for a prefix longer than the sequences.
+        ValueError: if the model lacks a component, layer, head or band, if neither or both of
+            calibration and tokens are given where one is needed, or for a prefix longer than the
+            model's context. In a forward pass, for a prefix longer than the sequences, scores that
+            are not q.k times the scale where they have to be rebuilt, or another hook that changes
+            a tensor which the removal leaves without effect.
         RuntimeError: inside another `ablated` on this model: two writers of the attention scores
-            do not commute. Name all components in one Ablation.
+            do not commute. Name all components in one Ablation. In a forward pass, if
+            `reset_hooks` removed the ablation.
 
     Example:
         >>> from nope_probe import Ablation, ablated, load
@@ -53,32 +58,18 @@ def ablated(
         >>> with ablated(model, Ablation(remove=["mask", "w_k"]), tokens=tokens):
         ...     logits = model(tokens)
     """
-    blocks = _chosen(model, ablation)
+    targets = resolve_targets(model, ablation)
     if model in ABLATED:
         raise RuntimeError("the model is ablated already: name all components in one Ablation")
     calibration = _calibration(model, ablation, calibration, tokens)
-    ABLATED[model] = _block_ablations(blocks, ablation, calibration)
+    blocks = [_block_ablation(ablation, calibration, each) for each in targets]
+    groups = [each.group() for each in blocks]
+    ABLATED[model] = {each.layer.index: each for each in blocks}
     try:
-        with hooks_attached(_hooks(model, ablation, ABLATED[model])):
+        with hooks_in_place([*groups, *_position_groups(model, ablation)]):
             yield model
     finally:
         ABLATED.pop(model, None)
-
-
-def _chosen(model: HookedModel, ablation: Ablation) -> list[Layer]:
-    blocks = layers_of(model)
-    indices = range(len(blocks)) if ablation.layers is None else ablation.layers
-    if not set(indices) <= set(range(len(blocks))):
-        raise ValueError(f"expected layers from 0 to {len(blocks) - 1}, got {list(indices)}")
-    lacking = [name for name in ablation.remove if not has_component(model, name)]
-    if lacking:
-        has = ", ".join(components(model))
-        raise ValueError(f"the model has no {lacking[0]} to remove; it has {has}")
-    if ablation.prefix is not None and ablation.prefix > model.cfg.n_ctx:
-        raise ValueError(
-            f"a prefix of {ablation.prefix} positions, but the model's context is {model.cfg.n_ctx}"
-        )
-    return [blocks[index] for index in indices]
 
 
 def _calibration(
@@ -114,21 +105,31 @@ def _how_to_calibrate(ablation: Ablation) -> str:
     )
 
 
-def _block_ablations(
-    blocks: Sequence[Layer], ablation: Ablation, calibration: Calibration | None
-) -> BlockAblations:
-    found = {}
-    for layer in blocks:
-        replaced = {
-            name: replaced_weight(layer, name, ablation, calibration) for name in ablation.weights
-        }
-        found[layer.index] = BlockAblation(layer, ablation.remove, replaced, ablation.prefix)
-    return found
+def _block_ablation(
+    ablation: Ablation,
+    calibration: Calibration | None,
+    target: Target,
+) -> BlockAblation:
+    layer, names = target.layer, ablation.components
+    replaced = {
+        name: replaced_weight(layer, name, ablation, calibration, target.heads)
+        for name in ablation.weights
+    }
+    removal = BlockRemoval(
+        components=frozenset(names),
+        replaced=replaced,
+        rope=target.rope,
+        heads=target.heads,
+        prefix=ablation.prefix,
+    )
+    return BlockAblation(layer, removal)
 
 
-def _hooks(model: HookedModel, ablation: Ablation, blocks: BlockAblations) -> Iterator[Attachment]:
-    for each in blocks.values():
-        yield from each.hooks()
-    point = position_point(model) if "pos_embed" in ablation.remove else None
+def _position_groups(model: HookedModel, ablation: Ablation) -> Iterator[HookGroup]:
+    point = position_point(model) if "pos_embed" in ablation.components else None
     if point is not None:
-        yield point, mean_over_positions
+        yield HookGroup(
+            module=position_module(model),
+            hooks=[first(point, mean_over_positions)],
+            start=lambda: None,
+        )

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nope_probe.hooks.names import (
+    CIRCUITS,
     COMPONENTS,
     GAINS,
+    PER_HEAD,
     REPLACEMENTS,
     WEIGHTS,
-    Component,
     Gain,
     Projection,
     Replacement,
 )
+from nope_probe.hooks.rope_names import ROPE_HALVES, is_rope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +24,13 @@ class Ablation:
     """What to remove, and where.
 
     Attributes:
-        remove: components.
+        remove: components; the circuits `qk` and `ov`; `norms`, the learned weights of the norms
+            before attention and MLP; or bands of RoPE: `rope_high`, the pairs whose wavelength
+            2 pi / theta is below the length of the sequences, `rope_low`, the rest, and
+            `rope[a:b]`, the pairs a to b - 1, the fastest first.
         layers: block numbers from 0; None for all.
+        heads: per block, the query heads (from 0) that lose the components; other blocks and heads
+            keep them. A key head that several query heads share stays for the others.
         replacement: what stands for a removed projection. `identity`: c * P, where row r of P reads
             coordinate r % d_model (for W_O: its transpose); `random`: c * R, orthonormal rows (for
             W_O: columns) drawn per head from the seed; `mean`: the mean of its output over tokens
@@ -37,8 +44,8 @@ class Ablation:
             later queries keep theirs (causal, or a sliding window). None: the mask is off for all.
 
     Raises:
-        ValueError: for a component, replacement or gain that does not exist, or a prefix without
-            the mask.
+        ValueError: for a component, replacement or gain that does not exist, heads of a component
+            that has none, or a prefix without the mask.
 
     Example:
         >>> from nope_probe import Ablation
@@ -46,36 +53,50 @@ class Ablation:
         ['mask', 'w_q']
     """
 
-    remove: Sequence[Component] = ()
+    remove: Sequence[str] = ()
     layers: Sequence[int] | None = None
+    heads: Mapping[int, Sequence[int]] | None = None
     replacement: Replacement = "identity"
     gain: Gain = "output"
     seed: int = 0
     prefix: int | None = None
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.remove if name not in COMPONENTS]
-        if unknown:
-            raise ValueError(f"unknown component {unknown[0]!r}; there are {', '.join(COMPONENTS)}")
-        if self.replacement not in REPLACEMENTS:
-            there_are = ", ".join(REPLACEMENTS)
-            raise ValueError(f"unknown replacement {self.replacement!r}; there are {there_are}")
-        if self.gain not in GAINS:
-            raise ValueError(f"unknown gain {self.gain!r}; there are {', '.join(GAINS)}")
+        names = expanded(self.remove)
+        for kind, value, known in (
+            ("replacement", self.replacement, REPLACEMENTS),
+            ("gain", self.gain, GAINS),
+        ):
+            if value not in known:
+                raise ValueError(f"unknown {kind} {value!r}; there are {', '.join(known)}")
+        if self.heads is not None:
+            self._validate_heads(names)
         if self.prefix is not None:
             self._validate_prefix(self.prefix)
+
+    def _validate_heads(self, names: Sequence[str]) -> None:
+        if self.layers is not None:
+            raise ValueError("expected layers or heads, not both: heads are named per layer")
+        without = [name for name in names if name not in PER_HEAD and not is_rope(name)]
+        if without:
+            raise ValueError(f"{without[0]} has no heads; {', '.join(PER_HEAD)} have")
 
     def _validate_prefix(self, prefix: int) -> None:
         if prefix < 1:
             raise ValueError(f"expected a prefix of 1 position or more, got {prefix}")
-        if "mask" not in self.remove:
+        if "mask" not in self.components:
             removed = ", ".join(self.remove) or "nothing"
             raise ValueError(f"a prefix is for removing the mask; this removes {removed}")
 
     @property
+    def components(self) -> tuple[str, ...]:
+        """The components, `norms` and bands to remove, circuits taken apart."""
+        return expanded(self.remove)
+
+    @property
     def weights(self) -> tuple[Projection, ...]:
         """The projections among the components to remove."""
-        return tuple(name for name in WEIGHTS if name in self.remove)
+        return tuple(name for name in WEIGHTS if name in self.components)
 
     @property
     def needs_calibration(self) -> bool:
@@ -83,3 +104,27 @@ class Ablation:
         if self.replacement in ("mean", "zero"):
             return self.replacement == "mean" and bool(self.weights)
         return self.gain == "output" and bool(self.weights)
+
+
+def expanded(names: Iterable[str]) -> tuple[str, ...]:
+    """Return components, `norms` and bands of RoPE, with circuits taken apart.
+
+    Raises:
+        ValueError: for a name that does not exist.
+
+    Example:
+        >>> expanded(["mask", "qk", "rope_high"])
+        ('mask', 'w_q', 'w_k', 'rope_high')
+    """
+    found: list[str] = []
+    for name in names:
+        if (
+            name not in COMPONENTS
+            and name not in CIRCUITS
+            and name != "norms"
+            and not is_rope(name)
+        ):
+            known = ", ".join([*COMPONENTS, "norms", *CIRCUITS, *ROPE_HALVES, "rope[a:b]"])
+            raise ValueError(f"unknown component {name!r}; there are {known}")
+        found += CIRCUITS.get(name, (name,))
+    return tuple(dict.fromkeys(found))

@@ -30,11 +30,12 @@ class Accumulator(ABC):
         totals: sums over sequences, float64, one per fold; those of several processes add up.
         flags: booleans that the first sequence shows for all, such as which cells are visible.
         n_seen: how many sequences of this process are in the totals.
-        reads: what it reads of attention; only `scores` need the score of every head.
+        reads: what it reads of attention: the `scores` (or weights) of every head, q and k before
+            their `product`, or `nothing` that fused attention leaves out.
     """
 
     layer: Layer
-    reads: Literal["scores", "product", "nothing"] = "nothing"
+    reads: Literal["scores", "product", "nothing"] = "scores"
 
     def __init__(self, n_folds: int) -> None:
         self.n_folds = n_folds
@@ -54,6 +55,11 @@ class Accumulator(ABC):
     def read_product(self, q: Heads, k: Keys, visible: Visible) -> None:
         """Add what q and k of a forward pass with fused attention give."""
         raise NotImplementedError(f"{type(self).__name__} does not read q and k")
+
+    def read_logits(  # noqa: B027  (most accumulators read hook points alone)
+        self, logits: Float[Tensor, "batch pos d_vocab"], tokens: Int[Tensor, "batch pos"]
+    ) -> None:
+        """Read the logits of a pass that ran to the end; by default nothing is read of them."""
 
     def start_batch(self, fold_of: Int[Tensor, " batch"], upto: int) -> None:
         """Set the folds of the next batch, and how many sequences are counted with it."""
@@ -89,6 +95,8 @@ class Accumulator(ABC):
 
 class GramAccumulator(Accumulator):
     """Sums inner products of one stage's vectors, per fold."""
+
+    reads = "nothing"
 
     def __init__(self, stage: Stage, layer: Layer, n_folds: int) -> None:
         super().__init__(n_folds)
@@ -190,7 +198,7 @@ class ScoreAccumulator(Accumulator):
 
     def _flags(self, scores: Float[Tensor, "batch head query_pos key_pos"]) -> State:
         """Find on the first sequence which cells are masked, and whether q.k gives the rest."""
-        visible = unmasked(scores[0, 0])
+        visible = unmasked(scores[0]).all(0)  # in all heads, of which some may lose the mask
         if self.may_be_rewritten and not self.keeps_means:
             # Another hook may rewrite the scores of later sequences: they are read as they are.
             return {"visible": visible, "from_product": torch.tensor(False)}
@@ -223,8 +231,6 @@ class ScoreAccumulator(Accumulator):
 class HeadAccumulator(Accumulator):
     """Sums one layer's scores over sequences, per fold and head, at 8 bytes a cell."""
 
-    reads = "scores"
-
     def __init__(self, layer: Layer, n_folds: int) -> None:
         super().__init__(n_folds)
         self.layer = layer
@@ -237,7 +243,7 @@ class HeadAccumulator(Accumulator):
         """Add one batch's scores."""
         if self.already_counted:
             return
-        self.flags = self.flags or {"visible": unmasked(scores[0, 0])}
+        self.flags = self.flags or {"visible": unmasked(scores[0]).all(0)}
         # Sequence by sequence: n_folds sums of heads would take as much memory again.
         self.add(scores=list(zip(self.fold_of.tolist(), scores, strict=True)))
 

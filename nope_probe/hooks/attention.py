@@ -8,8 +8,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 
-def unmasked(scores: Float[Tensor, "query_pos key_pos"]) -> Bool[Tensor, "query_pos key_pos"]:
-    """Return which cells of one head's scores a model did not mask.
+def unmasked(
+    scores: Float[Tensor, "*heads query_pos key_pos"],
+) -> Bool[Tensor, "*heads query_pos key_pos"]:
+    """Return which cells of scores a model did not mask.
 
     Masked scores are -inf on HookedTransformer and finfo.min on bridges. NaN counts as unmasked,
     so that it is noticed.
@@ -25,6 +27,11 @@ def relative_error(values: Float[Tensor, "*shape"], expected: Float[Tensor, "*sh
     if expected.numel() == 0:
         return float("nan")
     return float((values - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
+
+
+def score_tolerance(dtype: torch.dtype) -> float:
+    """Return up to which relative error scores of a precision count as equal."""
+    return 1e-4 if dtype in (torch.float32, torch.float64) else 0.05
 
 
 def sum_query_groups(

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from nope_probe.hooks.attention import repeat_heads
 from nope_probe.hooks.names import Projection
-from nope_probe.hooks.protocols import Attachment, HookPoint
+from nope_probe.hooks.placed import PlacedHook
+from nope_probe.hooks.protocols import HookPoint
+from nope_probe.hooks.rope_bands import RemovedPairs
 
 Kind = Literal["HookedTransformer", "TransformerBridge"]
 NormName = Literal["ln1", "ln2"]
@@ -121,12 +123,25 @@ class Layer(ABC):
         """Return a norm's output, learned weight included, from what its hook point carries."""
 
     @abstractmethod
-    def hooks_without_norm_weight(self, norm: NormName) -> Iterator[Attachment]:
+    def hooks_without_norm_weight(self, norm: NormName) -> Iterator[PlacedHook]:
         """Return the hooks that take a norm's learned weight (and bias) out of its output."""
 
     @abstractmethod
-    def hooks_without_rope(self) -> Iterator[Attachment]:
-        """Return the hooks that leave q and k unrotated."""
+    def hooks_without_rope(self, rope: RemovedPairs) -> Iterator[PlacedHook]:
+        """Return the hooks that leave some rotary pairs of q and k unrotated."""
+
+    @abstractmethod
+    def frequencies(self, fired: dict[str, Tensor]) -> Float[Tensor, " pair"] | None:
+        """Return the angle per position of each rotary pair, radians; None in a NoPE layer.
+
+        Args:
+            fired: the tensors of a pass over 2 positions or more, by the names of attention's hook
+                points.
+        """
+
+    def score_bias(self, n_pos: int) -> Float[Tensor, "head query_pos key_pos"] | None:
+        """Return what the last pass added to q.k times the scale (ALiBi), or None."""
+        return None
 
     @abstractmethod
     def qk_norm(self, x: Heads, which: QueryOrKey) -> Heads:
@@ -174,6 +189,11 @@ class Layer(ABC):
 
         Norms, RoPE, projections and their hook points are the model's own.
         """
+
+    def rotary_columns(self, pairs: Bool[Tensor, " pair"]) -> Bool[Tensor, " d_head"]:
+        """Return which coordinates of each head belong to some rotary pairs."""
+        turned = pairs.repeat_interleave(2) if self.adjacent else pairs.repeat(2)
+        return torch.cat((turned, turned.new_zeros(self.d_head - len(turned))))
 
     def scores(
         self,

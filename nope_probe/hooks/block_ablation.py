@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.hooks.attention import repeat_heads, unmasked
-from nope_probe.hooks.base_layer import Keys, Layer, Values, Visible
-from nope_probe.hooks.names import Component, Projection
-from nope_probe.hooks.protocols import Attachment, HookPoint
-from nope_probe.hooks.qk_reader import QKReader
-from nope_probe.hooks.replacements import ReplacedWeight
+from nope_probe.hooks.base_layer import Heads, Keys, Layer, Values, Vectors, Visible
+from nope_probe.hooks.block_removal import BlockRemoval
+from nope_probe.hooks.discarded import discarded_hooks
+from nope_probe.hooks.names import Projection
+from nope_probe.hooks.norm_weights import norm_hooks
+from nope_probe.hooks.placed import HookGroup, PlacedHook, first, last
+from nope_probe.hooks.protocols import HookPoint
+from nope_probe.hooks.rebuilt_scores import ScoreBuilder
 
 
 class BlockAblation:
@@ -21,47 +23,50 @@ class BlockAblation:
 
     Args:
         layer: the block.
-        remove: the components.
-        replaced: the replacement of each weight that is removed.
-        prefix: how many first positions lose the mask among themselves; None for all positions.
+        removal: what is removed from it.
     """
 
-    def __init__(
-        self,
-        layer: Layer,
-        remove: Collection[Component],
-        replaced: Mapping[Projection, ReplacedWeight],
-        prefix: int | None = None,
-    ) -> None:
-        self.layer, self.remove, self.replaced = layer, set(remove), replaced
-        self.prefix = prefix
-        self.reader = QKReader(layer)
+    def __init__(self, layer: Layer, removal: BlockRemoval) -> None:
+        self.layer, self.removal = layer, removal
+        self.builder = ScoreBuilder(layer, removal)
+        self.inputs: list[Tensor] = []
         self.read: dict[str, Tensor] = {}
 
-    def hooks(self) -> Iterator[Attachment]:
-        """Return the hooks in the order in which they have to be attached."""
-        point, remove = self.layer.point, self.remove
+    def group(self) -> HookGroup:
+        """Return the block's hooks."""
+        hooks = list(self._hooks())
+        hooks += discarded_hooks(self.layer, self.removal, hooks)
+        return HookGroup(module=self.layer.block, hooks=hooks, start=self.reset)
+
+    def _hooks(self) -> Iterator[PlacedHook]:
+        point, remove = self.layer.point, self.removal.components
+        if "norms" in remove:
+            yield from norm_hooks(self.layer)
         if remove & {"w_q", "w_k", "w_v"}:
-            yield point(self.layer.norm_point("ln1")), self.read_input
+            yield last(point(self.layer.norm_point("ln1")), self.read_input)
         if "w_q" in remove:
-            yield point("attn.hook_q"), self.write_q
-        if "rope" in remove:
-            yield from self.layer.hooks_without_rope()
-        if remove & {"mask", "w_k"}:
-            yield from self.reader.hooks()
-            yield point("attn.hook_attn_scores"), self.write_scores
+            yield first(point("attn.hook_q"), self.write_q)
+        if self.removal.rope is not None and self.removal.heads is None:
+            yield from self.layer.hooks_without_rope(self.removal.rope)
+        if self.removal.rebuilds_scores:
+            yield from self.builder.hooks()
+            yield first(point("attn.hook_attn_scores"), self.write_scores)
+        yield from self._hooks_after_scores()
+        yield last(point("hook_resid_post"), self.drop)
+
+    def _hooks_after_scores(self) -> Iterator[PlacedHook]:
+        point, remove = self.layer.point, self.removal.components
         if "w_v" in remove:
-            yield point("attn.hook_pattern"), self.read_pattern
-            yield point("attn.hook_z"), self.write_z
+            yield last(point("attn.hook_pattern"), self.read_pattern)
+            yield first(point("attn.hook_z"), self.write_z)
         if "w_o" in remove:
-            yield point("attn.hook_z"), self.read_z
-            yield point(self.layer.attn_out_point), self.write_attn_out
+            yield last(point("attn.hook_z"), self.read_z)
+            yield first(point(self.layer.attn_out_point), self.write_attn_out)
         if "mlp" in remove:
-            yield point("hook_mlp_out"), zeros
-        yield point("hook_resid_post"), self.reset
+            yield first(point("hook_mlp_out"), zeros)
 
     def read_input(self, tensor: Tensor, hook: HookPoint) -> None:
-        self.read["y"] = self.layer.norm_output("ln1", tensor)
+        self.inputs.append(tensor)
 
     def read_pattern(self, tensor: Tensor, hook: HookPoint) -> None:
         self.read["pattern"] = tensor
@@ -71,18 +76,12 @@ class BlockAblation:
 
     def write_q(self, tensor: Tensor, hook: HookPoint) -> Tensor:
         """Replace the output of W_Q; the model then norms and rotates it."""
-        return self._replaced("w_q").to(tensor.dtype)
+        return self.removal.in_heads(self._outputs("w_q").to(tensor.dtype), tensor, dim=2)
 
     def write_scores(self, tensor: Tensor, hook: HookPoint) -> Tensor:
-        """Rebuild the scores from q and k, with the model's own mask unless that is removed."""
-        scores = self.layer.scores(self.reader.read("q"), self._keys()).to(tensor.dtype)
-        if "mask" in self.remove and self.prefix is None:
-            return scores
-        # One sequence and head shows the mask of all: lengths are equal, without padding.
-        visible = unmasked(tensor[0, 0])
-        if self.prefix is not None:
-            visible = with_prefix(visible, self.prefix)
-        return torch.where(visible, scores, tensor)
+        """Replace the scores by rebuilt ones."""
+        new_keys = self._outputs("w_k") if "w_k" in self.removal.components else None
+        return self.builder.write(tensor, new_keys)
 
     def edit_product(
         self, k: Keys, v: Values, visible: Visible
@@ -91,72 +90,57 @@ class BlockAblation:
         Float[Tensor, "batch pos new_value_head d_head"],
         Visible,
     ]:
-        """Write the removals to what fused attention is computed from, and has no hook points for.
+        """Write the removals to what fused attention is computed from, which has no hook points.
 
         Args:
             k: keys, normed and rotated.
             v: values.
             visible: which keys each query attends to.
         """
-        if "w_k" in self.remove:
-            k = self._keys().to(k.dtype)
-        if "w_v" in self.remove:
-            v = self._replaced("w_v").to(v.dtype)
-        return k, v, self._visible(visible) if "mask" in self.remove else visible
-
-    def _visible(self, visible: Visible) -> Visible:
-        """Return the mask without what is removed of it."""
-        if self.prefix is None:
-            return torch.ones_like(visible)
-        return with_prefix(visible, self.prefix)
+        remove = self.removal.components
+        if "w_k" in remove:
+            k = self.builder.keys(self._outputs("w_k")).to(k.dtype)
+        if "w_v" in remove:
+            v = self._outputs("w_v").to(v.dtype)
+        return k, v, self.builder.visible(visible)
 
     def write_z(self, tensor: Tensor, hook: HookPoint) -> Tensor:
         """Replace the output of W_V, weighted by attention; fused attention has done so already."""
         if "pattern" not in self.read:
             return tensor
         pattern = self.read.pop("pattern")  # the largest tensor of a block: not kept for the next
-        z = torch.einsum("bhqk,bkhd->bqhd", pattern, self._replaced("w_v").to(pattern.dtype))
-        return z.to(tensor.dtype)
+        z = torch.einsum("bhqk,bkhd->bqhd", pattern, self._outputs("w_v").to(pattern.dtype))
+        return self.removal.in_heads(z.to(tensor.dtype), tensor, dim=2)
 
     def write_attn_out(self, tensor: Tensor, hook: HookPoint) -> Tensor:
-        """Replace the output of W_O."""
-        heads = range(self.layer.n_heads)
-        return self.replaced["w_o"].summed(self.read["z"], heads).to(tensor.dtype)
+        """Replace the output of W_O; where some heads keep it, the bias stays."""
+        z, heads = self.read["z"], self.removal.heads
+        if heads is None:
+            all_heads = range(self.layer.n_heads)
+            return self.removal.replaced["w_o"].summed(z, all_heads).to(tensor.dtype)
+        weight = self.layer.weight_per_head("w_o")[heads].to(z)
+        own = torch.einsum("bphd,hdm->bpm", z[:, :, heads], weight)
+        return (tensor - own + self.removal.replaced["w_o"].summed(z, heads)).to(tensor.dtype)
 
-    def reset(self, tensor: Tensor, hook: HookPoint) -> None:
-        """Drop what was read of a pass: the queries and keys of all blocks are gigabytes."""
+    def reset(self) -> None:
+        """Drop what was read of a pass."""
+        self.inputs.clear()
         self.read.clear()
-        self.reader.reset()
+        self.builder.reader.reset()
 
-    def _keys(self) -> Float[Tensor, "batch pos head d_head"]:
-        if "w_k" not in self.remove:
-            return repeat_heads(self.reader.read("k"), self.layer.n_heads)
-        keys = self.layer.qk_norm(self._replaced("w_k"), "k")
-        return keys if "rope" in self.remove else self.reader.rotate(keys)
+    def drop(self, tensor: Tensor, hook: HookPoint) -> None:
+        """Drop what was read: the queries and keys of all blocks are gigabytes."""
+        self.reset()
 
-    def _replaced(self, name: Projection) -> Float[Tensor, "batch pos head d_head"]:
+    def _outputs(self, name: Projection) -> Heads:
         """Return the output of the replacement of W_Q, W_K or W_V."""
-        return self.replaced[name].outputs(self.read["y"])
+        return self.removal.replaced[name].outputs(self._input(name))
 
-
-def with_prefix(
-    visible: Bool[Tensor, "query_pos key_pos"], prefix: int
-) -> Bool[Tensor, "query_pos key_pos"]:
-    """Return a mask whose first positions attend to one another both ways.
-
-    Args:
-        visible: which keys each query attends to.
-        prefix: how many first positions.
-
-    Raises:
-        ValueError: if the sequences are shorter than the prefix.
-    """
-    n = visible.shape[-1]
-    if prefix > n:
-        raise ValueError(f"a prefix of {prefix} positions, but the sequences have {n}")
-    visible = visible.clone()
-    visible[:prefix, :prefix] = True
-    return visible
+    def _input(self, name: Projection) -> Vectors:
+        # A HookedTransformer norms the inputs of W_Q, W_K and W_V one after the other.
+        one_each = len(self.inputs) == 3
+        which = {"w_q": 0, "w_k": 1}.get(name, 2) if one_each else -1
+        return self.layer.norm_output("ln1", self.inputs[which])
 
 
 def zeros(tensor: Tensor, hook: HookPoint) -> Tensor:

@@ -134,6 +134,14 @@ def mean_output(
     return per_head.repeat_interleave(layer.n_heads // len(per_head), 0)
 
 
+def mean_output_per_head(layer: Layer, calibration: Calibration) -> Float[Tensor, "head d_model"]:
+    """Return the mean of what each head adds to the output of W_O; the bias belongs to none."""
+    z = rearrange(
+        calibration.means["z"][layer.index], "(head d_head) -> head d_head", head=layer.n_heads
+    )
+    return torch.einsum("hd,hdm->hm", z, layer.weight_per_head("w_o").cpu().to(z))
+
+
 class _OutputAccumulator(Accumulator):
     """Sums the outputs of one block's projections, and the squares of these and of replacements.
 
@@ -141,6 +149,8 @@ class _OutputAccumulator(Accumulator):
         layer: the block.
         seed: of the random replacement; None leaves it out.
     """
+
+    reads = "nothing"
 
     def __init__(self, layer: Layer, seed: int | None) -> None:
         super().__init__(n_folds=1)

@@ -1,7 +1,8 @@
 """Stream batches through a model and keep running mean maps; nothing is cached.
 
-A map is updated inside the hook that reads its tensor, in float64 and one fold at a time: sequence
-s belongs to fold s % n_folds by its global index, so that no result depends on the batch size.
+A map is updated inside the hook that reads its tensor, in float64 and one fold at a time. Folds
+are fixed before the first batch, so that no result depends on the batch size or on how many
+processes share the work.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.hooks.accumulators import (
@@ -20,10 +21,10 @@ from nope_probe.hooks.accumulators import (
     ScoreAccumulator,
 )
 from nope_probe.hooks.base_layer import Layer
-from nope_probe.hooks.folds import fold_counts, interleaved_folds
+from nope_probe.hooks.folds import folds_of
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.maps import ScoreMaps, StageMaps
-from nope_probe.hooks.model import Inputs
+from nope_probe.hooks.model import Inputs, begins_alike
 from nope_probe.hooks.names import Letter
 from nope_probe.hooks.protocols import HookedModel, HookPoint
 from nope_probe.hooks.stages import STAGES, Stage, available
@@ -39,6 +40,7 @@ def capture_scores(
     layers: Sequence[int] | None = None,
     batch_size: int = 32,
     n_folds: int = 8,
+    documents: Int[Tensor, " seq"] | None = None,
     mean_term: bool = False,
     per_head: bool = False,
     checkpoint: StreamCheckpoint | None = None,
@@ -51,7 +53,9 @@ def capture_scores(
         layers: block numbers from 0; all by default.
         batch_size: sequences per forward pass.
         n_folds: into how many parts the sequences are dealt, for intervals.
-        mean_term: whether to keep the mean term too (needs 2 sequences per fold).
+        documents: the document of each sequence (`Sequences.documents`), whose sequences go to one
+            fold; by default each sequence is independent.
+        mean_term: whether to keep the mean term too (needs 2 sequences in every fold).
         per_head: whether to keep each head's map too (n_heads times the memory).
         checkpoint: deals out batches to processes and saves sums; see `stream`.
 
@@ -69,14 +73,15 @@ def capture_scores(
         torch.Size([4, 5, 5])
     """
     blocks = _chosen(layers_of(model), layers)
-    counts = fold_counts(len(inputs), n_folds)
+    fold_of = folds_of(len(inputs), n_folds, documents)
+    counts = fold_of.bincount(minlength=n_folds)
     scores = [ScoreAccumulator(layer, n_folds, mean_term) for layer in blocks]
     heads = [HeadAccumulator(layer, n_folds) for layer in blocks] if per_head else []
     stream(
         model,
         inputs,
         [*scores, *heads],
-        fold_of=interleaved_folds(len(inputs), n_folds),
+        fold_of=fold_of,
         end=max(blocks, key=lambda layer: layer.index).point("attn.hook_attn_scores"),
         batch_size=batch_size,
         checkpoint=checkpoint,
@@ -89,6 +94,7 @@ def capture_scores(
         visible=torch.stack([each.flags["visible"].cpu() for each in scores]),
         folds=_stacked((each.fold_means(counts) for each in _freed(scores)), n),
         counts=counts,
+        bos=begins_alike(inputs),
     )
 
 
@@ -100,6 +106,7 @@ def capture_stages(
     stages: Sequence[Letter] | None = None,
     batch_size: int = 32,
     n_folds: int = 8,
+    documents: Int[Tensor, " seq"] | None = None,
     checkpoint: StreamCheckpoint | None = None,
 ) -> StageMaps:
     """Average the Gram maps of stages (a) to (i) around one block (the paper's Figure 3).
@@ -111,6 +118,8 @@ def capture_stages(
         stages: letters; all that the block has by default.
         batch_size: sequences per forward pass.
         n_folds: into how many parts the sequences are dealt, for intervals.
+        documents: the document of each sequence (`Sequences.documents`), whose sequences go to one
+            fold; by default each sequence is independent.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
 
     Raises:
@@ -125,7 +134,8 @@ def capture_stages(
     """
     blocks = layers_of(model)
     letters = _letters(blocks, layer, stages)
-    counts = fold_counts(len(inputs), n_folds)
+    fold_of = folds_of(len(inputs), n_folds, documents)
+    counts = fold_of.bincount(minlength=n_folds)
     accumulators = {
         letter: _accumulator(STAGES[letter], blocks[layer + STAGES[letter].block], n_folds)
         for letter in letters
@@ -134,7 +144,7 @@ def capture_stages(
         model,
         inputs,
         list(accumulators.values()),
-        fold_of=interleaved_folds(len(inputs), n_folds),
+        fold_of=fold_of,
         end=_end(letters, blocks, layer),
         batch_size=batch_size,
         checkpoint=checkpoint,
@@ -147,6 +157,7 @@ def capture_stages(
             if STAGES[letter].scores
         },
         counts=counts,
+        bos=begins_alike(inputs),
     )
 
 

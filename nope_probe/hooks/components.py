@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.hooks.forward import hooks_attached, run_forward
 from nope_probe.hooks.layer import layers_of
-from nope_probe.hooks.model import is_causal, position_point
+from nope_probe.hooks.model import has_alibi, is_causal, position_point
 from nope_probe.hooks.names import COMPONENTS, Component
-from nope_probe.hooks.protocols import Hook, HookedModel, HookPoint
+from nope_probe.hooks.protocols import HookedModel
+from nope_probe.hooks.qk_reader import QKReader
 
 
 def components(model: HookedModel) -> tuple[Component, ...]:
@@ -26,6 +28,8 @@ def has_component(model: HookedModel, name: Component) -> bool:
         return is_causal(model)
     if name == "rope":
         return any(rope_layers(model))
+    if name == "alibi":
+        return has_alibi(model)
     if name == "mlp":
         layers = layers_of(model)
         return any(layer.has("hook_mlp_out") and not layer.attention_only for layer in layers)
@@ -33,26 +37,20 @@ def has_component(model: HookedModel, name: Component) -> bool:
 
 
 def rope_layers(model: HookedModel) -> tuple[bool, ...]:
-    """Return for each block whether it rotates q and k.
+    """Return for each block whether it rotates q and k."""
+    return tuple(angles is not None for angles in rope_frequencies(model))
+
+
+def rope_frequencies(model: HookedModel) -> tuple[Float[Tensor, " pair"] | None, ...]:
+    """Return for each block the angle per position of its rotary pairs, or None if it has none.
 
     One short forward pass shows it: in a NoPE layer RoPE's hook points do not fire, whatever the
     configuration says.
     """
-    layers = layers_of(model)
-    rotates = [False] * len(layers)
-
-    def mark(index: int) -> Hook:
-        def hook(tensor: Tensor, hook: HookPoint) -> None:
-            rotates[index] = True
-
-        return hook
-
-    hooks = [
-        (layer.point(layer.rope_point), mark(layer.index))
-        for layer in layers
-        if layer.has(layer.rope_point)
-    ]
+    readers = [QKReader(layer) for layer in layers_of(model)]
+    names = ("hook_cos", "hook_sin", "hook_rot_q")
+    hooks = [pair for reader in readers for pair in reader.hooks(names)]
     with torch.inference_mode(), hooks_attached(hooks):
         if hooks:
             run_forward(model, torch.zeros(1, 2, dtype=torch.long))
-    return tuple(rotates)
+    return tuple(reader.layer.frequencies(reader.fired) for reader in readers)

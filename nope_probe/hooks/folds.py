@@ -87,6 +87,54 @@ def interleaved_folds(n_seqs: int, n_folds: int, first: int = 0) -> Int[Tensor, 
     return torch.arange(first, first + n_seqs) % n_folds
 
 
+def grouped_folds(documents: Int[Tensor, " seq"], n_folds: int) -> Int[Tensor, " seq"]:
+    """Return the fold of each sequence, so that those of one document share a fold.
+
+    Documents go, the largest first, to the fold that has the fewest sequences so far; of equal
+    ones, the first to the first. With a document for each sequence, s goes to fold s % n_folds.
+
+    Args:
+        documents: the number of the document that each sequence is from.
+        n_folds: how many folds.
+
+    Raises:
+        ValueError: if there are fewer documents than folds.
+
+    Example:
+        >>> grouped_folds(torch.tensor([7, 7, 7, 2, 2, 9]), 2)
+        tensor([0, 0, 0, 1, 1, 1])
+    """
+    sizes = dict[int, int]()  # in the order in which documents come
+    for document in documents.tolist():
+        sizes[document] = sizes.get(document, 0) + 1
+    if len(sizes) < n_folds:
+        raise ValueError(
+            f"{len(documents)} sequences of {len(sizes)} documents do not fill {n_folds} folds: "
+            "those of one document are not independent and share a fold"
+        )
+    filled, fold_of = [0] * n_folds, dict[int, int]()
+    for document in sorted(sizes, key=lambda each: -sizes[each]):
+        fold_of[document] = filled.index(min(filled))
+        filled[fold_of[document]] += sizes[document]
+    return torch.tensor([fold_of[document] for document in documents.tolist()])
+
+
+def folds_of(
+    n_seqs: int, n_folds: int, documents: Int[Tensor, " seq"] | None
+) -> Int[Tensor, " seq"]:
+    """Return the fold of each sequence, by its document if it has one, else by its number.
+
+    Raises:
+        ValueError: if a fold would be empty, or there is not one document per sequence.
+    """
+    if documents is None:
+        fold_counts(n_seqs, n_folds)
+        return interleaved_folds(n_seqs, n_folds)
+    if len(documents) != n_seqs:
+        raise ValueError(f"expected the documents of {n_seqs} sequences, got {len(documents)}")
+    return grouped_folds(documents, n_folds)
+
+
 def fold_counts(n_seqs: int, n_folds: int) -> Int[Tensor, " fold"]:
     """Return for each fold f the number of sequences s < n_seqs with s % n_folds == f.
 
@@ -96,3 +144,34 @@ def fold_counts(n_seqs: int, n_folds: int) -> Int[Tensor, " fold"]:
     if not 1 <= n_folds <= n_seqs:
         raise ValueError(f"expected from 1 to {n_seqs} folds for {n_seqs} sequences, got {n_folds}")
     return torch.bincount(torch.arange(n_seqs) % n_folds, minlength=n_folds)
+
+
+def pack_triangle(
+    maps: Float[Tensor, "*batch query_pos key_pos"],
+) -> Float[Tensor, "*batch cell"]:
+    """Return the lower triangles of maps, diagonal included, row by row.
+
+    Example:
+        >>> pack_triangle(torch.tensor([[1.0, torch.nan], [2.0, 3.0]]))
+        tensor([1., 2., 3.])
+    """
+    n = maps.shape[-1]
+    row, column = torch.tril_indices(n, n)
+    return maps[..., row, column]
+
+
+def unpack_triangle(
+    cells: Float[Tensor, "*batch cell"],
+) -> Float[Tensor, "*batch query_pos key_pos"]:
+    """Return the maps whose lower triangles are given, NaN above the diagonal.
+
+    Example:
+        >>> unpack_triangle(torch.tensor([1.0, 2.0, 3.0]))
+        tensor([[1., nan],
+                [2., 3.]])
+    """
+    n = int((8 * cells.shape[-1] + 1) ** 0.5 - 1) // 2
+    row, column = torch.tril_indices(n, n)
+    maps = cells.new_full((*cells.shape[:-1], n, n), torch.nan)
+    maps[..., row, column] = cells
+    return maps

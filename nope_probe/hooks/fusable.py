@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from weakref import WeakKeyDictionary
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from nope_probe.hooks.active import block_ablations
 from nope_probe.hooks.attention import relative_error, unmasked
 from nope_probe.hooks.base_layer import Heads, Keys, Layer, Visible
+from nope_probe.hooks.block_ablation import BlockAblation
 from nope_probe.hooks.forward import (
     hooks_attached,
     hooks_detached,
@@ -38,7 +39,10 @@ def can_fuse(model: HookedModel, inputs: Inputs) -> bool:
         inputs: sequences, of which the start of the first ones is run.
     """
     blocks = layers_of(model)
-    if _has_foreign_hooks(model, blocks):
+    removals = block_ablations(model).values()
+    if any(each.removal.heads is not None for each in removals):
+        return False  # heads may differ in their masks
+    if _has_foreign_hooks(removals, blocks):
         return False
     if model not in _SEEN:
         plain = all(layer.has_plain_attention for layer in blocks)
@@ -46,10 +50,9 @@ def can_fuse(model: HookedModel, inputs: Inputs) -> bool:
     return _SEEN[model]
 
 
-def _has_foreign_hooks(model: HookedModel, blocks: Sequence[Layer]) -> bool:
+def _has_foreign_hooks(removals: Iterable[BlockAblation], blocks: Sequence[Layer]) -> bool:
     """Return whether hooks other than those of `ablated` are where fused attention fires none."""
-    removals = block_ablations(model).values()
-    ours = Counter(id(point) for each in removals for point, _ in each.hooks())
+    ours = Counter(id(placed.point) for each in removals for placed in each.group().hooks)
     points = (point for layer in blocks for point in layer.unfused_points())
     return any(len(point.fwd_hooks) != ours[id(point)] for point in points)
 

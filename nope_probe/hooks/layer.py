@@ -27,7 +27,9 @@ from nope_probe.hooks.base_layer import (
     Visible,
 )
 from nope_probe.hooks.names import Projection
-from nope_probe.hooks.protocols import Attachment, Hook, HookedModel, HookPoint
+from nope_probe.hooks.placed import PlacedHook, first, last
+from nope_probe.hooks.protocols import Hook, HookedModel, HookPoint
+from nope_probe.hooks.rope_bands import RemovedPairs
 
 # Settings of TransformerLens under which other hook points of attention fire.
 _OPTIONS = (
@@ -98,7 +100,7 @@ class HookedLayer(Layer):
             tensor = tensor * module.w
         return tensor + module.b if hasattr(module, "b") else tensor
 
-    def hooks_without_norm_weight(self, norm: NormName) -> Iterator[Attachment]:
+    def hooks_without_norm_weight(self, norm: NormName) -> Iterator[PlacedHook]:
         module: Any = getattr(self.block, norm)
         if not hasattr(module, "w"):
             return
@@ -109,14 +111,30 @@ class HookedLayer(Layer):
         def divide(tensor: Tensor, hook: HookPoint) -> Tensor:
             return (tensor - bias) / module.w  # the model multiplies after its hook point
 
-        yield self.point(self.norm_point(norm)), divide
+        yield first(self.point(self.norm_point(norm)), divide)
 
-    def hooks_without_rope(self) -> Iterator[Attachment]:
+    def hooks_without_rope(self, rope: RemovedPairs) -> Iterator[PlacedHook]:
         which: QueryOrKey
         for which in ("q", "k"):
-            keep, write = carry(partial(self.qk_norm, which=which))
-            yield self.point(f"attn.hook_{which}"), keep
-            yield self.point(f"attn.hook_rot_{which}"), write
+            keep, write = carry(partial(self._unrotated, which=which, rope=rope))
+            yield last(self.point(f"attn.hook_{which}"), keep)
+            yield first(self.point(f"attn.hook_rot_{which}"), write)
+
+    def _unrotated(self, x: Heads, turned: Heads, which: QueryOrKey, rope: RemovedPairs) -> Heads:
+        """Return the rotated q or k with some pairs as they were before, after q/k-norm."""
+        columns = self.rotary_columns(rope.mask(x.shape[1])).to(x.device)
+        return torch.where(columns, self.qk_norm(x, which), turned)
+
+    def frequencies(self, fired: dict[str, Tensor]) -> Float[Tensor, " pair"] | None:
+        if "hook_rot_q" not in fired:
+            return None
+        cos, sin = self.attn.rotary_cos[1].double(), self.attn.rotary_sin[1].double()
+        return _per_pair(torch.atan2(sin, cos), self.adjacent)
+
+    def score_bias(self, n_pos: int) -> Float[Tensor, "head query_pos key_pos"] | None:
+        if self.cfg.positional_embedding_type != "alibi":
+            return None
+        return self.attn.alibi[:, -n_pos:, :n_pos]
 
     def qk_norm(self, x: Heads, which: QueryOrKey) -> Heads:
         if not self.cfg.use_qk_norm:
@@ -209,15 +227,31 @@ class BridgeLayer(Layer):
     def norm_output(self, norm: NormName, tensor: Vectors) -> Vectors:
         return tensor
 
-    def hooks_without_norm_weight(self, norm: NormName) -> Iterator[Attachment]:
+    def hooks_without_norm_weight(self, norm: NormName) -> Iterator[PlacedHook]:
         keep, write = carry()
-        yield self.point(f"{norm}.hook_normalized"), keep
-        yield self.point(f"{norm}.hook_out"), write
+        yield last(self.point(f"{norm}.hook_normalized"), keep)
+        yield first(self.point(f"{norm}.hook_out"), write)
 
-    def hooks_without_rope(self) -> Iterator[Attachment]:
+    def hooks_without_rope(self, rope: RemovedPairs) -> Iterator[PlacedHook]:
+        def write(tensor: Tensor, hook: HookPoint, value: float) -> Tensor:
+            pairs = rope.mask(tensor.shape[1]).to(tensor.device)
+            columns = pairs.repeat_interleave(2) if self._angles_twice else pairs.repeat(2)
+            return tensor.masked_fill(columns, value)
+
         if self.has("attn.hook_cos"):
-            yield self.point("attn.hook_cos"), lambda tensor, hook: torch.ones_like(tensor)
-            yield self.point("attn.hook_sin"), lambda tensor, hook: torch.zeros_like(tensor)
+            yield first(self.point("attn.hook_cos"), partial(write, value=1.0))
+            yield first(self.point("attn.hook_sin"), partial(write, value=0.0))
+
+    def frequencies(self, fired: dict[str, Tensor]) -> Float[Tensor, " pair"] | None:
+        if "hook_cos" not in fired:  # a NoPE layer: RoPE's hooks did not fire
+            return None
+        cos, sin = fired["hook_cos"][0, 1].double(), fired["hook_sin"][0, 1].double()
+        return _per_pair(torch.atan2(sin, cos), self._angles_twice)
+
+    @property
+    def _angles_twice(self) -> bool:
+        """Whether cos and sin come as 0 0 1 1 (in Cohere), where the others' are 0 1 0 1."""
+        return bool(getattr(self.cfg, "rotary_interleaved_cos_sin", False))
 
     def qk_norm(self, x: Heads, which: QueryOrKey) -> Heads:
         module = self.attn._modules.get(f"{which}_norm")
@@ -233,8 +267,7 @@ class BridgeLayer(Layer):
         if "hook_cos" not in fired:  # a NoPE layer: RoPE's hooks did not fire
             return x
         cos, sin = fired["hook_cos"], fired["hook_sin"]
-        # Cohere's angles come twice running: 0 0 1 1, where the others' are 0 1 0 1.
-        if getattr(self.cfg, "rotary_interleaved_cos_sin", False):
+        if self._angles_twice:
             cos, sin = (torch.cat([angles[..., ::2]] * 2, -1) for angles in (cos, sin))
         return rotated(x, cos, sin, self.adjacent)
 
@@ -288,8 +321,11 @@ class BridgeLayer(Layer):
         return getattr(self.attn, name[-1]).original_component
 
 
-def carry(change: Callable[[Tensor], Tensor] | None = None) -> tuple[Hook, Hook]:
-    """Return a hook that keeps a tensor, and one that writes it, changed, at a later hook point."""
+def carry(change: Callable[[Tensor, Tensor], Tensor] | None = None) -> tuple[Hook, Hook]:
+    """Return a hook that keeps a tensor, and one that writes it at a later hook point.
+
+    With `change`, what is written is made from the earlier tensor and from the later one.
+    """
     kept: list[Tensor] = []
 
     def keep(tensor: Tensor, hook: HookPoint) -> None:
@@ -297,6 +333,11 @@ def carry(change: Callable[[Tensor], Tensor] | None = None) -> tuple[Hook, Hook]
 
     def write(tensor: Tensor, hook: HookPoint) -> Tensor:
         earlier = kept.pop()
-        return (earlier if change is None else change(earlier)).to(tensor.dtype)
+        return (earlier if change is None else change(earlier, tensor)).to(tensor.dtype)
 
     return keep, write
+
+
+def _per_pair(angles: Float[Tensor, " d_rotary"], twice: bool) -> Float[Tensor, " pair"]:
+    """Return one angle per pair from those of all coordinates, 0 0 1 1 or 0 1 0 1."""
+    return (angles[::2] if twice else angles[: len(angles) // 2]).cpu()

@@ -11,12 +11,24 @@ from inspect import signature
 from typing import Any, TypeAlias
 
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from nope_probe.hooks.layer import is_bridge, layers_of
 from nope_probe.hooks.protocols import HookedModel, HookPoint
 
 Inputs: TypeAlias = Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
+
+
+def begins_alike(inputs: Inputs) -> bool:
+    """Return whether all sequences, two or more, begin with the same token, such as BOS.
+
+    Example:
+        >>> begins_alike(torch.tensor([[1, 5, 2], [1, 3, 3]])), begins_alike(torch.zeros(2, 3, 4))
+        (True, False)
+    """
+    if inputs.is_floating_point() or len(inputs) < 2:
+        return False
+    return bool((inputs[:, 0] == inputs[0, 0]).all())
 
 
 def forward(model: HookedModel, inputs: Inputs) -> None:
@@ -28,6 +40,13 @@ def forward(model: HookedModel, inputs: Inputs) -> None:
         model(inputs, start_at_layer=0, stop_at_layer=model.cfg.n_layers)
     else:
         model(inputs, stop_at_layer=model.cfg.n_layers)
+
+
+def logits_of(
+    model: HookedModel, tokens: Int[Tensor, "batch pos"]
+) -> Float[Tensor, "batch pos d_vocab"]:
+    """Return the logits of a batch of tokens, on the model's device."""
+    return model(tokens.to(next(model.parameters()).device))
 
 
 @contextmanager
@@ -56,6 +75,11 @@ def is_causal(model: HookedModel) -> bool:
     return getattr(model.cfg, "attention_dir", "causal") != "bidirectional"
 
 
+def has_alibi(model: HookedModel) -> bool:
+    """Return whether a model adds an ALiBi bias that can be read; a bridge's cannot."""
+    return model.cfg.positional_embedding_type == "alibi" and not is_bridge(model)
+
+
 def position_point(model: HookedModel) -> HookPoint | None:
     """Return the hook point of learned position embeddings, None if a model has none.
 
@@ -67,6 +91,12 @@ def position_point(model: HookedModel) -> HookPoint | None:
         return hooked.pos_embed.hook_out if "pos_embed" in hooked._modules else None
     learned = model.cfg.positional_embedding_type == "standard"
     return hooked.hook_pos_embed if learned and bool(hooked.pos_embed.W_pos.any()) else None
+
+
+def position_module(model: HookedModel) -> nn.Module:
+    """Return the module whose forward pass makes learned position embeddings."""
+    hooked: Any = model
+    return hooked.pos_embed
 
 
 def takes_position_ids(model: HookedModel) -> bool:

@@ -13,10 +13,13 @@ Replacement = Literal["identity", "random", "mean", "zero"]
 REPLACEMENTS: tuple[Replacement, ...] = get_args(Replacement)
 Projection = Literal["w_q", "w_k", "w_o", "w_v"]
 WEIGHTS: tuple[Projection, ...] = get_args(Projection)
-Component = Literal["mask", "rope", "w_q", "w_k", "w_o", "w_v", "mlp", "pos_embed"]
+Component = Literal["mask", "rope", "w_q", "w_k", "w_o", "w_v", "mlp", "pos_embed", "alibi"]
 COMPONENTS: tuple[Component, ...] = get_args(Component)
+# What can be removed in some heads only.
+PER_HEAD: tuple[Component, ...] = ("mask", "rope", "w_q", "w_k", "w_o", "w_v", "alibi")
+CIRCUITS: dict[str, tuple[Component, ...]] = {"qk": ("w_q", "w_k"), "ov": ("w_o", "w_v")}
 # The components that break the symmetry between positions.
-POSITION_ENCODINGS: tuple[Component, ...] = ("rope", "pos_embed")
+POSITION_ENCODINGS: tuple[Component, ...] = ("rope", "pos_embed", "alibi")
 SOURCES: tuple[Component, ...] = ("mask", *POSITION_ENCODINGS)
 
 Letter = Literal["a", "b", "c", "d", "e", "f", "g", "h", "i"]
@@ -36,6 +39,12 @@ STAGE_MEANINGS: dict[Letter, str] = {
 }
 
 
+def removal_order(name: str) -> tuple[int, str]:
+    """Return the sort key of components and of bands of RoPE, which come where RoPE does."""
+    component = "rope" if name.startswith("rope") else name
+    return [*COMPONENTS].index(component), name  # type: ignore[arg-type]
+
+
 def kept_name(kept: Collection[str]) -> str:
     """Return the name of a condition: the components that it keeps, in order, or `none`.
 
@@ -43,4 +52,4 @@ def kept_name(kept: Collection[str]) -> str:
         >>> kept_name({"w_q", "mask"}), kept_name(())
         ('mask+w_q', 'none')
     """
-    return "+".join(name for name in COMPONENTS if name in kept) or "none"
+    return "+".join(sorted(kept, key=removal_order)) or "none"

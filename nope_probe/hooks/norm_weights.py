@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import get_args
 
-from nope_probe.hooks.base_layer import NormName
+from nope_probe.hooks.base_layer import Layer, NormName
 from nope_probe.hooks.forward import hooks_attached
 from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.placed import PlacedHook
 from nope_probe.hooks.protocols import Model
 
 NORMS: tuple[NormName, ...] = get_args(NormName)
@@ -32,12 +33,13 @@ def plain_norms(model: Model) -> Iterator[Model]:
         >>> with plain_norms(model):
         ...     logits = model(torch.tensor([[0, 5, 9]]))
     """
-    hooks = [
-        attachment
-        for layer in layers_of(model)
-        for norm in NORMS
-        if layer.has(f"{norm}.hook_normalized")
-        for attachment in layer.hooks_without_norm_weight(norm)
-    ]
+    hooks = [(each.point, each.hook) for layer in layers_of(model) for each in norm_hooks(layer)]
     with hooks_attached(hooks):
         yield model
+
+
+def norm_hooks(layer: Layer) -> Iterator[PlacedHook]:
+    """Return the hooks that take the learned weights out of one block's norms."""
+    for norm in NORMS:
+        if layer.has(f"{norm}.hook_normalized"):
+            yield from layer.hooks_without_norm_weight(norm)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from nope_probe.hooks.base_layer import Heads, Layer, QueryOrKey
@@ -24,10 +26,10 @@ class QKReader:
         self.layer = layer
         self.fired: dict[str, Tensor] = {}
 
-    def hooks(self) -> list[Attachment]:
+    def hooks(self, names: Sequence[str] = _NAMES) -> list[Attachment]:
         """Return the hooks that record, one per hook point that the block has."""
-        names = [name for name in self._NAMES if self.layer.has(f"attn.{name}")]
-        return [(self.layer.point(f"attn.{name}"), self._recorder(name)) for name in names]
+        found = [name for name in names if self.layer.has(f"attn.{name}")]
+        return [(self.layer.point(f"attn.{name}"), self._recorder(name)) for name in found]
 
     def _recorder(self, name: str) -> Hook:
         def record(tensor: Tensor, hook: HookPoint) -> None:
@@ -47,7 +49,11 @@ class QKReader:
 
     def rebuild(self, which: QueryOrKey) -> Heads:
         """Return q or k of the current pass, normed and rotated again after the projection."""
-        return self.rotate(self.layer.qk_norm(self.fired[f"hook_{which}"], which))
+        return self.rotate(self.unrotated(which))
+
+    def unrotated(self, which: QueryOrKey) -> Heads:
+        """Return q or k of the current pass after the norm and before RoPE."""
+        return self.layer.qk_norm(self.fired[f"hook_{which}"], which)
 
     def rotate(self, x: Heads) -> Heads:
         """Rotate normed queries or keys as this pass rotates its own."""

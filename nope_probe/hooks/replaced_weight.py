@@ -6,7 +6,7 @@ import torch
 
 from nope_probe.hooks.ablation_settings import Ablation
 from nope_probe.hooks.base_layer import Layer
-from nope_probe.hooks.calibration import Calibration, mean_output
+from nope_probe.hooks.calibration import Calibration, mean_output, mean_output_per_head
 from nope_probe.hooks.names import Projection
 from nope_probe.hooks.replacements import (
     ConstantWeight,
@@ -19,7 +19,11 @@ from nope_probe.hooks.replacements import (
 
 
 def replaced_weight(
-    layer: Layer, name: Projection, ablation: Ablation, calibration: Calibration | None
+    layer: Layer,
+    name: Projection,
+    ablation: Ablation,
+    calibration: Calibration | None,
+    heads: list[int] | None = None,
 ) -> ReplacedWeight:
     """Return the replacement of one projection in one block.
 
@@ -28,11 +32,14 @@ def replaced_weight(
         name: the projection.
         ablation: which replacement, of which gain.
         calibration: what `calibrate` measured, where `ablation.needs_calibration`.
+        heads: the query heads that lose it; None for all.
     """
     if ablation.replacement == "zero":
         return ConstantWeight(torch.zeros(layer.n_heads, layer.width(name)))
     if ablation.replacement == "mean":
         assert calibration is not None, "the mean output is measured first"
+        if name == "w_o" and heads is not None:
+            return ConstantWeight(mean_output_per_head(layer, calibration))
         return ConstantWeight(mean_output(layer, name, calibration))
     c = _gain(layer, name, ablation, calibration)
     if ablation.replacement == "random":

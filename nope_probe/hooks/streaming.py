@@ -20,8 +20,8 @@ from nope_probe.hooks.forward import StopForward, hooks_attached, run_forward
 from nope_probe.hooks.fusable import can_fuse
 from nope_probe.hooks.fused import FusedAttention, fused
 from nope_probe.hooks.layer import layers_of
-from nope_probe.hooks.model import Inputs
-from nope_probe.hooks.protocols import HookedModel, HookPoint
+from nope_probe.hooks.model import Inputs, logits_of
+from nope_probe.hooks.protocols import Attachment, HookedModel, HookPoint
 
 
 class StreamCheckpoint:
@@ -64,7 +64,7 @@ def stream(
     accumulators: Sequence[Accumulator],
     *,
     fold_of: Int[Tensor, " seq"],
-    end: HookPoint,
+    end: HookPoint | None,
     batch_size: int,
     checkpoint: StreamCheckpoint | None = None,
 ) -> None:
@@ -75,7 +75,8 @@ def stream(
         inputs: token sequences of equal length, or input vectors.
         accumulators: the running sums.
         fold_of: the fold of each sequence.
-        end: the hook point at which a forward pass stops.
+        end: the hook point at which a forward pass stops; None for passes that run to the logits,
+            which accumulators then read.
         batch_size: sequences per forward pass; halved where that does not fit into GPU memory.
         checkpoint: deals out batches and saves sums; by default, all batches are run and nothing
             is saved.
@@ -87,7 +88,7 @@ def stream(
     checkpoint = checkpoint or StreamCheckpoint()
     batches = batches_of(len(inputs), batch_size, checkpoint.rank, checkpoint.n_processes)
     restore(accumulators, checkpoint.restore())
-    runner = BatchRunner(model, accumulators, checkpoint, batch_size)
+    runner = BatchRunner(model, accumulators, checkpoint, batch_size, to_logits=end is None)
     done, restored = 0, accumulators[0].n_seen
     with torch.inference_mode(), _reading(model, inputs, accumulators, end):
         for start, stop in batches:
@@ -144,9 +145,10 @@ class BatchRunner:
         accumulators: Sequence[Accumulator],
         checkpoint: StreamCheckpoint,
         batch_size: int,
+        to_logits: bool = False,
     ) -> None:
         self.model, self.accumulators, self.checkpoint = model, accumulators, checkpoint
-        self.batch_size = batch_size
+        self.batch_size, self.to_logits = batch_size, to_logits
 
     def run(self, batch: Inputs, fold_of: Int[Tensor, " seq"], done: int) -> None:
         """Run a batch before which `done` sequences of this process were run."""
@@ -164,12 +166,20 @@ class BatchRunner:
 
     def _fits(self, batch: Inputs) -> bool:
         try:
-            run_forward(self.model, batch)
+            if self.to_logits:
+                self._run_to_logits(batch)
+            else:
+                run_forward(self.model, batch)
         except torch.OutOfMemoryError:
             if len(batch) == 1:
                 raise
             return False
         return True
+
+    def _run_to_logits(self, batch: Inputs) -> None:
+        logits = logits_of(self.model, batch)
+        for each in self.accumulators:
+            each.read_logits(logits, batch)
 
     def _halve(self, size: int) -> None:
         # Called once the error is gone, whose frames hold tensors. Blocks before the one that ran
@@ -183,22 +193,23 @@ class BatchRunner:
 
 @contextmanager
 def _reading(
-    model: HookedModel, inputs: Inputs, accumulators: Sequence[Accumulator], end: HookPoint
+    model: HookedModel, inputs: Inputs, accumulators: Sequence[Accumulator], end: HookPoint | None
 ) -> Iterator[None]:
     """Let accumulators read forward passes that stop at `end`, fused if none needs scores."""
+    stop: list[Attachment] = [] if end is None else [(end, _stop)]
     needs_scores = any(each.reads == "scores" for each in accumulators)
     if needs_scores or not can_fuse(model, inputs):
         hooks = [pair for each in accumulators for pair in each.hooks()]
-        with hooks_attached([*hooks, (end, _stop)]):
+        with hooks_attached([*hooks, *stop]):
             yield
         return
     hooks = [pair for each in accumulators if each.reads == "nothing" for pair in each.hooks()]
-    with fused(_attentions(model, accumulators, end)), hooks_attached([*hooks, (end, _stop)]):
+    with fused(_attentions(model, accumulators, end)), hooks_attached([*hooks, *stop]):
         yield
 
 
 def _attentions(
-    model: HookedModel, accumulators: Sequence[Accumulator], end: HookPoint
+    model: HookedModel, accumulators: Sequence[Accumulator], end: HookPoint | None
 ) -> Iterator[FusedAttention]:
     ablations = block_ablations(model)
     for layer in layers_of(model):

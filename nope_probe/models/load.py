@@ -25,13 +25,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class LoadedModel:
     """A hooked model, its tokenizer (None for parameter-free models) and its info."""
 
     model: HookedTransformer | TransformerBridge
     tokenizer: PreTrainedTokenizerBase | None
     info: ModelInfo
+
+    def __repr__(self) -> str:
+        """Return the model's name, kind, sizes and parity."""
+        return f"LoadedModel: {self.info.summary}"
 
 
 def to_hooked(
@@ -63,6 +67,7 @@ def load(
     dtype: torch.dtype | None = None,
     revision: str | None = None,
     device_map: DeviceMap | None = None,
+    n_ctx: int | None = None,
 ) -> LoadedModel:
     """Load a model by name and check its parity.
 
@@ -77,6 +82,8 @@ def load(
         revision: a Hub revision.
         device_map: how Hugging Face places a large model on several devices (`auto`, `balanced`,
             `sequential`, or a device per part); `device` is then only their kind.
+        n_ctx: how many positions a shipped model takes, if more than by its configuration; it has
+            no learned ones. Other models with RoPE have no limit of this kind.
 
     Raises:
         UserError: if there is no such model, or it fails parity.
@@ -92,7 +99,7 @@ def load(
     if key in PARAMETER_FREE:
         return _load_parameter_free(key, n_layers, device, dtype)
     if key in CHECKPOINTS:
-        return _load_shipped(key, n_layers, device, dtype)
+        return _load_shipped(key, n_layers, device, dtype, n_ctx)
     return _load_bridge(name, n_layers, device, dtype, revision, device_map)
 
 
@@ -107,11 +114,16 @@ def _load_parameter_free(
 
 
 def _load_shipped(
-    name: str, n_layers: int | None, device: str, dtype: torch.dtype | None
+    name: str,
+    n_layers: int | None,
+    device: str,
+    dtype: torch.dtype | None,
+    n_ctx: int | None = None,
 ) -> LoadedModel:
     hf, tokenizer = load_hugging_face(
         str(CHECKPOINTS[name]), n_layers=n_layers, dtype=torch.float32
     )
+    hf.config.max_position_embeddings = max(n_ctx or 0, hf.config.max_position_embeddings)
     model = _placed(to_hooked(hf, tokenizer), device, dtype)
     info = describe(model, name, source=Path(hf.name_or_path).name, architecture=type(hf).__name__)
     info = check_parity(model, info, reference_logits(hf.to(device)))

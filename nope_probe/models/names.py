@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -57,3 +58,17 @@ def resolve(name: str) -> str:
         f"unknown model {name!r}; the nearest names are {', '.join(near)}; a Hub id "
         "(owner/name) or a local folder works too"
     )
+
+
+def trained_length(name: str) -> int | None:
+    """Return the length, in tokens, that a shipped model was trained at; None for other models.
+
+    Example:
+        >>> trained_length("rope-tiny")
+        128
+    """
+    folder = CHECKPOINTS.get(name.lower())
+    if folder is None:
+        return None
+    record = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+    return int(record["recipe"]["seq_len"])

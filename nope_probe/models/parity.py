@@ -14,7 +14,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.attention import relative_error, repeat_heads, unmasked
+from nope_probe.hooks.attention import (
+    relative_error,
+    repeat_heads,
+    score_tolerance,
+    unmasked,
+)
 from nope_probe.hooks.base_layer import Layer
 from nope_probe.hooks.forward import hooks_attached, run_forward
 from nope_probe.hooks.layer import layers_of
@@ -125,8 +130,7 @@ def _largest(blocks: list[_BlockParity], name: str) -> float:
 
 
 def _tolerance(model: HookedModel) -> float:
-    dtype = next(model.parameters()).dtype
-    return 1e-4 if dtype in (torch.float32, torch.float64) else 0.05
+    return score_tolerance(next(model.parameters()).dtype)
 
 
 class _BlockParity:

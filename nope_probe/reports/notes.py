@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from nope_probe.figures import words
 from nope_probe.figures.maps import CLIPPED
 
+MANY_DOCUMENTS = 20  # from which on intervals come without a note
+UNBALANCED = 1.5  # times the mean fold
 SCORE = (
     "A score is what attention feeds to softmax, in nats: one nat more makes a key e = 2.7 times "
     "as likely to be attended to."
@@ -22,13 +27,18 @@ PATTERN = (
 )
 PATTERN_COLOURS = f"{PATTERN} Red is above that mean, blue below, white at it."
 INTERVALS = (
-    "Bars are 95% intervals. “No pattern” marks a layer or head whose positional pattern does not "
-    "exceed the noise: it has no shares."
+    "Bars are 95% intervals, from folds of the data; sequences of one document share a fold. “No "
+    "pattern” marks a layer or head whose positional pattern does not exceed the noise: it has no "
+    "shares."
 )
 LAYERS_AND_HEADS = "Layers and heads count from 0: L2H3 is the fourth head of the third layer."
 MEASURES = (
     "Locality above 0 and monotonicity above 1/2 mean that near keys are preferred. A relative "
     "pattern depends on distance alone. Edge contrast: the first keys against the others."
+)
+POSITION_GAME = (
+    "Shares are of the part of the pattern that the mask and position encoding bring: the pattern "
+    "less what it is without these. Weights cannot make position; they shape what the sources make."
 )
 CONJUNCTION = "the signature of “all are needed”, not a measurement of equal weight"
 HOVER = "hover or tap a cell for its own value"
@@ -41,6 +51,34 @@ HOW_TO_READ = (
     LAYERS_AND_HEADS,
     STRONGEST_CELLS,
 )
+
+
+def fold_notes(manifest: Mapping[str, Any]) -> list[str]:
+    """Return what weakens a run's intervals: few documents, or one fold that outweighs the others.
+
+    Args:
+        manifest: what was run: `documents` (how many; None where each sequence is drawn by itself)
+            and `fold_sizes` (sequences per fold).
+
+    Example:
+        >>> fold_notes({"documents": 40, "fold_sizes": [64] * 8})
+        []
+        >>> fold_notes({"documents": 6, "fold_sizes": [32] * 4})
+        ['Intervals rest on 6 documents: take them as rough, and as silent about other texts.']
+    """
+    documents, sizes = manifest.get("documents"), manifest.get("fold_sizes", [])
+    found = []
+    if documents is not None and documents < MANY_DOCUMENTS:
+        found.append(
+            f"Intervals rest on {documents} documents: take them as rough, and as silent about "
+            "other texts."
+        )
+    if sizes and max(sizes) * len(sizes) > UNBALANCED * sum(sizes):
+        found.append(
+            f"One of {len(sizes)} folds holds {100 * max(sizes) / sum(sizes):.0f}% of the "
+            "sequences, since those of a document stay together: intervals are wider for it."
+        )
+    return found
 
 
 def colour_quantiles(percent: float) -> str:

@@ -138,18 +138,20 @@ class RunCheckpoint:
         return self._in_memory[key][1] if self.folder is None else read_notes(self._path(key))
 
     @contextmanager
-    def progress(self, keys: Sequence[str], n_seqs: int, unit: str = "seq") -> Iterator[None]:
+    def progress(
+        self, keys: Sequence[str] | Mapping[str, int], n_seqs: int = 0, unit: str = "seq"
+    ) -> Iterator[None]:
         """Show on stderr how many sequences of all streams are done, in the first process.
 
         Args:
-            keys: the streams of the run, each of which runs all sequences.
-            n_seqs: how many sequences this process runs in each; 0 if that is not known.
+            keys: the streams of the run, or the number of sequences that this process runs in each.
+            n_seqs: where keys alone are given, this number for all; 0 if that is not known.
             unit: what is counted.
         """
-        done = [key for key in keys if key in self]
+        sizes = keys if isinstance(keys, Mapping) else dict.fromkeys(keys, n_seqs)
         with tqdm(
-            total=n_seqs * len(keys),
-            initial=n_seqs * len(done),
+            total=sum(sizes.values()),
+            initial=sum(size for key, size in sizes.items() if key in self),
             unit=unit,
             file=sys.stderr,
             dynamic_ncols=True,

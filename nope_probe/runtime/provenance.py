@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from torch import nn
+    from jaxtyping import Int
+    from torch import Tensor, nn
 
     from nope_probe.data.sequences import Sequences
     from nope_probe.models.load import LoadedModel
@@ -85,15 +86,29 @@ def devices_of(model: nn.Module) -> str:
     return ", ".join(sorted({str(parameter.device) for parameter in model.parameters()}))
 
 
-def input_record(inputs: Sequences, skip_keys: int) -> dict[str, Any]:
-    """Return which sequences a model was run on, and how many first keys patterns leave out."""
+def input_record(inputs: Sequences, skip_keys: int, counts: Int[Tensor, " fold"]) -> dict[str, Any]:
+    """Return which sequences a model was run on, and how many first keys patterns leave out.
+
+    Args:
+        inputs: the sequences.
+        skip_keys: how many first keys patterns leave out.
+        counts: sequences per fold.
+    """
     return {
         "data": {"name": inputs.name, "bos": inputs.bos, "sha256": inputs.sha256},
+        "documents": None if inputs.documents is None else inputs.n_documents,
+        "fold_sizes": counts.tolist(),
         "skip_keys": skip_keys,
     }
 
 
 def input_arrays(inputs: Sequences) -> dict[str, np.ndarray]:
-    """Return the sequences as `tokens` or `vectors`: a run can be repeated without its data."""
+    """Return the sequences as `tokens` or `vectors`: a run can be repeated without its data.
+
+    With them, where they are cut out of documents, goes the number of each one's `documents`.
+    """
     name = "vectors" if inputs.inputs.is_floating_point() else "tokens"
-    return {name: inputs.inputs.numpy()}
+    arrays = {name: inputs.inputs.numpy()}
+    if inputs.documents is not None:
+        arrays["documents"] = inputs.documents.numpy()
+    return arrays

@@ -93,6 +93,7 @@ class Session(Generic[Settings_co]):
 
     def __init__(self, command: str, settings: Settings_co) -> None:
         self._settings, self.recorded = settings, settings.recorded()
+        self._command = command
         self.folder = settings.out or default_output_dir(command, settings.subject, self.recorded)
         self.finished, self.started = False, time.time()
         self.processes = Processes()
@@ -158,27 +159,47 @@ class Session(Generic[Settings_co]):
             self._exits.__exit__(kind, error, traceback)
 
     def sequences(
-        self: Session[RunSettings], key: str = "inputs", *, shuffle: bool | None = None
+        self: Session[RunSettings],
+        key: str = "inputs",
+        *,
+        shuffle: bool | None = None,
+        settings: RunSettings | None = None,
     ) -> Sequences:
         """Return the run's sequences: made once, in the first process, and then read.
 
         Args:
             key: under which the checkpoint holds them.
             shuffle: whether to permute tokens; as in the settings by default.
+            settings: which sequences to make, if others than the run's own.
+
+        Raises:
+            UserError: in all processes, if they cannot be made.
         """
         from nope_probe.data.sequences import Sequences
 
         if key not in self.checkpoint:
-            made = None
+            made: Sequences | UserError | None = None
             if self.is_first:
-                made = self.settings.make_sequences(self.loaded, shuffle=shuffle)
+                try:
+                    made = (settings or self.settings).make_sequences(self.loaded, shuffle=shuffle)
+                except UserError as error:  # raised in all processes: the others wait for this one
+                    made = error
             made = self.processes.broadcast(made)
+            if isinstance(made, UserError):
+                raise made
             assert made is not None
             notes = {"name": made.name, "bos": str(made.bos)}
-            self.checkpoint.save(key, {"inputs": made.inputs}, notes)
-        notes = self.checkpoint.notes(key)
-        inputs = self.checkpoint.load(key)["inputs"]
-        return Sequences(inputs=inputs, name=notes["name"], bos=notes["bos"] == "True")
+            tensors = {"inputs": made.inputs}
+            if made.documents is not None:
+                tensors["documents"] = made.documents
+            self.checkpoint.save(key, tensors, notes)
+        notes, kept = self.checkpoint.notes(key), self.checkpoint.load(key)
+        return Sequences(
+            inputs=kept["inputs"],
+            name=notes["name"],
+            bos=notes["bos"] == "True",
+            documents=kept.get("documents"),
+        )
 
     @property
     def n_own_seqs(self: Session[RunSettings]) -> int:
@@ -190,10 +211,10 @@ class Session(Generic[Settings_co]):
         return sum(stop - start for start, stop in ours)
 
     def provenance(self) -> dict[str, Any]:
-        """Return what a manifest records of any run: model, versions, device, duration."""
+        """Return what a manifest records of any run: command, model, versions, device, duration."""
         from nope_probe.runtime.provenance import provenance
 
-        return provenance(self.loaded, self.recorded, self.started)
+        return {"kind": self._command, **provenance(self.loaded, self.recorded, self.started)}
 
     def write(self, run: Run) -> None:
         """Write the finished run, and remove the checkpoint."""

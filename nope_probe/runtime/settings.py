@@ -18,9 +18,12 @@ if TYPE_CHECKING:
     from nope_probe.models.load import LoadedModel
 
 _arg = tyro.conf.arg
+# Raised when the same settings begin to mean other numbers or tables: older runs are not taken up.
+FORMAT = 2
 # A run stops between batches, so that one of long sequences must not take minutes.
 AUTO_BATCH_TOKENS, AUTO_BATCH_SEQS = 8192, 32
 DTYPES = ("float32", "float64", "bfloat16", "float16")
+MIN_DOCUMENTS = 4  # as many as folds
 # Which settings mean nothing for a source of data; another value than the default is refused.
 MEANINGLESS = {
     "gaussian": ("windows", "pack", "bos", "shuffle"),
@@ -105,7 +108,7 @@ class RunSettings:
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings that identify the run, as its manifest holds them."""
-        settings = asdict(self) | {"batch_size": self.seqs_per_batch}
+        settings = {"format": FORMAT, **asdict(self), "batch_size": self.seqs_per_batch}
         return {key: value for key, value in settings.items() if key not in self.unrecorded}
 
     def validate(self) -> None:
@@ -114,8 +117,8 @@ class RunSettings:
         Raises:
             UserError: naming the flag.
         """
-        if self.folds < 4:
-            raise UserError(f"expected at least 4 folds, got {self.folds}")
+        if self.folds < MIN_DOCUMENTS:
+            raise UserError(f"expected at least {MIN_DOCUMENTS} folds, got {self.folds}")
         if self.n_seqs < self.folds:
             raise UserError(f"{self.n_seqs} sequences do not fill {self.folds} folds")
         if self.seq_len < 4:
@@ -168,8 +171,10 @@ class RunSettings:
         """
         return self.load_layers(device, None if self.layers == "all" else self.layers)
 
-    def load_layers(self, device: str, n_layers: int | None) -> LoadedModel:
-        """Load some first layers of the model; all for None."""
+    def load_layers(
+        self, device: str, n_layers: int | None, n_ctx: int | None = None
+    ) -> LoadedModel:
+        """Load some first layers of the model, all for None; see `load` for n_ctx."""
         import torch
 
         from nope_probe.models.load import load
@@ -181,6 +186,7 @@ class RunSettings:
             dtype=None if self.dtype == "auto" else getattr(torch, self.dtype),
             revision=self.revision,
             device_map=self.device_map,
+            n_ctx=n_ctx,
         )
 
     def make_sequences(self, loaded: LoadedModel, *, shuffle: bool | None = None) -> Sequences:
@@ -196,14 +202,13 @@ class RunSettings:
         from nope_probe.data.sequences import gaussian, sequences
 
         info = loaded.info
-        if self.seq_len > info.n_ctx:
-            raise UserError(f"--seq-len {self.seq_len} is beyond the model's context {info.n_ctx}")
+        self.validate_context(info.n_ctx)
         if (self.data == "gaussian") != info.parameter_free:
             kind = "gaussian vectors" if info.parameter_free else "text or random tokens"
             raise UserError(f"{info.name} takes {kind}, not --data {self.data}")
         if self.data == "gaussian":
             return gaussian(self.n_seqs, self.seq_len, info.d_model, self.alpha, self.seed)
-        return sequences(
+        made = sequences(
             self.data,
             tokenizer=loaded.tokenizer,
             n_seqs=self.n_seqs,
@@ -214,6 +219,31 @@ class RunSettings:
             pack=self.pack,
             shuffle=self.shuffle if shuffle is None else shuffle,
         )
+        self._validate_documents(made.n_documents)
+        return made
+
+    def _validate_documents(self, n_documents: int) -> None:
+        """Check that there are documents for every fold: those of one are not independent."""
+        if n_documents < MIN_DOCUMENTS:
+            raise UserError(
+                f"intervals need sequences of {MIN_DOCUMENTS} documents or more, and --data "
+                f"{self.data} gives {n_documents} (a .txt file is one): take a .jsonl or .parquet "
+                "file with a text in each row"
+            )
+        if n_documents < self.folds:
+            raise UserError(
+                f"{n_documents} documents do not fill {self.folds} folds, since the sequences of a "
+                f"document share one: lower --folds to {n_documents}, or take more documents"
+            )
+
+    def validate_context(self, n_ctx: int) -> None:
+        """Check that sequences are no longer than a model's context.
+
+        Raises:
+            UserError: if they are.
+        """
+        if self.seq_len > n_ctx:
+            raise UserError(f"--seq-len {self.seq_len} is beyond the model's context {n_ctx}")
 
     def n_skipped(self, inputs: Sequences) -> int:
         """Return how many first keys the positional patterns leave out."""

@@ -81,12 +81,12 @@ def _library(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, seed: int) -> C
     passes: list[torch.Tensor] = []
     while sum(map(len, passes)) < n_wanted:
         n_seqs = sum(len(document) // length for document in ids)
-        passes.append(cut(ids, n_seqs, length, generator))
+        passes.append(cut(ids, n_seqs, length, generator).tokens)
     held_out = _ids(stdlib_documents(held_out=True), tokenizer)
     n_held_out = min(1024, sum(len(document) // length for document in held_out))
     return Corpus(
         train=_dataset(torch.cat(passes)[:n_wanted], tokenizer),
-        held_out=_dataset(cut(held_out, n_held_out, length, generator), tokenizer),
+        held_out=_dataset(cut(held_out, n_held_out, length, generator).tokens, tokenizer),
     )
 
 

@@ -1,5 +1,6 @@
 """Attribution on player sets small enough to work out by hand."""
 
+import math
 from itertools import permutations
 
 import pytest
@@ -13,12 +14,15 @@ from nope_probe.analyses.shapley import (
     INTACT,
     Condition,
     alone,
+    base,
     coalitions,
-    difference,
     lost,
     moebius,
     player,
     player_set,
+    position_term,
+    positional,
+    positional_whole,
     shapley,
     source_terms,
 )
@@ -40,45 +44,161 @@ def as_folds(values: dict[Condition, Tensor]) -> dict[Condition, Tensor]:
     return {condition: each.repeat(FOLDS, 1, 1, 1) for condition, each in values.items()}
 
 
-def test_shapley_maps_average_what_a_player_adds_over_all_orders():
-    ours = player_set(["mask", "rope", "w_q", "w_k"])
+def game(ours, values: dict[Condition, Tensor], kept) -> Tensor:
+    """Return p(T) = v(T) - v(T less the sources) from the maps; v(T) where no source plays."""
+    less = [each for each in kept if not {"mask", "rope", "pos_embed"} & each.components]
+    plays = any({"mask", "rope", "pos_embed"} & each.components for each in ours.players)
+    whole = values[ours.condition(kept)]
+    return whole - values[ours.condition(less)] if plays else whole
+
+
+@pytest.mark.parametrize("players", [["mask", "rope", "w_q", "w_k"], ["w_k", "mlp"]])
+def test_shapley_maps_average_what_a_player_adds_over_all_orders(players: list[str]):
+    ours = player_set(players)
     values = random_values(ours)
     for one in ours.players:
         added = []
         for order in permutations(ours.players):
             before = order[: order.index(one)]
-            with_one = values[ours.condition((*before, one))]
-            added.append(with_one - values[ours.condition(before)])
+            with_one = game(ours, values, (*before, one))
+            added.append(with_one - game(ours, values, before))
         truth = torch.stack(added).mean(0)
         torch.testing.assert_close(contrast_map(shapley(ours, one), values), truth)
 
 
-def test_shapley_maps_add_up_to_what_all_players_bring():
-    ours = player_set(["mask", "rope", "qk", "ov", "mlp"])
+@pytest.mark.parametrize("players", [["mask", "rope", "qk", "ov", "mlp"], ["w_q", "w_k"]])
+def test_shapley_maps_and_the_base_add_up_to_p_all(players: list[str]):
+    ours = player_set(players)
     values = random_values(ours, seed=1)
     total = sum(contrast_map(shapley(ours, one), values) for one in ours.players)
-    whole = contrast_map(difference(ours), values)
-    largest = values[INTACT].abs().max()
-    assert float((total - whole).abs().max() / largest) < 1e-9
+    error = total + contrast_map(base(ours), values) - game(ours, values, ours.players)
+    assert float(error.abs().max() / values[INTACT].abs().max()) < 1e-9
 
 
-def test_moebius_terms_of_all_coalitions_add_up_to_v_all():
-    ours = player_set(["mask", "w_o", "mlp"])
+@pytest.mark.parametrize("players", [["mask", "w_o", "mlp"], ["rope", "qk", "mask"]])
+def test_moebius_terms_of_all_coalitions_add_up_to_p_all(players: list[str]):
+    ours = player_set(players)
     values = random_values(ours, seed=2)
     total = sum(
         contrast_map(moebius(ours, members), values) for members in coalitions(ours.players)
     )
-    torch.testing.assert_close(total, values[INTACT])
+    torch.testing.assert_close(total, game(ours, values, ours.players))
 
 
-def test_what_is_there_alone_and_lost_without_a_player_by_hand():
+def test_weights_alone_have_no_positional_part_and_no_moebius_term():
+    ours = player_set(["mask", "w_q", "w_k", "mlp"])
+    for kept in coalitions(ours.players[1:]):
+        assert positional(ours, kept) == {}
+        assert moebius(ours, kept) == {}
+    assert alone(ours, ours.players[2]) == {}
+    assert base(ours) == {}
+
+
+def test_what_is_lost_without_rope_is_rope_and_its_interaction_of_the_sources():
+    for names in (["mask", "rope", "w_q", "w_k"], ["rope", "mask", "qk", "ov"]):
+        ours = player_set(names)
+        values = random_values(ours, seed=3)
+        terms = {name: contrast_map(term, values) for name, term in source_terms("rope").items()}
+        rope = next(each for each in ours.players if each.name == "rope")
+        error = contrast_map(lost(ours, rope), values) - terms["rope"] - terms["mask_x_rope"]
+        assert float(error.abs().max() / values[INTACT].abs().max()) < 1e-9
+
+
+def test_what_all_players_share_is_the_sum_of_the_sources_without_content():
+    ours = player_set(["mask", "pos_embed", "w_q"])
+    values = random_values(ours, seed=4)
+    terms = {name: contrast_map(term, values) for name, term in source_terms("pos_embed").items()}
+    del terms["content"]
+    for whole in (position_term("pos_embed"), positional_whole(ours)):
+        torch.testing.assert_close(contrast_map(whole, values), sum(terms.values()))
+    assert position_term(None) == source_terms(None)["mask"]
+
+
+def test_the_position_game_of_two_players_by_hand():
     ours = player_set(["mask", "w_q"])
-    mask = ours.players[0]
+    mask, w_q = ours.players
     values = random_values(ours, seed=3)
-    none = values[frozenset({"mask", "w_q"})]
-    only_mask, no_mask = values[frozenset({"w_q"})], values[frozenset({"mask"})]
-    torch.testing.assert_close(contrast_map(alone(ours, mask), values), only_mask - none)
-    torch.testing.assert_close(contrast_map(lost(ours, mask), values), values[INTACT] - no_mask)
+    both, none = values[INTACT], values[frozenset({"mask", "w_q"})]
+    only_mask, only_w_q = values[frozenset({"w_q"})], values[frozenset({"mask"})]
+    by_hand = {
+        alone: (only_mask - none, torch.zeros(N, N).double()),
+        lost: (both - only_w_q, (both - only_w_q) - (only_mask - none)),
+        shapley: (
+            (both - only_w_q) / 2 + (only_mask - none) / 2,
+            ((both - only_w_q) - (only_mask - none)) / 2,
+        ),
+    }
+    for quantity, (of_mask, of_w_q) in by_hand.items():
+        torch.testing.assert_close(contrast_map(quantity(ours, mask), values), of_mask)
+        torch.testing.assert_close(contrast_map(quantity(ours, w_q), values), of_w_q)
+
+
+def test_a_source_that_does_not_play_is_kept():
+    ours = player_set(["rope", "w_q"])
+    assert positional_whole(ours) == {INTACT: 1, frozenset({"rope"}): -1}
+
+
+def test_what_replaced_weights_bring_of_their_own_is_no_part_of_the_game():
+    """Replaced weights have a content pattern fourteen times what is to be explained."""
+    ours = player_set(["rope", "qk"])
+    key = torch.arange(N).double().repeat(N, 1)
+    pattern, content = key, 14 * (key - 5).abs()
+    qk = frozenset({"w_q", "w_k"})
+    values = {INTACT: pattern, frozenset({"rope"}): 0 * key, qk: content, qk | {"rope"}: content}
+    [layer] = attribute(
+        as_folds({**values, frozenset({"mask"}): pattern, frozenset({"mask", "rope"}): 0 * key}),
+        [ours],
+    )
+    rope, weights = layer.players
+    assert (rope.lost.value, rope.alone.value) == pytest.approx((1, 0))
+    assert (weights.lost.value, weights.share.value) == pytest.approx((1, 0.5))
+    assert math.isnan(weights.alone.value)
+
+
+def test_a_player_that_changes_nothing_has_no_share_and_equal_players_have_equal_shares():
+    """The dummy and symmetry axioms, where w_o multiplies nothing and w_q, w_k do the same."""
+    ours = player_set(["mask", "w_q", "w_k", "w_o"])
+    key = torch.arange(N).double().repeat(N, 1)
+    values = {}
+    for kept in coalitions(ours.players):
+        names = {each.name for each in kept}
+        strength = ("mask" in names) * (1 + len(names & {"w_q", "w_k"}))
+        values[ours.condition(kept)] = strength * key
+    [layer] = attribute(as_folds(values), [ours], position=None)
+    mask, w_q, w_k, w_o = layer.players
+    assert w_o.share.value == pytest.approx(0)
+    assert w_o.amplification.value == pytest.approx(1)
+    assert w_q.share.value == pytest.approx(w_k.share.value) == pytest.approx(1 / 6)
+    assert mask.share.value == pytest.approx(2 / 3)
+    assert mask.alone.value == pytest.approx(1 / 3)
+    assert w_q.amplification.value == pytest.approx(3 / 2)
+
+
+def test_without_a_source_the_base_and_the_shares_add_to_one():
+    ours = player_set(["w_q", "w_k"])
+    values = random_values(ours, seed=5)
+    [layer] = attribute(as_folds({**values, frozenset({"mask"}): values[INTACT]}), [ours])
+    by_name = {each.player: each for each in layer.players}
+    assert list(by_name) == ["w_q", "w_k", "base"]
+    assert sum(each.share.value for each in layer.players) == pytest.approx(1)
+    cells = kept_cells(N)
+    left, whole = (row_centred(values[c])[cells] for c in (frozenset({"w_q", "w_k"}), INTACT))
+    truth = float((left * whole).sum() / whole.square().sum())
+    assert by_name["base"].share.value == pytest.approx(truth)
+    for part in ("lost", "alone", "amplification"):
+        assert math.isnan(getattr(by_name["base"], part).value)
+
+
+def test_where_the_sources_bring_nothing_players_have_no_numbers():
+    ours = player_set(["mask", "w_q"])
+    torch.manual_seed(8)
+    content = torch.arange(N).double()
+    maps = {c: content + torch.randn(8, 1, N, N).double() for c in ours.conditions}
+    [layer] = attribute(maps, [ours], position=None)
+    assert layer.sources[0].share.value == pytest.approx(1, abs=0.1)
+    for each in layer.players:
+        for part in ("share", "lost", "alone", "amplification"):
+            assert math.isnan(getattr(each, part).value)
 
 
 def test_the_four_sources_add_up_to_the_intact_pattern():
@@ -112,7 +232,7 @@ def test_a_conjunction_of_k_players_gives_each_one_kth_and_is_named():
     for each in layer.players:
         assert each.share.value == pytest.approx(1 / 3)
         assert each.lost.value == pytest.approx(1)
-        assert each.alone.value == pytest.approx(0)
+    assert layer.players[0].alone.value == pytest.approx(0)
     assert layer.is_conjunction("players")
     assert not layer.is_conjunction("circuits")
     together = [each for each in layer.interactions if len(each.players) == 3]
@@ -132,27 +252,33 @@ def test_a_conjunction_is_named_within_its_tolerance(beyond: float, conjunction:
     assert layer.is_conjunction("players") == conjunction
 
 
-def test_independent_players_bring_alone_what_is_lost_without_them_and_are_no_conjunction():
-    ours = player_set(["mask", "w_q"])
+def test_independent_sources_bring_alone_what_is_lost_without_them_and_are_no_conjunction():
+    ours = player_set(["mask", "rope", "w_q"])
     key = torch.arange(N).repeat(N, 1)
     near, first = row_centred(key.double()), row_centred((key == 0).double())
-    values = {
-        INTACT: near + first,
-        frozenset({"w_q"}): near,
-        frozenset({"mask"}): first,
-        frozenset({"mask", "w_q"}): torch.zeros(N, N, dtype=torch.float64),
-    }
-    [layer] = attribute(
-        as_folds({c: v.nan_to_num() for c, v in values.items()}), [ours], position=None
-    )
+    content = row_centred((key % 3).double())  # which is w_q's, and no position
+    values = {}
+    for kept in coalitions(ours.players):
+        names = {each.name for each in kept}
+        value = ("mask" in names) * near + ("rope" in names) * first + ("w_q" in names) * content
+        values[ours.condition(kept)] = value.nan_to_num()
+    [layer] = attribute(as_folds(values), [ours])
     cells = kept_cells(N)
     whole = (near + first)[cells]
     truth = float((near[cells] * whole).sum() / whole.square().sum())
-    mask = layer.players[0]
-    assert mask.share.value == pytest.approx(truth)
-    assert mask.alone.value == pytest.approx(truth)
-    assert mask.lost.value == pytest.approx(truth)
+    mask, rope, w_q = layer.players
+    for value in (mask.share.value, mask.alone.value, mask.lost.value, 1 - rope.share.value):
+        assert value == pytest.approx(truth)
+    assert (w_q.share.value, w_q.amplification.value) == pytest.approx((0, 1))
     assert not layer.is_conjunction("players")
+    shares = {each.players: each.share.value for each in layer.interactions}
+    assert list(shares) == [
+        ("mask", "rope"),
+        ("mask", "w_q"),
+        ("rope", "w_q"),
+        ("mask", "rope", "w_q"),
+    ]
+    assert list(shares.values()) == pytest.approx([0, 0, 0, 0], abs=1e-9)
 
 
 def test_shares_of_sources_add_to_one_in_noise():

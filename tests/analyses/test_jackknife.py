@@ -11,8 +11,10 @@ from nope_probe.analyses.jackknife import (
     jackknife,
     leave_one_out,
     rms,
+    rms_ratio,
     share,
     signed_root,
+    standard_error,
 )
 
 
@@ -100,3 +102,107 @@ def test_fewer_than_four_folds_give_no_interval(n_folds: int):
 def test_two_folds_cannot_be_left_out_of():
     with pytest.raises(ValueError, match="at least 3 folds"):
         cross_products(torch.ones(1, 2, 5), torch.ones(1, 2, 5))
+
+
+COUNTS = torch.tensor([3, 11, 2, 7, 5])
+
+
+def from_sequences(values: torch.Tensor) -> torch.Tensor:
+    """Return the fold means of sequences, of which fold f has COUNTS[f]."""
+    return torch.stack([part.mean(0) for part in values.split(COUNTS.tolist())])
+
+
+def pairs_of_folds(x: torch.Tensor, y: torch.Tensor, folds: list[int]) -> float:
+    """Return the mean of x_s.y_t over all pairs of sequences s and t of different folds."""
+    pairs = [(a, b) for a in folds for b in folds if a != b]
+    weights = [float(COUNTS[a] * COUNTS[b]) for a, b in pairs]
+    products = [float((x[a] * y[b]).mean()) for a, b in pairs]
+    return sum(w * p for w, p in zip(weights, products, strict=True)) / sum(weights)
+
+
+def test_products_of_unequal_folds_count_every_pair_of_sequences_once():
+    torch.manual_seed(4)
+    x, y = torch.randn(2, 5, 13).double(), torch.randn(3, 5, 13).double()
+    products = cross_products(x, y, COUNTS)
+    for left_out in (None, *range(5)):
+        folds = [fold for fold in range(5) if fold != left_out]
+        truth = pairs_of_folds(x[1], y[2], folds)
+        row = 0 if left_out is None else 1 + left_out
+        assert float(products[row, 1, 2]) == pytest.approx(truth, abs=1e-12)
+
+
+def test_products_of_unequal_folds_are_unbiased():
+    torch.manual_seed(5)
+    signal = torch.linspace(-1, 1, 101).double()
+    estimates = []
+    for _ in range(300):
+        folds = from_sequences(signal + 4 * torch.randn(int(COUNTS.sum()), 101).double())
+        estimates.append(float(cross_products(folds[None], folds[None], COUNTS)[0, 0, 0]))
+    truth = float(signal.square().mean())
+    assert abs(sum(estimates) / 300 - truth) < 4 * torch.tensor(estimates).std() / 300**0.5
+
+
+def test_means_without_a_fold_are_means_over_the_other_sequences():
+    torch.manual_seed(6)
+    values = torch.randn(int(COUNTS.sum()), 7).double()
+    means = leave_one_out(from_sequences(values), COUNTS)
+    torch.testing.assert_close(means[0], values.mean(0))
+    parts = list(values.split(COUNTS.tolist()))
+    for fold in range(5):
+        others = torch.cat([part for index, part in enumerate(parts) if index != fold])
+        torch.testing.assert_close(means[1 + fold], others.mean(0))
+
+
+def test_the_variance_of_a_mean_over_unequal_folds_is_that_of_the_delete_m_jackknife():
+    """By the pseudo-values of Busing, Meijer and van der Leeden (1999)."""
+    torch.manual_seed(7)
+    values = torch.randn(int(COUNTS.sum()), 3).double()
+    means = leave_one_out(from_sequences(values), COUNTS)
+    h, g = COUNTS.sum() / COUNTS.double(), len(COUNTS)
+    pseudo = h[:, None] * means[0] - (h[:, None] - 1) * means[1:]
+    estimate = g * means[0] - ((1 - 1 / h)[:, None] * means[1:]).sum(0)
+    variance = ((pseudo - estimate).square() / (h[:, None] - 1)).mean(0)
+    torch.testing.assert_close(standard_error(from_sequences(values), COUNTS), variance.sqrt())
+    freedom = float(COUNTS.sum() ** 2 / COUNTS.square().sum()) - 1
+    low, high = stats.t.interval(0.95, df=freedom, loc=means[0, 0], scale=variance[0].sqrt())
+    interval = jackknife(means[:, 0], COUNTS)
+    assert (interval.low, interval.high) == pytest.approx((low, high))
+
+
+def test_equal_counts_are_no_counts():
+    torch.manual_seed(8)
+    x = torch.randn(2, 5, 13).double()
+    same = torch.full((5,), 3)
+    torch.testing.assert_close(cross_products(x, x, same), cross_products(x, x))
+    torch.testing.assert_close(leave_one_out(x[0], same), leave_one_out(x[0]))
+    squares = cross_products(x, x)[:, 0, 1]
+    assert rms(squares, same) == rms(squares)
+    torch.testing.assert_close(standard_error(x[0]), x[0].std(0) / 5**0.5)
+
+
+def test_intervals_of_unequal_folds_cover_the_truth_19_times_of_20():
+    torch.manual_seed(9)
+    signal, n, covered = torch.sin(torch.arange(61)).double(), 400, 0
+    truth = float(signal.square().mean()) ** 0.5
+    counts = torch.tensor([9, 3, 3, 3, 3, 2, 2, 1])
+    noise = counts.double().rsqrt()[:, None]
+    for _ in range(n):
+        folds = signal + noise * torch.randn(8, 61).double()
+        interval = rms(cross_products(folds[None], folds[None], counts)[:, 0, 0], counts)
+        covered += interval.low <= truth <= interval.high
+    assert 0.91 <= covered / n <= 0.985
+
+
+def test_a_ratio_of_rms_has_the_interval_of_its_logarithm():
+    torch.manual_seed(10)
+    signal = torch.sin(torch.arange(211)).double()
+    folds = signal + 0.1 * torch.randn(8, 211).double()
+    whole = cross_products(3 * folds[None], 3 * folds[None])[:, 0, 0]
+    part = cross_products(folds[None], folds[None])[:, 0, 0]
+    assert rms_ratio(whole, part).value == pytest.approx(3)
+    other = signal + 0.1 * torch.randn(8, 211).double()
+    ratio = rms_ratio(whole, cross_products(other[None], other[None])[:, 0, 0])
+    assert ratio.low < 3 < ratio.high
+    assert ratio.value**2 == pytest.approx(ratio.low * ratio.high)
+    noise = torch.randn(8, 211).double()
+    assert rms_ratio(whole, cross_products(noise[None], noise[None])[:, 0, 0]) is UNDEFINED

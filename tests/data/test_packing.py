@@ -42,7 +42,7 @@ def numbered(*lengths: int) -> list[list[int]]:
 
 def test_packing_keeps_every_token_once_and_a_separator_after_each_document() -> None:
     ids = numbered(5, 3, 11, 1)  # and four separators: 24 tokens
-    joined = pack(ids, 6, 4, -7, generator()).flatten().tolist()
+    joined = pack(ids, 6, 4, -7, generator()).tokens.flatten().tolist()
     rest = joined
     documents = []
     while rest:
@@ -54,9 +54,22 @@ def test_packing_keeps_every_token_once_and_a_separator_after_each_document() ->
 
 def test_packed_sequences_continue_across_documents() -> None:
     ids = numbered(5, 3)
-    orders = {tuple(pack(ids, 2, 5, -7, generator(seed)).flatten().tolist()) for seed in range(9)}
+    orders = {
+        tuple(pack(ids, 2, 5, -7, generator(seed)).tokens.flatten().tolist()) for seed in range(9)
+    }
     first, second = ([*document, -7] for document in ids)
     assert orders == {tuple(first + second), tuple(second + first)}
+
+
+def test_a_packed_sequence_counts_as_the_document_that_most_of_it_is_from() -> None:
+    for seed in range(5):
+        windows = pack(numbered(11, 3, 2), 3, 6, -7, generator(seed))
+        owners = list[int]()
+        for token in windows.tokens.flatten().tolist():  # a separator belongs to what it ends
+            owners.append(owners[-1] if token == -7 else token // 1000 - 1)
+        for index, document in enumerate(windows.documents.tolist()):
+            ours = owners[6 * index : 6 * index + 6]
+            assert ours.count(document) == max(map(ours.count, ours))
 
 
 def test_packed_sequences_are_a_function_of_the_seed(text: str) -> None:
@@ -110,7 +123,7 @@ def test_too_few_tokens_are_counted(text: str) -> None:
     message = r"2 documents hold 10 tokens with their separators, which give 3 sequences of 3, 4"
     with pytest.raises(UserError, match=message):
         pack(numbered(5, 3), 4, 3, -7, generator())
-    assert len(pack(numbered(5, 3), 3, 3, -7, generator())) == 3
+    assert len(pack(numbered(5, 3), 3, 3, -7, generator()).tokens) == 3
     with pytest.raises(
         UserError, match=r"59 documents hold .* 9999 were asked for; lower --n-seqs"
     ):

@@ -50,19 +50,42 @@ def test_sequences_are_a_function_of_the_seed(source: str, shuffle: bool, text: 
 
 
 def test_sequences_do_not_overlap_and_are_contiguous_in_one_document() -> None:
-    taken = cut(numbered(40, 57, 13, 7, 99), 15, 13, generator())
+    windows = cut(numbered(40, 57, 13, 7, 99), 15, 13, generator())
+    taken = windows.tokens
     assert taken.flatten().unique().numel() == 15 * 13
     assert torch.equal(taken, taken[:, :1] + torch.arange(13))
     assert set((taken // 1000).unique().tolist()) == {0, 1, 2, 4}
 
 
 def test_each_document_gives_one_sequence_before_any_gives_two() -> None:
-    owners = [int(w[0]) // 1000 for w in cut(numbered(99, 99, 99, 26), 9, 13, generator())]
+    windows = cut(numbered(99, 99, 99, 26), 9, 13, generator())
+    owners = [int(w[0]) // 1000 for w in windows.tokens]
     assert [sorted(owners[:4]), sorted(owners[4:8])] == [[0, 1, 2, 3]] * 2
 
 
+def test_the_document_of_each_sequence_is_known() -> None:
+    windows = cut(numbered(40, 57, 13, 7, 99), 15, 13, generator())
+    assert torch.equal(windows.tokens[:, 0] // 1000, windows.documents)
+    starts = cut_at_start([[1000 * d + t for t in range(29)] for d in range(5)], 4, 13, generator())
+    assert torch.equal(starts.tokens[:, 0] // 1000, starts.documents)
+
+
+def test_sequences_keep_their_documents_when_they_are_shuffled_and_random_ones_have_none(
+    text: str,
+) -> None:
+    plain, shuffled = (
+        sequences(text, tokenizer=PLAIN, n_seqs=5, seq_len=17, shuffle=shuffle)
+        for shuffle in (False, True)
+    )
+    assert torch.equal(plain.documents, shuffled.documents)
+    assert plain.n_documents == len(set(plain.documents.tolist()))
+    drawn = sequences("random", tokenizer=PLAIN, n_seqs=5, seq_len=17)
+    assert drawn.documents is None
+    assert drawn.n_documents == 5
+
+
 def test_sequences_begin_anywhere_in_a_document() -> None:
-    starts = {int(cut(numbered(20), 1, 11, generator(seed))[0, 0]) for seed in range(200)}
+    starts = {int(cut(numbered(20), 1, 11, generator(seed)).tokens[0, 0]) for seed in range(200)}
     assert starts == set(range(10))
 
 
@@ -128,7 +151,7 @@ def test_bos_always_without_a_bos_token_is_an_error(text: str) -> None:
 def test_sequences_at_the_start_are_the_first_tokens_of_long_enough_documents(
     text: str,
 ) -> None:
-    taken = cut_at_start(numbered(40, 12, 13, 99), 3, 13, generator())
+    taken = cut_at_start(numbered(40, 12, 13, 99), 3, 13, generator()).tokens
     assert sorted(taken[:, 0].tolist()) == [0, 2000, 3000]
     assert torch.equal(taken, taken[:, :1] + torch.arange(13))
     first = sequences(text, tokenizer=WITH_BOS, n_seqs=12, seq_len=17, start="start").inputs
@@ -192,7 +215,7 @@ def test_too_few_sequences_are_counted() -> None:
         UserError, match="2 documents of 13 tokens or more give 5 sequences, 6 were"
     ):
         cut(numbered(40, 30, 7), 6, 13, generator())
-    assert len(cut(numbered(40, 30, 7), 5, 13, generator())) == 5
+    assert len(cut(numbered(40, 30, 7), 5, 13, generator()).tokens) == 5
 
 
 def test_the_shipped_text_gives_the_default_number_of_sequences() -> None:

@@ -106,9 +106,26 @@ def test_sources_and_shapley_maps_add_up_on_disk(default_run: Path):
     pattern = centred(maps["score/mask+rope+w_q+w_k+w_o+w_v"])[:, KEPT]
     sources = sum(maps[f"source/{term}"] for term in ("content", "mask", "rope", "mask_x_rope"))
     np.testing.assert_allclose(sources[:, KEPT], pattern, atol=1e-4)
-    nothing = centred(maps["score/w_v"])[:, KEPT]
-    shapley = sum(maps[f"shapley/{name}"] for name in ("mask", "rope", "w_q", "w_k", "w_o"))
-    np.testing.assert_allclose(shapley[:, KEPT], pattern - nothing, atol=1e-4)
+    neither = centred(maps["score/w_q+w_k+w_o+w_v"])[:, KEPT]
+    players = {
+        "shapley": ("mask", "rope", "w_q", "w_k", "w_o"),
+        "shapley_circuits": ("mask", "rope", "qk", "ov"),
+    }
+    for prefix, names in players.items():
+        shapley = sum(maps[f"{prefix}/{name}"] for name in names)
+        np.testing.assert_allclose(shapley[:, KEPT], pattern - neither, atol=1e-4)
+
+
+def test_players_without_a_source_have_a_base_with_which_they_add_up(tmp_path: Path):
+    chosen = ["--players", "w_q", "w_k", "--layers", "2", "--data", "random"]
+    run_command(ablate, *SMALL, *chosen, "--out", str(tmp_path / "run"))
+    maps = load_file(tmp_path / "run" / "maps.safetensors")
+    added = sum(maps[f"shapley/{name}"] for name in ("w_q", "w_k", "base"))
+    np.testing.assert_allclose(added[:, KEPT], maps["pattern/all"][:, KEPT], atol=1e-4)
+    players = pd.read_csv(tmp_path / "run" / "players.csv").query("layer == 1")
+    assert list(players["player"]) == ["w_q", "w_k", "base"]
+    assert players["share"].sum() == pytest.approx(1)
+    assert players["alone"].isna().all()
 
 
 def test_packed_folds_average_to_the_map(default_run: Path):
@@ -160,17 +177,17 @@ def test_sources_alone_run_no_condition_of_players(tmp_path: Path):
     for name in ("players", "interactions"):
         table = pd.read_csv(tmp_path / "run" / f"{name}.csv")
         assert len(table) == 0
-        assert {"layer", "game", "share", "low", "high"} < set(table)
+        assert {"layer", "game", "share", "share_low", "share_high"} < set(table)
 
 
 def test_players_can_be_unions_and_have_a_range_over_reparametrisations(tmp_path: Path):
-    chosen = ["--players", "mask", "w_q+mlp", "w_k", "--reparametrise", "1", "--layers", "2"]
+    chosen = ["--players", "rope", "w_q+mlp", "w_k", "--reparametrise", "1", "--layers", "2"]
     run_command(ablate, *SMALL, *chosen, "--out", str(tmp_path / "run"))
     players = pd.read_csv(tmp_path / "run" / "players.csv").set_index(["layer", "player"])
     w_k = players.loc[(1, "w_k")]
     assert w_k["lost_reparametrised_min"] < w_k["lost_reparametrised_max"]
     assert w_k["lost_reparametrised_min"] <= w_k["lost"] <= w_k["lost_reparametrised_max"]
-    assert list(players.loc[0].index) == ["mask", "w_q+mlp", "w_k"]
+    assert list(players.loc[0].index) == ["rope", "w_q+mlp", "w_k"]
 
 
 def test_a_scope_limits_the_layers_in_which_a_removal_acts(tmp_path: Path):

@@ -86,9 +86,16 @@ def test_removing_the_mlp_leaves_the_residual_stream_as_it_was(without_mlp: Path
 
 
 def test_errors_are_those_of_the_fold_means(without_mlp: Path, model: Any) -> None:
-    folds = capture_stages(model, tokens_of(without_mlp), n_folds=5).folds["e"].numpy()
-    squares = ((folds - folds.mean(0)) ** 2).sum(0) / (5 - 1) / 5
-    np.testing.assert_allclose(maps_of(without_mlp)["se/e"], squares**0.5, rtol=1e-4, atol=1e-6)
+    saved = load_file(without_mlp / "tokens.safetensors")
+    documents = torch.from_numpy(saved["documents"])
+    maps = capture_stages(model, tokens_of(without_mlp), n_folds=5, documents=documents)
+    weights, folds = (maps.counts / maps.counts.sum()).numpy(), maps.folds["e"].numpy()
+    # The delete-one-fold jackknife: m_(f), the mean without a fold, is m + w (m - m_f) / (1 - w),
+    # and with h = 1 / w its variance is sum_f (m_(f) - m)^2 (h - 1) / F.
+    mean = np.einsum("f,fqk->qk", weights, folds)
+    moved = (weights / (1 - weights))[:, None, None] * (mean - folds)
+    variance = np.einsum("f,fqk->qk", 1 / weights - 1, moved**2) / 5
+    np.testing.assert_allclose(maps_of(without_mlp)["se/e"], variance**0.5, rtol=1e-4, atol=1e-6)
 
 
 def test_scores_are_blank_above_the_diagonal_and_gram_maps_are_symmetric(
@@ -108,7 +115,8 @@ def test_a_run_holds_every_file_whose_checksum_is_in_its_manifest(without_mlp: P
     manifest = manifest_of(without_mlp)
     names = {path.name for path in without_mlp.iterdir()} - {"manifest.json"}
     assert set(manifest["checksums"]) == names
-    assert names == {"maps.safetensors", "tokens.safetensors", "stages.csv", "report.html"}
+    arrays = {"maps.safetensors", "tokens.safetensors", "folds.safetensors"}
+    assert names == {*arrays, "stages.csv", "report.html"}
     assert manifest["removed"] == ["mlp"]
     table = pd.read_csv(without_mlp / "stages.csv")
     assert list(table["stage"]) == list("abcdefghi") * 2
@@ -172,9 +180,10 @@ def test_folders_go_through_bridges(
     tmp_path: Path,
     tiny: Callable[[str], Any],
 ) -> None:
-    text = "the quick brown fox jumps over the lazy dog and runs away from here. " * 40
-    (tmp_path / "text.txt").write_text(text)
-    chosen = ["--model", str(tiny(name).folder), "--data", str(tmp_path / "text.txt")]
+    text = "the quick brown fox jumps over the lazy dog and runs away from here. "
+    texts = pd.DataFrame({"text": [f"{number} {text * 4}" for number in range(11)]})
+    texts.to_json(tmp_path / "text.jsonl", orient="records", lines=True)
+    chosen = ["--model", str(tiny(name).folder), "--data", str(tmp_path / "text.jsonl")]
     run_command(circuit, *SMALL, *chosen, "--out", str(tmp_path / "run"))
     maps, manifest = maps_of(tmp_path / "run"), manifest_of(tmp_path / "run")
     has = {entry.removeprefix("gram/") for entry in maps if entry.startswith("gram/")}

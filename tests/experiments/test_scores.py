@@ -20,6 +20,7 @@ from nope_probe.hooks.capture import capture_scores
 
 N_SEQS, N_POS, N_FOLDS, N_HEADS = 29, 13, 5, 6
 SMALL = ["--n-seqs", "29", "--seq-len", "13", "--folds", "5", "--batch-size", "11"]
+WEIGHTS = np.array([6, 6, 6, 6, 5]) / N_SEQS  # of the folds
 BELOW = np.tril(np.ones((N_POS, N_POS), bool))
 ModelOf = Callable[[str], tuple[Any, str]]
 
@@ -62,7 +63,9 @@ def test_maps_are_the_mean_of_plain_transformers_scores(done: Path, truth: np.nd
 def test_standard_errors_come_from_the_variance_between_folds(done: Path, truth: np.ndarray):
     per_seq = truth.mean(2)
     folds = np.stack([per_seq[:, fold::N_FOLDS].mean(1) for fold in range(N_FOLDS)])
-    se = folds.std(0, ddof=1) / N_FOLDS**0.5
+    squares = (folds - per_seq.mean(1)) ** 2  # of folds of 6, 6, 6, 6 and 5 sequences
+    odds = WEIGHTS / (1 - WEIGHTS)
+    se = (np.einsum("f,f...->...", odds, squares) / N_FOLDS) ** 0.5
     seen = load_file(done / "maps.safetensors")["se"]
     np.testing.assert_allclose(seen[:, BELOW], se[:, BELOW], rtol=1e-3, atol=1e-6)
 
@@ -94,8 +97,9 @@ def test_a_heads_amplitude_is_that_of_its_own_map(done: Path, truth: np.ndarray)
     folds = np.stack([truth[1, fold::N_FOLDS, 3].mean(0) for fold in range(N_FOLDS)])
     rows = [folds[:, i, 1:i] for i in range(2, N_POS)]  # the BOS key is left out
     centred = np.concatenate([row - row.mean(-1, keepdims=True) for row in rows], -1)
-    total = (centred.sum(0) ** 2).sum() - (centred**2).sum()
-    square = total / (N_FOLDS * (N_FOLDS - 1)) / centred.shape[-1]
+    gram = centred @ centred.T / centred.shape[-1]
+    pairs = np.outer(WEIGHTS, WEIGHTS) * (1 - np.eye(N_FOLDS))
+    square = (gram * pairs).sum() / pairs.sum()
     amplitude = np.sign(square) * np.abs(square) ** 0.5
     assert heads.loc[(1, 3), "amplitude"] == pytest.approx(amplitude, rel=1e-4)
 

@@ -71,7 +71,7 @@ def test_the_maps_are_those_that_the_command_writes(folder: Path, study: Ablatio
 
 
 def test_the_parts_have_names_of_their_own(study: AblationStudy) -> None:
-    assert set(study.sources["term"]) == {"content", "mask", "rope", "mask_x_rope"}
+    assert set(study.sources["term"]) == {"content", "mask", "rope", "mask_x_rope", "position"}
     assert list(study.players.query("layer == 1")["player"]) == ["mask", "rope", "qk"]
     assert set(study.patterns["kept"]) >= {"mask+rope+w_q+w_k", "rope+w_q+w_k", "none"}
     assert set(study.controls["tokens"]) == {"text", "shuffled"}
@@ -106,7 +106,8 @@ def test_a_model_of_ones_own_is_studied(
     tokens = torch.randint(200, (19, 11), generator=torch.Generator().manual_seed(0))
     position = "pos_embed" if spec == "bridge:gpt2" else "rope"
     study = run_ablations(model, tokens, players=["sources"], n_layers=1, n_folds=4)
-    assert set(study.sources["term"]) == {"content", "mask", position, f"mask_x_{position}"}
+    terms = ["content", "mask", position, f"mask_x_{position}", "position"]
+    assert list(study.sources["term"]) == terms
     with ablated(model, Ablation(remove=[position])):
         truth = capture_scores(model, tokens, layers=[0]).mean.float().numpy()
     np.testing.assert_allclose(study.maps["score/mask"], truth, rtol=1e-5, atol=1e-5)

@@ -23,8 +23,7 @@ MANIFEST: dict[str, Any] = {
 
 
 def interval(name: str, value: float, half: float) -> dict[str, float]:
-    prefix = "" if name == "share" else f"{name}_"
-    return {name: value, f"{prefix}low": value - half, f"{prefix}high": value + half}
+    return {name: value, f"{name}_low": value - half, f"{name}_high": value + half}
 
 
 def tables(amplitude: float = 0.5) -> dict[str, pd.DataFrame]:
@@ -34,7 +33,7 @@ def tables(amplitude: float = 0.5) -> dict[str, pd.DataFrame]:
         | interval("locality", -0.3, 0.1)
         for layer, size in ((0, amplitude / 2), (1, amplitude))
     ]
-    shares = {"content": 0.02, "mask": -0.12, "rope": 1.1, "mask_x_rope": 0.0}
+    shares = {"content": 0.02, "mask": -0.12, "rope": 1.1, "mask_x_rope": 0.0, "position": 0.98}
     sources = [
         {"layer": layer, "term": term} | interval("rms", 0.2, 0.01) | interval("share", s, 0.01)
         for layer in (0, 1)
@@ -46,6 +45,7 @@ def tables(amplitude: float = 0.5) -> dict[str, pd.DataFrame]:
         | interval("share", 1 / 3, 0.01)
         | interval("alone", 0.1, 0.01)
         | interval("lost", value, 0.1)
+        | interval("amplification", 5.0, 0.5)
         for layer in (0, 1)
         for player, value in lost.items()
     ]
@@ -92,10 +92,12 @@ def test_noise_is_not_called_a_pattern():
 
 def test_empty_shares_are_shown_as_no_pattern(capsys: pytest.CaptureFixture[str]):
     ours = tables()
-    ours["sources"].loc[ours["sources"]["layer"] == 1, ["share", "low", "high"]] = float("nan")
+    ours["sources"].loc[ours["sources"]["layer"] == 1, ["share", "share_low", "share_high"]] = (
+        float("nan")
+    )
     print_summary(Run(manifest=MANIFEST, tables=ours), Path("runs/x"))
     shown = capsys.readouterr().out
-    assert shown.count("no pattern") == 4
+    assert shown.count("no pattern") == 5  # the four terms and their sum
     assert "110.0 [109.0, 111.0]" in shown
     assert "by the mask +0.100 [0.090, 0.110]" in " ".join(shown.split())
 
@@ -123,8 +125,41 @@ def test_a_model_without_controls_has_none_beside_its_pattern(capsys: pytest.Cap
 def test_players_are_listed_with_what_is_lost_alone_and_shared(capsys: pytest.CaptureFixture[str]):
     print_summary(Run(manifest=MANIFEST, tables=tables()), Path("runs/x"))
     shown = " ".join(capsys.readouterr().out.split())
-    assert "lost without it there alone Shapley share" in shown
-    assert "ov -40 [-50, -30] 10 [9, 11] 33 [32, 34]" in shown
+    assert "lost without alone Shapley share amplifies" in shown
+    assert "ov -40 [-50, -30] 10 [9, 11] 33 [32, 34] 5.0 [4.5, 5.5]" in shown
+    assert "% of the part of the pattern that the causal mask brings" in shown
+
+
+def test_a_player_without_a_number_has_a_blank_cell_and_without_a_share_no_pattern(
+    capsys: pytest.CaptureFixture[str],
+):
+    ours = tables()
+    players, nan = ours["players"], float("nan")
+    players.loc[players["player"] != "mask", ["alone", "amplification"]] = nan
+    parts = ["share", "lost", "alone", "amplification"]
+    players.loc[players["layer"] == 0, parts] = nan
+    print_summary(Run(manifest=MANIFEST, tables=ours), Path("runs/x"))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "L0 mask no pattern qk no pattern ov no pattern L1" in shown
+    assert "qk 90 [80, 100] 33 [32, 34] ov" in shown
+
+
+@pytest.mark.parametrize(
+    ("players", "subject"),
+    [
+        (["mask", "rope", "qk"], "The part of the pattern that the causal mask and RoPE bring "),
+        (["mask", "qk", "ov"], "The part of the pattern that the causal mask brings "),
+        (["qk", "ov"], "The pattern "),
+    ],
+)
+def test_the_players_sentence_names_what_their_shares_are_of(players: list[str], subject: str):
+    manifest = {**MANIFEST, "player_sets": {"circuits": players}}
+    assert headline(manifest, tables())[1].startswith(f"{subject}loses")
+    ours = tables()
+    ours["players"]["share"] = float("nan")
+    assert headline(manifest, ours)[1] == (
+        f"{subject}does not exceed the noise: its players have no shares."
+    )
 
 
 def scores_tables(amplitude: float) -> dict[str, pd.DataFrame]:

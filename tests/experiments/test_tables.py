@@ -6,16 +6,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from nope_probe.analyses.attribution import (
-    Interaction,
-    LayerAttribution,
-    MaskEffect,
-    PlayerAttribution,
-    Source,
-)
+from nope_probe.analyses.attribution import LayerAttribution, Source
 from nope_probe.analyses.jackknife import Interval
+from nope_probe.analyses.mask_effect import MaskEffect
 from nope_probe.analyses.mean_covariance import MeanCovariance
 from nope_probe.analyses.pattern import Measures
+from nope_probe.analyses.player_attribution import Interaction, PlayerAttribution
 from nope_probe.experiments.tables import (
     interactions_table,
     mean_covariance_table,
@@ -33,6 +29,9 @@ def interval(value: float) -> Interval:
 EFFECT = MaskEffect(with_mask=interval(0.3), without_mask=interval(0.2), difference=interval(0.1))
 
 
+POSITION = Source(term="position", rms=interval(2), share=interval(9))
+
+
 def layer(index: int, lost: float = 7.0) -> LayerAttribution:
     """A layer with one entry of each kind."""
     player = PlayerAttribution(
@@ -41,10 +40,12 @@ def layer(index: int, lost: float = 7.0) -> LayerAttribution:
         share=interval(5),
         alone=interval(6),
         lost=interval(lost),
+        amplification=interval(13),
     )
     return LayerAttribution(
         layer=index,
         sources=(Source(term="mask", rms=interval(3), share=interval(4)),),
+        position=POSITION,
         players=(player,),
         interactions=(
             Interaction(player_set="players", players=("mask", "w_q"), share=interval(8)),
@@ -100,10 +101,17 @@ def test_a_player_has_its_share_alone_and_lost_with_bounds():
         "layer": 2,
         "game": "players",
         "player": "w_q",
-        **{"share": 5, "low": 4, "high": 7},
+        **{"share": 5, "share_low": 4, "share_high": 7},
         **{"alone": 6, "alone_low": 5, "alone_high": 8},
         **{"lost": 7, "lost_low": 6, "lost_high": 9},
+        **{"amplification": 13, "amplification_low": 12, "amplification_high": 15},
     }
+
+
+def test_the_last_term_of_the_sources_is_the_sum_of_all_but_content():
+    table = sources_table([layer(0)])
+    assert table["term"].tolist() == ["mask", "position"]
+    assert table["share"].tolist() == [4, 9]
 
 
 def test_reparametrisations_add_the_range_of_each_part_layer_by_layer():
@@ -116,7 +124,7 @@ def test_reparametrisations_add_the_range_of_each_part_layer_by_layer():
 
 def test_a_player_that_was_not_reparametrised_has_no_range():
     other: Any = LayerAttribution(
-        layer=0, sources=(), players=(), interactions=(), non_relative=EFFECT
+        layer=0, sources=(), position=POSITION, players=(), interactions=(), non_relative=EFFECT
     )
     table = players_table([layer(0)], [[other]])
     assert table["lost_reparametrised_min"].isna().all()

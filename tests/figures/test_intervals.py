@@ -12,8 +12,8 @@ from nope_probe.figures.intervals import (
 )
 
 
-def test_a_shares_bounds_have_no_prefix_and_others_have() -> None:
-    row = {"share": 0.5, "low": 0.4, "high": 0.6, "rms": 3, "rms_low": 2, "rms_high": 4}
+def test_bounds_have_the_name_of_their_estimate() -> None:
+    row = {"share": 0.5, "share_low": 0.4, "share_high": 0.6, "rms": 3, "rms_low": 2, "rms_high": 4}
     assert interval_of(row, "share") == (0.5, 0.4, 0.6)
     assert interval_of(pd.Series(row), "rms") == (3.0, 2.0, 4.0)
     assert bound_columns("lost") == ("lost_low", "lost_high")

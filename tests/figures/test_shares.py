@@ -17,7 +17,7 @@ def sources() -> pd.DataFrame:
         (2, "content", 0.2, 0.1, 0.3, 0.25, 0.15, 0.45),
         (2, "mask", 0.9, 0.8, 1.1, 0.75, 0.55, 0.85),
     ]
-    columns = ["layer", "term", "rms", "rms_low", "rms_high", "share", "low", "high"]
+    columns = ["layer", "term", "rms", "rms_low", "rms_high", "share", "share_low", "share_high"]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -50,17 +50,34 @@ def players() -> pd.DataFrame:
     table = (
         sources().rename(columns={"term": "player"}).drop(columns=["rms", "rms_low", "rms_high"])
     )
-    for name, value in (("alone", 0.1), ("lost", 0.2)):
+    for name, value in (("alone", 0.1), ("lost", 0.2), ("amplification", 0.4)):
         table = table.assign(**{name: value, f"{name}_low": 0.0, f"{name}_high": 0.9})
     return table
 
 
 def test_players_have_a_panel_for_share_alone_and_lost() -> None:
     figure = player_shares(players())
-    assert text_of(figure)[:3] == ["Shapley share", "there alone", "lost without it"]
+    titles = ["Shapley share", "lost without it", "there alone", "amplification"]
+    assert text_of(figure)[:4] == titles
     masks = [trace for trace in figure.data if trace.name == "causal mask"]
-    assert [trace.y[1] for trace in masks] == [0.75, 0.1, 0.2]
-    assert [trace.error_y.array[1] for trace in masks] == pytest.approx([0.1, 0.8, 0.7])
+    assert [trace.y[1] for trace in masks] == [0.75, 0.2, 0.1, 0.4]
+    assert [trace.error_y.array[1] for trace in masks] == pytest.approx([0.1, 0.7, 0.8, 0.5])
+
+
+def test_weights_are_not_drawn_alone_and_a_layer_without_amplification_is_not_marked() -> None:
+    table = players().assign(player=lambda rows: rows["player"].replace({"content": "w_q"}))
+    table.loc[table["player"] == "w_q", "alone"] = np.nan
+    table.loc[table["layer"] == 2, "amplification"] = np.nan
+    figure = player_shares(table)
+    assert [trace.yaxis for trace in figure.data if trace.name == "W_Q"] == ["y", "y2", "y4"]
+    marks = [each for each in figure.layout.annotations if each.text == "no pattern"]
+    assert [(each.x, each.xref) for each in marks] == [(1, "x")]
+
+
+def test_the_sum_of_the_sources_is_not_drawn_beside_them() -> None:
+    total = sources().query("term == 'mask'").assign(term="position")
+    figure = source_shares(pd.concat([sources(), total]))
+    assert {trace.name for trace in figure.data} == {"content", "causal mask"}
 
 
 def test_a_component_has_one_colour_and_one_marker_in_every_figure() -> None:
@@ -75,6 +92,6 @@ def test_a_component_has_one_colour_and_one_marker_in_every_figure() -> None:
 def test_interactions_have_short_names_and_the_largest_comes_first() -> None:
     rows = [(0, "mask+w_q", 0.1), (0, "mask+rope", -0.5), (1, "mask+w_q", 0.2), (1, "mask+rope", 0)]
     table = pd.DataFrame(rows, columns=["layer", "players", "share"])
-    figure = interactions(table.assign(low=-1.0, high=1.0), layer=1)
+    figure = interactions(table.assign(share_low=-1.0, share_high=1.0), layer=1)
     assert list(figure.data[1].y) == ["mask + W_Q", "mask + RoPE"], "plotly's axis points up"
     assert [trace.visible for trace in figure.data] == [False, True]

@@ -10,7 +10,7 @@ from support.edited_model import SEVEN, edited, norm_sizes, plain_run
 from support.hooked_runs import hooked_run, hooks_left, largest_error
 
 from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.block_ablation import with_prefix
+from nope_probe.hooks.rebuilt_scores import with_prefix
 
 ModelOf = Callable[[str], tuple[Any, str]]
 TinyOf = Callable[[str], Any]

@@ -16,10 +16,12 @@ import pytest
 from support.chromium import needs_chromium, opened
 
 from nope_probe.experiments.ablation.page import ablation_page, conjunction_note
+from nope_probe.figures.explorer import Explorer, SwitchedMaps
 from nope_probe.figures.words import MEASURES
 from nope_probe.reports.page import Section, page, positions
 
 INTACT = "mask+rope+w_q+w_k+w_o+w_v"
+PARTS = ("alone", "lost", "amplification")
 SOURCES = ("content", "mask", "rope", "mask_x_rope")
 PLAYER_SETS = {
     "players": ("mask", "rope", "w_q", "w_k", "w_o"),
@@ -39,9 +41,9 @@ def maps(layers: int, n: int) -> dict[str, np.ndarray]:
 
 
 def tables(layers: int) -> dict[str, pd.DataFrame]:
-    estimate = {"share": 0.25, "low": 0.2, "high": 0.3}
+    estimate = {"share": 0.25, "share_low": 0.2, "share_high": 0.3}
     rms = {"rms": 0.5, "rms_low": 0.4, "rms_high": 0.6}
-    parts = {f"{of}{end}": 0.5 for of in ("alone", "lost") for end in ("", "_low", "_high")}
+    parts = {f"{of}{end}": 0.5 for of in PARTS for end in ("", "_low", "_high")}
     measures = {f"{of}{end}": 0.5 for of in MEASURES for end in ("", "_low", "_high")}
     each = range(layers)
     rows: dict[str, list[dict[str, Any]]] = {
@@ -213,7 +215,7 @@ def test_a_run_of_the_sources_alone_has_a_page() -> None:
 
 def test_a_missing_share_is_no_pattern_in_the_table_too() -> None:
     table = tables(2)["sources"]
-    table.loc[table["layer"] == 0, ["share", "low", "high"]] = np.nan
+    table.loc[table["layer"] == 0, ["share", "share_low", "share_high"]] = np.nan
     html = report(tables={"sources": table})
     assert "<td>no pattern</td>" in html
 
@@ -230,7 +232,7 @@ def test_equal_shares_are_called_a_conjunction_and_no_measurement() -> None:
 
 def test_conjunctions_are_those_of_the_manifest(html: str) -> None:
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", html)
-    [circuits, players] = [each for each in captions if each.startswith("Lost without it")]
+    [circuits, players] = [each for each in captions if "Lost without it" in each]
     assert "In L1 each of causal mask, RoPE, QK circuit" in circuits
     assert "Shapley shares of all players add up to 1." in players
 
@@ -274,3 +276,28 @@ def test_a_browser_draws_every_figure_without_an_error(layers: int, tmp_path: Pa
     assert elements.count('class="plot js-plotly-plot"') == elements.count("<figure>") == 12
     ranges = [each for each in Reader(elements).all("input") if each.get("type") == "range"]
     assert {each["max"] for each in ranges} == {str(layers - 1)}
+
+
+@needs_chromium
+def test_a_report_shows_its_explorer_first_in_a_frame_that_is_as_high_as_it(tmp_path: Path) -> None:
+    below = np.where(np.tri(11, k=-1) > 0, np.arange(11.0), np.nan)
+    view = SwitchedMaps(
+        kind="pattern",
+        layers=(0, 1),
+        panels=("mean",),
+        maps=np.stack([below, 0 * below])[:, None, None].repeat(2, axis=1),
+        measures=np.ones((2, 2, 1, 3, 3)),
+    )
+    explorer = Explorer(title="t", players={"mask": ["mask"]}, views=(view,), components=())
+    html = ablation_page(maps(2, 11), tables(2), MANIFEST, HEADLINE, explorer)
+    assert Reader(html).headings[1] == "Try it: switch components off"
+    script = """<script>setTimeout(() => {
+      const frame = document.querySelector("iframe.explorer");
+      const inside = frame.contentDocument;
+      inside.querySelector("[data-player=mask]").click();
+      document.body.dataset.removed = inside.body.dataset.removed;
+      document.body.dataset.missing = inside.documentElement.scrollHeight - frame.clientHeight;
+    }, 500)</script></body>"""
+    elements = opened(html.replace("</body>", script), tmp_path, height=12000)
+    assert 'data-removed="1"' in elements
+    assert int(re.findall(r'data-missing="(-?\d+)"', elements)[0]) <= 0

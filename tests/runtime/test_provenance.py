@@ -29,9 +29,18 @@ def test_tokens_and_vectors_are_recorded_under_their_own_names() -> None:
     assert list(input_arrays(inputs)) == ["tokens"]
     np.testing.assert_array_equal(input_arrays(inputs)["tokens"], tokens)
     assert list(input_arrays(Sequences(inputs=vectors, name="gaussian"))) == ["vectors"]
-    record = input_record(inputs, 1)
+    record = input_record(inputs, 1, torch.tensor([1, 1]))
     assert (record["data"]["name"], record["data"]["bos"], record["skip_keys"]) == ("text", True, 1)
+    assert (record["documents"], record["fold_sizes"]) == (None, [1, 1])
     assert record["data"]["sha256"] != Sequences(inputs=tokens + 1, name="text").sha256
+
+
+def test_the_documents_of_sequences_are_recorded() -> None:
+    inputs = Sequences(
+        inputs=torch.arange(6).view(3, 2), name="text", documents=torch.tensor([7, 2, 7])
+    )
+    np.testing.assert_array_equal(input_arrays(inputs)["documents"], [7, 2, 7])
+    assert input_record(inputs, 1, torch.tensor([2, 1]))["documents"] == 2
 
 
 def test_model_versions_device_and_settings_are_recorded() -> None:

@@ -10,6 +10,8 @@ SCORES = ["scores", "--model", "nope-tiny", "--layers", "3", "--seq-len", "37"]
 ABLATE = ["ablate", "--model", "nope-tiny", "--layers", "2", "--seq-len", "19"]
 ABLATE += ["--n-seqs", "61", "--players", "mask", "w_q", "--reparametrise", "1"]
 CIRCUIT = ["circuit", "--layer", "1", "--seq-len", "23", "--remove", "w_q", "mlp"]
+BEHAVIOUR = ["behaviour", "--model", "nope-tiny", "--n-seqs", "23", "--seq-len", "29"]
+BEHAVIOUR += ["--measures", "copy", "position", "--remove", "mask", "w_q"]
 SIMULATE = ["simulate", "--alpha", "0", "0.3", "--rope", "--n-layers", "3", "--seq-len", "29"]
 
 
@@ -25,9 +27,10 @@ def results(run: Path) -> dict[str, bytes]:
         ("20", [*SCORES, "--n-seqs", "499", "--batch-size", "3", "--checkpoint-every", "2"]),
         ("5", [*ABLATE, "--batch-size", "5", "--checkpoint-every", "2"]),
         ("5", [*CIRCUIT, "--n-seqs", "199", "--batch-size", "3", "--checkpoint-every", "2"]),
+        ("2", [*BEHAVIOUR, "--batch-size", "5", "--checkpoint-every", "2"]),
         ("5", [*SIMULATE, "--n-samples", "2999", "--checkpoint-every", "2"]),
     ],
-    ids=["scores", "ablate", "circuit", "simulate"],
+    ids=["scores", "ablate", "circuit", "behaviour", "simulate"],
 )
 def test_killed_at_random_moments_a_run_ends_in_the_same_bytes(
     kills: str, command: list[str], tmp_path: Path
@@ -37,7 +40,8 @@ def test_killed_at_random_moments_a_run_ends_in_the_same_bytes(
     assert report["kills"] == int(kills)
     assert report["resumed"] > 0
     uninterrupted = results(tmp_path / "uninterrupted")
-    assert "maps.safetensors" in uninterrupted
+    held = "behaviour.csv" if command[0] == "behaviour" else "maps.safetensors"
+    assert held in uninterrupted
     for run in range(report["runs"]):
         assert results(tmp_path / f"run-{run}") == uninterrupted
     assert not list(tmp_path.glob(".*"))

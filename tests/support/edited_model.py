@@ -94,11 +94,14 @@ def edited(
     *,
     prefix: int | None = None,
     replaced: Replaced | None = None,
+    heads: Sequence[int] | None = None,
+    pairs: Sequence[int] | None = None,
 ) -> PreTrainedModel:
     """Return a plain model without some components in some layers; weights become c * P.
 
-    With a prefix, the mask is removed among that many first positions only. `replaced` holds other
-    weights and biases than c * P and 0.
+    With a prefix, the mask is removed among that many first positions only; with heads, all is
+    removed in these query heads only; with pairs, RoPE is in these rotary pairs only. `replaced`
+    holds other weights and biases than c * P and 0.
     """
     copied, remove = ungrouped(hf), set(remove)
     if replaced is None:
@@ -107,15 +110,28 @@ def edited(
     for layer in range(len(blocks(hf))) if layers is None else layers:
         ours = projections(copied, layer)
         for name in remove & set(WEIGHTS):
+            rows = rows_of(heads, hf, layer)
+            if name == "w_o" and heads is not None:  # its bias belongs to no head
+                ours[name].weight[:, rows] = replaced[name, layer][0][:, rows]
+                continue
+            rows = slice(None) if name == "w_o" else rows
             for parameter, value in zip(ours[name], replaced[name, layer], strict=True):
-                parameter.copy_(value)
+                parameter[rows] = value[rows]
         block = blocks(copied)[layer]
         if "mlp" in remove:
             last = block.mlp.c_proj if hasattr(block.mlp, "c_proj") else block.mlp.down_proj
             for parameter in last.parameters():
                 parameter.zero_()
-        unmask_and_unrotate(attention(block), remove, prefix)
+        unmask_and_unrotate(attention(block), remove, prefix, heads, pairs)
     return copied
+
+
+def rows_of(heads: Sequence[int] | None, hf: PreTrainedModel, layer: int) -> Any:
+    """Return the rows of W_Q that belong to some heads, in the ungrouped model."""
+    if heads is None:
+        return slice(None)
+    d_head = attention(blocks(hf)[layer]).head_dim
+    return [head * d_head + row for head in heads for row in range(d_head)]
 
 
 def scaled_identities(copied: PreTrainedModel, c: Sizes | None) -> Replaced:
@@ -146,20 +162,55 @@ def rectangular_identity(name: str, shape: tuple[int, ...]) -> Tensor:
     return p if name != "w_o" else p.T
 
 
-def unmask_and_unrotate(attn: Any, remove: set[str], prefix: int | None = None) -> None:
+def unmask_and_unrotate(
+    attn: Any,
+    remove: set[str],
+    prefix: int | None = None,
+    heads: Sequence[int] | None = None,
+    pairs: Sequence[int] | None = None,
+) -> None:
     """Pass an attention module a 4-D mask that is 0 (in the prefix), or cos = 1 and sin = 0."""
 
     def receive(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        which = slice(None) if heads is None else list(heads)
         if "mask" in remove:
-            mask = kwargs["attention_mask"].clone()
-            mask[..., :prefix, :prefix] = 0
+            mask = kwargs["attention_mask"]
+            mask = mask.expand(-1, module.config.num_attention_heads, -1, -1).clone()
+            zero = mask.clone()
+            zero[..., :prefix, :prefix] = 0
+            mask[:, which] = zero[:, which]
             kwargs["attention_mask"] = mask
         if "rope" in remove:
-            cos, sin = kwargs["position_embeddings"]
-            kwargs["position_embeddings"] = torch.ones_like(cos), torch.zeros_like(sin)
+            angles = kwargs["position_embeddings"]
+            n_heads = module.config.num_attention_heads
+            kwargs["position_embeddings"] = tuple(
+                PerHead(unrotated(x, n_heads, value, which, pairs))
+                for x, value in zip(angles, (1.0, 0.0), strict=True)
+            )
         return args, kwargs
 
     attn.register_forward_pre_hook(receive, with_kwargs=True)
+
+
+def unrotated(x: Tensor, n_heads: int, value: float, heads: Any, pairs: Any) -> Tensor:
+    """Return cos or sin per head, with one value in some heads and pairs."""
+    half = x.shape[-1] // 2
+    columns = range(half) if pairs is None else pairs
+    out = x[:, None].repeat(1, n_heads, 1, 1)
+    for column in columns:
+        out[:, heads, :, column] = out[:, heads, :, column + half] = value
+    return out
+
+
+class PerHead:
+    """cos or sin that has a head dimension already, where transformers would add one."""
+
+    def __init__(self, per_head: Tensor) -> None:
+        self.per_head, self.shape = per_head, per_head.shape
+
+    def unsqueeze(self, dim: int) -> Tensor:
+        assert dim == 1
+        return self.per_head
 
 
 def norm_sizes(hf: PreTrainedModel) -> dict[tuple[str, int], float]:

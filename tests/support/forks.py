@@ -28,7 +28,7 @@ def forks(what: str, argument: str, out: Path, command: list[str]) -> tuple[dict
         env=os.environ | {"TOKENIZERS_PARALLELISM": "false"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stderr.splitlines()[-1]), ended.stderr

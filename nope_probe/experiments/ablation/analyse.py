@@ -7,20 +7,24 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.attribution import LayerAttribution, MaskEffect, attribute, mask_effect
+from nope_probe.analyses.attribution import LayerAttribution, attribute
 from nope_probe.analyses.contrasts import contrast_map
+from nope_probe.analyses.mask_effect import MaskEffect, mask_effect
 from nope_probe.analyses.mean_covariance import split_mean_covariance
 from nope_probe.analyses.pattern import measure, row_centred
-from nope_probe.analyses.shapley import INTACT, MASK, PlayerSet, shapley, source_terms
+from nope_probe.analyses.player_attribution import BASE
+from nope_probe.analyses.shapley import INTACT, MASK, PlayerSet, base, shapley, source_terms
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.ablation.conditions import ConditionMaps, Measured
+from nope_probe.experiments.ablation.offsets import source_offsets_table
 from nope_probe.experiments.ablation.page import ablation_page
 from nope_probe.experiments.ablation.plan import Plan
+from nope_probe.experiments.ablation.side_by_side import of_first, side_by_side
 from nope_probe.experiments.ablation.summary import headline
+from nope_probe.experiments.explore.conditions import explorer_of
 from nope_probe.experiments.tables import (
     interactions_table,
     mean_covariance_table,
@@ -29,7 +33,7 @@ from nope_probe.experiments.tables import (
     players_table,
     sources_table,
 )
-from nope_probe.hooks.folds import pooled
+from nope_probe.hooks.folds import pack_triangle, pooled
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.provenance import input_arrays, input_record
 from nope_probe.runtime.session import Session
@@ -46,7 +50,7 @@ def analyse(session: Session[RunSettings], plan: Plan, measured: Measured) -> Ru
     maps = {name: each.float().numpy() for name, each in maps_of(plan, measured, skip_keys).items()}
     manifest = {
         **session.provenance(),
-        **input_record(inputs, skip_keys),
+        **input_record(inputs, skip_keys, measured.intact.counts),
         **_attribution_record(plan, measured, layers),
     }
     return Run(
@@ -57,7 +61,13 @@ def analyse(session: Session[RunSettings], plan: Plan, measured: Measured) -> Ru
             "folds": _packed_folds(plan, measured),
         },
         tables=tables,
-        page=ablation_page(maps, tables, manifest, headline(manifest, tables)),
+        page=ablation_page(
+            maps,
+            of_first(manifest, tables),
+            manifest,
+            headline(manifest, tables),
+            explorer_of(measured.maps, plan.player_sets, skip_keys),
+        ),
     )
 
 
@@ -88,15 +98,25 @@ def tables_of(
         attribute_layers({**measured.maps, **each}, plan, plan.player_sets[:1], skip_keys)
         for each in measured.reparametrised
     ]
-    effects = _mask_effects(tokens, layers, measured, skip_keys)
+    others = {
+        name: attribute_layers({**measured.maps, **maps}, plan, plan.player_sets, skip_keys)
+        for name, maps in measured.others.items()
+    }
+    first, effects = measured.replacement, _mask_effects(tokens, layers, measured, skip_keys)
     return {
         "sources": sources_table(layers),
         "non_relative": non_relative_table(effects),
-        "players": players_table(layers, again),
-        "interactions": interactions_table(layers),
+        "players": side_by_side(
+            {first: players_table(layers, again)}
+            | {name: players_table(each) for name, each in others.items()}
+        ),
+        "interactions": side_by_side(
+            {name: interactions_table(each) for name, each in {first: layers, **others}.items()}
+        ),
         "pattern": _pattern_table(plan, measured, skip_keys),
         "controls": _controls_table(tokens, plan, measured, skip_keys),
         "mean_covariance": _mean_covariance_table(measured, skip_keys),
+        "offsets": source_offsets_table(plan, measured, skip_keys),
     }
 
 
@@ -105,6 +125,8 @@ def _attribution_record(
 ) -> dict[str, Any]:
     return {
         "gains": None if measured.gains is None else {**measured.gains.c},
+        "gains_random": None if measured.gains is None else {**measured.gains.c_random} or None,
+        "replacements": [measured.replacement, *measured.others],
         "player_sets": {each.name: [p.name for p in each.players] for each in plan.player_sets},
         "conditions": [plan.name(condition) for condition in plan.conditions],
         "position": plan.position,
@@ -121,10 +143,12 @@ def _mask_effects(
     """Return the mask's effect on the non-relative part, on the run's tokens and on shuffled."""
     effects = {tokens: [each.non_relative for each in layers]}
     if measured.shuffled:
-        with_mask, without = (measured.shuffled[c].folds for c in (INTACT, MASK))
+        with_mask, without = (measured.shuffled[c] for c in (INTACT, MASK))
         effects["shuffled"] = [
-            mask_effect(with_mask[:, layer], without[:, layer], skip_keys)
-            for layer in range(with_mask.shape[1])
+            mask_effect(
+                with_mask.folds[:, layer], without.folds[:, layer], skip_keys, with_mask.counts
+            )
+            for layer in range(with_mask.folds.shape[1])
         ]
     return effects
 
@@ -166,20 +190,27 @@ def _mean_covariance_table(measured: Measured, skip_keys: int) -> pd.DataFrame:
     if intact.mean_term is None or intact.key_means is None:
         return mean_covariance_table([])
     return mean_covariance_table(
-        split_mean_covariance(intact.folds, intact.mean_term, intact.key_means, skip_keys)
+        split_mean_covariance(
+            intact.folds, intact.mean_term, intact.key_means, skip_keys, intact.counts
+        )
     )
 
 
 def maps_of(plan: Plan, measured: Measured, skip_keys: int) -> Maps:
     """Return the run's maps by name, nats.
 
-    `score/<kept>` per condition and `mean_covariance/<term>` are score maps; `pattern/all`,
-    `pattern/mean_term`, `pattern/covariance_term`, `source/<term>` and `shapley/<player>` (of
-    further player sets `shapley_<set>/<player>`) are patterns.
+    `score/<kept>` per condition (of further replacements `score_<replacement>/<kept>`) and
+    `mean_covariance/<term>` are score maps; `pattern/all`, `pattern/mean_term`,
+    `pattern/covariance_term`, `source/<term>` and `shapley/<player>` (of further player sets
+    `shapley_<set>/<player>`) are patterns. The Shapley maps of a set, with
+    that of `base` where no source plays, add up to the positional part of the pattern.
     """
     means = {condition: each.mean for condition, each in measured.maps.items()}
     patterns = {condition: row_centred(mean, skip_keys) for condition, mean in means.items()}
     maps: Maps = {f"score/{plan.name(condition)}": mean for condition, mean in means.items()}
+    for replacement, others in measured.others.items():
+        for condition, each in others.items():
+            maps[f"score_{replacement}/{plan.name(condition)}"] = each.mean
     maps["pattern/all"] = patterns[INTACT]
     for name, term in source_terms(plan.position).items():
         maps[f"source/{name}"] = contrast_map(term, patterns)
@@ -190,6 +221,8 @@ def maps_of(plan: Plan, measured: Measured, skip_keys: int) -> Maps:
         prefix = "shapley" if index == 0 else f"shapley_{players.name}"
         for player in players.players:
             maps[f"{prefix}/{player.name}"] = contrast_map(shapley(players, player), patterns)
+        if not players.has_source:
+            maps[f"{prefix}/{BASE}"] = contrast_map(base(players), patterns)
     return maps
 
 
@@ -203,9 +236,8 @@ def _mean_covariance_maps(measured: Measured) -> Maps:
 
 def _packed_folds(plan: Plan, measured: Measured) -> dict[str, np.ndarray]:
     """Return each condition's fold maps as lower triangles, diagonal included."""
-    n = measured.intact.folds.shape[-1]
-    row, column = torch.tril_indices(n, n)
-    return {
-        f"score/{plan.name(condition)}": maps.folds[..., row, column].float().numpy()
-        for condition, maps in measured.maps.items()
-    }
+    named = {f"score/{plan.name(condition)}": each for condition, each in measured.maps.items()}
+    for replacement, others in measured.others.items():
+        for condition, each in others.items():
+            named[f"score_{replacement}/{plan.name(condition)}"] = each
+    return {name: pack_triangle(maps.folds).float().numpy() for name, maps in named.items()}

@@ -16,8 +16,9 @@ from nope_probe.experiments.finite import validate_finite, validate_first_sequen
 from nope_probe.experiments.resumable import calibration_once, scores_once
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.calibration import Calibration
+from nope_probe.hooks.folds import folds_of
 from nope_probe.hooks.maps import ScoreMaps
-from nope_probe.hooks.names import COMPONENTS, Gain
+from nope_probe.hooks.names import Gain, Replacement, removal_order
 from nope_probe.hooks.protocols import HookedModel
 from nope_probe.hooks.reparametrise import reparametrised
 from nope_probe.runtime.checkpoint import RunCheckpoint
@@ -34,16 +35,18 @@ class CaptureOptions:
         n_layers: how many first layers to map.
         batch_size: sequences per forward pass.
         n_folds: parts of the data that intervals are made from.
-        gain: the size of a removed weight's replacement.
+        replacements: what removed weights are replaced by; each in turn.
+        gain: the size of the replacements identity and random.
         scope: whether to remove, for a layer's scores, in the layers before it (`upstream`), in
             itself (`own`), or in both.
         n_reparametrisations: in how many random reparametrisations to run the first player set.
-        seed: the seed of these.
+        seed: the seed of these, and of the replacement random.
     """
 
     n_layers: int
     batch_size: int = 32
     n_folds: int = 8
+    replacements: tuple[Replacement, ...] = ("identity",)
     gain: Gain = "output"
     scope: Scope = "both"
     n_reparametrisations: int = 0
@@ -55,14 +58,19 @@ class Measured:
     """The score maps of every condition.
 
     Attributes:
-        maps: per condition; the intact model's with their mean term, where scores are q.k.
-        gains: the gains of the replacements, where weights are removed with the gain `output`.
+        maps: per condition, weights being replaced by the first replacement; the intact model's
+            with their mean term, where scores are q.k.
+        gains: gains and means of the replacements, where weights are removed and need them.
+        replacement: the first replacement.
+        others: per further replacement, the conditions that replace weights.
         shuffled: of the intact model and the one without mask on shuffled tokens, if wanted.
         reparametrised: of the first player set's conditions, per reparametrisation.
     """
 
     maps: ConditionMaps
     gains: Calibration | None
+    replacement: Replacement = "identity"
+    others: dict[Replacement, ConditionMaps] = field(default_factory=dict)
     shuffled: ConditionMaps = field(default_factory=dict)
     reparametrised: tuple[ConditionMaps, ...] = ()
 
@@ -86,7 +94,13 @@ class ConditionRunner:
         self, model: HookedModel, plan: Plan, options: CaptureOptions, checkpoint: RunCheckpoint
     ) -> None:
         self.model, self.plan, self.options, self.checkpoint = model, plan, options, checkpoint
-        self.needs_gains = options.gain == "output" and plan.removes_weights
+        self.needs_gains = (
+            any(
+                Ablation(remove=["w_q"], replacement=each, gain=options.gain).needs_calibration
+                for each in options.replacements
+            )
+            and plan.removes_weights
+        )
 
     def keys(self, has_shuffled: bool) -> list[str]:
         """Return the checkpoint keys of all streams, in the order in which they are run."""
@@ -94,6 +108,9 @@ class ConditionRunner:
         found = ["gains"] * self.needs_gains + [f"score/{plan.name(INTACT)}"]
         for condition in plan.conditions[1:]:
             found += self._condition_keys("score", condition)
+        for other in options.replacements[1:]:
+            for condition in plan.replacing:
+                found += self._condition_keys(f"score-{other}", condition)
         for condition in (INTACT, MASK) if has_shuffled else ():
             found += self._condition_keys("shuffled", condition)
         for index in range(options.n_reparametrisations):
@@ -118,32 +135,48 @@ class ConditionRunner:
             UserError: for a non-finite score.
         """
         gains = self.gains("gains", inputs.inputs)
-        maps = {INTACT: self.intact(inputs.inputs)}
+        maps = {INTACT: self.intact(inputs)}
         for condition in self.plan.conditions[1:]:
-            maps[condition] = self.condition("score", inputs.inputs, condition, gains)
+            maps[condition] = self.condition("score", inputs, condition, gains)
+        others = {
+            each: {
+                condition: self.condition(f"score-{each}", inputs, condition, gains, each)
+                for condition in self.plan.replacing
+            }
+            for each in self.options.replacements[1:]
+        }
         controls: ConditionMaps = {}
         if shuffled is not None:
             for condition in (INTACT, MASK):
-                controls[condition] = self.condition("shuffled", shuffled.inputs, condition, gains)
+                controls[condition] = self.condition("shuffled", shuffled, condition, gains)
         return Measured(
             maps=maps,
             gains=gains,
+            replacement=self.options.replacements[0],
+            others=others,
             shuffled=controls,
-            reparametrised=tuple(self.reparametrisations(inputs.inputs)),
+            reparametrised=tuple(self.reparametrisations(inputs)),
         )
 
     def gains(self, key: str, inputs: Tensor) -> Calibration | None:
         """Return the gains of the replacements; None if they need no calibration."""
         if not self.needs_gains:
             return None
+        options = self.options
         return calibration_once(
-            self.checkpoint, key, self.model, inputs, batch_size=self.options.batch_size
+            self.checkpoint,
+            key,
+            self.model,
+            inputs,
+            batch_size=options.batch_size,
+            seed=options.seed if "random" in options.replacements else None,
         )
 
-    def intact(self, inputs: Tensor) -> ScoreMaps:
+    def intact(self, inputs: Sequences) -> ScoreMaps:
         """Return the intact model's maps, with their mean term if scores are plain q.k."""
         key, layers = f"score/{self.plan.name(INTACT)}", range(self.options.n_layers)
-        mean_term = len(inputs) >= 2 * self.options.n_folds
+        fold_of = folds_of(len(inputs), self.options.n_folds, inputs.documents)
+        mean_term = int(fold_of.bincount().min()) >= 2  # it is a difference between sequences
         try:
             maps = self._capture(key, inputs, layers, mean_term=mean_term)
         except NotImplementedError:  # with a soft cap or bias after q.k there is no mean term
@@ -152,27 +185,45 @@ class ConditionRunner:
         return maps
 
     def condition(
-        self, prefix: str, inputs: Tensor, condition: Condition, gains: Calibration | None
+        self,
+        prefix: str,
+        inputs: Sequences,
+        condition: Condition,
+        gains: Calibration | None,
+        replacement: Replacement | None = None,
     ) -> ScoreMaps:
-        """Return one condition's score maps; what is removed where depends on the scope."""
+        """Return one condition's score maps; what is removed where depends on the scope.
+
+        Args:
+            prefix: of the checkpoint's keys.
+            inputs: the sequences.
+            condition: what is removed.
+            gains: gains and means of the replacements.
+            replacement: of removed weights; the first of the run by default.
+        """
         options = self.options
-        remove = sorted(condition, key=COMPONENTS.index)
         rows = []
         for key, where, layers in self._parts(prefix, condition):
-            ablation = Ablation(remove=remove, layers=where, gain=options.gain)
+            ablation = Ablation(
+                remove=sorted(condition, key=removal_order),
+                layers=where,
+                replacement=replacement or options.replacements[0],
+                gain=options.gain,
+                seed=options.seed,
+            )
             with ablated(self.model, ablation, gains):
                 rows.append(self._capture(key, inputs, layers))
         maps = rows[0] if len(rows) == 1 else concatenate_layers(rows)
         validate_finite(maps, f"condition {prefix}/{self.plan.name(condition)}")
         return maps
 
-    def reparametrisations(self, inputs: Tensor) -> Iterator[ConditionMaps]:
+    def reparametrisations(self, inputs: Sequences) -> Iterator[ConditionMaps]:
         """Yield the maps of the first player set's conditions in random reparametrisations."""
         for index in range(self.options.n_reparametrisations):
             generator = torch.Generator().manual_seed(self.options.seed + index)
             prefix = f"reparametrised-{index}"
             with reparametrised(self.model, generator):
-                gains = self.gains(f"{prefix}/gains", inputs)
+                gains = self.gains(f"{prefix}/gains", inputs.inputs)
                 yield {
                     condition: self.condition(prefix, inputs, condition, gains)
                     for condition in self.plan.player_sets[0].conditions
@@ -197,16 +248,17 @@ class ConditionRunner:
         return [key for key, _, _ in self._parts(prefix, condition)]
 
     def _capture(
-        self, key: str, inputs: Tensor, layers: Sequence[int], mean_term: bool = False
+        self, key: str, inputs: Sequences, layers: Sequence[int], mean_term: bool = False
     ) -> ScoreMaps:
         return scores_once(
             self.checkpoint,
             key,
             self.model,
-            inputs,
+            inputs.inputs,
             layers=layers,
             batch_size=self.options.batch_size,
             n_folds=self.options.n_folds,
+            documents=inputs.documents,
             mean_term=mean_term,
         )
 
@@ -217,4 +269,5 @@ def concatenate_layers(rows: Sequence[ScoreMaps]) -> ScoreMaps:
         folds=torch.cat([row.folds for row in rows], 1),
         visible=torch.cat([row.visible for row in rows]),
         counts=rows[0].counts,
+        bos=rows[0].bos,
     )

@@ -10,11 +10,14 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
+from nope_probe.experiments.split_page import split_sections
 from nope_probe.figures import measures, shares
 from nope_probe.figures.downsample import pool
+from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.words import TERMS, words
 from nope_probe.reports import notes
+from nope_probe.reports.explorer import explorer_section
 from nope_probe.reports.page import Section, page, positions
 
 PLAYER_SETS = {"circuits": "shapley_circuits", "players": "shapley"}  # and their maps
@@ -26,6 +29,7 @@ def ablation_page(
     tables: Mapping[str, pd.DataFrame],
     manifest: Mapping[str, Any],
     headline: Sequence[str],
+    explorer: Explorer | None = None,
 ) -> str:
     """Return the report of an ablation run.
 
@@ -38,6 +42,7 @@ def ablation_page(
             `mean_covariance`; those that a run does not have may be missing or empty.
         manifest: what was run.
         headline: the result, a sentence each.
+        explorer: the patterns of all conditions behind switches.
 
     Raises:
         KeyError: if the intact model's map or pattern is missing.
@@ -46,7 +51,7 @@ def ablation_page(
     name = model.get("name") if isinstance(model, Mapping) else model
     title = f"The sources of the positional pattern of {name or 'a model'}"
     parts = _Parts(maps, tables, manifest)
-    return page(title, headline, list(parts.sections()), manifest)
+    return page(title, headline, [*explorer_section(explorer), *parts.sections()], manifest)
 
 
 class _Parts:
@@ -79,6 +84,7 @@ class _Parts:
     def sections(self) -> Iterator[Section]:
         yield self.scores()
         yield from self.sources()
+        yield from split_sections(self.tables)
         for player_set in PLAYER_SETS:
             yield from self.players(player_set)
             yield from self.interactions(player_set)
@@ -112,7 +118,7 @@ class _Parts:
                 figure=shares.source_shares(self.tables["sources"]),
                 caption="A share says how much of the positional pattern a source explains; shares "
                 "add up to 1, and a negative one works against the pattern. RMS: each source's own "
-                "strength.",
+                "strength. In the table, “position” is the sum of all but content.",
                 table=self.tables["sources"],
             )
 
@@ -124,10 +130,11 @@ class _Parts:
         yield Section(
             title=f"What the positional pattern needs: {player_set}",
             figure=shares.player_shares(table),
-            caption="Lost without it: the player is needed. There alone: it is enough. A weight "
-            "can be either and is never a source. "
+            caption=f"{notes.POSITION_GAME} Lost without it: the player is needed. There alone: "
+            "the source is enough. Amplification: the strength with the player, over that without. "
+            "A weight can amplify and is never a source. "
             + conjunction_note(players, self.conjunctions.get(player_set, [])),
-            table=table.drop(columns="game"),
+            table=_blank_where_undefined(table.drop(columns="game")),
         )
 
     def interactions(self, player_set: str) -> Iterator[Section]:
@@ -136,21 +143,22 @@ class _Parts:
             yield Section(
                 title=f"Interactions: {player_set}",
                 figure=shares.interactions(table, layer=self.layer),
-                caption="The share of the positional pattern that appears only when all players of "
-                "a row are kept, beyond what fewer of them bring. A bar across zero may be zero.",
+                caption="The share of that part that appears only when all players of a row are "
+                "kept, beyond what fewer of them bring. A bar across zero may be zero. Weights "
+                "without a source have none.",
             )
 
     def shapley_maps(self, player_set: str, group: str) -> Iterator[Section]:
         terms = self.terms[group]
         if terms:
             total = np.sum([each.values for each in terms.values()], axis=0)
-            together = {"difference": replace(self.whole, values=total), **terms}
+            together = {"position": replace(self.whole, values=total), **terms}
             title = "What each player adds to the positional pattern (Shapley maps)"
             yield Section(
                 title=f"Shapley maps: {player_set}",
                 figure=term_maps(together, title=title, layer=self.layer),
                 caption="What a player adds on average over all orders in which players can join. "
-                "The maps add up to the first, the positional pattern that all players bring.",
+                "The maps add up to the first, the part of the pattern that the sources bring.",
             )
 
     def mean_covariance(self) -> Iterator[Section]:
@@ -214,6 +222,15 @@ def _order(key: str) -> tuple[int, str]:
 def _spread(cells: Float[np.ndarray, "query_pos key_pos"]) -> float:
     known = cells[np.isfinite(cells)]
     return float(known.std()) if known.size else 0.0
+
+
+def _blank_where_undefined(players: pd.DataFrame) -> pd.DataFrame:
+    """Return the table of players with blanks where a number is undefined though there is a share.
+
+    The other empty cells are those of a layer without pattern.
+    """
+    blank = players.isna() & players["share"].notna().to_numpy()[:, None]
+    return players.astype(object).mask(blank, "")
 
 
 def conjunction_note(players: Sequence[str], layers: Sequence[int]) -> str:

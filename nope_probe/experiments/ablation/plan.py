@@ -9,6 +9,7 @@ from nope_probe.analyses.shapley import INTACT, MASK, Condition, PlayerSet, play
 from nope_probe.errors import UserError
 from nope_probe.experiments.components import validate_components
 from nope_probe.hooks.names import POSITION_ENCODINGS, WEIGHTS, Component, kept_name
+from nope_probe.hooks.rope_names import ROPE_HALVES, is_rope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +36,24 @@ class Plan:
         """Whether some condition replaces a weight."""
         return bool(self.removable & set(WEIGHTS))
 
+    @property
+    def replacing(self) -> list[Condition]:
+        """The conditions that replace a weight."""
+        return [each for each in self.conditions if each & set(WEIGHTS)]
+
     def name(self, condition: Condition) -> str:
         """Return a condition's name: what it keeps of the removable components."""
-        return kept_name(self.removable - condition)
+        bands = {name for name in self.removable if name != "rope" and is_rope(name)}
+        kept = self.removable - condition
+        # RoPE is named as a whole, but where a part of it is removed.
+        return kept_name(kept - ({"rope"} if condition & bands else bands))
 
 
 def make_plan(
-    has: Sequence[Component], players: Sequence[str] | None, parameter_free: bool = False
+    has: Sequence[Component],
+    players: Sequence[str] | None,
+    parameter_free: bool = False,
+    bands: Sequence[str] = ROPE_HALVES,
 ) -> Plan:
     """Return the plan for a model.
 
@@ -49,6 +61,7 @@ def make_plan(
         has: the components that the model has.
         players: their names; None for the default player sets; `["sources"]` for the sources alone.
         parameter_free: whether the weights are identities already, which no player may be.
+        bands: bands that together are all of RoPE, if they are players.
 
     Raises:
         UserError: for a player that does not exist, that the model lacks, or that shares a
@@ -59,7 +72,7 @@ def make_plan(
     position: Component | None = next((p for p in POSITION_ENCODINGS if p in has), None)
     player_sets = _default_player_sets(has, position, parameter_free) if players is None else ()
     if players is not None and list(players) != ["sources"]:
-        player_sets = (_checked_players(players, has, parameter_free),)
+        player_sets = (_checked_players(players, has, parameter_free, bands),)
     conditions = [INTACT, *_source_conditions(position)]
     for each in player_sets:
         conditions += each.conditions
@@ -82,13 +95,13 @@ def _default_player_sets(
 
 
 def _checked_players(
-    players: Sequence[str], has: Sequence[Component], parameter_free: bool
+    players: Sequence[str], has: Sequence[Component], parameter_free: bool, bands: Sequence[str]
 ) -> PlayerSet:
     try:
-        ours = player_set(players)
+        ours = player_set(players, bands=bands)
     except ValueError as error:
         raise UserError(str(error)) from error
-    wanted = frozenset().union(*(player.components for player in ours.players))
+    wanted = frozenset[str]().union(*(player.components for player in ours.players))
     validate_components(wanted, has)
     if parameter_free and wanted & set(WEIGHTS):
         raise UserError("the weights of a parameter-free model are identities already: no players")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from nope_probe.errors import UserError
+from nope_probe.experiments.replacements import validate_replacements
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 
@@ -32,13 +33,28 @@ class Settings(RunSettings):
         tuple[str, ...] | None,
         _arg(
             help="What is kept or removed as a whole: of mask rope w_q w_k w_o w_v mlp pos_embed, "
-            "the circuits qk ov, unions such as w_q+mlp; or `sources` alone. By default mask rope "
-            "w_q w_k w_o, and in a second set mask rope qk ov."
+            "the circuits qk ov, rope_high and rope_low (pairs whose wavelength is below the "
+            "sequence's length, and the rest), unions such as w_q+mlp; or `sources` alone. By "
+            "default mask rope w_q w_k w_o, and in a second set mask rope qk ov."
         ),
     ] = None
+    bands: Annotated[
+        int,
+        _arg(
+            help="Into how many bands of rotary pairs to divide RoPE, each a player in its place; "
+            "0 leaves it whole. Without --players, mask and bands play alone."
+        ),
+    ] = 0
+    replacement: Annotated[
+        tuple[Literal["identity", "random", "mean", "zero"], ...],
+        _arg(
+            help="What a removed weight is replaced by; several are shown side by side, and maps "
+            "and figures are of the first."
+        ),
+    ] = ("identity",)
     gain: Annotated[
         Literal["output", "norm", "identity"],
-        _arg(help="The size of a removed weight's replacement."),
+        _arg(help="The size of the replacements identity and random."),
     ] = "output"
     scope: Annotated[
         Literal["both", "upstream", "own"],
@@ -51,8 +67,23 @@ class Settings(RunSettings):
     def validate(self) -> None:
         """Check what can be checked without the model."""
         super().validate()
+        if self.bands < 0:
+            raise UserError(f"expected --bands of 0 or more, got {self.bands}")
+        if self.bands and self.players and "rope" not in self.players:
+            raise UserError("--bands divides the player rope, and it is not among --players")
         if self.reparametrise < 0:
             raise UserError(f"expected a --reparametrise of 0 or more, got {self.reparametrise}")
+
+        validate_replacements(self.replacement, self.gain)
+
+    @property
+    def flags_of_weights(self) -> dict[str, bool]:
+        """Whether each flag was given that has an effect only where weights are removed."""
+        return {
+            "reparametrise": self.reparametrise != 0,
+            "replacement": self.replacement != ("identity",),
+            "gain": self.gain != "output",
+        }
 
     @property
     def has_shuffled_control(self) -> bool:
@@ -83,13 +114,22 @@ def plan_of(session: Session[Settings]) -> Plan:
     Raises:
         UserError: for players that the model does not have, or flags that need others.
     """
+    from nope_probe.experiments.ablation.bands import bands_of, with_bands
     from nope_probe.experiments.ablation.plan import make_plan
+    from nope_probe.experiments.components import validate_bands
     from nope_probe.hooks.components import components
+    from nope_probe.hooks.rope_names import ROPE_HALVES
 
     settings, loaded = session.settings, session.loaded
-    plan = make_plan(components(loaded.model), settings.players, loaded.info.parameter_free)
-    for flag, given in (("reparametrise", settings.reparametrise), ("gain", settings.gain)):
-        if given not in (0, "output") and not plan.removes_weights:
+    players: tuple[str, ...] | None = settings.players
+    bands: tuple[str, ...] = ROPE_HALVES
+    if settings.bands:
+        bands = bands_of(loaded.model, settings.bands)
+        players = tuple(with_bands(players or ("mask", "rope"), bands))
+    plan = make_plan(components(loaded.model), players, loaded.info.parameter_free, bands)
+    validate_bands(loaded.model, plan.removable)
+    for flag, given in settings.flags_of_weights.items():
+        if given and not plan.removes_weights:
             raise UserError(f"--{flag} is for weights, and no player of this run removes one")
     return plan
 
@@ -122,6 +162,7 @@ def options_of(session: Session[Settings]) -> CaptureOptions:
         n_layers=settings.n_layers_of(session.loaded),
         batch_size=settings.seqs_per_batch,
         n_folds=settings.folds,
+        replacements=settings.replacement,
         gain=settings.gain,
         scope=settings.scope,
         n_reparametrisations=settings.reparametrise,

@@ -29,7 +29,8 @@ from nope_probe.experiments.ablation.conditions import (
 from nope_probe.experiments.ablation.plan import Plan, make_plan
 from nope_probe.hooks.components import components
 from nope_probe.hooks.layer import layers_of
-from nope_probe.hooks.names import Gain
+from nope_probe.hooks.model import begins_alike
+from nope_probe.hooks.names import Gain, Replacement
 from nope_probe.hooks.protocols import HookedModel
 from nope_probe.models.info import describe
 from nope_probe.runtime.checkpoint import RunCheckpoint
@@ -37,7 +38,7 @@ from nope_probe.runtime.checkpoint import RunCheckpoint
 Inputs = Sequences | Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class AblationStudy:
     """Where a model's positional pattern comes from, and which weights it needs.
 
@@ -53,6 +54,24 @@ class AblationStudy:
     maps: dict[str, Float[np.ndarray, "layer query_pos key_pos"]]
     layers: list[LayerAttribution]
     skip_keys: int
+
+    def __repr__(self) -> str:
+        """Return the shares of the sources per layer, and what else there is."""
+        skipped = f", {self.skip_keys} first keys left out" if self.skip_keys else ""
+        lines = [
+            f"  L{layer.layer}  "
+            + ", ".join(f"{each.term} {each.share.value:.2f}" for each in layer.sources)
+            for layer in self.layers
+        ]
+        shape = " × ".join(map(str, self.maps["pattern/all"].shape))
+        return "\n".join(
+            [
+                f"AblationStudy: shares of the positional pattern{skipped}",
+                *lines,
+                f"tables: {', '.join(name for name, each in self.tables.items() if len(each))}",
+                f"maps ({shape}): {', '.join(self.maps)}",
+            ]
+        )
 
     @property
     def sources(self) -> pd.DataFrame:
@@ -98,6 +117,7 @@ def run_ablations(
     n_layers: int | None = None,
     batch_size: int = 32,
     n_folds: int = 8,
+    replacement: Replacement | Sequence[Replacement] = "identity",
     gain: Gain = "output",
     scope: Scope = "both",
     skip_keys: int | Literal["auto"] = "auto",
@@ -118,14 +138,17 @@ def run_ablations(
             circuits beside.
         n_layers: how many first layers to map; all by default.
         batch_size: sequences per forward pass.
-        n_folds: parts of the data that intervals are made from, 4 or more.
-        gain: the size of a removed weight's replacement.
+        n_folds: parts of the data that intervals are made from, 4 or more; the sequences of one
+            document share one.
+        replacement: what a removed weight is replaced by; of several, the tables of players and
+            interactions have all, and everything else the first.
+        gain: the size of the replacements identity and random.
         scope: for a layer's scores, remove in the layers before it, in itself, or in both.
         skip_keys: first keys to leave out; `auto`: 1 where all sequences begin with the same token
             (a BOS token, which is an attention sink), else 0.
         shuffled: the same sequences with their tokens permuted, for a control that has no content.
         reparametrise: in how many random reparametrisations to repeat the first set of players.
-        seed: the seed of these.
+        seed: the seed of these, and of the replacement random.
 
     Raises:
         ValueError: for players that the model lacks, too few sequences or layers, scores that are
@@ -141,21 +164,22 @@ def run_ablations(
         >>> study.maps["source/mask"].shape
         (3, 16, 16)
     """
-    inputs, depth = _as_sequences(tokens), len(layers_of(model))
+    inputs, depth = as_sequences(tokens), len(layers_of(model))
     skipped = int(inputs.bos) if skip_keys == "auto" else skip_keys
-    _validate(len(inputs), n_folds, depth, n_layers)
+    _validate(inputs, n_folds, depth, n_layers)
     kept_cells(inputs.inputs.shape[1], skipped)  # raises where no keys are left
-    plan = make_plan(components(model), players, describe(model, _name_of(model)).parameter_free)
+    plan = make_plan(components(model), players, describe(model, name_of(model)).parameter_free)
     options = CaptureOptions(
         n_layers=depth if n_layers is None else n_layers,
         batch_size=batch_size,
         n_folds=n_folds,
+        replacements=(replacement,) if isinstance(replacement, str) else tuple(replacement),
         gain=gain,
         scope=scope,
         n_reparametrisations=reparametrise,
         seed=seed,
     )
-    control = None if shuffled is None else _as_sequences(shuffled)
+    control = None if shuffled is None else as_sequences(shuffled)
     checkpoint = RunCheckpoint()
     runner = ConditionRunner(model, plan, options, checkpoint)
     runner.validate(inputs)
@@ -182,19 +206,21 @@ def study_of(plan: Plan, measured: Measured, inputs: Sequences, skip_keys: int) 
     )
 
 
-def _as_sequences(tokens: Inputs) -> Sequences:
+def as_sequences(tokens: Inputs) -> Sequences:
+    """Return tokens with what is known of them; a first token that all share is a BOS token."""
     if isinstance(tokens, Sequences):
         return tokens
-    begins_alike = not tokens.is_floating_point() and bool((tokens[:, 0] == tokens[0, 0]).all())
-    return Sequences(inputs=tokens.cpu(), name="tokens", bos=begins_alike)
+    return Sequences(inputs=tokens.cpu(), name="tokens", bos=begins_alike(tokens))
 
 
-def _name_of(model: HookedModel) -> str:
+def name_of(model: HookedModel) -> str:
+    """Return the name that a model's configuration has, or nothing."""
     return str(getattr(model.cfg, "model_name", ""))
 
 
-def _validate(n_seqs: int, n_folds: int, depth: int, n_layers: int | None) -> None:
-    if not 4 <= n_folds <= n_seqs:
-        raise ValueError(f"expected from 4 to {n_seqs} folds for {n_seqs} sequences, got {n_folds}")
+def _validate(inputs: Sequences, n_folds: int, depth: int, n_layers: int | None) -> None:
+    most, kind = inputs.n_documents, "sequences" if inputs.documents is None else "documents"
+    if not 4 <= n_folds <= most:
+        raise ValueError(f"expected from 4 to {most} folds for {most} {kind}, got {n_folds}")
     if n_layers is not None and not 1 <= n_layers <= depth:
         raise ValueError(f"expected from 1 to {depth} layers, got {n_layers}")

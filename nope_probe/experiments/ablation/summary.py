@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,13 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from nope_probe.analyses.shapley import player
+from nope_probe.experiments.ablation.side_by_side import (
+    agreement,
+    lost_table,
+    of_first,
+    replacements_of,
+)
 from nope_probe.experiments.summary import nats, no_pattern, preference, print_closing, strongest
 from nope_probe.figures.intervals import interval_of, interval_text, percent
 from nope_probe.figures.words import phrase
@@ -18,7 +25,7 @@ from nope_probe.reports.notes import CONJUNCTION
 from nope_probe.runtime.folder import Run
 
 Tables = Mapping[str, pd.DataFrame]
-PARTS = {"lost": "lost without it", "alone": "there alone", "share": "Shapley share"}
+SHARES = {"lost": "lost without", "alone": "alone", "share": "Shapley share"}
 
 
 def headline(manifest: Mapping[str, Any], tables: Tables) -> list[str]:
@@ -29,12 +36,15 @@ def headline(manifest: Mapping[str, Any], tables: Tables) -> list[str]:
         return [no_pattern(name)]
     sentences = [_source_sentence(name, best, tables["sources"])]
     if manifest["player_sets"]:
-        sentences.append(_player_sentence(manifest, int(best["layer"]), tables["players"]))
+        layer, ours = int(best["layer"]), of_first(manifest, tables)["players"]
+        sentences.append(_player_sentence(manifest, layer, ours))
+        sentences += agreement(manifest, layer, tables["players"])
     return sentences
 
 
 def _source_sentence(name: str, best: pd.Series, sources: pd.DataFrame) -> str:
-    ours = sources[sources["layer"] == best["layer"]].dropna(subset=["share"])
+    ours = sources[(sources["layer"] == best["layer"]) & (sources["term"] != "position")]
+    ours = ours.dropna(subset=["share"])
     ours = ours.reindex(ours["share"].abs().sort_values(ascending=False).index)
     parts = [f"{phrase(row['term'])} {_percent(row)}" for _, row in ours.iterrows()]
     strength = interval_text(interval_of(best, "amplitude"), ".2f", " nats RMS")
@@ -47,16 +57,28 @@ def _source_sentence(name: str, best: pd.Series, sources: pd.DataFrame) -> str:
 def _player_sentence(manifest: Mapping[str, Any], layer: int, players: pd.DataFrame) -> str:
     player_set = "circuits" if "circuits" in manifest["player_sets"] else "players"
     ours = players[(players["layer"] == layer) & (players["game"] == player_set)]
+    names = manifest["player_sets"][player_set]
+    subject = _positional_part(names)
     if ours["share"].isna().all():
-        return "The players bring no positional pattern that exceeds the noise: no shares."
+        return f"{subject} does not exceed the noise: its players have no shares."
     changes = [
         f"{_change(row)} without {phrase(row['player'])}"
-        for _, row in ours.sort_values("lost", ascending=False).iterrows()
+        for _, row in ours.dropna(subset=["lost"]).sort_values("lost", ascending=False).iterrows()
     ]
-    text = f"Of the positional pattern that all players bring together, it {', '.join(changes)}."
+    text = f"{subject} {', '.join(changes)}."
     if layer in manifest["conjunctions"].get(player_set, []):
-        text += f" Each player's Shapley share is about 1/{len(ours)}: {CONJUNCTION}."
+        text += f" Each player's Shapley share is about 1/{len(names)}: {CONJUNCTION}."
     return text
+
+
+def _positional_part(players: Sequence[str]) -> str:
+    """Return what the shares of some players are shares of, as the subject of a sentence."""
+    sources = [phrase(name) for name in players if player(name).is_source]
+    if not sources:
+        return "The pattern"
+    if len(sources) == 1:
+        return f"The part of the pattern that {sources[0]} brings"
+    return f"The part of the pattern that {', '.join(sources[:-1])} and {sources[-1]} bring"
 
 
 def _percent(row: pd.Series) -> str:
@@ -77,7 +99,11 @@ def print_summary(run: Run, folder: Path) -> None:
     console = Console(highlight=False)
     console.print(_sources_table(manifest, tables))
     for player_set in reversed(manifest["player_sets"]):
-        console.print(_players_table(player_set, tables["players"]))
+        names = manifest["player_sets"][player_set]
+        ours = of_first(manifest, tables)["players"]
+        console.print(_players_table(player_set, names, ours))
+        if len(replacements_of(manifest)) > 1:
+            console.print(lost_table(manifest, player_set, tables["players"]))
     print_closing(console, manifest, headline(manifest, tables), folder)
 
 
@@ -119,21 +145,31 @@ def _non_relative(table: pd.DataFrame, layer: int) -> tuple[str, str]:
     return nats(row, "with_mask"), f"by the mask {value:+z.3f} [{low:z.3f}, {high:z.3f}]"
 
 
-def _players_table(player_set: str, players: pd.DataFrame) -> Table:
-    """Return a section per layer: each player's part in what all players bring."""
-    title = f"The {player_set}, % of the positional pattern that all of them bring"
+def _players_table(player_set: str, names: Sequence[str], players: pd.DataFrame) -> Table:
+    """Return a section per layer: each player's part in what the sources among them bring."""
+    part = _positional_part(names)
+    title = f"The {player_set}, % of {part[0].lower()}{part[1:]}"
     table = Table(title=title, box=SIMPLE_HEAD)
     table.add_column("layer", justify="right")
     table.add_column("player")
-    for heading in PARTS.values():
+    for heading in (*SHARES.values(), "amplifies"):
         table.add_column(heading, justify="right")
     ours = players[players["game"] == player_set]
     for layer, rows in ours.groupby("layer"):
         for index, row in enumerate(rows.to_dict("records")):
-            cells = [_share_cell(row, part, 0) for part in PARTS]
+            cells = list(_player_cells(row))
             table.add_row("" if index else f"L{layer}", row["player"], *cells)
         table.add_section()
     return table
+
+
+def _player_cells(row: Mapping[Any, Any]) -> Iterator[str]:
+    """Yield a player's shares in % and its amplification; blank where only the share has a word."""
+    for part in SHARES:
+        defined = part == "share" or not pd.isna(row[part])
+        yield _share_cell(row, part, 0) if defined else ""
+    ratio = interval_of(row, "amplification")
+    yield "" if pd.isna(ratio[0]) else interval_text(ratio, ".1f")
 
 
 def _share_cell(row: Mapping[Any, Any], column: str, digits: int) -> str:

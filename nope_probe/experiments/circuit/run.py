@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
@@ -11,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import tyro
 
 from nope_probe.errors import TooFewLayersError, UserError
+from nope_probe.experiments.replacements import validate_replacements
 from nope_probe.runtime.distributed import validate_one_process
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 
 if TYPE_CHECKING:
     from nope_probe.experiments.circuit.analyse import Stages
-    from nope_probe.hooks.calibration import Calibration
+    from nope_probe.figures.explorer import Explorer
+    from nope_probe.hooks.ablation_settings import Ablation
     from nope_probe.hooks.maps import StageMaps
-    from nope_probe.hooks.names import Component
-    from nope_probe.hooks.protocols import HookedModel
     from nope_probe.models.load import LoadedModel
 
 _arg = tyro.conf.arg
@@ -46,12 +45,23 @@ class Settings(RunSettings):
             "norms before attention and MLP)."
         ),
     ] = ()
+    replacement: Annotated[
+        Literal["identity", "random", "mean", "zero"],
+        _arg(help="What a removed weight is replaced by."),
+    ] = "identity"
     gain: Annotated[
         Literal["output", "norm", "identity"],
-        _arg(help="The size of a removed weight's replacement."),
+        _arg(help="The size of the replacements identity and random."),
     ] = "output"
     n_seqs: Annotated[int, _arg(help="How many sequences.")] = 1000
     seq_len: Annotated[int, _arg(help="Tokens in a sequence.")] = 50
+    explore: Annotated[
+        int,
+        _arg(
+            help="The cost of the page's explorer, which removes every combination of components: "
+            "together at most so many times the run's sequences; 0 leaves it out."
+        ),
+    ] = 2
     layers: Annotated[int | Literal["all"], tyro.conf.Suppress] = "all"
     image: Annotated[
         Path | None, _arg(help="Draw the figure into this .png or .svg file too (needs Chrome).")
@@ -63,7 +73,10 @@ class Settings(RunSettings):
         validate_one_process()
         if self.layer < 0:
             raise UserError(f"layers count from 0, got --layer {self.layer}")
+        if self.explore < 0:
+            raise UserError(f"expected an --explore of 0 or more, got {self.explore}")
         super().validate()
+        validate_replacements((self.replacement,), self.gain)
         if self.image is not None:
             from nope_probe.figures.export import validate_image_path
 
@@ -96,7 +109,8 @@ def run(settings: Settings) -> Path:
         if not session.finished:
             from nope_probe.experiments.circuit.analyse import analyse
 
-            session.write(analyse(session, capture(session)))
+            stages = capture(session)
+            session.write(analyse(session, stages, explorer_of(session, stages)))
     return session.folder
 
 
@@ -107,26 +121,54 @@ def capture(session: Session[Settings]) -> Stages:
         UserError: for a component that the model lacks, or a stage with a non-finite value.
     """
     from nope_probe.experiments.circuit.analyse import Stages
-    from nope_probe.hooks.names import WEIGHTS
+    from nope_probe.hooks.ablation import ablated
 
     settings, model = session.settings, session.loaded.model
     removed = removed_components(session)
-    plain = ("norms",) if "norms" in settings.remove else ()
     inputs, gains = session.sequences().inputs, None
-    needs_gains = settings.gain == "output" and bool({*removed} & {*WEIGHTS})
-    keys = ["intact", *["gains"] * needs_gains, *["ablated"] * bool(removed or plain)]
+    needs_gains = ablation_of(settings, removed).needs_calibration
+    keys = ["intact", *["gains"] * needs_gains, *["ablated"] * bool(removed)]
     with session.checkpoint.progress(keys, session.n_own_seqs):
-        intact, ablated = stage_maps(session, "intact"), None
+        intact, without = stage_maps(session, "intact"), None
         if needs_gains:
             from nope_probe.experiments.resumable import calibration_once
 
             gains = calibration_once(
-                session.checkpoint, "gains", model, inputs, batch_size=settings.seqs_per_batch
+                session.checkpoint,
+                "gains",
+                model,
+                inputs,
+                batch_size=settings.seqs_per_batch,
+                seed=settings.seed if settings.replacement == "random" else None,
             )
-        if removed or plain:
-            with ablation(session, removed, gains):
-                ablated = stage_maps(session, "ablated")
-    return Stages(layer=settings.layer, intact=intact, ablated=ablated, removed=(*removed, *plain))
+        if removed:
+            with ablated(model, ablation_of(settings, removed), gains):
+                without = stage_maps(session, "ablated")
+    return Stages(layer=settings.layer, intact=intact, ablated=without, removed=removed)
+
+
+def explorer_of(session: Session[Settings], stages: Stages) -> Explorer | None:
+    """Return the page's explorer, as far as the run's sequences suffice for one."""
+    from nope_probe.experiments.circuit.explorer import block_explorer
+    from nope_probe.experiments.explore.run import ExplorerOptions
+
+    settings, inputs = session.settings, session.sequences()
+    options = ExplorerOptions(
+        batch_size=settings.seqs_per_batch,
+        n_folds=settings.folds,
+        replacement=settings.replacement,
+        gain=settings.gain,
+        seed=settings.seed,
+        skip_keys=settings.n_skipped(inputs),
+    )
+    return block_explorer(
+        session.loaded.model,
+        inputs,
+        settings.layer,
+        removed=stages.removed,
+        times=settings.explore,
+        options=options,
+    )
 
 
 def stage_maps(session: Session[Settings], key: str) -> StageMaps:
@@ -143,36 +185,35 @@ def stage_maps(session: Session[Settings], key: str) -> StageMaps:
         layer=settings.layer,
         batch_size=settings.seqs_per_batch,
         n_folds=settings.folds,
+        documents=session.sequences().documents,
     )
     validate_finite_stages(maps, f"the {key} model")
     return maps
 
 
-@contextmanager
-def ablation(
-    session: Session[Settings], removed: Sequence[Component], gains: Calibration | None
-) -> Iterator[HookedModel]:
-    """Remove components and, with `norms` among them, the norms' weights."""
-    from nope_probe.hooks.ablation import Ablation, ablated
-    from nope_probe.hooks.norm_weights import plain_norms
+def ablation_of(settings: Settings, removed: Sequence[str]) -> Ablation:
+    """Return the ablation of a run's components."""
+    from nope_probe.hooks.ablation_settings import Ablation
 
-    settings, model = session.settings, session.loaded.model
-    norms = plain_norms(model) if "norms" in settings.remove else nullcontext()
-    with norms, ablated(model, Ablation(remove=removed, gain=settings.gain), gains):
-        yield model
+    return Ablation(
+        remove=removed,
+        replacement=settings.replacement,
+        gain=settings.gain,
+        seed=settings.seed,
+    )
 
 
-def removed_components(session: Session[Settings]) -> tuple[Component, ...]:
-    """Return the components to remove, circuits as their weights, in the order of the components.
+def removed_components(session: Session[Settings]) -> tuple[str, ...]:
+    """Return what to remove, circuits as their weights, in the order of the components.
 
     Raises:
-        UserError: for a name that does not exist, a component that the model lacks, or a gain
-            without a weight.
+        UserError: for a name that does not exist, a component or band that the model lacks, or a
+            gain or replacement without a weight.
     """
     from nope_probe.analyses.shapley import player
-    from nope_probe.experiments.components import validate_components
+    from nope_probe.experiments.components import validate_bands, validate_components
     from nope_probe.hooks.components import components
-    from nope_probe.hooks.names import COMPONENTS, WEIGHTS
+    from nope_probe.hooks.names import WEIGHTS, removal_order
 
     names = [name for name in session.settings.remove if name != "norms"]
     try:
@@ -180,6 +221,9 @@ def removed_components(session: Session[Settings]) -> tuple[Component, ...]:
     except ValueError as error:
         raise UserError(str(error)) from error
     validate_components(wanted, components(session.loaded.model))
-    if session.settings.gain != "output" and not wanted & {*WEIGHTS}:
-        raise UserError("--gain is for weights, and none is removed")
-    return tuple(name for name in COMPONENTS if name in wanted)
+    validate_bands(session.loaded.model, wanted)
+    for flag, default in (("gain", "output"), ("replacement", "identity")):
+        if getattr(session.settings, flag) != default and not wanted & {*WEIGHTS}:
+            raise UserError(f"--{flag} is for weights, and none is removed")
+    plain = ("norms",) if "norms" in session.settings.remove else ()
+    return (*sorted(wanted, key=removal_order), *plain)

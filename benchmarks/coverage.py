@@ -1,0 +1,235 @@
+"""How often the 95% intervals contain the truth, on resampled documents.
+
+    python benchmarks/coverage.py [--n-resamples 1000]
+
+Every sequence of a population of documents is run through a model in all conditions, and its own
+score maps are kept. A resample draws documents with replacement; its intervals should contain the
+value of the whole population 19 times of 20. Folds are of documents (grouped), or of single
+sequences in turn (ungrouped), which ignores that those of a document are alike.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+import tyro
+from jaxtyping import Float, Int
+from torch import Tensor
+from tqdm import tqdm
+
+from nope_probe import Ablation, ablated, calibrate, capture_scores, gaussian, load, sequences
+from nope_probe.analyses.contrasts import ContrastGram
+from nope_probe.analyses.jackknife import Interval, jackknife, leave_one_out
+from nope_probe.analyses.pattern import kept_cells, locality, row_centred
+from nope_probe.analyses.shapley import (
+    INTACT,
+    MASK,
+    Condition,
+    Contrast,
+    PlayerSet,
+    player_set,
+    positional_whole,
+    shapley,
+    source_terms,
+)
+from nope_probe.data.sequences import Sequences
+from nope_probe.hooks.components import components
+from nope_probe.hooks.folds import grouped_folds, interleaved_folds
+from nope_probe.hooks.names import POSITION_ENCODINGS, Component
+from nope_probe.hooks.protocols import HookedModel
+
+NOISE = 0.5  # of a synthetic sequence, and of its document
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How much is resampled."""
+
+    n_resamples: int = 1000
+    n_folds: int = 8
+    seq_len: int = 24
+    n_population: int = 900
+
+
+@dataclass(frozen=True, kw_only=True)
+class Population:
+    """The pattern of every sequence of a population in all conditions, in one layer.
+
+    Attributes:
+        name: of the model and its data.
+        patterns: the kept cells of each sequence's pattern, nats.
+        documents: the document of each sequence, from 0.
+        conditions: in the order of the patterns.
+        players: whose shares are estimated.
+        position: the position encoding beside the mask, if there is one.
+        n_drawn: how many documents a resample draws.
+        n_pos, skip_keys: the size of the maps, and how many first keys they leave out.
+    """
+
+    name: str
+    patterns: Float[Tensor, "condition seq cell"]
+    documents: Int[Tensor, " seq"]
+    conditions: list[Condition]
+    players: PlayerSet
+    position: Component | None
+    n_drawn: int
+    n_pos: int
+    skip_keys: int
+
+
+def main(settings: Settings) -> None:
+    torch.manual_seed(0)
+    for population in populations(settings):
+        singly = bool((population.documents.bincount() == 1).all())
+        for grouped in (True,) if singly else (True, False):
+            folds = "each by itself" if singly else "grouped" if grouped else "ungrouped"
+            found = coverage(population, grouped, settings)
+            numbers = ", ".join(f"{name} {value}" for name, value in found.items())
+            print(f"{population.name} | {folds} | {numbers}", flush=True)
+
+
+def populations(settings: Settings) -> Iterator[Population]:
+    yield synthetic(settings)
+    chosen = {"rope-tiny": (1, ["mask", "rope", "qk"]), "nope-tiny": (2, ["mask", "qk"])}
+    for name, (layer, names) in chosen.items():
+        loaded = load(name, n_layers=layer + 1)
+        for kind in ("text", "shuffled text"):
+            data = sequences(
+                tokenizer=loaded.tokenizer,
+                n_seqs=settings.n_population,
+                seq_len=settings.seq_len,
+                shuffle=kind != "text",
+            )
+            label = f"{name} L{layer}, {kind}"
+            whole = captured(label, loaded.model, data, player_set(names), layer)
+            for n_drawn in (24, 96):
+                yield replace(whole, name=f"{label}, {n_drawn} documents", n_drawn=n_drawn)
+    vectors = gaussian(settings.n_population, settings.seq_len, 64, alpha=0.2)
+    model = load("parameter-free-rope", n_layers=2).model
+    label = "parameter-free-rope L1, i.i.d. vectors, 96 sequences"
+    yield captured(label, model, vectors, player_set(["mask", "rope"]), 1)
+
+
+def synthetic(settings: Settings) -> Population:
+    """Return two conditions whose documents have patterns of their own, 1 to 24 sequences each."""
+    n, cells = settings.seq_len, kept_cells(settings.seq_len)
+    sizes = torch.randint(1, 25, (120,))
+    documents = torch.arange(len(sizes)).repeat_interleave(sizes)
+    key = row_centred(torch.arange(n).double().expand(n, n) / n)[cells]
+    means = torch.stack([key, 0.3 * key])[:, None]
+    of_document = NOISE * torch.randn(2, len(sizes), len(key)).double()[:, documents]
+    of_sequence = NOISE * torch.randn(2, len(documents), len(key)).double()
+    return Population(
+        name="synthetic, 24 documents",
+        patterns=means + of_document + of_sequence,
+        documents=documents,
+        conditions=[INTACT, MASK],
+        players=player_set(["mask"]),
+        position=None,
+        n_drawn=24,
+        n_pos=n,
+        skip_keys=0,
+    )
+
+
+def captured(
+    name: str, model: HookedModel, data: Sequences, players: PlayerSet, layer: int
+) -> Population:
+    """Return the patterns of all sequences, each in a fold of its own."""
+    position = next((each for each in POSITION_ENCODINGS if each in components(model)), None)
+    needed = {INTACT}.union(*source_terms(position).values(), players.conditions)
+    gains, patterns, skip_keys = calibrate(model, data.inputs), {}, int(data.bos)
+    for condition in sorted(needed, key=sorted):
+        with ablated(model, Ablation(remove=sorted(condition)), gains):
+            maps = capture_scores(model, data.inputs, layers=[layer], n_folds=len(data))
+        centred = row_centred(maps.folds[:, 0], skip_keys)
+        patterns[condition] = centred[:, kept_cells(centred.shape[-1], skip_keys)]
+    documents = torch.arange(len(data)) if data.documents is None else data.documents
+    return Population(
+        name=name,
+        patterns=torch.stack(list(patterns.values())),
+        documents=documents.unique(return_inverse=True)[1],
+        conditions=list(patterns),
+        players=players,
+        position=position,
+        n_drawn=96,
+        n_pos=data.inputs.shape[1],
+        skip_keys=skip_keys,
+    )
+
+
+def coverage(population: Population, grouped: bool, settings: Settings) -> dict[str, str]:
+    """Return in how many resamples, in %, each interval contains the population's value.
+
+    In brackets: how many resamples, in %, had no interval, where these are any.
+    """
+    true = truth(population)
+    hits, undefined = defaultdict(int), defaultdict(int)
+    label = f"{population.name}, {'grouped' if grouped else 'ungrouped'}"
+    for _ in tqdm(range(settings.n_resamples), desc=label):
+        for name, interval in resample(population, grouped, settings.n_folds).items():
+            hits[name] += interval.low <= true[name] <= interval.high
+            undefined[name] += interval.value != interval.value
+    found = {}
+    for name in true:
+        n_defined = settings.n_resamples - undefined[name]
+        found[name] = f"{100 * hits[name] / n_defined:.1f}" if n_defined else "none"
+        if undefined[name]:
+            found[name] += f" ({100 * undefined[name] / settings.n_resamples:.0f})"
+    return found
+
+
+def contrasts(population: Population) -> dict[str, tuple[Contrast, Contrast]]:
+    """Return the part and the whole of each share that is estimated."""
+    whole, players = {INTACT: 1.0}, population.players
+    terms = source_terms(population.position)
+    found = {f"source {name}": (terms[name], whole) for name in list(terms)[1:3]}
+    for each in players.players:
+        found[f"player {each.name}"] = (shapley(players, each), positional_whole(players))
+    return found
+
+
+def truth(population: Population) -> dict[str, float]:
+    """Return the values of the whole population."""
+    means = dict(zip(population.conditions, population.patterns.mean(1), strict=True))
+    found = {"amplitude": float(means[INTACT].square().mean().sqrt())}
+    found["locality"] = float(locality(as_map(means[INTACT], population), population.skip_keys))
+    for name, (part, whole) in contrasts(population).items():
+        one, other = (sum(w * means[c] for c, w in each.items()) for each in (part, whole))
+        found[name] = float((one * other).sum() / other.square().sum())
+    return found
+
+
+def resample(population: Population, grouped: bool, n_folds: int) -> dict[str, Interval]:
+    """Return the intervals from documents that are drawn with replacement."""
+    drawn = torch.randint(int(population.documents.max()) + 1, (population.n_drawn,))
+    members = [(population.documents == document).nonzero()[:, 0] for document in drawn]
+    owners = torch.arange(len(members)).repeat_interleave(torch.tensor(list(map(len, members))))
+    chosen = torch.cat(members)
+    order = torch.randperm(len(chosen))
+    chosen, owners = chosen[order], owners[order]
+    fold_of = grouped_folds(owners, n_folds) if grouped else interleaved_folds(len(chosen), n_folds)
+    counts = fold_of.bincount(minlength=n_folds)
+    sums = torch.zeros(len(population.conditions), n_folds, population.patterns.shape[-1]).double()
+    sums.index_add_(1, fold_of, population.patterns[:, chosen].double())
+    folds = sums / counts[:, None]
+    gram = ContrastGram(population.conditions, folds, counts)
+    intact = as_map(folds[population.conditions.index(INTACT)], population)
+    found = {"amplitude": gram.rms({INTACT: 1.0})}
+    means = leave_one_out(intact, counts)
+    found["locality"] = jackknife(locality(means, population.skip_keys), counts)
+    return found | {name: gram.share(*pair) for name, pair in contrasts(population).items()}
+
+
+def as_map(
+    cells: Float[Tensor, "*batch cell"], population: Population
+) -> Float[Tensor, "*batch query_pos key_pos"]:
+    """Return kept cells as maps, NaN elsewhere."""
+    maps = torch.full((*cells.shape[:-1], population.n_pos, population.n_pos), torch.nan).double()
+    maps[..., kept_cells(population.n_pos, population.skip_keys)] = cells.double()
+    return maps
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Settings))

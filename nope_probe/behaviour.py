@@ -1,0 +1,22 @@
+"""Measure what a model can no longer do without its mask, RoPE or weights."""
+
+from __future__ import annotations
+
+from nope_probe.cli import one_line_errors, parse
+from nope_probe.experiments.behaviour.run import Settings, run
+from nope_probe.runtime.distributed import is_first_process
+from nope_probe.runtime.folder import read_run
+
+
+def main() -> None:
+    """Run the command line."""
+    with one_line_errors():
+        folder = run(parse(Settings))
+        if is_first_process():
+            from nope_probe.experiments.behaviour.summary import print_summary
+
+            print_summary(read_run(folder), folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""The conditions whose behaviour is measured: what is removed in each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nope_probe.analyses.conditions import condition
+from nope_probe.analyses.shapley import INTACT, MASK, Condition
+from nope_probe.errors import UserError
+from nope_probe.experiments.components import validate_components
+from nope_probe.hooks.names import (
+    POSITION_ENCODINGS,
+    REPLACEMENTS,
+    WEIGHTS,
+    Component,
+    Replacement,
+    kept_name,
+    removal_order,
+)
+from nope_probe.hooks.rope_names import is_rope
+
+INTACT_NAME = "intact"
+DEFAULT = (
+    *POSITION_ENCODINGS,
+    "mask",
+    "w_q",
+    "w_k",
+    "qk",
+    "w_o",
+    "ov",
+    "mlp",
+    *(f"mask+{name}" for name in POSITION_ENCODINGS),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removal:
+    """What a condition removes, and what stands for the weights among it.
+
+    Attributes:
+        components: what is removed.
+        replacement: of removed weights; `identity` where no weight is removed.
+    """
+
+    components: Condition = INTACT
+    replacement: Replacement = "identity"
+
+    def __post_init__(self) -> None:
+        if not self.weights:
+            object.__setattr__(self, "replacement", REPLACEMENTS[0])
+
+    @property
+    def weights(self) -> Condition:
+        """The weights among the components."""
+        return self.components & set(WEIGHTS)
+
+    @property
+    def mask(self) -> bool:
+        """Whether the mask is removed."""
+        return "mask" in self.components
+
+    @property
+    def remove(self) -> list[str]:
+        """The components in order."""
+        return sorted(self.components, key=removal_order)
+
+    def without(self, more: Condition) -> Removal:
+        """Return the removal of more components; bands of RoPE are part of RoPE."""
+        ours = {name for name in self.components if not (is_rope(name) and "rope" in more)}
+        return Removal(components=more | ours, replacement=self.replacement)
+
+    def is_source(self, sources: Condition) -> bool:
+        """Return whether nothing but sources, or bands of RoPE, is removed."""
+        return all(name in sources or is_rope(name) for name in self.components)
+
+    @property
+    def key(self) -> str:
+        """A name that no other removal has."""
+        return f"{kept_name(self.components)}-{self.replacement}"
+
+
+def make_conditions(
+    has: Sequence[Component],
+    names: Sequence[str] | None,
+    replacements: Sequence[Replacement] = ("identity",),
+) -> dict[str, Removal]:
+    """Return what each condition removes, by its name; the intact model first.
+
+    With several replacements, a condition that removes weights is there once for each, under names
+    such as `w_q:mean`.
+
+    Args:
+        has: the components that the model has.
+        names: what to remove; by default each of `DEFAULT` that the model has.
+        replacements: of removed weights.
+
+    Raises:
+        UserError: for a name that does not exist, or a component that the model lacks.
+    """
+    found = {INTACT_NAME: Removal()}
+    for name, components in _components(has, names).items():
+        if components and len(replacements) > 1 and components & set(WEIGHTS):
+            for each in replacements:
+                found[f"{name}:{each}"] = Removal(components=components, replacement=each)
+        elif components:
+            found[name] = Removal(components=components, replacement=replacements[0])
+    return found
+
+
+def _components(has: Sequence[Component], names: Sequence[str] | None) -> dict[str, Condition]:
+    if names is None:
+        ours = {name: condition(name) for name in DEFAULT}
+        return {name: removed for name, removed in ours.items() if removed <= set(has)}
+    found = {name: _condition(name) for name in names if name != INTACT_NAME}
+    for removed in found.values():
+        validate_components(removed, has)
+    return found
+
+
+def _condition(name: str) -> Condition:
+    try:
+        return condition(name)
+    except ValueError as error:
+        raise UserError(f"--remove: {error}") from error
+
+
+def sources_of(has: Sequence[Component]) -> Condition:
+    """Return the mask and the position encoding of a model, the sources of positional patterns."""
+    return MASK | {name for name in POSITION_ENCODINGS if name in has}

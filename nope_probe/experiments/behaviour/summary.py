@@ -1,0 +1,137 @@
+"""The headline of a behaviour run, and its table on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from nope_probe.experiments.behaviour.measures import QUANTITIES
+from nope_probe.figures.intervals import interval_of, interval_text
+from nope_probe.figures.words import phrase
+from nope_probe.runtime.folder import Run
+
+Tables = Mapping[str, pd.DataFrame]
+INTACT = "intact"
+COLUMNS = 4  # of numbers in a table of 80 characters
+
+
+def headline(manifest: Mapping[str, Any], tables: Tables) -> list[str]:
+    """Return what each removal costs, whether text is copied, and if position is decodable."""
+    name, behaviour = manifest["model"]["name"], tables["behaviour"]
+    sentences = [
+        _loss_sentence(name, behaviour),
+        _copy_sentence(name, behaviour),
+        _position_sentence(name, tables["decodability"]),
+    ]
+    found = [sentence for sentence in sentences if sentence]
+    return found or [f"The behaviour of {name}, condition by condition."]
+
+
+def _loss_sentence(name: str, behaviour: pd.DataFrame) -> str:
+    rows = behaviour[behaviour["measure"] == "loss_suffix"].dropna(subset=["difference"])
+    if rows.empty:
+        return ""
+    rows = rows.sort_values("difference", ascending=False)
+    parts = [
+        f"{_signed(row, '.2f')} without {_phrase(str(row['condition']))}"
+        for _, row in rows.iterrows()
+    ]
+    changes = "; ".join(parts)
+    return f"The loss of {name} on the second part of a window changes by, in nats: {changes}."
+
+
+def _phrase(condition: str) -> str:
+    components, _, replacement = condition.partition(":")
+    return f"{phrase(components)} ({replacement})" if replacement else phrase(components)
+
+
+def _copy_sentence(name: str, behaviour: pd.DataFrame) -> str:
+    rows = behaviour[(behaviour["measure"] == "copy_text") & (behaviour["condition"] == INTACT)]
+    if rows.empty:
+        return ""
+    row = rows.iloc[0]
+    if np.isnan(row["value"]):
+        return f"{name} does not copy text: its second copy costs no less than the first."
+    value, low, high = interval_of(row, "value")
+    less = interval_text((-value, -high, -low), "z.2f", " nats")
+    return f"A segment of text costs {name} {less} less per token when it comes a second time."
+
+
+def _position_sentence(name: str, table: pd.DataFrame) -> str:
+    rows = table[table["condition"] == INTACT]
+    if rows.empty:
+        return ""
+    best = rows.sort_values("distance").iloc[0]
+    text = (
+        f"Position can be read from the residual stream of {name} to within "
+        f"{interval_text(interval_of(best, 'distance'), '.1f')} positions (L{best['layer']:.0f}; "
+        f"chance is {best['chance']:.1f})"
+    )
+    without = table[(table["condition"] == "mask") & (table["layer"] == best["layer"])]
+    if not without.empty:
+        gone = interval_text(interval_of(without.iloc[0], "distance"), ".1f")
+        text += f", without the mask to within {gone}"
+    return f"{text}."
+
+
+def print_summary(run: Run, folder: Path) -> None:
+    """Print the table and sentences of a run to the terminal."""
+    manifest, tables = run.manifest, run.tables
+    console = Console(highlight=False)
+    for table in _tables(manifest["model"]["name"], tables["behaviour"]):
+        console.print(table)
+    for line in _notes(tables["behaviour"]):
+        console.print(line, style="dim")
+    console.print()
+    for sentence in headline(manifest, tables):
+        console.print(sentence, end="\n\n")
+    console.print(
+        f"Brackets, ± : 95% intervals over {manifest['documents']} documents. Without the mask "
+        f"the first {manifest['prefix']} tokens see each other, and those after them are scored.",
+        style="dim",
+    )
+    console.print(f"{manifest['seconds']:.0f} s; open {folder / 'report.html'}")
+
+
+def _tables(name: str, behaviour: pd.DataFrame) -> Iterator[Table]:
+    """Yield tables with a row per condition: the intact model's values, the others' differences."""
+    known = [each for each in QUANTITIES if each in set(behaviour["measure"])]
+    for start in range(0, len(known), COLUMNS):
+        shown = known[start : start + COLUMNS]
+        more = ", continued" if start else ""
+        table = Table(title=f"{name}: behaviour, less the intact model's{more}", box=SIMPLE_HEAD)
+        table.add_column("without")
+        for each in shown:
+            table.add_column(QUANTITIES[each].label, justify="right")
+        for condition in dict.fromkeys(behaviour["condition"]):
+            rows = behaviour[behaviour["condition"] == condition].set_index("measure")
+            cells = [_cell(rows.loc[each], condition == INTACT) for each in shown]
+            table.add_row("(intact)" if condition == INTACT else str(condition), *cells)
+        yield table
+
+
+def _cell(row: Mapping[Any, Any] | pd.Series, is_intact: bool) -> str:
+    value, _, high = interval_of(row, "value" if is_intact else "difference")
+    if np.isnan(value):
+        return "-"
+    return f"{value:{'' if is_intact else '+'}z.2f} ±{high - value:.2f}"
+
+
+def _signed(row: Mapping[Any, Any] | pd.Series, style: str) -> str:
+    value, low, high = interval_of(row, "difference")
+    return f"{value:+z{style}} [{low:z{style}}, {high:z{style}}]"
+
+
+def _notes(behaviour: pd.DataFrame) -> Iterator[str]:
+    """Yield which numbers are not shown and why, once per measure and reason."""
+    rows = behaviour.dropna(subset=["note"])
+    for (note, measure), ours in rows[rows["note"] != ""].groupby(["note", "measure"], sort=False):
+        conditions = ", ".join(ours["condition"])
+        yield f"{QUANTITIES[str(measure)].label} ({conditions}): {note}"

@@ -1,0 +1,236 @@
+"""Behaviour in each condition -> plotly figures: losses by position, decodability, differences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from nope_probe.figures.dots import Dots, dots, over_layers
+from nope_probe.figures.grid import Grid, axis, keep, patch, place
+from nope_probe.figures.intervals import bound_columns, error_bars
+from nope_probe.figures.style import ZERO, colour, symbol
+from nope_probe.figures.words import words
+from nope_probe.hooks.names import SOURCES
+
+INTACT = "intact"
+PANELS = ("without sources", "without weights or MLPs")
+
+
+def loss_by_position(table: pd.DataFrame, *, title: str, trained: int | None = None) -> go.Figure:
+    """Draw the mean loss at each position, a line with a 95% band per condition.
+
+    Args:
+        table: `loss_by_position.csv` or `extrapolation.csv`: condition, position, loss, loss_low,
+            loss_high, in nats.
+        title: the figure's title.
+        trained: the trained context, in tokens, which a vertical line marks; None for no line.
+    """
+    groups = _panels(list(dict.fromkeys(table["condition"])))
+    figure = go.Figure()
+    for panel, conditions in enumerate(groups.values()):
+        for name in conditions:
+            rows = table[table["condition"] == name]
+            is_first = name != INTACT or panel == 0
+            figure.add_traces(list(_line_and_band(rows, name, panel, is_first)))
+    wide = Grid(
+        columns=len(groups),
+        panel=320,
+        x_title="position in the window",
+        y_title="loss, nats",
+        bottom=110,
+        left=70,
+    )
+    narrow = replace(wide, columns=1, panel=240, bottom=260, left=50)
+    place(figure, title, list(groups), wide, narrow)
+    if trained is not None:
+        for panel in range(len(groups)):
+            figure.add_shape(**_vertical_line(panel, trained))
+    return figure
+
+
+def _panels(conditions: Sequence[str]) -> dict[str, list[str]]:
+    """Return the conditions that remove sources alone, and the others; the intact one in both."""
+    only_sources = [c for c in conditions if c != INTACT and _is_source(c)]
+    others = [c for c in conditions if c != INTACT and c not in only_sources]
+    intact = [c for c in conditions if c == INTACT]
+    groups = dict(zip(PANELS, (only_sources, others), strict=True))
+    return {name: [*intact, *ours] for name, ours in groups.items() if ours} or {"": intact}
+
+
+def _is_source(condition: str) -> bool:
+    """Return whether nothing but sources, or bands of RoPE, is removed."""
+    return all(part in SOURCES or part.startswith("rope_") for part in condition.split("+"))
+
+
+def _line_and_band(
+    rows: pd.DataFrame, name: str, panel: int, showlegend: bool
+) -> Iterator[go.Scatter]:
+    x, (low, high) = rows["position"].to_numpy(int), bound_columns("loss")
+    where = {"xaxis": f"x{axis(panel)}", "yaxis": f"y{axis(panel)}", "legendgroup": name}
+    yield go.Scatter(
+        x=np.concatenate([x, x[::-1]]),
+        y=np.concatenate([rows[high].to_numpy(float), rows[low].to_numpy(float)[::-1]]),
+        fill="toself",
+        fillcolor=colour(component(name)),
+        opacity=0.15,
+        line={"width": 0},
+        hoverinfo="skip",
+        showlegend=False,
+        **where,
+    )
+    yield go.Scatter(
+        x=x,
+        y=rows["loss"].to_numpy(float),
+        customdata=rows[[low, high]].to_numpy(float),
+        mode="lines",
+        line={"color": colour(component(name)), "width": 1.5, "dash": _dash(name)},
+        name=label(name),
+        showlegend=showlegend,
+        hovertemplate="position %{x}: %{y:.3g} nats (%{customdata[0]:.3g} to "
+        f"%{{customdata[1]:.3g}})<extra>{label(name)}</extra>",
+        **where,
+    )
+
+
+def _dash(name: str) -> str:
+    """Return a line's dash, so that colour is not the only sign."""
+    if name == INTACT:
+        return "solid"
+    dashed = ("diamond", "triangle-down", "x", "cross")
+    return "dash" if symbol(component(name)) in dashed else "solid"
+
+
+def _vertical_line(panel: int, x: int) -> dict[str, object]:
+    ends = {"x0": x, "x1": x, "y0": 0, "y1": 1}
+    axes = {"xref": f"x{axis(panel)}", "yref": f"y{axis(panel)} domain"}
+    return {"type": "line", **ends, **axes, "line": {"color": ZERO, "dash": "dot", "width": 1}}
+
+
+def label(name: str) -> str:
+    """Return a condition as the legend names it.
+
+    Example:
+        >>> label("intact"), label("mask+rope")
+        ('intact model', 'without mask + RoPE')
+    """
+    return words(name) if name == INTACT else f"without {removed(name)}"
+
+
+def removed(name: str) -> str:
+    """Return what a condition removes, and what stands for it where that is part of its name.
+
+    Example:
+        >>> removed("mask+rope"), removed("w_q:mean")
+        ('mask + RoPE', 'W_Q (mean)')
+    """
+    components, _, replacement = name.partition(":")
+    return f"{words(components)} ({replacement})" if replacement else words(components)
+
+
+def component(name: str) -> str:
+    """Return what fixes a condition's colour and marker."""
+    return name.partition(":")[0]
+
+
+def decodability(table: pd.DataFrame) -> go.Figure:
+    """Draw how far the index decoded from each layer's residual stream is from the true one.
+
+    Open markers are the model with random weights; the dots of shuffled targets are at chance.
+
+    Args:
+        table: `decodability.csv`: layer, condition, and distance, null and untrained with their
+            bounds, in positions.
+    """
+    groups = _panels(list(dict.fromkeys(table["condition"])))
+    panels = {title: _decoded(table, conditions) for title, conditions in groups.items()}
+    heading = "Mean distance of the decoded from the true position, per layer"
+    figure = over_layers(panels, heading)
+    for panel in range(len(panels)):
+        figure.layout[f"yaxis{axis(panel)}"].title.text = "positions"
+    named: set[str] = set()
+    for trace in figure.data:  # each name once, whichever panel it is in
+        trace.showlegend = trace.name not in named
+        named.add(trace.name)
+    _lengthen(figure, len(named))
+    return figure
+
+
+def _lengthen(figure: go.Figure, n_names: int) -> None:
+    """Make room at the bottom for a long legend: about 4 names in a row, 2 on a phone."""
+    narrow = figure.layout.meta["narrow"]
+    more = {"wide": 22 * (n_names // 4), "narrow": 22 * (n_names // 2)}
+    figure.layout.height += more["wide"]
+    figure.layout.margin.b += more["wide"]
+    margin = {**narrow["margin"], "b": narrow["margin"]["b"] + more["narrow"]}
+    keep(figure, narrow={**narrow, "height": narrow["height"] + more["narrow"], "margin": margin})
+
+
+def _decoded(table: pd.DataFrame, conditions: Sequence[str]) -> list[Dots]:
+    series = []
+    for name in conditions:
+        rows = table[table["condition"] == name]
+        series.append(dots(rows, component(name), "distance", label(name)))
+        if rows["untrained"].notna().all():
+            series.append(
+                dots(rows, component(name), "untrained", f"untrained, {label(name)}", hollow=True)
+            )
+    null = table[table["condition"] == INTACT]
+    return [*series, dots(null, "content", "null", "shuffled targets")]
+
+
+def differences(table: pd.DataFrame, titles: Mapping[str, str]) -> go.Figure:
+    """Draw per measure what each condition changes, with 95% intervals; the intact model is at 0.
+
+    Args:
+        table: `behaviour.csv`: measure, condition, and difference with its bounds.
+        titles: the panels' titles by measure, in their order.
+    """
+    known = table.dropna(subset=["difference"])
+    shown = [name for name in titles if name in set(known["measure"])]
+    conditions = [each for each in dict.fromkeys(table["condition"]) if each != INTACT]
+    figure = go.Figure()
+    for panel, measure in enumerate(shown):
+        rows = known[known["measure"] == measure]
+        for condition in conditions:
+            figure.add_trace(
+                _difference_dot(rows[rows["condition"] == condition], condition, panel)
+            )
+    height = max(120, 22 * len(conditions))
+    wide = Grid(columns=4, panel=height, shared_y=True, left=130, bottom=40, row_gap=70)
+    narrow = replace(wide, columns=2, left=110, gap=0.1)
+    heading = "What each removal changes, less the intact model"
+    place(figure, heading, [titles[name] for name in shown], wide, narrow)
+    names = [removed(each) for each in reversed(conditions)]
+    keys: dict[str, object] = {"showlegend": False}
+    for panel in range(len(shown)):
+        keys[f"yaxis{axis(panel)}.categoryarray"] = names
+        keys[f"yaxis{axis(panel)}.range"] = [-0.5, len(names) - 0.5]
+        keys[f"xaxis{axis(panel)}.zerolinewidth"] = 2
+        keys |= {f"xaxis{axis(panel)}.nticks": 4, f"xaxis{axis(panel)}.rangemode": "tozero"}
+    patch(figure, keys)
+    return figure
+
+
+def _difference_dot(rows: pd.DataFrame, condition: str, panel: int) -> go.Scatter:
+    low, high = bound_columns("difference")
+    values, *bounds = (rows[each].to_numpy(float) for each in ("difference", low, high))
+    return go.Scatter(
+        x=values,
+        y=[removed(condition)] * len(rows),
+        error_x=error_bars(values, *bounds),
+        customdata=np.column_stack(bounds),
+        mode="markers",
+        marker={
+            "color": colour(component(condition)),
+            "symbol": symbol(component(condition)),
+            "size": 8,
+        },
+        xaxis=f"x{axis(panel)}",
+        yaxis=f"y{axis(panel)}",
+        hovertemplate="%{x:.3g} (%{customdata[0]:.3g} to %{customdata[1]:.3g})"
+        f"<extra>{label(condition)}</extra>",
+    )

@@ -1,0 +1,141 @@
+"""Scores rebuilt from queries and keys, without mask, W_K, ALiBi or the RoPE of some heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from nope_probe.hooks.attention import relative_error, repeat_heads, score_tolerance, unmasked
+from nope_probe.hooks.base_layer import Heads, Layer, Visible
+from nope_probe.hooks.block_removal import BlockRemoval
+from nope_probe.hooks.placed import PlacedHook, last
+from nope_probe.hooks.qk_reader import QKReader
+
+
+class ScoreBuilder:
+    """Rebuilds one block's scores in each forward pass.
+
+    Args:
+        layer: the block.
+        removal: what is removed from it.
+    """
+
+    def __init__(self, layer: Layer, removal: BlockRemoval) -> None:
+        self.layer, self.removal = layer, removal
+        self.reader = QKReader(layer)
+
+    def hooks(self) -> Iterator[PlacedHook]:
+        """Return the hooks that read what scores are rebuilt from."""
+        for point, hook in self.reader.hooks():
+            yield last(point, hook)
+
+    def write(
+        self,
+        scores: Float[Tensor, "batch head query_pos key_pos"],
+        new_keys: Heads | None,
+    ) -> Float[Tensor, "batch head query_pos key_pos"]:
+        """Return what replaces the model's scores.
+
+        Args:
+            scores: the model's own.
+            new_keys: the output of the replacement of W_K, if that is removed.
+
+        Raises:
+            ValueError: if the model's own scores are not q.k times the scale.
+        """
+        removal = self.removal
+        self.check(scores)
+        rebuilt = self.layer.scores(self._queries(), self.keys(new_keys)).to(scores.dtype)
+        bias = None if "alibi" in removal.components else self.layer.score_bias(scores.shape[-1])
+        if bias is not None:
+            rebuilt = rebuilt + bias.to(scores)
+        # One sequence and head shows the mask of all: lengths are equal, without padding.
+        rebuilt = torch.where(self.visible(unmasked(scores[0, 0])), rebuilt, scores)
+        return removal.in_heads(rebuilt, scores, dim=1)
+
+    def check(self, scores: Float[Tensor, "batch head query_pos key_pos"]) -> None:
+        """Check on the first sequence that q.k times the scale gives the model's own scores.
+
+        Raises:
+            ValueError: naming the layer and the largest difference.
+        """
+        first = scores[:1]
+        q, k = self.reader.read("q")[:1], self.reader.read("k")[:1]
+        rebuilt = self.layer.scores(q, k)
+        bias = self.layer.score_bias(scores.shape[-1])
+        if bias is not None:
+            rebuilt = rebuilt + bias.to(scores)
+        visible = unmasked(first[0, 0])
+        expected = first[..., visible].float()
+        difference = rebuilt[..., visible].float() - expected
+        error = relative_error(expected + difference, expected)
+        if not error <= score_tolerance(scores.dtype):
+            raise ValueError(
+                f"the scores of L{self.layer.index} are not q.k times the scale (the largest "
+                f"difference is {float(difference.abs().max()):.3g} nats), so that they cannot be "
+                f"rebuilt without {' and '.join(sorted(self.removal.components))}"
+            )
+
+    def visible(self, visible: Visible) -> Visible:
+        """Return which keys each query is to attend to.
+
+        Args:
+            visible: which ones it attends to in the intact model.
+        """
+        if "mask" not in self.removal.components:
+            return visible
+        prefix = self.removal.prefix
+        return torch.ones_like(visible) if prefix is None else with_prefix(visible, prefix)
+
+    def _queries(self) -> Heads:
+        q = self.reader.read("q")
+        return self._without_rope(self.reader.unrotated("q"), q) if self._undoes_rope else q
+
+    def keys(self, new_keys: Heads | None) -> Heads:
+        """Return the keys of each query head, as they are multiplied.
+
+        Args:
+            new_keys: the output of the replacement of W_K, if that is removed.
+        """
+        if new_keys is not None:
+            keys = self.layer.qk_norm(new_keys, "k")
+            return self._without_rope(keys, self.reader.rotate(keys))
+        keys = self.reader.read("k")
+        if self._undoes_rope:
+            keys = self._without_rope(self.reader.unrotated("k"), keys)
+        return repeat_heads(keys, self.layer.n_heads)
+
+    @property
+    def _undoes_rope(self) -> bool:
+        """Whether RoPE is removed here: where all heads lose it, q and k come without."""
+        return self.removal.rope is not None and self.removal.heads is not None
+
+    def _without_rope(self, unrotated: Heads, turned: Heads) -> Heads:
+        if self.removal.rope is None:
+            return turned
+        pairs = self.removal.rope.mask(turned.shape[1])
+        columns = self.layer.rotary_columns(pairs).to(turned.device)
+        return torch.where(columns, unrotated, turned)
+
+
+def with_prefix(
+    visible: Bool[Tensor, "query_pos key_pos"], prefix: int
+) -> Bool[Tensor, "query_pos key_pos"]:
+    """Return a mask whose first positions attend to one another both ways.
+
+    Args:
+        visible: which keys each query attends to.
+        prefix: how many first positions.
+
+    Raises:
+        ValueError: if the sequences are shorter than the prefix.
+    """
+    n = visible.shape[-1]
+    if prefix > n:
+        raise ValueError(f"a prefix of {prefix} positions, but the sequences have {n}")
+    visible = visible.clone()
+    visible[:prefix, :prefix] = True
+    return visible

@@ -1,0 +1,50 @@
+"""Which rotary pairs of a block the names of bands stand for; see `rope_names`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from math import pi
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from nope_probe.hooks.rope_names import BAND
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RemovedPairs:
+    """The rotary pairs of one block that are removed.
+
+    Attributes:
+        bands: names of bands, or `rope`.
+        frequencies: the angle per position of each pair, radians.
+
+    Raises:
+        ValueError: for a band of pairs that do not exist.
+    """
+
+    bands: Collection[str]
+    frequencies: Float[Tensor, " pair"]
+
+    def __post_init__(self) -> None:
+        n = len(self.frequencies)
+        for name in self.bands:
+            begin, end = self._limits(name)
+            if not 0 <= begin < end <= n:
+                raise ValueError(f"no band {name}: the model rotates {n} pairs, rope[0:{n}]")
+
+    def _limits(self, name: str) -> tuple[int, int]:
+        found = BAND.fullmatch(name)
+        return (int(found[1]), int(found[2])) if found else (0, len(self.frequencies))
+
+    def mask(self, n_pos: int) -> Bool[Tensor, " pair"]:
+        """Return which pairs are removed in sequences of some length."""
+        removed = torch.zeros(len(self.frequencies), dtype=torch.bool)
+        is_high = 2 * pi / self.frequencies < n_pos
+        for name in self.bands:
+            begin, end = self._limits(name)
+            every = {"rope_high": is_high, "rope_low": ~is_high}.get(name, torch.ones_like(is_high))
+            removed[begin:end] |= every[begin:end]
+        return removed

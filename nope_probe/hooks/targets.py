@@ -1,0 +1,99 @@
+"""The blocks, heads and rotary pairs that an ablation acts on, checked against the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from nope_probe.hooks.ablation_settings import Ablation
+from nope_probe.hooks.base_layer import Layer
+from nope_probe.hooks.components import components, has_component, rope_frequencies
+from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.names import COMPONENTS
+from nope_probe.hooks.protocols import HookedModel
+from nope_probe.hooks.rope_bands import RemovedPairs
+from nope_probe.hooks.rope_names import is_rope
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Target:
+    """One block that an ablation acts on.
+
+    Attributes:
+        layer: the block.
+        heads: query heads; None for all.
+        rope: the rotary pairs that are removed, if the block has and loses any.
+    """
+
+    layer: Layer
+    heads: list[int] | None
+    rope: RemovedPairs | None
+
+
+def resolve_targets(model: HookedModel, ablation: Ablation) -> list[Target]:
+    """Return the blocks that an ablation acts on.
+
+    Raises:
+        ValueError: for a component, layer, head or band that the model does not have, or a prefix
+            longer than its context; the message says what there is.
+    """
+    blocks = layers_of(model)
+    bands = [name for name in ablation.components if is_rope(name)]
+    _validate_components(model, ablation.components)
+    if ablation.prefix is not None and ablation.prefix > model.cfg.n_ctx:
+        raise ValueError(
+            f"a prefix of {ablation.prefix} positions, but the model's context is {model.cfg.n_ctx}"
+        )
+    heads = ablation.heads
+    if heads is None:
+        indices = range(len(blocks)) if ablation.layers is None else ablation.layers
+        per_layer: Mapping[int, Sequence[int] | None] = dict.fromkeys(indices)
+    else:
+        per_layer = {index: named for index, named in heads.items() if len(named)}
+    _validate_layers(per_layer, len(blocks))
+    rope = _removed_pairs(model, bands)
+    return [
+        Target(layer=blocks[index], heads=_heads(blocks[index], named), rope=rope[index])
+        for index, named in per_layer.items()
+    ]
+
+
+def _validate_components(model: HookedModel, names: Sequence[str]) -> None:
+    for name in COMPONENTS:
+        if name in names and name != "rope" and not has_component(model, name):
+            raise _lacks(model, name)
+
+
+def _lacks(model: HookedModel, name: str) -> ValueError:
+    has = ", ".join(components(model))
+    return ValueError(f"the model has no {name} to remove; it has {has}")
+
+
+def _validate_layers(indices: Mapping[int, object], n_layers: int) -> None:
+    if not set(indices) <= set(range(n_layers)):
+        raise ValueError(f"expected layers from 0 to {n_layers - 1}, got {list(indices)}")
+
+
+def _heads(layer: Layer, named: Sequence[int] | None) -> list[int] | None:
+    """Return the named heads in order; None if these are all heads."""
+    if named is None:
+        return None
+    unknown = [head for head in named if head not in range(layer.n_heads)]
+    if unknown:
+        raise ValueError(
+            f"L{layer.index} has the query heads 0 to {layer.n_heads - 1}, not {unknown[0]}"
+        )
+    heads = sorted(set(named))
+    return None if len(heads) == layer.n_heads else heads
+
+
+def _removed_pairs(model: HookedModel, bands: Sequence[str]) -> list[RemovedPairs | None]:
+    if not bands:
+        return [None] * len(layers_of(model))
+    frequencies = rope_frequencies(model)
+    if all(angles is None for angles in frequencies):
+        raise _lacks(model, bands[0])
+    return [
+        None if angles is None else RemovedPairs(bands=bands, frequencies=angles)
+        for angles in frequencies
+    ]

@@ -1,0 +1,110 @@
+"""The measures of behaviour by hand arithmetic."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from nope_probe.analyses.behaviour import (
+    by_document,
+    copy_cost,
+    extrapolation_cost,
+    in_context_gain,
+    mean_interval,
+    position_means,
+    second_copy_loss,
+    span_loss,
+)
+from nope_probe.analyses.decodability import chance_distance, halves, index_targets
+from nope_probe.analyses.rank_correlation import rank_correlation
+
+
+def losses_of(n: int, n_documents: int = 1) -> torch.Tensor:
+    """Return windows of n tokens whose target t costs t nats, and 100 more per document."""
+    targets = torch.arange(1, n, dtype=torch.float64)
+    return targets + 100 * torch.arange(n_documents)[:, None]
+
+
+def test_a_span_holds_the_targets_from_first_to_stop() -> None:
+    assert span_loss(losses_of(7, 2), 3, 5).tolist() == [3.5, 103.5]  # targets 3 and 4
+    assert span_loss(losses_of(7), 0).tolist() == [3.5]  # the first token has no loss: 1 to 6
+    assert span_loss(losses_of(7), 5).tolist() == [5.5]
+    with pytest.raises(ValueError, match="no targets from 7 to None in 7 tokens"):
+        span_loss(losses_of(7), 7)
+
+
+def test_the_in_context_gain_is_the_second_tenth_less_the_last() -> None:
+    # Of 43 tokens a tenth is 4: targets 4 to 7 (5.5) and 39 to 42 (40.5).
+    assert in_context_gain(losses_of(43)).tolist() == [5.5 - 40.5]
+
+
+def test_a_copy_is_compared_token_by_token_without_its_first_one() -> None:
+    # BOS, then 5 tokens twice: first copy 1 to 5, second 6 to 10. Targets 2..5 and 7..10.
+    assert copy_cost(losses_of(11), 5).tolist() == [8.5 - 3.5]
+    assert second_copy_loss(losses_of(11), 5).tolist() == [8.5]
+
+
+def test_a_copy_without_bos() -> None:
+    # 5 tokens twice: 0 to 4 and 5 to 9. Targets 1..4 and 6..9.
+    assert copy_cost(losses_of(10), 5).tolist() == [7.5 - 2.5]
+
+
+def test_extrapolation_compares_with_the_last_quarter_of_the_trained_context() -> None:
+    # Trained at 8: targets 6, 7 (6.5) against 8 to 11 (9.5).
+    assert extrapolation_cost(losses_of(12), 8).tolist() == [3.0]
+
+
+def test_sequences_of_a_document_count_as_one() -> None:
+    values = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 9.0]])
+    assert by_document(values, torch.tensor([4, 1, 4])).tolist() == [[3.0, 4.0], [3.0, 5.5]]
+
+
+def test_the_interval_is_students_over_documents() -> None:
+    values = torch.tensor([1.0, 4.0, 2.0, 9.0, 5.0], dtype=torch.float64)
+    found = mean_interval(values)
+    low, high = stats.t.interval(0.95, 4, loc=4.2, scale=stats.sem(values.numpy()))
+    assert found.value == pytest.approx(4.2)
+    assert (found.low, found.high) == pytest.approx((low, high))
+
+
+def test_every_position_has_the_interval_of_its_own_mean() -> None:
+    losses = torch.randn(11, 3, generator=torch.Generator().manual_seed(0)).double()
+    means = position_means(losses)
+    for target in range(3):
+        expected = mean_interval(losses[:, target])
+        assert float(means.value[target]) == pytest.approx(expected.value)
+        assert float(means.low[target]) == pytest.approx(expected.low)
+        assert float(means.high[target]) == pytest.approx(expected.high)
+
+
+def test_shuffled_targets_are_the_same_indices_in_another_order() -> None:
+    targets = index_targets(7, 23, 2, torch.Generator().manual_seed(0))
+    index = torch.arange(23).double()
+    assert torch.equal(targets[..., 0], index.expand(7, 23))
+    assert torch.equal(targets[..., 1].sort(-1).values, index.expand(7, 23))
+    assert torch.equal(targets[:, :2, 1], index[:2].expand(7, 2))
+    assert not torch.equal(targets[0, :, 1], targets[1, :, 1])
+
+
+def test_half_of_the_documents_are_held_out_whole() -> None:
+    fit, held_out = halves(torch.tensor([9, 3, 9, 5, 3, 7]))  # in order: 3, 5, 7, 9
+    assert fit.tolist() == [1, 4, 5]
+    assert held_out.tolist() == [0, 2, 3]
+
+
+def test_chance_is_the_distance_from_the_middle() -> None:
+    index = np.arange(1, 128)
+    assert chance_distance(128, 1) == pytest.approx(np.abs(index - np.median(index)).mean())
+
+
+def test_a_rank_correlation_by_hand() -> None:
+    # Ranks 0..4 against 1, 0, 2, 4, 3: squared differences 1 + 1 + 0 + 1 + 1 = 4.
+    found = rank_correlation([1.0, 2.0, 3.0, 4.0, 5.0], [20.0, 10.0, 30.0, 50.0, 40.0])
+    assert (found.rho, found.n) == (pytest.approx(1 - 6 * 4 / (5 * 24)), 5)
+
+
+@pytest.mark.parametrize(
+    "y", [[1.0, 2.0, 3.0, 4.0, float("nan")], [7.0] * 5], ids=["too few", "constant"]
+)
+def test_there_is_no_rank_correlation_of_few_pairs_or_a_constant(y: list[float]) -> None:
+    assert np.isnan(rank_correlation([1.0, 2.0, 3.0, 4.0, 5.0], y).rho)

@@ -1,0 +1,388 @@
+"""The behaviour command as a user types it: its numbers are those of plain, edited models."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+from scipy import stats
+from support.chromium import needs_chromium, opened
+from support.command_line import refused, run_command
+from support.edited_model import edited, norm_sizes, plain_run
+
+from nope_probe import behaviour, read_run
+from nope_probe.experiments.behaviour.analyse import position_table
+from nope_probe.experiments.behaviour.conditions import Removal
+from nope_probe.experiments.behaviour.plan import Plan
+from nope_probe.experiments.behaviour.probes import Probe
+from nope_probe.experiments.behaviour.runner import Measured
+
+N_SEQS, N_POS, PREFIX, TRAINED = 16, 29, 11, 16
+SMALL = ["--n-seqs", N_SEQS, "--seq-len", N_POS, "--folds", 4, "--batch-size", 5]
+SMALL += ["--prefix", PREFIX, "--gain", "norm", "--trained-len", TRAINED]
+REMOVED = ("mask", "rope", "w_q", "mlp", "mask+rope", "ov")
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Documents that are long enough, one per sequence."""
+    words = [
+        "the",
+        "other",
+        "rather",
+        "than",
+        "on",
+        "into",
+        "it",
+        "at",
+        "or",
+        "an",
+        "end",
+        "there",
+        "here",
+    ]
+    draw = np.random.default_rng(0)
+    rows = [{"text": " ".join(draw.choice(words, 60))} for _ in range(N_SEQS)]
+    path = tmp_path_factory.mktemp("data") / "texts.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def done(tiny: Callable[[str], Any], texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on the folder of a Llama with grouped keys and a BOS token."""
+    out = tmp_path_factory.mktemp("runs") / "llama"
+    model = ["--model", tiny("llama").folder, "--data", texts, "--remove", *REMOVED]
+    run_command(behaviour, *SMALL, *model, "--out", out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def plain(done: Path, tiny: Callable[[str], Any]) -> Callable[[str, str], np.ndarray]:
+    """Return the losses [seq, target] of an edited plain model on a probe of the run."""
+    hf, tokens = tiny("llama").hf, load_file(done / "tokens.safetensors")
+    parts = {"ov": ("w_o", "w_v")}
+
+    def losses(condition: str, probe: str, prefix: int = PREFIX) -> np.ndarray:
+        remove = parts.get(condition, condition.split("+")) if condition else ()
+        has_mask = "mask" not in remove
+        model = edited(hf, remove, norm_sizes(hf), prefix=None if has_mask else prefix)
+        ids = tokens[probe]
+        log_p = plain_run(model, ids).logits.double().log_softmax(-1)[:, :-1]
+        return -log_p.gather(-1, ids[:, 1:, None])[..., 0].numpy()
+
+    return losses
+
+
+def rows_of(run: Path, measure: str) -> pd.DataFrame:
+    table = pd.read_csv(run / "behaviour.csv", keep_default_na=False, na_values=[""])
+    return table[table["measure"] == measure].set_index("condition")
+
+
+def assert_interval(row: pd.Series, column: str, values: np.ndarray) -> None:
+    """Compare an estimate and its bounds with Student's interval of one value per document."""
+    low, high = stats.t.interval(0.95, len(values) - 1, loc=values.mean(), scale=stats.sem(values))
+    seen = row[[column, f"{column}_low", f"{column}_high"]].to_numpy(float)
+    np.testing.assert_allclose(seen, [values.mean(), low, high], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("condition", ["rope", "w_q", "mlp", "ov"])
+def test_a_loss_and_its_difference_are_those_of_the_edited_model(
+    condition: str, done: Path, plain: Callable[..., np.ndarray]
+) -> None:
+    ours, intact = plain(condition, "tokens").mean(1), plain("", "tokens").mean(1)
+    row = rows_of(done, "loss").loc[condition]
+    assert_interval(row, "value", ours)
+    assert_interval(row, "difference", ours - intact)
+
+
+@pytest.mark.parametrize("condition", ["mask", "mask+rope"])
+def test_without_the_mask_only_the_suffix_behind_a_bidirectional_prefix_is_scored(
+    condition: str, done: Path, plain: Callable[..., np.ndarray]
+) -> None:
+    ours = plain(condition, "tokens")[:, PREFIX - 1 :].mean(1)
+    intact = plain("", "tokens")[:, PREFIX - 1 :].mean(1)
+    row = rows_of(done, "loss_suffix").loc[condition]
+    assert_interval(row, "value", ours)
+    assert_interval(row, "difference", ours - intact)
+    for measure in ("loss", "in_context", "copy_text"):
+        refusal = rows_of(done, measure).loc[condition]
+        assert np.isnan(refusal["value"])
+        assert refusal["note"]
+    table = pd.read_csv(done / "loss_by_position.csv")
+    assert table[table["condition"] == condition]["position"].min() == PREFIX
+
+
+@pytest.mark.parametrize("condition", ["", "mask", "w_q"])
+def test_order_is_the_suffix_after_a_shuffled_prefix_less_after_the_true_one(
+    condition: str, done: Path, plain: Callable[..., np.ndarray]
+) -> None:
+    tokens = load_file(done / "tokens.safetensors")
+    assert torch.equal(tokens["order"][:, PREFIX:], tokens["tokens"][:, PREFIX:])
+    assert torch.equal(tokens["order"].sort(-1).values, tokens["tokens"].sort(-1).values)
+    assert not torch.equal(tokens["order"], tokens["tokens"])
+    pair = [plain(condition, probe)[:, PREFIX - 1 :].mean(1) for probe in ("order", "tokens")]
+    assert_interval(rows_of(done, "order").loc[condition or "intact"], "value", pair[0] - pair[1])
+
+
+@pytest.mark.parametrize("condition", ["", "mask", "rope"])
+def test_bos_is_left_out_or_replaced_and_the_same_targets_are_compared(
+    condition: str, done: Path, plain: Callable[..., np.ndarray]
+) -> None:
+    first = PREFIX if condition == "mask" else 2
+    with_bos = plain(condition, "tokens")[:, first - 1 :].mean(1)
+    without = plain(condition, "without_bos", PREFIX - 1)[:, first - 2 :].mean(1)
+    other = plain(condition, "other_first")[:, first - 1 :].mean(1)
+    name = condition or "intact"
+    assert_interval(rows_of(done, "without_bos").loc[name], "value", without - with_bos)
+    assert_interval(rows_of(done, "other_first").loc[name], "value", other - with_bos)
+
+
+def test_a_copied_segment_is_there_twice_and_its_second_copy_is_scored(
+    done: Path, plain: Callable[..., np.ndarray]
+) -> None:
+    tokens = load_file(done / "tokens.safetensors")
+    for probe in ("copy_text", "copy_random"):
+        assert torch.equal(tokens[probe][:, 1:15], tokens[probe][:, 15:])
+    assert torch.equal(tokens["copy_text"][:, :15], tokens["tokens"][:, :15])
+    ours, intact = (plain(each, "copy_text", 15)[:, 15:].mean(1) for each in ("mask", ""))
+    row = rows_of(done, "copy_text_second").loc["mask"]
+    assert_interval(row, "value", ours)
+    assert_interval(row, "difference", ours - intact)
+
+
+def test_a_model_that_does_not_copy_says_so_and_shows_no_number(done: Path) -> None:
+    rows = rows_of(done, "copy_random")
+    assert rows["value"].isna().all()
+    assert rows["difference"].isna().all()
+    assert (
+        rows.drop(index=["mask", "mask+rope"])["note"] == "the intact model does not copy"
+    ).all()
+    second = rows_of(done, "copy_random_second")
+    above = second["value"].isna()
+    assert above["intact"]  # a random model is worse than a uniform guess
+    assert second.loc[above & (second.index != "intact"), "difference"].notna().all()
+    assert (second.loc[above, "note"] != "").all()
+
+
+def test_extrapolation_goes_to_four_times_the_trained_length(
+    done: Path, plain: Callable[..., np.ndarray]
+) -> None:
+    tokens = load_file(done / "tokens.safetensors")["long"]
+    assert tokens.shape[1] == 4 * TRAINED
+    losses = plain("rope", "long")
+    beyond = losses[:, TRAINED - 1 :].mean(1) - losses[:, 11:15].mean(1)
+    assert_interval(rows_of(done, "extrapolation").loc["rope"], "value", beyond)
+    table = pd.read_csv(done / "extrapolation.csv")
+    assert table["position"].max() == 4 * TRAINED - 1
+
+
+def test_losses_by_position_are_means_over_documents(
+    done: Path, plain: Callable[..., np.ndarray]
+) -> None:
+    table = pd.read_csv(done / "loss_by_position.csv")
+    rows = table[table["condition"] == "w_q"].set_index("position")
+    losses = plain("w_q", "tokens")
+    for position in (1, 17, N_POS - 1):
+        assert_interval(rows.loc[position], "loss", losses[:, position - 1])
+
+
+def test_positions_are_averaged_in_bins_that_begin_with_the_first_one_scored() -> None:
+    losses = torch.arange(1.0, 12.0).repeat(5, 1) + torch.arange(5.0)[:, None]
+    probe = Probe(tokens=torch.zeros(5, 12).long(), documents=torch.arange(5), prefix=6)
+    mask = Removal(components=frozenset({"mask"}))
+    plan = Plan(
+        conditions={"intact": Removal(), "mask": mask},
+        sources=mask.components,
+        measures=("loss",),
+        probes={"text": probe},
+        bos=False,
+        trained=12,
+        uniform=1.0,
+    )
+    measured = Measured(losses={("intact", "text"): losses, ("mask", "text"): losses})
+    table = position_table(plan, measured, "text", width=4)
+    rows = table[["condition", "position", "loss"]].to_numpy().tolist()
+    intact = [["intact", 1, 4.0], ["intact", 4, 7.5], ["intact", 8, 11.5]]
+    assert rows == [*intact, ["mask", 6, 8.5], ["mask", 8, 11.5]]
+
+
+def test_position_is_regressed_on_half_of_the_documents_and_read_on_the_other(
+    done: Path, tiny: Callable[[str], Any]
+) -> None:
+    table = pd.read_csv(done / "decodability.csv").set_index(["condition", "layer"])
+    assert set(table.index.get_level_values("condition")) == {"intact", *REMOVED}
+    kept: list[torch.Tensor] = []
+    hf, tokens = tiny("llama").hf, load_file(done / "tokens.safetensors")["tokens"]
+    block = hf.model.layers[0]
+    handle = block.register_forward_hook(lambda module, args, output: kept.append(output))
+    with torch.inference_mode():
+        hf(tokens)
+    handle.remove()
+    output = kept[0][0] if isinstance(kept[0], tuple) else kept[0]
+    run = read_run(done)
+    place = torch.from_numpy(run.arrays["tokens"]["documents"]).unique(return_inverse=True)[1]
+    x, index = output[:, 1:].double(), torch.arange(1.0, N_POS).double()
+    fit, held_out = x[place % 2 == 0], x[place % 2 == 1]
+    rows = fit.flatten(0, 1)
+    mean, spread = rows.mean(0), rows.std(0, correction=0)
+    standard = (rows - mean) / spread
+    y = index.repeat(len(fit)) - index.mean()
+    gram = standard.T @ standard + 1e-3 * len(rows) * torch.eye(standard.shape[1])
+    w = torch.linalg.solve(gram, standard.T @ y)
+    predicted = (held_out - mean) / spread @ w + index.mean()
+    distances = (predicted - index).abs().mean(1).numpy()
+    assert_interval(table.loc["intact", 0], "distance", distances)
+
+
+def test_the_bridge_has_a_row_per_condition_and_layer(done: Path) -> None:
+    bridge = pd.read_csv(done / "bridge.csv").set_index(["condition", "layer"])
+    assert list(bridge.index) == [(name, layer) for name in REMOVED for layer in (0, 1)]
+    rise = rows_of(done, "loss_suffix")["difference"]
+    for name in REMOVED:
+        assert bridge.loc[name, 1]["loss"] == pytest.approx(rise[name], rel=1e-6)
+    both = bridge.xs("mask+rope")["pattern"]  # without its sources, all of the part is lost
+    others = bridge.drop(index="mask+rope")["pattern"].unstack("layer")
+    assert (both.dropna() > 0).all()
+    assert np.isnan(both[0]) or others.loc["mask", 0] == pytest.approx(0, abs=1e-6)
+
+
+def test_the_manifest_and_the_report_say_what_was_done(done: Path) -> None:
+    manifest = json.loads((done / "manifest.json").read_text())
+    assert manifest["conditions"] == ["intact", *REMOVED]
+    assert (manifest["prefix"], manifest["trained_len"]) == (PREFIX, TRAINED)
+    assert set(manifest["checksums"]) == {p.name for p in done.iterdir()} - {"manifest.json"}
+    page = (done / "report.html").read_text()
+    assert "the next token is in sight" in page
+    assert f"the first {PREFIX} tokens of a window see each other" in page
+    assert 'src="http' not in page
+
+
+@needs_chromium
+def test_the_report_opens_without_errors(done: Path, tmp_path: Path) -> None:
+    shown = opened((done / "report.html").read_text(), tmp_path)
+    assert shown.count('class="main-svg"') >= 5
+
+
+def test_a_finished_run_is_shown_again(
+    done: Path, tiny: Callable[[str], Any], texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (done / "manifest.json").read_bytes()
+    model = ["--model", tiny("llama").folder, "--data", texts, "--remove", *REMOVED]
+    run_command(behaviour, *SMALL, *model, "--out", done)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "less the intact model's" in shown
+    assert "The loss of" in shown
+    assert (done / "manifest.json").read_bytes() == before
+
+
+def test_learned_positions_have_none_beyond_and_replacements_stand_side_by_side(
+    tiny: Callable[[str], Any], texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ["--model", tiny("gpt2").folder, "--data", texts, "--remove", "w_q", "pos_embed"]
+    chosen = ["--replacement", "mean", "zero", "--measures", "loss", "bos", "extrapolation"]
+    run_command(behaviour, *SMALL[:8], *model, *chosen, "--out", tmp_path / "run")
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["conditions"] == ["intact", "w_q:mean", "w_q:zero", "pos_embed"]
+    assert set(manifest["skipped"]) == {"bos", "extrapolation"}
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "positions are learned: there are none beyond the context" in shown
+    assert "sequences begin without a BOS token" in shown
+    loss = rows_of(tmp_path / "run", "loss")["value"]
+    assert len({*loss}) == 4
+    assert len(pd.read_csv(tmp_path / "run" / "extrapolation.csv")) == 0
+
+
+def test_each_heads_w_q_is_removed_alone(
+    tiny: Callable[[str], Any], texts: Path, tmp_path: Path
+) -> None:
+    model = ["--model", tiny("llama").folder, "--data", texts, "--heads"]
+    model += ["--remove", "rope_low", "mask+rope_low"]
+    chosen = ["--measures", "loss", "pattern", "--gain", "norm", "--layers", 1]
+    run_command(behaviour, *SMALL[:8], *model, *chosen, "--out", tmp_path / "run")
+    heads = pd.read_csv(tmp_path / "run" / "heads.csv").set_index(["layer", "head"])
+    assert list(heads.index) == [(0, head) for head in range(6)]
+    assert (heads["pattern"] > 0).any()
+    hf, ids = tiny("llama").hf, load_file(tmp_path / "run" / "tokens.safetensors")["tokens"]
+    for head in (0, 4):
+        one = edited(hf, ["w_q"], norm_sizes(hf), layers=[0], heads=[head])
+        losses = [
+            -plain_run(each, ids)
+            .logits.double()
+            .log_softmax(-1)[:, :-1]
+            .gather(-1, ids[:, 1:, None])[..., 0]
+            for each in (one, hf)
+        ]
+        rise = (losses[0] - losses[1]).mean(1).numpy()
+        assert_interval(heads.loc[0, head], "loss", rise)
+    correlations = pd.read_csv(tmp_path / "run" / "correlations.csv")
+    over_heads = correlations[correlations["over"] == "heads"].set_index("effect")
+    rho = stats.spearmanr(heads["pattern"], heads["loss"]).statistic
+    assert over_heads.loc["loss", "rho"] == pytest.approx(rho)
+    bridge = pd.read_csv(tmp_path / "run" / "bridge.csv").set_index("condition")
+    assert list(bridge.index) == ["rope_low", "mask+rope_low"]  # a band is a part of RoPE
+    # In L0 the mask brings no pattern: it makes no difference whether it is there.
+    lost = bridge["pattern"].tolist()
+    assert lost[0] == pytest.approx(lost[1], abs=1e-6, nan_ok=True)
+    assert "Heads: their pattern" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_position_is_decodable_in_nope_with_the_mask_and_at_chance_without_it(
+    tmp_path: Path,
+) -> None:
+    chosen = ["--measures", "position", "--remove", "mask", "--n-seqs", 64, "--seq-len", 64]
+    run_command(behaviour, "--model", "nope-tiny", *chosen, "--out", tmp_path / "run")
+    table = pd.read_csv(tmp_path / "run" / "decodability.csv").set_index(["condition", "layer"])
+    intact, without = table.loc["intact"], table.loc["mask"]
+    chance = table["chance"].iloc[0]
+    assert intact["distance"].min() < 0.25 * chance
+    assert (without["distance"] > 0.97 * chance).all()
+    assert (table["null"] > 0.97 * chance).all()
+    assert (intact["untrained"] > intact["distance"]).loc[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seq-len", 18], "in-context needs windows of 20 tokens or more, got --seq-len 18"),
+        (["--measures", "copy", "--seq-len", 16], "copy needs windows of 17 tokens or more"),
+        (["--measures", "loss", "loss"], "expected one or more different values of --measures"),
+        (["--prefix", 26], "expected a --prefix from 4 to 25 of 29 tokens, got 26"),
+        (["--data", "random"], "behaviour is measured on text, with a language model"),
+        (["--model", "parameter-free"], "behaviour is measured on text, with a language model"),
+        (["--trained-len", 3], "expected a --trained-len of 16 or more, got 3"),
+        (["--model", "nope-tiny", "--remove", "rope"], "the model has no rope; it has mask"),
+        (["--remove", "head"], "--remove: unknown player 'head'; there are mask, rope"),
+        (["--model", "nope-tiny", "--layers", 9], "has 4 layers, 9 were asked for"),
+        (["--model", "BARE"], "tokenizer"),
+        (["--remove", "rope", "--gain", "norm"], "--gain is for weights, and none is removed"),
+        (["--remove", "rope", "--replacement", "zero"], "--replacement is for weights, and none"),
+        (
+            ["--replacement", "mean", "--gain", "norm"],
+            "--gain is for the replacements identity and random",
+        ),
+        (
+            ["--measures", "loss", "--max-len", 99],
+            "--max-len is for extrapolation, which this run does not measure",
+        ),
+    ],
+)
+def test_a_users_mistake_is_one_line_and_exit_code_2(
+    arguments: list[Any],
+    message: str,
+    tiny: Callable[[str], Any],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    bare = tmp_path / "bare"
+    tiny("llama").hf.save_pretrained(bare)
+    given = [bare if each == "BARE" else each for each in arguments]
+    small = [*SMALL[:6], "--batch-size", 5]
+    line = refused(capfd, tmp_path, behaviour, *small, *given)
+    assert re.search(re.escape(message), line)

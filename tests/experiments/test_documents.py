@@ -1,0 +1,87 @@
+"""Sequences of one document share a fold in every command, and few documents are pointed out."""
+
+import json
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.numpy import load_file
+from support.command_line import refused, run_command
+
+from nope_probe import ablate, circuit, load, run_ablations, scores, sequences
+from nope_probe.hooks.folds import grouped_folds
+
+SMALL = ["--model", "nope-tiny", "--n-seqs", "23", "--seq-len", "13", "--folds", "4"]
+COMMANDS = {
+    scores: ["--layers", "1"],
+    circuit: [],
+    ablate: ["--layers", "1", "--players", "sources"],
+}
+
+
+def write(path: Path, n_documents: int) -> Path:
+    """Write documents of 4 to 7 sequences each."""
+    texts = [f"def f{d}(x):\n    return x + {d}\n" * (5 + d % 4) for d in range(n_documents)]
+    pd.DataFrame({"text": texts}).to_json(path, orient="records", lines=True)
+    return path
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.__name__)
+def test_folds_are_of_documents_in_every_command(
+    command: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write(tmp_path / "text.jsonl", 6)
+    out = tmp_path / "run"
+    run_command(command, *SMALL, *COMMANDS[command], "--data", str(data), "--out", str(out))
+    manifest = json.loads((out / "manifest.json").read_text())
+    documents = torch.from_numpy(load_file(out / "tokens.safetensors")["documents"])
+    assert manifest["documents"] == len(documents.unique()) == 6
+    assert manifest["fold_sizes"] == grouped_folds(documents, 4).bincount().tolist()
+    note = "Intervals rest on 6 documents: take them as rough, and as silent about other texts."
+    assert note in (out / "report.html").read_text()
+    if command is not circuit:
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "4 folds of 6 documents" in shown
+        assert note in shown
+
+
+def test_the_fold_means_of_a_run_are_those_of_its_documents(tmp_path: Path) -> None:
+    data, out = write(tmp_path / "text.jsonl", 9), tmp_path / "run"
+    run_command(ablate, *SMALL, *COMMANDS[ablate], "--data", str(data), "--out", str(out))
+    tokens = load_file(out / "tokens.safetensors")
+    folds = load_file(out / "folds.safetensors")["score/mask"]
+    sizes = json.loads((out / "manifest.json").read_text())["fold_sizes"]
+    score = load_file(out / "maps.safetensors")["score/mask"]
+    row, column = np.tril_indices(13)
+    pooled = np.einsum("f,flc->lc", np.array(sizes) / 23, folds)
+    np.testing.assert_allclose(pooled, score[:, row, column], rtol=1e-5, atol=1e-6)
+    assert len(tokens["tokens"]) == sum(sizes) == 23
+
+
+@pytest.mark.parametrize(
+    ("n_documents", "message"),
+    [
+        (3, "intervals need sequences of 4 documents or more, and --data .* gives 3"),
+        (6, "6 documents do not fill 8 folds, .*: lower --folds to 6, or take more documents"),
+    ],
+)
+def test_too_few_documents_for_folds_are_refused_in_one_line(
+    n_documents: int, message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    few = ["--model", "nope-tiny", "--n-seqs", "11", "--seq-len", "13"]
+    data = write(tmp_path / "text.jsonl", n_documents)
+    line = refused(capfd, tmp_path / "here", scores, *few, "--data", str(data))
+    assert pd.Series([line]).str.fullmatch(f"{message}.*").all(), line
+
+
+def test_in_memory_folds_are_of_documents_too(tmp_path: Path) -> None:
+    loaded = load("nope-tiny", n_layers=1)
+    data = sequences(
+        str(write(tmp_path / "text.jsonl", 6)), tokenizer=loaded.tokenizer, n_seqs=23, seq_len=13
+    )
+    with pytest.raises(ValueError, match="from 4 to 6 folds for 6 documents, got 8"):
+        run_ablations(loaded.model, data, players=["sources"])
+    assert len(run_ablations(loaded.model, data, players=["sources"], n_folds=4).sources) == 3

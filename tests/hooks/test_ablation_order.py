@@ -1,0 +1,197 @@
+"""Hooks of the user and an ablation: whichever is added first, the result is the same.
+
+Or it is an error: a hook may not change a tensor that the removal leaves without effect.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from support.edited_model import SEVEN
+from support.hooked_runs import hooks_left
+
+from nope_probe.hooks.ablation import ablated
+from nope_probe.hooks.ablation_settings import Ablation
+from nope_probe.hooks.forward import hooks_attached
+from nope_probe.hooks.layer import layers_of
+
+ModelOf = Callable[[str], tuple[Any, str]]
+TinyOf = Callable[[str], Any]
+
+POINTS = (
+    "hook_resid_pre",
+    "attn.hook_q",
+    "attn.hook_k",
+    "attn.hook_v",
+    "attn.hook_rot_q",
+    "attn.hook_rot_k",
+    "attn.hook_attn_scores",
+    "attn.hook_pattern",
+    "attn.hook_z",
+    "hook_attn_out",
+    "hook_mlp_out",
+    "hook_resid_post",
+)
+# A hook at this point has no effect once this component is removed.
+WITHOUT_EFFECT = {
+    ("attn.hook_k", "w_k"),
+    ("attn.hook_rot_k", "w_k"),
+    ("attn.hook_v", "w_v"),
+}
+CASES = [
+    ("bridge:llama", "change"),
+    ("bridge:llama", "change_in_place"),
+    ("bridge:qwen3", "change"),
+    ("hooked:smollm3-rope", "change"),
+    ("hooked:smollm3-nope", "change_in_place"),
+]
+
+
+def change(tensor: torch.Tensor, hook: object) -> torch.Tensor:
+    """Change a tensor in the second half of its positions (or heads); -inf stays."""
+    changed = tensor.clone()
+    changed[:, tensor.shape[1] // 2 :] *= 0.5
+    changed[:, tensor.shape[1] // 2 :] += 0.25
+    return changed
+
+
+def change_in_place(tensor: torch.Tensor, hook: object) -> None:
+    tensor[:, tensor.shape[1] // 2 :] *= 0.5
+    tensor[:, tensor.shape[1] // 2 :] += 0.25
+
+
+def outcome(
+    model: Any, inputs: torch.Tensor, remove: Sequence[str], point: Any, hook: Any, outside: bool
+) -> torch.Tensor | str:
+    """Return the logits, or the error, of an ablation and a user's hook, added in either order."""
+    ablation = ablated(model, Ablation(remove=remove, gain="norm"))
+    ours = hooks_attached([(point, hook)])
+    first, second = (ours, ablation) if outside else (ablation, ours)
+    try:
+        with torch.no_grad(), first, second:
+            return model(inputs).clone()
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("name", POINTS)
+@pytest.mark.parametrize(("spec", "hook_name"), CASES)
+def test_the_order_of_a_users_hook_and_an_ablation_does_not_matter(
+    spec: str, name: str, hook_name: str, model_of: ModelOf, tiny: TinyOf
+) -> None:
+    model, tiny_name = model_of(spec)
+    hook = {"change": change, "change_in_place": change_in_place}[hook_name]
+    layer, inputs = layers_of(model)[0], tiny(tiny_name).tokens
+    if not fires(model, layer, name, inputs):
+        pytest.skip("the point never fires")
+    with torch.no_grad():
+        intact = model(inputs)
+    has_rope = spec in ("bridge:llama", "bridge:qwen3", "hooked:smollm3-rope")
+    removals = [(c,) for c in SEVEN if c != "rope" or has_rope] + [("mask", "w_q", "w_v")]
+    for remove in removals:
+        without = outcome(model, inputs, remove, layer.point(name), ignore, True)
+        outside = outcome(model, inputs, remove, layer.point(name), hook, True)
+        inside = outcome(model, inputs, remove, layer.point(name), hook, False)
+        assert isinstance(without, torch.Tensor)
+        if any((name, each) in WITHOUT_EFFECT for each in remove):
+            for error in (outside, inside):
+                assert isinstance(error, str), (remove, "expected an error")
+                assert f"{name} of L0, which has no effect" in error
+            continue
+        assert isinstance(outside, torch.Tensor), outside
+        assert isinstance(inside, torch.Tensor), inside
+        assert torch.equal(outside, inside), remove
+        assert not torch.equal(outside, without), (remove, "the hook had no effect")
+    with torch.no_grad():
+        assert torch.equal(model(inputs), intact)
+    assert not hooks_left(model)
+
+
+def ignore(tensor: torch.Tensor, hook: object) -> None:
+    """Read a tensor, as a cache does."""
+
+
+def fires(model: Any, layer: Any, name: str, inputs: torch.Tensor) -> bool:
+    fired: list[int] = []
+    if layer.has(name):
+        with (
+            torch.no_grad(),
+            hooks_attached([(layer.point(name), lambda t, hook: fired.append(1))]),
+        ):
+            model(inputs)
+    return bool(fired)
+
+
+@pytest.mark.parametrize("outside", [True, False])
+@pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
+def test_a_bias_on_rebuilt_scores_is_the_bias_that_was_asked_for(
+    spec: str, outside: bool, model_of: ModelOf, tiny: TinyOf
+) -> None:
+    model, name = model_of(spec)
+    point = layers_of(model)[1].point("attn.hook_attn_scores")
+    read: list[torch.Tensor] = []
+
+    def bias(tensor: torch.Tensor, hook: object) -> torch.Tensor:
+        return tensor - 5 * torch.eye(11)
+
+    def keep(tensor: torch.Tensor, hook: object) -> None:
+        read.append(tensor.clone())
+
+    ablation = Ablation(remove=["mask", "w_k"], gain="norm")
+    with ablated(model, ablation), hooks_attached([(point, keep)]):
+        model(tiny(name).tokens)
+    contexts = [hooks_attached([(point, bias)]), ablated(model, ablation)]
+    outer, inner = contexts if outside else reversed(contexts)
+    with outer, inner, hooks_attached([(point, keep)]):
+        model(tiny(name).tokens)
+    assert torch.allclose(read[1] - read[0], -5 * torch.eye(11), atol=1e-4)
+
+
+@pytest.mark.parametrize("outside", [True, False])
+def test_a_users_hook_on_learned_positions_counts_before_their_mean(
+    outside: bool, bridge: Callable[[str], Any], tiny: TinyOf
+) -> None:
+    from nope_probe.hooks.model import position_point
+
+    model, inputs = bridge("gpt2"), tiny("gpt2").tokens
+    point = position_point(model)
+    found = outcome(model, inputs, ["pos_embed"], point, change, outside)
+    other = outcome(model, inputs, ["pos_embed"], point, change, not outside)
+    assert isinstance(found, torch.Tensor)
+    assert torch.equal(found, other)
+
+
+@pytest.mark.parametrize("remove", SEVEN)
+@pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
+def test_resetting_hooks_inside_an_ablation_is_an_error(
+    spec: str, remove: Any, model_of: ModelOf, tiny: TinyOf
+) -> None:
+    model, name = model_of(spec)
+    with torch.no_grad():
+        intact = model(tiny(name).tokens)
+    with ablated(model, Ablation(remove=[remove], gain="norm")):
+        model(tiny(name).tokens)
+        model.reset_hooks()
+        with pytest.raises(RuntimeError, match="removed inside it"):
+            model(tiny(name).tokens)
+    with torch.no_grad():
+        assert torch.equal(model(tiny(name).tokens), intact)
+    assert not hooks_left(model)
+
+
+@pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
+def test_running_with_hooks_and_with_a_cache_leaves_the_ablation_as_it_is(
+    spec: str, model_of: ModelOf, tiny: TinyOf
+) -> None:
+    model, name = model_of(spec)
+    inputs = tiny(name).tokens
+    with torch.no_grad(), ablated(model, Ablation(remove=SEVEN, gain="norm")):
+        before = model(inputs)
+        cached, cache = model.run_with_cache(inputs)
+        hooked = model.run_with_hooks(inputs, fwd_hooks=[("blocks.0.attn.hook_q", ignore)])
+        assert torch.equal(cached, before)
+        assert torch.equal(hooked, before)
+        assert torch.equal(model(inputs), before)
+    assert cache["blocks.0.attn.hook_attn_scores"].isfinite().all()
+    assert not hooks_left(model)
