@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from weakref import WeakSet
 
 from nope_probe.hooks.ablation_settings import Ablation
+from nope_probe.hooks.active import ABLATED
 from nope_probe.hooks.block_ablation import BlockAblation, mean_over_positions
 from nope_probe.hooks.block_removal import BlockRemoval
 from nope_probe.hooks.calibration import Calibration, calibrate
@@ -20,8 +20,6 @@ from nope_probe.hooks.placed import HookGroup, first, hooks_in_place
 from nope_probe.hooks.protocols import HookedModel, Model
 from nope_probe.hooks.replaced_weight import replaced_weight
 from nope_probe.hooks.targets import Target, resolve_targets
-
-_ABLATED: WeakSet[HookedModel] = WeakSet()
 
 
 @contextmanager
@@ -61,16 +59,17 @@ def ablated(
         ...     logits = model(tokens)
     """
     targets = resolve_targets(model, ablation)
-    if model in _ABLATED:
+    if model in ABLATED:
         raise RuntimeError("the model is ablated already: name all components in one Ablation")
     calibration = _calibration(model, ablation, calibration, tokens)
-    groups = [_block_ablation(ablation, calibration, each).group() for each in targets]
-    _ABLATED.add(model)
+    blocks = [_block_ablation(ablation, calibration, each) for each in targets]
+    groups = [each.group() for each in blocks]
+    ABLATED[model] = {each.layer.index: each for each in blocks}
     try:
         with hooks_in_place([*groups, *_position_groups(model, ablation)]):
             yield model
     finally:
-        _ABLATED.discard(model)
+        ABLATED.pop(model, None)
 
 
 def _calibration(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.hooks.attention import relative_error, sum_query_groups, unmasked
-from nope_probe.hooks.base_layer import Layer
+from nope_probe.hooks.base_layer import Heads, Keys, Layer, Visible
 from nope_probe.hooks.folds import Part, product_parts, sum_parts
 from nope_probe.hooks.protocols import Attachment, HookPoint
 from nope_probe.hooks.qk_reader import QKReader
@@ -29,7 +30,12 @@ class Accumulator(ABC):
         totals: sums over sequences, float64, one per fold; those of several processes add up.
         flags: booleans that the first sequence shows for all, such as which cells are visible.
         n_seen: how many sequences of this process are in the totals.
+        reads: what it reads of attention: the `scores` (or weights) of every head, q and k before
+            their `product`, or `nothing` that fused attention leaves out.
     """
+
+    layer: Layer
+    reads: Literal["scores", "product", "nothing"] = "scores"
 
     def __init__(self, n_folds: int) -> None:
         self.n_folds = n_folds
@@ -45,6 +51,10 @@ class Accumulator(ABC):
     @abstractmethod
     def reset(self) -> None:
         """Drop what was read of a forward pass."""
+
+    def read_product(self, q: Heads, k: Keys, visible: Visible) -> None:
+        """Add what q and k of a forward pass with fused attention give."""
+        raise NotImplementedError(f"{type(self).__name__} does not read q and k")
 
     def read_logits(  # noqa: B027  (most accumulators read hook points alone)
         self, logits: Float[Tensor, "batch pos d_vocab"], tokens: Int[Tensor, "batch pos"]
@@ -86,6 +96,8 @@ class Accumulator(ABC):
 class GramAccumulator(Accumulator):
     """Sums inner products of one stage's vectors, per fold."""
 
+    reads = "nothing"
+
     def __init__(self, stage: Stage, layer: Layer, n_folds: int) -> None:
         super().__init__(n_folds)
         self.stage, self.layer = stage, layer
@@ -125,6 +137,8 @@ class ScoreAccumulator(Accumulator):
             q.k times the scale.
     """
 
+    reads = "product"
+
     def __init__(self, layer: Layer, n_folds: int, mean_term: bool = False) -> None:
         super().__init__(n_folds)
         self.layer, self.keeps_means = layer, mean_term
@@ -152,6 +166,12 @@ class ScoreAccumulator(Accumulator):
             self.add(**self._parts(scores))
         self.reset()
 
+    def read_product(self, q: Heads, k: Keys, visible: Visible) -> None:
+        if not self.already_counted:
+            from_product = torch.tensor(True, device=visible.device)
+            self.flags = self.flags or {"visible": visible, "from_product": from_product}
+            self.add(**self._product_parts(q, k))
+
     def reset(self) -> None:
         self.reader.reset()
 
@@ -165,8 +185,12 @@ class ScoreAccumulator(Accumulator):
             one_head = scores.shape[1] == 1
             over_heads = scores[:, 0] if one_head else scores.mean(dim=1, dtype=torch.float64)
             return {"scores": sum_parts(over_heads, *folds)}
-        q = sum_query_groups(self.reader.read("q"), self.layer.n_kv_heads).flatten(2)
-        k, per_head = self.reader.read("k").flatten(2), self.layer.scale / self.layer.n_heads
+        return self._product_parts(self.reader.read("q"), self.reader.read("k"))
+
+    def _product_parts(self, q: Heads, k: Keys) -> dict[str, list[Part]]:
+        folds = self.fold_of, self.n_folds
+        q = sum_query_groups(q, k.shape[2]).flatten(2)
+        k, per_head = k.flatten(2), self.layer.scale / self.layer.n_heads
         parts = {"scores": product_parts(q * per_head, k, *folds)}
         if self.keeps_means:
             parts |= {"q": sum_parts(q, *folds), "k": sum_parts(k, *folds)}
@@ -209,6 +233,7 @@ class HeadAccumulator(Accumulator):
 
     def __init__(self, layer: Layer, n_folds: int) -> None:
         super().__init__(n_folds)
+        self.layer = layer
         self.point = layer.point("attn.hook_attn_scores")
 
     def hooks(self) -> Iterator[Attachment]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nope_probe.hooks.accumulators import Accumulator
 from nope_probe.hooks.attention import sum_query_groups, unmasked
-from nope_probe.hooks.base_layer import Layer
+from nope_probe.hooks.base_layer import Heads, Keys, Layer, Visible
 from nope_probe.hooks.folds import folds_of, product_parts
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.model import Inputs
@@ -27,6 +27,8 @@ Groups = Sequence[Sequence[int]]  # the coordinates of each group, of one layer
 class BandAccumulator(Accumulator):
     """Sums one layer's scores per fold and group of coordinates, over heads and sequences."""
 
+    reads = "product"
+
     def __init__(self, layer: Layer, n_folds: int, groups: Groups) -> None:
         super().__init__(n_folds)
         self.layer, self.groups = layer, groups
@@ -38,22 +40,25 @@ class BandAccumulator(Accumulator):
 
     def update(self, scores: Tensor, hook: HookPoint) -> None:
         """Add one batch's scores."""
-        if not self.already_counted:
-            self.flags = self.flags or {"visible": unmasked(scores[0, 0])}
-            q = sum_query_groups(self.reader.read("q"), self.layer.n_kv_heads)
-            q, k = q * (self.layer.scale / self.layer.n_heads), self.reader.read("k")
-            parts = {
-                f"{index}": product_parts(
-                    q[..., list(group)].flatten(2),
-                    k[..., list(group)].flatten(2),
-                    self.fold_of,
-                    self.n_folds,
-                )
-                for index, group in enumerate(self.groups)
-                if group
-            }
-            self.add(**parts)
+        self.read_product(self.reader.read("q"), self.reader.read("k"), unmasked(scores[0, 0]))
         self.reset()
+
+    def read_product(self, q: Heads, k: Keys, visible: Visible) -> None:
+        if self.already_counted:
+            return
+        self.flags = self.flags or {"visible": visible}
+        q = sum_query_groups(q, k.shape[2]) * (self.layer.scale / self.layer.n_heads)
+        parts = {
+            f"{index}": product_parts(
+                q[..., list(group)].flatten(2),
+                k[..., list(group)].flatten(2),
+                self.fold_of,
+                self.n_folds,
+            )
+            for index, group in enumerate(self.groups)
+            if group
+        }
+        self.add(**parts)
 
     def reset(self) -> None:
         self.reader.reset()

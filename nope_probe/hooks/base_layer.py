@@ -6,7 +6,7 @@ Hook names are TransformerLens's own, without the `blocks.l.` in front.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -24,6 +24,12 @@ NormName = Literal["ln1", "ln2"]
 QueryOrKey = Literal["q", "k"]
 Vectors = Float[Tensor, "batch pos d_model"]
 Heads = Float[Tensor, "batch pos head d_head"]
+# A removed W_K or W_V leaves a key or value head per query head.
+Keys = Float[Tensor, "batch pos kv_head d_head"]
+Values = Float[Tensor, "batch pos value_head d_head"]
+Visible = Bool[Tensor, "query_pos key_pos"]
+# From q and k as they are multiplied, v, and which keys each query attends to, to z.
+Attend = Callable[[Heads, Keys, Values, Visible], Heads]
 
 
 class Layer(ABC):
@@ -46,6 +52,7 @@ class Layer(ABC):
     rope_point: ClassVar[str]
     scale: float
     soft_cap: float | None
+    _UNFUSED: ClassVar[tuple[str, ...]]
 
     def __init__(self, block: nn.Module, index: int, cfg: Any) -> None:
         self.block, self.index, self.cfg = block, index, cfg
@@ -163,6 +170,25 @@ class Layer(ABC):
     @abstractmethod
     def bias_per_head(self, name: Projection) -> Float[Tensor, "head d_head"] | None:
         """Return a view of the bias of W_Q, W_K or W_V, if it has one."""
+
+    @property
+    @abstractmethod
+    def has_plain_attention(self) -> bool:
+        """Whether attention may be softmax(scale q.k) v and no more; a short batch has to show it.
+
+        False for soft caps, sinks, and options of TransformerLens that other hook points need.
+        """
+
+    def unfused_points(self) -> list[HookPoint]:
+        """Return the hook points of attention that do not fire in a fused forward pass."""
+        return [self.point(f"attn.{name}") for name in self._UNFUSED if self.has(f"attn.{name}")]
+
+    @abstractmethod
+    def fused_forward(self, attend: Attend) -> Callable[..., Any]:
+        """Return a forward pass of attention in which `attend` stands for scores and pattern.
+
+        Norms, RoPE, projections and their hook points are the model's own.
+        """
 
     def rotary_columns(self, pairs: Bool[Tensor, " pair"]) -> Bool[Tensor, " d_head"]:
         """Return which coordinates of each head belong to some rotary pairs."""

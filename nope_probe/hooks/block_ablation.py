@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.hooks.base_layer import Heads, Layer, Vectors
+from nope_probe.hooks.base_layer import Heads, Keys, Layer, Values, Vectors, Visible
 from nope_probe.hooks.block_removal import BlockRemoval
 from nope_probe.hooks.discarded import discarded_hooks
 from nope_probe.hooks.names import Projection
@@ -83,8 +83,31 @@ class BlockAblation:
         new_keys = self._outputs("w_k") if "w_k" in self.removal.components else None
         return self.builder.write(tensor, new_keys)
 
+    def edit_product(
+        self, k: Keys, v: Values, visible: Visible
+    ) -> tuple[
+        Float[Tensor, "batch pos new_kv_head d_head"],
+        Float[Tensor, "batch pos new_value_head d_head"],
+        Visible,
+    ]:
+        """Write the removals to what fused attention is computed from, which has no hook points.
+
+        Args:
+            k: keys, normed and rotated.
+            v: values.
+            visible: which keys each query attends to.
+        """
+        remove = self.removal.components
+        if "w_k" in remove:
+            k = self.builder.keys(self._outputs("w_k")).to(k.dtype)
+        if "w_v" in remove:
+            v = self._outputs("w_v").to(v.dtype)
+        return k, v, self.builder.visible(visible)
+
     def write_z(self, tensor: Tensor, hook: HookPoint) -> Tensor:
-        """Replace the output of W_V, weighted by attention."""
+        """Replace the output of W_V, weighted by attention; fused attention has done so already."""
+        if "pattern" not in self.read:
+            return tensor
         pattern = self.read.pop("pattern")  # the largest tensor of a block: not kept for the next
         z = torch.einsum("bhqk,bkhd->bqhd", pattern, self._outputs("w_v").to(pattern.dtype))
         return self.removal.in_heads(z.to(tensor.dtype), tensor, dim=2)

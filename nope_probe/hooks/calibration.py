@@ -150,6 +150,8 @@ class _OutputAccumulator(Accumulator):
         seed: of the random replacement; None leaves it out.
     """
 
+    reads = "nothing"
+
     def __init__(self, layer: Layer, seed: int | None) -> None:
         super().__init__(n_folds=1)
         self.layer = layer

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import cast
 
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.model import Inputs, forward
@@ -27,6 +29,20 @@ def hooks_attached(hooks: Iterable[Attachment]) -> Iterator[None]:
             handle.hook.remove()
             if handle in point.fwd_hooks:
                 point.fwd_hooks.remove(handle)
+
+
+@contextmanager
+def hooks_detached(model: HookedModel) -> Iterator[None]:
+    """Run a model without any hook that is attached to it now."""
+    modules = cast(nn.Module, model).modules()
+    attached = [(each, each._forward_hooks) for each in modules if isinstance(each, HookPoint)]
+    try:
+        for point, _ in attached:
+            point._forward_hooks = OrderedDict()
+        yield
+    finally:
+        for point, hooks in attached:
+            point._forward_hooks = hooks
 
 
 class StopForward(Exception):  # noqa: N818  (it ends a forward pass early, it is no error)

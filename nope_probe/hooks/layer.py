@@ -16,12 +16,29 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from nope_probe.hooks.attention import rotated
-from nope_probe.hooks.base_layer import Heads, Layer, NormName, QueryOrKey, Vectors
+from nope_probe.hooks.attention import rotated, unmasked
+from nope_probe.hooks.base_layer import (
+    Attend,
+    Heads,
+    Layer,
+    NormName,
+    QueryOrKey,
+    Vectors,
+    Visible,
+)
 from nope_probe.hooks.names import Projection
 from nope_probe.hooks.placed import PlacedHook, first, last
 from nope_probe.hooks.protocols import Hook, HookedModel, HookPoint
 from nope_probe.hooks.rope_bands import RemovedPairs
+
+# Settings of TransformerLens under which other hook points of attention fire.
+_OPTIONS = (
+    "use_attn_result",
+    "use_split_qkv_input",
+    "use_attn_in",
+    "gated_q_proj",
+    "use_logn_attn",
+)
 
 
 def layers_of(model: HookedModel) -> list[Layer]:
@@ -51,6 +68,7 @@ class HookedLayer(Layer):
     attn_out_point = "hook_attn_out"
     rope_point = "attn.hook_rot_q"
     has_sinks = False
+    _UNFUSED = ("hook_attn_scores", "hook_pattern")
 
     def __init__(self, block: nn.Module, index: int, cfg: Any) -> None:
         super().__init__(block, index, cfg)
@@ -129,6 +147,33 @@ class HookedLayer(Layer):
         rotary = self.cfg.positional_embedding_type == "rotary"
         return self.attn.apply_rotary(x) if rotary else x
 
+    @property
+    def has_plain_attention(self) -> bool:
+        return self.soft_cap is None and not any(
+            getattr(self.cfg, each, False) for each in _OPTIONS
+        )
+
+    def fused_forward(self, attend: Attend) -> Callable[..., Any]:
+        attn, rotary = self.attn, self.cfg.positional_embedding_type == "rotary"
+
+        def forward(
+            query_input: Tensor, key_input: Tensor, value_input: Tensor, **_: Any
+        ) -> Tensor:
+            q, k, v = attn.calculate_qkv_matrices(query_input, key_input, value_input)
+            if rotary:
+                q, k = attn.hook_rot_q(attn.apply_rotary(q)), attn.hook_rot_k(attn.apply_rotary(k))
+            z = attn.hook_z(attend(q, k, v, self._visible(q)))
+            return torch.einsum("bqhd,hdm->bqm", z, attn.W_O) + attn.b_O
+
+        return forward
+
+    def _visible(self, q: Heads) -> Visible:
+        n = q.shape[1]
+        scores = q.new_zeros(1, 1, n, n)
+        if self.cfg.attention_dir == "causal":
+            scores = self.attn.apply_causal_mask(scores)
+        return unmasked(scores[0, 0])
+
     def weight(self, name: Projection) -> nn.Parameter:
         return self._parameter("W", name)
 
@@ -149,6 +194,10 @@ class BridgeLayer(Layer):
     kind = "TransformerBridge"
     attn_out_point = "attn.hook_out"
     rope_point = "attn.hook_cos"
+    _UNFUSED = (
+        *("hook_attn_scores", "hook_pattern", "hook_result"),
+        *("hook_rot_q", "hook_rot_k", "hook_q_normed", "hook_k_normed"),
+    )
 
     def __init__(self, block: nn.Module, index: int, cfg: Any) -> None:
         super().__init__(block, index, cfg)
@@ -221,6 +270,37 @@ class BridgeLayer(Layer):
         if self._angles_twice:
             cos, sin = (torch.cat([angles[..., ::2]] * 2, -1) for angles in (cos, sin))
         return rotated(x, cos, sin, self.adjacent)
+
+    @property
+    def has_plain_attention(self) -> bool:
+        options = any(getattr(self.cfg, each, False) for each in _OPTIONS)
+        known = all(hasattr(self.attn, name) for name in ("q", "k", "v", "o"))
+        return known and not options and self.soft_cap is None and not self.has_sinks
+
+    def fused_forward(self, attend: Attend) -> Callable[..., Any]:
+        attn = self.attn
+
+        def forward(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+            x = attn.hook_in(kwargs["hidden_states"] if "hidden_states" in kwargs else args[0])
+            q, k, v = (
+                rearrange(project(x), "batch pos (head d) -> batch pos head d", d=self.d_head)
+                for project in (attn.q, attn.k, attn.v)
+            )
+            q, k = self.qk_norm(q, "q"), self.qk_norm(k, "k")
+            angles = kwargs.get("position_embeddings")
+            if angles is not None and getattr(self.hf_attn, "use_rope", True):
+                cos, sin = attn._apply_position_embedding_hooks(angles)
+                fired = {"hook_cos": cos, "hook_sin": sin}
+                q, k = self.rotate(q, fired), self.rotate(k, fired)
+            z = attend(q, k, v, self._visible(q, kwargs.get("attention_mask")))
+            return attn.hook_out(attn.o(z.flatten(2))), None
+
+        return forward
+
+    def _visible(self, q: Heads, mask: Tensor | None) -> Visible:
+        n = q.shape[1]
+        scores = self.attn._apply_reconstruct_attention_mask(q.new_zeros(1, 1, n, n), mask, n)
+        return unmasked(scores[0, 0])
 
     def weight(self, name: Projection) -> nn.Parameter:
         return self._linear(name).weight

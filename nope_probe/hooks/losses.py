@@ -68,6 +68,8 @@ def capture_losses(
 class LossAccumulator(Accumulator):
     """Keeps the loss of every token: each sequence is a fold of its own."""
 
+    reads = "nothing"
+
     def hooks(self) -> Iterator[Attachment]:
         yield from ()
 

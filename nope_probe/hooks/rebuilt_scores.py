@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from nope_probe.hooks.attention import relative_error, repeat_heads, score_tolerance, unmasked
-from nope_probe.hooks.base_layer import Heads, Layer
+from nope_probe.hooks.base_layer import Heads, Layer, Visible
 from nope_probe.hooks.block_removal import BlockRemoval
 from nope_probe.hooks.placed import PlacedHook, last
 from nope_probe.hooks.qk_reader import QKReader
@@ -48,13 +48,12 @@ class ScoreBuilder:
         """
         removal = self.removal
         self.check(scores)
-        rebuilt = self.layer.scores(self._queries(), self._keys(new_keys)).to(scores.dtype)
+        rebuilt = self.layer.scores(self._queries(), self.keys(new_keys)).to(scores.dtype)
         bias = None if "alibi" in removal.components else self.layer.score_bias(scores.shape[-1])
         if bias is not None:
             rebuilt = rebuilt + bias.to(scores)
-        visible = self._visible(scores)
-        if visible is not None:
-            rebuilt = torch.where(visible, rebuilt, scores)
+        # One sequence and head shows the mask of all: lengths are equal, without padding.
+        rebuilt = torch.where(self.visible(unmasked(scores[0, 0])), rebuilt, scores)
         return removal.in_heads(rebuilt, scores, dim=1)
 
     def check(self, scores: Float[Tensor, "batch head query_pos key_pos"]) -> None:
@@ -80,22 +79,27 @@ class ScoreBuilder:
                 f"rebuilt without {' and '.join(sorted(self.removal.components))}"
             )
 
-    def _visible(
-        self, scores: Float[Tensor, "batch head query_pos key_pos"]
-    ) -> Bool[Tensor, "query_pos key_pos"] | None:
-        """Return which keys each query is to attend to; None for all of them."""
-        removal = self.removal
-        if "mask" in removal.components and removal.prefix is None:
-            return None
-        # One sequence and head shows the mask of all: lengths are equal, without padding.
-        visible = unmasked(scores[0, 0])
-        return visible if removal.prefix is None else with_prefix(visible, removal.prefix)
+    def visible(self, visible: Visible) -> Visible:
+        """Return which keys each query is to attend to.
+
+        Args:
+            visible: which ones it attends to in the intact model.
+        """
+        if "mask" not in self.removal.components:
+            return visible
+        prefix = self.removal.prefix
+        return torch.ones_like(visible) if prefix is None else with_prefix(visible, prefix)
 
     def _queries(self) -> Heads:
         q = self.reader.read("q")
         return self._without_rope(self.reader.unrotated("q"), q) if self._undoes_rope else q
 
-    def _keys(self, new_keys: Heads | None) -> Heads:
+    def keys(self, new_keys: Heads | None) -> Heads:
+        """Return the keys of each query head, as they are multiplied.
+
+        Args:
+            new_keys: the output of the replacement of W_K, if that is removed.
+        """
         if new_keys is not None:
             keys = self.layer.qk_norm(new_keys, "k")
             return self._without_rope(keys, self.reader.rotate(keys))

@@ -108,6 +108,8 @@ class ResidualAccumulator(Accumulator):
         skip: how many first positions are left out.
     """
 
+    reads = "nothing"
+
     def __init__(self, layer: Layer, n_folds: int, skip: int) -> None:
         super().__init__(n_folds)
         self.layer, self.skip = layer, skip

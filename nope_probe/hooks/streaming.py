@@ -8,13 +8,18 @@ share a run, and their totals are added up at the end.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from nope_probe.hooks.accumulators import Accumulator, State
+from nope_probe.hooks.active import block_ablations
 from nope_probe.hooks.forward import StopForward, hooks_attached, run_forward
+from nope_probe.hooks.fusable import can_fuse
+from nope_probe.hooks.fused import FusedAttention, fused
+from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.model import Inputs, logits_of
 from nope_probe.hooks.protocols import Attachment, HookedModel, HookPoint
 
@@ -85,8 +90,7 @@ def stream(
     restore(accumulators, checkpoint.restore())
     runner = BatchRunner(model, accumulators, checkpoint, batch_size, to_logits=end is None)
     done, restored = 0, accumulators[0].n_seen
-    stop_hooks = [] if end is None else [(end, _stop)]
-    with torch.inference_mode(), hooks_attached([*_hooks(accumulators), *stop_hooks]):
+    with torch.inference_mode(), _reading(model, inputs, accumulators, end):
         for start, stop in batches:
             if done >= restored:
                 runner.run(inputs[start:stop], fold_of[start:stop], done)
@@ -187,9 +191,37 @@ class BatchRunner:
         self.checkpoint.batch_halved(self.batch_size)
 
 
-def _hooks(accumulators: Sequence[Accumulator]) -> Iterator[Attachment]:
-    for each in accumulators:
-        yield from each.hooks()
+@contextmanager
+def _reading(
+    model: HookedModel, inputs: Inputs, accumulators: Sequence[Accumulator], end: HookPoint | None
+) -> Iterator[None]:
+    """Let accumulators read forward passes that stop at `end`, fused if none needs scores."""
+    stop: list[Attachment] = [] if end is None else [(end, _stop)]
+    needs_scores = any(each.reads == "scores" for each in accumulators)
+    if needs_scores or not can_fuse(model, inputs):
+        hooks = [pair for each in accumulators for pair in each.hooks()]
+        with hooks_attached([*hooks, *stop]):
+            yield
+        return
+    hooks = [pair for each in accumulators if each.reads == "nothing" for pair in each.hooks()]
+    with fused(_attentions(model, accumulators, end)), hooks_attached([*hooks, *stop]):
+        yield
+
+
+def _attentions(
+    model: HookedModel, accumulators: Sequence[Accumulator], end: HookPoint | None
+) -> Iterator[FusedAttention]:
+    ablations = block_ablations(model)
+    for layer in layers_of(model):
+        read = [
+            each.read_product
+            for each in accumulators
+            if each.reads == "product" and each.layer.index == layer.index
+        ]
+        is_last = layer.point("attn.hook_attn_scores") is end
+        yield FusedAttention(layer, read, ablations.get(layer.index), is_last=is_last)
+        if is_last:
+            return
 
 
 def _stop(tensor: Tensor, hook: HookPoint) -> None:

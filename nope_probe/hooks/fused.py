@@ -1,0 +1,97 @@
+"""Fused attention: forward passes that compute no scores, where nobody reads or writes them.
+
+The mean score map needs q and k alone, and what follows a block needs z: PyTorch's
+`scaled_dot_product_attention` computes it without a tensor of n x n cells per head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from einops import rearrange
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from nope_probe.hooks.attention import repeat_heads
+from nope_probe.hooks.base_layer import Heads, Keys, Layer, Values, Visible
+from nope_probe.hooks.block_ablation import BlockAblation
+from nope_probe.hooks.forward import StopForward
+
+Read = Callable[[Heads, Keys, Visible], None]
+
+
+class FusedAttention:
+    """Computes one block's z from q, k and v, and shows q and k to those who read them.
+
+    Args:
+        layer: the block.
+        read: called in each pass with q and k as they are multiplied, and with the cells that are
+            not masked.
+        ablation: the removals in this block, if there are any.
+        is_last: whether a pass ends once q and k were read.
+    """
+
+    def __init__(
+        self,
+        layer: Layer,
+        read: Sequence[Read],
+        ablation: BlockAblation | None = None,
+        *,
+        is_last: bool = False,
+    ) -> None:
+        self.layer, self.readers, self.ablation, self.is_last = layer, read, ablation, is_last
+
+    def __call__(self, q: Heads, k: Keys, v: Values, visible: Visible) -> Heads:
+        """Return the values weighted by attention.
+
+        Raises:
+            StopForward: if the pass ends here.
+        """
+        if self.ablation is not None:
+            k, v, visible = self.ablation.edit_product(k, v, visible)
+        for read in self.readers:
+            read(q, k, visible)
+        if self.is_last:
+            raise StopForward
+        return attend(q, k, v, visible, self.layer.scale)
+
+
+def attend(q: Heads, k: Keys, v: Values, visible: Visible, scale: float) -> Heads:
+    """Return softmax(scale q.k) v without a tensor of scores.
+
+    Args:
+        q: queries.
+        k: keys, one per query head or grouped.
+        v: values, one per query head or grouped.
+        visible: which keys each query attends to.
+        scale: the factor between q.k and a score.
+    """
+    dtype = v.dtype
+    q, k, v = (
+        rearrange(repeat_heads(x, q.shape[2]), "batch pos head d_head -> batch head pos d_head")
+        for x in (q, k, v.to(q.dtype))
+    )
+    causal = torch.equal(visible, torch.ones_like(visible).tril())
+    mask = None if causal or bool(visible.all()) else visible
+    z = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
+    return rearrange(z, "batch head pos d_head -> batch pos head d_head").to(dtype)
+
+
+@contextmanager
+def fused(attentions: Iterable[FusedAttention]) -> Iterator[None]:
+    """Let blocks compute attention without scores for as long as the context lasts.
+
+    `hook_attn_scores` and `hook_pattern` do not fire; every other hook point of attention does.
+    """
+    modules: list[nn.Module] = []
+    try:
+        for each in attentions:
+            modules.append(each.layer.attn)
+            # In the instance's dict: a bridge's own __setattr__ would pass it on to the HF module.
+            each.layer.attn.__dict__["forward"] = each.layer.fused_forward(each)
+        yield
+    finally:
+        for module in modules:
+            module.__dict__.pop("forward", None)

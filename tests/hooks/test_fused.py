@@ -1,0 +1,192 @@
+"""Fused attention gives the maps that hooked scores give, and gives way to hooks on scores."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from support.edited_model import SEVEN, subsets
+from support.tiny_models import tokens
+from torch import Tensor
+
+from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.attention import relative_error
+from nope_probe.hooks.calibration import calibrate
+from nope_probe.hooks.capture import capture_scores, capture_stages
+from nope_probe.hooks.components import components
+from nope_probe.hooks.forward import run_blocks
+from nope_probe.hooks.fusable import can_fuse
+from nope_probe.hooks.fused import attend
+from nope_probe.hooks.layer import layers_of
+
+ModelOf = Callable[[str], tuple[Any, str]]
+PLAIN = ("llama", "phi3", "qwen3", "smollm3", "mistral", "gpt2", "neox")
+SPECS = (*(f"bridge:{name}" for name in PLAIN), "hooked:smollm3-rope", "hooked:smollm3-nope")
+TOKENS = tokens(n_seqs=7, n_pos=13)
+
+
+@contextmanager
+def user_hook(point: Any, hook: Callable[..., Tensor | None]) -> Iterator[None]:
+    point.add_hook(hook)
+    try:
+        yield
+    finally:
+        point.remove_hooks()
+
+
+def leave(tensor: Tensor, hook: Any) -> None:
+    """Read scores and leave them: enough to need the hooked path."""
+
+
+def both_ways(model: Any, **options: Any) -> tuple[Any, Any]:
+    """Capture scores fused, and with a hook on the first block's scores."""
+    assert can_fuse(model, TOKENS)
+    fused = capture_scores(model, TOKENS, n_folds=3, batch_size=4, **options)
+    with user_hook(layers_of(model)[0].point("attn.hook_attn_scores"), leave):
+        assert not can_fuse(model, TOKENS)
+        hooked = capture_scores(model, TOKENS, n_folds=3, batch_size=4, **options)
+    return fused, hooked
+
+
+def assert_same_maps(fused: Any, hooked: Any, case: object = None) -> None:
+    assert torch.equal(fused.visible, hooked.visible), case
+    seen = hooked.visible.expand_as(hooked.folds)
+    assert relative_error(fused.folds[seen], hooked.folds[seen]) <= 1e-5, case
+    assert fused.folds[~seen].isnan().all(), case
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_set_of_removals_gives_the_maps_of_hooked_scores(
+    spec: str, model_of: ModelOf
+) -> None:
+    model, _ = model_of(spec)
+    calibration = calibrate(model, TOKENS)
+    names = tuple(name for name in SEVEN if name in components(model))
+    edits = [name for name in ("mask", "rope", "w_k", "w_v") if name in names]
+    for remove in [*subsets(edits), *((name,) for name in names), names]:
+        with ablated(model, Ablation(remove=remove), calibration):
+            assert_same_maps(*both_ways(model), remove)
+
+
+@pytest.mark.parametrize("spec", ["bridge:phi3", "hooked:smollm3-rope"])
+def test_a_prefix_without_a_mask_gives_the_maps_of_hooked_scores(
+    spec: str, model_of: ModelOf
+) -> None:
+    model, _ = model_of(spec)
+    with ablated(model, Ablation(remove=["mask"], prefix=5)):
+        assert_same_maps(*both_ways(model))
+
+
+@pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
+def test_the_mean_term_and_the_mean_keys_are_the_same(spec: str, model_of: ModelOf) -> None:
+    model, _ = model_of(spec)
+    fused, hooked = both_ways(model, mean_term=True)
+    seen = hooked.visible.expand_as(hooked.folds)
+    assert relative_error(fused.mean_term[seen], hooked.mean_term[seen]) <= 1e-5
+    assert relative_error(fused.key_means, hooked.key_means) <= 1e-5
+
+
+@pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
+def test_stages_are_the_same(spec: str, model_of: ModelOf) -> None:
+    model, _ = model_of(spec)
+    assert can_fuse(model, TOKENS)
+    fused = capture_stages(model, TOKENS, n_folds=3)
+    with user_hook(layers_of(model)[0].point("attn.hook_pattern"), leave):
+        hooked = capture_stages(model, TOKENS, n_folds=3)
+    assert set(fused.folds) == set("abcdefghi")
+    for letter, folds in hooked.folds.items():
+        numbers = folds.isfinite()
+        assert torch.equal(fused.folds[letter].isfinite(), numbers)
+        assert relative_error(fused.folds[letter][numbers], folds[numbers]) <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["hook_attn_scores", "hook_pattern"])
+def test_a_hook_of_the_users_on_scores_or_patterns_still_acts(
+    name: str, bridge: Callable[[str], Any]
+) -> None:
+    model = bridge("llama")
+    intact = capture_scores(model, TOKENS, n_folds=3)
+    with user_hook(layers_of(model)[0].point(f"attn.{name}"), lambda tensor, hook: tensor * 0.5):
+        changed = capture_scores(model, TOKENS, n_folds=3)
+    where = 1 if name == "hook_pattern" else 0
+    seen = intact.visible[where]
+    assert relative_error(changed.mean[where][seen], intact.mean[where][seen]) > 0.1
+
+
+def test_a_hook_of_the_users_elsewhere_acts_and_sees_the_passes_of_the_capture_alone(
+    bridge: Callable[[str], Any],
+) -> None:
+    model, sizes = bridge("qwen3"), []
+    point = layers_of(model)[0].point("attn.hook_q")
+
+    def double(tensor: Tensor, hook: Any) -> Tensor:
+        sizes.append(len(tensor))
+        return tensor * -1
+
+    intact = capture_scores(model, TOKENS, n_folds=3)
+    with user_hook(point, double):
+        turned = capture_scores(model, TOKENS, n_folds=3, batch_size=3)
+    assert sizes == [3, 3, 1]
+    seen = intact.visible[0]
+    assert relative_error(turned.mean[0][seen], -intact.mean[0][seen]) <= 1e-5
+
+
+def test_a_soft_cap_needs_the_scores(bridge: Callable[[str], Any]) -> None:
+    assert not can_fuse(bridge("gemma2"), TOKENS)
+
+
+@pytest.mark.hooked_transformer
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("positional_embedding_type", "alibi"),
+        ("use_logn_attn", True),
+        ("clip_qkv", 0.05),
+        ("use_attention_sinks", True),
+        ("use_attn_result", True),
+    ],
+)
+def test_attention_of_another_formula_needs_the_scores(option: str, value: Any) -> None:
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+
+    settings = {
+        **{"n_layers": 2, "d_model": 22, "d_head": 11, "n_heads": 2, "n_ctx": 64, "d_vocab": 263},
+        **{"act_fn": "silu", "seed": 3, "initializer_range": 0.5, "logn_attn_train_ctx": 5},
+    }
+    known = HookedTransformerConfig.__dataclass_fields__
+    settings = {name: each for name, each in settings.items() if name in known} | {option: value}
+    if option not in known:
+        pytest.skip(f"this TransformerLens has no {option}")
+    model = HookedTransformer(HookedTransformerConfig(**settings))
+    assert not can_fuse(model, TOKENS)
+    plain = HookedTransformer(
+        HookedTransformerConfig(**{**settings, option: known[option].default})
+    )
+    assert can_fuse(plain, TOKENS)
+
+
+@pytest.mark.parametrize("spec", ["bridge:neox", "hooked:smollm3-rope"])
+def test_a_capture_leaves_the_model_as_it_was(spec: str, model_of: ModelOf) -> None:
+    model, _ = model_of(spec)
+    before = run_blocks(model, TOKENS)
+    capture_scores(model, TOKENS, n_folds=3)
+    with (
+        pytest.raises(ValueError, match="a prefix of 14"),
+        ablated(model, Ablation(remove=["mask"], prefix=14)),
+    ):
+        capture_scores(model, TOKENS, n_folds=3)
+    assert torch.equal(run_blocks(model, TOKENS), before)
+
+
+def test_attention_without_scores_is_softmax_of_the_visible_scores_times_values() -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 5, 6, 7), torch.randn(2, 5, 3, 7), torch.randn(2, 5, 3, 7)
+    visible = torch.rand(5, 5) > 0.4
+    visible.fill_diagonal_(True)
+    expected = torch.empty(2, 5, 6, 7)
+    for head in range(6):
+        scores = 0.3 * q[:, :, head] @ k[:, :, head // 2].mT
+        pattern = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+        expected[:, :, head] = pattern @ v[:, :, head // 2]
+    assert relative_error(attend(q, k, v, visible, 0.3), expected) <= 1e-6
