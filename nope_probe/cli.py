@@ -8,13 +8,18 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn, TypeVar
+from dataclasses import fields, make_dataclass
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import tyro
 
 from nope_probe.errors import UserError
 
 Settings = TypeVar("Settings")
+IMAGE = "image"
+IMAGE_HELP = "Draw the first figure of the page into this .png or .svg file too (needs Chrome)."
+ENDINGS = (".png", ".svg")
 
 
 def parse(settings: type[Settings]) -> Settings:
@@ -22,6 +27,24 @@ def parse(settings: type[Settings]) -> Settings:
     module = getattr(sys.modules["__main__"], "__spec__", None)
     program = f"python -m {module.name}" if module else None
     return tyro.cli(settings, prog=program, description=inspect.cleandoc(settings.__doc__ or ""))
+
+
+def parse_with_image(settings: type[Settings]) -> tuple[Settings, Path | None]:
+    """Return the settings on the command line, and the image file named by `--image`, if any.
+
+    Raises:
+        UserError: for an image of another kind than .png or .svg.
+    """
+    image = (IMAGE, Annotated[Path | None, tyro.conf.arg(help=IMAGE_HELP)], None)
+    # A subclass, since a field of the settings themselves would identify the run.
+    both = make_dataclass(settings.__name__, [image], bases=(settings,), frozen=True, kw_only=True)
+    both.__doc__ = settings.__doc__
+    parsed: Any = parse(both)
+    path = getattr(parsed, IMAGE)
+    if path is not None and path.suffix not in ENDINGS:
+        raise UserError(f"cannot draw {path}: expected a name that ends in {' or '.join(ENDINGS)}")
+    own = {field.name: getattr(parsed, field.name) for field in fields(parsed)[:-1]}
+    return settings(**own), path
 
 
 @contextmanager

@@ -109,6 +109,7 @@ class Session(Generic[Settings_co]):
 
     def __init__(self, command: str, settings: Settings_co) -> None:
         self._settings, self.recorded = settings, settings.recorded()
+        self._command = command
         self.folder = settings.out or default_output_dir(command, settings.subject, self.recorded)
         self.finished, self.started = False, time.time()
         self.processes = Processes()
@@ -241,11 +242,11 @@ class Session(Generic[Settings_co]):
         return sum(stop - start for start, stop in ours)
 
     def provenance(self) -> dict[str, Any]:
-        """Return what a manifest records of any run: model, versions, device, duration."""
+        """Return what a manifest records of any run: command, model, versions, device, duration."""
         from nope_probe.runtime.provenance import provenance
 
         found = provenance(self.loaded, self.weights, self.recorded, self.started)
-        return {**found, "sources": self.sources}
+        return {"kind": self._command, **found, "sources": self.sources}
 
     def write(self, run: Run) -> None:
         """Write the finished run, and remove the checkpoint."""

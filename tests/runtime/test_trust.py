@@ -133,7 +133,7 @@ def test_one_flipped_bit_of_any_finished_file_is_noticed(settings: Settings):
     run(settings)
     names = files_of(settings.out)
     assert "manifest.json" in names
-    assert len(names) == 5
+    assert len(names) >= 5
     for name in names:
         path = settings.out / name
         content = path.read_bytes()
