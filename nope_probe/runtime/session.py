@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
-from nope_probe.errors import UserError
+from nope_probe.errors import UserError, printable
 from nope_probe.runtime.distributed import (
     Processes,
     is_first_process,
@@ -144,7 +144,7 @@ class Session(Generic[Settings_co]):
         unknown = validate_unchanged(self.folder, before, self.settings.sources())
         if unknown and is_first_process():
             sys.stderr.write(
-                f"the run in {self.folder} was finished before; whether its "
+                f"the run in {printable(str(self.folder))} was finished before; whether its "
                 f"{' and '.join(unknown)} changed since was not compared\n"
             )
 
