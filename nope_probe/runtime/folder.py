@@ -137,6 +137,10 @@ def read_manifest(out: Path) -> dict[str, Any]:
         UserError: if there is none that can be read, or it was changed.
     """
     manifest = _parsed_manifest(out)
+    if "checksum" not in manifest:
+        raise UserError(
+            f"{out} holds a run of an older version, or an edited one; remove it and run again"
+        )
     rest = {name: value for name, value in manifest.items() if name != "checksum"}
     if manifest.get("checksum") != json_checksum(rest):
         raise _not_as_written(out, "manifest.json")

@@ -4,11 +4,15 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from safetensors.torch import load_file, save_file
 
 from nope_probe.errors import UserError
+from nope_probe.experiments.ablation import run as ablation
+from nope_probe.experiments.behaviour import run as behaviour
+from nope_probe.experiments.circuit import run as circuit
 from nope_probe.experiments.paper.simulated import read_evidence
 from nope_probe.experiments.scores.run import Settings, run
 from nope_probe.experiments.simulation import run as simulation
@@ -154,6 +158,10 @@ def test_an_edited_manifest_is_noticed(settings: Settings):
         path.write_text(json.dumps(manifest | edit))
         with pytest.raises(UserError, match=r"manifest\.json is not the file that the run wrote"):
             run(settings)
+    older = {name: value for name, value in manifest.items() if name != "checksum"}
+    path.write_text(json.dumps(older))
+    with pytest.raises(UserError, match="holds a run of an older version, or an edited one"):
+        run(settings)
     path.write_text(json.dumps(manifest))
     run(settings)
 
@@ -182,3 +190,23 @@ def test_a_broken_record_of_an_unfinished_run_is_one_line(settings: Settings):
         (checkpoint_dir(settings.out) / "about.json").write_text(content)
         with pytest.raises(UserError, match=r"about\.json is broken; remove .*unfinished and run"):
             run(settings)
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "file"),
+    [
+        (behaviour, {"measures": ("loss",), "remove": ("mlp",), "n_seqs": 8}, "behaviour.csv"),
+        (circuit, {"n_seqs": 8}, "stages.csv"),
+        (ablation, {"n_seqs": 8, "layers": 2, "players": ("sources",)}, "sources.csv"),
+    ],
+    ids=["behaviour", "circuit", "ablate"],
+)
+def test_every_command_checks_a_finished_runs_files(
+    command: ModuleType, given: dict, file: str, settings: Settings
+):
+    shared = {"model": settings.model, "data": settings.data, "out": settings.out}
+    chosen = command.Settings(**shared, seq_len=16, folds=4, **given)
+    command.run(chosen)
+    (settings.out / file).write_text((settings.out / file).read_text() + " ")
+    with pytest.raises(UserError, match=f"{file} is not the file that the run wrote"):
+        command.run(chosen)
