@@ -14,7 +14,8 @@ from nope_probe.errors import UserError
 from nope_probe.runtime.checksums import file_checksum, json_checksum
 
 Record = dict[str, dict[str, Any]]  # per file name
-LARGE = 1 << 30  # files above are known by size and time of change: reading them takes seconds
+# Of a source, this many bytes are read; files beyond are known by size and time of change.
+LARGE = 1 << 30
 _MODEL_FILES = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")
 _UNREAD = ("generation_config.json", "run.json")
 _UNUSED_CONFIG = ("_name_or_path", "transformers_version")
@@ -35,21 +36,29 @@ def _model_files(folder: Path) -> Iterator[Path]:
 
 
 def record_sources(sources: Mapping[str, Path | None]) -> dict[str, Record | None]:
-    """Return what identifies the files of each source; None for a source that has none here."""
-    return {
-        name: None if path is None else {n: _record(p) for n, p in source_files(path).items()}
-        for name, path in sources.items()
-    }
+    """Return what identifies the files of each source; None for a source that has none here.
+
+    Raises:
+        UserError: for a file that cannot be read.
+    """
+    return {name: None if path is None else _record(path) for name, path in sources.items()}
 
 
-def _record(path: Path) -> dict[str, Any]:
+def _record(path: Path) -> Record:
+    """Return the checksums of a source's files, the smallest first, up to a gigabyte in all."""
+    found, total = Record(), 0
     try:
-        stat = path.stat()
-        if stat.st_size > LARGE:
-            return {"size": stat.st_size, "modified": stat.st_mtime_ns}
-        return {"sha256": _checksum(path)}
+        files = source_files(path)
+        stats = {name: file.stat() for name, file in files.items()}
+        for name, stat in sorted(stats.items(), key=lambda item: item[1].st_size):
+            total += stat.st_size
+            if total > LARGE:
+                found[name] = {"size": stat.st_size, "modified": stat.st_mtime_ns}
+            else:
+                found[name] = {"sha256": _checksum(files[name])}
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
+    return found
 
 
 def _checksum(path: Path) -> str:

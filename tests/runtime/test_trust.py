@@ -1,6 +1,7 @@
 """A model, data or file that changed is noticed before it is used, in a run of any command."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -112,14 +113,20 @@ def test_what_cannot_be_compared_is_said(settings: Settings, capfd: pytest.Captu
 
 
 def test_large_files_are_known_by_size_and_time_of_change(tmp_path: Path):
-    big = tmp_path / "big.safetensors"
+    big, small = tmp_path / "big.jsonl", tmp_path / "small.jsonl"
     with big.open("wb") as file:
-        file.truncate(LARGE + 1)
-    before = record_sources({"data": big})
-    assert validate_unchanged(tmp_path, before, {"data": big}) == []
-    big.touch()
-    with pytest.raises(UserError, match=r"the data has changed since .*big\.safetensors"):
-        validate_unchanged(tmp_path, before, {"data": big})
+        file.truncate(LARGE)  # sparse
+    small.write_text("{}")
+    (before,) = record_sources({"data": tmp_path}).values()
+    assert {name: [*each] for name, each in before.items()} == {
+        "small.jsonl": ["sha256"],
+        "big.jsonl": ["size", "modified"],
+    }
+    small.touch()
+    assert validate_unchanged(tmp_path, {"data": before}, {"data": tmp_path}) == []
+    os.utime(big, ns=(1, 1))
+    with pytest.raises(UserError, match=r"the data has changed since .*big\.jsonl"):
+        validate_unchanged(tmp_path, {"data": before}, {"data": tmp_path})
 
 
 def flip(path: Path, where: float) -> None:
