@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 
 import tyro
 
-from nope_probe.errors import UserError
+from nope_probe.errors import UserError, printable
 
 Settings = TypeVar("Settings")
 IMAGE = "image"
@@ -67,5 +67,5 @@ def one_line_errors() -> Iterator[None]:
 
 def _end(message: str, code: int) -> NoReturn:
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        sys.stderr.write(f"{message}\n")
+        sys.stderr.write(f"{printable(message)}\n")
     sys.exit(code)

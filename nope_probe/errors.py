@@ -1,4 +1,4 @@
-"""The errors that commands print in one line."""
+"""The errors that commands print in one line, and how a line is printed."""
 
 
 class UserError(ValueError):
@@ -21,3 +21,20 @@ class TooFewLayersError(UserError):
             f"{source} has {depth} layers, {requested} were asked for; try --layers all"
         )
         self.source, self.depth = source, depth
+
+
+def printable(text: str, keep: str = "") -> str:
+    r"""Return a text with every character escaped that a terminal would not show.
+
+    Args:
+        text: the text, such as a file's name.
+        keep: characters to leave as they are.
+
+    Example:
+        >>> printable("a\x1b[31mb\nc"), printable("a\nb", keep="\n")
+        ('a\\x1b[31mb\\nc', 'a\nb')
+    """
+    return "".join(
+        each if each.isprintable() or each in keep else each.encode("unicode_escape").decode()
+        for each in text
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from nope_probe.cli import one_line_errors, parse
+from nope_probe.errors import printable
 from nope_probe.experiments.layers.run import Settings, run
 
 
@@ -17,7 +18,7 @@ def main() -> None:
 
         (print_json if settings.json else print_report)(report)
         if report.unmet:
-            sys.stderr.write("".join(f"{line}\n" for line in report.unmet))
+            sys.stderr.write("".join(f"{printable(line)}\n" for line in report.unmet))
             sys.exit(1)
 
 

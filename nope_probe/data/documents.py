@@ -40,6 +40,12 @@ def documents(source: str) -> list[str]:
     return texts
 
 
+def file_of(source: str) -> Path | None:
+    """Return the file, or the folder of a data set, that a source is read from; None if neither."""
+    path = SHIPPED if source == "shipped" else Path(source).expanduser()
+    return path if path.exists() and source not in SOURCES[1:] else None
+
+
 def validate_file(source: str, path: Path) -> None:
     """Check that a source is a file of a known kind.
 

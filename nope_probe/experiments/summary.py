@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pandas as pd
 from rich.console import Console
 
+from nope_probe.experiments.console import print_lines
 from nope_probe.figures.intervals import interval_of, interval_text
 from nope_probe.reports.notes import fold_notes
 
@@ -60,5 +60,4 @@ def print_closing(
 
 def print_headline(manifest: Mapping[str, Any], folder: Path) -> None:
     """Print the headline that a run's manifest holds, and the path of its report."""
-    lines = [*manifest["headline"], f"report: {folder / 'report.html'}"]
-    sys.stdout.write("\n".join(lines) + "\n")
+    print_lines([*manifest["headline"], f"report: {folder / 'report.html'}"])

@@ -37,6 +37,14 @@ def is_on_hub(name: str) -> bool:
     return name.lower() not in ours and not Path(name).expanduser().is_dir()
 
 
+def folder_of(name: str) -> Path | None:
+    """Return the folder of a shipped model or a local one; None for a model on the Hub."""
+    if name.lower() in CHECKPOINTS:
+        return CHECKPOINTS[name.lower()]
+    folder = Path(name).expanduser()
+    return folder if folder.is_dir() else None
+
+
 def resolve(name: str) -> str:
     """Return the Hub id or folder of a friendly name, a Hub id or a folder.
 

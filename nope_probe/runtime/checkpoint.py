@@ -1,7 +1,8 @@
 """The finished parts of a run, and the state of its stream in progress: what a resumed run reads.
 
 They are saved in a hidden folder beside the run's folder, `.NAME.unfinished`, which is removed when
-the run is written. A file in it is complete or absent.
+the run is written. A file in it is complete or absent, and its checksum, which
+covers its name and the run, is checked before it is used.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from tqdm import tqdm
 from nope_probe.errors import UserError
 from nope_probe.hooks.accumulators import State
 from nope_probe.hooks.streaming import StreamCheckpoint
+from nope_probe.runtime.checksums import json_checksum
 from nope_probe.runtime.distributed import Processes
 from nope_probe.runtime.folder import StorageError, atomic_write
 from nope_probe.runtime.signals import Signals
-from nope_probe.runtime.tensor_files import read_notes, read_tensors, write_tensors
+from nope_probe.runtime.tensor_files import read_tensors, write_tensors
 
 _ENDING = ".safetensors"
 _ABOUT = "about.json"
@@ -57,6 +59,7 @@ class RunCheckpoint:
         every: int = 32,
     ) -> None:
         self.folder, self.about, self.every = folder, json.loads(json.dumps(about or {})), every
+        self.owner = json_checksum(self.about)
         self.processes, self.signals = processes or Processes(), signals or Signals()
         self.bar: tqdm | None = None
         self._finished: set[str] = set()
@@ -123,19 +126,28 @@ class RunCheckpoint:
         if self.folder is None:
             self._in_memory[key] = tensors, dict(notes or {})
         elif self.processes.is_first:
-            write_tensors(self._path(key), tensors, notes or {})
+            write_tensors(self._path(key), tensors, notes or {}, owner=self.owner)
         self.processes.barrier()
         self._finished.add(_name(key))
         if (state := self.state_path) is not None:
             state.unlink(missing_ok=True)
 
     def load(self, key: str) -> State:
-        """Return the tensors of a finished part; from disk they are memory-mapped."""
-        return self._in_memory[key][0] if self.folder is None else read_tensors(self._path(key))
+        """Return the tensors of a finished part; from disk they are memory-mapped.
+
+        Raises:
+            StorageError: if the file is not the one that this run wrote for this part.
+        """
+        return self._read(key)[0]
 
     def notes(self, key: str) -> dict[str, str]:
         """Return the notes of a finished part."""
-        return self._in_memory[key][1] if self.folder is None else read_notes(self._path(key))
+        return self._read(key)[1]
+
+    def _read(self, key: str) -> tuple[State, dict[str, str]]:
+        if self.folder is None:
+            return self._in_memory[key]
+        return read_tensors(self._path(key), owner=self.owner)
 
     @contextmanager
     def progress(
@@ -188,9 +200,10 @@ class _SavedStream(StreamCheckpoint):
 
     def restore(self) -> State:
         path = self.run.state_path
-        if path is None or not path.is_file() or read_notes(path) != self.notes:
+        if path is None or not path.is_file():
             return {}
-        return read_tensors(path)
+        state, notes = read_tensors(path, owner=self.run.owner)
+        return state if notes == self.notes else {}
 
     def is_due(self) -> bool:
         self.n_batches += 1
@@ -198,7 +211,7 @@ class _SavedStream(StreamCheckpoint):
 
     def save(self, state: State) -> None:
         if self.run.state_path is not None:
-            write_tensors(self.run.state_path, state, self.notes)
+            write_tensors(self.run.state_path, state, self.notes, owner=self.run.owner)
 
     def advance(self, n_seqs: int) -> None:
         if self.run.bar is not None:
@@ -222,13 +235,17 @@ def _name(key: str) -> str:
 
 
 def validate_same_run(folder: Path, about: Mapping[str, Any]) -> None:
-    """Check that an unfinished run in a folder has the same settings, versions and weights.
+    """Check that an unfinished run in a folder has the same settings, versions, weights and data.
 
     Raises:
         UserError: naming what differs.
+        StorageError: if the file that says what it has is broken.
     """
-    found = json.loads((folder / _ABOUT).read_text())
-    other = [name for name, value in about.items() if found.get(name) != value]
+    try:
+        found = json.loads((folder / _ABOUT).read_text())
+        other = [name for name, value in about.items() if found.get(name) != value]
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise StorageError(f"{folder / _ABOUT} is broken; remove {folder} and run again") from error
     if other:
         raise UserError(
             f"{folder} holds an unfinished run with other {' and '.join(other)}; "

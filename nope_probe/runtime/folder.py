@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 
 from nope_probe.errors import UserError
+from nope_probe.runtime.checksums import file_checksum, json_checksum
 
 
 class StorageError(UserError):
@@ -95,24 +96,17 @@ def _write_files(folder: Path, run: Run) -> None:
     (folder / "report.html").write_text(run.page, encoding="utf-8")
     for name in run.arrays:  # safetensors keeps its files from all but their owner
         shutil.copymode(folder / "report.html", folder / f"{name}.safetensors")
-    checksums = {path.name: _checksum(path) for path in sorted(folder.iterdir())}
-    manifest = {**run.manifest, "checksums": checksums, "complete": True}
+    checksums = {path.name: file_checksum(path) for path in sorted(folder.iterdir())}
+    text = json.dumps({**run.manifest, "checksums": checksums, "complete": True})
+    manifest = {**json.loads(text), "checksum": json_checksum(json.loads(text))}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
 
 
-def _checksum(path: Path) -> str:
-    digest = sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def check_output_dir(out: Path, settings: Mapping[str, Any]) -> bool:
-    """Return whether a folder holds the finished run of these settings already.
+    """Return whether a folder holds the finished run of these settings already, every file intact.
 
     Raises:
-        UserError: if it holds something else, or cannot be made.
+        UserError: if it holds something else or a file was changed, or it cannot be made.
     """
     if not out.exists():
         parent = next(each for each in out.absolute().parents if each.exists())
@@ -122,7 +116,8 @@ def check_output_dir(out: Path, settings: Mapping[str, Any]) -> bool:
     if not out.is_dir():
         raise UserError(f"cannot write to {out}: it is a file")
     if (out / "manifest.json").is_file():
-        if read_manifest(out).get("settings") == json.loads(json.dumps(settings)):
+        if _parsed_manifest(out).get("settings") == json.loads(json.dumps(settings)):
+            validate_files(out, read_manifest(out))
             return True
         raise UserError(f"{out} holds a run with other settings; choose another --out")
     if any(out.iterdir()):
@@ -136,15 +131,48 @@ def checkpoint_dir(out: Path) -> Path:
 
 
 def read_manifest(out: Path) -> dict[str, Any]:
-    """Read a run's manifest.
+    """Read a run's manifest, and check that it is the one that the run wrote.
 
     Raises:
-        UserError: if there is none that can be read.
+        UserError: if there is none that can be read, or it was changed.
     """
+    manifest = _parsed_manifest(out)
+    if "checksum" not in manifest:
+        raise UserError(
+            f"{out} holds a run of an older version, or an edited one; remove it and run again"
+        )
+    rest = {name: value for name, value in manifest.items() if name != "checksum"}
+    if manifest.get("checksum") != json_checksum(rest):
+        raise _not_as_written(out, "manifest.json")
+    if not manifest.get("complete"):
+        raise UserError(f"the run in {out} is not complete")
+    return manifest
+
+
+def _parsed_manifest(out: Path) -> dict[str, Any]:
     try:
-        return json.loads((out / "manifest.json").read_text())
-    except (OSError, ValueError) as error:
+        manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{out} holds no run: its manifest cannot be read") from error
+    if not isinstance(manifest, dict):
+        raise UserError(f"{out} holds no run: its manifest cannot be read")
+    return manifest
+
+
+def validate_files(out: Path, manifest: Mapping[str, Any]) -> None:
+    """Check that every file of a run is the one that its manifest names.
+
+    Raises:
+        UserError: naming a file that is not.
+    """
+    for name, checksum in manifest["checksums"].items():
+        inside = Path(name).name == name
+        if not inside or not (out / name).is_file() or file_checksum(out / name) != checksum:
+            raise _not_as_written(out, name)
+
+
+def _not_as_written(out: Path, name: str) -> UserError:
+    return UserError(f"{out / name} is not the file that the run wrote; remove {out} and run again")
 
 
 def read_run(folder: Path | str) -> Run:
@@ -180,16 +208,16 @@ def read_run(folder: Path | str) -> Run:
 
     out = Path(folder)
     manifest = read_manifest(out)
-    if not manifest.get("complete"):
-        raise UserError(f"the run in {out} is not complete")
-    for name, checksum in manifest["checksums"].items():
-        if not (out / name).is_file() or _checksum(out / name) != checksum:
-            raise UserError(f"{out / name} is not the file that the run wrote")
-    files = [out / f"{name}.safetensors" for name in ("maps", "tokens")]
+    validate_files(out, manifest)
+    files = [out / name for name in sorted(manifest["checksums"])]
     return Run(
         manifest=manifest,
-        arrays={file.stem: load_file(file) for file in files if file.name in manifest["checksums"]},
-        tables={path.stem: _read_table(path) for path in sorted(out.glob("*.csv"))},
+        arrays={
+            file.stem: load_file(file)
+            for file in files
+            if file.name in ("maps.safetensors", "tokens.safetensors")
+        },
+        tables={path.stem: _read_table(path) for path in files if path.suffix == ".csv"},
     )
 
 

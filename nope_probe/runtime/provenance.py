@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
@@ -25,18 +24,21 @@ if TYPE_CHECKING:
 LIBRARIES = ("nope-probe", "torch", "transformer-lens", "transformers", "numpy", "tokenizers")
 
 
-def provenance(loaded: LoadedModel, settings: Mapping[str, Any], started: float) -> dict[str, Any]:
+def provenance(
+    loaded: LoadedModel, weights: str, settings: Mapping[str, Any], started: float
+) -> dict[str, Any]:
     """Return what was run, on which model, with which versions, where and for how long.
 
     Args:
         loaded: the model.
+        weights: its fingerprint.
         settings: the recorded settings of the run.
         started: when the run started, in seconds since the epoch.
     """
     return {
         "command": command_line(),
         "settings": dict(settings),
-        "model": {**loaded.info.to_dict(), "weights": fingerprint(loaded.model)},
+        "model": {**loaded.info.to_dict(), "weights": weights},
         "versions": versions(),
         "device": devices_of(loaded.model),
         "dtype": str(next(loaded.model.parameters()).dtype).removeprefix("torch."),
@@ -55,24 +57,6 @@ def command_line() -> str:
     module = getattr(sys.modules["__main__"], "__spec__", None)
     program = ["python", "-m", module.name] if module else [Path(sys.argv[0]).name]
     return shlex.join([*program, *sys.argv[1:]])
-
-
-def fingerprint(model: nn.Module) -> str:
-    """Return a checksum of the first values of each weight, which identifies a model.
-
-    Example:
-        >>> import torch
-        >>> layer = torch.nn.Linear(2, 3)
-        >>> before = fingerprint(layer)
-        >>> layer.weight.data[0, 0] += 1
-        >>> before == fingerprint(layer)
-        False
-    """
-    digest = sha256()
-    for name, parameter in model.named_parameters():
-        first = parameter.detach().reshape(-1)[:64].float().cpu()
-        digest.update(name.encode() + first.numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def devices_of(model: nn.Module) -> str:

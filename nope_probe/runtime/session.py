@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,22 +17,30 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
-from nope_probe.errors import UserError
-from nope_probe.runtime.distributed import Processes, own_device, process_group
+from nope_probe.errors import UserError, printable
+from nope_probe.runtime.distributed import (
+    Processes,
+    is_first_process,
+    own_device,
+    process_group,
+)
 from nope_probe.runtime.folder import (
     Run,
     check_output_dir,
     checkpoint_dir,
+    read_manifest,
     settings_hash,
     write_run,
 )
 from nope_probe.runtime.signals import Signals
+from nope_probe.runtime.sources import record_sources, validate_unchanged
 
 if TYPE_CHECKING:
     from nope_probe.data.sequences import Sequences
     from nope_probe.models.load import LoadedModel
     from nope_probe.runtime.checkpoint import RunCheckpoint
     from nope_probe.runtime.settings import RunSettings
+    from nope_probe.runtime.sources import Record
 
 
 @runtime_checkable
@@ -60,6 +69,9 @@ class SessionSettings(Protocol):
     def recorded(self) -> dict[str, Any]:
         """Return the settings that identify the run, as the manifest holds them."""
 
+    def sources(self) -> dict[str, Path | None]:
+        """Return where the files of the model and of the data are; None for those elsewhere."""
+
     def load_model(self, device: str) -> LoadedModel:
         """Load the model of the run."""
 
@@ -79,6 +91,8 @@ class Session(Generic[Settings_co]):
         finished: whether the folder holds the finished run; then no model is loaded.
         recorded: the settings as the manifest holds them.
         loaded: the model.
+        weights: its fingerprint.
+        sources: what identifies the files of the model and of the data.
         checkpoint: the finished parts of the run, and its stream in progress.
         started: when, in seconds since the epoch.
 
@@ -89,6 +103,8 @@ class Session(Generic[Settings_co]):
     """
 
     loaded: LoadedModel
+    weights: str
+    sources: dict[str, Record | None]
     checkpoint: RunCheckpoint
 
     def __init__(self, command: str, settings: Settings_co) -> None:
@@ -115,11 +131,22 @@ class Session(Generic[Settings_co]):
         if self.finished:
             # A process may have been killed after it wrote the run and before it cleaned up.
             shutil.rmtree(checkpoint_dir(self.folder), ignore_errors=True)
+            self._validate_sources()
             return self
         with ExitStack() as stack:
             self._start(stack)
             self._exits = stack.pop_all()
         return self
+
+    def _validate_sources(self) -> None:
+        """Check that a finished run's model and data have not changed since."""
+        before = read_manifest(self.folder).get("sources")
+        unknown = validate_unchanged(self.folder, before, self.settings.sources())
+        if unknown and is_first_process():
+            sys.stderr.write(
+                f"the run in {printable(str(self.folder))} was finished before; whether its "
+                f"{' and '.join(unknown)} changed since was not compared\n"
+            )
 
     def _start(self, stack: ExitStack) -> None:
         """Join the processes, load the model and open the checkpoint."""
@@ -127,14 +154,18 @@ class Session(Generic[Settings_co]):
         device = own_device(self.settings.device)
         self.processes = stack.enter_context(process_group(device))
         from nope_probe.runtime.checkpoint import RunCheckpoint
-        from nope_probe.runtime.provenance import fingerprint, versions
+        from nope_probe.runtime.fingerprint import fingerprint
+        from nope_probe.runtime.provenance import versions
 
         stack.enter_context(_out_of_memory_is_a_user_error())
+        self.sources = record_sources(self.settings.sources())
         self.loaded = self.settings.load_model(device)
+        self.weights = fingerprint(self.loaded.model)
         about = {
             "settings": self.recorded,
             "versions": versions(),
-            "weights": fingerprint(self.loaded.model),
+            "weights": self.weights,
+            **self.sources,
         }
         self.checkpoint = stack.enter_context(
             RunCheckpoint(
@@ -214,7 +245,8 @@ class Session(Generic[Settings_co]):
         """Return what a manifest records of any run: command, model, versions, device, duration."""
         from nope_probe.runtime.provenance import provenance
 
-        return {"kind": self._command, **provenance(self.loaded, self.recorded, self.started)}
+        found = provenance(self.loaded, self.weights, self.recorded, self.started)
+        return {"kind": self._command, **found, "sources": self.sources}
 
     def write(self, run: Run) -> None:
         """Write the finished run, and remove the checkpoint."""

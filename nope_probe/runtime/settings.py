@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 
-from nope_probe.data.documents import validate_packing
+from nope_probe.data.documents import file_of, validate_packing
 from nope_probe.errors import UserError
-from nope_probe.models.names import is_on_hub
+from nope_probe.models.names import folder_of, is_on_hub
 from nope_probe.runtime.distributed import process_count
 
 if TYPE_CHECKING:
@@ -162,6 +162,18 @@ class RunSettings:
             raise UserError(
                 "--device-map gives one process all GPUs, and torchrun gives each its own: take one"
             )
+
+    def sources(self) -> dict[str, Path | None]:
+        """Return where the files of the model and of the data are, of those that have files.
+
+        It is None for what is on the Hub, and for the standard library, which comes with Python.
+        """
+        found: dict[str, Path | None] = {}
+        if not self.model.lower().startswith("parameter-free"):
+            found["model"] = folder_of(self.model)
+        if self.data not in ("random", "gaussian"):
+            found["data"] = file_of(self.data)
+        return found
 
     def load_model(self, device: str) -> LoadedModel:
         """Load the first layers of the model.

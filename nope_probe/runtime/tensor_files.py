@@ -1,4 +1,4 @@
-"""Tensors and notes in safetensors files that are complete or absent."""
+"""Tensors and notes in safetensors files that are complete or absent, each with its checksum."""
 
 from __future__ import annotations
 
@@ -9,48 +9,57 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from nope_probe.runtime.checksums import tensors_checksum
 from nope_probe.runtime.folder import StorageError, atomic_write
 
+_CHECKSUM = "checksum"
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> None:
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str], *, owner: str
+) -> None:
     """Write tensors and notes to a file; a process killed on the way leaves the file as it was.
+
+    Args:
+        path: the file; its checksum covers its name, so that two files cannot be swapped.
+        tensors: the tensors.
+        notes: short texts about them.
+        owner: what the file belongs to; nothing else reads it.
 
     Raises:
         StorageError: if the file cannot be written.
     """
     contiguous = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    metadata = {**notes, _CHECKSUM: _checksum(path, contiguous, notes, owner)}
     try:
         with atomic_write(path) as partial:
-            save_file(contiguous, partial, metadata=dict(notes))
+            save_file(contiguous, partial, metadata=metadata)
     except (OSError, SafetensorError) as error:
         raise StorageError(f"cannot write {path}: {error}") from error
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a file, memory-mapped.
+def read_tensors(path: Path, *, owner: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read the tensors of a file, memory-mapped, and its notes.
 
     Raises:
-        StorageError: if the file is broken.
+        StorageError: if the file is broken, another one, or another owner's.
     """
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise _broken(path, error) from error
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            notes = dict(file.metadata() or {})
+    except (OSError, SafetensorError) as error:
+        raise _broken(path, str(error)) from error
+    if notes.pop(_CHECKSUM, None) != _checksum(path, tensors, notes, owner):
+        raise _broken(path, "it is not what was written there")
+    return tensors, notes
 
 
-def read_notes(path: Path) -> dict[str, str]:
-    """Read the notes of a file.
-
-    Raises:
-        StorageError: if the file is broken.
-    """
-    try:
-        with safe_open(path, framework="pt") as file:
-            return file.metadata() or {}
-    except SafetensorError as error:
-        raise _broken(path, error) from error
+def _checksum(
+    path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str], owner: str
+) -> str:
+    return tensors_checksum(tensors, [owner, path.name, dict(notes)])
 
 
-def _broken(path: Path, error: SafetensorError) -> StorageError:
-    return StorageError(f"{path} is broken ({error}); remove it and run again")
+def _broken(path: Path, reason: str) -> StorageError:
+    return StorageError(f"{path} is broken ({reason}); remove it and run again")

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, TrainerCallback
 from nope_probe.analyses.pattern import Measures, measure
 from nope_probe.hooks.capture import capture_scores
 from nope_probe.models.load import to_hooked
+from nope_probe.runtime.folder import atomic_write
 
 N_STEPS = 24
 
@@ -45,7 +46,8 @@ class Dynamics(TrainerCallback):
         if state.global_step in self.steps and state.is_world_process_zero:
             self.rows += pattern_rows(kwargs["model"], self.tokens, state.global_step)
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            pd.DataFrame(self.rows).to_csv(self.path, index=False, float_format="%.6g")
+            with atomic_write(self.path) as partial:
+                pd.DataFrame(self.rows).to_csv(partial, index=False, float_format="%.6g")
 
 
 def log_spaced(n_steps: int) -> set[int]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from nope_probe.errors import UserError
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -12,7 +14,7 @@ class Recipe:
 
     Attributes:
         batch_tokens: tokens per optimiser step, over all processes.
-        micro_batch: sequences per process and forward pass.
+        micro_batch: most sequences per process and forward pass.
         threads: torch threads, fixed for reproducible runs on a CPU; None leaves the default.
     """
 
@@ -61,3 +63,34 @@ RECIPES: dict[str, Recipe] = {
         bf16=True,
     ),
 }
+
+
+def validate_batch(recipe: Recipe, n_processes: int) -> None:
+    """Check that the sequences of a step can be shared equally by the processes.
+
+    Raises:
+        UserError: if they cannot.
+    """
+    n_seqs = recipe.batch_tokens // recipe.seq_len
+    if n_seqs % n_processes:
+        raise UserError(
+            f"the {n_seqs} sequences of a step cannot be shared equally by {n_processes} processes"
+        )
+
+
+def split_batch(recipe: Recipe, n_processes: int) -> tuple[int, int]:
+    """Return the sequences of a forward pass, and how many passes a process makes in a step.
+
+    Together the processes take exactly the recipe's tokens.
+
+    Example:
+        >>> split_batch(RECIPES["tiny"], 1), split_batch(RECIPES["tiny"], 4)
+        ((16, 1), (4, 1))
+
+    Raises:
+        UserError: if the processes cannot share them equally.
+    """
+    validate_batch(recipe, n_processes)
+    own = recipe.batch_tokens // recipe.seq_len // n_processes
+    size = max(size for size in range(1, recipe.micro_batch + 1) if own % size == 0)
+    return size, own // size

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from nope_probe.errors import UserError
-from nope_probe.training.recipes import RECIPES
+from nope_probe.runtime.distributed import is_first_process, process_count
+from nope_probe.training.checkpoints import (
+    FINISHED,
+    MODEL_FILES,
+    identity,
+    newest_whole,
+    validate_same_training,
+    write_identity,
+)
+from nope_probe.training.recipes import RECIPES, validate_batch
 
 PresetName = Literal["nope-tiny", "rope-tiny", "nope-1.5b", "rope-1.5b"]
 
@@ -29,21 +38,33 @@ class Settings:
     seed: Annotated[int, tyro.conf.arg(help="Seed of weights and data order.")] = 0
     resume: Annotated[bool, tyro.conf.arg(help="Resume from the newest checkpoint in OUT.")] = False
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What identifies the run."""
+        return identity(self.preset, seed=self.seed, steps=self.steps)
+
 
 def run(settings: Settings) -> None:
     """Train a preset, and save weights, tokenizer, model card, dynamics and held-out loss.
 
+    A finished run that is resumed stays as it is.
+
     Raises:
         UserError: for an output folder, a number of steps or a checkpoint that cannot be used.
     """
-    from nope_probe.models.presets import smollm3_config
-    from nope_probe.training.corpus import corpus_of, tokenizer_of
-    from nope_probe.training.trainer import evaluate, make_trainer, save
-
-    name, size = settings.preset, settings.preset.split("-")[1]
-    recipe = RECIPES[size]
+    name, recipe = settings.preset, RECIPES[settings.preset.split("-")[1]]
     out = settings.out or Path("runs") / f"train-{name}"
     validate(settings, out)
+    about = settings.identity
+    if settings.resume and (out / FINISHED).is_file():
+        return
+    checkpoint = newest_whole(out, about) if settings.resume else None
+    if is_first_process():
+        write_identity(out, about)
+    from nope_probe.models.presets import smollm3_config
+    from nope_probe.training.corpus import corpus_of, tokenizer_of
+    from nope_probe.training.trainer import MarkWhole, evaluate, make_trainer, save, train
+
     _fix_randomness(settings.seed, recipe.threads)
     tokenizer = tokenizer_of(recipe)
     corpus = corpus_of(recipe, tokenizer, settings.seed)
@@ -56,7 +77,8 @@ def run(settings: Settings) -> None:
         steps=settings.steps or recipe.steps,
         seed=settings.seed,
     )
-    trainer.train(resume_from_checkpoint=settings.resume or None)
+    trainer.add_callback(MarkWhole(about))
+    train(trainer, checkpoint)
     save(trainer, tokenizer, out, name=name, recipe=asdict(recipe), losses=evaluate(trainer))
 
 
@@ -70,10 +92,14 @@ def validate(settings: Settings, out: Path) -> None:
         raise UserError(f"--out {out} is a file")
     if settings.steps is not None and settings.steps < 1:
         raise UserError(f"expected at least 1 step, got {settings.steps}")
-    if settings.resume and not any(out.glob("checkpoint-*")):
-        raise UserError(f"--resume: {out} holds no checkpoint")
-    if not settings.resume and any(out.glob("checkpoint-*")):
+    validate_batch(RECIPES[settings.preset.split("-")[1]], process_count())
+    if settings.resume:
+        validate_same_training(out, settings.identity)
+        return
+    if any(out.glob("checkpoint-*")):
         raise UserError(f"{out} holds checkpoints of a run: take --resume, or choose another --out")
+    if any((out / name).exists() for name in MODEL_FILES):
+        raise UserError(f"{out} holds a trained model; choose another --out")
 
 
 def _fix_randomness(seed: int, threads: int | None) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +15,23 @@ from transformers import (
     SmolLM3Config,
     SmolLM3ForCausalLM,
     Trainer,
+    TrainerCallback,
     TrainingArguments,
 )
 
-from nope_probe.runtime.distributed import process_count
+from nope_probe.errors import UserError
+from nope_probe.runtime.distributed import is_first_process, process_count
+from nope_probe.runtime.folder import atomic_write
+from nope_probe.training.checkpoints import FINISHED, mark_whole
 from nope_probe.training.corpus import Corpus
 from nope_probe.training.dynamics import Dynamics
+from nope_probe.training.recipes import split_batch
 
 if TYPE_CHECKING:
     from nope_probe.training.recipes import Recipe
+
+
+SAVE_EVERY = 1000  # steps
 
 
 def make_trainer(
@@ -43,6 +53,7 @@ def make_trainer(
         train_dataset=corpus.train,
         eval_dataset=corpus.held_out,
     )
+    validate_tokens_per_step(trainer.args, recipe)
     if recipe.size == "tiny":
         tokens = corpus.held_out[:512]["input_ids"][:, :64]
         trainer.add_callback(Dynamics(out / "dynamics.csv", tokens, steps))
@@ -50,13 +61,13 @@ def make_trainer(
 
 
 def _arguments(recipe: Recipe, out: Path, steps: int, seed: int) -> TrainingArguments:
-    per_step = recipe.micro_batch * recipe.seq_len * process_count()
+    micro_batch, n_passes = split_batch(recipe, process_count())
     return TrainingArguments(
         output_dir=str(out),
         max_steps=steps,
-        per_device_train_batch_size=recipe.micro_batch,
+        per_device_train_batch_size=micro_batch,
         per_device_eval_batch_size=recipe.micro_batch,
-        gradient_accumulation_steps=max(1, recipe.batch_tokens // per_step),
+        gradient_accumulation_steps=n_passes,
         learning_rate=recipe.learning_rate,
         lr_scheduler_type="cosine_with_min_lr",
         lr_scheduler_kwargs={"min_lr_rate": recipe.min_lr},
@@ -67,14 +78,69 @@ def _arguments(recipe: Recipe, out: Path, steps: int, seed: int) -> TrainingArgu
         max_grad_norm=recipe.clip,
         bf16=recipe.bf16,
         logging_steps=50,
-        save_steps=1000,
-        save_total_limit=1,
+        save_steps=SAVE_EVERY,
+        save_total_limit=2,  # the newest may be half-written
         report_to="none",
         dataloader_pin_memory=torch.cuda.is_available(),
         seed=seed,
         data_seed=seed,
         disable_tqdm=not sys.stderr.isatty(),
     )
+
+
+def validate_tokens_per_step(arguments: TrainingArguments, recipe: Recipe) -> None:
+    """Check that a step takes the recipe's tokens: Trainer gives each GPU that it sees a batch.
+
+    Raises:
+        UserError: if it takes others.
+    """
+    n_seqs = arguments.train_batch_size * arguments.gradient_accumulation_steps
+    tokens = n_seqs * arguments.world_size * recipe.seq_len
+    if tokens != recipe.batch_tokens:
+        raise UserError(
+            f"a step would take {tokens} tokens, not the recipe's {recipe.batch_tokens}: set "
+            "CUDA_VISIBLE_DEVICES to one GPU, or start one process for each with torchrun"
+        )
+
+
+class MarkWhole(TrainerCallback):
+    """Writes the checksums of each checkpoint once all its files are written.
+
+    Args:
+        about: what identifies the run.
+    """
+
+    def __init__(self, about: Mapping[str, Any]) -> None:
+        self.about = about
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Wait for the other processes, whose files are in the checkpoint too."""
+        if torch.distributed.is_initialized():
+            torch.distributed.barrier()
+        if state.is_world_process_zero:
+            mark_whole(Path(args.output_dir) / f"checkpoint-{state.global_step}", self.about)
+
+
+class _TrainedAlreadyError(Exception):
+    """Raised where a checkpoint is of the last step."""
+
+
+class _StopAtLastStep(TrainerCallback):
+    """Ends a resumed run before a step beyond its last, once its weights are loaded."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step >= args.max_steps:
+            raise _TrainedAlreadyError
+
+
+def train(trainer: Trainer, checkpoint: Path | None) -> None:
+    """Train to the last step, from a checkpoint if there is one."""
+    if checkpoint is None:
+        trainer.train()
+        return
+    trainer.add_callback(_StopAtLastStep())
+    with suppress(_TrainedAlreadyError):
+        trainer.train(resume_from_checkpoint=str(checkpoint))
 
 
 def evaluate(trainer: Trainer) -> dict[str, float]:
@@ -93,8 +159,10 @@ def save(
     losses: dict[str, float],
 ) -> None:
     """Write the Hugging Face folder: bf16 weights, tokenizer, recipe and model card."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    model.to(torch.bfloat16).save_pretrained(out, safe_serialization=True)
+    model, is_first = trainer.accelerator.unwrap_model(trainer.model), is_first_process()
+    model.to(torch.bfloat16).save_pretrained(out, safe_serialization=True, is_main_process=is_first)
+    if not is_first:
+        return
     tokenizer.save_pretrained(out)
     record = {
         "name": name,
@@ -102,9 +170,12 @@ def save(
         **losses,
         "python": sys.version.split()[0],
         "seed": trainer.args.seed,
+        "processes": trainer.args.world_size,
     }
-    (out / "training.json").write_text(json.dumps(record, indent=2) + "\n")
-    (out / "README.md").write_text(model_card(record, int(trainer.state.global_step)))
+    card = model_card(record, int(trainer.state.global_step))
+    (out / "README.md").write_text(card, encoding="utf-8")
+    with atomic_write(out / FINISHED) as partial:
+        partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 def model_card(record: dict[str, Any], steps: int) -> str:
@@ -129,7 +200,11 @@ research on where positional attention patterns come from. Made by
 - **Recipe**: {steps:,} steps of {recipe["batch_tokens"]:,} tokens; AdamW {recipe["betas"]},
   weight decay {recipe["weight_decay"]}, peak learning rate {recipe["learning_rate"]},
   {recipe["warmup"]} warm-up steps, cosine to {recipe["min_lr"]:.0%}, gradients clipped at
-  {recipe["clip"]:g}, seed {record["seed"]}.
+  {recipe["clip"]:g}, seed {record["seed"]}{_shared(record.get("processes", 1))}.
 - **Held-out loss**: {record["held_out_loss"]:.3f} nats per token.
 - **Dynamics**: `dynamics.csv` holds the measures of each layer's positional pattern over training.
 """
+
+
+def _shared(n_processes: int) -> str:
+    return "" if n_processes == 1 else f", each step shared by {n_processes} processes"

@@ -216,6 +216,17 @@ def test_a_figure_is_computed_once_and_its_verdicts_are_kept(
     assert len(pd.read_csv(tmp_path / "run" / "panels.csv")) == 8
 
 
+def test_a_figure_whose_experiment_was_edited_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["figure2", "--n-samples", 64, "--out", tmp_path / "run"]
+    run_command(reproduce, *flags)
+    (table,) = tmp_path.glob("simulate-*/layers.csv")
+    table.write_text(table.read_text().replace("flat", "increasing"))
+    line = refused(capfd, tmp_path, reproduce, *flags)
+    assert "layers.csv is not the file that the run wrote" in line
+
+
 def test_another_figures_folder_is_refused(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

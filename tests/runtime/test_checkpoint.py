@@ -102,6 +102,54 @@ def test_a_broken_file_is_named(tmp_path: Path):
         second.load("score")
 
 
+def test_one_flipped_bit_of_a_kept_file_is_noticed(tmp_path: Path):
+    with checkpoint(tmp_path) as first, first.stream("score/rope") as stream:
+        first.save("score/mask", MAPS, {"name": "text"})
+        stream.save(MAPS)
+    for name in ("score,mask.safetensors", "state-0.partial"):
+        file = tmp_path / ".run.unfinished" / name
+        content = file.read_bytes()
+        for place in range(8, len(content), 13):
+            file.write_bytes(content[:place] + bytes([content[place] ^ 2]) + content[place + 1 :])
+            with (
+                checkpoint(tmp_path) as second,
+                second.stream("score/rope") as stream,
+                pytest.raises(StorageError, match=f"{file} is broken"),
+            ):
+                stream.restore() if name.startswith("state") else second.load("score/mask")
+        file.write_bytes(content)
+    with checkpoint(tmp_path) as last, last.stream("score/rope") as stream:
+        assert last.notes("score/mask") == {"name": "text"}
+        assert stream.restore().keys() == MAPS.keys()
+
+
+def test_two_swapped_files_are_noticed(tmp_path: Path):
+    with checkpoint(tmp_path) as first:
+        first.save("score/mask", MAPS)
+        first.save("score/rope", {name: -each for name, each in MAPS.items()})
+    folder = tmp_path / ".run.unfinished"
+    mask, rope = folder / "score,mask.safetensors", folder / "score,rope.safetensors"
+    mask.rename(folder / "between")
+    rope.rename(mask)
+    (folder / "between").rename(rope)
+    with checkpoint(tmp_path) as second:
+        for key in ("score/mask", "score/rope"):
+            with pytest.raises(StorageError, match="it is not what was written there"):
+                second.load(key)
+
+
+def test_another_runs_file_is_noticed(tmp_path: Path):
+    for name in ("one", "two"):
+        with checkpoint(tmp_path / name, settings=name) as run:
+            run.save("score", MAPS)
+    one, two = (
+        tmp_path / name / ".run.unfinished" / "score.safetensors" for name in ("one", "two")
+    )
+    two.write_bytes(one.read_bytes())
+    with checkpoint(tmp_path / "two", settings="two") as run, pytest.raises(StorageError):
+        run.load("score")
+
+
 def test_a_run_in_progress_is_locked(tmp_path: Path):
     with checkpoint(tmp_path) as first:
         with (

@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from nope_probe.analyses.shapley import player
@@ -18,6 +17,7 @@ from nope_probe.experiments.ablation.side_by_side import (
     of_first,
     replacements_of,
 )
+from nope_probe.experiments.console import PlainConsole
 from nope_probe.experiments.summary import nats, no_pattern, preference, print_closing, strongest
 from nope_probe.figures.intervals import interval_of, interval_text, percent
 from nope_probe.figures.words import phrase
@@ -96,7 +96,7 @@ def _change(row: pd.Series) -> str:
 def print_summary(run: Run, folder: Path) -> None:
     """Print the tables and sentences of a run to the terminal."""
     manifest, tables = run.manifest, run.tables
-    console = Console(highlight=False)
+    console = PlainConsole()
     console.print(_sources_table(manifest, tables))
     for player_set in reversed(manifest["player_sets"]):
         names = manifest["player_sets"][player_set]

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from nope_probe.experiments.behaviour.measures import QUANTITIES
+from nope_probe.experiments.console import PlainConsole
 from nope_probe.figures.intervals import interval_of, interval_text
 from nope_probe.figures.words import phrase
 from nope_probe.runtime.folder import Run
@@ -84,7 +84,7 @@ def _position_sentence(name: str, table: pd.DataFrame) -> str:
 def print_summary(run: Run, folder: Path) -> None:
     """Print the table and sentences of a run to the terminal."""
     manifest, tables = run.manifest, run.tables
-    console = Console(highlight=False)
+    console = PlainConsole()
     for table in _tables(manifest["model"]["name"], tables["behaviour"]):
         console.print(table)
     for line in _notes(tables["behaviour"]):

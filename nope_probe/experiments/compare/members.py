@@ -110,7 +110,7 @@ class Member:
         from safetensors import safe_open
 
         path = self.folder / "folds.safetensors"
-        if not path.is_file():
+        if path.name not in self.manifest.get("checksums", {}):
             return None
         key, layer = self._fold_key(name, kept)
         with safe_open(path, "numpy") as file:

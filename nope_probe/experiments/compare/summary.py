@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from nope_probe.experiments.compare.members import UNITS, Member, share_sequences
 from nope_probe.experiments.compare.tables import clearest
+from nope_probe.experiments.console import PlainConsole
 from nope_probe.runtime.folder import read_run
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def print_summary(folder: Path) -> None:
     """Print the largest differences of a comparison, its sentences, and the path of its page."""
     found = read_run(folder)
     table = found.tables["differences"]
-    console = Console(highlight=False)
+    console = PlainConsole()
     if len(table):
         console.print(_table(table, found.manifest["labels"][0]))
     for sentence in found.manifest["headline"]:

@@ -6,9 +6,9 @@ import json
 import sys
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
+from nope_probe.experiments.console import PlainConsole
 from nope_probe.experiments.layers.probe import LayerFindings
 from nope_probe.experiments.layers.run import Report
 
@@ -29,7 +29,7 @@ def print_json(report: Report) -> None:
 
 def print_report(report: Report) -> None:
     """Print a report's table, and where the configuration says otherwise."""
-    console = Console(highlight=False)
+    console = PlainConsole()
     learned = any(each.learned_positions_change for each in report.layers)
     table = Table(
         title=f"{report.model}: position, layer by layer", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)

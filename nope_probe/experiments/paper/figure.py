@@ -35,13 +35,17 @@ def run_figure(settings: Settings) -> Path:
     """Reproduce a figure unless that is finished, and return its folder.
 
     Raises:
-        UserError: for what cannot be done.
+        UserError: for what cannot be done, and for a finished figure whose experiments' files,
+            model or data have changed.
     """
     settings.validate()
     started, experiments = time.time(), experiments_of(settings)
     recorded = recorded_settings(settings.figure, experiments)
     folder = settings.out or default_output_dir("reproduce", settings.figure, recorded)
-    if not check_output_dir(folder, recorded):
+    if check_output_dir(folder, recorded):
+        kept = [each for each in experiments if each.folder(folder.parent).is_dir()]
+        run_experiments(kept, folder.parent)  # finished: only checked
+    else:
         folders = run_experiments(experiments, folder.parent)
         if is_first_process():
             write_run(folder, analyse(settings, recorded, folders, folder, started))

@@ -165,10 +165,14 @@ class Experiment:
 
     def run(self, beside: Path) -> Path:
         """Run the experiment unless it is finished, and return its folder, in `beside`."""
+        folder: Path = self.module.run(replace(self.settings, out=self.folder(beside)))
+        return folder
+
+    def folder(self, beside: Path) -> Path:
+        """Return the experiment's folder, in `beside`."""
         settings = self.settings
         default = default_output_dir(self.command, settings.subject, settings.recorded())
-        folder: Path = self.module.run(replace(settings, out=beside / default.name))
-        return folder
+        return beside / default.name
 
 
 def flags_of(figure: str) -> tuple[str, ...]:

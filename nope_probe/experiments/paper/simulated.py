@@ -24,6 +24,7 @@ from nope_probe.analyses.pattern import (
     row_centred,
 )
 from nope_probe.experiments.paper.claim import Claim
+from nope_probe.runtime.folder import read_run
 
 LayerMaps = Float[Tensor, "layer query_pos key_pos"]
 PerLayer = Float[Tensor, " layer"]
@@ -207,12 +208,12 @@ def _each(values: PerLayer, sign: str = "") -> str:
 
 def read_evidence(folder: Path) -> Evidence:
     """Return the evidence in a simulation's folder."""
-    from safetensors.torch import load_file
+    import torch
 
-    maps = load_file(folder / "maps.safetensors")
+    run = read_run(folder)
     scores = {
-        float(name.removeprefix("score/alpha=")): each.double()
-        for name, each in maps.items()
+        float(name.removeprefix("score/alpha=")): torch.from_numpy(each).double()
+        for name, each in run.maps.items()
         if name.startswith("score/")
     }
-    return Evidence(scores=scores, layers=pd.read_csv(folder / "layers.csv"))
+    return Evidence(scores=scores, layers=run.tables["layers"])

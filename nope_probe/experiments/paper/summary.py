@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pandas as pd
 
+from nope_probe.experiments.console import print_lines
 from nope_probe.experiments.paper.claim import Claim
 from nope_probe.runtime.folder import read_manifest
 
@@ -24,7 +24,7 @@ def print_summary(folder: Path) -> None:
     lines += [f"{figure}: {each}" for each in manifest["headline"]]
     for each in manifest["experiments"].values():
         lines.append(f"experiment: {Path(os.path.normpath(folder / each)) / 'report.html'}")
-    sys.stdout.write("\n".join([*lines, f"report: {folder / 'report.html'}"]) + "\n")
+    print_lines([*lines, f"report: {folder / 'report.html'}"])
 
 
 def print_index(folder: Path) -> None:
@@ -36,4 +36,4 @@ def print_index(folder: Path) -> None:
             lines.append(str(row["figure"]))
         parts = [str(row[name]) for name in table.columns[1:] if row[name]]
         lines.append("  " + "; ".join(parts))
-    sys.stdout.write("\n".join([*lines, f"report: {folder / 'report.html'}"]) + "\n")
+    print_lines([*lines, f"report: {folder / 'report.html'}"])

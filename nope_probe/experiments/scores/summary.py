@@ -8,9 +8,9 @@ from typing import Any
 
 import pandas as pd
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
+from nope_probe.experiments.console import PlainConsole
 from nope_probe.experiments.summary import nats, no_pattern, preference, print_closing, strongest
 from nope_probe.figures.words import MEASURES
 from nope_probe.runtime.folder import Run
@@ -40,7 +40,7 @@ def headline(manifest: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) ->
 def print_summary(run: Run, folder: Path) -> None:
     """Print the table and sentences of a run to the terminal."""
     manifest, tables = run.manifest, run.tables
-    console = Console(highlight=False)
+    console = PlainConsole()
     title = f"{manifest['model']['name']}: the positional pattern in the mean scores"
     table = Table(title=title, box=SIMPLE_HEAD)
     for column in ("layer", *(MEASURES[name].title for name in SHOWN)):

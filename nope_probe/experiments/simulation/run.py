@@ -102,6 +102,10 @@ class Settings:
             raise UserError("expected a positive --checkpoint-every")
         _validate_samples(self.n_samples, self.target_se, self.spec.resolution)
 
+    def sources(self) -> dict[str, Path | None]:
+        """Return no files: a simulation is made from its settings alone."""
+        return {}
+
     def load_model(self, device: str) -> LoadedModel:
         """Build the parameter-free transformer."""
         from nope_probe.models.info import describe

@@ -1,0 +1,120 @@
+"""Which run a training folder holds, and which of its checkpoints are whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from nope_probe.errors import UserError
+from nope_probe.runtime.checksums import file_checksum, json_checksum
+from nope_probe.runtime.folder import atomic_write
+from nope_probe.training.recipes import RECIPES
+
+_RUN = "run.json"
+_WHOLE = "checksums.json"  # written last into a checkpoint
+FINISHED = "training.json"  # written last into the folder of a trained model
+MODEL_FILES = (FINISHED, "config.json", "model.safetensors")
+
+
+def identity(preset: str, *, seed: int, steps: int | None) -> dict[str, Any]:
+    """Return what identifies a training run: another one's weights are not continued.
+
+    Args:
+        preset: which model is trained.
+        seed: of weights and data order.
+        steps: how many steps; the recipe's for None.
+    """
+    recipe = RECIPES[preset.split("-")[1]]
+    found = {
+        "preset": preset,
+        "seed": seed,
+        "steps": steps or recipe.steps,
+        "recipe": asdict(recipe),
+    }
+    return json.loads(json.dumps(found))
+
+
+def write_identity(out: Path, about: Mapping[str, Any]) -> None:
+    """Write down which run a folder holds.
+
+    Raises:
+        UserError: if the folder cannot be written to.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with atomic_write(out / _RUN) as partial:
+            partial.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write to {out}: {error.strerror}") from error
+
+
+def validate_same_training(out: Path, about: Mapping[str, Any]) -> None:
+    """Check that the folder of a run to resume holds this run.
+
+    Raises:
+        UserError: naming what differs.
+    """
+    if not (out / _RUN).is_file():
+        what = "checkpoints of an unknown run" if any(out.glob("checkpoint-*")) else "no checkpoint"
+        raise UserError(f"--resume: {out} holds {what}")
+    try:
+        found = json.loads((out / _RUN).read_text(encoding="utf-8"))
+        other = [name for name, value in about.items() if found.get(name) != value]
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise UserError(f"{out / _RUN} is broken; choose another --out") from error
+    if other:
+        given = ", ".join(f"{name} {found.get(name)}" for name in other if name != "recipe")
+        raise UserError(
+            f"--resume: {out} holds a run with another {' and '.join(other)}"
+            f"{f' ({given})' if given else ''}; choose another --out"
+        )
+
+
+def mark_whole(checkpoint: Path, about: Mapping[str, Any]) -> None:
+    """Write the checksums of a checkpoint's files, of which run, into it."""
+    record = {"run": json_checksum(about), "step": step_of(checkpoint), "files": _files(checkpoint)}
+    with atomic_write(checkpoint / _WHOLE) as partial:
+        partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def newest_whole(out: Path, about: Mapping[str, Any]) -> Path | None:
+    """Return a run's newest checkpoint that is whole; None if there is none.
+
+    One that a killed process left half-written has no checksums and is passed over.
+
+    Raises:
+        UserError: for a checkpoint whose files have changed since, or that is another run's.
+    """
+    whole = [path for path in out.glob("checkpoint-*") if (path / _WHOLE).is_file()]
+    if not whole:
+        return None
+    newest = max(whole, key=step_of)
+    try:
+        record = json.loads((newest / _WHOLE).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        record = None
+    expected = {
+        "run": json_checksum(about),
+        "step": step_of(newest),
+        "files": _files(newest),
+    }
+    if record != expected:
+        raise UserError(f"{newest} is not the checkpoint that this run wrote; remove it")
+    return newest
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the number of steps after which a checkpoint was written; -1 for another name."""
+    number = checkpoint.name.removeprefix("checkpoint-")
+    return int(number) if number.isdecimal() else -1
+
+
+def _files(folder: Path) -> dict[str, str]:
+    return {
+        path.relative_to(folder).as_posix(): file_checksum(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != _WHOLE
+    }

@@ -1,0 +1,163 @@
+"""Training resumes its own run, to the same bytes, and overwrites nothing."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from nope_probe.errors import UserError
+from nope_probe.models.names import CHECKPOINTS
+from nope_probe.training.corpus import Corpus, _dataset
+from nope_probe.training.recipes import RECIPES, split_batch
+from nope_probe.training.run import Settings, run
+from nope_probe.training.trainer import model_card
+
+SHORT = replace(RECIPES["tiny"], seq_len=11, batch_tokens=4 * 11, micro_batch=2, steps=5, warmup=1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_recipe():
+    """A recipe of seconds: few sequences of random tokens, a checkpoint every second step."""
+    tokenizer = AutoTokenizer.from_pretrained(CHECKPOINTS["nope-tiny"])
+    # 21 sequences are five steps and a quarter: the pass over them does not end with the run.
+    tokens = torch.randint(1, 2048, (21, 10), generator=torch.Generator().manual_seed(1))
+    corpus = Corpus(train=_dataset(tokens, tokenizer), held_out=_dataset(tokens[:9], tokenizer))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(RECIPES, "tiny", SHORT)
+        patch.setattr("nope_probe.training.trainer.SAVE_EVERY", 2)
+        patch.setattr("nope_probe.training.corpus.tokenizer_of", lambda *_: tokenizer)
+        patch.setattr("nope_probe.training.corpus.corpus_of", lambda *_: corpus)
+        yield
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("train") / "run"
+    run(Settings(preset="nope-tiny", out=out))
+    return out
+
+
+@pytest.fixture
+def copy(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def forget_the_model(out: Path) -> None:
+    """Leave the folder as a process leaves it that is killed while the model is saved."""
+    for name in ("training.json", "README.md", "model.safetensors"):
+        (out / name).unlink()
+
+
+def results(out: Path) -> list[bytes]:
+    names = ("model.safetensors", "training.json", "README.md", "dynamics.csv")
+    return [(out / name).read_bytes() for name in names]
+
+
+def test_a_run_killed_after_its_last_step_makes_no_further_one(finished: Path, copy: Path):
+    forget_the_model(copy)
+    run(Settings(preset="nope-tiny", out=copy, resume=True))
+    assert results(copy) == results(finished)
+    assert "5 steps of 44 tokens" in (copy / "README.md").read_text()
+
+
+def test_a_run_killed_while_a_checkpoint_is_written_resumes_from_the_one_before(
+    finished: Path, copy: Path
+):
+    forget_the_model(copy)
+    (copy / "checkpoint-5" / "checksums.json").unlink()
+    for name in ("optimizer.pt", "trainer_state.json"):
+        (copy / "checkpoint-5" / name).write_bytes(b"")
+    run(Settings(preset="nope-tiny", out=copy, resume=True))
+    assert results(copy) == results(finished)
+    assert (copy / "checkpoint-5" / "checksums.json").is_file()
+
+
+def test_a_run_killed_while_its_first_checkpoint_is_written_starts_anew(finished: Path, copy: Path):
+    forget_the_model(copy)
+    for step in (4, 5):
+        shutil.rmtree(copy / f"checkpoint-{step}")
+    (copy / "checkpoint-2").mkdir()
+    run(Settings(preset="nope-tiny", out=copy, resume=True))
+    assert results(copy) == results(finished)
+
+
+def test_a_finished_run_stays_as_it_is(copy: Path):
+    before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
+    run(Settings(preset="nope-tiny", out=copy, resume=True))
+    assert {path: path.stat().st_mtime_ns for path in copy.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"preset": "rope-tiny"}, r"another preset \(preset nope-tiny\)"),
+        ({"seed": 1}, r"another seed \(seed 0\)"),
+        ({"steps": 7}, r"another steps \(steps 5\)"),
+    ],
+)
+def test_another_runs_weights_are_not_continued(given: dict, what: str, copy: Path):
+    settings = {"preset": "nope-tiny", "out": copy, "resume": True} | given
+    with pytest.raises(UserError, match=f"holds a run with {what}; choose another --out"):
+        run(Settings(**settings))
+
+
+def test_a_trained_model_is_not_overwritten(copy: Path):
+    for checkpoint in copy.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+    before = results(copy)
+    with pytest.raises(UserError, match="holds a trained model; choose another --out"):
+        run(Settings(preset="nope-tiny", out=copy))
+    assert results(copy) == before
+
+
+def test_a_changed_or_swapped_checkpoint_is_refused(copy: Path):
+    forget_the_model(copy)
+    path = copy / "checkpoint-5" / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-7] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="checkpoint-5 is not the checkpoint that this run wrote"):
+        run(Settings(preset="nope-tiny", out=copy, resume=True))
+    shutil.rmtree(copy / "checkpoint-5")
+    (copy / "checkpoint-4").rename(copy / "checkpoint-5")
+    with pytest.raises(UserError, match="checkpoint-5 is not the checkpoint that this run wrote"):
+        run(Settings(preset="nope-tiny", out=copy, resume=True))
+
+
+def test_checkpoints_of_an_unknown_run_and_broken_records_are_refused(copy: Path):
+    for content in ("", "[]", "[" * 100_000):
+        (copy / "run.json").write_text(content)
+        with pytest.raises(UserError, match=r"run\.json is broken; choose another --out"):
+            run(Settings(preset="nope-tiny", out=copy, resume=True))
+    (copy / "run.json").unlink()
+    with pytest.raises(UserError, match="holds checkpoints of an unknown run"):
+        run(Settings(preset="nope-tiny", out=copy, resume=True))
+
+
+@pytest.mark.parametrize("recipe", ["tiny", "1.5b"])
+@pytest.mark.parametrize("n_processes", [1, 2, 4])
+def test_processes_share_the_recipes_batch(recipe: str, n_processes: int):
+    chosen = RECIPES[recipe]
+    size, n_passes = split_batch(chosen, n_processes)
+    assert size <= chosen.micro_batch
+    assert size * n_passes * n_processes * chosen.seq_len == chosen.batch_tokens
+
+
+def test_a_batch_that_processes_cannot_share_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(UserError, match="the 4 sequences of a step cannot be shared equally by 3"):
+        run(Settings(preset="nope-tiny", out=tmp_path / "run"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_card_says_how_many_processes_shared_a_step(finished: Path):
+    record = json.loads((finished / "training.json").read_text())
+    assert record["processes"] == 1
+    assert "processes" not in model_card(record, 5)
+    assert "each step shared by 2 processes" in model_card(record | {"processes": 2}, 5)
