@@ -99,6 +99,12 @@ def position_module(model: HookedModel) -> nn.Module:
     return hooked.pos_embed
 
 
+def hugging_face_config(model: HookedModel) -> dict[str, Any] | None:
+    """Return the Hugging Face configuration of a bridge's model; a HookedTransformer has none."""
+    original = getattr(model, "original_model", None)
+    return None if original is None else original.config.to_dict()
+
+
 def takes_position_ids(model: HookedModel) -> bool:
     """Return whether a forward pass can be given the position of each token."""
     original = getattr(model, "original_model", None)

@@ -82,7 +82,7 @@ def test_alibi_in_named_heads_equals_a_copy_without_their_slopes(model: Any) -> 
 def test_alibi_is_the_source_of_the_first_layers_pattern_and_the_mask_is_not(model: Any) -> None:
     sources = run_ablations(model, tokens(32, 17), players=["sources"]).sources
     first = sources[sources["layer"] == 0].set_index("term")
-    assert list(first.index) == ["content", "mask", "alibi", "mask_x_alibi"]
+    assert list(first.index) == ["content", "mask", "alibi", "mask_x_alibi", "position"]
     assert abs(first.loc["mask", "rms"]) < 1e-5
     assert first.loc["alibi", "share"] > 0.9
 

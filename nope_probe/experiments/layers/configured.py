@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nope_probe.experiments.layers.probe import LayerFindings
+from nope_probe.hooks.model import hugging_face_config
 from nope_probe.hooks.protocols import HookedModel
 
 TOLERANCE = 1e-3  # relative, of numbers
@@ -95,9 +96,9 @@ def found_of(findings: LayerFindings) -> dict[str, Value]:
 def claims(model: HookedModel, layer: int) -> Iterator[Claim]:
     """Return what TransformerLens's and Hugging Face's configurations say of a layer."""
     yield from _lens_claims(model.cfg)
-    original = getattr(model, "original_model", None)
-    if original is not None:
-        yield from hugging_face_claims(original.config.to_dict(), layer)
+    config = hugging_face_config(model)
+    if config is not None:
+        yield from hugging_face_claims(config, layer)
 
 
 def _lens_claims(cfg: Any) -> Iterator[Claim]:

@@ -148,6 +148,8 @@ def n_positions(
     Raises:
         UserError: if --seq-len is beyond the model's context, or an expected length beyond it.
     """
+    from nope_probe.hooks.model import hugging_face_config
+
     n_ctx = loaded.info.n_ctx
     expected = [
         int(each.value)
@@ -159,8 +161,7 @@ def n_positions(
             raise UserError(f"--seq-len {settings.seq_len} is beyond the model's context {n_ctx}")
         length = settings.seq_len
     else:
-        original = getattr(loaded.model, "original_model", None)
-        config = original.config.to_dict() if original is not None else {}
+        config = hugging_face_config(loaded.model) or {}
         hinted = [config[name] for name in HINTS if isinstance(config.get(name), int)]
         fitting = [each for each in hinted if each + N_MARGIN <= N_LONGEST]
         length = min(n_ctx, max([shortest, *(e + N_MARGIN for e in [*fitting, *expected])]))
