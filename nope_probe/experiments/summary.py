@@ -55,7 +55,7 @@ def print_closing(
     )
     for note in fold_notes(manifest):
         console.print(note)
-    console.print(f"{manifest['seconds']:.0f} s; open {folder / 'report.html'}")
+    console.print(f"open {folder / 'report.html'}")
 
 
 def print_headline(manifest: Mapping[str, Any], folder: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,15 +18,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from nope_probe.errors import UserError
-from nope_probe.runtime.distributed import Processes, own_device, process_group
+from nope_probe.runtime.distributed import Processes, is_first_process, own_device, process_group
 from nope_probe.runtime.folder import (
     Run,
     check_output_dir,
     checkpoint_dir,
+    read_manifest,
     settings_hash,
     write_run,
 )
 from nope_probe.runtime.signals import Signals
+from nope_probe.runtime.status import status
 
 if TYPE_CHECKING:
     from nope_probe.data.sequences import Sequences
@@ -109,9 +112,12 @@ class Session(Generic[Settings_co]):
         return self.processes.is_first
 
     def __enter__(self) -> Session[Settings_co]:
-        self.settings.validate()
+        with status("checking the settings"):
+            self.settings.validate()
         self.finished = check_output_dir(self.folder, self.recorded)
         if self.finished:
+            seconds = read_manifest(self.folder).get("seconds", 0)
+            _report(f"finished before, in {seconds:.0f} s: shown again from {self.folder}")
             # A process may have been killed after it wrote the run and before it cleaned up.
             shutil.rmtree(checkpoint_dir(self.folder), ignore_errors=True)
             return self
@@ -123,11 +129,11 @@ class Session(Generic[Settings_co]):
     def _start(self, stack: ExitStack) -> None:
         """Join the processes, load the model and open the checkpoint."""
         signals = stack.enter_context(Signals())
-        device = own_device(self.settings.device)
+        with status("loading torch"):
+            device = own_device(self.settings.device)
+            from nope_probe.runtime.checkpoint import RunCheckpoint
+            from nope_probe.runtime.provenance import fingerprint, versions
         self.processes = stack.enter_context(process_group(device))
-        from nope_probe.runtime.checkpoint import RunCheckpoint
-        from nope_probe.runtime.provenance import fingerprint, versions
-
         stack.enter_context(_out_of_memory_is_a_user_error())
         self.loaded = self.settings.load_model(device)
         about = {
@@ -179,8 +185,10 @@ class Session(Generic[Settings_co]):
         if key not in self.checkpoint:
             made: Sequences | UserError | None = None
             if self.is_first:
+                chosen = settings or self.settings
                 try:
-                    made = (settings or self.settings).make_sequences(self.loaded, shuffle=shuffle)
+                    with status(f"reading {chosen.data}"):
+                        made = chosen.make_sequences(self.loaded, shuffle=shuffle)
                 except UserError as error:  # raised in all processes: the others wait for this one
                     made = error
             made = self.processes.broadcast(made)
@@ -220,6 +228,13 @@ class Session(Generic[Settings_co]):
         assert self.checkpoint.folder is not None
         write_run(self.folder, run, self.checkpoint.folder / "run")
         self.checkpoint.discard()
+        _report(f"took {run.manifest['seconds']:.0f} s")
+
+
+def _report(line: str) -> None:
+    """Write a line on stderr, in the first process."""
+    if is_first_process():
+        sys.stderr.write(f"{line}\n")
 
 
 @contextmanager

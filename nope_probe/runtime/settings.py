@@ -10,8 +10,10 @@ import tyro
 
 from nope_probe.data.documents import validate_packing
 from nope_probe.errors import UserError
+from nope_probe.models.hub import validate_reachable
 from nope_probe.models.names import is_on_hub
 from nope_probe.runtime.distributed import process_count
+from nope_probe.runtime.status import status
 
 if TYPE_CHECKING:
     from nope_probe.data.sequences import Sequences
@@ -137,6 +139,7 @@ class RunSettings:
         self._validate_data()
         if self.revision is not None and not is_on_hub(self.model):
             raise UserError(f"--revision is for models on the Hub, and {self.model} is not there")
+        validate_reachable(self.model, self.revision)
 
     def _validate_data(self) -> None:
         if self.pack:
@@ -175,19 +178,21 @@ class RunSettings:
         self, device: str, n_layers: int | None, n_ctx: int | None = None
     ) -> LoadedModel:
         """Load some first layers of the model, all for None; see `load` for n_ctx."""
-        import torch
+        doing = f"loading TransformerLens and {self.model}"
+        with status(doing, has_bars=is_on_hub(self.model)):
+            import torch
 
-        from nope_probe.models.load import load
+            from nope_probe.models.load import load
 
-        return load(
-            self.model,
-            n_layers=n_layers,
-            device=device,
-            dtype=None if self.dtype == "auto" else getattr(torch, self.dtype),
-            revision=self.revision,
-            device_map=self.device_map,
-            n_ctx=n_ctx,
-        )
+            return load(
+                self.model,
+                n_layers=n_layers,
+                device=device,
+                dtype=None if self.dtype == "auto" else getattr(torch, self.dtype),
+                revision=self.revision,
+                device_map=self.device_map,
+                n_ctx=n_ctx,
+            )
 
     def make_sequences(self, loaded: LoadedModel, *, shuffle: bool | None = None) -> Sequences:
         """Make the inputs: vectors for a parameter-free model, tokens for any other.

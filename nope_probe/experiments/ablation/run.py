@@ -12,6 +12,7 @@ from nope_probe.errors import UserError
 from nope_probe.experiments.replacements import validate_replacements
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
+from nope_probe.runtime.status import status
 
 if TYPE_CHECKING:
     from nope_probe.data.sequences import Sequences
@@ -104,7 +105,8 @@ def run(settings: Settings) -> Path:
             plan = plan_of(session)
             measured = run_conditions(session, plan)
             if session.is_first:
-                session.write(analyse(session, plan, measured))
+                with status("analysing and writing"):
+                    session.write(analyse(session, plan, measured))
     return session.folder
 
 

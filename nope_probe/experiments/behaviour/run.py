@@ -15,6 +15,7 @@ from nope_probe.models.names import trained_length
 from nope_probe.runtime.folder import Run, read_run
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
+from nope_probe.runtime.status import status
 
 if TYPE_CHECKING:
     from nope_probe.experiments.behaviour.conditions import Removal
@@ -188,7 +189,8 @@ def run(settings: Settings) -> Path:
             plan = plan_of(session)
             measured = run_conditions(session, plan)
             if session.is_first:
-                session.write(analyse(session, plan, measured))
+                with status("analysing and writing"):
+                    session.write(analyse(session, plan, measured))
     return session.folder
 
 

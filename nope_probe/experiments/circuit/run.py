@@ -14,6 +14,7 @@ from nope_probe.experiments.replacements import validate_replacements
 from nope_probe.runtime.distributed import validate_one_process
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
+from nope_probe.runtime.status import status
 
 if TYPE_CHECKING:
     from nope_probe.experiments.circuit.analyse import Stages
@@ -99,7 +100,9 @@ def run(settings: Settings) -> Path:
         if not session.finished:
             from nope_probe.experiments.circuit.analyse import analyse
 
-            session.write(analyse(session, capture(session)))
+            stages = capture(session)
+            with status("analysing and writing"):
+                session.write(analyse(session, stages))
     return session.folder
 
 

@@ -10,6 +10,7 @@ import tyro
 
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
+from nope_probe.runtime.status import status
 
 if TYPE_CHECKING:
     from nope_probe.hooks.maps import ScoreMaps
@@ -40,7 +41,8 @@ def run(settings: Settings) -> Path:
 
             maps = capture(session)
             if session.is_first:
-                session.write(analyse(session, maps))
+                with status("analysing and writing"):
+                    session.write(analyse(session, maps))
     return session.folder
 
 

@@ -13,6 +13,7 @@ from nope_probe.experiments.simulation.validation import make_spec, validate_alp
 from nope_probe.hooks.names import Norm
 from nope_probe.runtime.distributed import validate_one_process
 from nope_probe.runtime.session import Session
+from nope_probe.runtime.status import status
 
 if TYPE_CHECKING:
     from nope_probe.analyses.parameter_free.simulation import Simulation
@@ -104,13 +105,14 @@ class Settings:
 
     def load_model(self, device: str) -> LoadedModel:
         """Build the parameter-free transformer."""
-        from nope_probe.models.info import describe
-        from nope_probe.models.load import LoadedModel
-        from nope_probe.models.parameter_free import build, parameter_free
+        with status("loading TransformerLens"):
+            from nope_probe.models.info import describe
+            from nope_probe.models.load import LoadedModel
+            from nope_probe.models.parameter_free import build, parameter_free
 
-        model = build(
-            parameter_free(self.n_layers, self.d_model, self.norm, self.rope, self.causal)
-        )
+            model = build(
+                parameter_free(self.n_layers, self.d_model, self.norm, self.rope, self.causal)
+            )
         return LoadedModel(
             model=model, tokenizer=None, info=describe(model, str(model.cfg.model_name))
         )
@@ -126,7 +128,9 @@ def run(settings: Settings) -> Path:
         if not session.finished:
             from nope_probe.experiments.simulation.analyse import analyse
 
-            session.write(analyse(session, simulations(session)))
+            found = simulations(session)
+            with status("analysing and writing"):
+                session.write(analyse(session, found))
     return session.folder
 
 
