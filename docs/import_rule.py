@@ -9,7 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = "nope_probe"
-PUBLIC = "public names"  # nope_probe/__init__.py, which names what notebooks use
+PUBLIC = "public names"
+NAMED = ("nope_probe", "nope_probe.figures")  # whose __init__.py name what notebooks use
 COMMANDS = "commands"  # the other modules at the root of the package
 
 # What each folder may import beside itself. Folders come from the top down: arrows run one way.
@@ -66,9 +67,9 @@ def folder_of(module: str) -> str:
         >>> [folder_of(f"nope_probe{name}") for name in (".hooks.layer", ".ablate", ".errors", "")]
         ['hooks', 'commands', 'errors', 'public names']
     """
-    _, *parts = module.split(".")
-    if not parts:
+    if module in NAMED:
         return PUBLIC
+    _, *parts = module.split(".")
     return parts[0] if parts[0] in RULE else COMMANDS
 
 

@@ -10,10 +10,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import fields, make_dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import tyro
 
@@ -21,6 +22,9 @@ from nope_probe.errors import UserError
 
 Settings = TypeVar("Settings")
 _subcommand: ContextVar[str | None] = ContextVar("subcommand", default=None)
+IMAGE = "image"
+IMAGE_HELP = "Draw the first figure of the page into this .png or .svg file too (needs Chrome)."
+ENDINGS = (".png", ".svg")
 
 
 def parse(settings: type[Settings], examples: Sequence[str] = ()) -> Settings:
@@ -38,6 +42,26 @@ def parse(settings: type[Settings], examples: Sequence[str] = ()) -> Settings:
     if examples:
         lines += ["", "Examples:", *(f"  {typed} {each}".rstrip() for each in examples)]
     return tyro.cli(settings, prog=typed, args=arguments, description="\n".join(lines))
+
+
+def parse_with_image(
+    settings: type[Settings], examples: Sequence[str] = ()
+) -> tuple[Settings, Path | None]:
+    """Return the settings on the command line, and the image file named by `--image`, if any.
+
+    Raises:
+        UserError: for an image of another kind than .png or .svg.
+    """
+    image = (IMAGE, Annotated[Path | None, tyro.conf.arg(help=IMAGE_HELP)], None)
+    # A subclass, since a field of the settings themselves would identify the run.
+    both = make_dataclass(settings.__name__, [image], bases=(settings,), frozen=True, kw_only=True)
+    both.__doc__ = settings.__doc__
+    parsed: Any = parse(both, examples)
+    path = getattr(parsed, IMAGE)
+    if path is not None and path.suffix not in ENDINGS:
+        raise UserError(f"cannot draw {path}: expected a name that ends in {' or '.join(ENDINGS)}")
+    own = {field.name: getattr(parsed, field.name) for field in fields(parsed)[:-1]}
+    return settings(**own), path
 
 
 def program() -> list[str]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-
-from nope_probe.cli import one_line_errors, parse
-from nope_probe.experiments.paper.run import Settings, run
+from nope_probe.cli import one_line_errors, parse_with_image
+from nope_probe.experiments.paper.settings import Settings
 from nope_probe.runtime.distributed import is_first_process
 
 EXAMPLES = (
@@ -17,9 +15,18 @@ EXAMPLES = (
 def main() -> None:
     """Run the command line."""
     with one_line_errors():
-        lines = run(parse(Settings, EXAMPLES))
+        settings, image = parse_with_image(Settings, EXAMPLES)
+        from nope_probe.experiments.paper.run import run
+
+        folder = run(settings)
         if is_first_process():
-            sys.stdout.write("\n".join(lines) + "\n")
+            from nope_probe.experiments.paper.summary import print_index, print_summary
+
+            (print_index if settings.figure == "all" else print_summary)(folder)
+            if image is not None:
+                from nope_probe.experiments.image import draw_image
+
+                draw_image(folder, image)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nope_probe.cli import one_line_errors, parse
+from nope_probe.cli import one_line_errors, parse_with_image
 from nope_probe.experiments.simulation.run import Settings, run
 from nope_probe.runtime.folder import read_manifest
 
@@ -15,10 +15,15 @@ EXAMPLES = (
 def main() -> None:
     """Run the command line."""
     with one_line_errors():
-        folder = run(parse(Settings, EXAMPLES))
+        settings, image = parse_with_image(Settings, EXAMPLES)
+        folder = run(settings)
         from nope_probe.experiments.simulation.summary import print_summary
 
         print_summary(read_manifest(folder), folder)
+        if image is not None:
+            from nope_probe.experiments.image import draw_image
+
+            draw_image(folder, image)
 
 
 if __name__ == "__main__":

@@ -20,10 +20,19 @@
 # it, because tokens that share their past become similar.
 
 # %%
+# Installs nope_probe where it is missing, as on Colab; elsewhere it does nothing.
+import subprocess
+import sys
+from importlib.util import find_spec
+
+if find_spec("nope_probe") is None:
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "nope-probe"], check=True)
+
+# %%
 import torch
 from IPython.display import display
 
-from nope_probe import figures, load, simulate_scores, theory_scores
+from nope_probe import figures, gaussian, load, simulate_scores, theory_scores
 
 # %% [markdown]
 # ## Theory
@@ -42,14 +51,25 @@ figures.score_maps(theory, title="Theory, alpha = 0.2")
 theory[:, -1, 0:50:10]
 
 # %% [markdown]
+# **Exercise.** Why is L0 flat? What would have to be true of the inputs for it not to be?
+#
+# <details><summary>Answer</summary>
+#
+# L0's scores are inner products of the inputs themselves. All pairs of inputs have the same
+# expectation α, so every cell off the diagonal is α. Inputs whose neighbours are alike, as in text,
+# would have a pattern in L0 already: content, not the mask.
+#
+# </details>
+
+# %% [markdown]
 # ## An alpha slider
 #
-# One map per α, in L1; the slider's step k is α = k / 10. (The slider says "L".)
+# One map per α, of L1. As α grows, inputs are alike from the start, and the pattern fades.
 
 # %%
-alphas = torch.arange(9).double() / 10
+alphas = torch.arange(10).double() / 10
 by_alpha = theory_scores(alphas, 50, 2)[:, 1]
-figures.score_maps(by_alpha, title="L1, by alpha: step k is alpha = k / 10")
+figures.sweep_maps(by_alpha, alphas.tolist(), name="alpha", title="Theory: L1", first=2)
 
 # %% [markdown]
 # ## Simulation
@@ -60,10 +80,33 @@ figures.score_maps(by_alpha, title="L1, by alpha: step k is alpha = k / 10")
 # %%
 model = load("parameter-free").model
 simulation = simulate_scores(model, alpha=0.2, seq_len=50, n_samples=256, seed=0)
-display(figures.score_maps(simulation.best, title="256 samples, alpha = 0.2"))
+display(simulation.best)
+figures.score_maps(simulation.best, title="256 samples, alpha = 0.2")
 
 # %% [markdown]
 # Theory and simulation differ by about 1/d, here d = 64. The largest gap per layer, in nats:
 
 # %%
 (simulation.best.mean - theory).nan_to_num().abs().amax((-1, -2))
+
+# %% [markdown]
+# ## Switch the mask off
+#
+# The same simulation behind a switch. Press *causal mask*, here or on its arrow below: L0 does not
+# change, and every later layer loses its pattern. Everything is in the page; no kernel is needed.
+
+# %%
+vectors = gaussian(n_seqs=256, seq_len=32, d_model=64, alpha=0.2)
+figures.explore(model, vectors, players=["mask"])
+
+# %% [markdown]
+# **Exercise.** With RoPE (`load("parameter-free-rope")`), which layers change when RoPE is switched
+# off, and which when the mask is?
+#
+# <details><summary>Answer</summary>
+#
+# RoPE acts in every layer's own scores, so that L0 changes too; the mask acts on what the layers
+# before have mixed, so that L0 does not. `figures.explore(load("parameter-free-rope").model,
+# vectors, players=["mask", "rope"])` shows both.
+#
+# </details>

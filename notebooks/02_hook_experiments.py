@@ -18,6 +18,15 @@
 # beside it, and any TransformerLens model of yours can take the place of the shipped one.
 
 # %%
+# Installs nope_probe where it is missing, as on Colab; elsewhere it does nothing.
+import subprocess
+import sys
+from importlib.util import find_spec
+
+if find_spec("nope_probe") is None:
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "nope-probe"], check=True)
+
+# %%
 import torch
 from IPython.display import display
 
@@ -34,7 +43,32 @@ from nope_probe import (
 
 loaded = load("nope-tiny")
 model = loaded.model
-tokens = sequences(tokenizer=loaded.tokenizer, n_seqs=128, seq_len=40).inputs
+data = sequences(tokenizer=loaded.tokenizer, n_seqs=128, seq_len=40)
+tokens = data.inputs
+display(loaded)
+
+# %% [markdown]
+# ## The explorer
+#
+# Press a switch, or an operation on an arrow: it is removed in every layer, and every stage from
+# (a) to (i) changes at once. All combinations were run before; the page holds them as bytes.
+
+# %%
+figures.explore(model, tokens[:32, :32])
+
+# %% [markdown]
+# **Exercise.** In L2, remove one component after the other, and watch share and amplitude. What
+# tells the mask from the weights?
+#
+# <details><summary>Answer</summary>
+#
+# Without any one of the four, next to nothing of the intact pattern is left: all are needed.
+# Without the mask, W_K or W_O the amplitude cannot be told from 0; without W_Q there is another
+# pattern, the reverse of the intact one, which its replacement makes of the same mask. So shares
+# alone do not tell them apart: that a weight is needed does not make it a source. Only the mask
+# breaks the symmetry between positions.
+#
+# </details>
 
 # %% [markdown]
 # ## Hooks of your own
@@ -58,6 +92,7 @@ display(seen["scores"].shape)  # [batch, head, query_pos, key_pos]
 
 # %%
 intact = capture_stages(model, tokens, layer=0)
+display(intact)
 figures.circuit(intact, layer=0)
 
 # %% [markdown]
@@ -72,14 +107,28 @@ with ablated(model, Ablation(remove=["mask"])):
 figures.circuit(without, layer=0, removed=["mask"], reference=intact)
 
 # %% [markdown]
-# The strength of each layer's pattern, in nats, with the mask and without:
+# The strength of each layer's pattern, in nats, with its 95% interval: with the mask and without.
+# The sequences begin with BOS, an attention sink, which captured maps know: `measure` leaves that
+# key out, as the commands do. An interval that holds 0 cannot be told from no pattern at all.
 
 # %%
 scores = capture_scores(model, tokens)
-[
-    (f"L{layer}", round(one.amplitude.value, 3), round(other.amplitude.value, 3))
+{
+    f"L{layer}": (one.amplitude, other.amplitude)
     for layer, (one, other) in enumerate(zip(measure(scores), measure(scores_without), strict=True))
-]
+}
+
+# %% [markdown]
+# **Exercise.** `measure(scores_without, skip_keys=0)` finds a pattern in L3. Where does it come
+# from?
+#
+# <details><summary>Answer</summary>
+#
+# From the first key. BOS is the same token in every sequence and is scored unlike all others; its
+# column alone makes rows uneven. It marks a token, not positions: leave it out, and nothing is
+# left.
+#
+# </details>
 
 # %% [markdown]
 # ## Patch one head's attention

@@ -19,6 +19,17 @@
 # and are never a source.
 
 # %%
+# Installs nope_probe where it is missing, as on Colab; elsewhere it does nothing.
+import subprocess
+import sys
+from importlib.util import find_spec
+
+if find_spec("nope_probe") is None:
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "nope-probe"], check=True)
+
+# %%
+from IPython.display import display
+
 from nope_probe import (
     Ablation,
     ablated,
@@ -40,6 +51,7 @@ from nope_probe import (
 loaded = load("rope-tiny")
 data = sequences(tokenizer=loaded.tokenizer, n_seqs=128, seq_len=40)
 study = run_ablations(loaded.model, data, players=["mask", "rope", "qk"])
+display(study)
 figures.source_shares(study.sources)
 
 # %% [markdown]
@@ -65,10 +77,27 @@ figures.term_maps(
 figures.player_shares(study.players)
 
 # %% [markdown]
+# The same players as switches, for every layer and head:
+
+# %%
+figures.explore(loaded.model, data.inputs[:64], players=["mask", "rope", "qk"], circuit=False)
+
+# %% [markdown]
+# **Exercise.** Is there a head whose pattern does not need RoPE? Look through L1 to L3 with RoPE
+# switched off.
+#
+# <details><summary>Answer</summary>
+#
+# In L3, H3 keeps about half of its pattern, with a narrow interval; in L1 no head keeps a
+# twentieth. Where an interval holds 0, as for some heads of L3, nothing can be said.
+#
+# </details>
+
+# %% [markdown]
 # ## The NoPE twin, by hand: the mask is all there is
 #
 # The same from captures of your own. Conditions are named by what is removed; `attribute` finds
-# the position encoding from them (here there is none).
+# the position encoding from them (here there is none), and leaves out the key of BOS.
 
 # %%
 loaded = load("nope-tiny")
@@ -76,5 +105,5 @@ data = sequences(tokenizer=loaded.tokenizer, n_seqs=128, seq_len=40)
 intact = capture_scores(loaded.model, data.inputs)
 with ablated(loaded.model, Ablation(remove=["mask"])):
     without = capture_scores(loaded.model, data.inputs)
-layers = attribute({(): intact, "mask": without}, skip_keys=int(data.bos))
-[{source.term: round(source.share.value, 3) for source in layer.sources} for layer in layers]
+layers = attribute({(): intact, "mask": without})
+{f"L{layer.layer}": {each.term: each.share for each in layer.sources} for layer in layers}

@@ -19,6 +19,15 @@
 # against the intact model on the same tokens.
 
 # %%
+# Installs nope_probe where it is missing, as on Colab; elsewhere it does nothing.
+import subprocess
+import sys
+from importlib.util import find_spec
+
+if find_spec("nope_probe") is None:
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "nope-probe"], check=True)
+
+# %%
 from nope_probe import Ablation, ablated, capture_losses, figures, load, run_behaviour, sequences
 
 # %% [markdown]
@@ -84,3 +93,14 @@ figures.pattern_and_behaviour(
 
 # %%
 figures.loss_by_position(run.tables["loss_by_position"], title="Loss by position")
+
+# %% [markdown]
+# **Exercise.** Why is the loss without the mask scored behind a prefix, and not everywhere?
+#
+# <details><summary>Answer</summary>
+#
+# Without the mask a token sees its successor, which it has to predict: its loss says nothing of
+# language. Behind a bidirectional prefix queries are causal again, and are scored as ever; the
+# intact model is scored on the same tokens.
+#
+# </details>

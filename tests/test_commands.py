@@ -12,7 +12,18 @@ from support.command_line import refused
 from nope_probe import ablate, circuit, reproduce, scores, simulate
 from nope_probe.cli import find_commands
 
-COMMANDS = ("ablate", "behaviour", "circuit", "reproduce", "scores", "simulate", "theory", "train")
+COMMANDS = (
+    "ablate",
+    "behaviour",
+    "circuit",
+    "compare",
+    "layers",
+    "reproduce",
+    "scores",
+    "simulate",
+    "theory",
+    "train",
+)
 SLOW = {"torch", "transformer_lens", "transformers", "pandas", "numpy", "scipy", "plotly"}
 PARAMETER_FREE = ["--model", "parameter-free", "--data", "gaussian"]
 
@@ -37,7 +48,7 @@ def test_help_imports_nothing_slow(command: str) -> None:
     code += f"except SystemExit: print(sorted({SLOW} & set(sys.modules)))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.strip().endswith("[]")
-    assert "--seed" in ended.stdout or command == "theory"
+    assert "--seed" in ended.stdout or command in ("compare", "theory")
     assert "\n    " not in ended.stdout.partition("options")[0].partition("\n\n")[2]
 
 
@@ -84,7 +95,8 @@ def test_a_flag_without_an_effect_is_refused_before_a_model_is_loaded(
         (circuit, ["--remove", "mask", "--gain", "norm"], "--gain is for weights, and none is"),
         (circuit, ["--gain", "norm"], "--gain is for weights, and none is removed"),
         (reproduce, ["figure1", "--seed", 1], "figure1 takes no --seed"),
-        (reproduce, ["figure1", "--out", "x"], "figure1 takes no --out"),
+        (reproduce, ["figure1", "--windows", "start"], "figure1 takes no --windows"),
+        (reproduce, ["all", "--model", "nope-1.5b"], "all takes no --model"),
         (reproduce, ["figure3", "--n-samples", 4000], "figure3 takes no --n-samples"),
         (reproduce, ["figure5", "--n-samples", 4000], "figure5 takes no --n-samples"),
         (simulate, ["--checkpoint-every", 0], "expected a positive --checkpoint-every"),

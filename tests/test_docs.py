@@ -43,6 +43,12 @@ def test_every_python_block_of_the_readme_runs():
             exec(code, {})
 
 
+def test_the_code_of_the_page_about_removals_runs():
+    page = (ROOT / "docs/removals.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(code, {})
+
+
 def commands() -> list[str]:
     lines = [line for block in blocks("bash") for line in block.splitlines()]
     return [line.split("#")[0].strip() for line in lines if "-m nope_probe." in line]

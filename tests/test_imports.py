@@ -30,6 +30,15 @@ def test_an_import_against_the_rule_is_found() -> None:
     ]
 
 
+def test_the_files_that_name_what_is_public_may_import_what_their_folder_may_not() -> None:
+    explore = {"nope_probe.experiments.explore.run"}
+    assert violations({"nope_probe.figures": explore, "nope_probe": explore}) == []
+    assert violations({"nope_probe.figures.maps": explore, "nope_probe.models": explore}) == [
+        "nope_probe.figures.maps imports nope_probe.experiments.explore.run",
+        "nope_probe.models imports nope_probe.experiments.explore.run",
+    ]
+
+
 def test_imports_are_read_wherever_they_stand(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "nope_probe"
     folder.mkdir()

@@ -1,24 +1,47 @@
-"""The notebooks run without network, and their two files hold the same code."""
+"""The notebooks run without network, show figures everywhere, and are pairs of the same cells."""
 
 import os
 import re
+from base64 import b64decode
 from pathlib import Path
 
 import pytest
+from support.chromium import needs_chromium, opened
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
 nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
 jupytext = pytest.importorskip("jupytext", reason="jupytext is not installed")
+nbconvert = pytest.importorskip("nbconvert", reason="nbconvert is not installed")
 pytest.importorskip("ipykernel", reason="ipykernel is not installed")
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
-NAMES = (
-    "01_parameter_free",
-    "02_hook_experiments",
-    "03_attribution",
-    "04_language_models",
-    "05_behaviour",
-)
+# The plotly figures and the explorers of each notebook.
+SHOWN = {
+    "01_parameter_free": (3, 1),
+    "02_hook_experiments": (3, 1),
+    "03_attribution": (3, 1),
+    "04_language_models": (3, 0),
+    "05_behaviour": (3, 0),
+}
+NAMES = tuple(SHOWN)
+PLOTLY, HTML, PNG = "application/vnd.plotly.v1+json", "text/html", "image/png"
+BADGE = re.compile(r"\n\n\[!\[Open in Colab\]\(\S+\)\]\(\S+\)$")
+
+
+def notebook(name: str):
+    return nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+
+
+def outputs(notebook) -> list:
+    return [each for cell in notebook.cells for each in cell.get("outputs", [])]
+
+
+def with_type(notebook, kind: str) -> list:
+    return [each.data[kind] for each in outputs(notebook) if kind in each.get("data", {})]
+
+
+def explorers(notebook) -> list:
+    return [each for each in with_type(notebook, HTML) if '<iframe class="explorer"' in each]
 
 
 def test_these_are_all_the_notebooks() -> None:
@@ -27,12 +50,11 @@ def test_these_are_all_the_notebooks() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_pair_holds_the_same_cells_and_no_output(name: str) -> None:
+def test_a_pair_holds_the_same_cells(name: str) -> None:
     text = jupytext.read(FOLDER / f"{name}.py")
-    notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
-    ours, theirs = ([(c.cell_type, c.source) for c in each.cells] for each in (text, notebook))
-    assert ours == theirs
-    assert not any(cell.get("outputs") for cell in notebook.cells)
+    ours = [(cell.cell_type, cell.source) for cell in text.cells]
+    theirs = [(cell.cell_type, BADGE.sub("", cell.source)) for cell in notebook(name).cells]
+    assert ours == theirs, "run make notebooks"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -43,20 +65,84 @@ def test_a_notebook_uses_public_names_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_installs_the_package_and_asks_and_answers(name: str) -> None:
+    source = "\n".join(cell.source for cell in notebook(name).cells)
+    assert source.count('"pip", "install"') == 1
+    assert source.count("**Exercise.**") == source.count("<details><summary>Answer</summary>") >= 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_committed_notebook_is_small_ran_without_an_error_and_holds_its_figures(
+    name: str,
+) -> None:
+    assert (FOLDER / f"{name}.ipynb").stat().st_size < 3_000_000
+    found = notebook(name)
+    counts = [cell.execution_count for cell in found.cells if cell.cell_type == "code"]
+    assert counts == list(range(1, len(counts) + 1))
+    assert {each.output_type for each in outputs(found)} <= {"display_data", "execute_result"}
+    assert (len(with_type(found, PLOTLY)), len(explorers(found))) == SHOWN[name]
+    assert not [each for each in with_type(found, HTML) if "plotly" in each]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_figure_has_a_picture_for_viewers_without_scripts(name: str) -> None:
+    found = notebook(name)
+    drawn = [each.data for each in outputs(found) if {PLOTLY, HTML} & each.get("data", {}).keys()]
+    pictures = [data for data in drawn if PLOTLY in data or "explorer" in data[HTML]]
+    assert len(pictures) == sum(SHOWN[name])
+    for data in pictures:
+        header = b64decode(data[PNG])[:24]
+        assert header.startswith(b"\x89PNG")
+        assert int.from_bytes(header[16:20]) >= 700  # px wide
+        if HTML in data:
+            assert f'src="data:image/png;base64,{data[PNG]}"' in data[HTML]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_as_a_web_page_shows_every_figure(name: str) -> None:
+    page, _ = nbconvert.HTMLExporter().from_notebook_node(notebook(name))
+    pictures = re.findall(r'<img[^>]*src="data:image/png', page)
+    n_figures, n_explorers = SHOWN[name]
+    assert len(pictures) == n_figures + n_explorers  # an explorer's picture, until its frame loads
+    assert page.count('<iframe class="explorer"') == n_explorers
+
+
+@needs_chromium
+def test_an_explorer_in_a_web_page_replaces_its_picture_and_answers(tmp_path: Path) -> None:
+    found = notebook("03_attribution")
+    [explorer] = explorers(found)
+    script = """<script>setTimeout(() => {
+      const inside = document.querySelector("iframe.explorer").contentDocument;
+      inside.querySelector("[data-player=rope]").click();
+      document.body.dataset.says = inside.querySelector("#says").textContent;
+      document.body.dataset.stills = document.querySelectorAll("img.still").length;
+    }, 500)</script>"""
+    elements = opened(f"<body>{explorer}{script}</body>", tmp_path)
+    assert 'data-stills="0"' in elements
+    assert re.search(
+        r'data-says="Without RoPE, .+ is left of the intact positional pattern', elements
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_runs_and_shows_figures(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(os.environ, "HF_HUB_OFFLINE", "1")
     monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", "1")
-    notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+    ours = notebook(name)
     client = nbclient.NotebookClient(
-        notebook, timeout=60, resources={"metadata": {"path": str(tmp_path)}}
+        ours, timeout=180, resources={"metadata": {"path": str(tmp_path)}}
     )
     client.execute()
-    shown = [
-        output
-        for cell in notebook.cells
-        for output in cell.get("outputs", [])
-        if "application/vnd.plotly.v1+json" in output.get("data", {})
+    assert (len(with_type(ours, PLOTLY)), len(explorers(ours))) == SHOWN[name]
+
+
+def test_conclusions_leave_out_the_bos_key() -> None:
+    text = [
+        each for each in with_type(notebook("02_hook_experiments"), "text/plain") if "L3" in each
     ]
-    assert len(shown) >= 2
+    intact, without = (
+        float(each) for each in re.findall(r"(-?[\d.]+) \[", text[0].split("'L3'")[1])
+    )
+    assert abs(without) < 0.1 * intact

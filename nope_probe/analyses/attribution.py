@@ -20,6 +20,7 @@ from nope_probe.analyses.conditions import (
     fold_counts_of,
     folds_by_condition,
     position_of,
+    skipped_keys,
     validate_complete,
 )
 from nope_probe.analyses.contrasts import ContrastGram
@@ -99,7 +100,7 @@ def attribute(
     player_sets: Sequence[PlayerSet] = (),
     *,
     position: Component | Literal["auto"] | None = "auto",
-    skip_keys: int = 0,
+    skip_keys: int | Literal["auto"] = "auto",
 ) -> list[LayerAttribution]:
     """Attribute each layer's pattern to its sources, and find the weights it needs.
 
@@ -112,7 +113,8 @@ def attribute(
         player_sets: the players; none stops after the sources.
         position: the position encoding that is a source beside the mask; None if there is none.
             `auto`: the one that the conditions remove (what is never removed counts as content).
-        skip_keys: first keys to leave out.
+        skip_keys: first keys to leave out; `auto`: 1 where captured sequences all begin with the
+            same token (BOS, an attention sink), else 0.
 
     Raises:
         KeyError: if a condition of the sources or players is missing.
@@ -129,7 +131,8 @@ def attribute(
         >>> mask.share.value > 0.9
         True
     """
-    folds, counts = folds_by_condition(maps), fold_counts_of(maps.values())
+    folds, skipped = folds_by_condition(maps), skipped_keys(maps.values(), skip_keys)
+    counts = fold_counts_of(maps.values())
     source = position_of(folds) if position == "auto" else position
     validate_complete(folds, player_sets, source)
     layers = next(iter(folds.values())).shape[1]
@@ -139,7 +142,7 @@ def attribute(
             {condition: each[:, layer] for condition, each in folds.items()},
             player_sets,
             source,
-            skip_keys,
+            skipped,
             counts,
         )
         for layer in range(layers)

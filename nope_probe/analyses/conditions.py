@@ -7,7 +7,7 @@ A condition is the model with some components removed. Users name it by what is 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -32,6 +32,17 @@ Removed = TypeVar("Removed", bound=str | Iterable[str])
 def fold_means(maps: ScoreMaps | FoldMeans) -> FoldMeans:
     """Return the fold means of score maps, in nats."""
     return maps.folds if isinstance(maps, ScoreMaps) else maps
+
+
+def skipped_keys(maps: Iterable[ScoreMaps | FoldMeans], skip_keys: int | Literal["auto"]) -> int:
+    """Return how many first keys to leave out of some maps.
+
+    `auto` is 1 where all captured sequences begin with the same token (a BOS token, which is an
+    attention sink), else 0; of fold means, which do not say, 0.
+    """
+    if skip_keys == "auto":
+        return int(any(isinstance(each, ScoreMaps) and each.bos for each in maps))
+    return skip_keys
 
 
 def fold_counts_of(maps: Iterable[ScoreMaps | FoldMeans]) -> FoldCounts | None:

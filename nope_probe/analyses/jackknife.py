@@ -19,13 +19,17 @@ MIN_FOLDS = 4
 Estimates: TypeAlias = Float[Tensor, " one_plus_folds"]  # on all folds, and without each
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Interval:
     """An estimate with its 95% interval; all NaN where the estimate is undefined."""
 
     value: float
     low: float
     high: float
+
+    def __repr__(self) -> str:
+        """Return the value and the ends of its interval, to three digits."""
+        return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
 
     @property
     def excludes_zero(self) -> bool:

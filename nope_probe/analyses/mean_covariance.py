@@ -1,8 +1,20 @@
 """The mean term and the covariance term of a score map: an exact split without any ablation.
 
-A score map is the mean term <E q_i, E k_j> (each position has a mean vector of its own: the
-positional basis of Song and Zhong, arXiv 2310.04861) plus the covariance term, that of q_i and k_j
-over sequences (tokens that share their past resemble each other). Neither depends on the basis.
+Song and Zhong (arXiv 2310.04861) split a vector h of sequence c at position t into the global mean,
+a positional part pos_t (the mean over sequences, less the global mean), a context part ctx_c (the
+mean over positions, less the global mean), and a residual. Put into queries and keys, a mean score
+has four blocks, with mean_t = global mean + pos_t and rest = ctx_c + residual:
+
+    mean . mean    the mean term <E q_i, E k_j>: each position has a mean vector of its own
+    mean . rest    0 by construction: <E q_i, E rest_j>, and E rest_j = 0 over sequences
+    rest . mean    0 by construction, likewise
+    rest . rest    the covariance term, that of q_i and k_j over sequences: tokens that share their
+                   past resemble each other
+
+The cross terms vanish cell by cell, whatever the model, so the first and the last block are the
+score map. Within the last one, `split_covariance` separates ctx_c from the residual: none of those
+four parts is 0 by construction, but ctx.ctx is one number and residual.ctx one number per query,
+and softmax ignores both. No block depends on the basis.
 """
 
 from __future__ import annotations
@@ -88,6 +100,51 @@ def _split_layer(
         mean_rms=rms(gram[:, 1, 1], counts),
         covariance_rms=rms(gram[:, 2, 2], counts),
         dimensions=participation_ratio(key_means[:, skip_keys:].double(), counts),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CovarianceParts:
+    """The parts of a covariance term; their sum is the term, in its unit.
+
+    Attributes:
+        context: ctx.ctx, the same in every cell.
+        query_residual: residual.ctx, the same for all keys of a query.
+        key_residual: ctx.residual, the same for all queries of a key.
+        residual: residual.residual.
+    """
+
+    context: Float[Tensor, ""]
+    query_residual: Float[Tensor, " query_pos"]
+    key_residual: Float[Tensor, " key_pos"]
+    residual: Float[Tensor, "query_pos key_pos"]
+
+
+def split_covariance(covariance: Float[Tensor, "query_pos key_pos"]) -> CovarianceParts:
+    """Return the parts of the covariance term that context and residual bring.
+
+    ctx_c is the mean of the rest over positions, so the parts are means of the covariance term over
+    queries and keys, and need no further sums over sequences.
+
+    Args:
+        covariance: the covariance term over all queries and keys (j > i too), nats.
+
+    Raises:
+        ValueError: for a masked cell.
+
+    Example:
+        >>> parts = split_covariance(torch.tensor([[3.0, 1.0], [1.0, 3.0]]))
+        >>> float(parts.context), parts.residual.tolist()
+        (2.0, [[1.0, -1.0], [-1.0, 1.0]])
+    """
+    if not covariance.isfinite().all():
+        raise ValueError("context is a mean over all positions: expected no masked cell")
+    by_query, by_key, context = covariance.mean(1), covariance.mean(0), covariance.mean()
+    return CovarianceParts(
+        context=context,
+        query_residual=by_query - context,
+        key_residual=by_key - context,
+        residual=covariance - by_query[:, None] - by_key[None] + context,
     )
 
 

@@ -8,12 +8,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from nope_probe.analyses.conditions import FoldCounts, FoldMeans, fold_counts_of, fold_means
+from nope_probe.analyses.conditions import (
+    FoldCounts,
+    FoldMeans,
+    fold_counts_of,
+    fold_means,
+    skipped_keys,
+)
 from nope_probe.analyses.jackknife import (
     Interval,
     cross_products,
@@ -57,13 +64,17 @@ class Measures:
 
 
 def measure(
-    maps: ScoreMaps | FoldMeans, skip_keys: int = 0, *, counts: FoldCounts | None = None
+    maps: ScoreMaps | FoldMeans,
+    skip_keys: int | Literal["auto"] = "auto",
+    *,
+    counts: FoldCounts | None = None,
 ) -> list[Measures]:
     """Measure the pattern of each layer.
 
     Args:
         maps: what `capture_scores` returns, or fold means of scores, in nats.
-        skip_keys: how many first keys to leave out, of the row mean too (1 for a BOS sink).
+        skip_keys: how many first keys to leave out, of the row mean too; `auto`: 1 where captured
+            sequences all begin with the same token (BOS, an attention sink), else 0.
         counts: of fold means, the sequences per fold; all the same by default.
 
     Raises:
@@ -76,35 +87,53 @@ def measure(
         >>> measure(maps)[2].locality.value > 0.9
         True
     """
-    folds = fold_means(maps)
+    folds, skipped = fold_means(maps), skipped_keys([maps], skip_keys)
     counts = fold_counts_of([maps]) if counts is None else counts
-    return [
-        _measure(folds[:, layer].double(), skip_keys, counts) for layer in range(folds.shape[1])
-    ]
+    return [_measure(folds[:, layer].double(), skipped, counts) for layer in range(folds.shape[1])]
 
 
 def _measure(
     folds: Float[Tensor, "fold query_pos key_pos"], skip_keys: int, counts: FoldCounts | None
 ) -> Measures:
-    n = folds.shape[-1]
-    patterns = row_centred(folds, skip_keys)
-    rest = patterns - relative_part(patterns, skip_keys)
-    cells = kept_cells(n, skip_keys)
-    maps = torch.stack([patterns[:, cells], rest[:, cells]])
-    products = cross_products(maps, maps, counts)
-    p_p, r_r = products[:, 0, 0], products[:, 1, 1]
-    means, rests = leave_one_out(patterns, counts), leave_one_out(rest, counts)
-    diagonal = diagonal_normalised(leave_one_out(folds, counts))
+    found = measure_estimates(folds, skip_keys, counts)
+    p_p, r_r = found["amplitude_squared"], found["non_relative_squared"]
     return Measures(
         amplitude=rms(p_p, counts),
-        locality=jackknife(locality(means, skip_keys), counts),
-        monotonicity=jackknife(monotonicity(means, LAG, skip_keys), counts),
-        monotonicity_lag1=jackknife(monotonicity(means, 1, skip_keys), counts),
+        locality=jackknife(found["locality"], counts),
+        monotonicity=jackknife(found["monotonicity"], counts),
+        monotonicity_lag1=jackknife(found["monotonicity_lag1"], counts),
         relative_r2=share(p_p - r_r, p_p, counts),
         non_relative=rms(r_r, counts),
-        edge_contrast=jackknife(edge_contrast(diagonal, skip_keys), counts),
-        edge_contrast_visible=jackknife(edge_contrast(rests, skip_keys), counts),
+        edge_contrast=jackknife(found["edge_contrast"], counts),
+        edge_contrast_visible=jackknife(found["edge_contrast_visible"], counts),
     )
+
+
+def measure_estimates(
+    folds: Float[Tensor, "fold query_pos key_pos"],
+    skip_keys: int,
+    counts: FoldCounts | None = None,
+) -> dict[str, Float[Tensor, " one_plus_folds"]]:
+    """Return what `measure` makes intervals from: each on all folds, then without each fold.
+
+    `amplitude_squared` and `non_relative_squared` are unbiased mean squares, in squared nats.
+    """
+    patterns = row_centred(folds, skip_keys)
+    rest = patterns - relative_part(patterns, skip_keys)
+    cells = kept_cells(folds.shape[-1], skip_keys)
+    maps = torch.stack([patterns[:, cells], rest[:, cells]])
+    products = cross_products(maps, maps, counts)
+    means, rests = leave_one_out(patterns, counts), leave_one_out(rest, counts)
+    diagonal = diagonal_normalised(leave_one_out(folds, counts))
+    return {
+        "amplitude_squared": products[:, 0, 0],
+        "non_relative_squared": products[:, 1, 1],
+        "locality": locality(means, skip_keys),
+        "monotonicity": monotonicity(means, LAG, skip_keys),
+        "monotonicity_lag1": monotonicity(means, 1, skip_keys),
+        "edge_contrast": edge_contrast(diagonal, skip_keys),
+        "edge_contrast_visible": edge_contrast(rests, skip_keys),
+    }
 
 
 def kept_cells(n: int, skip_keys: int = 0) -> Bool[Tensor, "query_pos key_pos"]:

@@ -22,7 +22,7 @@ def scores_once(
         with checkpoint.stream(key) as stream:
             maps = capture_scores(model, inputs, checkpoint=stream, **options)
         checkpoint.save(key, maps.to_tensors())
-    return ScoreMaps(**checkpoint.load(key))
+    return ScoreMaps.from_tensors(checkpoint.load(key))
 
 
 def stages_once(

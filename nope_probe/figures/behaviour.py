@@ -70,7 +70,7 @@ def _line_and_band(
         x=np.concatenate([x, x[::-1]]),
         y=np.concatenate([rows[high].to_numpy(float), rows[low].to_numpy(float)[::-1]]),
         fill="toself",
-        fillcolor=colour(_component(name)),
+        fillcolor=colour(component(name)),
         opacity=0.15,
         line={"width": 0},
         hoverinfo="skip",
@@ -82,7 +82,7 @@ def _line_and_band(
         y=rows["loss"].to_numpy(float),
         customdata=rows[[low, high]].to_numpy(float),
         mode="lines",
-        line={"color": colour(_component(name)), "width": 1.5, "dash": _dash(name)},
+        line={"color": colour(component(name)), "width": 1.5, "dash": _dash(name)},
         name=label(name),
         showlegend=showlegend,
         hovertemplate="position %{x}: %{y:.3g} nats (%{customdata[0]:.3g} to "
@@ -96,7 +96,7 @@ def _dash(name: str) -> str:
     if name == INTACT:
         return "solid"
     dashed = ("diamond", "triangle-down", "x", "cross")
-    return "dash" if symbol(_component(name)) in dashed else "solid"
+    return "dash" if symbol(component(name)) in dashed else "solid"
 
 
 def _vertical_line(panel: int, x: int) -> dict[str, object]:
@@ -126,7 +126,7 @@ def removed(name: str) -> str:
     return f"{words(components)} ({replacement})" if replacement else words(components)
 
 
-def _component(name: str) -> str:
+def component(name: str) -> str:
     """Return what fixes a condition's colour and marker."""
     return name.partition(":")[0]
 
@@ -168,10 +168,10 @@ def _decoded(table: pd.DataFrame, conditions: Sequence[str]) -> list[Dots]:
     series = []
     for name in conditions:
         rows = table[table["condition"] == name]
-        series.append(dots(rows, _component(name), "distance", label(name)))
+        series.append(dots(rows, component(name), "distance", label(name)))
         if rows["untrained"].notna().all():
             series.append(
-                dots(rows, _component(name), "untrained", f"untrained, {label(name)}", hollow=True)
+                dots(rows, component(name), "untrained", f"untrained, {label(name)}", hollow=True)
             )
     null = table[table["condition"] == INTACT]
     return [*series, dots(null, "content", "null", "shuffled targets")]
@@ -220,59 +220,12 @@ def _difference_dot(rows: pd.DataFrame, condition: str, panel: int) -> go.Scatte
         customdata=np.column_stack(bounds),
         mode="markers",
         marker={
-            "color": colour(_component(condition)),
-            "symbol": symbol(_component(condition)),
+            "color": colour(component(condition)),
+            "symbol": symbol(component(condition)),
             "size": 8,
         },
         xaxis=f"x{axis(panel)}",
         yaxis=f"y{axis(panel)}",
         hovertemplate="%{x:.3g} (%{customdata[0]:.3g} to %{customdata[1]:.3g})"
         f"<extra>{label(condition)}</extra>",
-    )
-
-
-def pattern_and_behaviour(table: pd.DataFrame, effects: Mapping[str, str]) -> go.Figure:
-    """Draw what each condition takes from the positional pattern against what behaviour loses.
-
-    Args:
-        table: `bridge.csv`: condition, layer, pattern (nats), and each effect with its bounds; the
-            pattern is summed over layers, and a layer's own effect averaged.
-        effects: the titles of the y axes by the effect's column.
-    """
-    groups = table.groupby("condition", sort=False)
-    lost = groups["pattern"].sum(min_count=1)
-    figure = go.Figure()
-    for panel, effect in enumerate(effects):
-        means = groups[[effect, *bound_columns(effect)]].mean()
-        for condition in lost.index:
-            figure.add_trace(
-                _bridge_dot(condition, float(lost[condition]), means.loc[condition], panel)
-            )
-    wide = Grid(
-        columns=len(effects), panel=280, x_title="pattern lost, nats, sum over layers", bottom=110
-    )
-    narrow = replace(wide, columns=1, panel=220, left=50, bottom=170)
-    heading = "What a removal takes from the positional pattern, and from behaviour"
-    place(figure, heading, list(effects.values()), wide, narrow)
-    return figure
-
-
-def _bridge_dot(condition: str, lost: float, effect: pd.Series, panel: int) -> go.Scatter:
-    value, low, high = (np.array([each], float) for each in effect.to_numpy(float))
-    return go.Scatter(
-        x=[lost],
-        y=value,
-        error_y=error_bars(value, low, high),
-        mode="markers",
-        marker={
-            "color": colour(_component(condition)),
-            "symbol": symbol(_component(condition)),
-            "size": 10,
-        },
-        name=label(condition),
-        legendgroup=condition,
-        showlegend=panel == 0,
-        xaxis=f"x{axis(panel)}",
-        yaxis=f"y{axis(panel)}",
-        hovertemplate=f"pattern %{{x:.3g}} nats, %{{y:.3g}}<extra>{label(condition)}</extra>",
     )

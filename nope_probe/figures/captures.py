@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
@@ -42,6 +42,15 @@ def layer_maps(maps: Layers | ScoreMapsLike) -> Float[np.ndarray, "layer query_p
     """Return maps of layers as an array: the mean over sequences of captured score maps."""
     captured = hasattr(maps, "folds")
     return np.asarray(maps.mean if captured else maps)
+
+
+def keys_left_out(maps: object, skip_keys: int | Literal["auto"]) -> int:
+    """Return how many first keys of some maps colour limits leave out.
+
+    `auto` is 1 for captured maps of sequences that all begin with the same token (a BOS token,
+    which is an attention sink), else 0.
+    """
+    return int(getattr(maps, "bos", False)) if skip_keys == "auto" else skip_keys
 
 
 def stage_maps(stages: Stages) -> dict[str, Float[np.ndarray, "row_pos col_pos"]]:

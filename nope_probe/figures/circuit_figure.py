@@ -88,7 +88,7 @@ def circuit(
     return figure
 
 
-def _formula(letter: Letter) -> str:
+def formula(letter: Letter) -> str:
     """Return what a stage holds, as plotly writes it."""
     text = STAGE_MEANINGS[letter].replace("ᵀ", "<sup>T</sup>").replace("W_O", "W<sub>O</sub>")
     return f"{text}, nats" if letter in SCORE_STAGES else text
@@ -108,7 +108,7 @@ def _heat(
     panel, start = axis(LETTERS.index(letter)), (block - 1) / 2
     about = "≈ " if block > 1 else ""
     unit = "score %{z:.3g} nat" if letter in SCORE_STAGES else "inner product %{z:.3g}"
-    name = f"({letter}) {_formula(letter)}" + ("" if view == RAW else f"<br>{view}")
+    name = f"({letter}) {formula(letter)}" + ("" if view == RAW else f"<br>{view}")
     return go.Heatmap(
         z=values.astype(np.float32),
         x0=start,
@@ -190,7 +190,7 @@ def _captions(flow: Flow, data: Circuit) -> list[dict[str, Any]]:
         x, y = flow.domain(letter)
         where = {"xref": "paper", "yref": "paper", "showarrow": False}
         above = {"x": x[0], "y": y[1], "xanchor": "left", "yanchor": "bottom"}
-        text, size = f"<b>({letter})</b> {_formula(letter)}", {"size": 12, "color": INK}
+        text, size = f"<b>({letter})</b> {formula(letter)}", {"size": 12, "color": INK}
         found.append({"text": text, "font": size, **where, **above})
         if letter in data.absent:
             inside = {"x": sum(x) / 2, "y": sum(y) / 2, "font": {"size": 11, "color": ZERO}}

@@ -11,9 +11,10 @@ import plotly.graph_objects as go
 from nope_probe.figures.grid import Grid, place
 from nope_probe.figures.intervals import bound_columns
 from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, colour_bar
-from nope_probe.figures.words import MEASURES
+from nope_probe.figures.words import ATTENTION, MEASURES
 
 HEAD_MEASURES = ("amplitude", "locality", "relative_r2", "edge_contrast")
+ABOUT = {**{name: MEASURES[name] for name in HEAD_MEASURES}, **ATTENTION}
 CELL = 26  # px
 
 
@@ -22,19 +23,19 @@ def head_map(table: pd.DataFrame, measure: str) -> go.Figure:
 
     Args:
         table: `heads.csv`: layer, head, and each measure with its bounds.
-        measure: one of `HEAD_MEASURES`.
+        measure: one of `ABOUT`.
 
     Raises:
         ValueError: for a measure that does not exist.
     """
-    if measure not in HEAD_MEASURES:
-        raise ValueError(f"expected a measure of {', '.join(HEAD_MEASURES)}, got {measure!r}")
+    if measure not in ABOUT:
+        raise ValueError(f"expected a measure of {', '.join(ABOUT)}, got {measure!r}")
     values, *bounds = (
         table.pivot(index="layer", columns="head", values=name)
         for name in (measure, *bound_columns(measure))
     )
-    figure = go.Figure([_heat(values, bounds, MEASURES[measure].title)])
-    _place(figure, values, f"Each head's {MEASURES[measure].title}")
+    figure = go.Figure([_heat(values, bounds, ABOUT[measure].title)])
+    _place(figure, values, f"Each head's {ABOUT[measure].title}")
     figure.update_layout(coloraxis=_colours(values.to_numpy(float), measure))
     return figure
 
@@ -69,7 +70,7 @@ def _place(figure: go.Figure, values: pd.DataFrame, title: str) -> None:
 
 def _colours(values: np.ndarray, measure: str) -> dict[str, object]:
     """Return the colour axis: around zero for a signed measure, else from zero on."""
-    about = MEASURES[measure]
+    about = ABOUT[measure]
     known = np.abs(values[np.isfinite(values)])
     top = 1.0 if about.bounded else float(known.max(initial=0.0)) or 1.0
     return {

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from nope_probe.figures.captures import Layers, ScoreMapsLike, layer_maps
+from nope_probe.figures.captures import Layers, ScoreMapsLike, keys_left_out, layer_maps
 from nope_probe.figures.downsample import Pooled, pool
 from nope_probe.figures.grid import Grid, axis, keep, patch, place
 from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, colour_bar
@@ -34,6 +35,7 @@ def score_maps(
     max_positions: int = MAX_POSITIONS,
     multiples: int = MAX_MULTIPLES,
     clipped: float = CLIPPED,
+    skip_keys: int | Literal["auto"] = "auto",
 ) -> go.Figure:
     """Draw the score map of each layer: side by side up to 4 layers, else with a layer slider.
 
@@ -47,6 +49,8 @@ def score_maps(
         max_positions: larger maps are pooled to this many positions.
         multiples: up to how many layers stand side by side.
         clipped: percentage of the cells beyond each colour limit.
+        skip_keys: first keys that the colour limits leave out; `auto`: 1 for captured maps of
+            sequences that begin with BOS, whose scores would hide all others.
 
     Example:
         >>> from nope_probe import capture_scores, figures, gaussian, load
@@ -56,7 +60,9 @@ def score_maps(
         ['L0', 'L1']
     """
     pooled = _pooled(maps, max_positions)
-    scales = np.stack([_percentiles(each, (clipped, 100 - clipped)) for each in pooled.values])
+    first = -(-keys_left_out(maps, skip_keys) // pooled.block)
+    shown = pooled.values[..., first:]
+    scales = np.stack([_percentiles(each, (clipped, 100 - clipped)) for each in shown])
     if len(scales) > multiples:
         figure = _layered([pooled], [""], SEQUENTIAL, scales, first=layer)
         _place_maps(figure, title, [""])
@@ -239,7 +245,9 @@ def _place_maps(
     place(figure, title, panels, wide, narrow)
     figure.update_layout(plot_bgcolor=BLANK)
     square = {"constrain": "domain", "showgrid": False, "zeroline": False}
+    down = {**square, "autorange": "reversed", "constraintoward": "top"}
     for at in (axis(index) for index in range(n)):
-        down = {"autorange": "reversed", "scaleanchor": f"x{at}", "constraintoward": "top"}
-        figure.update_layout({f"xaxis{at}": square, f"yaxis{at}": {**square, **down}})
+        # All maps are square, since the first is, and zoom together.
+        same_x, same_y = ({"matches": "x"}, {"matches": "y"}) if at else ({}, {"scaleanchor": "x"})
+        figure.update_layout({f"xaxis{at}": {**square, **same_x}, f"yaxis{at}": {**down, **same_y}})
     return wide, narrow

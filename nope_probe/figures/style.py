@@ -8,6 +8,7 @@ from __future__ import annotations
 import plotly.graph_objects as go
 
 INK, GRID, BLANK, ZERO = "#1b1f24", "#d9dce1", "#eceef1", "#8b949e"
+TITLE_HEIGHT = 16  # px of a figure's top margin that its title takes
 SEQUENTIAL, DIVERGING = "Viridis", "RdBu_r"
 COLOURS = {
     "content": "#7a7a7a",

@@ -15,6 +15,10 @@ from nope_probe.figures.grid import Grid, axis, keep, place
 from nope_probe.figures.maps import MAX_POSITIONS, score_maps
 from nope_probe.figures.style import SEQUENTIAL, ZERO
 
+# A map whose colours would span less than so many standard errors, or nats (float32 resolves
+# scores no better), is noise; its colours span so many times as much.
+NOISE_ERRORS, NOISE_NATS, FLAT = 8, 1e-5, 10
+
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
@@ -56,6 +60,51 @@ def fixed_scale_maps(
             step.args[1].update({"coloraxis.cmin": 0.0, "coloraxis.cmax": high})
         keep(figure, scales=[[0.0, high]] * len(figure.layout.sliders[0].steps))
     return figure
+
+
+def maps_above_noise(
+    maps: Layers | ScoreMapsLike,
+    errors: Float[np.ndarray, "layer query_pos key_pos"],
+    *,
+    max_positions: int = MAX_POSITIONS,
+) -> go.Figure:
+    """Draw score maps, each layer on a scale of its own that is far wider than the noise.
+
+    A layer whose cells differ by no more than their errors is drawn flat, and its title says so.
+
+    Args:
+        maps: what `capture_scores` returned, or mean scores in nats.
+        errors: the standard errors of the cells, nats.
+        max_positions: larger maps are pooled to this many positions.
+    """
+    figure = score_maps(maps, max_positions=max_positions)
+    floors = [max(NOISE_NATS, NOISE_ERRORS * float(np.nanmedian(each))) for each in errors]
+    sliders = figure.layout.sliders
+    if sliders:
+        limits = zip(figure.layout.meta["scales"], floors, strict=True)
+        scales = [_widened(low, high, floor)[:2] for (low, high), floor in limits]
+        for step, (low, high) in zip(sliders[0].steps, scales, strict=True):
+            step.args[1].update({"coloraxis.cmin": low, "coloraxis.cmax": high})
+        low, high = scales[sliders[0].active]
+        figure.layout.coloraxis.update(cmin=low, cmax=high)
+        keep(figure, scales=[list(scale) for scale in scales])
+        return figure
+    for layer, floor in enumerate(floors):
+        coloraxis = figure.layout[f"coloraxis{axis(layer)}"]
+        low, high, flat = _widened(coloraxis.cmin, coloraxis.cmax, floor)
+        coloraxis.update(cmin=low, cmax=high)
+        if flat:
+            coloraxis.colorbar.update(tickvals=[(low + high) / 2], tickformat=".3f")
+            figure.layout.annotations[layer].text += ": flat, below the noise"
+    return figure
+
+
+def _widened(low: float, high: float, floor: float) -> tuple[float, float, bool]:
+    """Return colour limits, far apart if they were nearer than `floor`, and whether they were."""
+    if high - low >= floor:
+        return low, high, False
+    centre, half = (low + high) / 2, FLAT * floor / 2
+    return centre - half, centre + half, True
 
 
 def rows_against_theory(curves: Mapping[str, Curves]) -> go.Figure:

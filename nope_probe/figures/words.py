@@ -125,6 +125,36 @@ MEASURES = {
         signed=True,
     ),
 }
+ATTENTION = {  # what a head attends to
+    "first_key": Measure(
+        label="first-key attention",
+        caption="Mean attention to the first key; above 0.3 the head is called a sink.",
+        bounded=True,
+    ),
+    "previous_token": Measure(
+        label="previous-token attention",
+        caption="Mean attention to the token before the query.",
+        bounded=True,
+    ),
+    "induction": Measure(
+        label="induction attention",
+        caption="On random tokens that are repeated, mean attention to the token after the "
+        "previous occurrence of the query's own.",
+        bounded=True,
+    ),
+    "positional": Measure(
+        label="positional share",
+        caption="Share of the variance of the last query's scores that stays in place when the "
+        "keys are permuted.",
+        bounded=True,
+    ),
+    "symbolic": Measure(
+        label="symbolic share",
+        caption="Share of the variance of the last query's scores that moves with the keys when "
+        "they are permuted.",
+        bounded=True,
+    ),
+}
 
 
 def words(name: str) -> str:

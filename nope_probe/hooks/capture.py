@@ -24,7 +24,7 @@ from nope_probe.hooks.base_layer import Layer
 from nope_probe.hooks.folds import folds_of
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.maps import ScoreMaps, StageMaps
-from nope_probe.hooks.model import Inputs
+from nope_probe.hooks.model import Inputs, begins_alike
 from nope_probe.hooks.names import Letter
 from nope_probe.hooks.protocols import HookedModel, HookPoint
 from nope_probe.hooks.stages import STAGES, Stage, available
@@ -94,6 +94,7 @@ def capture_scores(
         visible=torch.stack([each.flags["visible"].cpu() for each in scores]),
         folds=_stacked((each.fold_means(counts) for each in _freed(scores)), n),
         counts=counts,
+        bos=begins_alike(inputs),
     )
 
 
@@ -156,6 +157,7 @@ def capture_stages(
             if STAGES[letter].scores
         },
         counts=counts,
+        bos=begins_alike(inputs),
     )
 
 

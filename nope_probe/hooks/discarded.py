@@ -56,8 +56,10 @@ class _UnchangedCheck:
 
     def compare(self, tensor: Tensor, hook: HookPoint) -> None:
         kept, self.kept = self.kept, None
-        if kept is None or torch.allclose(tensor, kept, rtol=0, atol=0, equal_nan=True):
+        if kept is None or torch.equal(tensor, kept):
             return
+        if torch.allclose(tensor, kept, rtol=0, atol=0, equal_nan=True):
+            return  # NaN, which equals nothing
         raise ValueError(
             f"a hook changes {self.name} of L{self.layer.index}, which has no effect while "
             f"{self.component} is removed"

@@ -19,6 +19,18 @@ from nope_probe.hooks.protocols import HookedModel, HookPoint
 Inputs: TypeAlias = Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
 
 
+def begins_alike(inputs: Inputs) -> bool:
+    """Return whether all sequences, two or more, begin with the same token, such as BOS.
+
+    Example:
+        >>> begins_alike(torch.tensor([[1, 5, 2], [1, 3, 3]])), begins_alike(torch.zeros(2, 3, 4))
+        (True, False)
+    """
+    if inputs.is_floating_point() or len(inputs) < 2:
+        return False
+    return bool((inputs[:, 0] == inputs[0, 0]).all())
+
+
 def forward(model: HookedModel, inputs: Inputs) -> None:
     """Run a model's blocks on tokens, or on vectors that enter the first block as they are."""
     if is_bridge(model):

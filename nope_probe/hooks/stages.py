@@ -79,6 +79,27 @@ def _has_no_middle(layer: Layer) -> bool:
     return layer.attention_only or layer.parallel or layer.has_post_norm
 
 
+def absent_stages(layers: list[Layer], index: int) -> dict[Letter, str]:
+    """Return for each stage that the block `index` lacks the reason."""
+    has, block = available(layers, index), layers[index]
+    return {
+        letter: f"L{index} is the last layer" if stage.block else _why_no_middle(block)
+        for letter, stage in STAGES.items()
+        if letter not in has
+    }
+
+
+def _why_no_middle(block: Layer) -> str:
+    """Return why a block has no (e) and (f)."""
+    if block.attention_only:
+        return "no FFN: the block ends with attention, at (g)"
+    if block.parallel:
+        return "attention and FFN run in parallel"
+    if block.has_post_norm:
+        return "there are norms after attention and FFN"
+    return "this block has no such stage"
+
+
 def hook_name(stage: Stage, layer: Layer) -> str:
     """Return the name of the hook point that carries a stage in this block."""
     return stage.point if stage.norm is None else layer.norm_point(stage.norm)

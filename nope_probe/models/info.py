@@ -47,6 +47,21 @@ class ModelInfo:
         """Whether the weights are identities."""
         return self.name.startswith("parameter-free")
 
+    @property
+    def summary(self) -> str:
+        """The name, kind, sizes, position encoding and parity, in three lines."""
+        n_rope = sum(self.rope_layers)
+        rope = {0: "no RoPE", self.n_layers: "RoPE in every layer"}.get(
+            n_rope, f"RoPE in {n_rope} of {self.n_layers} layers"
+        )
+        errors = ", ".join(f"{name} {value:.1g}" for name, value in self.parity.items())
+        return (
+            f"{self.name}, a {self.architecture} as {self.kind}\n"
+            f"{self.n_layers} layers of {self.n_heads} heads ({self.n_kv_heads} of keys), d_head "
+            f"{self.d_head}, d_model {self.d_model}, d_vocab {self.d_vocab}; {rope}\n"
+            f"parity (relative errors): {errors or 'not measured'}"
+        )
+
     def to_dict(self) -> dict[str, object]:
         """Return the info as JSON-ready values."""
         return asdict(self)

@@ -25,13 +25,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class LoadedModel:
     """A hooked model, its tokenizer (None for parameter-free models) and its info."""
 
     model: HookedTransformer | TransformerBridge
     tokenizer: PreTrainedTokenizerBase | None
     info: ModelInfo
+
+    def __repr__(self) -> str:
+        """Return the model's name, kind, sizes and parity."""
+        return f"LoadedModel: {self.info.summary}"
 
 
 def to_hooked(

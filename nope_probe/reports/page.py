@@ -22,10 +22,10 @@ from plotly.offline import get_plotlyjs
 from nope_probe.figures.export import without_controls
 from nope_probe.figures.intervals import NO_PATTERN
 from nope_probe.figures.maps import MAX_POSITIONS
-from nope_probe.figures.style import BLANK, GRID, INK
+from nope_probe.figures.style import BLANK, GRID, INK, TITLE_HEIGHT
 from nope_probe.reports import notes
+from nope_probe.reports.listing import Listing
 
-TITLE = 16  # px less of a figure's top margin on the page; the rest is for plotly's buttons
 PAGE_BYTES = 14_000_000
 PLOTLY_BYTES = 5_000_000
 CELL_BYTES = 16 / 3  # a float32 in base64
@@ -42,13 +42,17 @@ class Section:
         title: heading.
         caption: one or two lines below the figure.
         figure: the figure; None for a section of words.
+        html: an interactive element instead of a figure.
         table: the figure's numbers, shown folded.
+        listing: lines of text and links, shown open.
     """
 
     title: str
     caption: str
     figure: go.Figure | None = None
+    html: str = ""
     table: pd.DataFrame | None = None
+    listing: Listing | None = None
 
 
 def page(
@@ -124,17 +128,18 @@ def _link(index: int, section: Section) -> str:
 
 
 def _section(index: int, section: Section) -> str:
+    listing = section.listing.html() if section.listing else ""
     return (
         f'<section id="section-{index}" aria-labelledby="heading-{index}">'
         f'<h2 id="heading-{index}">{escape(section.title)}</h2>'
-        f"{_figure(section)}{_table(section)}</section>"
+        f"{_figure(section)}{listing}{_table(section)}</section>"
     )
 
 
 def _figure(section: Section) -> str:
     caption = escape(section.caption)
     if section.figure is None:
-        return f"<p>{caption}</p>"
+        return f"{section.html}<p>{caption}</p>"
     spec = _for_page(section.figure)
     label = escape(f"{section.figure.layout.title.text or section.title}. {section.caption}")
     return (
@@ -153,8 +158,8 @@ def _for_page(figure: go.Figure) -> dict[str, Any]:
         layout.pop(name, None)
     for patch in (layout, layout.get("meta", {}).get("narrow", {})):
         if "margin" in patch and "height" in patch:
-            patch["margin"] = {**patch["margin"], "t": patch["margin"]["t"] - TITLE}
-            patch["height"] -= TITLE
+            patch["margin"] = {**patch["margin"], "t": patch["margin"]["t"] - TITLE_HEIGHT}
+            patch["height"] -= TITLE_HEIGHT
     return spec
 
 

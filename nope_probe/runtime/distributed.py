@@ -37,7 +37,8 @@ def validate_one_process() -> None:
     """
     if process_count() > 1:
         raise UserError(
-            "only ablate, scores and the figures of language models run in several processes"
+            "only ablate, behaviour, scores and the figures of language models run in several "
+            "processes"
         )
 
 

@@ -13,9 +13,8 @@ from pathlib import Path
 from platform import python_version
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 if TYPE_CHECKING:
+    import numpy as np
     from jaxtyping import Int
     from torch import Tensor, nn
 

@@ -60,6 +60,9 @@ class SessionSettings(Protocol):
     def validate(self) -> None:
         """Check what can be checked without the model."""
 
+    def validate_model(self) -> None:
+        """Check that the model is at hand, without loading it."""
+
     def recorded(self) -> dict[str, Any]:
         """Return the settings that identify the run, as the manifest holds them."""
 
@@ -96,6 +99,7 @@ class Session(Generic[Settings_co]):
 
     def __init__(self, command: str, settings: Settings_co) -> None:
         self._settings, self.recorded = settings, settings.recorded()
+        self._command = command
         self.folder = settings.out or default_output_dir(command, settings.subject, self.recorded)
         self.finished, self.started = False, time.time()
         self.processes = Processes()
@@ -112,8 +116,7 @@ class Session(Generic[Settings_co]):
         return self.processes.is_first
 
     def __enter__(self) -> Session[Settings_co]:
-        with status("checking the settings"):
-            self.settings.validate()
+        self.settings.validate()
         self.finished = check_output_dir(self.folder, self.recorded)
         if self.finished:
             seconds = read_manifest(self.folder).get("seconds", 0)
@@ -129,6 +132,8 @@ class Session(Generic[Settings_co]):
     def _start(self, stack: ExitStack) -> None:
         """Join the processes, load the model and open the checkpoint."""
         signals = stack.enter_context(Signals())
+        with status("looking for the model"):
+            self.settings.validate_model()
         with status("loading torch"):
             device = own_device(self.settings.device)
             from nope_probe.runtime.checkpoint import RunCheckpoint
@@ -218,10 +223,10 @@ class Session(Generic[Settings_co]):
         return sum(stop - start for start, stop in ours)
 
     def provenance(self) -> dict[str, Any]:
-        """Return what a manifest records of any run: model, versions, device, duration."""
+        """Return what a manifest records of any run: command, model, versions, device, duration."""
         from nope_probe.runtime.provenance import provenance
 
-        return provenance(self.loaded, self.recorded, self.started)
+        return {"kind": self._command, **provenance(self.loaded, self.recorded, self.started)}
 
     def write(self, run: Run) -> None:
         """Write the finished run, and remove the checkpoint."""

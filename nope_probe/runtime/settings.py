@@ -139,6 +139,13 @@ class RunSettings:
         self._validate_data()
         if self.revision is not None and not is_on_hub(self.model):
             raise UserError(f"--revision is for models on the Hub, and {self.model} is not there")
+
+    def validate_model(self) -> None:
+        """Check that the model is on this machine or within reach, without loading it.
+
+        Raises:
+            UserError: naming what works offline.
+        """
         validate_reachable(self.model, self.revision)
 
     def _validate_data(self) -> None:

@@ -29,5 +29,7 @@ def status(doing: str, *, has_bars: bool = False) -> Iterator[None]:
     else:
         from rich.console import Console
 
-        with Console(stderr=True).status(f"{doing} ..."):
+        with Console(stderr=True).status("") as shown:
+            # Drawn here: the thread that turns the spinner waits while a library is imported.
+            shown.update(f"{doing} ...", spinner="dots")
             yield

@@ -4,7 +4,11 @@ import pytest
 import torch
 
 from nope_probe.analyses.jackknife import UNDEFINED
-from nope_probe.analyses.mean_covariance import participation_ratio, split_mean_covariance
+from nope_probe.analyses.mean_covariance import (
+    participation_ratio,
+    split_covariance,
+    split_mean_covariance,
+)
 
 N, FOLDS = 17, 8
 
@@ -52,3 +56,58 @@ def test_the_ratio_is_taken_between_different_folds():
 def test_the_ratio_of_positions_with_one_mean_is_undefined():
     torch.manual_seed(2)
     assert participation_ratio(torch.randn(FOLDS, N, 31)) is UNDEFINED
+
+
+def song_and_zhong(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return mean_t, ctx_c and the residual of vectors [sequence, position, width]."""
+    overall = x.mean((0, 1), keepdim=True)
+    position = x.mean(0, keepdim=True)
+    context = x.mean(1, keepdim=True) - overall
+    return tuple(part.expand_as(x) for part in (position, context, x - position - context))
+
+
+def mean_score(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return torch.einsum("siw,sjw->ij", q, k) / len(q)
+
+
+def queries_and_keys() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return q and k whose means, contexts and residuals all differ, and are correlated."""
+    generator = torch.Generator().manual_seed(0)
+    base, context = (torch.randn(29, n, 5, generator=generator).double() for n in (11, 1))
+    drift = torch.linspace(0, 2, 11)[:, None] * torch.randn(5, generator=generator).double()
+    shared = base + drift + context + context.abs() * torch.linspace(-1, 1, 11)[:, None]
+    return shared, 1.3 * shared.flip(-1) + 0.4 * base
+
+
+def test_mean_context_cross_terms_are_0_by_construction_and_the_other_blocks_are_not():
+    q, k = queries_and_keys()
+    (q_mean, q_context, q_rest), (k_mean, k_context, k_rest) = map(song_and_zhong, (q, k))
+    largest = mean_score(q, k).abs().max()
+    for part in (k_context, k_rest):
+        assert mean_score(q_mean, part).abs().max() < 1e-12 * largest
+    for part in (q_context, q_rest):
+        assert mean_score(part, k_mean).abs().max() < 1e-12 * largest
+    covariance = mean_score(q_context + q_rest, k_context + k_rest)
+    torch.testing.assert_close(mean_score(q_mean, k_mean) + covariance, mean_score(q, k))
+    for left in (q_context, q_rest):
+        for right in (k_context, k_rest):
+            assert mean_score(left, right).abs().max() > 1e-2 * largest
+
+
+def test_the_parts_of_the_covariance_term_are_those_of_context_and_residual():
+    q, k = queries_and_keys()
+    (_, q_context, q_rest), (_, k_context, k_rest) = map(song_and_zhong, (q, k))
+    parts = split_covariance(mean_score(q_context + q_rest, k_context + k_rest))
+    blank = torch.zeros(11, 11).double()
+    for found, true in (
+        (parts.context + blank, mean_score(q_context, k_context)),
+        (parts.query_residual[:, None] + blank, mean_score(q_rest, k_context)),
+        (parts.key_residual[None] + blank, mean_score(q_context, k_rest)),
+        (parts.residual, mean_score(q_rest, k_rest)),
+    ):
+        torch.testing.assert_close(found, true)
+
+
+def test_a_masked_covariance_term_has_no_context():
+    with pytest.raises(ValueError, match="expected no masked cell"):
+        split_covariance(torch.full((3, 3), torch.nan))

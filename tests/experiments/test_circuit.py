@@ -108,7 +108,8 @@ def test_a_run_holds_every_file_whose_checksum_is_in_its_manifest(without_mlp: P
     manifest = manifest_of(without_mlp)
     names = {path.name for path in without_mlp.iterdir()} - {"manifest.json"}
     assert set(manifest["checksums"]) == names
-    assert names == {"maps.safetensors", "tokens.safetensors", "stages.csv", "report.html"}
+    arrays = {"maps.safetensors", "tokens.safetensors", "folds.safetensors"}
+    assert names == {*arrays, "stages.csv", "report.html"}
     assert manifest["removed"] == ["mlp"]
     table = pd.read_csv(without_mlp / "stages.csv")
     assert list(table["stage"]) == list("abcdefghi") * 2

@@ -18,6 +18,7 @@ from nope_probe import reproduce
 from nope_probe.experiments.paper.circuit import figure3, off_diagonal_ratio
 from nope_probe.experiments.paper.claim import Claim
 from nope_probe.experiments.paper.language_models import score_claims
+from nope_probe.experiments.paper.settings import FigureName, Settings, experiments_of
 from nope_probe.experiments.scores import run as scores_run
 from nope_probe.runtime.folder import Run, read_manifest, read_run, write_run
 
@@ -37,20 +38,13 @@ THREE = ("llama-3.1-8b", "phi-4", "qwen3-8b")
     ],
 )
 def test_without_flags_a_figure_has_the_papers_settings(
-    figure: str, models: tuple[str, ...], layers: Any, monkeypatch: pytest.MonkeyPatch
+    figure: FigureName, models: tuple[str, ...], layers: Any
 ) -> None:
-    asked: list[scores_run.Settings] = []
-
-    def remember(settings: scores_run.Settings) -> Path:
-        asked.append(settings)
-        return Path("nowhere")
-
-    monkeypatch.setattr(scores_run, "run", remember)
-    monkeypatch.setattr("nope_probe.experiments.paper.language_models.score_claims", lambda *_: ())
-    run_command(reproduce, figure)
-    assert tuple(each.model for each in asked) == models
-    assert len({each.out for each in asked}) == len(models)
-    for each in asked:
+    chosen = experiments_of(Settings(figure=figure))
+    assert tuple(each.name for each in chosen) == models
+    assert {each.command for each in chosen} == {"scores"}
+    for each in (experiment.settings for experiment in chosen):
+        assert isinstance(each, scores_run.Settings)
         assert (each.n_seqs, each.seq_len, each.data) == (1000, 1024, "fineweb-edu")
         assert (each.windows, each.layers, each.seed) == ("start", layers, 0)
 
@@ -77,9 +71,11 @@ def test_figure_five_runs_on_given_models_and_data_a_folder_per_model(
     run_command(reproduce, "figure5", *given, "--out", tmp_path / "out")
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("figure5")]
     assert "the paper used llama-3.1-8b, phi-4 and qwen3-8b" in said[0]
+    folders = read_manifest(tmp_path / "out")["experiments"]
     for model in models:
         assert sum(f"figure5, {model}, the paper: " in line for line in said) == 6
-        folder = tmp_path / "out" / model.name
+        folder = tmp_path / "out" / folders[str(model)]
+        assert re.fullmatch(rf"scores-{model.name}-\w{{8}}", folder.name)
         assert "Diagonal-normalised scores" in (folder / "report.html").read_text()
         chosen = read_manifest(folder)["settings"]
         assert (chosen["windows"], chosen["layers"], chosen["data"]) == ("start", 2, str(text))
@@ -98,7 +94,8 @@ def test_figures_of_the_appendix_name_the_error_in_the_published_scale(
         said = capsys.readouterr().out
         assert "Figures 11 to 16 are 50 times too small in scale (20 sequences, divided" in said
         seen[figure] = [line for line in said.splitlines() if line.startswith(f"{figure}, ")]
-        assert read_manifest(tmp_path / figure / "smollm3")["model"]["n_layers"] == 3
+        (folder,) = read_manifest(tmp_path / figure)["experiments"].values()
+        assert read_manifest(tmp_path / figure / folder)["model"]["n_layers"] == 3
     assert [len(seen[figure]) for figure in ("figure11", "figure14")] == [1, 5]
     assert "mean scores are within ±10 nats" in seen["figure11"][0]
 
@@ -115,8 +112,9 @@ def test_processes_share_one_model_after_the_other_and_one_prints(
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert told.returncode == 0, told.stderr
-    assert told.stdout.count("report: ") == 2
-    assert {each.name for each in (tmp_path / "out").iterdir()} == {"llama", "smollm3"}
+    assert told.stdout.count("experiment: ") == 2
+    assert told.stdout.count("report: ") == 1
+    assert len(list(tmp_path.glob("scores-*/manifest.json"))) == 2
 
 
 @pytest.mark.parametrize(
@@ -202,10 +200,11 @@ def test_reproducing_figure_3_checks_each_claim_of_the_paper(
 ) -> None:
     run_command(reproduce, "figure3", "--n-seqs", 29, "--out", tmp_path / "run")
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("figure3, run on nope-tiny; the paper used its own 1.5B model")
-    claims = [line for line in lines if line.startswith("figure3, the paper: (")]
+    assert lines[0].startswith("figure3: run on nope-tiny; the paper used its own 1.5B model")
+    claims = [line for line in lines if line.startswith("figure3, nope-tiny, the paper: (")]
     assert [re.findall(r"\((\w)\)", claim)[0] for claim in claims] == list("acfghi")
-    finished = read_run(tmp_path / "run")
+    (experiment,) = read_manifest(tmp_path / "run")["experiments"].values()
+    finished = read_run(tmp_path / "run" / experiment)
     assert finished.arrays["maps"]["gram/a"].shape == (50, 50)
     near = finished.tables["stages"].set_index("stage").loc["f", "locality_low"] > 0
     assert claims[2].split(". ")[1].startswith("Reproduced" if near else "Not reproduced")

@@ -94,3 +94,9 @@ def test_a_layers_colours_run_from_its_1_percent_to_its_99_percent_quantile():
     limits = [np.nanpercentile(each, [1, 99]) for each in maps]
     np.testing.assert_allclose(figure.layout.meta["scales"], limits, rtol=1e-5)
     assert len(figure.layout.sliders[0].steps) == 3
+
+
+def test_all_maps_of_a_figure_zoom_together() -> None:
+    figure = score_maps(np.zeros((3, 5, 5), np.float32))
+    assert [figure.layout[name].matches for name in ("xaxis2", "xaxis3")] == ["x", "x"]
+    assert [figure.layout[name].matches for name in ("yaxis2", "yaxis3")] == ["y", "y"]

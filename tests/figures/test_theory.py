@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 
-from nope_probe.figures.theory import Curves, fixed_scale_maps, rows_against_theory
+from nope_probe.figures.theory import (
+    Curves,
+    fixed_scale_maps,
+    maps_above_noise,
+    rows_against_theory,
+)
 
 
 @pytest.mark.parametrize("n_layers", [2, 5])
@@ -26,3 +31,22 @@ def test_lines_of_theory_are_in_the_panel_of_their_layers_dots():
     assert line.xaxis == dots.xaxis == "x2"
     assert list(dots.error_y.array) == pytest.approx([3.1, 4.1, 5.1])
     assert list(line.y - dots.y) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("n_layers", [2, 5])
+def test_noise_is_drawn_flat_and_a_pattern_is_not(n_layers):
+    noise = np.random.default_rng(0).normal(0.4, 1e-7, (n_layers, 7, 7))
+    noise[-1] += np.arange(7.0)
+    figure = maps_above_noise(noise, np.full(noise.shape, 0.01))
+    if n_layers > 4:
+        scales = figure.layout.meta["scales"]
+        assert figure.layout.coloraxis.cmax - figure.layout.coloraxis.cmin == pytest.approx(0.8)
+    else:
+        axes = [figure.layout[name] for name in ("coloraxis", "coloraxis2")]
+        scales = [(each.cmin, each.cmax) for each in axes]
+        titles = [each.text for each in figure.layout.annotations]
+        assert titles == ["L0: flat, below the noise", "L1"]
+    spans = [high - low for low, high in scales]
+    assert spans[0] == pytest.approx(0.8)
+    assert spans[-1] > 5
+    assert sum(scales[0]) / 2 == pytest.approx(0.4, abs=1e-6)

@@ -16,6 +16,7 @@ import pytest
 from support.chromium import needs_chromium, opened
 
 from nope_probe.experiments.ablation.page import ablation_page, conjunction_note
+from nope_probe.figures.explorer import Explorer, SwitchedMaps
 from nope_probe.figures.words import MEASURES
 from nope_probe.reports.page import Section, page, positions
 
@@ -275,3 +276,28 @@ def test_a_browser_draws_every_figure_without_an_error(layers: int, tmp_path: Pa
     assert elements.count('class="plot js-plotly-plot"') == elements.count("<figure>") == 12
     ranges = [each for each in Reader(elements).all("input") if each.get("type") == "range"]
     assert {each["max"] for each in ranges} == {str(layers - 1)}
+
+
+@needs_chromium
+def test_a_report_shows_its_explorer_first_in_a_frame_that_is_as_high_as_it(tmp_path: Path) -> None:
+    below = np.where(np.tri(11, k=-1) > 0, np.arange(11.0), np.nan)
+    view = SwitchedMaps(
+        kind="pattern",
+        layers=(0, 1),
+        panels=("mean",),
+        maps=np.stack([below, 0 * below])[:, None, None].repeat(2, axis=1),
+        measures=np.ones((2, 2, 1, 3, 3)),
+    )
+    explorer = Explorer(title="t", players={"mask": ["mask"]}, views=(view,), components=())
+    html = ablation_page(maps(2, 11), tables(2), MANIFEST, HEADLINE, explorer)
+    assert Reader(html).headings[1] == "Try it: switch components off"
+    script = """<script>setTimeout(() => {
+      const frame = document.querySelector("iframe.explorer");
+      const inside = frame.contentDocument;
+      inside.querySelector("[data-player=mask]").click();
+      document.body.dataset.removed = inside.body.dataset.removed;
+      document.body.dataset.missing = inside.documentElement.scrollHeight - frame.clientHeight;
+    }, 500)</script></body>"""
+    elements = opened(html.replace("</body>", script), tmp_path, height=12000)
+    assert 'data-removed="1"' in elements
+    assert int(re.findall(r'data-missing="(-?\d+)"', elements)[0]) <= 0

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from safetensors.numpy import load_file
 from support.command_line import refused
@@ -19,6 +20,8 @@ from nope_probe.runtime.distributed import own_device
 
 SMALL = ["--model", "nope-tiny", "--layers", "2", "--n-seqs", "61", "--seq-len", "19"]
 SCORES = ["scores", *SMALL, "--per-head", "--batch-size", "7"]
+BEHAVIOUR = ["behaviour", "--model", "nope-tiny", "--n-seqs", "23", "--seq-len", "29"]
+BEHAVIOUR += ["--measures", "loss", "position", "pattern", "--remove", "mask", "--batch-size", "5"]
 ABLATE = ["ablate", *SMALL, "--batch-size", "5", "--players", "mask", "w_q"]
 
 
@@ -33,6 +36,16 @@ def test_one_two_and_three_processes_give_the_same_maps(command: list[str], tmp_
             error = np.nanmax(np.abs(runs[count][name] - alone))
             assert error <= 1e-6 * np.nanmax(np.abs(alone))
     assert not list(tmp_path.glob(".*"))
+
+
+def test_processes_that_share_a_behaviour_run_write_the_same_numbers(tmp_path: Path):
+    codes, _ = forks("share", "1,2", tmp_path, BEHAVIOUR)
+    assert codes == {"1": [0], "2": [0, 0]}
+    for name in ("behaviour", "decodability", "bridge"):
+        alone, shared = (
+            pd.read_csv(tmp_path / count / f"{name}.csv").select_dtypes("number") for count in "12"
+        )
+        np.testing.assert_allclose(shared, alone, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("n_processes", [1, 2, 3, 5])
@@ -60,7 +73,9 @@ def test_a_command_for_one_process_is_refused_to_several(
 ):
     monkeypatch.setenv("WORLD_SIZE", "2")
     line = refused(capfd, tmp_path, command, *arguments)
-    assert line == "only ablate, scores and the figures of language models run in several processes"
+    assert line == (
+        "only ablate, behaviour, scores and the figures of language models run in several processes"
+    )
 
 
 def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -27,7 +27,7 @@ def results(run: Path) -> dict[str, bytes]:
         ("20", [*SCORES, "--n-seqs", "499", "--batch-size", "3", "--checkpoint-every", "2"]),
         ("5", [*ABLATE, "--batch-size", "5", "--checkpoint-every", "2"]),
         ("5", [*CIRCUIT, "--n-seqs", "199", "--batch-size", "3", "--checkpoint-every", "2"]),
-        ("3", [*BEHAVIOUR, "--batch-size", "5", "--checkpoint-every", "2"]),
+        ("2", [*BEHAVIOUR, "--batch-size", "5", "--checkpoint-every", "2"]),
         ("5", [*SIMULATE, "--n-samples", "2999", "--checkpoint-every", "2"]),
     ],
     ids=["scores", "ablate", "circuit", "behaviour", "simulate"],

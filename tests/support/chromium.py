@@ -30,5 +30,6 @@ def opened(html: str, folder: Path, width: int = 1200, height: int = 6000) -> st
         timeout=120,
         check=True,
     )
-    assert not [line for line in run.stderr.splitlines() if "CONSOLE" in line]
+    said = [line for line in run.stderr.splitlines() if "CONSOLE" in line]
+    assert not said, said
     return run.stdout

@@ -58,6 +58,27 @@ def _llama() -> PreTrainedConfig:
     )
 
 
+def _llama_without_rope() -> PreTrainedConfig:
+    """RoPE forced off: positions divided by so much that no pair turns."""
+    rope = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 1e15}
+    sizes = {"hidden_size": 42, "head_dim": 10, "num_hidden_layers": 2}
+    return LlamaConfig(**_SHARED, **sizes, rope_parameters=rope)
+
+
+def _llama_scaled() -> PreTrainedConfig:
+    """Llama 3.1's RoPE: slow pairs are slowed down further."""
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 100.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    sizes = {"hidden_size": 42, "head_dim": 22, "num_hidden_layers": 1}
+    return LlamaConfig(**_SHARED, **sizes, rope_parameters=rope)
+
+
 def _phi3() -> PreTrainedConfig:
     """Fused qkv, GQA, RoPE on 8 of 14 coordinates."""
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 4 / 7}
@@ -140,6 +161,8 @@ def _cohere() -> PreTrainedConfig:
 
 CONFIGS = {
     "llama": _llama,
+    "llama-without-rope": _llama_without_rope,
+    "llama-scaled": _llama_scaled,
     "phi3": _phi3,
     "qwen3": _qwen3,
     "smollm3": lambda: smollm3_config([1, 0, 1]),

@@ -28,7 +28,7 @@ N_BLOCKS = 32
 FIRST_GOAL = 4 * BLOCK
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Estimate:
     """Mean score maps with their standard errors.
 
@@ -39,6 +39,15 @@ class Estimate:
 
     folds: Float[Tensor, "fold layer query_pos key_pos"]
     counts: Int[Tensor, " fold"]
+
+    def __repr__(self) -> str:
+        """Return sizes and standard errors."""
+        n_layers, n = self.folds.shape[1:3]
+        errors = ", ".join(f"L{i} {each:.2g}" for i, each in enumerate(self.pooled_se.tolist()))
+        return (
+            f"Estimate: {n_layers} layers, {n} queries × {n} keys, in nats, means over "
+            f"{int(self.counts.sum())} samples\nstandard errors: {errors}"
+        )
 
     @property
     def mean(self) -> Float[Tensor, "layer query_pos key_pos"]:

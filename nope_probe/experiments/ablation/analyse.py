@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -20,10 +19,12 @@ from nope_probe.analyses.player_attribution import BASE
 from nope_probe.analyses.shapley import INTACT, MASK, PlayerSet, base, shapley, source_terms
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.ablation.conditions import ConditionMaps, Measured
+from nope_probe.experiments.ablation.offsets import source_offsets_table
 from nope_probe.experiments.ablation.page import ablation_page
 from nope_probe.experiments.ablation.plan import Plan
 from nope_probe.experiments.ablation.side_by_side import of_first, side_by_side
 from nope_probe.experiments.ablation.summary import headline
+from nope_probe.experiments.explore.conditions import explorer_of
 from nope_probe.experiments.tables import (
     interactions_table,
     mean_covariance_table,
@@ -32,7 +33,7 @@ from nope_probe.experiments.tables import (
     players_table,
     sources_table,
 )
-from nope_probe.hooks.folds import pooled
+from nope_probe.hooks.folds import pack_triangle, pooled
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.provenance import input_arrays, input_record
 from nope_probe.runtime.session import Session
@@ -60,7 +61,13 @@ def analyse(session: Session[RunSettings], plan: Plan, measured: Measured) -> Ru
             "folds": _packed_folds(plan, measured),
         },
         tables=tables,
-        page=ablation_page(maps, of_first(manifest, tables), manifest, headline(manifest, tables)),
+        page=ablation_page(
+            maps,
+            of_first(manifest, tables),
+            manifest,
+            headline(manifest, tables),
+            explorer_of(measured.maps, plan.player_sets, skip_keys),
+        ),
     )
 
 
@@ -109,6 +116,7 @@ def tables_of(
         "pattern": _pattern_table(plan, measured, skip_keys),
         "controls": _controls_table(tokens, plan, measured, skip_keys),
         "mean_covariance": _mean_covariance_table(measured, skip_keys),
+        "offsets": source_offsets_table(plan, measured, skip_keys),
     }
 
 
@@ -228,10 +236,8 @@ def _mean_covariance_maps(measured: Measured) -> Maps:
 
 def _packed_folds(plan: Plan, measured: Measured) -> dict[str, np.ndarray]:
     """Return each condition's fold maps as lower triangles, diagonal included."""
-    n = measured.intact.folds.shape[-1]
-    row, column = torch.tril_indices(n, n)
     named = {f"score/{plan.name(condition)}": each for condition, each in measured.maps.items()}
     for replacement, others in measured.others.items():
         for condition, each in others.items():
             named[f"score_{replacement}/{plan.name(condition)}"] = each
-    return {name: maps.folds[..., row, column].float().numpy() for name, maps in named.items()}
+    return {name: pack_triangle(maps.folds).float().numpy() for name, maps in named.items()}

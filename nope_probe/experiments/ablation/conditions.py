@@ -269,4 +269,5 @@ def concatenate_layers(rows: Sequence[ScoreMaps]) -> ScoreMaps:
         folds=torch.cat([row.folds for row in rows], 1),
         visible=torch.cat([row.visible for row in rows]),
         counts=rows[0].counts,
+        bos=rows[0].bos,
     )

@@ -10,11 +10,14 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
+from nope_probe.experiments.split_page import split_sections
 from nope_probe.figures import measures, shares
 from nope_probe.figures.downsample import pool
+from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.words import TERMS, words
 from nope_probe.reports import notes
+from nope_probe.reports.explorer import explorer_section
 from nope_probe.reports.page import Section, page, positions
 
 PLAYER_SETS = {"circuits": "shapley_circuits", "players": "shapley"}  # and their maps
@@ -26,6 +29,7 @@ def ablation_page(
     tables: Mapping[str, pd.DataFrame],
     manifest: Mapping[str, Any],
     headline: Sequence[str],
+    explorer: Explorer | None = None,
 ) -> str:
     """Return the report of an ablation run.
 
@@ -38,6 +42,7 @@ def ablation_page(
             `mean_covariance`; those that a run does not have may be missing or empty.
         manifest: what was run.
         headline: the result, a sentence each.
+        explorer: the patterns of all conditions behind switches.
 
     Raises:
         KeyError: if the intact model's map or pattern is missing.
@@ -46,7 +51,7 @@ def ablation_page(
     name = model.get("name") if isinstance(model, Mapping) else model
     title = f"The sources of the positional pattern of {name or 'a model'}"
     parts = _Parts(maps, tables, manifest)
-    return page(title, headline, list(parts.sections()), manifest)
+    return page(title, headline, [*explorer_section(explorer), *parts.sections()], manifest)
 
 
 class _Parts:
@@ -79,6 +84,7 @@ class _Parts:
     def sections(self) -> Iterator[Section]:
         yield self.scores()
         yield from self.sources()
+        yield from split_sections(self.tables)
         for player_set in PLAYER_SETS:
             yield from self.players(player_set)
             yield from self.interactions(player_set)

@@ -29,6 +29,7 @@ from nope_probe.experiments.ablation.conditions import (
 from nope_probe.experiments.ablation.plan import Plan, make_plan
 from nope_probe.hooks.components import components
 from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.model import begins_alike
 from nope_probe.hooks.names import Gain, Replacement
 from nope_probe.hooks.protocols import HookedModel
 from nope_probe.models.info import describe
@@ -37,7 +38,7 @@ from nope_probe.runtime.checkpoint import RunCheckpoint
 Inputs = Sequences | Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class AblationStudy:
     """Where a model's positional pattern comes from, and which weights it needs.
 
@@ -53,6 +54,24 @@ class AblationStudy:
     maps: dict[str, Float[np.ndarray, "layer query_pos key_pos"]]
     layers: list[LayerAttribution]
     skip_keys: int
+
+    def __repr__(self) -> str:
+        """Return the shares of the sources per layer, and what else there is."""
+        skipped = f", {self.skip_keys} first keys left out" if self.skip_keys else ""
+        lines = [
+            f"  L{layer.layer}  "
+            + ", ".join(f"{each.term} {each.share.value:.2f}" for each in layer.sources)
+            for layer in self.layers
+        ]
+        shape = " × ".join(map(str, self.maps["pattern/all"].shape))
+        return "\n".join(
+            [
+                f"AblationStudy: shares of the positional pattern{skipped}",
+                *lines,
+                f"tables: {', '.join(name for name, each in self.tables.items() if len(each))}",
+                f"maps ({shape}): {', '.join(self.maps)}",
+            ]
+        )
 
     @property
     def sources(self) -> pd.DataFrame:
@@ -145,11 +164,11 @@ def run_ablations(
         >>> study.maps["source/mask"].shape
         (3, 16, 16)
     """
-    inputs, depth = _as_sequences(tokens), len(layers_of(model))
+    inputs, depth = as_sequences(tokens), len(layers_of(model))
     skipped = int(inputs.bos) if skip_keys == "auto" else skip_keys
     _validate(inputs, n_folds, depth, n_layers)
     kept_cells(inputs.inputs.shape[1], skipped)  # raises where no keys are left
-    plan = make_plan(components(model), players, describe(model, _name_of(model)).parameter_free)
+    plan = make_plan(components(model), players, describe(model, name_of(model)).parameter_free)
     options = CaptureOptions(
         n_layers=depth if n_layers is None else n_layers,
         batch_size=batch_size,
@@ -160,7 +179,7 @@ def run_ablations(
         n_reparametrisations=reparametrise,
         seed=seed,
     )
-    control = None if shuffled is None else _as_sequences(shuffled)
+    control = None if shuffled is None else as_sequences(shuffled)
     checkpoint = RunCheckpoint()
     runner = ConditionRunner(model, plan, options, checkpoint)
     runner.validate(inputs)
@@ -187,14 +206,15 @@ def study_of(plan: Plan, measured: Measured, inputs: Sequences, skip_keys: int) 
     )
 
 
-def _as_sequences(tokens: Inputs) -> Sequences:
+def as_sequences(tokens: Inputs) -> Sequences:
+    """Return tokens with what is known of them; a first token that all share is a BOS token."""
     if isinstance(tokens, Sequences):
         return tokens
-    begins_alike = not tokens.is_floating_point() and bool((tokens[:, 0] == tokens[0, 0]).all())
-    return Sequences(inputs=tokens.cpu(), name="tokens", bos=begins_alike)
+    return Sequences(inputs=tokens.cpu(), name="tokens", bos=begins_alike(tokens))
 
 
-def _name_of(model: HookedModel) -> str:
+def name_of(model: HookedModel) -> str:
+    """Return the name that a model's configuration has, or nothing."""
     return str(getattr(model.cfg, "model_name", ""))
 
 

@@ -13,8 +13,13 @@ from nope_probe.analyses.behaviour import mean_interval, position_means, span_lo
 from nope_probe.analyses.decodability import chance_distance
 from nope_probe.analyses.jackknife import UNDEFINED, Interval
 from nope_probe.errors import UserError
-from nope_probe.experiments.behaviour.bridge import bridge_table, correlations_table
+from nope_probe.experiments.behaviour.bridge import (
+    bridge_table,
+    correlations_table,
+    head_correlations,
+)
 from nope_probe.experiments.behaviour.estimates import behaviour_table
+from nope_probe.experiments.behaviour.heads import MeasuredHeads, heads_table
 from nope_probe.experiments.behaviour.page import behaviour_page
 from nope_probe.experiments.behaviour.plan import Plan
 from nope_probe.experiments.behaviour.probes import token_arrays
@@ -27,14 +32,16 @@ from nope_probe.runtime.provenance import input_record
 from nope_probe.runtime.session import Session
 
 if TYPE_CHECKING:
-    from nope_probe.experiments.behaviour.run import Settings
+    from nope_probe.experiments.behaviour.settings import Settings
 
 POSITION_COLUMNS = ("condition", "position", "loss", "loss_low", "loss_high")
 BINS = 64
 DECODED = ("distance", "null", "untrained")
 
 
-def analyse(session: Session[Settings], plan: Plan, measured: Measured) -> Run:
+def analyse(
+    session: Session[Settings], plan: Plan, measured: Measured, heads: MeasuredHeads | None = None
+) -> Run:
     """Estimate every measure in every condition, and return the run.
 
     Raises:
@@ -43,6 +50,10 @@ def analyse(session: Session[Settings], plan: Plan, measured: Measured) -> Run:
     validate_finite_losses(measured)
     inputs, skip = session.sequences(), session.settings.n_skipped(session.sequences())
     tables = tables_of(plan, measured, skip)
+    if heads is not None:
+        tables["heads"] = heads_table(plan, measured, heads)
+        over_heads = head_correlations(tables["heads"])
+        tables["correlations"] = pd.concat([tables["correlations"], over_heads])
     manifest = {
         **session.provenance(),
         **input_record(inputs, skip, fold_counts(session, plan)),

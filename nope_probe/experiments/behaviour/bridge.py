@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pandas as pd
 
 from nope_probe.analyses.jackknife import Interval
@@ -17,6 +19,7 @@ from nope_probe.figures.intervals import ValueAndBounds, interval_of
 # the intact model exist in all conditions.
 EFFECTS = {"loss": "loss_suffix", "copy": "copy_text_second", "position": "position"}
 COLUMNS = ("condition", "layer", *interval_names("pattern", *EFFECTS))
+CORRELATION_COLUMNS = ("over", "layer", "effect", "rho", "p", "n")
 ALL_LAYERS = "all"
 
 
@@ -79,25 +82,36 @@ def _columns(name: str, interval: ValueAndBounds) -> Row:
     return dict(zip(interval_names(name), interval, strict=True))
 
 
-def correlations_table(bridge: pd.DataFrame, over: str = "conditions") -> pd.DataFrame:
+def correlations_table(bridge: pd.DataFrame) -> pd.DataFrame:
     """Return Spearman's rho over conditions of what the pattern and what behaviour loses.
 
     Each layer's pattern has a row per effect, and so has the sum over layers (`all`).
 
     Args:
         bridge: the table of the bridge.
-        over: what the pairs are.
     """
     layers: list[tuple[object, pd.DataFrame]] = [*bridge.groupby("layer")]
     if len(bridge):
         layers.append((ALL_LAYERS, _summed(bridge)))
-    rows = []
-    for layer, ours in layers:
-        for effect in EFFECTS:
-            found = rank_correlation(ours["pattern"].tolist(), ours[effect].tolist())
-            row = {"over": over, "layer": layer, "effect": effect}
-            rows.append({**row, "rho": found.rho, "p": found.p, "n": found.n})
-    return pd.DataFrame(rows, columns=["over", "layer", "effect", "rho", "p", "n"])
+    rows = [row for layer, ours in layers for row in _correlations("conditions", layer, ours)]
+    return pd.DataFrame(rows, columns=list(CORRELATION_COLUMNS))
+
+
+def head_correlations(heads: pd.DataFrame) -> pd.DataFrame:
+    """Return Spearman's rho over all heads of their own pattern and what is lost without W_Q.
+
+    Args:
+        heads: the table of heads.
+    """
+    rows = [row for row in _correlations("heads", ALL_LAYERS, heads)]
+    return pd.DataFrame(rows, columns=list(CORRELATION_COLUMNS))
+
+
+def _correlations(over: str, layer: object, table: pd.DataFrame) -> Iterator[Row]:
+    for effect in (name for name in EFFECTS if name in table):
+        found = rank_correlation(table["pattern"].tolist(), table[effect].tolist())
+        row: Row = {"over": over, "layer": layer, "effect": effect}
+        yield row | {"rho": found.rho, "p": found.p, "n": found.n}
 
 
 def _summed(bridge: pd.DataFrame) -> pd.DataFrame:

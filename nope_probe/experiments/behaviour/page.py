@@ -9,6 +9,7 @@ import pandas as pd
 
 from nope_probe.experiments.behaviour.measures import QUANTITIES
 from nope_probe.figures import behaviour as figures
+from nope_probe.figures.bridge import heads_and_behaviour, pattern_and_behaviour
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, page
 
@@ -62,6 +63,7 @@ def _sections(tables: Tables, manifest: Mapping[str, Any]) -> Iterator[Section]:
             table=tables["decodability"].drop(columns="chance"),
         )
     yield from _bridge_sections(tables)
+    yield from _head_sections(tables)
     if manifest["skipped"]:
         words = [f"{measure}: {reason}." for measure, reason in manifest["skipped"].items()]
         yield Section(title="What was not measured", caption=" ".join(words))
@@ -115,12 +117,23 @@ def _position_sections(tables: Tables, manifest: Mapping[str, Any]) -> Iterator[
         )
 
 
+def _head_sections(tables: Tables) -> Iterator[Section]:
+    if "heads" in tables:
+        yield Section(
+            title="Heads: their pattern, and what is lost without their W_Q",
+            figure=heads_and_behaviour(tables["heads"]),
+            caption="To the right: the RMS of the head's own positional part. Up: the rise of the "
+            "loss when this head's W_Q alone is removed.",
+            table=tables["heads"],
+        )
+
+
 def _bridge_sections(tables: Tables) -> Iterator[Section]:
     if len(tables["bridge"]):
         effects = {n: title for n, title in EFFECTS.items() if tables["bridge"][n].notna().any()}
         yield Section(
             title="Pattern and behaviour",
-            figure=figures.pattern_and_behaviour(tables["bridge"], effects),
+            figure=pattern_and_behaviour(tables["bridge"], effects),
             caption="To the right: what the removal takes from the positional part of the scores. "
             "Up: what behaviour loses. A removal may do one without the other.",
             table=tables["bridge"],

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
+from nope_probe.analyses.behaviour import by_document
 from nope_probe.data.sequences import Sequences
 
 
@@ -30,6 +31,10 @@ class Probe:
     def first_target(self) -> int:
         """The first target that no position of the prefix has in sight."""
         return self.prefix
+
+    def by_document(self, values: Float[Tensor, "seq *rest"]) -> Float[Tensor, "_ *rest"]:
+        """Return the mean over the sequences of each document."""
+        return by_document(values, self.documents)
 
     def subset(self, which: Int[Tensor, " chosen"]) -> Probe:
         """Return some of the sequences."""

@@ -2,178 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import tyro
-
-from nope_probe.errors import TooFewLayersError, UserError
-from nope_probe.experiments.behaviour.measures import MEASURES, SHORTEST, Measure
-from nope_probe.models.names import trained_length
+from nope_probe.experiments.behaviour.settings import Settings
 from nope_probe.runtime.folder import Run, read_run
 from nope_probe.runtime.session import Session
-from nope_probe.runtime.settings import RunSettings
 from nope_probe.runtime.status import status
 
 if TYPE_CHECKING:
-    from nope_probe.experiments.behaviour.conditions import Removal
+    from nope_probe.experiments.behaviour.heads import MeasuredHeads
     from nope_probe.experiments.behaviour.plan import Plan
     from nope_probe.experiments.behaviour.runner import Measured
-    from nope_probe.models.load import LoadedModel
-
-_arg = tyro.conf.arg
-TIMES = 4  # as many times the trained context are extrapolated to
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings(RunSettings):
-    """Find what a model can no longer do without its mask, RoPE or weights.
-
-    Runs the model with and without them, and reports losses by position, what context, order, BOS
-    and copies are worth, how it extrapolates and whether position can be read from its residual
-    stream: in nats or positions, with the difference to the intact model and intervals.
-    """
-
-    measures: Annotated[tuple[Measure, ...], _arg(help="What to measure.")] = MEASURES
-    remove: Annotated[
-        tuple[str, ...] | None,
-        _arg(
-            help="The conditions, each a component (mask rope w_q w_k w_o w_v mlp pos_embed), a "
-            "circuit (qk ov) or a union such as mask+rope. By default rope mask w_q w_k qk w_o ov "
-            "mlp mask+rope, those that the model has."
-        ),
-    ] = None
-    prefix: Annotated[
-        int | None,
-        _arg(
-            help="Without the mask, this many first tokens see each other, and only those after "
-            "them are scored [half of --seq-len]."
-        ),
-    ] = None
-    gain: Annotated[
-        Literal["output", "norm", "identity"],
-        _arg(help="The size of a removed weight's replacement."),
-    ] = "output"
-    replacement: Annotated[
-        tuple[Literal["identity", "random", "mean", "zero"], ...],
-        _arg(help="What stands for a removed weight; several are measured side by side."),
-    ] = ("identity",)
-    trained_len: Annotated[
-        int | None,
-        _arg(
-            help="Tokens that the model was trained at [as recorded, else its context]; it is "
-            "extrapolated to 4 times as many."
-        ),
-    ] = None
-    max_len: Annotated[int, _arg(help="Most tokens in a window of the extrapolation.")] = 4096
-    layers: Annotated[
-        int | Literal["all"],
-        _arg(help="In how many first layers to read position and pattern; all layers are run."),
-    ] = "all"
-    n_seqs: Annotated[int, _arg(help="How many sequences.")] = 128
-    seq_len: Annotated[int, _arg(help="Tokens in a sequence.")] = 128
-
-    @property
-    def prefix_len(self) -> int:
-        """How many first tokens see each other where the mask is removed."""
-        return self.seq_len // 2 if self.prefix is None else self.prefix
-
-    def validate(self) -> None:
-        """Check what can be checked without the model."""
-        if self.data in ("random", "gaussian") or self.model.lower().startswith("parameter-free"):
-            raise UserError("behaviour is measured on text, with a language model")
-        super().validate()
-        for flag in ("measures", "replacement"):
-            if not getattr(self, flag) or len({*getattr(self, flag)}) < len(getattr(self, flag)):
-                raise UserError(f"expected one or more different values of --{flag}")
-        if "extrapolation" not in self.measures:
-            self._validate_unused("extrapolation", ("trained_len", "max_len"))
-        for measure in self.measures:
-            if self.seq_len < SHORTEST[measure]:
-                raise UserError(
-                    f"{measure} needs windows of {SHORTEST[measure]} tokens or more, got "
-                    f"--seq-len {self.seq_len}"
-                )
-        if not 4 <= self.prefix_len <= self.seq_len - 4:
-            raise UserError(
-                f"expected a --prefix from 4 to {self.seq_len - 4} of {self.seq_len} tokens, got "
-                f"{self.prefix_len}"
-            )
-        for name in ("trained_len", "max_len"):
-            if (value := getattr(self, name)) is not None and value < 16:
-                raise UserError(f"expected a --{name.replace('_', '-')} of 16 or more, got {value}")
-
-    def _validate_unused(self, what: str, names: Sequence[str]) -> None:
-        """Check that flags which only `what` reads were left alone."""
-        defaults = {each.name: each.default for each in fields(self)}
-        for name in names:
-            if getattr(self, name) != defaults[name]:
-                flag = name.replace("_", "-")
-                raise UserError(f"--{flag} is for {what}, which this run does not measure")
-
-    def validate_conditions(self, conditions: Mapping[str, Removal]) -> None:
-        """Check that flags of weights and of the mask have a condition to act on.
-
-        Raises:
-            UserError: naming the flag.
-        """
-        removals = conditions.values()
-        for flag, given in (("gain", "output"), ("replacement", ("identity",))):
-            if getattr(self, flag) != given and not any(each.weights for each in removals):
-                raise UserError(f"--{flag} is for weights, and none is removed")
-        sized = {"identity", "random"} & {*self.replacement}
-        if self.gain != "output" and not sized:
-            raise UserError("--gain is for the replacements identity and random")
-        scores_suffix = {"order", "loss"} & {*self.measures}  # of every condition
-        if self.prefix is not None and not (scores_suffix or any(each.mask for each in removals)):
-            raise UserError("--prefix is for a removed mask, and none is removed")
-
-    def load_model(self, device: str) -> LoadedModel:
-        """Load the whole model, a shipped one with as many positions as the extrapolation takes."""
-        trained = trained_length(self.model)
-        n_ctx = None if trained is None else self.extrapolated_len(trained)
-        return self.load_layers(device, None, n_ctx=n_ctx)
-
-    def trained_len_of(self, n_ctx: int) -> int:
-        """Return the length that the model was trained at: as set, as recorded, or its context."""
-        return self.trained_len or trained_length(self.model) or n_ctx
-
-    def extrapolated_len(self, n_ctx: int) -> int:
-        """Return how many tokens the extrapolation's windows have.
-
-        Args:
-            n_ctx: the model's context.
-        """
-        return min(TIMES * self.trained_len_of(n_ctx), self.max_len)
-
-    def n_layers_of(self, loaded: LoadedModel) -> int:
-        """Return in how many first layers position and pattern are read."""
-        depth = loaded.info.n_layers
-        if self.layers != "all" and self.layers > depth:
-            raise TooFewLayersError(loaded.info.name, depth=depth, requested=self.layers)
-        return super().n_layers_of(loaded)
-
-    def long_windows(self, n_ctx: int) -> Settings:
-        """Return the settings that make the extrapolation's windows: about as many tokens."""
-        length = self.extrapolated_len(n_ctx)
-        n_seqs = max(self.folds, self.n_seqs * self.seq_len // length)
-        shared = {each.name: getattr(self, each.name) for each in fields(self)}
-        return LongWindows(**{**shared, "n_seqs": n_seqs, "seq_len": length})
-
-    def random_segments(self, length: int) -> Settings:
-        """Return the settings that make sequences of random tokens."""
-        return replace(
-            self, data="random", seq_len=length, windows="random", pack=False, shuffle=False
-        )
-
-
-class LongWindows(Settings):
-    """The extrapolation's windows, which may be longer than the context of the configuration."""
-
-    def validate_context(self, n_ctx: int) -> None:
-        """Accept any length: RoPE has no last position."""
 
 
 def run(settings: Settings) -> Path:
@@ -187,10 +27,10 @@ def run(settings: Settings) -> Path:
             from nope_probe.experiments.behaviour.analyse import analyse
 
             plan = plan_of(session)
-            measured = run_conditions(session, plan)
+            measured, heads = run_conditions(session, plan)
             if session.is_first:
                 with status("analysing and writing"):
-                    session.write(analyse(session, plan, measured))
+                    session.write(analyse(session, plan, measured, heads))
     return session.folder
 
 
@@ -232,11 +72,15 @@ def plan_of(session: Session[Settings]) -> Plan:
     from nope_probe.experiments.behaviour.conditions import make_conditions, sources_of
     from nope_probe.experiments.behaviour.plan import Plan, uniform_loss, validate_documents
     from nope_probe.experiments.behaviour.sequences import make_probes
+    from nope_probe.experiments.components import validate_bands
     from nope_probe.hooks.components import components
 
     settings, has = session.settings, components(session.loaded.model)
     conditions = make_conditions(has, settings.remove, settings.replacement)
     settings.validate_conditions(conditions)
+    validate_bands(
+        session.loaded.model, frozenset().union(*(c.components for c in conditions.values()))
+    )
     settings.n_layers_of(session.loaded)  # refused before anything is run
     text = session.sequences()
     validate_documents(text)
@@ -253,8 +97,12 @@ def plan_of(session: Session[Settings]) -> Plan:
     )
 
 
-def run_conditions(session: Session[Settings], plan: Plan) -> Measured:
-    """Return what was measured in all conditions, from the checkpoint or run and saved."""
+def run_conditions(session: Session[Settings], plan: Plan) -> tuple[Measured, MeasuredHeads | None]:
+    """Return what was measured in all conditions, and of single heads where these are wanted.
+
+    What the checkpoint does not have is run and saved there.
+    """
+    from nope_probe.experiments.behaviour.heads import HeadRunner
     from nope_probe.experiments.behaviour.runner import BehaviourRunner, RunOptions
 
     settings = session.settings
@@ -267,7 +115,10 @@ def run_conditions(session: Session[Settings], plan: Plan) -> Measured:
         seed=settings.seed,
         position=plan.measured("position"),
         pattern=plan.measured("pattern"),
+        replacement=settings.replacement[0],
+        heads=settings.heads,
     )
     runner = BehaviourRunner(session.loaded.model, plan, options, session.checkpoint)
-    with session.checkpoint.progress(runner.streams()):
-        return runner.run()
+    heads = HeadRunner(runner, plan, options.skip) if settings.heads else None
+    with session.checkpoint.progress(runner.streams() | (heads.streams() if heads else {})):
+        return runner.run(), heads.run(runner.calibrate()) if heads else None

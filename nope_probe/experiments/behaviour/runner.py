@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.behaviour import by_document
 from nope_probe.analyses.decodability import halves, index_targets
 from nope_probe.analyses.ridge import ridge
 from nope_probe.experiments.behaviour.conditions import Removal
@@ -20,7 +19,7 @@ from nope_probe.experiments.resumable import calibration_once, losses_once, scor
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.calibration import Calibration
 from nope_probe.hooks.maps import ScoreMaps
-from nope_probe.hooks.names import Gain
+from nope_probe.hooks.names import Gain, Replacement
 from nope_probe.hooks.protocols import HookedModel
 from nope_probe.hooks.residuals import capture_distances, capture_moments
 from nope_probe.hooks.streaming import batches_of
@@ -44,6 +43,8 @@ class RunOptions:
         seed: of the shuffled targets and the untrained model.
         position: whether to measure decodability.
         pattern: whether to measure score maps.
+        replacement: of the W_Q of single heads.
+        heads: whether W_Q is removed from single heads.
     """
 
     n_layers: int
@@ -54,6 +55,8 @@ class RunOptions:
     seed: int = 0
     position: bool = True
     pattern: bool = True
+    replacement: Replacement = "identity"
+    heads: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +97,11 @@ class BehaviourRunner:
         self.model, self.options, self.checkpoint = model, options, checkpoint
         self.conditions, self.sources, self.probes = plan.conditions, plan.sources, plan.probes
         ablations = [self._ablation(each, None) for each in plan.conditions.values()]
+        if options.heads:
+            head = Removal(components=frozenset({"w_q"}), replacement=options.replacement)
+            ablations.append(self._ablation(head, None))
         self.needs_calibration = any(each.needs_calibration for each in ablations)
-        self.is_random = any(each.replacement == "random" for each in plan.conditions.values())
+        self.is_random = any(each.replacement == "random" for each in ablations)
         self.fit, self.held_out = (plan.text.subset(each) for each in halves(plan.text.documents))
 
     def streams(self) -> dict[str, int]:
@@ -109,9 +115,9 @@ class BehaviourRunner:
                 found[f"{prefix}/{name}/fit"] = self.fit
                 found[f"{prefix}/{name}/distance"] = self.held_out
         found |= {f"score/{removal.key}": text for removal in self.map_removals()}
-        return {key: self._n_own(probe) for key, probe in found.items()}
+        return {key: self.n_own(probe) for key, probe in found.items()}
 
-    def _batch_size(self, probe: Probe) -> int:
+    def seqs_per_batch(self, probe: Probe) -> int:
         """Return how many sequences make about as many tokens as a batch of text windows.
 
         Every process that shares the run gets a batch.
@@ -120,15 +126,16 @@ class BehaviourRunner:
         same_tokens = self.options.batch_size * self.probes["text"].tokens.shape[1] // length
         return max(1, min(same_tokens, n_seqs // self.checkpoint.processes.count))
 
-    def _n_own(self, probe: Probe) -> int:
+    def n_own(self, probe: Probe) -> int:
+        """Return how many of the sequences this process runs."""
         processes = self.checkpoint.processes
-        size = self._batch_size(probe)
+        size = self.seqs_per_batch(probe)
         ours = batches_of(len(probe.tokens), size, processes.rank, processes.count)
         return sum(stop - start for start, stop in ours)
 
     def run(self) -> Measured:
         """Return the losses, decodability and score maps of all conditions."""
-        calibration = self._calibrate()
+        calibration = self.calibrate()
         losses = {
             (name, probe): self._losses(name, probe, calibration)
             for name in self.conditions
@@ -157,7 +164,8 @@ class BehaviourRunner:
         only_sources = [n for n, r in self.conditions.items() if r.is_source(self.sources)]
         return {"distances": list(self.conditions), "untrained": only_sources}
 
-    def _calibrate(self) -> Calibration | None:
+    def calibrate(self) -> Calibration | None:
+        """Return the gains and means of the replacements; None if they need none."""
         if not self.needs_calibration:
             return None
         text = self.probes["text"]
@@ -166,7 +174,7 @@ class BehaviourRunner:
             "calibration",
             self.model,
             text.tokens,
-            batch_size=self._batch_size(text),
+            batch_size=self.seqs_per_batch(text),
             seed=self.options.seed if self.is_random else None,
         )
 
@@ -194,9 +202,9 @@ class BehaviourRunner:
                 f"loss/{name}/{probe_name}",
                 self.model,
                 probe.tokens,
-                batch_size=self._batch_size(probe),
+                batch_size=self.seqs_per_batch(probe),
             )
-        return by_document(losses, probe.documents)
+        return probe.by_document(losses)
 
     def _maps(self, removal: Removal, calibration: Calibration | None) -> ScoreMaps:
         with self._ablated(removal, calibration):
@@ -206,7 +214,7 @@ class BehaviourRunner:
                 self.model,
                 self.probes["text"].tokens,
                 layers=range(self.options.n_layers),
-                batch_size=self._batch_size(self.probes["text"]),
+                batch_size=self.seqs_per_batch(self.probes["text"]),
                 n_folds=self.options.n_folds,
                 documents=self.probes["text"].documents,
             )
@@ -235,12 +243,12 @@ class BehaviourRunner:
                         self.held_out.tokens,
                         weights,
                         skip=options.skip,
-                        batch_size=self._batch_size(self.held_out),
+                        batch_size=self.seqs_per_batch(self.held_out),
                         checkpoint=stream,
                     )
                 self.checkpoint.save(f"{key}/distance", {"distances": distances})
         found = self.checkpoint.load(f"{key}/distance")["distances"]
-        return by_document(found, self.held_out.documents)
+        return self.held_out.by_document(found)
 
     def _ridge(self, key: str) -> Float[Tensor, "layer row fit"]:
         """Return the fits on true and on shuffled targets, which the checkpoint keeps."""
@@ -254,7 +262,7 @@ class BehaviourRunner:
                     index_targets(len(tokens), tokens.shape[1], options.skip, generator),
                     n_layers=options.n_layers,
                     skip=options.skip,
-                    batch_size=self._batch_size(self.fit),
+                    batch_size=self.seqs_per_batch(self.fit),
                     checkpoint=stream,
                 )
             self.checkpoint.save(key, {"weights": ridge(xx, xy)})

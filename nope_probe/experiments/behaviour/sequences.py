@@ -18,7 +18,7 @@ from nope_probe.hooks.names import Component
 from nope_probe.runtime.session import Session
 
 if TYPE_CHECKING:
-    from nope_probe.experiments.behaviour.run import Settings
+    from nope_probe.experiments.behaviour.settings import Settings
 
 # The sequences that a measure needs beside the text windows.
 PROBES = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
@@ -14,12 +15,12 @@ from nope_probe.analyses.pattern import kept_cells, measure
 from nope_probe.experiments.circuit.page import circuit_page
 from nope_probe.experiments.circuit.summary import headline
 from nope_probe.experiments.tables import measures_table
+from nope_probe.figures.explorer import Explorer
 from nope_probe.hooks.components import components
+from nope_probe.hooks.folds import pack_triangle
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.maps import StageMaps
-from nope_probe.hooks.names import LETTERS, Letter
-from nope_probe.hooks.protocols import HookedModel
-from nope_probe.hooks.stages import STAGES
+from nope_probe.hooks.stages import STAGES, absent_stages
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.provenance import input_arrays, input_record
 from nope_probe.runtime.session import Session
@@ -45,7 +46,7 @@ class Stages:
     removed: tuple[str, ...]
 
 
-def analyse(session: Session[RunSettings], stages: Stages) -> Run:
+def analyse(session: Session[RunSettings], stages: Stages, explorer: Explorer | None = None) -> Run:
     """Measure the stages, and return the run."""
     inputs, layer = session.sequences(), stages.layer
     skip_keys = session.settings.n_skipped(inputs)
@@ -58,15 +59,15 @@ def analyse(session: Session[RunSettings], stages: Stages) -> Run:
         "layer": layer,
         "components": list(components(model)),
         "removed": list(stages.removed),
-        "absent": absent(model, layer, maps[-1]),
+        "absent": absent_stages(layers_of(model), layer),
     }
     manifest["headline"] = headline(manifest, table)
     arrays = {name: each.float().cpu().numpy() for name, each in _arrays(maps).items()}
     return Run(
         manifest=manifest,
-        arrays={"maps": arrays, "tokens": input_arrays(inputs)},
+        arrays={"maps": arrays, "tokens": input_arrays(inputs), "folds": _folds(maps[-1])},
         tables={"stages": table},
-        page=circuit_page(arrays, table, manifest),
+        page=circuit_page(arrays, table, manifest, explorer),
     )
 
 
@@ -82,6 +83,14 @@ def _arrays(maps: Sequence[StageMaps]) -> dict[str, Float[Tensor, "row_pos col_p
     if len(maps) > 1:
         found |= {f"reference/{letter}": maps[0].mean(letter) for letter in maps[0].folds}
     return found
+
+
+def _folds(maps: StageMaps) -> dict[str, Float[np.ndarray, "fold cell"]]:
+    """Return the fold means of each stage as lower triangles, from which `compare` pairs runs."""
+    return {
+        f"gram/{letter}": pack_triangle(folds).float().cpu().numpy()
+        for letter, folds in maps.folds.items()
+    }
 
 
 def stages_table(maps: Sequence[StageMaps], layer: int, skip_keys: int) -> pd.DataFrame:
@@ -112,24 +121,3 @@ def stages_table(maps: Sequence[StageMaps], layer: int, skip_keys: int) -> pd.Da
 
 def _has_all_keys(folds: Float[Tensor, "fold row_pos col_pos"]) -> bool:
     return bool(folds[:, kept_cells(folds.shape[-1])].isfinite().all())
-
-
-def absent(model: HookedModel, layer: int, maps: StageMaps) -> dict[Letter, str]:
-    """Return for each stage that a block lacks the reason."""
-    return {
-        letter: f"L{layer} is the last layer" if STAGES[letter].block else _no_middle(model)
-        for letter in LETTERS
-        if letter not in maps.folds
-    }
-
-
-def _no_middle(model: HookedModel) -> str:
-    """Return why a block has no (e) and (f)."""
-    block = layers_of(model)[0]
-    if block.attention_only:
-        return "no FFN: the block ends with attention, at (g)"
-    if block.parallel:
-        return "attention and FFN run in parallel"
-    if block.has_post_norm:
-        return "there are norms after attention and FFN"
-    return "this block has no such stage"

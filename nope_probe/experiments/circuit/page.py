@@ -11,9 +11,11 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from nope_probe.figures.circuit_figure import circuit
+from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.export import export
 from nope_probe.figures.stages import STAGE_MEASURES, stage_measures
 from nope_probe.reports import notes
+from nope_probe.reports.explorer import explorer_section
 from nope_probe.reports.page import Section, page
 from nope_probe.runtime.folder import Run
 
@@ -30,7 +32,12 @@ HOW_TO_READ = (
 )
 
 
-def circuit_page(maps: Mapping[str, Any], table: pd.DataFrame, manifest: Mapping[str, Any]) -> str:
+def circuit_page(
+    maps: Mapping[str, Any],
+    table: pd.DataFrame,
+    manifest: Mapping[str, Any],
+    explorer: Explorer | None = None,
+) -> str:
     """Return the report of a circuit run.
 
     Args:
@@ -38,17 +45,19 @@ def circuit_page(maps: Mapping[str, Any], table: pd.DataFrame, manifest: Mapping
             arrays [pos, pos].
         table: `stages.csv`.
         manifest: what was run, with the `headline`.
+        explorer: the block in all combinations of removed components.
     """
     removed = tuple(manifest["removed"])
     compared = "; the third choice shows the change against the intact model" if removed else ""
     sections = [
+        *explorer_section(explorer),
         Section(
             title="The block as the data flows through it",
             figure=circuit_figure(maps, manifest),
             caption="Each map is at the point of the data flow at which it is read. The switches "
             f"show the maps as they are or less the mean of each diagonal{compared}. What is "
             "removed is struck through.",
-        )
+        ),
     ]
     if len(table):
         measures = Section(

@@ -18,6 +18,7 @@ from nope_probe.runtime.status import status
 
 if TYPE_CHECKING:
     from nope_probe.experiments.circuit.analyse import Stages
+    from nope_probe.figures.explorer import Explorer
     from nope_probe.hooks.ablation_settings import Ablation
     from nope_probe.hooks.maps import StageMaps
     from nope_probe.models.load import LoadedModel
@@ -55,6 +56,13 @@ class Settings(RunSettings):
     ] = "output"
     n_seqs: Annotated[int, _arg(help="How many sequences.")] = 1000
     seq_len: Annotated[int, _arg(help="Tokens in a sequence.")] = 50
+    explore: Annotated[
+        int,
+        _arg(
+            help="The cost of the page's explorer, which removes every combination of components: "
+            "together at most so many times the run's sequences; 0 leaves it out."
+        ),
+    ] = 2
     layers: Annotated[int | Literal["all"], tyro.conf.Suppress] = "all"
     image: Annotated[
         Path | None, _arg(help="Draw the figure into this .png or .svg file too (needs Chrome).")
@@ -66,6 +74,8 @@ class Settings(RunSettings):
         validate_one_process()
         if self.layer < 0:
             raise UserError(f"layers count from 0, got --layer {self.layer}")
+        if self.explore < 0:
+            raise UserError(f"expected an --explore of 0 or more, got {self.explore}")
         super().validate()
         validate_replacements((self.replacement,), self.gain)
         if self.image is not None:
@@ -101,8 +111,9 @@ def run(settings: Settings) -> Path:
             from nope_probe.experiments.circuit.analyse import analyse
 
             stages = capture(session)
+            explorer = explorer_of(session, stages)
             with status("analysing and writing"):
-                session.write(analyse(session, stages))
+                session.write(analyse(session, stages, explorer))
     return session.folder
 
 
@@ -137,6 +148,30 @@ def capture(session: Session[Settings]) -> Stages:
             with ablated(model, ablation_of(settings, removed), gains):
                 without = stage_maps(session, "ablated")
     return Stages(layer=settings.layer, intact=intact, ablated=without, removed=removed)
+
+
+def explorer_of(session: Session[Settings], stages: Stages) -> Explorer | None:
+    """Return the page's explorer, as far as the run's sequences suffice for one."""
+    from nope_probe.experiments.circuit.explorer import block_explorer
+    from nope_probe.experiments.explore.run import ExplorerOptions
+
+    settings, inputs = session.settings, session.sequences()
+    options = ExplorerOptions(
+        batch_size=settings.seqs_per_batch,
+        n_folds=settings.folds,
+        replacement=settings.replacement,
+        gain=settings.gain,
+        seed=settings.seed,
+        skip_keys=settings.n_skipped(inputs),
+    )
+    return block_explorer(
+        session.loaded.model,
+        inputs,
+        settings.layer,
+        removed=stages.removed,
+        times=settings.explore,
+        options=options,
+    )
 
 
 def stage_maps(session: Session[Settings], key: str) -> StageMaps:

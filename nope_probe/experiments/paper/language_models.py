@@ -19,6 +19,12 @@ from nope_probe.figures.intervals import interval_of, interval_text
 from nope_probe.runtime.folder import Run, read_run
 
 Maps = Literal["both", "score", "normalised"]
+# Which maps a figure shows.
+MAPS: dict[str, Maps] = {
+    "figure5": "both",
+    **{f"figure{number}": "score" for number in (11, 12, 13)},
+    **{f"figure{number}": "normalised" for number in (14, 15, 16)},
+}
 LISTED = 6  # of more layers the extremes are named
 
 
@@ -38,6 +44,18 @@ def score_claims(folder: Path, maps: Maps) -> Iterator[Claim]:
     if len(run.tables["pattern"]) > 1:  # there is no further claim about a first layer alone
         yield from _non_relative(run.tables["pattern"])
         yield from _first_keys(run.tables["pattern"])
+
+
+def figure8(folder: Path) -> Iterator[Claim]:
+    """Check that layers after the first have a positional pattern (section 4.2, appendix B)."""
+    rows = read_run(folder).tables["pattern"]
+    later = rows.iloc[1:]
+    if len(later):
+        yield Claim(
+            paper="without RoPE, layers after the first have a position-dependent pattern",
+            reproduced=bool((later["amplitude_low"] > 0).all()),
+            evidence=f"its RMS in nats is {_listed(later, 'amplitude')}",
+        )
 
 
 def _scale(run: Run, name: str, bound: float, paper: str) -> Claim:

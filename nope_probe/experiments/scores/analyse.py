@@ -7,13 +7,16 @@ import pandas as pd
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from nope_probe.analyses.bands import Band
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import diagonal_normalised, measure
+from nope_probe.experiments.scores.heads import head_columns
 from nope_probe.experiments.scores.page import scores_page
+from nope_probe.experiments.scores.splits import BandMaps, band_arrays, split_tables
 from nope_probe.experiments.scores.summary import headline
 from nope_probe.experiments.tables import columns_of, interval_names, measures_table
 from nope_probe.figures.heads import HEAD_MEASURES
-from nope_probe.hooks.folds import pooled
+from nope_probe.hooks.folds import pack_triangle, pooled
 from nope_probe.hooks.maps import ScoreMaps
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.provenance import input_arrays, input_record
@@ -21,15 +24,39 @@ from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 
 INTACT = "intact"
+MAX_FOLD_BYTES = 2**30
 
 
-def analyse(session: Session[RunSettings], measured: ScoreMaps) -> Run:
-    """Measure the maps, and return the run."""
+def analyse(
+    session: Session[RunSettings],
+    measured: ScoreMaps,
+    bands: list[list[Band]] | None = None,
+    band_maps: BandMaps | None = None,
+) -> Run:
+    """Measure the maps, and return the run.
+
+    Args:
+        session: the run.
+        measured: the score maps.
+        bands: the RoPE bands of each layer, if the maps were split by them,
+        band_maps: and the maps of each band.
+    """
     inputs, skip_keys = session.sequences(), session.settings.n_skipped(session.sequences())
     tables = {"pattern": measures_table([({"kept": INTACT}, measure(measured, skip_keys))])}
     if measured.per_head is not None:
-        tables["heads"] = heads_table(measured.per_head, measured.counts, skip_keys)
+        heads = heads_table(measured.per_head, measured.counts, skip_keys)
+        more, tables["sinks"] = head_columns(
+            session.loaded.model,
+            inputs,
+            session.loaded.tokenizer,
+            measured.per_head.shape[1],
+            session.settings.folds,
+        )
+        tables["heads"] = pd.concat([heads, more], axis=1)
+    tables |= split_tables(measured, skip_keys, bands, band_maps)
     maps = score_arrays(measured)
+    if bands is not None and band_maps is not None:
+        maps |= band_arrays(bands, band_maps, measured.counts)
     manifest = {
         **session.provenance(),
         **input_record(inputs, skip_keys, measured.counts),
@@ -37,10 +64,21 @@ def analyse(session: Session[RunSettings], measured: ScoreMaps) -> Run:
     }
     return Run(
         manifest=manifest,
-        arrays={"tokens": input_arrays(inputs), "maps": maps},
+        arrays={"tokens": input_arrays(inputs), "maps": maps, **_folds(measured)},
         tables=tables,
         page=scores_page(maps, tables, manifest, headline(manifest, tables)),
     )
+
+
+def _folds(measured: ScoreMaps) -> dict[str, dict[str, np.ndarray]]:
+    """Return the fold means as lower triangles, from which `compare` pairs runs, unless too large.
+
+    Beyond MAX_FOLD_BYTES they would take more space than the maps.
+    """
+    n_folds, n_layers, n, _ = measured.folds.shape
+    if 4 * n_folds * n_layers * n * (n + 1) / 2 > MAX_FOLD_BYTES:
+        return {}
+    return {"folds": {"score": pack_triangle(measured.folds).float().numpy()}}
 
 
 def score_arrays(measured: ScoreMaps) -> dict[str, np.ndarray]:

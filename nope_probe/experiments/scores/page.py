@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nope_probe.figures.heads import HEAD_MEASURES, head_map
-from nope_probe.figures.maps import score_maps
+from nope_probe.experiments.split_page import split_sections
+from nope_probe.figures.heads import ABOUT, head_map
+from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.measures import pattern_measures
-from nope_probe.figures.words import MEASURES
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, page, positions
 
@@ -41,7 +41,11 @@ def scores_page(
         headline: the result, a sentence each.
     """
     title = f"The attention scores of {manifest['model']['name']} by position"
-    sections = [*_map_sections(maps), *_measure_sections(tables, str(manifest["conditions"][0]))]
+    sections = [
+        *_map_sections(maps),
+        *split_sections(tables),
+        *_measure_sections(tables, str(manifest["conditions"][0])),
+    ]
     return page(title, headline, sections, manifest, HOW_TO_READ)
 
 
@@ -56,10 +60,14 @@ def _map_sections(maps: Mapping[str, Any]) -> Iterator[Section]:
     )
     yield Section(
         title="Diagonal-normalised scores",
-        figure=score_maps(normalised, title="Mean scores less the mean of each diagonal", **drawn),
+        figure=term_maps(
+            {"less diagonal means": normalised},
+            title="Mean scores less the mean of each diagonal",
+            max_positions=size,
+        ),
         caption="The mean of each diagonal is subtracted, so that what depends on distance alone "
         "is gone and the rest depends on the positions of query and key. Softmax ignores all but "
-        "differences within a row.",
+        "differences within a row. Red is above the diagonal's mean, blue below.",
     )
 
 
@@ -71,10 +79,11 @@ def _measure_sections(tables: Mapping[str, pd.DataFrame], intact: str) -> Iterat
         table=tables["pattern"],
     )
     if "heads" in tables:
-        for index, measure in enumerate(HEAD_MEASURES):
+        drawn = [name for name in ABOUT if name in tables["heads"]]
+        for index, measure in enumerate(drawn):
             yield Section(
-                title=f"Each head: {MEASURES[measure].title}",
+                title=f"Each head: {ABOUT[measure].title}",
                 figure=head_map(tables["heads"], measure),
-                caption=MEASURES[measure].caption,
+                caption=ABOUT[measure].caption,
                 table=None if index else tables["heads"],
             )

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from nope_probe.errors import UserError
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 from nope_probe.runtime.status import status
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nope_probe.analyses.bands import Band
     from nope_probe.hooks.maps import ScoreMaps
 
 _arg = tyro.conf.arg
@@ -27,6 +31,16 @@ class Settings(RunSettings):
     """
 
     per_head: Annotated[bool, _arg(help="Keep and measure each head's map too.")] = False
+    bands: Annotated[
+        int | Literal["octaves"] | None,
+        _arg(help="Split the maps by RoPE frequency: octaves of wavelengths, or so many bands."),
+    ] = None
+
+    def validate(self) -> None:
+        """Check what can be checked without the model."""
+        super().validate()
+        if isinstance(self.bands, int) and self.bands < 1:
+            raise UserError(f"expected at least 1 of --bands, got {self.bands}")
 
 
 def run(settings: Settings) -> Path:
@@ -39,11 +53,54 @@ def run(settings: Settings) -> Path:
         if not session.finished:
             from nope_probe.experiments.scores.analyse import analyse
 
+            bands = plan_bands(session)
             maps = capture(session)
+            band_maps = capture_band_maps(session, maps, bands)
             if session.is_first:
                 with status("analysing and writing"):
-                    session.write(analyse(session, maps))
+                    session.write(analyse(session, maps, bands, band_maps))
     return session.folder
+
+
+def plan_bands(session: Session[Settings]) -> list[list[Band]] | None:
+    """Return the RoPE bands of each layer; None if none were asked for.
+
+    Raises:
+        UserError: for a model without RoPE, soft-capped scores, or more bands than pairs.
+    """
+    from nope_probe.experiments.scores.splits import bands_of
+
+    settings = session.settings
+    if settings.bands is None:
+        return None
+    inputs, n_layers = session.sequences().inputs, settings.n_layers_of(session.loaded)
+    return bands_of(session.loaded.model, inputs, n_layers, settings.bands)
+
+
+def capture_band_maps(
+    session: Session[Settings], maps: ScoreMaps, bands: list[list[Band]] | None
+) -> Tensor | None:
+    """Return the maps of bands, from the checkpoint or captured and saved.
+
+    Raises:
+        UserError: if they do not add up to the scores.
+    """
+    from nope_probe.experiments.scores.splits import bands_once, validate_sum
+
+    if bands is None:
+        return None
+    settings = session.settings
+    with session.checkpoint.progress(["bands"], session.n_own_seqs):
+        found = bands_once(
+            session.checkpoint,
+            session.loaded.model,
+            session.sequences(),
+            bands,
+            batch_size=settings.seqs_per_batch,
+            n_folds=settings.folds,
+        )
+    validate_sum(maps, found)
+    return found
 
 
 def capture(session: Session[Settings]) -> ScoreMaps:

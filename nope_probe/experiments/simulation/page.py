@@ -10,10 +10,11 @@ import pandas as pd
 from jaxtyping import Float
 
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
-from nope_probe.figures.maps import score_maps, term_maps
+from nope_probe.figures.maps import term_maps
 from nope_probe.figures.theory import (
     Curves,
     fixed_scale_maps,
+    maps_above_noise,
     rows_against_theory,
     steps_by_distance,
 )
@@ -82,9 +83,14 @@ class _Parts:
             )
             yield Section(
                 title=f"Mean scores, {name}, each layer on a scale of its own",
-                figure=score_maps(_off_diagonal(scores), max_positions=self.size),
+                figure=maps_above_noise(
+                    _off_diagonal(scores),
+                    _off_diagonal(self.maps[f"se/{alpha}"]),
+                    max_positions=self.size,
+                ),
                 caption="The same maps without their diagonal, where a query meets its own key: "
-                "small differences between keys are visible.",
+                "small differences between keys are visible. A layer that shows only noise is "
+                "drawn flat.",
             )
         yield self._terms(
             {alpha: self.maps[f"normalised/{alpha}"] for alpha in self.alphas},

@@ -103,6 +103,9 @@ class Settings:
             raise UserError("expected a positive --checkpoint-every")
         _validate_samples(self.n_samples, self.target_se, self.spec.resolution)
 
+    def validate_model(self) -> None:
+        """Accept every model: it is built here."""
+
     def load_model(self, device: str) -> LoadedModel:
         """Build the parameter-free transformer."""
         with status("loading TransformerLens"):

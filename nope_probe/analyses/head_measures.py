@@ -1,0 +1,112 @@
+"""What a head attends to: the first key, the previous token, induction, position or content."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+SINK = 0.3
+
+
+def first_key_attention(
+    attention: Float[Tensor, "*batch query_pos key_pos"],
+) -> Float[Tensor, "*batch"]:
+    """Return the mean attention to the first key, over all queries but the first.
+
+    The first query has no other key. A head is a sink head if this mean over sequences exceeds 0.3
+    (Gu et al., arXiv 2410.10781, whose sink score is the share of such heads).
+
+    Example:
+        >>> first_key_attention(torch.tensor([[1.0, 0, 0], [0.5, 0.5, 0], [0.1, 0.2, 0.7]]))
+        tensor(0.3000)
+    """
+    return attention[..., 1:, 0].mean(-1)
+
+
+def sink_share(first_key: Float[Tensor, "*batch head"]) -> Float[Tensor, "*batch"]:
+    """Return the share of heads whose mean attention to the first key exceeds 0.3."""
+    return (first_key > SINK).to(first_key.dtype).mean(-1)
+
+
+def previous_token_attention(
+    attention: Float[Tensor, "*batch query_pos key_pos"],
+) -> Float[Tensor, "*batch"]:
+    """Return the mean attention at key i - 1, over queries i >= 2.
+
+    For i = 1 that key is the first one, which `first_key_attention` is about.
+
+    Example:
+        >>> previous_token_attention(torch.tensor([[1.0, 0, 0], [0.5, 0.5, 0], [0.1, 0.2, 0.7]]))
+        tensor(0.2000)
+    """
+    return attention.diagonal(-1, -2, -1)[..., 1:].mean(-1)
+
+
+def induction_attention(
+    attention: Float[Tensor, "*batch query_pos key_pos"], n_tokens: int
+) -> Float[Tensor, "*batch"]:
+    """Return the mean attention at key i - (n - 1), over the queries i of the second copy.
+
+    That key follows the previous occurrence of the query's token.
+
+    Args:
+        attention: of n random tokens and the same once more, after a BOS token or not.
+        n_tokens: n.
+
+    Raises:
+        ValueError: if the sequence is shorter than two copies.
+    """
+    n_pos = attention.shape[-1]
+    if n_pos < 2 * n_tokens:
+        raise ValueError(f"expected two copies of {n_tokens} tokens, got {n_pos} positions")
+    return attention.diagonal(1 - n_tokens, -2, -1)[..., -n_tokens:].mean(-1)
+
+
+def moved_scores(
+    q: Float[Tensor, "batch head d_head"],
+    k: Float[Tensor, "batch pos head d_head"],
+    rotation: Float[Tensor, "pos d_head d_head"],
+) -> Float[Tensor, "batch head place key"]:
+    """Return q.k of one query with every key moved to every place: [j, k] is key k placed at j.
+
+    Args:
+        q: one query, rotated.
+        k: all keys, rotated at their own positions.
+        rotation: the matrix that the block applies at each position.
+    """
+    unrotated = torch.einsum("pde,bphe->bphd", torch.linalg.inv(rotation), k)
+    turned_back = torch.einsum("pde,bhd->bhpe", rotation, q)
+    return torch.einsum("bhpe,bkhe->bhpk", turned_back, unrotated)
+
+
+def position_and_content(
+    moved: Float[Tensor, "*batch place key"],
+) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
+    """Return how much of a query's scores is positional, symbolic, and how much there is in all.
+
+    Let B[j, k] be the score of the key vector of position k (before RoPE), placed at j. If the keys
+    are permuted by pi, place j gets B[j, pi(j)]. Over all permutations, with equal weight, B splits
+    without cross terms (two-way analysis of variance):
+
+        B[j, k] = m + a_j + c_k + rest_jk
+
+    a_j is what stays in place j when the keys are permuted: positional. c_k is what moves with the
+    key: symbolic. The rest depends on which key is in which place. (The question is that of arXiv
+    2511.11579; this split of it is exact, and needs no draws.) Without RoPE, B does not depend on
+    j, so that the scores are symbolic through and through: key vectors may still have learned from
+    the layers before where they are.
+
+    Returns:
+        The variances of a, of c and of B, in squared units of B; the first two add up to the third
+        if there is no rest.
+
+    Example:
+        >>> a, c, all = position_and_content(torch.tensor([[0.0, 1.0], [2.0, 3.0]]))
+        >>> float(a), float(c), float(all)
+        (1.0, 0.25, 1.25)
+    """
+    centred = moved - moved.mean((-2, -1), keepdim=True)
+    positional = centred.mean(-1).square().mean(-1)
+    symbolic = centred.mean(-2).square().mean(-1)
+    return positional, symbolic, centred.square().mean((-2, -1))

@@ -1,0 +1,62 @@
+"""The explorer of a circuit run: one block in every combination of removed components."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from nope_probe.analyses.shapley import player_set
+from nope_probe.data.sequences import Sequences
+from nope_probe.experiments.explore.run import CombinationRunner, ExplorerOptions, note_on
+from nope_probe.experiments.explore.views import stage_view
+from nope_probe.figures.explorer import Explorer
+from nope_probe.hooks.components import components
+from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.protocols import HookedModel
+from nope_probe.hooks.stages import absent_stages
+
+
+def block_explorer(
+    model: HookedModel,
+    inputs: Sequences,
+    layer: int,
+    *,
+    removed: Sequence[str],
+    times: int,
+    options: ExplorerOptions,
+) -> Explorer | None:
+    """Return the explorer of one block, with a switch for each of the model's components.
+
+    The combinations share the first `times * len(inputs)` sequences' worth of forward passes: with
+    more components, each combination runs fewer sequences.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge.
+        inputs: the run's sequences.
+        layer: the block, from 0.
+        removed: the components that are removed at first.
+        times: how many times the run's sequences all combinations may take together.
+        options: how the combinations are run.
+
+    Returns:
+        None where a combination would have fewer documents than there are folds.
+    """
+    has = components(model)
+    first = _first(inputs, min(len(inputs), times * len(inputs) // 2 ** len(has)))
+    if not has or first.n_documents < options.n_folds:
+        return None
+    runner = CombinationRunner(model, first, player_set(has), options)
+    why = absent_stages(layers_of(model), layer)
+    return Explorer(
+        title="Press an operation on an arrow: it is removed, and every stage changes",
+        players={name: [name] for name in has},
+        views=(stage_view(runner.stages([layer]), [layer], [why], options.skip_keys),),
+        components=has,
+        removed=[name for name in removed if name in has],
+        note=note_on(len(first), first.inputs.shape[1], options),
+    )
+
+
+def _first(inputs: Sequences, n_seqs: int) -> Sequences:
+    documents = None if inputs.documents is None else inputs.documents[:n_seqs]
+    return replace(inputs, inputs=inputs.inputs[:n_seqs], documents=documents)

@@ -1,0 +1,144 @@
+"""From captured maps of all combinations to the arrays that the explorer shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nope_probe.analyses.kept_pattern import KeptPattern, kept_patterns
+from nope_probe.analyses.pattern import row_centred
+from nope_probe.analyses.shapley import Condition, PlayerSet
+from nope_probe.figures.downsample import pool
+from nope_probe.figures.explorer import MEASURES, SwitchedMaps
+from nope_probe.hooks.folds import pooled
+from nope_probe.hooks.maps import ScoreMaps, StageMaps
+from nope_probe.hooks.names import LETTERS, Letter
+
+MAX_POSITIONS = 64  # of a map in the explorer, however long the sequences are
+HEADS = "mean over heads"
+Panel = Float[Tensor, "fold query_pos key_pos"]
+
+
+def combinations(players: PlayerSet) -> list[Condition]:
+    """Return the condition of each combination: bit k of its place says that player k is removed.
+
+    Example:
+        >>> from nope_probe.analyses.shapley import player_set
+        >>> [sorted(each) for each in combinations(player_set(["mask", "rope"]))]
+        [[], ['mask'], ['rope'], ['mask', 'rope']]
+    """
+    return [
+        frozenset[str]().union(
+            *(each.components for bit, each in enumerate(players.players) if number >> bit & 1)
+        )
+        for number in range(2 ** len(players.players))
+    ]
+
+
+class ViewBuilder:
+    """Collects the maps of one combination after the other, and keeps no folds but the intact's.
+
+    Args:
+        skip_keys: how many first keys the measures leave out.
+        max_positions: larger maps are pooled to this many positions.
+    """
+
+    def __init__(self, skip_keys: int, max_positions: int = MAX_POSITIONS) -> None:
+        self.skip_keys, self.max_positions, self.block = skip_keys, max_positions, 1
+        self.intact: Float[Tensor, "fold panel query_pos key_pos"] | None = None
+        self.maps: list[Float[np.ndarray, "panel query_pos key_pos"]] = []
+        self.measures: list[Float[np.ndarray, "panel 3 3"]] = []
+
+    def add(
+        self,
+        folds: Float[Tensor, "fold panel query_pos key_pos"],
+        shown: Float[Tensor, "panel query_pos key_pos"],
+        counts: Int[Tensor, " fold"],
+    ) -> None:
+        """Add the panels of the next combination; the first is the intact model."""
+        self.intact = folds if self.intact is None else self.intact
+        kept = kept_patterns(folds, self.intact, self.skip_keys, counts)
+        small = pool(shown.cpu().double().numpy(), self.max_positions)
+        self.block = small.block
+        self.maps.append(small.values)
+        self.measures.append(_array(kept))
+
+
+def _array(kept: Sequence[KeptPattern]) -> Float[np.ndarray, "panel 3 3"]:
+    intervals = [[getattr(each, name) for name in MEASURES] for each in kept]
+    return np.array([[[i.value, i.low, i.high] for i in row] for row in intervals])
+
+
+def pattern_view(
+    maps: Iterable[ScoreMaps], skip_keys: int, max_positions: int = MAX_POSITIONS
+) -> SwitchedMaps:
+    """Return the positional patterns of all combinations, of each head where heads were kept.
+
+    Args:
+        maps: score maps in the order of `combinations`.
+        skip_keys: how many first keys the patterns leave out.
+        max_positions: larger maps are pooled to this many positions.
+    """
+    builder, n_layers, n_panels = ViewBuilder(skip_keys, max_positions), 0, 1
+    for each in maps:
+        folds = each.folds[:, :, None]
+        if each.per_head is not None and each.per_head.shape[2] > 1:
+            folds = torch.cat([folds, each.per_head], 2)
+        n_layers, n_panels = folds.shape[1:3]
+        mean = pooled(folds, each.counts)
+        builder.add(folds.flatten(1, 2), row_centred(mean, skip_keys).flatten(0, 1), each.counts)
+    return SwitchedMaps(
+        kind="pattern",
+        layers=tuple(range(n_layers)),
+        panels=(HEADS, *(f"H{head}" for head in range(n_panels - 1))),
+        maps=np.stack([_by_layer(each, n_layers) for each in builder.maps]),
+        measures=np.stack([_by_layer(each, n_layers) for each in builder.measures]),
+        block=builder.block,
+    )
+
+
+def stage_view(
+    stages: Iterable[Sequence[StageMaps]],
+    layers: Sequence[int],
+    absent: Sequence[Mapping[Letter, str]],
+    skip_keys: int,
+    max_positions: int = MAX_POSITIONS,
+) -> SwitchedMaps:
+    """Return the stages of some blocks in all combinations.
+
+    Args:
+        stages: per combination, in the order of `combinations`, the stages of each block.
+        layers: the blocks' numbers.
+        absent: per block, the stages that it lacks, and why.
+        skip_keys: how many first keys the measures leave out.
+        max_positions: larger maps are pooled to this many positions.
+    """
+    builder = ViewBuilder(skip_keys, max_positions)
+    for blocks in stages:
+        folds = torch.stack([_panels(each) for each in blocks], 1).flatten(1, 2)
+        builder.add(folds, pooled(folds, blocks[0].counts), blocks[0].counts)
+    n_layers = len(layers)
+    return SwitchedMaps(
+        kind="circuit",
+        layers=tuple(layers),
+        panels=LETTERS,
+        maps=np.stack([_by_layer(each, n_layers) for each in builder.maps]),
+        measures=np.stack([_by_layer(each, n_layers) for each in builder.measures]),
+        block=builder.block,
+        absent=tuple({str(letter): why for letter, why in each.items()} for each in absent),
+    )
+
+
+def _panels(stages: StageMaps) -> Float[Tensor, "fold panel query_pos key_pos"]:
+    """Return all stages from (a) to (i); those that a block lacks are NaN."""
+    known = next(iter(stages.folds.values()))
+    blank = torch.full_like(known, torch.nan)
+    return torch.stack([stages.folds.get(letter, blank) for letter in LETTERS], 1)
+
+
+def _by_layer(values: np.ndarray, n_layers: int) -> np.ndarray:
+    return values.reshape(n_layers, -1, *values.shape[1:])

@@ -1,0 +1,142 @@
+"""Expectations of a model, such as `no_rope_layers=3,7,11`, held against what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nope_probe.errors import UserError
+
+if TYPE_CHECKING:
+    from nope_probe.experiments.layers.probe import LayerFindings
+
+NONE = "none"
+# Which layers have something; the value is a list of layer numbers, or `none`.
+LAYER_LISTS: dict[str, Callable[[LayerFindings], bool]] = {
+    "rope_layers": lambda each: each.rope,
+    "no_rope_layers": lambda each: not each.rope,
+    "window_layers": lambda each: each.mask.kind in ("window", "two-sided window"),
+    "qk_norm_layers": lambda each: each.q_norm or each.k_norm,
+}
+# A number that is the same in all layers that have it, or `none` if no layer may have it.
+NUMBERS: dict[str, Callable[[LayerFindings], float | None]] = {
+    "sliding_window": lambda each: each.mask.size if "window" in each.mask.kind else None,
+    "chunk": lambda each: each.mask.size if each.mask.kind == "chunks" else None,
+    "prefix": lambda each: each.mask.size if each.mask.kind == "prefix" else None,
+    "rope_base": lambda each: each.rope_base if each.rope else None,
+    "rotary_fraction": lambda each: each.rotary_fraction if each.rope else None,
+    "soft_cap": lambda each: each.soft_cap,
+    "scale": lambda each: each.scale,
+}
+BOS = "bos"  # `forced` or `none`
+LENGTHS = ("sliding_window", "chunk", "prefix")  # which need a batch that is longer
+KEYS = (*LAYER_LISTS, *NUMBERS, BOS)
+TOLERANCE = 1e-3  # relative, of numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expectation:
+    """One `KEY=VALUE` of the command line.
+
+    Attributes:
+        key: one of `KEYS`.
+        text: the value as it was given.
+        value: layer numbers, a number, None for `none`, or a word for `bos`.
+    """
+
+    key: str
+    text: str
+    value: frozenset[int] | float | str | None
+
+    def check(self, findings: Sequence[LayerFindings], bos: str) -> str | None:
+        """Return a line that says what differs; None if all is as expected."""
+        if self.key == BOS:
+            return None if bos == self.value else f"bos: expected {self.text}, found {bos}"
+        if self.key in LAYER_LISTS:
+            found = frozenset(e.layer for e in findings if LAYER_LISTS[self.key](e))
+            return self._layers_differ(found)
+        return self._numbers_differ(findings)
+
+    def _layers_differ(self, found: frozenset[int]) -> str | None:
+        expected = self.value
+        if not isinstance(expected, frozenset) or found == expected:
+            return None
+        parts = [f"{self.key}: expected {_named(expected)}, found {_named(found)}"]
+        if found - expected:
+            parts.append(f"not expected {_named(found - expected)}")
+        if expected - found:
+            parts.append(f"missing {_named(expected - found)}")
+        return "; ".join(parts)
+
+    def _numbers_differ(self, findings: Sequence[LayerFindings]) -> str | None:
+        values = {each.layer: NUMBERS[self.key](each) for each in findings}
+        known = {layer: float(value) for layer, value in values.items() if value is not None}
+        if self.value is None:
+            return None if not known else f"{self.key}: expected none, found {_numbers(known)}"
+        assert isinstance(self.value, float)
+        if not known:
+            return f"{self.key}: expected {self.text}, found none"
+        limit = TOLERANCE * abs(self.value)
+        wrong = {layer: v for layer, v in known.items() if abs(v - self.value) > limit}
+        return None if not wrong else f"{self.key}: expected {self.text}, found {_numbers(wrong)}"
+
+
+def parse_expectation(text: str) -> Expectation:
+    """Return the expectation of a `KEY=VALUE`.
+
+    Raises:
+        UserError: for a key that does not exist, or a value of another kind.
+
+    Example:
+        >>> sorted(parse_expectation("no_rope_layers=3,7").value)
+        [3, 7]
+    """
+    key, equals, value = text.partition("=")
+    if not equals or key not in KEYS:
+        raise UserError(f"--expect {text}: expected KEY=VALUE with a KEY of {', '.join(KEYS)}")
+    if key == BOS:
+        if value not in ("forced", NONE):
+            raise UserError(f"--expect {text}: expected bos=forced or bos=none")
+        return Expectation(key=key, text=value, value=value)
+    if key in LAYER_LISTS:
+        return Expectation(key=key, text=value, value=_layer_numbers(text, key, value))
+    try:
+        return Expectation(key=key, text=value, value=None if value == NONE else float(value))
+    except ValueError:
+        raise UserError(f"--expect {text}: expected a number or none, got {value!r}") from None
+
+
+def validate_depth(expectations: Sequence[Expectation], n_layers: int) -> None:
+    """Check that the model has the layers that are expected of it.
+
+    Raises:
+        UserError: naming a layer that does not exist.
+    """
+    for each in expectations:
+        if isinstance(each.value, frozenset) and max(each.value, default=0) >= n_layers:
+            raise UserError(
+                f"--expect {each.key}={each.text}: the layers that were read are 0 to "
+                f"{n_layers - 1}, and there is no L{max(each.value)}"
+            )
+
+
+def _layer_numbers(text: str, key: str, value: str) -> frozenset[int]:
+    parts = [] if value == NONE else value.split(",")
+    if not all(part.isdecimal() for part in parts):
+        raise UserError(f"--expect {text}: expected layer numbers such as {key}=3,7,11, or none")
+    numbers = [int(part) for part in parts]
+    if len(set(numbers)) < len(numbers):
+        raise UserError(
+            f"--expect {text}: a layer is named twice; expected layer numbers from 0, not a flag "
+            "per layer as in SmolLM3's config.json (where 1 means that the layer uses RoPE)"
+        )
+    return frozenset(numbers)
+
+
+def _named(layers: frozenset[int]) -> str:
+    return ",".join(map(str, sorted(layers))) or NONE
+
+
+def _numbers(values: dict[int, float]) -> str:
+    return ", ".join(f"{value:.6g} in L{layer}" for layer, value in values.items())

@@ -1,0 +1,202 @@
+"""The `layers` command's run: from settings to what each layer does about position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from nope_probe.errors import UserError
+from nope_probe.experiments.layers.expect import LENGTHS, Expectation, parse_expectation
+from nope_probe.models.hub import validate_reachable
+from nope_probe.models.names import is_on_hub
+from nope_probe.runtime.status import status
+
+if TYPE_CHECKING:
+    from nope_probe.experiments.layers.configured import Difference
+    from nope_probe.experiments.layers.probe import LayerFindings
+    from nope_probe.hooks.model import Inputs
+    from nope_probe.models.load import LoadedModel
+
+_arg = tyro.conf.arg
+N_SEQS = 2
+N_MARGIN = 16  # positions beyond a window for it to show
+N_LONGEST = 1280  # of the sequence that `auto` takes for the mask
+HINTS = ("sliding_window", "attention_chunk_size", "window_size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Find what each layer of a model does about position.
+
+    Whether RoPE acts, in which pairs and with which base; what the mask hides; norms, soft cap,
+    scale and BOS: found by intervening on one short batch, and never read off the configuration.
+    Prints one table, and where the configuration says otherwise.
+    """
+
+    model: Annotated[
+        str, _arg(help="A shipped or friendly name, a Hub id or a local Hugging Face folder.")
+    ] = "rope-tiny"
+    revision: Annotated[str | None, _arg(help="A branch, tag or commit of a model on the Hub.")] = (
+        None
+    )
+    layers: Annotated[int | Literal["all"], _arg(help="How many first layers to read.")] = "all"
+    seq_len: Annotated[
+        int | Literal["auto"],
+        _arg(help="Positions on which the mask is read; a window shows if it is shorter."),
+    ] = "auto"
+    expect: Annotated[
+        tuple[str, ...],
+        _arg(
+            metavar="KEY=VALUE",
+            help="What to hold the model against, such as no_rope_layers=3,7,11 or "
+            "sliding_window=4096; exit code 1 if it differs.",
+        ),
+    ] = ()
+    json: Annotated[bool, _arg(help="Print JSON instead of the table.")] = False
+    seed: Annotated[int, _arg(help="Seed of the batch.")] = 0
+    device: Annotated[str, _arg(help="A torch device, or auto.")] = "auto"
+
+    def validate(self) -> None:
+        """Check what can be checked without the model.
+
+        Raises:
+            UserError: naming the flag.
+        """
+        if self.layers != "all" and self.layers < 1:
+            raise UserError(f"expected at least 1 layer, got {self.layers}")
+        if self.seq_len != "auto" and self.seq_len < 4:
+            raise UserError(f"expected a --seq-len of at least 4, got {self.seq_len}")
+        if self.revision is not None and not is_on_hub(self.model):
+            raise UserError(f"--revision is for models on the Hub, and {self.model} is not there")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What was found in a model.
+
+    Attributes:
+        model: its name.
+        bos: `forced` if the tokenizer puts a BOS token before any text, else `none`.
+        layers: the findings of each layer.
+        differences: where the configuration says otherwise.
+        unmet: a line for each expectation that is not met.
+    """
+
+    model: str
+    bos: str
+    layers: list[LayerFindings]
+    differences: list[Difference]
+    unmet: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON-ready values."""
+        return {
+            "model": self.model,
+            "bos": self.bos,
+            "layers": [each.to_dict() for each in self.layers],
+            "configuration_differs": [str(each) for each in self.differences],
+            "expectations_not_met": self.unmet,
+        }
+
+
+def run(settings: Settings) -> Report:
+    """Find what each layer does about position.
+
+    Raises:
+        UserError: for what cannot be done.
+    """
+    settings.validate()
+    expectations = [parse_expectation(each) for each in settings.expect]
+    validate_reachable(settings.model, settings.revision)
+    loaded = load_model(settings)
+    from nope_probe.data.sequences import forces_bos
+    from nope_probe.experiments.layers.configured import differences
+    from nope_probe.experiments.layers.expect import validate_depth
+    from nope_probe.experiments.layers.probe import N_SHORT, probe_layers
+
+    validate_depth(expectations, loaded.info.n_layers)
+    n_long = n_positions(settings, loaded, expectations, N_SHORT)
+    batch = batch_of(loaded, max(n_long, min(N_SHORT, loaded.info.n_ctx)), settings.seed)
+    findings = probe_layers(loaded.model, batch[:, :N_SHORT], batch[:1, :n_long])
+    bos = "forced" if loaded.tokenizer is not None and forces_bos(loaded.tokenizer) else "none"
+    unmet = [line for each in expectations if (line := each.check(findings, bos)) is not None]
+    return Report(
+        model=loaded.info.name,
+        bos=bos,
+        layers=findings,
+        differences=differences(loaded.model, findings),
+        unmet=unmet,
+    )
+
+
+def load_model(settings: Settings) -> LoadedModel:
+    """Load the first layers of the model, in float32.
+
+    Raises:
+        UserError: if there is no such model.
+    """
+    doing = f"loading TransformerLens and {settings.model}"
+    with status(doing, has_bars=is_on_hub(settings.model)):
+        from nope_probe.models.load import load
+        from nope_probe.runtime.distributed import own_device
+
+        return load(
+            settings.model,
+            n_layers=None if settings.layers == "all" else settings.layers,
+            device=own_device(settings.device),
+            dtype=_float32(),
+            revision=settings.revision,
+        )
+
+
+def n_positions(
+    settings: Settings, loaded: LoadedModel, expectations: list[Expectation], shortest: int
+) -> int:
+    """Return on how many positions the mask is read.
+
+    The configuration and the expectations choose this length, and nothing else: a window that they
+    name and that fits will show, if it is there.
+
+    Raises:
+        UserError: if --seq-len is beyond the model's context, or an expected length beyond it.
+    """
+    n_ctx = loaded.info.n_ctx
+    expected = [
+        int(each.value)
+        for each in expectations
+        if each.key in LENGTHS and isinstance(each.value, float)
+    ]
+    if settings.seq_len != "auto":
+        if settings.seq_len > n_ctx:
+            raise UserError(f"--seq-len {settings.seq_len} is beyond the model's context {n_ctx}")
+        length = settings.seq_len
+    else:
+        original = getattr(loaded.model, "original_model", None)
+        config = original.config.to_dict() if original is not None else {}
+        hinted = [config[name] for name in HINTS if isinstance(config.get(name), int)]
+        fitting = [each for each in hinted if each + N_MARGIN <= N_LONGEST]
+        length = min(n_ctx, max([shortest, *(e + N_MARGIN for e in [*fitting, *expected])]))
+    if expected and max(expected) >= length:
+        raise UserError(
+            f"a length of {max(expected)} shows on longer sequences only, and the mask was to be "
+            f"read on {length} positions (the model's context is {n_ctx}): raise --seq-len"
+        )
+    return length
+
+
+def batch_of(loaded: LoadedModel, length: int, seed: int) -> Inputs:
+    """Return random tokens, or random vectors for a parameter-free model."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    if loaded.info.parameter_free:
+        return torch.randn(N_SEQS, length, loaded.info.d_model, generator=generator)
+    return torch.randint(loaded.info.d_vocab, (N_SEQS, length), generator=generator)
+
+
+def _float32() -> Any:
+    import torch
+
+    return torch.float32

@@ -1,0 +1,185 @@
+"""The page of one reproduced figure: the published panels, ours, their difference, the claims."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from nope_probe.experiments.paper.agreement import (
+    Agreement,
+    Pair,
+    agreement,
+    agreement_table,
+    agreements,
+)
+from nope_probe.experiments.paper.claim import Claim
+from nope_probe.experiments.paper.pairs import groups_of
+from nope_probe.figures.downsample import pool
+from nope_probe.figures.panels import Panel, panel_groups
+from nope_probe.reports import notes
+from nope_probe.reports.listing import Link, Listing
+from nope_probe.reports.page import Section, page
+
+UNITS = {"gram": "inner product"}
+Scale = tuple[float, float, str, bool]  # the ends, the unit, whether it centres on zero
+DRAWN = 128  # positions of a map on the page
+HOW_TO_READ = (
+    notes.MAP_AXES,
+    "Published panels are the paper's figures read back into numbers: each colour stands for one "
+    "of 256 steps between the ends of the panel's own colour bar, beyond which values are clipped.",
+    "Differences are ours, clipped likewise, less the published panel, in these steps; red: ours "
+    "is higher. Rounding to colours alone makes differences of up to half a step.",
+    "Noise is what the standard errors of both let one expect: of the paper's 100,000 samples "
+    "(without a control variate) and of ours.",
+    "The paper counts layers from 1, and we from 0: its layer 1 is L0.",
+)
+
+
+def figure_page(
+    figure: str,
+    claims: Sequence[tuple[str, Claim]],
+    pairs: Sequence[Pair],
+    links: Mapping[str, str],
+    manifest: Mapping[str, Any],
+) -> str:
+    """Return the page of a reproduced figure.
+
+    Args:
+        figure: its name, such as `figure2`.
+        claims: the paper's claims, each with the experiment on which it was checked.
+        pairs: the published panels with ours.
+        links: the experiments' reports by name, relative to the page.
+        manifest: what was run, with the `headline` and `notes`.
+    """
+    sections = [*_figures(figure, pairs), _claims(claims, links)]
+    title = f"{title_of(figure)} of the paper, reproduced"
+    headline = [*manifest["headline"], *map(_sentence, manifest["notes"])]
+    return page(title, headline, sections, manifest, HOW_TO_READ)
+
+
+def _sentence(note: str) -> str:
+    return note[0].upper() + note[1:]
+
+
+def title_of(figure: str) -> str:
+    """Return a figure's name as a title.
+
+    Example:
+        >>> title_of("figure12")
+        'Figure 12'
+    """
+    return f"Figure {figure.removeprefix('figure')}"
+
+
+def verdict_mark(reproduced: bool) -> str:
+    """Return a verdict with its sign."""
+    return "✓\u00a0reproduced" if reproduced else "✗\u00a0not\u00a0reproduced"
+
+
+def _claims(claims: Sequence[tuple[str, Claim]], links: Mapping[str, str]) -> Section:
+    rows = [
+        (claim.paper, verdict_mark(claim.reproduced), claim.evidence, _report(name, links))
+        for name, claim in claims
+    ]
+    rows = rows or [("The paper makes no claim about this figure", "", "", _report("", links))]
+    return Section(
+        title="What the paper says of it",
+        caption="Each claim, checked on the experiment whose report is linked.",
+        listing=Listing(columns=("the paper's claim", "verdict", "numbers", "report"), rows=rows),
+    )
+
+
+def _report(name: str, links: Mapping[str, str]) -> Link | str:
+    return Link(text=name or "report", href=links[name]) if name in links else ""
+
+
+def _figures(figure: str, pairs: Sequence[Pair]) -> Iterator[Section]:
+    for group, members in groups_of(pairs).items():
+        found = agreements(members)
+        yield Section(
+            title=f"{title_of(figure)}: {group}",
+            figure=pairs_figure(members, f"{title_of(figure)}: {group}"),
+            caption=_caption(members, found),
+            table=agreement_table(found) if found else None,
+        )
+
+
+def _caption(pairs: Sequence[Pair], found: Sequence[Agreement]) -> str:
+    if not found:
+        return (
+            "The published panel, and ours of another model, each on its own colours, which leave "
+            "out the first key and the diagonal: values cannot be compared, shapes can."
+        )
+    lead = "Published, ours, and the difference in steps of the panel's own colours."
+    if all(each.within_one == 1 for each in found):
+        largest = max(each.largest for each in found)
+        return f"{lead} All cells of all panels agree within one step, to {largest:.2f} steps."
+    names = [pair.name for pair in pairs if pair.comparable]
+    each = [f"{name}: {result}" for name, result in zip(names, found, strict=True)]
+    return f"{lead} {'. '.join(each)}."
+
+
+def pairs_figure(pairs: Sequence[Pair], title: str) -> go.Figure:
+    """Draw published panels, ours and their difference side by side, a group for each pair."""
+    return panel_groups([list(_panels(pair)) for pair in pairs], title=title)
+
+
+def _limit(steps: np.ndarray) -> float:
+    """Return the colour limit of differences; below two steps all is flat."""
+    return float(max(2, math.ceil(np.nanquantile(np.abs(steps), 0.99))))
+
+
+def _panels(pair: Pair) -> Iterator[Panel]:
+    published, steps = pair.published, pair.steps
+    bar = _scale(published.kind, published.low, published.high)
+    for name, values in ((f"paper, {pair.name}", published.values), ("ours", pair.ours)):
+        scale = bar if pair.comparable else _own_scale(values, published.kind)
+        yield _panel(name, values, scale, pair)
+    if steps is not None:
+        limit = _limit(steps)
+        yield _panel(_size(pair), steps, (-limit, limit, "colour steps", True), pair)
+
+
+def _size(pair: Pair) -> str:
+    found = agreement(pair)
+    if found is None:
+        return "difference"
+    if found.within_one == 1:
+        return f"difference ≤ {found.largest:.2f}"
+    return f"difference, RMS {found.rms:.2g}"
+
+
+def _panel(name: str, values: np.ndarray, scale: Scale, pair: Pair) -> Panel:
+    low, high, unit, diverging = scale
+    return Panel(
+        name=name,
+        values=pool(values[None], DRAWN).values[0],
+        low=low,
+        high=high,
+        unit=unit,
+        diverging=diverging,
+        positions=len(pair.ours),
+    )
+
+
+def _scale(kind: str, low: float, high: float) -> Scale:
+    """Return a panel's scale: its own bar, centred on zero if it shows signed values."""
+    if kind == "normalised":
+        top = max(abs(low), abs(high))
+        return -top, top, "nats", True
+    return low, high, UNITS.get(kind, "nats"), False
+
+
+def _own_scale(values: np.ndarray, kind: str) -> Scale:
+    """Return the scale of one map alone: from its 1% to its 99% quantile, as in Figure 5.
+
+    The first key, which may be an attention sink, and the diagonal are left out.
+    """
+    cells = np.tri(len(values), k=-1, dtype=bool) & (np.arange(len(values)) > 0)
+    known = values[cells & np.isfinite(values)]
+    low, high = np.quantile(known, [0.01, 0.99]) if known.size else (0.0, 1.0)
+    return _scale(kind, float(low), float(high if high > low else low + 1))

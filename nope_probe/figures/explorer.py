@@ -1,0 +1,227 @@
+"""The explorer: switches that remove a model's components, in one piece of HTML.
+
+The maps of all combinations of removed components are in the page, so that its switches need no
+kernel, no library and no network: it works in notebooks, in reports and as a file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float
+
+from nope_probe.errors import UserError
+from nope_probe.figures.circuit_figure import formula
+from nope_probe.figures.circuit_layout import OPERATIONS, Flow, narrow, wide
+from nope_probe.figures.downsample import pool
+from nope_probe.figures.explorer_bytes import Maps, PackedMaps, encoded, pack
+from nope_probe.figures.style import colour
+from nope_probe.figures.words import BOTH_WAYS, words
+from nope_probe.hooks.names import LETTERS, SCORE_STAGES, STAGE_MEANINGS, Letter
+
+MAX_BYTES = 4_900_000  # of an explorer in a notebook or a file
+SMALLEST = 8  # cells along an axis, below which no map is pooled
+HEIGHT = 760  # px of a frame until its script measures what it holds
+FIRST = {"pattern": 0, "circuit": LETTERS.index("b")}  # the panel that is shown at first
+MEASURES = ("amplitude", "locality", "share")
+_UNITS = {"amplitude": "", "locality": BOTH_WAYS, "share": ""}
+_LABELS = {"share": "share of the intact pattern"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwitchedMaps:
+    """Maps of every combination of removed players; the combination 0 is the intact model.
+
+    Attributes:
+        kind: patterns of heads, or the stages of blocks.
+        layers: the layers' numbers.
+        panels: the heads' names, or the stages' letters.
+        maps: nats, or inner products; bit k of a combination's number says that player k is
+            removed. NaN where there is nothing.
+        measures: amplitude, locality and share of the intact pattern, each a value and the ends of
+            its 95% interval.
+        block: positions per cell and axis; above 1 the maps are pooled.
+        absent: per layer, the stages that it lacks, and why.
+    """
+
+    kind: Literal["pattern", "circuit"]
+    layers: tuple[int, ...]
+    panels: tuple[str, ...]
+    maps: Maps
+    measures: Float[np.ndarray, "combination layer panel 3 3"]
+    block: int = 1
+    absent: tuple[Mapping[str, str], ...] = ()
+
+    def pooled(self, block: int) -> SwitchedMaps:
+        """Return the same with cells that are means over square blocks of cells."""
+        *outer, n, _ = self.maps.shape
+        flat = pool(self.maps.reshape(-1, n, n), -(-n // block))
+        maps = flat.values.reshape(*outer, *flat.values.shape[1:])
+        changed = {"maps": maps, "block": self.block * flat.block}
+        return SwitchedMaps(**{**self.__dict__, **changed})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explorer:
+    """A model's maps behind switches; a notebook shows it, and `save` writes it as a page.
+
+    Attributes:
+        title: what is shown.
+        players: what the switches remove: the components of each player, by name, the player of
+            bit 0 first.
+        views: patterns, stages or both, of the same combinations.
+        components: the components that the model has.
+        removed: the players that are removed at first.
+        layer: the place, in `layers`, of the one that is shown at first.
+        note: what was run, in a sentence.
+        max_bytes: how large the page may be; larger maps are pooled.
+    """
+
+    title: str
+    players: Mapping[str, Sequence[str]]
+    views: tuple[SwitchedMaps, ...]
+    components: Sequence[str]
+    removed: Sequence[str] = ()
+    layer: int = 0
+    note: str = ""
+    max_bytes: int = field(default=MAX_BYTES, repr=False)
+
+    def __post_init__(self) -> None:
+        for view in self.views:
+            if len(view.maps) != 2 ** len(self.players):
+                raise ValueError(
+                    f"expected maps of the {2 ** len(self.players)} combinations of "
+                    f"{len(self.players)} players, got {len(view.maps)}"
+                )
+
+    def html(self) -> str:
+        """Return the explorer as a page of its own, which loads nothing."""
+        room = self.max_bytes - sum(map(len, map(_asset, ("html", "css", "js"))))
+        views = [view_content(view, maps) for view, maps in fitted(self.views, room)]
+        content = {
+            "players": [_player(name, each) for name, each in self.players.items()],
+            "measures": [_measure(name) for name in MEASURES],
+            "operations": self._operations(),
+            "flows": {"wide": _flow(wide()), "narrow": _flow(narrow())},
+            "removed": sum(1 << list(self.players).index(name) for name in self.removed),
+            "layer": self.layer,
+            "panel": FIRST[self.views[0].kind],
+            "views": views,
+        }
+        return Template(_asset("html")).substitute(
+            title=escape(self.title),
+            note=escape(" ".join([self.note, *_pooling_note(views)]).strip()),
+            style=_asset("css"),
+            data=json.dumps(content, separators=(",", ":")).replace("</", "<\\/"),
+            script=_asset("js"),
+        )
+
+    def frame(self) -> str:
+        """Return the explorer in a frame of its own, so that several stand in one page."""
+        label, page = escape(self.title), escape(self.html())
+        style = f"width:100%;height:{HEIGHT}px;border:0"
+        return f'<iframe class="explorer" title="{label}" style="{style}" srcdoc="{page}"></iframe>'
+
+    def _repr_html_(self) -> str:
+        return self.frame()
+
+    def save(self, path: str | Path) -> Path:
+        """Write the explorer as an HTML page, and return its path.
+
+        Raises:
+            UserError: if the file cannot be written.
+        """
+        path = Path(path)
+        try:
+            path.write_text(self.html(), encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+        return path
+
+    def _operations(self) -> dict[str, list[tuple[str, str | None]]]:
+        """Return each arrow's operations, without those that the model does not have."""
+        return {
+            arrow: [(label, name) for label, name in each if name in (None, *self.components)]
+            for arrow, each in OPERATIONS.items()
+        }
+
+
+def fitted(views: Sequence[SwitchedMaps], max_bytes: int) -> list[tuple[SwitchedMaps, PackedMaps]]:
+    """Return views and their bytes, the largest one pooled until all fit or are 8 cells wide."""
+    whole, blocks = list(views), [1 for _ in views]
+    shown = [(view, pack(view.maps)) for view in views]
+    while sum(packed.n_bytes for _, packed in shown) > max_bytes:
+        open_ones = [i for i, (view, _) in enumerate(shown) if view.maps.shape[-1] > SMALLEST]
+        if not open_ones:
+            break
+        largest = max(open_ones, key=lambda index: shown[index][1].n_bytes)
+        blocks[largest] += 1
+        view = whole[largest].pooled(blocks[largest])
+        shown[largest] = view, pack(view.maps)
+    return shown
+
+
+def view_content(view: SwitchedMaps, packed: PackedMaps) -> dict[str, Any]:
+    """Return a view as the explorer's script reads it."""
+    panels = zip(view.panels, packed.shapes, strict=True)
+    return {
+        "kind": view.kind,
+        "title": "Positional pattern" if view.kind == "pattern" else "Stages of the block",
+        "layers": view.layers,
+        "panels": [_panel(view.kind, *each) for each in panels],
+        "absent": view.absent or [{} for _ in view.layers],
+        "n": view.maps.shape[-1],
+        "block": view.block,
+        "cells": packed.cells,
+        "offsets": packed.offsets,
+        "scales": packed.scales,
+        "measures": encoded(view.measures, "<f4"),
+    }
+
+
+def _pooling_note(views: Sequence[Mapping[str, Any]]) -> list[str]:
+    blocks = {view["kind"]: view["block"] for view in views if view["block"] > 1}
+    names = {"pattern": "patterns", "circuit": "stages"}
+    return [
+        f"A cell of the {names[kind]} is a mean over {block} × {block} positions; the numbers are "
+        "of the whole maps."
+        for kind, block in blocks.items()
+    ]
+
+
+def _player(name: str, components: Sequence[str]) -> dict[str, Any]:
+    shown = {"name": name, "label": words(name), "colour": colour(name)}
+    return {**shown, "components": list(components)}
+
+
+def _measure(name: str) -> dict[str, str]:
+    return {"name": name, "label": _LABELS.get(name, name), "unit": _UNITS[name]}
+
+
+def _panel(kind: str, name: str, shape: str) -> dict[str, str]:
+    if kind == "pattern":
+        return {"name": name, "label": name, "shape": shape, "unit": "nats"}
+    letter: Letter = next(each for each in LETTERS if each == name)
+    return {
+        "name": name,
+        "label": f"({letter}) {STAGE_MEANINGS[letter]}",
+        "shape": shape,
+        "unit": "nats" if letter in SCORE_STAGES else "",
+        "formula": f"<strong>({letter})</strong> {formula(letter)}",
+    }
+
+
+def _flow(flow: Flow) -> dict[str, Any]:
+    return {key: value for key, value in flow.__dict__.items()}
+
+
+def _asset(ending: str) -> str:
+    return resources.files("nope_probe.figures").joinpath(f"explorer.{ending}").read_text("utf-8")

@@ -1,0 +1,185 @@
+"""Heat maps in groups -> a plotly figure: published panels beside ours, runs beside each other.
+
+A group is a few maps that belong together, such as a published panel, ours and their difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import plotly.graph_objects as go
+from jaxtyping import Float
+
+from nope_probe.figures.grid import Extent, Grid, axis, keep, patch, place
+from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL
+
+WIDTH, GAP = 1050, 0.025
+ACROSS = 6  # maps in a row of a wide screen
+BAR_DROP, BAR = 30, 58  # from a map to its colour bar, and what the bar needs, px
+AXES = 24  # the axes' ticks and title below the last row, px
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One heat map of a group.
+
+    Attributes:
+        name: its title.
+        values: its cells; NaN is left blank.
+        low, high: the colour limits.
+        unit: the values' unit, as the colour bar and the hover text name it.
+        diverging: whether colours centre on zero: `low` is then `-high`.
+        positions: how many positions it spans, if it has fewer cells than that.
+    """
+
+    name: str
+    values: Float[np.ndarray, "query_pos key_pos"]
+    low: float
+    high: float
+    unit: str = "nats"
+    diverging: bool = False
+    positions: int | None = None
+
+    @property
+    def scale(self) -> tuple[float, float, str, bool]:
+        """What panels with one colour bar have in common."""
+        return self.low, self.high, self.unit, self.diverging
+
+
+def panel_groups(groups: Sequence[Sequence[Panel]], *, title: str) -> go.Figure:
+    """Draw groups of maps side by side; the axes of all maps zoom together.
+
+    Where all groups have the same scales there is one bar for each at the bottom, else each map has
+    a bar below it, but for a map on the scale of its neighbour to the left.
+
+    Args:
+        groups: the maps, in groups of equal length.
+        title: the title.
+
+    Raises:
+        ValueError: if there is no group, or groups of several lengths.
+    """
+    if not groups or len({len(group) for group in groups}) != 1 or not groups[0]:
+        raise ValueError(f"expected groups of one length, got {[len(group) for group in groups]}")
+    panels, size = [panel for group in groups for panel in group], len(groups[0])
+    shared = all(
+        panel.scale == first.scale
+        for group in groups
+        for panel, first in zip(group, groups[0], strict=True)
+    )
+    figure = go.Figure([_heat(panel, index) for index, panel in enumerate(panels)])
+    figure.update_layout({f"coloraxis{axis(i)}": _coloraxis(p) for i, p in enumerate(panels)})
+    columns = max(size, size * min(len(groups), ACROSS // size))
+    wide = _grid(columns, int(min(330, WIDTH * (1 - GAP * (columns - 1)) / columns)), shared)
+    narrow = replace(wide, columns=min(size, 3), panel=300 // min(size, 3), left=40)
+    place(figure, title, [panel.name for panel in panels], wide, narrow)
+    figure.update_annotations(font={"size": 12})
+    _share_axes(figure, len(panels))
+    patch(figure, _bars(panels, size, wide, shared))
+    keep(figure, narrow={**figure.layout.meta["narrow"], **_bars(panels, size, narrow, shared)})
+    return figure
+
+
+def _grid(columns: int, panel: int, shared: bool) -> Grid:
+    return Grid(
+        columns=columns,
+        panel=panel,
+        gap=GAP,
+        shared_y=True,
+        x_title="key position",
+        y_title="query position",
+        row_gap=52 if shared else 52 + BAR,
+        bottom=BAR_DROP + BAR + AXES,
+        left=50,
+    )
+
+
+def _heat(panel: Panel, index: int) -> go.Heatmap:
+    n = len(panel.values)
+    span = (panel.positions or n) / n
+    start = (span - 1) / 2
+    return go.Heatmap(
+        z=panel.values.astype(np.float32),
+        x0=start,
+        dx=span,
+        y0=start,
+        dy=span,
+        xaxis=f"x{axis(index)}",
+        yaxis=f"y{axis(index)}",
+        coloraxis=f"coloraxis{axis(index)}",
+        name=panel.name,
+        hoverongaps=False,
+        hovertemplate=(
+            f"query %{{y:.0f}}<br>key %{{x:.0f}}<br>%{{z:.3g}} {panel.unit}"
+            f"<extra>{panel.name}</extra>"
+        ),
+    )
+
+
+def _coloraxis(panel: Panel) -> dict[str, object]:
+    return {
+        "colorscale": DIVERGING if panel.diverging else SEQUENTIAL,
+        "cmin": panel.low,
+        "cmax": panel.high,
+        "showscale": False,
+    }
+
+
+def _share_axes(figure: go.Figure, n: int) -> None:
+    """Make every map square, and all zoom and pan together, as in `maps`."""
+    figure.update_layout(plot_bgcolor=BLANK)
+    x = {"constrain": "domain", "showgrid": False, "zeroline": False, "nticks": 4}
+    y = {**x, "autorange": "reversed", "constraintoward": "top"}
+    for at in (axis(index) for index in range(n)):
+        same_x, same_y = ({"matches": "x"}, {"matches": "y"}) if at else ({}, {"scaleanchor": "x"})
+        figure.update_layout({f"xaxis{at}": {**x, **same_x}, f"yaxis{at}": {**y, **same_y}})
+
+
+def _bars(panels: Sequence[Panel], size: int, grid: Grid, shared: bool) -> dict[str, object]:
+    """Return the layout keys of the colour bars: below each scale's first map in its group."""
+    keys: dict[str, object] = {}
+    domains, inner = grid.domains(len(panels)), grid.inner(len(panels))
+    first_of_last_row = (len(panels) - 1) // grid.columns * grid.columns
+    for index, panel in enumerate(panels):
+        group = index - index % size
+        repeats = any(each.scale == panel.scale for each in panels[group:index])
+        in_last_row = first_of_last_row <= index < first_of_last_row + size
+        bar = f"coloraxis{axis(index)}"
+        keys[f"{bar}.showscale"] = shown = not repeats and (in_last_row or not shared)
+        if not shown:
+            continue
+        alike = [
+            domains[i][0]
+            for i in range(index, group + size)
+            if panels[i].scale == panel.scale and domains[i][1] == domains[index][1]
+        ]
+        drop = (BAR_DROP + (AXES if index >= len(panels) - grid.columns else 0)) / inner
+        keys |= _bar(f"{bar}.colorbar", alike, domains[index][1][0] - drop, panel)
+    return keys
+
+
+def _bar(name: str, across: Sequence[Extent], y: float, panel: Panel) -> dict[str, object]:
+    left, right = across[0][0], across[-1][1]
+    ticks = [panel.low, (panel.low + panel.high) / 2, panel.high]
+    return {
+        f"{name}.orientation": "h",
+        f"{name}.x": (left + right) / 2,
+        f"{name}.xanchor": "center",
+        f"{name}.len": min(0.3, 0.95 * (right - left)),
+        f"{name}.lenmode": "fraction",
+        f"{name}.yref": "paper",
+        f"{name}.y": y,
+        f"{name}.yanchor": "top",
+        f"{name}.ypad": 0,
+        f"{name}.thickness": 8,
+        f"{name}.tickvals": ticks,
+        f"{name}.ticktext": [f"{tick:.2g}" for tick in ticks],
+        f"{name}.tickangle": 0,
+        f"{name}.outlinewidth": 0,
+        f"{name}.tickfont.size": 11,
+        f"{name}.title.text": panel.unit,
+        f"{name}.title.side": "bottom",
+        f"{name}.title.font.size": 11,
+    }

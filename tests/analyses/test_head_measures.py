@@ -1,0 +1,98 @@
+"""Measures of heads on attention that is written down by hand."""
+
+import pytest
+import torch
+
+from nope_probe.analyses.head_measures import (
+    first_key_attention,
+    induction_attention,
+    moved_scores,
+    position_and_content,
+    previous_token_attention,
+    sink_share,
+)
+
+# Rows add to 1: half to the first key, a quarter to the key before, the rest to the query's own.
+BY_HAND = torch.tensor(
+    [
+        [1.00, 0.00, 0.00, 0.00],
+        [0.75, 0.25, 0.00, 0.00],
+        [0.50, 0.25, 0.25, 0.00],
+        [0.40, 0.00, 0.15, 0.45],
+    ]
+)
+
+
+def test_the_first_key_gets_its_mean_over_all_queries_but_the_first():
+    assert float(first_key_attention(BY_HAND)) == pytest.approx((0.75 + 0.5 + 0.4) / 3)
+
+
+def test_the_previous_token_gets_its_mean_from_the_third_query_on():
+    assert float(previous_token_attention(BY_HAND)) == pytest.approx((0.25 + 0.15) / 2)
+
+
+def test_the_sink_score_is_the_share_of_heads_above_0_3():
+    first_key = torch.tensor([[0.9, 0.31, 0.3, 0.0, 0.1], [0.0, 0.0, 0.0, 0.0, 0.5]])
+    torch.testing.assert_close(sink_share(first_key), torch.tensor([0.4, 0.2]))
+
+
+@pytest.mark.parametrize("n_bos", [0, 1])
+def test_a_perfect_induction_head_scores_1_and_its_neighbours_0(n_bos: int):
+    n, size = 5, 10 + n_bos
+    for shift, expected in ((0, 1.0), (1, 0.0), (-1, 0.0)):
+        attention = torch.zeros(3, size, size)
+        for i in range(n + n_bos, size):
+            attention[:, i, i - (n - 1) + shift] = 1.0
+        assert induction_attention(attention, n).tolist() == [expected] * 3
+
+
+def test_induction_needs_two_copies():
+    with pytest.raises(ValueError, match="expected two copies of 5 tokens, got 9 positions"):
+        induction_attention(torch.zeros(9, 9), 5)
+
+
+def permuted(moved: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """Return the score of each place once key order[j] is placed at j."""
+    return moved[torch.arange(len(order)), order]
+
+
+def test_scores_of_places_alone_are_positional_and_stay_when_keys_are_permuted():
+    places = torch.tensor([0.0, 2.0, 5.0, 1.0])
+    moved = places[:, None].expand(4, 4)
+    order = torch.tensor([2, 0, 3, 1])
+    assert torch.equal(permuted(moved, order), places)
+    positional, symbolic, total = position_and_content(moved)
+    assert float(positional) == pytest.approx(float(places.var(correction=0)))
+    assert float(total) == pytest.approx(float(positional))
+    assert float(symbolic) == 0
+
+
+def test_scores_of_keys_alone_are_symbolic_and_move_with_them():
+    keys = torch.tensor([0.0, 2.0, 5.0, 1.0])
+    moved = keys[None].expand(4, 4)
+    order = torch.tensor([2, 0, 3, 1])
+    assert torch.equal(permuted(moved, order), keys[order])
+    positional, symbolic, total = position_and_content(moved)
+    assert float(symbolic) == pytest.approx(float(keys.var(correction=0)))
+    assert float(total) == pytest.approx(float(symbolic))
+    assert float(positional) == 0
+
+
+def test_a_match_of_place_and_key_is_neither():
+    positional, symbolic, total = position_and_content(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]))
+    assert (float(positional), float(symbolic), float(total)) == (0.0, 0.0, 1.0)
+
+
+def test_moved_keys_are_turned_as_at_their_new_place():
+    generator = torch.Generator().manual_seed(0)
+    angle = 0.7 * torch.arange(5.0).double()
+    c, s = angle.cos(), angle.sin()
+    rotation = torch.stack([torch.stack([c, -s], -1), torch.stack([s, c], -1)], -2)
+    q, k = torch.randn(3, 2, 2, generator=generator), torch.randn(3, 5, 2, 2, generator=generator)
+    q, k = q.double(), k.double()
+    rotated = torch.einsum("pde,bphe->bphd", rotation, k)
+    moved = moved_scores(q, rotated, rotation)
+    for place in range(5):
+        for key in range(5):
+            true = torch.einsum("bhd,de,bhe->bh", q, rotation[place], k[:, key])
+            torch.testing.assert_close(moved[:, :, place, key], true)

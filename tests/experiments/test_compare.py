@@ -1,0 +1,197 @@
+"""The compare command: what it reads, the differences it writes, the pages, and its refusals."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from support.command_line import refused, run_command
+
+from nope_probe import circuit, compare, scores
+from nope_probe.analyses.differences import pattern_difference
+from nope_probe.analyses.jackknife import standard_error
+from nope_probe.analyses.pattern import measure
+from nope_probe.experiments.compare.tables import _independent
+from nope_probe.experiments.tables import measures_table
+from nope_probe.hooks.folds import pack_triangle
+from nope_probe.runtime.folder import Run, read_manifest, read_run, write_run
+
+N, FOLDS, LAYERS = 13, 5, 2
+
+
+def maps(seed: int, slope: float = 0.5, n: int = N) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(FOLDS, LAYERS, n, n, generator=generator)
+    masked = torch.ones(n, n).triu(1).bool()
+    return (slope * torch.arange(n) + noise).masked_fill(masked, torch.nan)
+
+
+def write(
+    folder: Path,
+    folds: torch.Tensor,
+    *,
+    model: str,
+    tokens: str = "same",
+    kept: bool = True,
+    kind: str | None = "scores",
+    **manifest: Any,
+) -> Path:
+    """Write a finished run of `scores` by hand."""
+    arrays: dict[str, Any] = {
+        "maps": {"score": folds.mean(0).numpy(), "se": standard_error(folds).numpy()}
+    }
+    if kept:
+        arrays["folds"] = {"score": pack_triangle(folds).numpy()}
+    about = {
+        "model": {"name": model},
+        "data": {"sha256": tokens},
+        "settings": {"folds": FOLDS},
+        "conditions": ["intact"],
+        "command": f"scores {model}",
+        **({} if kind is None else {"kind": kind}),
+        **manifest,
+    }
+    tables = {"pattern": measures_table([({"kept": "intact"}, measure(folds))])}
+    write_run(folder, Run(manifest=about, arrays=arrays, tables=tables, page="a page"))
+    return folder
+
+
+def test_differences_are_paired_where_the_sequences_are_the_same(tmp_path: Path) -> None:
+    base, other = maps(0), maps(1, slope=0.9)
+    runs = [write(tmp_path / "a", base, model="a"), write(tmp_path / "b", other, model="b")]
+    run_command(compare, *runs, "--out", tmp_path / "out")
+    found = read_run(tmp_path / "out")
+    table = found.tables["differences"].set_index(["item", "measure"])
+    assert set(table["method"]) == {"paired"}
+    for layer in range(LAYERS):
+        expected = measure(other)[layer].locality.value - measure(base)[layer].locality.value
+        assert table.loc[(f"L{layer}", "locality"), "difference"] == pytest.approx(expected)
+    i, j = 9, 4  # a cell by hand: its value less its row's mean over the keys before the query
+    cells = [each.mean(0)[1, i] for each in (base, other)]
+    patterns = [float(row[j] - row[:i].mean()) for row in cells]
+    assert found.maps["difference/b/L1"][i, j] == pytest.approx(patterns[1] - patterns[0], abs=1e-5)
+    rms = pattern_difference(other[:, 1], base[:, 1], paired=True)
+    assert (
+        f"{rms.value:.3g} [{rms.low:.3g}, {rms.high:.3g}]"
+        in (tmp_path / "out" / "report.html").read_text()
+    )
+
+
+def test_runs_on_other_sequences_or_without_folds_are_unpaired_and_say_so(tmp_path: Path) -> None:
+    base = write(tmp_path / "a", maps(0), model="a")
+    elsewhere = write(tmp_path / "b", maps(1), model="b", tokens="others")
+    foldless = write(tmp_path / "c", maps(2), model="c", kept=False)
+    for other, said in ((elsewhere, "had different sequences"), (foldless, "kept no fold maps")):
+        out = tmp_path / f"out-{other.name}"
+        run_command(compare, base, other, "--out", out)
+        assert set(read_run(out).tables["differences"]["method"]) == {"unpaired"}
+        assert said in read_manifest(out)["headline"][-1]
+
+
+def test_a_run_beside_itself_on_the_same_sequences_differs_nowhere(tmp_path: Path) -> None:
+    runs = [write(tmp_path / name, maps(0), model=name) for name in "ab"]
+    run_command(compare, *runs, "--out", tmp_path / "out")
+    found = read_run(tmp_path / "out")
+    assert found.tables["differences"]["difference"].abs().max() < 1e-6
+    assert found.manifest["headline"][0] == (
+        "The positional patterns of b and a do not differ beyond noise."
+    )
+
+
+def test_three_runs_are_drawn_with_two_differences_each_layer(tmp_path: Path) -> None:
+    runs = [write(tmp_path / name, maps(i), model=name) for i, name in enumerate("abc")]
+    run_command(compare, *runs, "--labels", "x", "y", "z", "--out", tmp_path / "out")
+    found = read_run(tmp_path / "out")
+    assert set(found.maps) == {f"difference/{run}/L{layer}" for run in "yz" for layer in (0, 1)}
+    assert set(found.tables["differences"]["run"]) == {"y", "z"}
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "difference of z" in page
+    assert 'href="../a/report.html"' in page
+
+
+def test_independent_arms_add_in_squares_on_each_side() -> None:
+    assert _independent((5.0, 2.0, 8.0), (1.0, -3.0, 5.0)) == (4.0, -1.0, 9.0)
+    low, high = _independent((1.0, 1.0, 4.0), (0.0, -4.0, 0.0))[1:]
+    assert (low, high) == (1.0, 6.0)
+
+
+def test_the_intact_models_of_models_with_other_components_are_compared(tmp_path: Path) -> None:
+    rows = {"layer": [0, 0], "kept": ["mask+rope", "mask"], "locality": [0.5, 0.25]}
+    rows |= {"locality_low": [0.4, 0.2], "locality_high": [0.6, 0.3]}
+    for name, intact, table in (
+        ("rope", "mask+rope", pd.DataFrame(rows)),
+        ("nope", "mask", pd.DataFrame(rows).iloc[1:]),
+    ):
+        folds = maps(0)
+        write_run(
+            tmp_path / name,
+            Run(
+                manifest={"model": {"name": name}, "conditions": [intact], "kind": "ablate"},
+                arrays={"maps": {f"score/{intact}": folds.mean(0).numpy()}},
+                tables={"pattern": table, "sources": pd.DataFrame()},
+            ),
+        )
+    run_command(compare, tmp_path / "rope", tmp_path / "nope", "--out", tmp_path / "out")
+    found = read_run(tmp_path / "out").tables["differences"]
+    assert found[["item", "base_value", "value"]].to_numpy().tolist() == [["L0", 0.5, 0.25]]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"folds": maps(1, n=17)}, "sequences of different lengths, 13 and 17"),
+        ({"kind": "ablate"}, "are of different commands, scores and ablate"),
+        ({"kind": "reproduce"}, "is a page of reproduce, not an experiment"),
+        ({"skip_keys": 1}, "skip different numbers of keys, 0 and 1"),
+    ],
+)
+def test_runs_that_cannot_be_compared_are_refused(
+    change: dict[str, Any], message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    base = write(tmp_path / "a", maps(0), model="a")
+    other = write(tmp_path / "b", **{"folds": maps(1), "model": "b", **change})
+    assert message in refused(capfd, tmp_path, compare, base, other)
+
+
+def test_what_is_no_finished_run_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    base = write(tmp_path / "a", maps(0), model="a")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / ".b.unfinished").mkdir()
+    for arguments, message in (
+        ([base], "expected two runs or more to compare, got 1"),
+        ([base, base], "a run was given twice"),
+        ([base, tmp_path / "empty"], "holds no run: its manifest cannot be read"),
+        ([base, tmp_path / "nowhere"], "there is no folder"),
+        ([base, tmp_path / "b"], "is not finished; run its command again"),
+        ([base, tmp_path / "empty", "--labels", "x"], "2 runs need as many --labels, got 1"),
+    ):
+        assert message in refused(capfd, tmp_path, compare, *arguments)
+
+
+def test_runs_of_scores_and_circuit_keep_what_pairing_needs(
+    tiny: Callable[[str], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--data", "random", "--seq-len", 13, "--n-seqs", 29, "--folds", 4, "--bos", "never"]
+    for command, name in ((scores, "scores"), (circuit, "circuit")):
+        for model in ("llama", "smollm3"):
+            out = tmp_path / f"{name}-{model}"
+            run_command(
+                command,
+                "--model",
+                tiny(model).folder,
+                *flags,
+                "--out",
+                out,
+                *(["--layers", 2] if command is scores else []),
+            )
+        runs = [tmp_path / f"{name}-llama", tmp_path / f"{name}-smollm3"]
+        run_command(compare, *runs, "--out", tmp_path / name)
+        found = read_run(tmp_path / name)
+        assert set(found.tables["differences"]["method"]) == {"paired"}
+        assert found.manifest["compared"] == name
+        assert len(found.maps) == (2 if command is scores else 9)
+    assert "smollm3" in capsys.readouterr().out

@@ -1,0 +1,141 @@
+"""The explorer of a model: its arrays against captures of the ablated model, one by one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nope_probe import figures
+from nope_probe.analyses.pattern import measure, row_centred
+from nope_probe.analyses.shapley import player_set
+from nope_probe.errors import UserError
+from nope_probe.experiments.circuit.explorer import block_explorer
+from nope_probe.experiments.explore.conditions import explorer_of
+from nope_probe.experiments.explore.run import ExplorerOptions
+from nope_probe.experiments.explore.views import pattern_view
+from nope_probe.figures.explorer import Explorer
+from nope_probe.hooks.ablation import ablated
+from nope_probe.hooks.ablation_settings import Ablation
+from nope_probe.hooks.calibration import calibrate
+from nope_probe.hooks.capture import capture_scores, capture_stages
+from nope_probe.hooks.names import LETTERS
+
+N, SEQS = 13, 11
+REMOVED: list[Sequence[Any]] = [(), ("mask",), ("w_q", "w_k"), ("mask", "w_q", "w_k")]
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    from nope_probe.models.load import load
+
+    return load("nope-tiny", n_layers=2).model
+
+
+@pytest.fixture(scope="module")
+def tokens() -> torch.Tensor:
+    return torch.randint(3, 99, (SEQS, N), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def explorer(model: Any, tokens: torch.Tensor) -> Explorer:
+    return figures.explore(model, tokens, players=["mask", "qk"], n_folds=4, batch_size=5)
+
+
+def test_patterns_are_those_of_the_ablated_model(
+    explorer: Explorer, model: Any, tokens: torch.Tensor
+) -> None:
+    view = explorer.views[0]
+    assert view.panels == ("mean over heads", "H0", "H1", "H2", "H3")
+    gains = calibrate(model, tokens)
+    for number, removed in enumerate(REMOVED):
+        with ablated(model, Ablation(remove=removed), gains if "w_q" in removed else None):
+            scores = capture_scores(model, tokens, n_folds=4, per_head=True)
+        expected = row_centred(scores.mean).numpy()
+        np.testing.assert_allclose(view.maps[number, :, 0], expected, rtol=1e-4, atol=1e-5)
+        per_head = scores.per_head.float()
+        head = row_centred(torch.einsum("f,f...->...", scores.counts / SEQS, per_head))
+        np.testing.assert_allclose(view.maps[number, :, 1:], head.numpy(), rtol=1e-4, atol=1e-5)
+        shown = view.measures[number, :, 0, 0, 0]
+        amplitudes = [each.amplitude.value for each in measure(scores)]
+        np.testing.assert_allclose(shown, amplitudes, rtol=1e-4, atol=1e-6)
+
+
+def test_stages_are_those_of_the_ablated_model(
+    explorer: Explorer, model: Any, tokens: torch.Tensor
+) -> None:
+    view = explorer.views[1]
+    assert view.layers == (0, 1)
+    assert view.absent == ({}, dict.fromkeys("hi", "L1 is the last layer"))
+    gains = calibrate(model, tokens)
+    for number, removed in enumerate(REMOVED):
+        with ablated(model, Ablation(remove=removed), gains if "w_q" in removed else None):
+            stages = capture_stages(model, tokens, layer=0, n_folds=4)
+        for letter, shown in zip(LETTERS, view.maps[number, 0], strict=True):
+            expected = stages.mean(letter).numpy()
+            np.testing.assert_allclose(shown, expected, rtol=1e-4, atol=1e-5)
+    assert np.isnan(view.maps[:, 1, -2:]).all()
+
+
+def test_the_intact_model_keeps_all_of_its_pattern_and_without_mask_nope_has_none() -> None:
+    from nope_probe import load, sequences
+
+    loaded = load("nope-tiny", n_layers=3)
+    text = sequences(tokenizer=loaded.tokenizer, n_seqs=64, seq_len=24)
+    explorer = figures.explore(loaded.model, text, players=["mask"], circuit=False)
+    [intact, without] = explorer.views[0].measures[:, 2, 0, 2]
+    assert intact == pytest.approx([1, 1, 1])
+    assert without[1] < 0 < without[2] < 0.5
+
+
+def test_a_component_that_the_model_lacks_is_the_users_mistake(
+    model: Any, tokens: torch.Tensor
+) -> None:
+    with pytest.raises(UserError, match="no rope; it has mask"):
+        figures.explore(model, tokens, players=["rope"])
+
+
+def test_long_maps_are_pooled_and_measures_are_of_the_whole(
+    model: Any, tokens: torch.Tensor
+) -> None:
+    maps = capture_scores(model, tokens, n_folds=4)
+    whole, small = (pattern_view([maps], 1, size) for size in (64, 5))
+    assert (small.block, small.maps.shape[-1]) == (3, 5)
+    np.testing.assert_allclose(small.maps[0, 1, 0, 3, 1], whole.maps[0, 1, 0, 9:12, 3:6].mean())
+    np.testing.assert_array_equal(small.measures, whole.measures)
+
+
+def test_an_ablation_runs_explorer_takes_the_conditions_of_the_run(
+    model: Any, tokens: torch.Tensor
+) -> None:
+    mask = frozenset({"mask"})
+    maps = {
+        frozenset[Any](): capture_scores(model, tokens, n_folds=4),
+        mask: capture_scores(model, tokens.flip(1), n_folds=4),
+    }
+    for sets in ((player_set(["mask"]),), ()):
+        found = explorer_of(maps, sets, 1)
+        assert found is not None
+        assert found.players == {"mask": ["mask"]}
+        expected = row_centred(maps[mask].mean, 1).numpy()
+        np.testing.assert_allclose(found.views[0].maps[1, :, 0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_circuits_explorer_runs_no_more_sequences_than_it_may() -> None:
+    from nope_probe.data.sequences import gaussian
+    from nope_probe.models.load import load
+
+    model, vectors = load("parameter-free", n_layers=2).model, gaussian(SEQS, N, 64)
+    options = ExplorerOptions(n_folds=4)
+    wanted = {"removed": ("w_o", "norms"), "options": options}
+    assert block_explorer(model, vectors, 0, times=11, **wanted) is None  # 121 // 32 < 4 folds
+    found = block_explorer(model, vectors, 0, times=12, **wanted)  # 132 // 32
+    assert found is not None
+    assert list(found.players) == ["mask", "w_q", "w_k", "w_o", "w_v"]
+    assert found.removed == ["w_o"]
+    assert found.note.startswith("Means over 4 sequences of 13 positions.")
+    with ablated(model, Ablation(remove=["w_o"]), calibrate(model, vectors.inputs[:4])):
+        stages = capture_stages(model, vectors.inputs[:4], layer=0, n_folds=4)
+    shown = found.views[0].maps[8, 0, LETTERS.index("d")]
+    np.testing.assert_allclose(shown, stages.mean("d").numpy(), rtol=1e-4, atol=1e-5)

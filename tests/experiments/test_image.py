@@ -1,0 +1,60 @@
+"""The first figure of a page as an image: which figure it is, and what is refused."""
+
+from base64 import b64decode
+from pathlib import Path
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+from support.command_line import refused, run_command
+
+from nope_probe import reproduce, scores, simulate
+from nope_probe.errors import UserError
+from nope_probe.experiments import image
+from nope_probe.experiments.image import first_figure
+from nope_probe.figures.theory import fixed_scale_maps
+from nope_probe.reports.page import Section, page
+from nope_probe.runtime.folder import read_manifest
+
+
+def test_the_first_figure_of_a_page_comes_back_with_its_values_size_and_heading() -> None:
+    values = np.random.default_rng(0).random((2, 7, 7)).astype(np.float32)
+    figure = fixed_scale_maps(values, title="maps")
+    sections = [
+        Section(title="Words", caption="no figure here"),
+        Section(title="Scores < 1", caption="the figure", figure=figure),
+        Section(title="Later", caption="another", figure=go.Figure(layout={"height": 300})),
+    ]
+    found = first_figure(page("title", ["headline"], sections, {}))
+    assert found.layout.title.text == "Scores < 1"
+    assert found.layout.height == figure.layout.height
+    assert found.layout.margin.t == figure.layout.margin.t
+    assert [trace.name for trace in found.data] == ["L0", "L1"]
+    packed = found.to_plotly_json()["data"][1]["z"]
+    cells = np.frombuffer(b64decode(packed["bdata"]), packed["dtype"]).reshape(7, 7)
+    np.testing.assert_array_equal(cells, values[1])
+
+
+def test_a_page_without_a_figure_is_refused() -> None:
+    sections = [Section(title="Words", caption="no figure here")]
+    with pytest.raises(UserError, match="no figure on the page"):
+        first_figure(page("title", ["headline"], sections, {}))
+
+
+def test_a_command_draws_its_image_and_records_the_run_as_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = {}
+    monkeypatch.setattr(image, "export", lambda figure, path: drawn.update({path: figure}))
+    run = ["--n-samples", 32, "--seq-len", 5, "--out", tmp_path / "run"]
+    run_command(simulate, *run, "--image", tmp_path / "figure.svg")
+    assert drawn[tmp_path / "figure.svg"].layout.title.text.startswith("Mean scores, alpha = 0")
+    assert "image" not in read_manifest(tmp_path / "run")["settings"]
+
+
+def test_an_image_of_another_kind_is_refused_before_anything_is_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for command, arguments in ((scores, []), (reproduce, ["figure1"])):
+        line = refused(capfd, tmp_path, command, *arguments, "--image", "x.jpg")
+        assert "ends in .png or .svg" in line

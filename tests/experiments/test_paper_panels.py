@@ -1,0 +1,258 @@
+"""Published panels against ours: their numbers, the difference in colour steps, the pages."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from support.command_line import refused, run_command
+
+from nope_probe import reproduce
+from nope_probe.experiments.paper.agreement import (
+    Pair,
+    agreement,
+    agreements,
+    resampled,
+    verdict,
+)
+from nope_probe.experiments.paper.index import run_all
+from nope_probe.experiments.paper.page import pairs_figure
+from nope_probe.experiments.paper.pairs import pairs_of
+from nope_probe.experiments.paper.panels import Panel, published
+from nope_probe.experiments.paper.settings import (
+    LANGUAGE_MODELS,
+    NAMES,
+    SIMULATED,
+    Settings,
+    experiments_of,
+)
+from nope_probe.runtime.folder import Run, read_manifest, write_run
+
+
+def test_the_packed_panels_are_all_that_the_paper_published_at_the_right_scale() -> None:
+    counts = {figure: len(published(figure)) for figure in NAMES}
+    expected = {2: 8, 3: 9, 4: 8, 5: 12, 6: 12, 7: 16, 8: 22, 9: 8, 10: 8}
+    assert counts == {f"figure{n}": expected.get(n, 0) for n in range(1, 17)}
+    assert list(published("figure8"))[8:11] == ["layer9", "layer10", "layer11"]
+    for figure in NAMES:
+        for panel in published(figure).values():
+            known = panel.values[np.isfinite(panel.values)]
+            assert panel.low - 1e-3 <= known.min() <= known.max() <= panel.high + 1e-3
+
+
+def test_a_masked_panel_is_blank_above_the_diagonal_and_one_without_mask_is_not() -> None:
+    upper = np.triu_indices(50, 1)
+    assert np.isnan(published("figure2")["alpha=0/layer2"].values[upper]).all()
+    assert np.isfinite(published("figure10")["alpha=0/layer2/score"].values).all()
+
+
+def test_a_panels_cells_lie_in_the_middle_of_its_colours() -> None:
+    panel = published("figure2")["alpha=0.2/layer1"]
+    colours = panel.values[np.isfinite(panel.values)] * 256 - 0.5
+    np.testing.assert_allclose(colours, colours.round(), atol=1e-9)
+    # In the first layer inner products are 1 on the diagonal and alpha below it.
+    assert np.diagonal(panel.values) == pytest.approx(np.full(50, 1), abs=1 / 256)
+    assert panel.values[np.tril_indices(50, -1)] == pytest.approx(0.2, abs=1.5 / 256)
+
+
+def panel(values: Any, *, low: float = 0.0, high: float = 256.0, kind: str = "score") -> Panel:
+    return Panel(key="figure2/here", values=np.array(values), low=low, high=high, kind=kind)
+
+
+def pair(published: Any, ours: Any, *, noise: float = float("nan"), same: bool = True) -> Pair:
+    return Pair(
+        group="group",
+        name="layer 1",
+        published=panel(published),
+        ours=np.array(ours),
+        comparable=same,
+        noise=noise,
+    )
+
+
+def test_differences_are_in_colour_steps_of_a_map_that_is_clipped_like_the_papers() -> None:
+    steps = pair([[10.0, np.nan], [255.5, 0.5]], [[12.0, 7.0], [300.0, -9.0]]).steps
+    np.testing.assert_allclose(steps, [[2.0, np.nan], [0.5, -0.5]])
+
+
+def test_a_panel_agrees_within_one_step_or_within_its_noise() -> None:
+    within = agreement(pair([[1.0, 2.0]] * 2, [[2.0, 1.5]] * 2))
+    beyond = agreement(pair([[10.0, 20.0]] * 2, [[13.0, 17.0]] * 2))
+    noisy = agreement(pair([[10.0, 20.0]] * 2, [[13.0, 17.0]] * 2, noise=3.0))
+    assert within is not None
+    assert beyond is not None
+    assert noisy is not None
+    assert (within.agrees, within.largest, within.within_one) == (True, 1.0, 1.0)
+    assert (beyond.agrees, beyond.rms, beyond.within_one) == (False, 3.0, 0.0)
+    assert noisy.agrees
+    assert noisy.noise == pytest.approx((9 + 1 / 12) ** 0.5)
+    assert "as expected from noise" in str(noisy)
+    assert verdict([within, noisy, beyond]).startswith(
+        "1 of 3 published panels agree within one 8-bit colour step (largest difference 1.00 "
+        "steps); of the other 2, 1 agree within sampling noise"
+    )
+
+
+def test_another_model_is_drawn_beside_the_panel_and_not_subtracted() -> None:
+    shown = pair([[1.0, 2.0]] * 2, [[2.0, 1.5]] * 2, same=False)
+    assert shown.steps is None
+    assert agreements([shown]) == []
+    assert [each.name for each in pairs_figure([shown], "title").data] == ["paper, layer 1", "ours"]
+
+
+def test_a_map_resampled_to_fewer_pixels_keeps_a_constant_and_its_mean() -> None:
+    generator = np.random.default_rng(0)
+    values = generator.normal(size=(13, 13))
+    assert resampled(values, 5).mean() == pytest.approx(values.mean())
+    constant = np.where(np.tri(13, dtype=bool), 3.0, np.nan)
+    pixels = resampled(constant, 5)
+    np.testing.assert_allclose(pixels[np.isfinite(pixels)], 3.0)
+    assert np.isnan(pixels[0, 4])
+
+
+@pytest.mark.parametrize("figure", sorted(SIMULATED))
+def test_each_simulated_panel_meets_our_map_of_the_same_layer(figure: str) -> None:
+    """A run that holds the published values themselves differs from them nowhere."""
+    runs = {}
+    for half in SIMULATED[figure]:
+        panels = {
+            key.removeprefix(f"{half}/"): each
+            for key, each in published(figure).items()
+            if key.startswith(half)
+        }
+        alphas = sorted({key.split("/")[0].removeprefix("alpha=") for key in panels})
+        maps = {
+            f"{kind}/alpha={alpha}": np.stack(
+                [
+                    panels.get(
+                        f"alpha={alpha}/layer{n}/{kind}", panels.get(f"alpha={alpha}/layer{n}")
+                    ).values
+                    for n in range(1, 5)
+                ]
+            )
+            for alpha in alphas
+            for kind in ("score", "normalised")
+        }
+        rows = [
+            {"alpha": float(alpha), "layer": layer, "se": 0.003, "se_plain": 0.02}
+            for alpha in alphas
+            for layer in range(4)
+        ]
+        manifest = {"n_samples": dict.fromkeys(alphas, 4000)}
+        tables = {"layers": pd.DataFrame(rows)}
+        runs[half] = Run(manifest=manifest, arrays={"maps": maps}, tables=tables)
+    pairs = pairs_of(figure, runs)
+    assert len(pairs) == len(published(figure))
+    for each in pairs:
+        assert each.steps is not None
+        assert np.nanmax(np.abs(each.steps)) < 1e-9
+        # 4,000 samples of ours, and 100,000 of the paper's without a control variate.
+        assert each.noise == pytest.approx((0.003**2 + 0.02**2 * 0.04) ** 0.5)
+
+
+def test_a_language_models_layers_meet_their_own_panels() -> None:
+    maps = {"normalised": np.zeros((5, 1024, 1024), np.float32)}
+    runs = {name: Run(manifest={}, arrays={"maps": maps}) for name in LANGUAGE_MODELS[1:]}
+    runs["rope-tiny"] = runs["phi-4"]
+    pairs = pairs_of("figure5", runs)
+    keys = [each.published.key for each in pairs if each.comparable]
+    names = [f"figure5/{name}/layer{n}" for name in LANGUAGE_MODELS[1:] for n in range(1, 5)]
+    assert keys == names
+    beside = [each for each in pairs if not each.comparable]
+    assert [each.group for each in beside] == ["llama-3.1-8b beside rope-tiny"] * 4
+    assert pairs[0].steps is not None
+    assert pairs[0].steps.shape == (104, 104)
+
+
+def test_shipped_models_need_no_flags_and_other_models_folders_of_their_own() -> None:
+    (tiny,) = experiments_of(Settings(figure="figure5", model=("rope-tiny",)))
+    recorded = tiny.settings.recorded()
+    assert [recorded[key] for key in ("data", "windows", "seq_len")] == ["shipped", "random", 64]
+    (given,) = experiments_of(Settings(figure="figure8", model=("nope-1.5b",), windows="random"))
+    recorded = given.settings.recorded()
+    assert [recorded[key] for key in ("data", "windows", "layers")] == [
+        "fineweb-edu",
+        "random",
+        "all",
+    ]
+
+
+def test_figure_8_of_two_models_goes_into_two_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for model in ("nope-tiny", "rope-tiny"):
+        run_command(reproduce, "figure8", "--model", model, "--n-seqs", 11)
+    assert "figure8, rope-tiny, the paper: without RoPE" in capsys.readouterr().out
+    figures = sorted(tmp_path.glob("runs/reproduce-figure8-*/manifest.json"))
+    assert len(figures) == 2
+    assert len(list(tmp_path.glob("runs/scores-*-tiny-*/manifest.json"))) == 2
+    manifest = read_manifest(figures[0].parent)
+    assert manifest["panels"]["compared"] == 0
+    assert [set(each) for each in manifest["claims"]] == [
+        {"experiment", "paper", "reproduced", "evidence"}
+    ]
+    page = (figures[0].parent / "report.html").read_text()
+    assert "values cannot be compared, shapes can" in page
+    (experiment,) = manifest["experiments"].values()
+    assert f'href="{experiment}/report.html"' in page
+
+
+def test_a_figure_is_computed_once_and_its_verdicts_are_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["figure2", "--n-samples", 64, "--out", tmp_path / "run"]
+    run_command(reproduce, *flags)
+    first = capsys.readouterr().out
+    written = (tmp_path / "run" / "manifest.json").read_bytes()
+    run_command(reproduce, *flags)
+    assert capsys.readouterr().out == first
+    assert (tmp_path / "run" / "manifest.json").read_bytes() == written
+    manifest = json.loads(written)
+    assert len(manifest["claims"]) == 4
+    assert manifest["panels"]["compared"] == 8
+    assert len(pd.read_csv(tmp_path / "run" / "panels.csv")) == 8
+
+
+def test_another_figures_folder_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run_command(reproduce, "figure1", "--out", tmp_path / "run")
+    line = refused(capfd, tmp_path, reproduce, "figure2", "--out", tmp_path / "run")
+    assert "holds a run with other settings" in line
+    line = refused(capfd, tmp_path, reproduce, "all", "--out", tmp_path / "run")
+    assert "holds other files" in line
+
+
+def test_the_page_of_all_figures_names_what_was_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stand_in(settings: Settings) -> Path:
+        assert settings.out is not None
+        claim = {"experiment": "", "paper": "a claim", "reproduced": True, "evidence": "1 < 2"}
+        compared = {"published": 2, "compared": 2, "exact": 1, "agree": 2, "verdict": "1 of 2"}
+        manifest = {
+            "kind": "reproduce",
+            "settings": {"figure": settings.figure},
+            "as_the_paper": False,
+            "finished": "2026-01-01",
+            "claims": [claim],
+            "panels": compared,
+        }
+        write_run(settings.out, Run(manifest=manifest))
+        return settings.out
+
+    monkeypatch.setattr("nope_probe.experiments.paper.index.run_figure", stand_in)
+    folder = run_all(Settings(figure="all", out=tmp_path / "all"))
+    table = pd.read_csv(folder / "figures.csv", keep_default_na=False)
+    missing = table[table["verdict"] == "○\u00a0not\u00a0run\u00a0yet"]
+    assert [each.split(":")[0] for each in missing["figure"]] == [
+        f"Figure {n}" for n in (5, *range(11, 17))
+    ]
+    assert missing["numbers"].iloc[0] == "run: python -m nope_probe.reproduce figure5"
+    page = (folder / "report.html").read_text()
+    assert "9 of the paper&#x27;s 16 figures have been run; 9 of 9 claims" in page
+    assert "9 of 18 published panels agree with ours within one 8-bit colour step, and 9" in page
+    assert page.count('href="../reproduce-figure') == 9

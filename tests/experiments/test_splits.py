@@ -1,0 +1,107 @@
+"""Splits in the runs of scores and ablate: their tables, maps and refusals."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from safetensors.numpy import load_file
+from support.command_line import refused, run_command
+
+from nope_probe import ablate, scores
+
+N_POS = 13
+SMALL = ["--n-seqs", "30", "--seq-len", N_POS, "--folds", "5", "--batch-size", "11"]
+
+
+@pytest.fixture(scope="module")
+def scored(tiny: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "phi3"
+    model = ["--model", tiny("phi3").folder, "--layers", 2, "--data", "random"]
+    run_command(scores, *SMALL, *model, "--per-head", "--bands", "octaves", "--out", out)
+    return out
+
+
+def test_the_maps_of_bands_add_up_to_the_score_map(scored: Path):
+    maps = load_file(scored / "maps.safetensors")
+    bands = [each for name, each in maps.items() if name.startswith("band/")]
+    assert len(bands) == 5  # 2 pi 10000^(f/4): 6, 63, 628, 6283; and the rest
+    np.testing.assert_allclose(sum(bands), maps["score"], atol=1e-5 * np.nanmax(maps["score"]))
+
+
+def test_the_table_of_bands_names_pairs_and_wavelengths_and_its_shares_add_to_1(scored: Path):
+    table = pd.read_csv(scored / "bands.csv")
+    assert table["band"].tolist() == ["4-8", "32-64", "512-1024", "4096-8192", "unrotated"] * 2
+    assert table["first_pair"].tolist()[:4] == table["last_pair"].tolist()[:4] == [0, 1, 2, 3]
+    assert table["first_pair"].isna().tolist() == [False] * 4 + [True] + [False] * 4 + [True]
+    assert table["shortest_wavelength"][1] == pytest.approx(2 * np.pi * 10, rel=1e-4)
+    shares = table.groupby("layer")["share"].sum()
+    known = shares[table.groupby("layer")["share"].apply(lambda each: each.notna().all())]
+    np.testing.assert_allclose(known, 1.0, atol=1e-6)
+    assert (table["amplitude_low"] <= table["amplitude"]).all()
+
+
+def test_offsets_are_the_means_of_the_maps_diagonals(scored: Path):
+    maps, table = load_file(scored / "maps.safetensors"), pd.read_csv(scored / "offsets.csv")
+    rows = table[(table["term"] == "score") & (table["layer"] == 1)]
+    assert rows["offset"].tolist() == list(range(1, N_POS))
+    for row in rows.to_dict("records"):
+        diagonal = np.diagonal(maps["score"][1], -row["offset"]).mean()
+        assert row["mean_low"] <= row["mean"] <= row["mean_high"]
+        assert row["mean"] == pytest.approx(diagonal, abs=1e-5)
+    heads = pd.read_csv(scored / "head_offsets.csv")
+    assert heads.groupby(["layer", "head"]).size().tolist() == [N_POS - 1] * 12
+    means = heads.groupby(["layer", "offset"])["mean"].mean()
+    score = table[table["term"] == "score"].set_index(["layer", "offset"])["mean"]
+    np.testing.assert_allclose(means.to_numpy(), score.loc[means.index].to_numpy(), atol=1e-5)
+
+
+def test_the_page_shows_bands_and_offsets(scored: Path):
+    page = (scored / "report.html").read_text()
+    assert "The positional pattern by RoPE band" in page
+    assert "Scores by distance" in page
+
+
+def test_the_sources_profiles_add_up_to_that_of_the_pattern(
+    tiny: Callable[[str], Any], tmp_path: Path
+):
+    out = tmp_path / "run"
+    model = ["--model", tiny("llama").folder, "--layers", 2, "--data", "random"]
+    run_command(ablate, *SMALL, *model, "--players", "sources", "--out", out)
+    table = pd.read_csv(out / "offsets.csv").pivot(
+        index=["layer", "offset"], columns="term", values="mean"
+    )
+    terms = ["content", "mask", "rope", "mask_x_rope"]
+    np.testing.assert_allclose(table[terms].sum(axis=1), table["all"], atol=1e-6)
+    pattern = load_file(out / "maps.safetensors")["source/rope"][1]
+    last = table.loc[(1, 11), "rope"]  # of one cell: the first key is skipped
+    assert last == pytest.approx(pattern[12, 1], abs=1e-5)
+    assert table["rope"].abs().max() > 0.05
+    assert "Scores by distance" in (out / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "nope-tiny", "--bands", "octaves"], "--bands: no layer has RoPE"),
+        (["--model", "nope-tiny", "--bands", "4"], "--bands: no layer has RoPE"),
+        (["--bands", "0"], "expected at least 1 of --bands, got 0"),
+        (["--bands", "17"], "--bands: expected from 1 to 16 bands (rotary pairs), got 17"),
+    ],
+)
+def test_bands_that_do_not_exist_are_refused(
+    arguments: list[str], message: str, capfd: Any, tmp_path: Path
+):
+    small = ["--n-seqs", 8, "--seq-len", 8, "--data", "random"]
+    assert message in refused(capfd, tmp_path, scores, *small, *arguments)
+
+
+def test_bands_of_soft_capped_scores_are_refused(
+    tiny: Callable[[str], Any], capfd: Any, tmp_path: Path
+):
+    model = ["--model", tiny("gemma2").folder, "--layers", 2, "--data", "random"]
+    arguments = [*model, "--n-seqs", 8, "--seq-len", 5, "--bands", 2]
+    line = refused(capfd, tmp_path, scores, *arguments)
+    assert "--bands: the scores of L0 are soft-capped" in line

@@ -1,0 +1,101 @@
+"""Figures of behaviour hold the numbers of their tables."""
+
+import numpy as np
+import pandas as pd
+
+from nope_probe import figures
+
+CONDITIONS = ("intact", "mask", "qk", "w_q:mean")
+
+
+def interval(name: str, value: float) -> dict[str, float]:
+    return {name: value, f"{name}_low": value - 0.5, f"{name}_high": value + 1}
+
+
+def named(figure: object, name: str) -> list:
+    return [trace for trace in figure.data if trace.name == name]
+
+
+def test_sources_and_weights_have_panels_of_their_own_and_the_intact_model_is_in_both() -> None:
+    rows = [
+        {"condition": condition, "position": position, **interval("loss", 10 * index + position)}
+        for index, condition in enumerate(CONDITIONS)
+        for position in range(3 if condition == "mask" else 1, 6)
+    ]
+    figure = figures.loss_by_position(pd.DataFrame(rows), title="Loss", trained=4)
+    assert [trace.xaxis for trace in named(figure, "intact model")] == ["x", "x2"]
+    (mask,) = named(figure, "without causal mask")
+    assert (mask.xaxis, list(mask.x), list(mask.y)) == ("x", [3, 4, 5], [13, 14, 15])
+    (mean,) = named(figure, "without W_Q (mean)")
+    assert (mean.xaxis, list(mean.customdata[0])) == ("x2", [30.5, 32.0])
+    band = next(each for each in figure.data if each.legendgroup == "mask" and each.fill)
+    assert list(band.x) == [3, 4, 5, 5, 4, 3]
+    assert list(band.y) == [14, 15, 16, 14.5, 13.5, 12.5]
+    assert [shape.x0 for shape in figure.layout.shapes] == [4, 4]
+
+
+def test_differences_leave_out_what_has_no_number() -> None:
+    rows = [
+        {"measure": "loss", "condition": "qk", **interval("difference", 2.0)},
+        {"measure": "loss", "condition": "mask", **interval("difference", np.nan)},
+        {"measure": "order", "condition": "mask", **interval("difference", -1.0)},
+    ]
+    figure = figures.differences(pd.DataFrame(rows), {"order": "order", "loss": "loss"})
+    assert [note.text for note in figure.layout.annotations] == ["order", "loss"]
+    shown = {(each.xaxis, each.y[0]): each for each in figure.data if len(each.x)}
+    assert set(shown) == {("x", "causal mask"), ("x2", "QK circuit")}
+    assert list(shown["x2", "QK circuit"].x) == [2.0]
+    assert list(shown["x2", "QK circuit"].error_x.array) == [1.0]
+    assert list(shown["x2", "QK circuit"].error_x.arrayminus) == [0.5]
+
+
+def test_decodability_draws_untrained_models_where_there_are_any_and_each_name_once() -> None:
+    rows = [
+        {
+            "layer": layer,
+            "condition": condition,
+            **interval("distance", layer + index),
+            **interval("null", 30),
+            **interval("untrained", np.nan if condition == "qk" else 20),
+        }
+        for index, condition in enumerate(("intact", "mask", "qk"))
+        for layer in (0, 1)
+    ]
+    figure = figures.decodability(pd.DataFrame(rows))
+    names = [trace.name for trace in figure.data if trace.showlegend]
+    assert len(names) == len({*names})
+    assert "untrained, without causal mask" in names
+    assert "untrained, without QK circuit" not in names
+    assert [list(each.y) for each in named(figure, "without QK circuit")] == [[2, 3]]
+
+
+def test_the_bridge_sums_the_pattern_over_layers() -> None:
+    rows = [
+        {
+            "condition": condition,
+            "layer": layer,
+            "pattern": lost,
+            **interval("loss", 4.0),
+            **interval("position", float(layer)),
+        }
+        for condition, losses in {"mask": (np.nan, 0.5, 0.25), "qk": (0.1, 0.2, 0.3)}.items()
+        for layer, lost in enumerate(losses)
+    ]
+    effects = {"loss": "loss, nats", "position": "positions"}
+    figure = figures.pattern_and_behaviour(pd.DataFrame(rows), effects)
+    loss, position = named(figure, "without causal mask")
+    assert (loss.x[0], loss.y[0]) == (0.75, 4.0)
+    assert (position.x[0], position.y[0]) == (0.75, 1.0)
+
+
+def test_every_head_is_a_dot_with_its_name() -> None:
+    rows = [
+        {"layer": layer, "head": head, "pattern": layer + 0.1, **interval("loss", head)}
+        for layer in (0, 2)
+        for head in (0, 1, 2)
+    ]
+    figure = figures.heads_and_behaviour(pd.DataFrame(rows))
+    assert [trace.name for trace in figure.data] == ["L0", "L2"]
+    assert list(figure.data[1].text) == ["L2H0", "L2H1", "L2H2"]
+    assert list(figure.data[1].x) == [2.1, 2.1, 2.1]
+    assert list(figure.data[1].y) == [0, 1, 2]

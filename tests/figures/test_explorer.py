@@ -1,0 +1,300 @@
+"""The explorer: its bytes, its page, and in a browser every switch against the arrays."""
+
+import json
+import re
+from html import unescape
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.chromium import needs_chromium, opened
+
+from nope_probe.errors import UserError
+from nope_probe.figures.explorer import MAX_BYTES, MEASURES, Explorer, SwitchedMaps, fitted
+from nope_probe.figures.explorer_bytes import pack, quantise, shape_of
+from nope_probe.hooks.names import LETTERS
+
+N, LAYERS, HEADS = 7, 2, 3
+PLAYERS = {"mask": ["mask"], "rope": ["rope"], "ov": ["w_o", "w_v"]}
+COMPONENTS = ("mask", "rope", "w_q", "w_k", "w_o", "w_v", "mlp")
+
+
+def view(kind: Any, n: int = N, layers: int = LAYERS, players: int = 3) -> SwitchedMaps:
+    """Random maps: patterns below the diagonal, or Gram maps that are symmetric, and scores."""
+    generator = np.random.default_rng(len(kind))
+    panels = tuple(LETTERS) if kind == "circuit" else tuple(f"H{head}" for head in range(HEADS))
+    maps = generator.normal(size=(2**players, layers, len(panels), n, n))
+    if kind == "pattern":
+        maps[..., ~np.tri(n, k=-1, dtype=bool)] = np.nan
+    else:
+        maps += np.swapaxes(maps, -1, -2)
+        maps[:, :, 1, 0, n - 1] = 9.0  # scores are not symmetric
+        maps[:, -1, -1] = np.nan
+    measures = generator.normal(size=(*maps.shape[:3], len(MEASURES), 3))
+    measures[0, 0, 0, 2] = np.nan
+    absent = ({}, {"i": "L1 is the last layer"}) if kind == "circuit" else ()
+    return SwitchedMaps(
+        kind=kind,
+        layers=tuple(range(layers)),
+        panels=panels,
+        maps=maps,
+        measures=measures,
+        absent=absent,
+    )
+
+
+def explorer(**changes: Any) -> Explorer:
+    views = (view("pattern"), view("circuit"))
+    settings = {"title": "<title>", "players": PLAYERS, "views": views, "components": COMPONENTS}
+    return Explorer(**{**settings, **changes})
+
+
+def test_a_value_is_its_code_times_the_scale_to_half_a_scale() -> None:
+    values = np.random.default_rng(0).normal(size=101)
+    codes, scale = quantise(values)
+    assert np.abs(codes * scale - values).max() <= 0.5001 * scale
+    assert scale == pytest.approx(np.abs(values).max() / 32767, rel=1e-6)
+
+
+def test_maps_without_a_number_and_maps_of_zeros_can_be_stored() -> None:
+    assert quantise(np.full(3, np.nan))[0].tolist() == [-32768] * 3
+    assert quantise(np.zeros(2))[0].tolist() == [0, 0]
+
+
+def test_the_cells_that_are_stored_are_those_with_numbers() -> None:
+    one, triangle = np.random.default_rng(0).normal(size=(5, 5)), np.tri(5, dtype=bool)
+    assert shape_of(one) == "full"
+    assert shape_of(one + one.T) == "symmetric"
+    assert shape_of(np.where(triangle, one, np.nan)) == "lower"
+    assert shape_of(np.where(triangle & ~np.eye(5, dtype=bool), one, np.nan)) == "below"
+
+
+def test_maps_that_are_equal_are_stored_once() -> None:
+    maps = view("pattern").maps
+    same = np.broadcast_to(maps[:1], maps.shape)
+    assert len(pack(same).cells) == pytest.approx(len(pack(maps).cells) / 8, rel=0.05)
+
+
+def test_players_and_combinations_must_agree() -> None:
+    with pytest.raises(ValueError, match="of the 4 combinations of 2 players, got 8"):
+        explorer(players={"mask": ["mask"], "rope": ["rope"]})
+
+
+def test_an_explorer_of_50_tokens_and_5_players_stays_under_5_megabytes() -> None:
+    views = (view("pattern", 50, 4, 5), view("circuit", 50, 2, 5))
+    players = {name: [name] for name in COMPONENTS[:5]}
+    assert len(explorer(players=players, views=views).html().encode()) < 5_000_000
+
+
+def test_maps_that_are_too_many_are_pooled_the_largest_first_and_the_page_says_so() -> None:
+    views = (view("pattern", 50, 4, 5), view("circuit", 50, 4, 5))
+    players = {name: [name] for name in COMPONENTS[:5]}
+    html = explorer(players=players, views=views).html()
+    assert len(html.encode()) < MAX_BYTES + 1000
+    assert "A cell of the stages is a mean over 2 × 2 positions" in html
+    assert "A cell of the patterns" not in html
+    [_, (small, _)] = fitted(views, MAX_BYTES - 100_000)
+    np.testing.assert_allclose(
+        small.maps[3, 1, 1, 4, 2], views[1].maps[3, 1, 1, 8:10, 4:6].mean(), rtol=1e-6
+    )
+
+
+def test_the_page_loads_nothing_and_escapes_words() -> None:
+    html = explorer().html()
+    assert "<title>&lt;title&gt;</title>" in html
+    assert re.findall(r'(?:src|href)="(?!data:)', html) == []
+    loaders = r"@import|url\(|fetch\(|XMLHttp|https?://(?!www\.w3\.org/2000/svg)"
+    assert not re.search(loaders, html)
+
+
+def test_a_notebook_shows_the_page_in_a_frame_of_its_own() -> None:
+    one = explorer()
+    [page] = re.findall(r'srcdoc="([^"]*)"', one._repr_html_())
+    assert unescape(page) == one.html()
+
+
+def test_a_page_is_saved_or_the_user_hears_why_not(tmp_path: Path) -> None:
+    assert explorer().save(tmp_path / "page.html").read_text() == explorer().html()
+    with pytest.raises(UserError, match=r"cannot write .*missing/page.html: No such file"):
+        explorer().save(tmp_path / "missing" / "page.html")
+
+
+# Walks through all combinations in Gray code with real presses, by turns of a switch and of an
+# operation on an arrow, and through all layers and maps, and writes down what is shown.
+WALK = """<script>
+addEventListener("load", () => setTimeout(() => {
+  const find = (selector) => document.querySelector(selector);
+  const all = (selector) => [...document.querySelectorAll(selector)];
+  const seen = [];
+  const pick = (element, value, type) => {
+    element.value = value;
+    element.dispatchEvent(new Event(type));
+  };
+  const pressed = (each) => [each.dataset.toggle, each.getAttribute("aria-pressed")];
+  const copy = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const pixels = (canvas) => {
+    copy.clearRect(0, 0, 99, 99);
+    copy.drawImage(canvas, 0, 0);
+    return [...copy.getImageData(0, 0, canvas.width, canvas.height).data];
+  };
+  for (let step = 0; step < 8; step++) {
+    if (step) {
+      const player = Math.log2(step & -step);
+      const operation = find(`#circuit button[data-toggle="${player}"]`);
+      (step % 2 ? all(".switch")[player] : operation).click();
+    }
+    for (const layer of [0, 1]) {
+      pick(find("#layers input"), layer, "input");
+      for (const option of all("#panels option")) {
+        if (option.disabled) continue;
+        pick(find("#panels"), option.value, "change");
+        const { explorer } = document.body;
+        const [view, panel] = option.value.split(",").map(Number);
+        const canvas = find("canvas[data-of=ablated]");
+        explorer.state.cell = null;
+        const cells = [];
+        for (const key of ["ArrowUp", "ArrowUp", "ArrowRight"]) {
+          canvas.dispatchEvent(new KeyboardEvent("keydown", { key }));
+          cells.push(find("#readout").textContent);
+        }
+        const { state, views } = explorer;
+        const map = explorer.values(views[view], state.removed, layer, panel);
+        seen.push({
+          removed: Number(document.body.dataset.removed), layer, view, panel, cells,
+          says: find("#says").textContent,
+          pressed: all(".switch").map((each) => pressed(each)[1]),
+          struck: all("#circuit button[data-toggle]").map(pressed),
+          arrows: all("#circuit g.gone").map((each) => each.dataset.arrow),
+          map: [...map].map((each) => (Number.isNaN(each) ? null : each)),
+          drawn: pixels(canvas),
+          stages: all("#circuit .stage small span").map((each) => each.textContent),
+          numbers: all("#numbers td").map(({ dataset, textContent }) =>
+            [dataset.measure, dataset.of, textContent]),
+        });
+      }
+    }
+  }
+  const pre = document.createElement("pre");
+  pre.id = "seen";
+  const requests = performance.getEntriesByType("resource").length;
+  pre.textContent = JSON.stringify({ seen, requests });
+  document.body.append(pre);
+}, 100));
+</script></body>"""
+
+
+def walk(html: str, folder: Path) -> dict[str, Any]:
+    elements = opened(html.replace("</body>", WALK), folder, height=1500)
+    [found] = re.findall(r'<pre id="seen">(.*?)</pre>', elements, re.DOTALL)
+    return json.loads(unescape(found))
+
+
+@pytest.fixture(scope="module")
+def walked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return walk(explorer().html(), tmp_path_factory.mktemp("browser"))
+
+
+def truth(seen: dict[str, Any]) -> np.ndarray:
+    maps = explorer().views[seen["view"]].maps
+    return maps[seen["removed"], seen["layer"], seen["panel"]]
+
+
+def as_number(text: str) -> float:
+    return float(text.replace("\N{MINUS SIGN}", "-").replace("–", "nan"))
+
+
+@needs_chromium
+def test_every_switch_and_arrow_leads_to_the_maps_of_its_combination(
+    walked: dict[str, Any],
+) -> None:
+    shown = [each["removed"] for each in walked["seen"]]
+    assert list(dict.fromkeys(shown)) == [0, 1, 3, 2, 6, 7, 5, 4]
+    assert len(shown) == 8 * (2 * HEADS + 9 + 8)
+    for seen in walked["seen"]:
+        drawn = np.array([np.nan if each is None else each for each in seen["map"]])
+        expected = truth(seen)
+        step = np.nanmax(np.abs(expected)) / 32767
+        np.testing.assert_allclose(drawn.reshape(N, N), expected, rtol=0, atol=0.51 * step)
+        assert seen["pressed"] == [str(not seen["removed"] >> k & 1).lower() for k in range(3)]
+        assert all(
+            (state == "false") == (seen["removed"] >> int(k) & 1) for k, state in seen["struck"]
+        )
+
+
+@needs_chromium
+def test_arrows_of_what_is_removed_are_struck_through(walked: dict[str, Any]) -> None:
+    by_player = [{"c"}, {"b", "i"}, {"c", "d"}]  # mask; rope; w_v and w_o
+    for seen in walked["seen"]:
+        gone = [arrows for k, arrows in enumerate(by_player) if seen["removed"] >> k & 1]
+        absent = {"i"} if seen["layer"] else set()
+        assert set(seen["arrows"]) == set().union(*gone) - absent
+
+
+@needs_chromium
+def test_the_cell_under_the_cursor_shows_the_values_of_all_three_maps(
+    walked: dict[str, Any],
+) -> None:
+    for seen in walked["seen"]:
+        ablated, intact = truth(seen), truth({**seen, "removed": 0})
+        for (query, key), text in zip([(5, 0), (4, 0), (4, 1)], seen["cells"], strict=True):
+            assert text.startswith(f"query {query}, key {key}: intact ")
+            shown = re.findall(r"(?:intact|ablated|difference) (\S+?),? ", text)
+            expected = [intact[query, key], ablated[query, key]]
+            expected.append(expected[1] - expected[0])
+            np.testing.assert_allclose([*map(as_number, shown)], expected, rtol=6e-3, atol=3e-4)
+
+
+@needs_chromium
+def test_the_numbers_are_those_of_the_combination(walked: dict[str, Any]) -> None:
+    for seen in walked["seen"]:
+        measures = explorer().views[seen["view"]].measures[:, seen["layer"], seen["panel"]]
+        names = list(product(MEASURES, ("intact", "ablated")))
+        for (name, of, text), expected in zip(seen["numbers"], names, strict=True):
+            assert (name, of) == expected
+            row = measures[0 if of == "intact" else seen["removed"], MEASURES.index(name)]
+            if np.isnan(row[0]):
+                assert text == "no pattern"
+            else:
+                shown = [as_number(each) for each in re.findall(r"[^\s\[\],]+", text)]
+                np.testing.assert_allclose(shown, row, rtol=6e-3)
+        stages = explorer().views[1].measures[seen["removed"], seen["layer"], :, 1, 0]
+        shown = [as_number(each) for each in seen["stages"]]
+        np.testing.assert_allclose(shown, stages[: len(shown)], rtol=6e-3)
+
+
+@needs_chromium
+def test_a_sentence_says_how_much_is_left_unless_that_is_noise(walked: dict[str, Any]) -> None:
+    said = [each for each in walked["seen"] if each["removed"] == 5]
+    for seen in said:
+        measures = explorer().views[seen["view"]].measures
+        share, low, high = measures[5, seen["layer"], seen["panel"], 2]
+        left = f"{share:.0%}".replace("-", "\N{MINUS SIGN}")
+        left = "nothing that can be told from noise" if low <= 0 <= high else left
+        assert seen["says"].startswith(f"Without causal mask and OV circuit, {left} is left of the")
+    assert {"noise" in seen["says"] for seen in said} == {True, False}
+
+
+@needs_chromium
+def test_patterns_above_zero_are_red_below_zero_blue_and_blank_where_there_is_none(
+    walked: dict[str, Any],
+) -> None:
+    for seen in (each for each in walked["seen"] if each["view"] == 0):
+        red, _, blue, alpha = np.array(seen["drawn"]).reshape(N, N, 4).transpose(2, 0, 1)
+        expected = truth(seen)
+        assert np.array_equal(alpha == 0, np.isnan(expected))
+        strong = np.abs(np.nan_to_num(expected)) > 0.2
+        assert np.array_equal((red > blue)[strong], expected[strong] > 0)
+
+
+@needs_chromium
+def test_the_browser_requests_nothing(walked: dict[str, Any]) -> None:
+    assert walked["requests"] == 0
+
+
+@needs_chromium
+def test_an_explorer_begins_with_what_a_run_removed(tmp_path: Path) -> None:
+    elements = opened(explorer(removed=["mask", "ov"]).html(), tmp_path, width=500, height=900)
+    assert 'data-removed="5"' in elements
+    assert re.findall(r'data-player="(\w+)"[^>]*aria-pressed="false"', elements) == ["mask", "ov"]
