@@ -8,10 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.table import Table
 
 from nope_probe.figures.intervals import interval_of, interval_text
 from nope_probe.reports.notes import fold_notes
+
+
+def narrow_table(title: str) -> Table:
+    """Return an empty table with little space between its columns: intervals are long."""
+    return Table(
+        title=title, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False
+    )
 
 
 def strongest(rows: pd.DataFrame) -> pd.Series | None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -18,7 +17,14 @@ from nope_probe.experiments.ablation.side_by_side import (
     of_first,
     replacements_of,
 )
-from nope_probe.experiments.summary import nats, no_pattern, preference, print_closing, strongest
+from nope_probe.experiments.summary import (
+    narrow_table,
+    nats,
+    no_pattern,
+    preference,
+    print_closing,
+    strongest,
+)
 from nope_probe.figures.intervals import interval_of, interval_text, percent
 from nope_probe.figures.words import phrase
 from nope_probe.reports.notes import CONJUNCTION
@@ -98,21 +104,23 @@ def print_summary(run: Run, folder: Path) -> None:
     manifest, tables = run.manifest, run.tables
     console = Console(highlight=False)
     console.print(_sources_table(manifest, tables))
+    console.print()
     console.print(_beside_table(manifest, tables))
     for player_set in reversed(manifest["player_sets"]):
         names = manifest["player_sets"][player_set]
         ours = of_first(manifest, tables)["players"]
+        console.print()
         console.print(_players_table(player_set, names, ours))
         if len(replacements_of(manifest)) > 1:
+            console.print()
             console.print(lost_table(manifest, player_set, tables["players"]))
+    console.print()
     print_closing(console, manifest, headline(manifest, tables), folder)
 
 
 def _sources_table(manifest: Mapping[str, Any], tables: Tables) -> Table:
     """Return a section per layer: the pattern, and the terms that add up to it."""
-    table = Table(
-        title=f"{manifest['model']['name']}: the sources of the positional pattern", box=SIMPLE_HEAD
-    )
+    table = narrow_table(f"{manifest['model']['name']}: the sources of the positional pattern")
     table.add_column("layer", justify="right")
     table.add_column("term")
     table.add_column("RMS, nats", justify="right")
@@ -142,8 +150,8 @@ def _beside_table(manifest: Mapping[str, Any], tables: Tables) -> Table:
         row["layer"]: _controls(manifest, tables, row) for row in _intact_rows(manifest, tables)
     }
     names = list(dict.fromkeys(name for found in controls.values() for name in found))
-    table = Table(title="Beside the sources (RMS in nats)", box=SIMPLE_HEAD)
-    for heading in ("layer", "locality", *names, "non-relative", "of it by the mask"):
+    table = narrow_table("Beside the sources (RMS in nats)")
+    for heading in ("layer", "locality", *names, "non-relative", "by the mask"):
         table.add_column(heading, justify="right")
     effects = tables["non_relative"].drop_duplicates("layer").set_index("layer")
     for whole in _intact_rows(manifest, tables):
@@ -175,7 +183,7 @@ def _players_table(player_set: str, names: Sequence[str], players: pd.DataFrame)
     """Return a section per layer: each player's part in what the sources among them bring."""
     part = _positional_part(names)
     title = f"The {player_set}, % of {part[0].lower()}{part[1:]}"
-    table = Table(title=title, box=SIMPLE_HEAD)
+    table = narrow_table(title)
     table.add_column("layer", justify="right")
     table.add_column("player")
     for heading in (*SHARES.values(), "amplifies"):
