@@ -17,7 +17,7 @@ from itertools import chain, combinations
 from math import factorial
 
 from nope_probe.hooks.names import CIRCUITS, COMPONENTS, SOURCES, Component
-from nope_probe.hooks.rope_bands import ROPE_HALVES, is_rope
+from nope_probe.hooks.rope_names import ROPE_HALVES, is_rope
 
 Condition = frozenset[str]  # of components, and of bands of RoPE where these play
 Contrast = Mapping[Condition, float]

@@ -8,7 +8,7 @@ from nope_probe.errors import UserError
 from nope_probe.hooks.ablation_settings import Ablation
 from nope_probe.hooks.names import Component, removal_order
 from nope_probe.hooks.protocols import HookedModel
-from nope_probe.hooks.rope_bands import is_rope
+from nope_probe.hooks.rope_names import is_rope
 from nope_probe.hooks.targets import resolve_targets
 
 

@@ -54,11 +54,16 @@ def loss_by_position(table: pd.DataFrame, *, title: str, trained: int | None = N
 
 def _panels(conditions: Sequence[str]) -> dict[str, list[str]]:
     """Return the conditions that remove sources alone, and the others; the intact one in both."""
-    only_sources = [c for c in conditions if c != INTACT and {*c.split("+")} <= {*SOURCES}]
+    only_sources = [c for c in conditions if c != INTACT and _is_source(c)]
     others = [c for c in conditions if c != INTACT and c not in only_sources]
     intact = [c for c in conditions if c == INTACT]
     groups = dict(zip(PANELS, (only_sources, others), strict=True))
     return {name: [*intact, *ours] for name, ours in groups.items() if ours} or {"": intact}
+
+
+def _is_source(condition: str) -> bool:
+    """Return whether nothing but sources, or bands of RoPE, is removed."""
+    return all(part in SOURCES or part.startswith("rope_") for part in condition.split("+"))
 
 
 def _line_and_band(

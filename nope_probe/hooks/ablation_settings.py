@@ -16,7 +16,7 @@ from nope_probe.hooks.names import (
     Projection,
     Replacement,
 )
-from nope_probe.hooks.rope_bands import ROPE_HALVES, is_rope
+from nope_probe.hooks.rope_names import ROPE_HALVES, is_rope
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,8 @@ from nope_probe.hooks.components import components, has_component, rope_frequenc
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.names import COMPONENTS
 from nope_probe.hooks.protocols import HookedModel
-from nope_probe.hooks.rope_bands import RemovedPairs, is_rope
+from nope_probe.hooks.rope_bands import RemovedPairs
+from nope_probe.hooks.rope_names import is_rope
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,59 +1,52 @@
 """What a removal takes from the positional part of a layer's scores."""
 
+import math
+
 import pytest
 import torch
 
-from nope_probe.analyses.pattern_lost import pattern_lost
-from nope_probe.analyses.shapley import INTACT
+from nope_probe.analyses.pattern_lost import pattern_lost, positional_part
 
 N, N_FOLDS = 13, 5
-MASK, W_Q, BOTH = frozenset({"mask"}), frozenset({"w_q"}), frozenset({"mask", "w_q"})
 
 
-def folds(pattern: torch.Tensor, content: torch.Tensor) -> torch.Tensor:
-    return (pattern + content).expand(N_FOLDS, N, N).clone()
-
-
-def example(kept: float) -> dict[frozenset, torch.Tensor]:
-    """Return maps whose positional part a removal of W_Q scales, with contents of their own."""
+def draws() -> list[torch.Tensor]:
+    """Return a positional part, and the contents of two models: [query_pos, key_pos]."""
     generator = torch.Generator().manual_seed(0)
-    p, one, other = (torch.randn(N, N, generator=generator).double() for _ in range(3))
-    zero = torch.zeros(N, N)
-    return {
-        INTACT: folds(p, one),
-        MASK: folds(zero, one),
-        W_Q: folds(kept * p, other),
-        BOTH: folds(zero, other),
-    }
+    return [torch.randn(N, N, generator=generator).double() for _ in range(3)]
 
 
-def rms_of_the_part(maps: dict[frozenset, torch.Tensor]) -> float:
-    """Return the RMS of p over the cells j < i, each row centred, by a loop."""
-    p = (maps[INTACT] - maps[MASK])[0]
-    cells = torch.cat([p[i, :i] - p[i, :i].mean() for i in range(1, N)])
+def folds(scores: torch.Tensor) -> torch.Tensor:
+    return scores.expand(N_FOLDS, N, N).clone()
+
+
+def rms_of_the_part(p: torch.Tensor, skip: int = 0) -> float:
+    """Return the RMS over the cells skip <= j < i, each row centred, by a loop."""
+    rows = [p[i, skip:i] for i in range(skip + 1, N)]
+    cells = torch.cat([row - row.mean() for row in rows])
     return float(cells.square().mean().sqrt())
 
 
 @pytest.mark.parametrize("kept", [1.0, 0.25, 0.0, -0.5])
-def test_it_is_the_share_that_is_gone_in_nats_whatever_the_contents(kept: float) -> None:
-    maps = example(kept)
-    lost = pattern_lost(maps, W_Q, MASK)
-    assert lost.value == pytest.approx((1 - kept) * rms_of_the_part(maps), abs=1e-9)
-
-
-def test_without_its_source_the_whole_part_is_lost() -> None:
-    maps = example(0.5)
-    assert pattern_lost(maps, MASK, MASK).value == pytest.approx(rms_of_the_part(maps))
+@pytest.mark.parametrize("skip", [0, 1])
+def test_it_is_the_share_that_is_gone_in_nats_whatever_the_contents(kept: float, skip: int) -> None:
+    p, one, other = draws()
+    whole = positional_part(folds(p + one), folds(one), skip)
+    left = positional_part(folds(kept * p + other), folds(other), skip)
+    lost = pattern_lost(whole, left)
+    assert lost.value == pytest.approx((1 - kept) * rms_of_the_part(p, skip), abs=1e-9)
 
 
 def test_it_is_undefined_where_there_is_no_positional_part() -> None:
-    maps = example(0.5)
-    maps[MASK] = maps[INTACT]
-    assert pattern_lost(maps, W_Q, MASK).value != pattern_lost(maps, W_Q, MASK).value
+    _, one, other = draws()
+    nothing = positional_part(folds(one), folds(one))
+    assert math.isnan(pattern_lost(nothing, positional_part(folds(one), folds(other))).value)
 
 
-def test_the_maps_of_every_condition_are_needed() -> None:
-    maps = example(0.5)
-    del maps[BOTH]
-    with pytest.raises(KeyError):
-        pattern_lost(maps, W_Q, MASK)
+def test_the_interval_covers_the_noise_between_folds() -> None:
+    p, one, _ = draws()
+    noise = 0.1 * torch.randn(N_FOLDS, N, N, generator=torch.Generator().manual_seed(1)).double()
+    whole = positional_part(folds(p + one) + noise, folds(one))
+    lost = pattern_lost(whole, torch.zeros_like(whole))
+    assert lost.low < rms_of_the_part(p) < lost.high
+    assert lost.low > 0

@@ -302,7 +302,8 @@ def test_learned_positions_have_none_beyond_and_replacements_stand_side_by_side(
 def test_each_heads_w_q_is_removed_alone(
     tiny: Callable[[str], Any], texts: Path, tmp_path: Path
 ) -> None:
-    model = ["--model", tiny("llama").folder, "--data", texts, "--remove", "mask", "--heads"]
+    model = ["--model", tiny("llama").folder, "--data", texts, "--heads"]
+    model += ["--remove", "rope_low", "mask+rope_low"]
     chosen = ["--measures", "loss", "pattern", "--gain", "norm", "--layers", 1]
     run_command(behaviour, *SMALL[:8], *model, *chosen, "--out", tmp_path / "run")
     heads = pd.read_csv(tmp_path / "run" / "heads.csv").set_index(["layer", "head"])
@@ -324,6 +325,11 @@ def test_each_heads_w_q_is_removed_alone(
     over_heads = correlations[correlations["over"] == "heads"].set_index("effect")
     rho = stats.spearmanr(heads["pattern"], heads["loss"]).statistic
     assert over_heads.loc["loss", "rho"] == pytest.approx(rho)
+    bridge = pd.read_csv(tmp_path / "run" / "bridge.csv").set_index("condition")
+    assert list(bridge.index) == ["rope_low", "mask+rope_low"]  # a band is a part of RoPE
+    # In L0 the mask brings no pattern: it makes no difference whether it is there.
+    lost = bridge["pattern"].tolist()
+    assert lost[0] == pytest.approx(lost[1], abs=1e-6, nan_ok=True)
     assert "Heads: their pattern" in (tmp_path / "run" / "report.html").read_text()
 
 

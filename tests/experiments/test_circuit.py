@@ -86,9 +86,16 @@ def test_removing_the_mlp_leaves_the_residual_stream_as_it_was(without_mlp: Path
 
 
 def test_errors_are_those_of_the_fold_means(without_mlp: Path, model: Any) -> None:
-    folds = capture_stages(model, tokens_of(without_mlp), n_folds=5).folds["e"].numpy()
-    squares = ((folds - folds.mean(0)) ** 2).sum(0) / (5 - 1) / 5
-    np.testing.assert_allclose(maps_of(without_mlp)["se/e"], squares**0.5, rtol=1e-4, atol=1e-6)
+    saved = load_file(without_mlp / "tokens.safetensors")
+    documents = torch.from_numpy(saved["documents"])
+    maps = capture_stages(model, tokens_of(without_mlp), n_folds=5, documents=documents)
+    weights, folds = (maps.counts / maps.counts.sum()).numpy(), maps.folds["e"].numpy()
+    # The delete-one-fold jackknife: m_(f), the mean without a fold, is m + w (m - m_f) / (1 - w),
+    # and with h = 1 / w its variance is sum_f (m_(f) - m)^2 (h - 1) / F.
+    mean = np.einsum("f,fqk->qk", weights, folds)
+    moved = (weights / (1 - weights))[:, None, None] * (mean - folds)
+    variance = np.einsum("f,fqk->qk", 1 / weights - 1, moved**2) / 5
+    np.testing.assert_allclose(maps_of(without_mlp)["se/e"], variance**0.5, rtol=1e-4, atol=1e-6)
 
 
 def test_scores_are_blank_above_the_diagonal_and_gram_maps_are_symmetric(

@@ -13,7 +13,8 @@ from support.hooked_runs import hooked_run, largest_error
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.ablation_settings import Ablation
 from nope_probe.hooks.components import rope_frequencies
-from nope_probe.hooks.rope_bands import RemovedPairs, equal_bands
+from nope_probe.hooks.rope_bands import RemovedPairs
+from nope_probe.hooks.rope_names import equal_bands
 
 ModelOf = Callable[[str], tuple[Any, str]]
 TinyOf = Callable[[str], Any]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from nope_probe.errors import UserError
 from nope_probe.hooks.components import components, rope_frequencies
 from nope_probe.hooks.protocols import HookedModel
-from nope_probe.hooks.rope_bands import equal_bands
+from nope_probe.hooks.rope_names import equal_bands
 
 
 def bands_of(model: HookedModel, n_bands: int) -> tuple[str, ...]:

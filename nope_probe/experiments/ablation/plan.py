@@ -9,7 +9,7 @@ from nope_probe.analyses.shapley import INTACT, MASK, Condition, PlayerSet, play
 from nope_probe.errors import UserError
 from nope_probe.experiments.components import validate_components
 from nope_probe.hooks.names import POSITION_ENCODINGS, WEIGHTS, Component, kept_name
-from nope_probe.hooks.rope_bands import ROPE_HALVES, is_rope
+from nope_probe.hooks.rope_names import ROPE_HALVES, is_rope
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,7 +120,7 @@ def plan_of(session: Session[Settings]) -> Plan:
     from nope_probe.experiments.ablation.plan import make_plan
     from nope_probe.experiments.components import validate_bands
     from nope_probe.hooks.components import components
-    from nope_probe.hooks.rope_bands import ROPE_HALVES
+    from nope_probe.hooks.rope_names import ROPE_HALVES
 
     settings, loaded = session.settings, session.loaded
     players: tuple[str, ...] | None = settings.players

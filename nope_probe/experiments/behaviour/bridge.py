@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from nope_probe.analyses.jackknife import Interval
-from nope_probe.analyses.pattern_lost import pattern_lost
+from nope_probe.analyses.pattern_lost import pattern_lost, positional_part
 from nope_probe.analyses.rank_correlation import rank_correlation
 from nope_probe.experiments.behaviour.conditions import INTACT_NAME, Removal
 from nope_probe.experiments.behaviour.plan import Plan
@@ -61,12 +61,15 @@ def bridge_table(
 def _pattern_lost(
     plan: Plan, measured: Measured, removal: Removal, layer: int, skip: int
 ) -> Interval:
-    intact = Removal()
-    needed = [intact, removal, intact.without(plan.sources), removal.without(plan.sources)]
-    maps = {each.components: measured.maps[each] for each in needed}
-    folds = {components: each.folds[:, layer] for components, each in maps.items()}
-    counts = maps[intact.components].counts
-    return pattern_lost(folds, removal.components, plan.sources, skip, counts)
+    whole, left = (
+        positional_part(
+            measured.maps[each].folds[:, layer],
+            measured.maps[each.without(plan.sources)].folds[:, layer],
+            skip,
+        )
+        for each in (Removal(), removal)
+    )
+    return pattern_lost(whole, left, measured.maps[removal].counts)
 
 
 def _difference(table: pd.DataFrame, condition: str, **where: object) -> ValueAndBounds:

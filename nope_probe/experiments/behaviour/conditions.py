@@ -18,7 +18,7 @@ from nope_probe.hooks.names import (
     kept_name,
     removal_order,
 )
-from nope_probe.hooks.rope_bands import is_rope
+from nope_probe.hooks.rope_names import is_rope
 
 INTACT_NAME = "intact"
 DEFAULT = (

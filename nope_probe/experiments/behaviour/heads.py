@@ -6,15 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pandas as pd
-import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from nope_probe.analyses.behaviour import mean_interval, second_copy_loss, span_loss
-from nope_probe.analyses.contrasts import ContrastGram
-from nope_probe.analyses.jackknife import Interval
-from nope_probe.analyses.pattern import kept_cells, row_centred
-from nope_probe.analyses.shapley import INTACT
+from nope_probe.analyses.jackknife import Interval, cross_products, rms
+from nope_probe.analyses.pattern_lost import positional_part
 from nope_probe.experiments.behaviour.conditions import INTACT_NAME, Removal
 from nope_probe.experiments.behaviour.plan import Plan
 from nope_probe.experiments.behaviour.runner import BehaviourRunner, DocumentLosses, Measured
@@ -115,12 +110,12 @@ class HeadRunner:
         content = self._maps(layer, "no-source", Removal(components=self.plan.sources))
         assert whole.per_head is not None
         assert content.per_head is not None
-        return [
-            positional_rms(
-                whole.per_head[:, 0, head], content.per_head[:, 0, head], self.skip, whole.counts
-            )
-            for head in range(self.n_heads[layer])
-        ]
+        found = []
+        for head in range(self.n_heads[layer]):
+            scores, rest = (each[:, 0, head] for each in (whole.per_head, content.per_head))
+            part = positional_part(scores, rest, self.skip)[None]
+            found.append(rms(cross_products(part, part, whole.counts)[:, 0, 0], whole.counts))
+        return found
 
     def _maps(self, layer: int, name: str, removal: Removal) -> ScoreMaps:
         with ablated(self.runner.model, Ablation(remove=removal.remove)):
@@ -135,26 +130,6 @@ class HeadRunner:
                 documents=self.plan.text.documents,
                 per_head=True,
             )
-
-
-def positional_rms(
-    whole: Float[Tensor, "fold query_pos key_pos"],
-    content: Float[Tensor, "fold query_pos key_pos"],
-    skip_keys: int,
-    counts: Tensor,
-) -> Interval:
-    """Return the RMS of a positional part: the pattern less the pattern without the sources.
-
-    Args:
-        whole: fold means of the scores, nats.
-        content: the same without mask and position encoding.
-        skip_keys: how many first keys to leave out.
-        counts: sequences per fold.
-    """
-    cells = kept_cells(whole.shape[-1], skip_keys)
-    pattern, rest = (row_centred(each, skip_keys)[..., cells].double() for each in (whole, content))
-    gram = ContrastGram([INTACT], torch.stack([pattern - rest]), counts)
-    return gram.rms({INTACT: 1.0})
 
 
 def heads_table(plan: Plan, measured: Measured, heads: MeasuredHeads) -> pd.DataFrame:
