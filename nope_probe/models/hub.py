@@ -37,6 +37,24 @@ def validate_reachable(name: str, revision: str | None = None) -> None:
         raise not_cached(source)
 
 
+def validate_hub_answers(what: str) -> None:
+    """Check that the Hub answers, unless its client is in offline mode and reads its cache alone.
+
+    Args:
+        what: what is on the Hub, such as `the data set owner/name`.
+
+    Raises:
+        UserError: if it does not.
+    """
+    from huggingface_hub import constants
+
+    if not constants.HF_HUB_OFFLINE and not answers(constants.ENDPOINT):
+        raise UserError(
+            f"{what} is on the Hub, which cannot be reached (offline); without a network --data "
+            "shipped, stdlib, random and files work, and HF_HUB_OFFLINE=1 reads the local cache"
+        )
+
+
 def is_cached(source: str, revision: str | None = None) -> bool:
     """Return whether the local cache has the config.json of a model on the Hub."""
     from huggingface_hub import try_to_load_from_cache

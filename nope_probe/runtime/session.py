@@ -60,8 +60,8 @@ class SessionSettings(Protocol):
     def validate(self) -> None:
         """Check what can be checked without the model."""
 
-    def validate_model(self) -> None:
-        """Check that the model is at hand, without loading it."""
+    def validate_reach(self) -> None:
+        """Check that model and data are within reach, without loading them."""
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings that identify the run, as the manifest holds them."""
@@ -132,8 +132,8 @@ class Session(Generic[Settings_co]):
     def _start(self, stack: ExitStack) -> None:
         """Join the processes, load the model and open the checkpoint."""
         signals = stack.enter_context(Signals())
-        with status("looking for the model"):
-            self.settings.validate_model()
+        with status("looking for model and data"):
+            self.settings.validate_reach()
         with status("loading torch"):
             device = own_device(self.settings.device)
             from nope_probe.runtime.checkpoint import RunCheckpoint

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 
+from nope_probe.data.data_sets import is_data_set
 from nope_probe.data.documents import validate_packing
 from nope_probe.errors import UserError
-from nope_probe.models.hub import validate_reachable
+from nope_probe.models.hub import validate_hub_answers, validate_reachable
 from nope_probe.models.names import is_on_hub
 from nope_probe.runtime.distributed import process_count
 from nope_probe.runtime.status import status
@@ -140,13 +141,15 @@ class RunSettings:
         if self.revision is not None and not is_on_hub(self.model):
             raise UserError(f"--revision is for models on the Hub, and {self.model} is not there")
 
-    def validate_model(self) -> None:
-        """Check that the model is on this machine or within reach, without loading it.
+    def validate_reach(self) -> None:
+        """Check that model and data are on this machine or within reach, without loading them.
 
         Raises:
             UserError: naming what works offline.
         """
         validate_reachable(self.model, self.revision)
+        if is_data_set(self.data) and not Path(self.data).expanduser().is_dir():
+            validate_hub_answers(f"the data set {self.data}")
 
     def _validate_data(self) -> None:
         if self.pack:

@@ -38,6 +38,14 @@ def test_without_the_hub_a_command_ends_in_one_line_that_says_what_works(tmp_pat
     assert not (tmp_path / "run").exists()
 
 
+def test_without_the_hub_its_data_sets_are_refused_at_once(tmp_path: Path) -> None:
+    command = ("-m", "nope_probe.scores", "--data", "fineweb-edu", "--out", str(tmp_path / "run"))
+    ended = run(CLOSED, tmp_path / "home", *command)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("error: the data set fineweb-edu is on the Hub, which cannot be reached")
+
+
 def test_an_unreachable_hub_is_not_asked_again_while_a_model_loads(tmp_path: Path) -> None:
     code = "from nope_probe.models.huggingface import load_hugging_face\n"
     code += "import torch\n"

@@ -75,7 +75,7 @@ def test_a_finished_run_needs_no_model_and_says_that_it_is_shown_again(
     assert first.rpartition("\ntook ")[2].removesuffix(" s\n").isdigit()
     assert again not in first
     monkeypatch.setattr(Settings, "load_model", not_reached)
-    monkeypatch.setattr(Settings, "validate_model", not_reached)
+    monkeypatch.setattr(Settings, "validate_reach", not_reached)
     with Session("scores", settings) as session:
         assert session.finished
     shown = capsys.readouterr().err

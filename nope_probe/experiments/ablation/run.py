@@ -100,12 +100,12 @@ def run(settings: Settings) -> Path:
     """
     with Session("ablate", settings) as session:
         if not session.finished:
-            from nope_probe.experiments.ablation.analyse import analyse
-
             plan = plan_of(session)
             measured = run_conditions(session, plan)
             if session.is_first:
                 with status("analysing and writing"):
+                    from nope_probe.experiments.ablation.analyse import analyse
+
                     session.write(analyse(session, plan, measured))
     return session.folder
 

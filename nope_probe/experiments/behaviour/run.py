@@ -24,12 +24,12 @@ def run(settings: Settings) -> Path:
     """
     with Session("behaviour", settings) as session:
         if not session.finished:
-            from nope_probe.experiments.behaviour.analyse import analyse
-
             plan = plan_of(session)
             measured, heads = run_conditions(session, plan)
             if session.is_first:
                 with status("analysing and writing"):
+                    from nope_probe.experiments.behaviour.analyse import analyse
+
                     session.write(analyse(session, plan, measured, heads))
     return session.folder
 

@@ -108,11 +108,11 @@ def run(settings: Settings) -> Path:
     """
     with Session("circuit", settings) as session:
         if not session.finished:
-            from nope_probe.experiments.circuit.analyse import analyse
-
             stages = capture(session)
             explorer = explorer_of(session, stages)
             with status("analysing and writing"):
+                from nope_probe.experiments.circuit.analyse import analyse
+
                 session.write(analyse(session, stages, explorer))
     return session.folder
 

@@ -51,13 +51,13 @@ def run(settings: Settings) -> Path:
     """
     with Session("scores", settings) as session:
         if not session.finished:
-            from nope_probe.experiments.scores.analyse import analyse
-
             bands = plan_bands(session)
             maps = capture(session)
             band_maps = capture_band_maps(session, maps, bands)
             if session.is_first:
                 with status("analysing and writing"):
+                    from nope_probe.experiments.scores.analyse import analyse
+
                     session.write(analyse(session, maps, bands, band_maps))
     return session.folder
 

@@ -103,8 +103,8 @@ class Settings:
             raise UserError("expected a positive --checkpoint-every")
         _validate_samples(self.n_samples, self.target_se, self.spec.resolution)
 
-    def validate_model(self) -> None:
-        """Accept every model: it is built here."""
+    def validate_reach(self) -> None:
+        """Accept everything: model and inputs are made here."""
 
     def load_model(self, device: str) -> LoadedModel:
         """Build the parameter-free transformer."""
@@ -129,10 +129,10 @@ def run(settings: Settings) -> Path:
     """
     with Session("simulate", settings) as session:
         if not session.finished:
-            from nope_probe.experiments.simulation.analyse import analyse
-
             found = simulations(session)
             with status("analysing and writing"):
+                from nope_probe.experiments.simulation.analyse import analyse
+
                 session.write(analyse(session, found))
     return session.folder
 
