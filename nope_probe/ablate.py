@@ -1,4 +1,4 @@
-"""Attribute a model's positional attention pattern to mask, RoPE and the weights it needs."""
+"""Attribute the positional attention pattern to mask, RoPE and weights."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from nope_probe.experiments.ablation.run import Settings, run
 from nope_probe.runtime.distributed import is_first_process
 from nope_probe.runtime.folder import read_run
 
+EXAMPLES = (
+    "--model rope-tiny",
+    "--model llama-3.1-8b --layers 4 --seq-len 256 --data fineweb-edu",
+)
+
 
 def main() -> None:
     """Run the command line."""
     with one_line_errors():
-        settings, image = parse_with_image(Settings)
+        settings, image = parse_with_image(Settings, EXAMPLES)
         folder = run(settings)
         if is_first_process():
             from nope_probe.experiments.ablation.summary import print_summary

@@ -1,4 +1,4 @@
-"""Measure what a model can no longer do without its mask, RoPE or weights."""
+"""Measure what a model can no longer do without mask, RoPE or weights."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from nope_probe.experiments.behaviour.run import Settings, run
 from nope_probe.runtime.distributed import is_first_process
 from nope_probe.runtime.folder import read_run
 
+EXAMPLES = (
+    "--model nope-tiny",
+    "--model rope-tiny --remove mask rope --measures loss copy",
+)
+
 
 def main() -> None:
     """Run the command line."""
     with one_line_errors():
-        folder = run(parse(Settings))
+        folder = run(parse(Settings, EXAMPLES))
         if is_first_process():
             from nope_probe.experiments.behaviour.summary import print_summary
 

@@ -1,4 +1,4 @@
-"""Follow one block from its input to the next block's scores, stage by stage (a) to (i)."""
+"""Follow one block, stage by stage, to the next block's scores."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ from nope_probe.cli import one_line_errors, parse
 from nope_probe.experiments.circuit.run import Settings, run
 from nope_probe.runtime.folder import read_run
 
+EXAMPLES = (
+    "--model nope-tiny",
+    "--model rope-tiny --layer 1 --remove mask w_q",
+)
+
 
 def main() -> None:
     """Run the command line."""
     with one_line_errors():
-        settings = parse(Settings)
+        settings = parse(Settings, EXAMPLES)
         folder = run(settings)
         from nope_probe.experiments.circuit.summary import print_summary
 

@@ -8,11 +8,16 @@ from nope_probe.cli import one_line_errors, parse
 from nope_probe.errors import printable
 from nope_probe.experiments.layers.run import Settings, run
 
+EXAMPLES = (
+    "--model rope-tiny",
+    "--model smollm3-3b --expect no_rope_layers=3,7,11",
+)
+
 
 def main() -> None:
     """Run the command line; exit with code 1 if an expectation is not met."""
     with one_line_errors():
-        settings = parse(Settings)
+        settings = parse(Settings, EXAMPLES)
         report = run(settings)
         from nope_probe.experiments.layers.summary import print_json, print_report
 

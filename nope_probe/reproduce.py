@@ -1,17 +1,23 @@
-"""Run one of the paper's figures with its settings, and check what the paper says of it."""
+"""Run one of the paper's figures, and check the paper's claims about it."""
 
 from __future__ import annotations
 
 from nope_probe.cli import one_line_errors, parse_with_image
-from nope_probe.experiments.paper.run import run
 from nope_probe.experiments.paper.settings import Settings
 from nope_probe.runtime.distributed import is_first_process
+
+EXAMPLES = (
+    "figure2",
+    "figure5 --model rope-tiny --seq-len 64 --data shipped",
+)
 
 
 def main() -> None:
     """Run the command line."""
     with one_line_errors():
-        settings, image = parse_with_image(Settings)
+        settings, image = parse_with_image(Settings, EXAMPLES)
+        from nope_probe.experiments.paper.run import run
+
         folder = run(settings)
         if is_first_process():
             from nope_probe.experiments.paper.summary import print_index, print_summary

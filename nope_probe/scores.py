@@ -1,4 +1,4 @@
-"""Map a model's mean attention scores, whole or per head, with errors and pattern measures."""
+"""Map a model's mean attention scores, whole or per head."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from nope_probe.experiments.scores.run import Settings, run
 from nope_probe.runtime.distributed import is_first_process
 from nope_probe.runtime.folder import read_run
 
+EXAMPLES = (
+    "--model nope-tiny --layers all",
+    "--model qwen3-0.6b --per-head --seq-len 256",
+)
+
 
 def main() -> None:
     """Run the command line."""
     with one_line_errors():
-        settings, image = parse_with_image(Settings)
+        settings, image = parse_with_image(Settings, EXAMPLES)
         folder = run(settings)
         if is_first_process():
             from nope_probe.experiments.scores.summary import print_summary

@@ -1,4 +1,4 @@
-"""Simulate the parameter-free transformer: mean scores of every layer, beside their theory."""
+"""Simulate the parameter-free transformer, beside its theory."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ from nope_probe.cli import one_line_errors, parse_with_image
 from nope_probe.experiments.simulation.run import Settings, run
 from nope_probe.runtime.folder import read_manifest
 
+EXAMPLES = (
+    "--alpha 0 0.2",
+    "--rope --n-layers 3 --target-se 1e-4",
+)
+
 
 def main() -> None:
     """Run the command line."""
     with one_line_errors():
-        settings, image = parse_with_image(Settings)
+        settings, image = parse_with_image(Settings, EXAMPLES)
         folder = run(settings)
         from nope_probe.experiments.simulation.summary import print_summary
 

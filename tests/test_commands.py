@@ -10,6 +10,7 @@ import pytest
 from support.command_line import refused
 
 from nope_probe import ablate, circuit, reproduce, scores, simulate
+from nope_probe.cli import find_commands
 
 COMMANDS = (
     "ablate",
@@ -23,21 +24,28 @@ COMMANDS = (
     "theory",
     "train",
 )
+SLOW = {"torch", "transformer_lens", "transformers", "pandas", "numpy", "scipy", "plotly"}
 PARAMETER_FREE = ["--model", "parameter-free", "--data", "gaussian"]
 
 
 def test_these_are_all_the_commands() -> None:
     package = Path(sys.modules["nope_probe"].__path__[0])
-    modules = {path.stem for path in package.glob("*.py")} - {"__init__", "cli", "errors"}
+    modules = {path.stem for path in package.glob("*.py")} - {
+        "__init__",
+        "__main__",
+        "cli",
+        "errors",
+    }
     assert modules == set(COMMANDS)
     assert all(callable(import_module(f"nope_probe.{name}").main) for name in COMMANDS)
+    assert tuple(find_commands()) == COMMANDS
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_does_not_import_torch(command: str) -> None:
+def test_help_imports_nothing_slow(command: str) -> None:
     code = f"import sys; sys.argv = ['x', '--help']; import nope_probe.{command} as command\n"
     code += "try: command.main()\n"
-    code += "except SystemExit: print(sorted({'torch', 'transformer_lens'} & set(sys.modules)))"
+    code += f"except SystemExit: print(sorted({SLOW} & set(sys.modules)))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.strip().endswith("[]")
     assert "--seed" in ended.stdout or command in ("compare", "theory")

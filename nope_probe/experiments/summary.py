@@ -7,11 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.table import Table
 
 from nope_probe.experiments.console import print_lines
 from nope_probe.figures.intervals import interval_of, interval_text
 from nope_probe.reports.notes import fold_notes
+
+
+def narrow_table(title: str) -> Table:
+    """Return an empty table with little space between its columns: intervals are long."""
+    return Table(
+        title=title, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False
+    )
 
 
 def strongest(rows: pd.DataFrame) -> pd.Series | None:
@@ -55,7 +64,7 @@ def print_closing(
     )
     for note in fold_notes(manifest):
         console.print(note)
-    console.print(f"{manifest['seconds']:.0f} s; open {folder / 'report.html'}")
+    console.print(f"open {folder / 'report.html'}")
 
 
 def print_headline(manifest: Mapping[str, Any], folder: Path) -> None:

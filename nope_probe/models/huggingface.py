@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nope_probe.errors import UserError
 from nope_probe.models.hf_config import read_config
 from nope_probe.models.hf_tokenizer import load_tokenizer
 from nope_probe.models.hf_weights import is_quantised, load_quantised, read_weights
+from nope_probe.models.hub import not_cached, offline_if_unreachable
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +44,8 @@ def load_hugging_face(
     Raises:
         UserError: if it cannot be loaded (offline, gated, missing, broken) or is no causal decoder.
     """
-    with _quiet(), _as_user_errors(source):
+    reach = nullcontext() if Path(source).is_dir() else offline_if_unreachable()
+    with _quiet(), _as_user_errors(source), reach:
         config = read_config(source, n_layers=n_layers, revision=revision)
         tokenizer = load_tokenizer(source, d_vocab=config.vocab_size, revision=revision)
         model, report = _model(source, config, n_layers, dtype, revision, device_map)
@@ -123,10 +126,7 @@ def _as_user_errors(source: str) -> Iterator[None]:
         if any(isinstance(cause, RepositoryNotFoundError) for cause in causes):
             raise UserError(f"there is no model {source} on the Hub") from error
         if any(isinstance(cause, LocalEntryNotFoundError) for cause in causes):
-            raise UserError(
-                f"{source} is not in the local cache and the Hub cannot be reached (offline); "
-                "a local folder works"
-            ) from error
+            raise not_cached(source) from error
         raise UserError(f"cannot load {source}: {' '.join(str(error).split())[:300]}") from error
 
 

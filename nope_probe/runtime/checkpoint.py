@@ -25,11 +25,13 @@ from nope_probe.hooks.streaming import StreamCheckpoint
 from nope_probe.runtime.checksums import json_checksum
 from nope_probe.runtime.distributed import Processes
 from nope_probe.runtime.folder import StorageError, atomic_write
+from nope_probe.runtime.progress import open_bar, phase_of
 from nope_probe.runtime.signals import Signals
-from nope_probe.runtime.tensor_files import read_tensors, write_tensors
+from nope_probe.runtime.tensor_files import read_notes, read_tensors, write_tensors
 
 _ENDING = ".safetensors"
 _ABOUT = "about.json"
+_DONE = "done"  # the note that says how many sequences of a stream are in its saved state
 
 
 class RunCheckpoint:
@@ -62,6 +64,7 @@ class RunCheckpoint:
         self.owner = json_checksum(self.about)
         self.processes, self.signals = processes or Processes(), signals or Signals()
         self.bar: tqdm | None = None
+        self._streams: list[str] = []
         self._finished: set[str] = set()
         self._in_memory: dict[str, tuple[State, dict[str, str]]] = {}
         self._lock: FileLock | None = None
@@ -155,20 +158,20 @@ class RunCheckpoint:
     ) -> Iterator[None]:
         """Show on stderr how many sequences of all streams are done, in the first process.
 
+        It names the stream in progress, and estimates the time that is left.
+
         Args:
             keys: the streams of the run, or the number of sequences that this process runs in each.
             n_seqs: where keys alone are given, this number for all; 0 if that is not known.
             unit: what is counted.
         """
         sizes = keys if isinstance(keys, Mapping) else dict.fromkeys(keys, n_seqs)
-        with tqdm(
-            total=sum(sizes.values()),
-            initial=sum(size for key, size in sizes.items() if key in self),
-            unit=unit,
-            file=sys.stderr,
-            dynamic_ncols=True,
-            disable=not self.processes.is_first,
-        ) as self.bar:
+        done = sum(
+            size if key in self else _SavedStream(self, key).n_saved for key, size in sizes.items()
+        )
+        self._streams = list(sizes)
+        hidden = not self.processes.is_first
+        with open_bar(sum(sizes.values()), done, unit, hidden=hidden) as self.bar:
             yield
         self.bar = None
 
@@ -176,9 +179,15 @@ class RunCheckpoint:
     def stream(self, key: str) -> Iterator[StreamCheckpoint]:
         """Save the state of one stream every so many batches; a signal ends it between two."""
         if self.bar is not None:
-            self.bar.set_description(key)
+            self.bar.set_description(f"{phase_of(key)}{self._place(key)}")
         with self.signals.deferred():
             yield _SavedStream(self, key)
+
+    def _place(self, key: str) -> str:
+        """Return which of the run's streams this is, where there are several."""
+        if len(self._streams) < 2 or key not in self._streams:
+            return ""
+        return f" ({self._streams.index(key) + 1} of {len(self._streams)})"
 
     @property
     def state_path(self) -> Path | None:
@@ -195,15 +204,36 @@ class _SavedStream(StreamCheckpoint):
 
     def __init__(self, run: RunCheckpoint, key: str) -> None:
         self.run, self.n_batches = run, 0
+        self.n_done = self.n_counted = 0
         self.rank, self.n_processes = run.processes.rank, run.processes.count
         self.notes = {"stream": key, "processes": str(self.n_processes)}
+
+    @property
+    def n_saved(self) -> int:
+        """How many sequences of this stream an earlier process saved, less its last batch."""
+        notes = self._saved_notes()
+        return 0 if notes is None else int(notes.get(_DONE, 0))
+
+    def _saved_notes(self) -> dict[str, str] | None:
+        """Return the notes of the saved state, if it is one of this stream."""
+        path = self.run.state_path
+        if path is None or not path.is_file():
+            return None
+        notes = read_notes(path)
+        return notes if self._is_ours(notes) else None
+
+    def _is_ours(self, notes: Mapping[str, str]) -> bool:
+        return {name: value for name, value in notes.items() if name != _DONE} == self.notes
 
     def restore(self) -> State:
         path = self.run.state_path
         if path is None or not path.is_file():
             return {}
         state, notes = read_tensors(path, owner=self.run.owner)
-        return state if notes == self.notes else {}
+        if not self._is_ours(notes):
+            return {}
+        self.n_counted = int(notes.get(_DONE, 0))  # the bar began with them
+        return state
 
     def is_due(self) -> bool:
         self.n_batches += 1
@@ -211,11 +241,15 @@ class _SavedStream(StreamCheckpoint):
 
     def save(self, state: State) -> None:
         if self.run.state_path is not None:
-            write_tensors(self.run.state_path, state, self.notes, owner=self.run.owner)
+            notes = {**self.notes, _DONE: str(self.n_done)}
+            write_tensors(self.run.state_path, state, notes, owner=self.run.owner)
 
     def advance(self, n_seqs: int) -> None:
+        counted = min(self.n_counted, n_seqs)
+        self.n_counted -= counted
+        self.n_done += n_seqs
         if self.run.bar is not None:
-            self.run.bar.update(n_seqs)
+            self.run.bar.update(n_seqs - counted)
         self.run.signals.raise_if_received()
 
     def all_reduce(self, totals: Sequence[Tensor]) -> None:

@@ -14,13 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from nope_probe.errors import UserError
 from nope_probe.runtime.checksums import file_checksum, json_checksum
+
+if TYPE_CHECKING:  # importing pandas takes half a second
+    import numpy as np
+    import pandas as pd
 
 
 class StorageError(UserError):
@@ -86,6 +87,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def _write_files(folder: Path, run: Run) -> None:
+    import numpy as np
     from safetensors.numpy import save_file
 
     for name, arrays in run.arrays.items():
@@ -222,6 +224,8 @@ def read_run(folder: Path | str) -> Run:
 
 
 def _read_table(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
     if path.stat().st_size <= 1:
         return pd.DataFrame()
     return pd.read_csv(path, keep_default_na=False, na_values=[""])

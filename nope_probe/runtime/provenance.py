@@ -12,9 +12,8 @@ from pathlib import Path
 from platform import python_version
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 if TYPE_CHECKING:
+    import numpy as np
     from jaxtyping import Int
     from torch import Tensor, nn
 
@@ -55,7 +54,11 @@ def versions() -> dict[str, str]:
 def command_line() -> str:
     """Return the command line of this process, as it can be typed again."""
     module = getattr(sys.modules["__main__"], "__spec__", None)
-    program = ["python", "-m", module.name] if module else [Path(sys.argv[0]).name]
+    program = (
+        ["python", "-m", module.name.removesuffix(".__main__")]
+        if module
+        else [Path(sys.argv[0]).name]
+    )
     return shlex.join([*program, *sys.argv[1:]])
 
 

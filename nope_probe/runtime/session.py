@@ -34,6 +34,7 @@ from nope_probe.runtime.folder import (
 )
 from nope_probe.runtime.signals import Signals
 from nope_probe.runtime.sources import record_sources, validate_unchanged
+from nope_probe.runtime.status import status
 
 if TYPE_CHECKING:
     from nope_probe.data.sequences import Sequences
@@ -65,6 +66,9 @@ class SessionSettings(Protocol):
 
     def validate(self) -> None:
         """Check what can be checked without the model."""
+
+    def validate_reach(self) -> None:
+        """Check that model and data are within reach, without loading them."""
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings that identify the run, as the manifest holds them."""
@@ -129,6 +133,8 @@ class Session(Generic[Settings_co]):
         self.settings.validate()
         self.finished = check_output_dir(self.folder, self.recorded)
         if self.finished:
+            seconds = read_manifest(self.folder).get("seconds", 0)
+            _report(f"finished before, in {seconds:.0f} s: shown again from {self.folder}")
             # A process may have been killed after it wrote the run and before it cleaned up.
             shutil.rmtree(checkpoint_dir(self.folder), ignore_errors=True)
             self._validate_sources()
@@ -151,12 +157,14 @@ class Session(Generic[Settings_co]):
     def _start(self, stack: ExitStack) -> None:
         """Join the processes, load the model and open the checkpoint."""
         signals = stack.enter_context(Signals())
-        device = own_device(self.settings.device)
+        with status("looking for model and data"):
+            self.settings.validate_reach()
+        with status("loading torch"):
+            device = own_device(self.settings.device)
+            from nope_probe.runtime.checkpoint import RunCheckpoint
+            from nope_probe.runtime.fingerprint import fingerprint
+            from nope_probe.runtime.provenance import versions
         self.processes = stack.enter_context(process_group(device))
-        from nope_probe.runtime.checkpoint import RunCheckpoint
-        from nope_probe.runtime.fingerprint import fingerprint
-        from nope_probe.runtime.provenance import versions
-
         stack.enter_context(_out_of_memory_is_a_user_error())
         self.sources = record_sources(self.settings.sources())
         self.loaded = self.settings.load_model(device)
@@ -211,8 +219,10 @@ class Session(Generic[Settings_co]):
         if key not in self.checkpoint:
             made: Sequences | UserError | None = None
             if self.is_first:
+                chosen = settings or self.settings
                 try:
-                    made = (settings or self.settings).make_sequences(self.loaded, shuffle=shuffle)
+                    with status(f"reading {chosen.data}"):
+                        made = chosen.make_sequences(self.loaded, shuffle=shuffle)
                 except UserError as error:  # raised in all processes: the others wait for this one
                     made = error
             made = self.processes.broadcast(made)
@@ -253,6 +263,13 @@ class Session(Generic[Settings_co]):
         assert self.checkpoint.folder is not None
         write_run(self.folder, run, self.checkpoint.folder / "run")
         self.checkpoint.discard()
+        _report(f"took {run.manifest['seconds']:.0f} s")
+
+
+def _report(line: str) -> None:
+    """Write a line on stderr, in the first process."""
+    if is_first_process():
+        sys.stderr.write(f"{line}\n")
 
 
 @contextmanager

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 
+from nope_probe.data.data_sets import is_data_set
 from nope_probe.data.documents import file_of, validate_packing
 from nope_probe.errors import UserError
+from nope_probe.models.hub import validate_hub_answers, validate_reachable
 from nope_probe.models.names import folder_of, is_on_hub
 from nope_probe.runtime.distributed import process_count
+from nope_probe.runtime.status import status
 
 if TYPE_CHECKING:
     from nope_probe.data.sequences import Sequences
@@ -138,6 +141,16 @@ class RunSettings:
         if self.revision is not None and not is_on_hub(self.model):
             raise UserError(f"--revision is for models on the Hub, and {self.model} is not there")
 
+    def validate_reach(self) -> None:
+        """Check that model and data are on this machine or within reach, without loading them.
+
+        Raises:
+            UserError: naming what works offline.
+        """
+        validate_reachable(self.model, self.revision)
+        if is_data_set(self.data) and not Path(self.data).expanduser().is_dir():
+            validate_hub_answers(f"the data set {self.data}")
+
     def _validate_data(self) -> None:
         if self.pack:
             validate_packing(self.data, self.windows)
@@ -187,19 +200,21 @@ class RunSettings:
         self, device: str, n_layers: int | None, n_ctx: int | None = None
     ) -> LoadedModel:
         """Load some first layers of the model, all for None; see `load` for n_ctx."""
-        import torch
+        doing = f"loading TransformerLens and {self.model}"
+        with status(doing, has_bars=is_on_hub(self.model)):
+            import torch
 
-        from nope_probe.models.load import load
+            from nope_probe.models.load import load
 
-        return load(
-            self.model,
-            n_layers=n_layers,
-            device=device,
-            dtype=None if self.dtype == "auto" else getattr(torch, self.dtype),
-            revision=self.revision,
-            device_map=self.device_map,
-            n_ctx=n_ctx,
-        )
+            return load(
+                self.model,
+                n_layers=n_layers,
+                device=device,
+                dtype=None if self.dtype == "auto" else getattr(torch, self.dtype),
+                revision=self.revision,
+                device_map=self.device_map,
+                n_ctx=n_ctx,
+            )
 
     def make_sequences(self, loaded: LoadedModel, *, shuffle: bool | None = None) -> Sequences:
         """Make the inputs: vectors for a parameter-free model, tokens for any other.

@@ -55,6 +55,21 @@ def read_tensors(path: Path, *, owner: str) -> tuple[dict[str, Tensor], dict[str
     return tensors, notes
 
 
+def read_notes(path: Path) -> dict[str, str]:
+    """Read the notes of a file without its tensors, and without checking them: for display alone.
+
+    Raises:
+        StorageError: if the file is broken.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            notes = dict(file.metadata() or {})
+    except (OSError, SafetensorError) as error:
+        raise _broken(path, str(error)) from error
+    notes.pop(_CHECKSUM, None)
+    return notes
+
+
 def _checksum(
     path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str], owner: str
 ) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 from nope_probe.experiments.ablation.summary import headline, print_summary
 from nope_probe.experiments.circuit.summary import headline as circuit_headline
+from nope_probe.experiments.circuit.summary import print_summary as print_circuit
 from nope_probe.experiments.scores.summary import headline as scores_headline
 from nope_probe.runtime.folder import Run
 
@@ -99,26 +100,87 @@ def test_empty_shares_are_shown_as_no_pattern(capsys: pytest.CaptureFixture[str]
     shown = capsys.readouterr().out
     assert shown.count("no pattern") == 5  # the four terms and their sum
     assert "110.0 [109.0, 111.0]" in shown
-    assert "by the mask +0.100 [0.090, 0.110]" in " ".join(shown.split())
+    assert "0.300 +0.100 [+0.090, +0.110]" in " ".join(shown.split())
 
 
-def test_controls_are_named_by_their_tokens(capsys: pytest.CaptureFixture[str]):
+def test_controls_are_named_by_what_differs_from_the_run(capsys: pytest.CaptureFixture[str]):
     ours = tables()
-    rows = [("text", 0, 0.7), ("shuffled", 0, 0.6)]
+    rows = [("text", 0, 0.7), ("shuffled", 1, 0.6)]
     ours["controls"] = pd.DataFrame(
         {"layer": 1, "tokens": tokens, "skip_keys": skip, "kept": "mask+rope", "amplitude": size}
         for tokens, skip, size in rows
     )
     print_summary(Run(manifest=MANIFEST, tables=ours), Path("runs/x"))
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "skip 0 0.700" in shown
-    assert "shuffled 0.600" in shown
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "layer locality skip 0 shuffled non-relative by the mask" in lines
+    assert "L0 -0.30 0.300 +0.100 [+0.090, +0.110]" in lines
+    assert "L1 -0.30 0.700 0.600 0.300 +0.100 [+0.090, +0.110]" in lines
+
+
+def test_a_run_on_shuffled_tokens_has_its_control_without_skipped_keys_named_so(
+    capsys: pytest.CaptureFixture[str],
+):
+    ours = tables()
+    ours["controls"] = pd.DataFrame(
+        {
+            "layer": layer,
+            "tokens": "shuffled",
+            "skip_keys": 0,
+            "kept": "mask+rope",
+            "amplitude": 0.7,
+        }
+        for layer in (0, 1)
+    )
+    print_summary(Run(manifest=MANIFEST, tables=ours), Path("runs/x"))
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "layer locality skip 0 non-relative by the mask" in lines
+
+
+def test_the_share_column_holds_shares_alone_and_nothing_wraps_at_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    ours, shares = tables(), 4 + 1  # the terms and their sum
+    print_summary(Run(manifest=MANIFEST, tables=ours), Path("runs/x"))
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    start = next(i for i, line in enumerate(lines) if "share of the pattern, %" in line) + 2
+    column = lines[start - 2].index("share of")
+    section = [line[column:].strip() for line in lines[start : start + 2 * (shares + 2) - 1]]
+    assert section[0] == section[shares + 1] == ""  # the pattern's own row, and between layers
+    assert section[1 : shares + 1] == section[shares + 3 :]
+    assert section[1:3] == ["2.0 [1.0, 3.0]", "-12.0 [-13.0, -11.0]"]
+
+
+def test_circuit_prints_the_measures_of_every_stage(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    rows = [
+        {"layer": 1, "stage": stage, "model": model}
+        | interval("amplitude", 0.25 + shift, 0.05)
+        | interval("locality", -0.5 + shift, 0.125)
+        | interval("relative_r2", 0.75, 0.02)
+        for model, shift in (("intact", 0.0), ("ablated", 0.5))
+        for stage in "ab"
+    ]
+    manifest = MANIFEST | {"layer": 1, "headline": ["A sentence."]}
+    for table in (rows, rows[:2]):
+        run = Run(manifest=manifest, tables={"stages": pd.DataFrame(table)})
+        print_circuit(run, Path("runs/x"))
+        lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+        measures = "0.25 [0.20, 0.30] -0.50 [-0.62, -0.38] 0.75 [0.73, 0.77]"
+        of_both = len(table) > 2
+        assert f"(b){' intact' if of_both else ''} {measures}" in lines
+        ablated = "(a) ablated 0.75 [0.70, 0.80] 0.00 [-0.12, 0.12] 0.75 [0.73, 0.77]"
+        assert (ablated in lines) == of_both
+        assert lines[-2:] == ["A sentence.", "report: runs/x/report.html"]
 
 
 def test_a_model_without_controls_has_none_beside_its_pattern(capsys: pytest.CaptureFixture[str]):
     print_summary(Run(manifest=MANIFEST, tables=tables()), Path("runs/x"))
     shown = capsys.readouterr().out
-    assert "locality -0.30" in shown
+    assert "L0 -0.30 0.300 +0.100" in " ".join(shown.split())
     assert "skip 0" not in shown
 
 

@@ -220,6 +220,8 @@ class _Hub(HubHandler):
     ERRORS: ClassVar = {"gated": "GatedRepo", "missing": "RepoNotFound", "empty": "EntryNotFound"}
 
     def do_HEAD(self) -> None:
+        if self.path == "/":  # whether the Hub can be reached
+            return self.answer(200)
         name = next(name for name in self.ERRORS if name in self.path)
         self.answer(403 if name == "gated" else 404, X_Error_Code=self.ERRORS[name])
 

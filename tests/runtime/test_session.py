@@ -65,12 +65,22 @@ def test_the_checkpoint_of_a_finished_run_is_removed(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_a_finished_run_needs_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_finished_run_needs_no_model_and_says_that_it_is_shown_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     settings = Settings(**SMALL, out=tmp_path / "run")
     run(settings)
+    again = f"s: shown again from {tmp_path / 'run'}\n"
+    first = capsys.readouterr().err
+    assert first.rpartition("\ntook ")[2].removesuffix(" s\n").isdigit()
+    assert again not in first
     monkeypatch.setattr(Settings, "load_model", not_reached)
+    monkeypatch.setattr(Settings, "validate_reach", not_reached)
     with Session("scores", settings) as session:
         assert session.finished
+    shown = capsys.readouterr().err
+    assert shown.startswith("finished before, in ")
+    assert shown.endswith(again)
     assert run(settings) == tmp_path / "run"
 
 

@@ -12,6 +12,7 @@ from nope_probe.errors import UserError
 from nope_probe.experiments.replacements import validate_replacements
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
+from nope_probe.runtime.status import status
 
 if TYPE_CHECKING:
     from nope_probe.data.sequences import Sequences
@@ -99,12 +100,13 @@ def run(settings: Settings) -> Path:
     """
     with Session("ablate", settings) as session:
         if not session.finished:
-            from nope_probe.experiments.ablation.analyse import analyse
-
             plan = plan_of(session)
             measured = run_conditions(session, plan)
             if session.is_first:
-                session.write(analyse(session, plan, measured))
+                with status("analysing and writing"):
+                    from nope_probe.experiments.ablation.analyse import analyse
+
+                    session.write(analyse(session, plan, measured))
     return session.folder
 
 

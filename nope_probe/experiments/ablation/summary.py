@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from nope_probe.analyses.shapley import player
@@ -18,7 +17,14 @@ from nope_probe.experiments.ablation.side_by_side import (
     replacements_of,
 )
 from nope_probe.experiments.console import PlainConsole
-from nope_probe.experiments.summary import nats, no_pattern, preference, print_closing, strongest
+from nope_probe.experiments.summary import (
+    narrow_table,
+    nats,
+    no_pattern,
+    preference,
+    print_closing,
+    strongest,
+)
 from nope_probe.figures.intervals import interval_of, interval_text, percent
 from nope_probe.figures.words import phrase
 from nope_probe.reports.notes import CONJUNCTION
@@ -98,58 +104,86 @@ def print_summary(run: Run, folder: Path) -> None:
     manifest, tables = run.manifest, run.tables
     console = PlainConsole()
     console.print(_sources_table(manifest, tables))
+    console.print()
+    console.print(_beside_table(manifest, tables))
     for player_set in reversed(manifest["player_sets"]):
         names = manifest["player_sets"][player_set]
         ours = of_first(manifest, tables)["players"]
+        console.print()
         console.print(_players_table(player_set, names, ours))
         if len(replacements_of(manifest)) > 1:
+            console.print()
             console.print(lost_table(manifest, player_set, tables["players"]))
+    console.print()
     print_closing(console, manifest, headline(manifest, tables), folder)
 
 
 def _sources_table(manifest: Mapping[str, Any], tables: Tables) -> Table:
     """Return a section per layer: the pattern, and the terms that add up to it."""
-    name, intact = manifest["model"]["name"], manifest["conditions"][0]
-    table = Table(title=f"{name}: the sources of the positional pattern", box=SIMPLE_HEAD)
+    table = narrow_table(f"{manifest['model']['name']}: the sources of the positional pattern")
     table.add_column("layer", justify="right")
     table.add_column("term")
     table.add_column("RMS, nats", justify="right")
     table.add_column("share of the pattern, %", justify="right")
-    pattern, sources = tables["pattern"], tables["sources"]
-    for whole in pattern[pattern["kept"] == intact].to_dict("records"):
-        layer = whole["layer"]
-        controls = _controls(tables["controls"], whole)
-        table.add_row(f"L{layer}", "pattern", nats(whole, "amplitude"), controls)
-        for row in sources[sources["layer"] == layer].to_dict("records"):
+    for whole in _intact_rows(manifest, tables):
+        table.add_row(f"L{whole['layer']}", "pattern", nats(whole, "amplitude"), "")
+        sources = tables["sources"]
+        for row in sources[sources["layer"] == whole["layer"]].to_dict("records"):
             term = row["term"].replace("_x_", " x ")
             table.add_row("", term, nats(row, "rms"), _share_cell(row, "share", 1))
-        table.add_row("", "non-relative", *_non_relative(tables["non_relative"], layer))
         table.add_section()
     return table
 
 
-def _controls(controls: pd.DataFrame, whole: Mapping[Any, Any]) -> str:
-    """Return a pattern's locality, and its amplitude in the controls."""
-    parts = [f"locality {whole['locality']:+.2f}"]
+def _intact_rows(manifest: Mapping[str, Any], tables: Tables) -> list[dict[Any, Any]]:
+    """Return the measures of the intact model's pattern, one row per layer."""
+    pattern = tables["pattern"]
+    return pattern[pattern["kept"] == manifest["conditions"][0]].to_dict("records")
+
+
+def _beside_table(manifest: Mapping[str, Any], tables: Tables) -> Table:
+    """Return a row per layer: locality, the pattern's RMS in the controls, and what the mask adds.
+
+    The last two columns are the RMS of the non-relative part, and how much of it the mask brings.
+    """
+    controls = {
+        row["layer"]: _controls(manifest, tables, row) for row in _intact_rows(manifest, tables)
+    }
+    names = list(dict.fromkeys(name for found in controls.values() for name in found))
+    table = narrow_table("Beside the sources (RMS in nats)")
+    for heading in ("layer", "locality", *names, "non-relative", "by the mask"):
+        table.add_column(heading, justify="right")
+    effects = tables["non_relative"].drop_duplicates("layer").set_index("layer")
+    for whole in _intact_rows(manifest, tables):
+        layer = whole["layer"]
+        cells = (
+            f"{controls[layer][name]:.3f}" if name in controls[layer] else "" for name in names
+        )
+        effect = effects.loc[layer]
+        change = interval_text(interval_of(effect, "difference"), "+z.3f")
+        locality = f"{whole['locality']:+.2f}"
+        table.add_row(f"L{layer}", locality, *cells, f"{effect['with_mask']:.3f}", change)
+    return table
+
+
+def _controls(
+    manifest: Mapping[str, Any], tables: Tables, whole: Mapping[Any, Any]
+) -> dict[str, float]:
+    """Return the RMS of a layer's pattern with no key skipped, and on shuffled tokens."""
+    controls = tables["controls"]
     same = (controls["layer"] == whole["layer"]) & (controls["kept"] == whole["kept"])
-    for row in controls[same].to_dict("records"):
-        name = "shuffled" if row["tokens"] == "shuffled" else "skip 0"
-        parts.append(f"{name} {row['amplitude']:.3f}")
-    return ", ".join(parts)
-
-
-def _non_relative(table: pd.DataFrame, layer: int) -> tuple[str, str]:
-    """Return the RMS of the non-relative part, and how the mask changes it."""
-    row = table[table["layer"] == layer].iloc[0]
-    value, low, high = interval_of(row, "difference")
-    return nats(row, "with_mask"), f"by the mask {value:+z.3f} [{low:z.3f}, {high:z.3f}]"
+    # By the keys that are skipped: the tokens of the run itself may be shuffled ones.
+    return {
+        "shuffled" if row["skip_keys"] == manifest["skip_keys"] else "skip 0": row["amplitude"]
+        for row in controls[same].to_dict("records")
+    }
 
 
 def _players_table(player_set: str, names: Sequence[str], players: pd.DataFrame) -> Table:
     """Return a section per layer: each player's part in what the sources among them bring."""
     part = _positional_part(names)
     title = f"The {player_set}, % of {part[0].lower()}{part[1:]}"
-    table = Table(title=title, box=SIMPLE_HEAD)
+    table = narrow_table(title)
     table.add_column("layer", justify="right")
     table.add_column("player")
     for heading in (*SHARES.values(), "amplifies"):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from nope_probe.experiments.behaviour.settings import Settings
 from nope_probe.runtime.folder import Run, read_run
 from nope_probe.runtime.session import Session
+from nope_probe.runtime.status import status
 
 if TYPE_CHECKING:
     from nope_probe.experiments.behaviour.heads import MeasuredHeads
@@ -23,12 +24,13 @@ def run(settings: Settings) -> Path:
     """
     with Session("behaviour", settings) as session:
         if not session.finished:
-            from nope_probe.experiments.behaviour.analyse import analyse
-
             plan = plan_of(session)
             measured, heads = run_conditions(session, plan)
             if session.is_first:
-                session.write(analyse(session, plan, measured, heads))
+                with status("analysing and writing"):
+                    from nope_probe.experiments.behaviour.analyse import analyse
+
+                    session.write(analyse(session, plan, measured, heads))
     return session.folder
 
 

@@ -97,7 +97,7 @@ def print_summary(run: Run, folder: Path) -> None:
         f"the first {manifest['prefix']} tokens see each other, and those after them are scored.",
         style="dim",
     )
-    console.print(f"{manifest['seconds']:.0f} s; open {folder / 'report.html'}")
+    console.print(f"open {folder / 'report.html'}")
 
 
 def _tables(name: str, behaviour: pd.DataFrame) -> Iterator[Table]:

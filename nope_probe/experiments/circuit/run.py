@@ -14,6 +14,7 @@ from nope_probe.experiments.replacements import validate_replacements
 from nope_probe.runtime.distributed import validate_one_process
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
+from nope_probe.runtime.status import status
 
 if TYPE_CHECKING:
     from nope_probe.experiments.circuit.analyse import Stages
@@ -107,10 +108,12 @@ def run(settings: Settings) -> Path:
     """
     with Session("circuit", settings) as session:
         if not session.finished:
-            from nope_probe.experiments.circuit.analyse import analyse
-
             stages = capture(session)
-            session.write(analyse(session, stages, explorer_of(session, stages)))
+            explorer = explorer_of(session, stages)
+            with status("analysing and writing"):
+                from nope_probe.experiments.circuit.analyse import analyse
+
+                session.write(analyse(session, stages, explorer))
     return session.folder
 
 

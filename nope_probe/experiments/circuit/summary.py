@@ -1,4 +1,4 @@
-"""The headline of a circuit run."""
+"""The headline of a circuit run, and its table on the terminal."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from rich.console import Console
+from rich.table import Table
 
-from nope_probe.experiments.summary import print_headline
-from nope_probe.figures.intervals import ValueAndBounds, interval_of
-from nope_probe.figures.words import phrase
+from nope_probe.experiments.summary import narrow_table, print_headline
+from nope_probe.figures.intervals import ValueAndBounds, interval_of, interval_text
+from nope_probe.figures.words import MEASURES, phrase
 from nope_probe.runtime.folder import Run
 
 Rows = dict[str, ValueAndBounds]
+SHOWN = ("amplitude", "locality", "relative_r2")
 
 
 def headline(manifest: Mapping[str, Any], table: pd.DataFrame) -> list[str]:
@@ -94,5 +97,29 @@ def _list(stages: Sequence[str]) -> str:
 
 
 def print_summary(run: Run, folder: Path) -> None:
-    """Print the headline of a run and the path of its report."""
-    print_headline(run.manifest, folder)
+    """Print the measures of each stage, the headline of a run and the path of its report."""
+    manifest = run.manifest
+    console = Console(highlight=False)
+    console.print(_stages_table(manifest, run.tables["stages"]))
+    console.print()
+    print_headline(manifest, folder)
+
+
+def _stages_table(manifest: Mapping[str, Any], stages: pd.DataFrame) -> Table:
+    """Return a row per stage: the measures of its map, of the intact model and the ablated one."""
+    title = f"{manifest['model']['name']}, L{manifest['layer']}: each stage's map, as a pattern"
+    table = narrow_table(title)
+    has_both = stages["model"].nunique() > 1
+    table.add_column("stage")
+    for name in SHOWN:
+        table.add_column(MEASURES[name].label, justify="right")
+    for row in stages.sort_values("stage", kind="stable").to_dict("records"):
+        which = f" {row['model']}" if has_both else ""
+        table.add_row(f"({row['stage']}){which}", *(_measure(row, name) for name in SHOWN))
+    return table
+
+
+def _measure(row: Mapping[Any, Any], name: str) -> str:
+    """Return a measure with its interval; amplitudes of stages differ by orders of magnitude."""
+    style = "#.2g" if name == "amplitude" else "z.2f"
+    return interval_text(interval_of(row, name), style)

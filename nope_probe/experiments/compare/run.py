@@ -10,17 +10,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import tyro
 
-from nope_probe.experiments.compare.members import Member, read_members, share_sequences
 from nope_probe.runtime.distributed import validate_one_process
 from nope_probe.runtime.folder import Run, check_output_dir, write_run
 from nope_probe.runtime.provenance import command_line, versions
 from nope_probe.runtime.session import default_output_dir
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # --help needs neither numpy nor pandas
+    import numpy as np
+
     from nope_probe.experiments.compare.maps import Compared
+    from nope_probe.experiments.compare.members import Member
 
 _arg = tyro.conf.arg
 
@@ -50,6 +51,8 @@ def run(settings: Settings) -> Path:
     Raises:
         UserError: for runs that cannot be compared.
     """
+    from nope_probe.experiments.compare.members import read_members
+
     validate_one_process()
     started = time.time()
     members = read_members(settings.runs, settings.labels)
@@ -74,6 +77,7 @@ def analyse(
 ) -> Run:
     """Compare the runs' maps and tables, and return the run."""
     from nope_probe.experiments.compare.maps import compare_maps
+    from nope_probe.experiments.compare.members import share_sequences
     from nope_probe.experiments.compare.page import compare_page
     from nope_probe.experiments.compare.summary import headline
     from nope_probe.experiments.compare.tables import differences_table
@@ -106,7 +110,7 @@ def analyse(
 def _arrays(maps: Sequence[Compared]) -> dict[str, np.ndarray]:
     """Return the differences by run and map: `difference/<label>/<name>`, float32."""
     return {
-        f"difference/{label}/{each.name}": found.values.astype(np.float32)
+        f"difference/{label}/{each.name}": found.values.astype("float32")
         for each in maps
         for label, found in each.differences.items()
     }

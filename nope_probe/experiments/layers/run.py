@@ -9,7 +9,9 @@ import tyro
 
 from nope_probe.errors import UserError
 from nope_probe.experiments.layers.expect import LENGTHS, Expectation, parse_expectation
+from nope_probe.models.hub import validate_reachable
 from nope_probe.models.names import is_on_hub
+from nope_probe.runtime.status import status
 
 if TYPE_CHECKING:
     from nope_probe.experiments.layers.configured import Difference
@@ -107,21 +109,13 @@ def run(settings: Settings) -> Report:
     """
     settings.validate()
     expectations = [parse_expectation(each) for each in settings.expect]
+    validate_reachable(settings.model, settings.revision)
+    loaded = load_model(settings)
     from nope_probe.data.sequences import forces_bos
     from nope_probe.experiments.layers.configured import differences
     from nope_probe.experiments.layers.expect import validate_depth
     from nope_probe.experiments.layers.probe import N_SHORT, probe_layers
-    from nope_probe.models.load import load
-    from nope_probe.runtime.distributed import own_device
 
-    n_layers = None if settings.layers == "all" else settings.layers
-    loaded = load(
-        settings.model,
-        n_layers=n_layers,
-        device=own_device(settings.device),
-        dtype=_float32(),
-        revision=settings.revision,
-    )
     validate_depth(expectations, loaded.info.n_layers)
     n_long = n_positions(settings, loaded, expectations, N_SHORT)
     batch = batch_of(loaded, max(n_long, min(N_SHORT, loaded.info.n_ctx)), settings.seed)
@@ -135,6 +129,26 @@ def run(settings: Settings) -> Report:
         differences=differences(loaded.model, findings),
         unmet=unmet,
     )
+
+
+def load_model(settings: Settings) -> LoadedModel:
+    """Load the first layers of the model, in float32.
+
+    Raises:
+        UserError: if there is no such model.
+    """
+    doing = f"loading TransformerLens and {settings.model}"
+    with status(doing, has_bars=is_on_hub(settings.model)):
+        from nope_probe.models.load import load
+        from nope_probe.runtime.distributed import own_device
+
+        return load(
+            settings.model,
+            n_layers=None if settings.layers == "all" else settings.layers,
+            device=own_device(settings.device),
+            dtype=_float32(),
+            revision=settings.revision,
+        )
 
 
 def n_positions(

@@ -11,6 +11,7 @@ import tyro
 from nope_probe.errors import UserError
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
+from nope_probe.runtime.status import status
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,13 +51,14 @@ def run(settings: Settings) -> Path:
     """
     with Session("scores", settings) as session:
         if not session.finished:
-            from nope_probe.experiments.scores.analyse import analyse
-
             bands = plan_bands(session)
             maps = capture(session)
             band_maps = capture_band_maps(session, maps, bands)
             if session.is_first:
-                session.write(analyse(session, maps, bands, band_maps))
+                with status("analysing and writing"):
+                    from nope_probe.experiments.scores.analyse import analyse
+
+                    session.write(analyse(session, maps, bands, band_maps))
     return session.folder
 
 

@@ -13,6 +13,7 @@ from nope_probe.experiments.simulation.validation import make_spec, validate_alp
 from nope_probe.hooks.names import Norm
 from nope_probe.runtime.distributed import validate_one_process
 from nope_probe.runtime.session import Session
+from nope_probe.runtime.status import status
 
 if TYPE_CHECKING:
     from nope_probe.analyses.parameter_free.simulation import Simulation
@@ -106,15 +107,19 @@ class Settings:
         """Return no files: a simulation is made from its settings alone."""
         return {}
 
+    def validate_reach(self) -> None:
+        """Accept everything: model and inputs are made here."""
+
     def load_model(self, device: str) -> LoadedModel:
         """Build the parameter-free transformer."""
-        from nope_probe.models.info import describe
-        from nope_probe.models.load import LoadedModel
-        from nope_probe.models.parameter_free import build, parameter_free
+        with status("loading TransformerLens"):
+            from nope_probe.models.info import describe
+            from nope_probe.models.load import LoadedModel
+            from nope_probe.models.parameter_free import build, parameter_free
 
-        model = build(
-            parameter_free(self.n_layers, self.d_model, self.norm, self.rope, self.causal)
-        )
+            model = build(
+                parameter_free(self.n_layers, self.d_model, self.norm, self.rope, self.causal)
+            )
         return LoadedModel(
             model=model, tokenizer=None, info=describe(model, str(model.cfg.model_name))
         )
@@ -128,9 +133,11 @@ def run(settings: Settings) -> Path:
     """
     with Session("simulate", settings) as session:
         if not session.finished:
-            from nope_probe.experiments.simulation.analyse import analyse
+            found = simulations(session)
+            with status("analysing and writing"):
+                from nope_probe.experiments.simulation.analyse import analyse
 
-            session.write(analyse(session, simulations(session)))
+                session.write(analyse(session, found))
     return session.folder
 
 
