@@ -31,6 +31,15 @@ Visible = Bool[Tensor, "query_pos key_pos"]
 # From q and k as they are multiplied, v, and which keys each query attends to, to z.
 Attend = Callable[[Heads, Keys, Values, Visible], Heads]
 
+# Settings of TransformerLens under which other hook points of attention fire.
+OPTIONS = (
+    "use_attn_result",
+    "use_split_qkv_input",
+    "use_attn_in",
+    "gated_q_proj",
+    "use_logn_attn",
+)
+
 
 class Layer(ABC):
     """One block of a model.

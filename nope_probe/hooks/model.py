@@ -1,6 +1,7 @@
 """What differs between a HookedTransformer and a TransformerBridge as a whole.
 
-What differs between their blocks is in `hooks/layer.py`; no other file asks which kind a model is.
+What differs between their blocks is in `hooked_layer.py` and `bridge_layer.py`; no other file asks
+which kind a model is.
 """
 
 from __future__ import annotations

@@ -48,3 +48,8 @@ class RemovedPairs:
             every = {"rope_high": is_high, "rope_low": ~is_high}.get(name, torch.ones_like(is_high))
             removed[begin:end] |= every[begin:end]
         return removed
+
+
+def angle_per_pair(angles: Float[Tensor, " d_rotary"], twice: bool) -> Float[Tensor, " pair"]:
+    """Return one angle per pair from those of all coordinates, 0 0 1 1 or 0 1 0 1."""
+    return (angles[::2] if twice else angles[: len(angles) // 2]).cpu()

@@ -240,7 +240,7 @@ def test_another_figures_folder_is_refused(
 def test_the_page_of_all_figures_names_what_was_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stand_in(settings: Settings) -> Path:
+    def write_claims(settings: Settings) -> Path:
         assert settings.out is not None
         claim = {"experiment": "", "paper": "a claim", "reproduced": True, "evidence": "1 < 2"}
         compared = {"published": 2, "compared": 2, "exact": 1, "agree": 2, "verdict": "1 of 2"}
@@ -255,7 +255,7 @@ def test_the_page_of_all_figures_names_what_was_not_run(
         write_run(settings.out, Run(manifest=manifest))
         return settings.out
 
-    monkeypatch.setattr("nope_probe.experiments.paper.index.run_figure", stand_in)
+    monkeypatch.setattr("nope_probe.experiments.paper.index.run_figure", write_claims)
     folder = run_all(Settings(figure="all", out=tmp_path / "all"))
     table = pd.read_csv(folder / "figures.csv", keep_default_na=False)
     missing = table[table["verdict"] == "○\u00a0not\u00a0run\u00a0yet"]

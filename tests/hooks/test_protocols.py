@@ -15,7 +15,8 @@ from nope_probe.hooks.protocols import HookedModel, HookPoint
 
 # Names by which a file asks which kind a model is, and the files that may.
 KINDS = ("is_bridge", "HookedLayer", "BridgeLayer", "original_model", "original_component")
-HOMES = ("hooks/layer.py", "hooks/model.py", "models/")
+BLOCKS = ("hooks/layer.py", "hooks/hooked_layer.py", "hooks/bridge_layer.py")
+HOMES = (*BLOCKS, "hooks/model.py", "models/")
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_hooks_import_no_transformer_lens() -> None:
 def test_only_the_homes_of_the_kinds_ask_which_kind_a_model_is() -> None:
     root = Path(nope_probe.__file__).parent
     files = {path.relative_to(root).as_posix(): path.read_text() for path in root.rglob("*.py")}
-    assert {name for name in files if name.startswith(HOMES)} > {"hooks/layer.py", "hooks/model.py"}
+    assert {name for name in files if name.startswith(HOMES)} > {*BLOCKS, "hooks/model.py"}
     asking = [
         name
         for name, text in files.items()

@@ -15,7 +15,7 @@ from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.ablation.plan import make_plan
 from nope_probe.experiments.ablation.study import Inputs, as_sequences, name_of
 from nope_probe.experiments.explore.views import combinations, pattern_view, stage_view
-from nope_probe.figures.explorer import Explorer
+from nope_probe.figures.explorer import Explorer, SwitchedMaps
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.ablation_settings import Ablation
 from nope_probe.hooks.calibration import Calibration, calibrate
@@ -108,15 +108,7 @@ def explore(
     runner = CombinationRunner(model, inputs, plan.player_sets[0], options)
     views = [pattern_view(runner.scores(), options.skip_keys)]
     if circuit:
-        layers = range(len(layers_of(model)))
-        views.append(
-            stage_view(
-                runner.stages(layers),
-                layers,
-                [absent_stages(layers_of(model), layer) for layer in layers],
-                options.skip_keys,
-            )
-        )
+        views.append(_circuit_view(runner, model, options.skip_keys))
     return Explorer(
         title=f"The positional pattern of {name or 'a model'}, component by component",
         players={each.name: sorted(each.components) for each in runner.players.players},
@@ -125,6 +117,14 @@ def explore(
         layer=min(1, len(layers_of(model)) - 1),
         note=note_on(len(inputs), inputs.inputs.shape[1], options),
     )
+
+
+def _circuit_view(runner: CombinationRunner, model: HookedModel, skip_keys: int) -> SwitchedMaps:
+    """Return the stages of every block in every combination."""
+    blocks = layers_of(model)
+    layers = range(len(blocks))
+    absent = [absent_stages(blocks, layer) for layer in layers]
+    return stage_view(runner.stages(layers), layers, absent, skip_keys)
 
 
 def note_on(n_seqs: int, seq_len: int, options: ExplorerOptions) -> str:

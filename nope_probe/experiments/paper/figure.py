@@ -14,7 +14,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nope_probe.experiments.paper.agreement import agreement_table, agreements, verdict
+from nope_probe.experiments.paper.agreement import (
+    Agreement,
+    agreement_table,
+    agreements,
+    verdict,
+)
 from nope_probe.experiments.paper.checks import claims_of, notes_of
 from nope_probe.experiments.paper.claim import Claim
 from nope_probe.experiments.paper.page import figure_page
@@ -94,13 +99,7 @@ def analyse(
         "as_the_paper": as_the_paper,
         "experiments": {name: _relative(each, folder) for name, each in folders.items()},
         "claims": [{"experiment": name, **asdict(claim)} for name, claim in claims],
-        "panels": {
-            "published": len(pairs),
-            "compared": len(found),
-            "exact": sum(each.within_one == 1 for each in found),
-            "agree": sum(each.agrees for each in found),
-            "verdict": verdict(found) if found else "",
-        },
+        "panels": _panels_record(pairs, found),
         "headline": headline,
         "notes": notes_of(figure, settings.models, as_the_paper),
         "versions": versions(),
@@ -114,6 +113,17 @@ def analyse(
         tables={"claims": pd.DataFrame(manifest["claims"]), "panels": agreement_table(found)},
         page=figure_page(figure, claims, pairs, links, manifest),
     )
+
+
+def _panels_record(pairs: Sequence[Pair], found: Sequence[Agreement]) -> dict[str, Any]:
+    """Return how many of a figure's published panels were compared, and how many agree."""
+    return {
+        "published": len(pairs),
+        "compared": len(found),
+        "exact": sum(each.within_one == 1 for each in found),
+        "agree": sum(each.agrees for each in found),
+        "verdict": verdict(found) if found else "",
+    }
 
 
 def _differences(pairs: Sequence[Pair]) -> dict[str, np.ndarray]:
