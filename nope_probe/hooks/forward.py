@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.model import Inputs, forward
+from nope_probe.hooks.placed import restores_places
 from nope_probe.hooks.protocols import Attachment, HookedModel, HookPoint
 
 
@@ -33,16 +34,22 @@ def hooks_attached(hooks: Iterable[Attachment]) -> Iterator[None]:
 
 @contextmanager
 def hooks_detached(model: HookedModel) -> Iterator[None]:
-    """Run a model without any hook that is attached to it now."""
-    modules = cast(nn.Module, model).modules()
+    """Run a model without any hook that is attached to it now, those of an ablation included."""
+    modules = list(cast(nn.Module, model).modules())
     attached = [(each, each._forward_hooks) for each in modules if isinstance(each, HookPoint)]
+    entered = [(each, each._forward_pre_hooks) for each in modules if each._forward_pre_hooks]
     try:
         for point, _ in attached:
             point._forward_hooks = OrderedDict()
+        for module, hooks in entered:
+            others = {key: hook for key, hook in hooks.items() if not restores_places(hook)}
+            module._forward_pre_hooks = OrderedDict(others)
         yield
     finally:
-        for point, hooks in attached:
-            point._forward_hooks = hooks
+        for point, after in attached:
+            point._forward_hooks = after
+        for module, hooks in entered:
+            module._forward_pre_hooks = hooks
 
 
 class StopForward(Exception):  # noqa: N818  (it ends a forward pass early, it is no error)

@@ -100,10 +100,10 @@ def position_module(model: HookedModel) -> nn.Module:
     return hooked.pos_embed
 
 
-def hugging_face_config(model: HookedModel) -> dict[str, Any] | None:
+def hugging_face_config(model: HookedModel | nn.Module) -> dict[str, Any] | None:
     """Return the Hugging Face configuration of a bridge's model; a HookedTransformer has none."""
-    original = getattr(model, "original_model", None)
-    return None if original is None else original.config.to_dict()
+    config = getattr(getattr(model, "original_model", None), "config", None)
+    return None if config is None else config.to_dict()
 
 
 def takes_position_ids(model: HookedModel) -> bool:

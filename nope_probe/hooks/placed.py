@@ -67,6 +67,11 @@ def hooks_in_place(groups: Sequence[HookGroup]) -> Iterator[None]:
             each.remove()
 
 
+def restores_places(hook: object) -> bool:
+    """Return whether a hook on a module is one of those that `hooks_in_place` adds."""
+    return isinstance(getattr(hook, "__self__", None), _AttachedGroup)
+
+
 class _AttachedGroup:
     def __init__(self, group: HookGroup) -> None:
         self.group = group

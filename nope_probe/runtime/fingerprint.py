@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from nope_probe.hooks.model import hugging_face_config
 from nope_probe.runtime.checksums import json_checksum, tensors_checksum
 
 if TYPE_CHECKING:
@@ -50,9 +51,10 @@ def configuration(model: nn.Module) -> dict[str, Any]:
     They are those of the Hugging Face model in a bridge, else of TransformerLens; none for a model
     that has neither.
     """
-    config = getattr(getattr(model, "original_model", None), "config", None)
-    config = config if config is not None else getattr(model, "cfg", None)
-    found = config.to_dict() if config is not None else {}
+    found = hugging_face_config(model)
+    if found is None:
+        config = getattr(model, "cfg", None)
+        found = config.to_dict() if config is not None else {}
     found = json.loads(json.dumps(found, sort_keys=True, default=_plain))
     return {name: value for name, value in found.items() if name not in _UNUSED}
 

@@ -132,6 +132,18 @@ def test_a_hook_of_the_users_elsewhere_acts_and_sees_the_passes_of_the_capture_a
     assert relative_error(turned.mean[0][seen], -intact.mean[0][seen]) <= 1e-5
 
 
+@pytest.mark.parametrize("spec", ["llama", "smollm3-rope"])
+def test_the_first_capture_of_a_model_may_be_one_under_an_ablation(
+    spec: str, tiny: Callable[[str], Any]
+) -> None:
+    from nope_probe.models.load import load
+
+    model = load(str(tiny(spec).folder)).model
+    with ablated(model, Ablation(remove=["mask", "w_k", "w_v", "rope"], gain="norm")):
+        assert can_fuse(model, TOKENS)
+        assert_same_maps(*both_ways(model))
+
+
 def test_a_soft_cap_needs_the_scores(bridge: Callable[[str], Any]) -> None:
     assert not can_fuse(bridge("gemma2"), TOKENS)
 

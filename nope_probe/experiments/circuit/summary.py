@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.console import Console
 from rich.table import Table
 
+from nope_probe.experiments.console import PlainConsole
 from nope_probe.experiments.summary import narrow_table, print_headline
 from nope_probe.figures.intervals import ValueAndBounds, interval_of, interval_text
 from nope_probe.figures.words import MEASURES, phrase
@@ -99,7 +99,7 @@ def _list(stages: Sequence[str]) -> str:
 def print_summary(run: Run, folder: Path) -> None:
     """Print the measures of each stage, the headline of a run and the path of its report."""
     manifest = run.manifest
-    console = Console(highlight=False)
+    console = PlainConsole()
     console.print(_stages_table(manifest, run.tables["stages"]))
     console.print()
     print_headline(manifest, folder)
