@@ -26,13 +26,15 @@ LABELS = (
     "position",
 )  # numbers that name rows
 CLEAREST = 12
+# Profiles hold a number per distance: hundreds, which would hide all others.
+PROFILES = ("offsets", "head_offsets")
 # Tables in the order of the page; others follow.
 ORDER = ("pattern", "stages", "layers", "sources", "players")
 RESULTS = ("verdict",)  # words that are results, not names of rows
 
 
 def differences_table(members: Sequence[Member]) -> pd.DataFrame:
-    """Return every number that the runs share, and its difference to the first run's.
+    """Return every number that the runs share, profiles aside, and its difference to the first's.
 
     One row per table, item (a layer, head, stage, ...), measure and run but the first. The measures
     of a pattern are compared fold by fold where the runs had the same sequences and kept their fold
@@ -47,7 +49,7 @@ def differences_table(members: Sequence[Member]) -> pd.DataFrame:
 
 def _rows(base: Member, other: Member) -> Iterator[dict[str, Any]]:
     paired = share_sequences([base, other])
-    shared = [each for each in base.tables if each in other.tables]
+    shared = [each for each in base.tables if each in other.tables and each not in PROFILES]
     for name in sorted(shared, key=lambda each: (*ORDER, each).index(each)):
         one, two = base.tables[name], other.tables[name]
         keys = [key for key in _keys(one) if key in two]
