@@ -74,15 +74,18 @@ def test_the_code_of_a_page_prints_what_it_says(page: str):
 def commands() -> list[str]:
     pages = [README, *PAGES.values()]
     lines = {
-        line for page in pages for block in blocks("bash", page) for line in block.splitlines()
+        line.split("#")[0].strip()
+        for page in pages
+        for block in blocks("bash", page)
+        for line in block.splitlines()
     }
-    return sorted(line.split("#")[0].strip() for line in lines if "-m nope_probe." in line)
+    ours = (line for line in lines if re.search(r"-m nope_probe\.|^nope-probe \w", line))
+    return sorted(line for line in ours if not line.endswith("--help"))
 
 
 @pytest.mark.parametrize("line", commands())
 def test_every_command_of_readme_and_docs_is_understood(line: str):
-    _, _, rest = line.partition("-m nope_probe.")
-    name, *arguments = shlex.split(rest)
+    name, *arguments = shlex.split(re.sub(r"^.*-m nope_probe\.|^nope-probe ", "", line))
     settings = settings_of(importlib.import_module(f"nope_probe.{name}"))
     assert isinstance(tyro.cli(settings, args=arguments), settings)
 
