@@ -133,11 +133,11 @@ class Session(Generic[Settings_co]):
         self.settings.validate()
         self.finished = check_output_dir(self.folder, self.recorded)
         if self.finished:
-            seconds = read_manifest(self.folder).get("seconds", 0)
-            _report(f"finished before, in {seconds:.0f} s: shown again from {self.folder}")
             # A process may have been killed after it wrote the run and before it cleaned up.
             shutil.rmtree(checkpoint_dir(self.folder), ignore_errors=True)
             self._validate_sources()
+            seconds = read_manifest(self.folder).get("seconds", 0)
+            _report(f"finished before, in {seconds:.0f} s: shown again from {self.folder}")
             return self
         with ExitStack() as stack:
             self._start(stack)
