@@ -78,11 +78,11 @@ def main(settings: Settings) -> None:
         print(f"bfloat16 maps are off by {rms:.2g} nats RMS, at most {largest:.2g}, of {size:.2g}")
 
 
-def build(settings: Settings, dtype: str | None = None) -> Any:
-    """Write a folder with a random Llama, and load it as a user would, in its dtype or another."""
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+def config_of(settings: Settings) -> Any:
+    """Return the configuration of a Llama of these sizes."""
+    from transformers import LlamaConfig
 
-    config = LlamaConfig(
+    return LlamaConfig(
         vocab_size=settings.d_vocab,
         hidden_size=settings.d_model,
         intermediate_size=settings.d_mlp,
@@ -91,11 +91,17 @@ def build(settings: Settings, dtype: str | None = None) -> Any:
         num_key_value_heads=settings.n_kv_heads,
         max_position_embeddings=settings.seq_len,
     )
+
+
+def build(settings: Settings, dtype: str | None = None) -> Any:
+    """Write a folder with a random Llama, and load it as a user would, in its dtype or another."""
+    from transformers import AutoTokenizer, LlamaForCausalLM
+
     shipped = Path(sys.modules["nope_probe"].__path__[0], "checkpoints", "nope-tiny")
     with tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(0)
         with torch.device(settings.device):
-            made = LlamaForCausalLM(config).to(getattr(torch, settings.dtype))
+            made = LlamaForCausalLM(config_of(settings)).to(getattr(torch, settings.dtype))
         made.save_pretrained(folder)
         del made
         AutoTokenizer.from_pretrained(shipped).save_pretrained(folder)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from capture import Settings, build, tokens_of
+from capture import Settings, build, config_of, tokens_of
 
 from nope_probe import Ablation, ablated, capture_scores
 from nope_probe.hooks.layer import layers_of
@@ -46,18 +46,10 @@ def main() -> None:
 
 def plain_model(settings: Settings, attention: str) -> Any:
     """Return a plain model of the same sizes."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
 
-    config = LlamaConfig(
-        vocab_size=settings.d_vocab,
-        hidden_size=settings.d_model,
-        intermediate_size=settings.d_mlp,
-        num_hidden_layers=settings.n_layers,
-        num_attention_heads=settings.n_heads,
-        num_key_value_heads=settings.n_kv_heads,
-        max_position_embeddings=settings.seq_len,
-        attn_implementation=attention,
-    )
+    config = config_of(settings)
+    config._attn_implementation = attention
     return LlamaForCausalLM(config).eval()
 
 

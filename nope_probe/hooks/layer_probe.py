@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from nope_probe.hooks.attention import repeat_heads
+from nope_probe.hooks.attention import repeat_heads, unmasked
 from nope_probe.hooks.base_layer import Layer
 from nope_probe.hooks.block_ablation import mean_over_positions
 from nope_probe.hooks.forward import hooks_attached, run_forward
@@ -48,7 +48,7 @@ class LayerReading:
     @property
     def visible(self) -> Bool[Tensor, "head query_pos key_pos"]:
         """Which cells of the first sequence are not masked."""
-        return ~(self.scores[0] <= torch.finfo(self.scores.dtype).min / 2)
+        return unmasked(self.scores[0])
 
 
 def read_layers(
@@ -83,7 +83,7 @@ def visible_cells(
     found: list[Tensor] = []
 
     def keep(tensor: Tensor, hook: HookPoint) -> None:
-        found.append(~(tensor[0] <= torch.finfo(tensor.dtype).min / 2).cpu())
+        found.append(unmasked(tensor[0]).cpu())
 
     hooks = [(layer.point("attn.hook_attn_scores"), keep) for layer in layers_of(model)]
     with torch.inference_mode(), hooks_attached(hooks):

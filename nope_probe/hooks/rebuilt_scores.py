@@ -53,7 +53,9 @@ class ScoreBuilder:
         if bias is not None:
             rebuilt = rebuilt + bias.to(scores)
         # One sequence and head shows the mask of all: lengths are equal, without padding.
-        rebuilt = torch.where(self.visible(unmasked(scores[0, 0])), rebuilt, scores)
+        visible = self.visible(unmasked(scores[0, 0]))
+        if not visible.all():
+            rebuilt = torch.where(visible, rebuilt, scores)
         return removal.in_heads(rebuilt, scores, dim=1)
 
     def check(self, scores: Float[Tensor, "batch head query_pos key_pos"]) -> None:
