@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from nope_probe.errors import TooFewLayersError, UserError
+from nope_probe.models.sizes import validate_counts, validate_depth
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -35,10 +36,12 @@ def read_config(
 
     without_rope = source.lower() in WITHOUT_ROPE
     fields, _ = PreTrainedConfig.get_config_dict(source, revision=revision)
+    validate_depth(source, fields)
     if not without_rope:
         validate_no_remote_code(source, fields)
     config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
     validate_causal_decoder(source, config)
+    validate_counts(source, config)
     if n_layers is not None:
         _keep_first_layers(source, config, n_layers)
     return _without_rope(config) if without_rope else config

@@ -18,6 +18,7 @@ from nope_probe.models.names import CHECKPOINTS, PARAMETER_FREE, resolve
 from nope_probe.models.parameter_free import build, has_hooked_transformer, parameter_free
 from nope_probe.models.parity import check_parity, reference_logits
 from nope_probe.models.presets import hooked_config
+from nope_probe.models.reading import reading
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
@@ -153,7 +154,8 @@ def _load_bridge(
     )
     if device_map is None:
         hf = hf.to(device)
-    reference = reference_logits(hf)  # before the bridge rewires the model in place
+    with reading(source, "forward pass"):
+        reference = reference_logits(hf)  # before the bridge rewires the model in place
     model = boot_bridge(source, hf, tokenizer, dtype, device if device_map is None else None)
     info = describe(
         model,
