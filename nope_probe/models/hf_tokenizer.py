@@ -45,7 +45,7 @@ def validate_no_remote_tokenizer(source: str, revision: str | None = None) -> No
     if isinstance(auto_map, Mapping):
         auto_map = auto_map.get("AutoTokenizer") or ()
     names = [auto_map] if isinstance(auto_map, str) else [name for name in auto_map if name]
-    if names and not any(tokenizer_class_from_name(class_name(name)) for name in names):
+    if names and not any(tokenizer_class_from_name(class_name(str(name))) for name in names):
         raise remote_code_error(source, names[0])
 
 
