@@ -225,11 +225,12 @@ def read_run(folder: Path | str) -> Run:
             for file in files
             if file.name in ("maps.safetensors", "tokens.safetensors")
         },
-        tables={path.stem: _read_table(path) for path in files if path.suffix == ".csv"},
+        tables={path.stem: read_table(path) for path in files if path.suffix == ".csv"},
     )
 
 
-def _read_table(path: Path) -> pd.DataFrame:
+def read_table(path: Path) -> pd.DataFrame:
+    """Read a run's table; one that was written without columns is empty."""
     import pandas as pd
 
     if path.stat().st_size <= 1:
