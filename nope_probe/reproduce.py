@@ -12,8 +12,8 @@ from nope_probe.runtime.distributed import is_first_process
 EXAMPLES = (
     "figure2",
     "figure5 --model rope-tiny --seq-len 64 --data shipped",
-    "runs/scores-rope-tiny-1a2b3c4d",
 )
+RUN_EXAMPLES = ("runs/ablate-rope-tiny-8d5ee2a4",)
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def repeat() -> None:
     from nope_probe.experiments.repeat.run import Settings as RepeatSettings
     from nope_probe.experiments.repeat.run import run
 
-    found = run(parse(RepeatSettings, EXAMPLES[-1:]))
+    found = run(parse(RepeatSettings, RUN_EXAMPLES))
     print_lines([str(found)])
     if not found.same:
         sys.exit(1)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 from types import ModuleType
@@ -22,7 +23,7 @@ from nope_probe.experiments.repeat.same import (
     relative_difference,
     same_rows,
 )
-from nope_probe.runtime.folder import Run, write_run
+from nope_probe.runtime.folder import Run, read_run, write_run
 
 SMALL = ["--layers", 1, "--n-seqs", 8, "--seq-len", 16, "--folds", 4]
 RUNS: dict[str, tuple[ModuleType, list[object]]] = {
@@ -171,3 +172,21 @@ def test_findings_of_layers_are_compared_number_by_number(tmp_path: Path) -> Non
     assert found(scale=2.01).where == "layers.0.scale"
     assert not found(rope=False).same
     assert found(more=1).missing == ("layers.0.more",)
+
+
+def test_a_run_that_comes_out_otherwise_ends_with_code_1(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command, flags = RUNS["simulate"]
+    run_command(command, *flags, "--out", tmp_path / "run")
+    true = read_run(tmp_path / "run")
+    maps = {
+        name: np.where(values > 0, values * 1.001, values) for name, values in true.maps.items()
+    }
+    manifest = {name: value for name, value in true.manifest.items() if name != "checksum"}
+    told = replace(true, manifest=manifest, arrays={"maps": maps}, page="told")
+    write_run(tmp_path / "told", told)
+    code, line = repeated(capfd, tmp_path / "told")
+    assert code == 1
+    assert line.startswith(f"{tmp_path / 'told'}: not the same: the largest difference is 0.001")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "told"]
