@@ -88,7 +88,8 @@ def install(wheel: Path, environment: Path, *, shared: bool) -> Path:
         # A path in a .pth file; the .pth files at that path, an editable install's, are not read.
         (site / "shared.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
     options = ["--no-deps", "--force-reinstall"] if shared else ["-c", str(constraints())]
-    pip(environment / "bin", "install", "--quiet", *options, str(wheel))
+    wanted = f"nope-probe[export] @ {wheel.as_uri()}"  # --image needs kaleido
+    pip(environment / "bin", "install", "--quiet", *options, wanted)
     return environment / "bin"
 
 
