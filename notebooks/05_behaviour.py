@@ -92,9 +92,9 @@ run = run_behaviour(
 names = {
     "loss": "loss, all tokens",
     "loss_suffix": "loss behind the prefix",
-    "order": "loss if the context's order is shuffled",
-    "without_bos": "loss if BOS is dropped",
-    "other_first": "loss if BOS is another token",
+    "order": "rise if the order is shuffled",
+    "without_bos": "rise if BOS is dropped",
+    "other_first": "rise if BOS is another token",
     "position": "error of the decoded position",
 }
 table = run.tables["behaviour"].query("condition != 'intact'").copy()
@@ -112,7 +112,7 @@ table.pivot(index="measure", columns="condition", values="change").rename(names)
 
 # %% [markdown]
 # Each cell is a change against the intact model: nats per token in the losses, positions in the
-# last row. *Order* and *BOS* ask how much a perturbed input raises the loss, so that a negative
+# last row. The rises ask how much a perturbed input raises the loss, so that a negative
 # change means that the model depends on it less than before: without its QK circuit or its MLPs it
 # has little left to lose.
 #
@@ -141,7 +141,7 @@ figures.pattern_and_behaviour(
 figures.loss_by_position(run.tables["loss_by_position"], title="Loss by position")
 
 # %% [markdown]
-# **Exercise.** Without the MLPs the pattern is weaker by little, and the loss rises most. Does that
+# **Exercise.** Of the three, the MLPs cost the least of the pattern and the most loss. Does that
 # make MLPs more important than the mask?
 #
 # <details><summary>Answer</summary>
