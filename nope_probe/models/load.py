@@ -126,6 +126,7 @@ def _load_shipped(
     )
     hf.config.max_position_embeddings = max(n_ctx or 0, hf.config.max_position_embeddings)
     model = _placed(to_hooked(hf, tokenizer), device, dtype)
+    model.cfg.model_name = name
     info = describe(model, name, source=Path(hf.name_or_path).name, architecture=type(hf).__name__)
     info = check_parity(model, info, reference_logits(hf.to(device)))
     return LoadedModel(model=model, tokenizer=tokenizer, info=info)
