@@ -17,6 +17,7 @@ from support.chromium import needs_chromium, opened
 
 from nope_probe.experiments.ablation.page import ablation_page, conjunction_note
 from nope_probe.figures.explorer import Explorer, SwitchedMaps
+from nope_probe.figures.maps import term_maps
 from nope_probe.figures.words import MEASURES
 from nope_probe.reports.page import Section, page, positions
 
@@ -276,6 +277,42 @@ def test_a_browser_draws_every_figure_without_an_error(layers: int, tmp_path: Pa
     assert elements.count('class="plot js-plotly-plot"') == elements.count("<figure>") == 12
     ranges = [each for each in Reader(elements).all("input") if each.get("type") == "range"]
     assert {each["max"] for each in ranges} == {str(layers - 1)}
+
+
+def test_the_contents_list_the_sections_that_are_not_folded() -> None:
+    sections = [
+        Section(title="Open one", caption="a"),
+        Section(title="Folded one", caption="b", folded=True),
+    ]
+    reader = Reader(page("title", ["headline"], sections, {}))
+    assert [each["href"] for each in reader.all("a")] == ["#main", "#section-0", "#how"] + [
+        "#manifest"
+    ]
+    assert "Folded one" in reader.headings
+
+
+@needs_chromium
+def test_a_folded_figure_is_drawn_when_its_section_is_opened_by_hand_or_by_a_link(
+    tmp_path: Path,
+) -> None:
+    figure = term_maps({"mask": np.ones((3, 5, 5))}, title="maps")
+    folded = {"caption": "c", "figure": figure, "folded": True}
+    sections = [Section(title=name, **folded) for name in ("by hand", "by link", "never")]
+    script = """<script>
+      const inMain = [...document.querySelectorAll("main .fold")];
+      const widths = () => inMain.map((fold) => {
+        const svg = fold.querySelector(".plot .main-svg");
+        return svg ? svg.clientWidth - fold.clientWidth : "none";
+      }).join(" ");
+      document.body.dataset.before = widths();
+      inMain[0].open = true;
+      location.hash = "#section-1";
+      setInterval(() => { document.body.dataset.after = widths(); }, 100);
+    </script></body>"""
+    html = page("title", ["headline"], sections, {}).replace("</body>", script)
+    elements = opened(html, tmp_path, draw_all=False)
+    assert 'data-before="none none none none"' in elements
+    assert 'data-after="0 0 none none"' in elements
 
 
 @needs_chromium
