@@ -9,14 +9,16 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from nope_probe.figures.dots import Dots, dots, over_layers
-from nope_probe.figures.grid import Grid, axis, keep, patch, place
+from nope_probe.figures.dots import FLAT_NOTE, Dots, dots, over_layers
+from nope_probe.figures.grid import Grid, axis, inside, keep, patch, place, zoom_together
 from nope_probe.figures.intervals import bound_columns, error_bars
+from nope_probe.figures.noise import axis_range, is_noise
 from nope_probe.figures.style import ZERO, colour, symbol
 from nope_probe.figures.words import words
 from nope_probe.hooks.names import SOURCES
 
 INTACT = "intact"
+DIFFERENCE = ("difference", *bound_columns("difference"))
 PANELS = ("without sources", "without weights or MLPs")
 
 
@@ -46,6 +48,7 @@ def loss_by_position(table: pd.DataFrame, *, title: str, trained: int | None = N
     )
     narrow = replace(wide, columns=1, panel=240, bottom=260, left=50)
     place(figure, title, list(groups), wide, narrow)
+    zoom_together(figure, len(groups))
     if trained is not None:
         for panel in range(len(groups)):
             figure.add_shape(**_vertical_line(panel, trained))
@@ -148,7 +151,7 @@ def decodability(table: pd.DataFrame) -> go.Figure:
     groups = _panels(list(dict.fromkeys(table["condition"])))
     panels = {title: _decoded(table, conditions) for title, conditions in groups.items()}
     heading = "Mean distance of the decoded from the true position, per layer"
-    figure = over_layers(panels, heading)
+    figure = over_layers(panels, heading, same_y=[range(len(panels))])
     for panel in range(len(panels)):
         figure.layout[f"yaxis{axis(panel)}"].title.text = "positions"
     named: set[str] = set()
@@ -193,8 +196,10 @@ def differences(table: pd.DataFrame, titles: Mapping[str, str]) -> go.Figure:
     shown = [name for name in titles if name in set(known["measure"])]
     conditions = [each for each in dict.fromkeys(table["condition"]) if each != INTACT]
     figure = go.Figure()
+    ranges = {}
     for panel, measure in enumerate(shown):
         rows = known[known["measure"] == measure]
+        ranges[panel] = [rows[each].to_numpy(float) for each in DIFFERENCE]
         for condition in conditions:
             figure.add_trace(
                 _difference_dot(rows[rows["condition"] == condition], condition, panel)
@@ -211,13 +216,19 @@ def differences(table: pd.DataFrame, titles: Mapping[str, str]) -> go.Figure:
         keys[f"yaxis{axis(panel)}.range"] = [-0.5, len(names) - 0.5]
         keys[f"xaxis{axis(panel)}.zerolinewidth"] = 2
         keys |= {f"xaxis{axis(panel)}.nticks": 4, f"xaxis{axis(panel)}.rangemode": "tozero"}
+        if (limits := axis_range(*ranges[panel])) is not None:
+            keys[f"xaxis{axis(panel)}.range"] = limits
+        if panel:
+            keys[f"yaxis{axis(panel)}.matches"] = "y"
     patch(figure, keys)
+    flat = [panel for panel, ends in ranges.items() if is_noise(*ends)]
+    notes = [{**inside(panel), **FLAT_NOTE} for panel in flat]
+    figure.update_layout(annotations=[*figure.layout.annotations, *notes])
     return figure
 
 
 def _difference_dot(rows: pd.DataFrame, condition: str, panel: int) -> go.Scatter:
-    low, high = bound_columns("difference")
-    values, *bounds = (rows[each].to_numpy(float) for each in ("difference", low, high))
+    values, *bounds = (rows[each].to_numpy(float) for each in DIFFERENCE)
     return go.Scatter(
         x=values,
         y=[removed(condition)] * len(rows),

@@ -6,7 +6,7 @@ to the right, both count positions from 0; cells without a number stay blank.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -17,6 +17,7 @@ from jaxtyping import Float
 from nope_probe.figures.captures import Layers, ScoreMapsLike, keys_left_out, layer_maps
 from nope_probe.figures.downsample import Pooled, pool
 from nope_probe.figures.grid import Grid, axis, keep, patch, place
+from nope_probe.figures.noise import FLOOR, WITHIN, widened
 from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, colour_bar
 from nope_probe.figures.words import words
 
@@ -62,9 +63,10 @@ def score_maps(
     pooled = _pooled(maps, max_positions)
     first = -(-keys_left_out(maps, skip_keys) // pooled.block)
     shown = pooled.values[..., first:]
-    scales = np.stack([_percentiles(each, (clipped, 100 - clipped)) for each in shown])
+    limits = [_percentiles(each, (clipped, 100 - clipped)) for each in shown]
+    scales = np.array([widened(float(low), float(high)) for low, high in limits])
     if len(scales) > multiples:
-        figure = _layered([pooled], [""], SEQUENTIAL, scales, first=layer)
+        figure = _layered([pooled], [""], SEQUENTIAL, scales, layer)
         _place_maps(figure, title, [""])
         return figure
     return _side_by_side(pooled, title, scales)
@@ -89,8 +91,12 @@ def term_maps(
     title: str,
     layer: int = 0,
     max_positions: int = MAX_POSITIONS,
+    noise: Mapping[str, Collection[int]] | None = None,
+    rows: int = 1,
 ) -> go.Figure:
     """Draw terms of a pattern side by side, on one zero-centred scale, with a layer slider.
+
+    A layer whose first term does not exceed its noise is drawn on the scale of the strongest layer.
 
     Args:
         terms: maps by name (sources, players, mean and covariance terms, `all`), nats, of one
@@ -98,6 +104,8 @@ def term_maps(
         title: the figure's title.
         layer: which layer the slider shows first.
         max_positions: larger maps are pooled to this many positions.
+        noise: by term, the layers in which it does not exceed its noise, which its title says.
+        rows: in how many rows of equal length the terms stand.
 
     Raises:
         ValueError: if there is no term.
@@ -113,11 +121,33 @@ def term_maps(
         raise ValueError("expected at least one term map")
     pooled = [_pooled(maps, max_positions) for maps in terms.values()]
     by_layer = np.stack([each.values for each in pooled], axis=1)
-    scales = np.stack([_symmetric(each) for each in by_layer])
+    flat = {name: set(layers) for name, layers in (noise or {}).items()}
+    scales = _flattened([_symmetric(each) for each in by_layer], flat.get(next(iter(terms)), set()))
     names = [words(name) for name in terms]
-    figure = _layered(pooled, names, DIVERGING, scales, first=layer)
-    _place_maps(figure, title, names)
+    titles = [
+        [_noted(words(name), index in flat.get(name, ())) for name in terms]
+        for index in range(len(scales))
+    ]
+    patches = [_panel_titles(each) for each in titles] if any(flat.values()) else None
+    figure = _layered(pooled, names, DIVERGING, scales, layer, patches)
+    _place_maps(figure, title, titles[layer], rows=rows)
     return figure
+
+
+def _flattened(scales: Sequence[np.ndarray], flat: Collection[int]) -> Float[np.ndarray, "layer 2"]:
+    """Return each layer's colour limits, those of flat layers as wide as the widest of all."""
+    clear = [scale[1] for layer, scale in enumerate(scales) if layer not in flat]
+    top = max([FLOOR, *clear])
+    tops = [top if layer in flat else max(FLOOR, each[1]) for layer, each in enumerate(scales)]
+    return np.array([[-each, each] for each in tops])
+
+
+def _noted(name: str, is_flat: bool) -> str:
+    return f"{name}<br><i>{WITHIN}</i>" if is_flat else name
+
+
+def _panel_titles(names: Sequence[str]) -> dict[str, object]:
+    return {f"annotations[{panel}].text": name for panel, name in enumerate(names)}
 
 
 def _pooled(maps: Layers | ScoreMapsLike | Pooled, max_positions: int) -> Pooled:
@@ -125,7 +155,7 @@ def _pooled(maps: Layers | ScoreMapsLike | Pooled, max_positions: int) -> Pooled
 
 
 def _symmetric(values: np.ndarray) -> np.ndarray:
-    top = _percentiles(np.abs(values), (100 - CLIPPED,))[0] or 1.0
+    top = _percentiles(np.abs(values), (100 - CLIPPED,))[0]
     return np.array([-top, top])
 
 
@@ -156,7 +186,12 @@ def _heat(pooled: Pooled, layer: int, panel: int, name: str, coloraxis: str) -> 
 
 
 def _layered(
-    pooled: Sequence[Pooled], names: Sequence[str], scale: str, scales: np.ndarray, first: int
+    pooled: Sequence[Pooled],
+    names: Sequence[str],
+    scale: str,
+    scales: np.ndarray,
+    first: int,
+    patches: Sequence[Mapping[str, object]] | None = None,
 ) -> go.Figure:
     """Return a figure whose slider shows one layer of each map, on that layer's colour scale."""
     layers, panels = range(len(scales)), len(pooled)
@@ -169,7 +204,7 @@ def _layered(
             for panel, (maps, name) in enumerate(zip(pooled, names, strict=True))
         ]
     )
-    add_slider(figure, len(layers), panels, first, scales)
+    add_slider(figure, len(layers), panels, first, scales, patches)
     figure.update_layout(coloraxis=_coloraxis(scale, scales[first]))
     return figure
 
@@ -180,6 +215,7 @@ def add_slider(
     panels: int,
     first: int,
     scales: Float[np.ndarray, "layer 2"] | None = None,
+    patches: Sequence[Mapping[str, object]] | None = None,
 ) -> None:
     """Add a layer slider to a figure whose traces are ordered by layer, then panel.
 
@@ -189,18 +225,24 @@ def add_slider(
         panels: traces per layer.
         first: the layer that is shown first.
         scales: each layer's colour limits.
+        patches: each layer's own layout keys, in plotly.js's dotted form.
     """
     steps = []
     for layer in range(n_layers):
         visible = [each == layer for each in range(n_layers) for _ in range(panels)]
-        limits = {} if scales is None else _limits(scales[layer], "coloraxis.")
+        limits: dict[str, object] = {}
+        if scales is not None:
+            limits |= _limits(scales[layer], "coloraxis.")
+        if patches is not None:
+            limits |= patches[layer]
         step = {"label": str(layer), "method": "update", "args": [{"visible": visible}, limits]}
         steps.append(step)
     slider = {"active": first, "currentvalue": {"prefix": "L"}, "steps": steps}
     # To the right of the colour bar.
     figure.update_layout(sliders=[{**slider, "x": 0.5, "len": 0.5, "pad": {"t": 44}}])
     kept = None if scales is None else scales.tolist()
-    keep(figure, n_layers=n_layers, first=first, scales=kept)
+    own = None if patches is None else [dict(each) for each in patches]
+    keep(figure, n_layers=n_layers, first=first, scales=kept, patches=own)
 
 
 def _limits(scale: np.ndarray, prefix: str = "") -> dict[str, float]:
@@ -225,11 +267,11 @@ def _bars_below(grid: Grid, panels: int) -> dict[str, object]:
 
 
 def _place_maps(
-    figure: go.Figure, title: str, panels: Sequence[str], bars: bool = False
+    figure: go.Figure, title: str, panels: Sequence[str], bars: bool = False, rows: int = 1
 ) -> tuple[Grid, Grid]:
     """Place square panels side by side, on a phone two in a row, with space for bars below."""
     n = len(panels)
-    columns = n if n <= 5 else -(-n // 2)
+    columns = n // rows if rows > 1 else n if n <= 5 else -(-n // 2)
     side = min(400, int(WIDTH * (1 - 0.025 * (columns - 1)) / columns))
     wide = Grid(
         columns=columns,
@@ -238,7 +280,7 @@ def _place_maps(
         shared_y=True,
         x_title="key position",
         y_title="query position",
-        row_gap=BAR_DROP + 60 if bars else 50,
+        row_gap=BAR_DROP + 60 if bars else 64,
         bottom=BAR_DROP + 50 if bars else 124,
     )
     narrow = replace(wide, columns=min(2, n), panel=145 if n > 1 else 300, left=50)

@@ -46,7 +46,9 @@ SYMBOLS = {
     "covariance_term": "circle",
     "intact": "circle",
 }
+TICKS = {"exponentformat": "power", "minexponent": 4}  # no "200n", no "50k"
 _AXIS = {
+    **TICKS,
     "gridcolor": GRID,
     "zerolinecolor": ZERO,
     "linecolor": GRID,
@@ -84,4 +86,5 @@ def colour_bar(title: str = "") -> dict[str, object]:
     """Return the horizontal colour bar at the bottom left of a figure."""
     where = {"x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom"}
     size = {"thickness": 10, "len": 300, "lenmode": "pixels", "nticks": 5, "outlinewidth": 0}
+    size |= TICKS
     return {"orientation": "h", "title": {"text": title, "side": "bottom"}, **where, **size}

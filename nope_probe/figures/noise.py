@@ -1,0 +1,71 @@
+"""Axes of numbers that do not exceed their noise: a range that shows them as flat, and a note.
+
+An axis that follows its numbers down to the noise shows a trend where there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+FLOOR = 0.01  # nats, or a share: attention weights change by 1% per hundredth of a nat
+MARGIN = 3.0  # half an axis, in units of the largest noise
+FLAT = "flat: within noise"
+WITHIN = "within noise"
+
+Numbers = Float[np.ndarray, "..."] | Sequence[float]
+
+
+def is_noise(values: Numbers, lows: Numbers, highs: Numbers) -> bool:
+    """Return whether there are numbers and none is told from zero by its interval."""
+    known = np.isfinite(np.asarray(values, float))
+    clear = (np.asarray(lows, float) > 0) | (np.asarray(highs, float) < 0)
+    return bool(known.any()) and not bool((known & clear).any())
+
+
+def axis_range(
+    values: Numbers, lows: Numbers, highs: Numbers, floor: float = FLOOR
+) -> tuple[float, float] | None:
+    """Return the range of an axis with zero, or None where the numbers themselves give a good one.
+
+    Numbers within their noise fill a third of the axis around zero, and no axis spans less than the
+    floor.
+
+    Args:
+        values: estimates, with NaN where there is none.
+        lows: lower bounds,
+        highs: and upper ones.
+        floor: the least that an axis reaches from zero.
+
+    Example:
+        >>> axis_range([2e-7, -1e-7], [-2e-7, -3e-7], [4e-7, 1e-7])
+        (-0.01, 0.01)
+        >>> axis_range([0.5, -0.2], [-0.3, -0.7], [1.0, 0.3])
+        (-3.0, 3.0)
+        >>> axis_range([0.5], [0.4], [0.6]) is None
+        True
+    """
+    ends = np.concatenate([np.ravel(np.asarray(each, float)) for each in (values, lows, highs)])
+    known = ends[np.isfinite(ends)]
+    largest = float(np.abs(known).max(initial=0.0))
+    if not known.size:
+        return None
+    if is_noise(values, lows, highs):
+        top = max(MARGIN * largest, floor)
+        return -top, top
+    return (0.0 if known.min() >= 0 else -floor, floor) if largest < floor else None
+
+
+def widened(low: float, high: float, floor: float = FLOOR) -> tuple[float, float]:
+    """Return limits at least so far apart, around the same middle.
+
+    Example:
+        >>> widened(0.5, 0.5), widened(-1.0, 2.0)
+        ((0.495, 0.505), (-1.0, 2.0))
+    """
+    if high - low >= floor:
+        return low, high
+    middle = (low + high) / 2
+    return middle - floor / 2, middle + floor / 2
