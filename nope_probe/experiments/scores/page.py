@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from nope_probe.experiments.split_page import split_sections
+from nope_probe.figures.head_maps import HeadMaps
 from nope_probe.figures.heads import ABOUT, head_map
 from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.measures import pattern_measures
@@ -31,6 +32,7 @@ def scores_page(
     tables: Mapping[str, pd.DataFrame],
     manifest: Mapping[str, Any],
     headline: Sequence[str],
+    heads: HeadMaps | None = None,
 ) -> str:
     """Return the report of a scores run.
 
@@ -39,14 +41,32 @@ def scores_page(
         tables: `pattern`, one row per layer, and `heads`, one per head, if heads were kept.
         manifest: what was run; the first of its conditions names the intact model.
         headline: the result, a sentence each.
+        heads: the positional pattern of every head, if heads were kept.
     """
     title = f"The attention scores of {manifest['model']['name']} by position"
     sections = [
         *_map_sections(maps),
+        *head_sections(heads),
         *split_sections(tables),
         *_measure_sections(tables, str(manifest["conditions"][0])),
     ]
     return page(title, headline, sections, manifest, HOW_TO_READ)
+
+
+def head_sections(heads: HeadMaps | None) -> Iterator[Section]:
+    """Yield the section with the map of every head, if heads were kept."""
+    if heads is None:
+        return
+    block = heads.pooled.block
+    cells = f" A cell is a mean over {block} × {block} positions." if block > 1 else ""
+    n_clear = len(heads.noise) - sum(heads.noise)
+    yield Section(
+        title=f"{n_clear} of {len(heads.noise)} heads have a positional pattern above the noise",
+        html=heads.html(),
+        caption="The positional pattern of each head, in nats: red is above the row's mean, blue "
+        "below. Below each: its RMS. A click or Enter enlarges a map, arrow keys go to the next "
+        f"head, Esc closes.{cells}",
+    )
 
 
 def _map_sections(maps: Mapping[str, Any]) -> Iterator[Section]:
