@@ -16,7 +16,7 @@ def band_finding(bands: pd.DataFrame) -> str:
     clear = bands[bands["amplitude_low"] > 0]
     if clear.empty:
         return f"{title}: not distinguishable from noise"
-    top = clear.loc[clear["amplitude"].idxmax()]
+    top = clear.sort_values("amplitude").iloc[-1]
     return (
         f"{title}: {top['band']} in L{top['layer']} is the strongest, {top['amplitude']:.2g} nats"
     )

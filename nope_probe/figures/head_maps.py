@@ -21,6 +21,7 @@ from nope_probe.figures.noise import FLOOR
 
 MAX_BYTES = 4_000_000  # of all maps in base64
 MAX_POSITIONS = 256
+FEW = 8  # heads, whose thumbnails are larger
 BLANK = -128  # the code of a cell without a number
 LARGEST = 127  # the code of a map's largest absolute value
 
@@ -48,8 +49,9 @@ class HeadMaps:
     def html(self) -> str:
         """Return the thumbnails as an element of a page."""
         content = json.dumps(self._content(), separators=(",", ":"))
+        few = " few" if self.n_heads <= FEW else ""
         return (
-            f'<div class="heads"><style>{_asset("css")}</style>'
+            f'<div class="heads{few}"><style>{_asset("css")}</style>'
             '<p><label><input type="checkbox"> same colours in every head</label></p>'
             f'<script type="application/json">{content}</script>'
             f"<script>{_asset('js')}</script></div>"

@@ -272,7 +272,7 @@ def _place_maps(
     """Place square panels side by side, on a phone two in a row, with space for bars below."""
     n = len(panels)
     columns = n // rows if rows > 1 else n if n <= 5 else -(-n // 2)
-    side = min(400, int(WIDTH * (1 - 0.025 * (columns - 1)) / columns))
+    side = min(400 if n == 1 else 300, int(WIDTH * (1 - 0.025 * (columns - 1)) / columns))
     wide = Grid(
         columns=columns,
         panel=side,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 
 from nope_probe.experiments.wording import capitalised, listed, numbered_layers, percents
@@ -51,7 +52,8 @@ def layers_finding(sources: pd.DataFrame) -> str:
     """Return in which layers each source brings most of the positional pattern."""
     terms = _terms(sources)
     most = terms[terms["share_low"] > MOST]
-    empty = [int(layer) for layer, rows in terms.groupby("layer") if rows["share"].isna().all()]
+    known = {int(each) for each in terms.dropna(subset=["share"])["layer"]}
+    empty = sorted({int(each) for each in terms["layer"]} - known)
     rest = sorted({int(each) for each in terms["layer"]} - {*most["layer"], *empty})
     parts = [
         f"{phrase(str(term))} in {numbered_layers(rows['layer'])}"
@@ -70,8 +72,10 @@ def player_finding(players: pd.DataFrame, layer: int | None, player_set: str) ->
     topic = capitalised(player_set)
     if layer is None or _of_layer(players, layer)["lost"].isna().all():
         return f"{topic}: what the positional part needs is {NOISE}"
-    rows = _of_layer(players, layer).sort_values("lost", ascending=False, kind="stable")
-    needed = rows[rows["lost_low"] > NEEDED]
+    rows = _of_layer(players, layer)
+    # Of players without which nothing is kept, the first are the sources.
+    lost = rows["lost"].clip(upper=1).round(2).sort_values(ascending=False, kind="stable")
+    needed = rows.loc[lost.index][lambda each: each["lost_low"] > NEEDED]
     if needed.empty:
         return f"{topic}: L{layer}'s positional part needs none of them"
     first, *others = [
@@ -89,7 +93,7 @@ def interaction_finding(interactions: pd.DataFrame, layer: int | None, player_se
     clear = rows[(rows["share_low"] > 0) | (rows["share_high"] < 0)]
     if clear.empty:
         return f"{topic}: {NOISE}"
-    top = clear.loc[clear["share"].abs().idxmax()]
+    top = _largest(clear, "share")
     name, share = words(top["players"]), percents(abs(top["share"]))
     if top["share"] > 0:
         return f"{topic}: {name} bring {share} of L{layer}'s positional part only together"
@@ -113,7 +117,7 @@ def shapley_finding(
         return f"{topic}: {NOISE}"
     if layer in conjunctions:
         return f"{topic}: L{layer} needs all of them, so each has about 1/{len(rows)}"
-    top = clear.loc[clear["share"].idxmax()]
+    top = _largest(clear, "share")
     share = percents(top["share"])
     return f"{topic}: {phrase(top['player'])} adds most to L{layer}'s positional part, {share}"
 
@@ -165,7 +169,7 @@ def mask_effect_finding(non_relative: pd.DataFrame) -> str:
     parts = []
     for verb, some in (("adds to it", more), ("takes from it", less)):
         if len(some):
-            top = some.loc[some["difference"].abs().idxmax()]
+            top = _largest(some, "difference")
             size = f"{top['difference']:+.2g} nats in L{top['layer']:.0f}"
             parts.append(f"{verb} in {numbered_layers(some['layer'])} (at most {size})")
     if not parts:
@@ -217,6 +221,11 @@ def noisy_layers(table: pd.DataFrame, name: str, column: str) -> dict[str, list[
 
 def _of_layer(table: pd.DataFrame, layer: int | None) -> pd.DataFrame:
     return table[table["layer"] == (-1 if layer is None else layer)]
+
+
+def _largest(table: pd.DataFrame, column: str) -> pd.Series:
+    """Return the row with the largest absolute value."""
+    return table.iloc[int(np.argmax(table[column].abs().to_numpy(float)))]
 
 
 def _terms(sources: pd.DataFrame) -> pd.DataFrame:

@@ -1,0 +1,93 @@
+"""What a run of `behaviour` found, one sentence per section: the headings of its page.
+
+A change whose interval includes zero counts as noise.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from nope_probe.experiments.behaviour.measures import QUANTITIES
+from nope_probe.figures.behaviour import removed
+from nope_probe.figures.words import phrase
+
+INTACT = "intact"
+LEADING = ("loss_suffix", "loss")  # what the heading of all differences is about
+NOISE = "not distinguishable from noise"
+
+
+def difference_finding(behaviour: pd.DataFrame) -> str:
+    """Return which removal raises the loss most; the first other measure if none was taken."""
+    known = behaviour.dropna(subset=["difference"])
+    measured = set(known["measure"])
+    name = next(each for each in (*LEADING, *QUANTITIES) if each in measured)
+    about, rows = QUANTITIES[name], known[known["measure"] == name]
+    label = "loss" if name in LEADING else about.label
+    clear = rows[rows["difference_low"] > 0]
+    if clear.empty:
+        return f"No removal raises the {label} beyond the noise"
+    top = clear.sort_values("difference").iloc[-1]
+    subject = _removal(str(top["condition"]))
+    return f"Without {subject} the {label} rises most: {top['difference']:+.2g} {about.unit}"
+
+
+def position_finding(table: pd.DataFrame, title: str) -> str:
+    """Return how the intact model's loss changes along the window.
+
+    Args:
+        table: `loss_by_position.csv` or `extrapolation.csv`.
+        title: what the section is about.
+    """
+    rows = table[table["condition"] == INTACT].sort_values("position")
+    tenth = max(1, len(rows) // 10)
+    ends = rows[["loss", "loss_low", "loss_high"]].to_numpy(float)
+    if len(ends) < 2 * tenth:
+        return title
+    # The first position has no context at all.
+    early, late = (np.nanmean(each, axis=0) for each in (ends[tenth : 2 * tenth], ends[-tenth:]))
+    if late[2] < early[1] or late[1] > early[2]:
+        verb = "falls" if late[0] < early[0] else "rises"
+        return f"{title}: the intact model's {verb} from {early[0]:.2f} to {late[0]:.2f} nats"
+    return f"{title}: the intact model's change along the window is {NOISE}"
+
+
+def decodability_finding(table: pd.DataFrame) -> str:
+    """Return how well the index can be read from the residual stream, with and without the mask."""
+    rows = table[table["condition"] == INTACT].sort_values("distance")
+    best = rows.iloc[0]
+    if not best["distance_high"] < best["chance"]:
+        return "Position cannot be read from the residual stream beyond chance"
+    text = (
+        f"Position can be read from the residual stream to {best['distance']:.1f} positions "
+        f"(chance {best['chance']:.1f})"
+    )
+    without = table[(table["condition"] == "mask") & (table["layer"] == best["layer"])]
+    if without.empty:
+        return text
+    return f"{text}, without the causal mask to {without.iloc[0]['distance']:.1f}"
+
+
+def bridge_finding(correlations: pd.DataFrame) -> str:
+    """Return whether removals that take more of the pattern cost more, over all layers."""
+    rows = correlations[(correlations["layer"].astype(str) == "all")].dropna(subset=["rho"])
+    title = "Pattern and behaviour"
+    if rows.empty:
+        return f"{title}: too few conditions for a rank correlation"
+    parts = [f"{row['effect']} {row['rho']:+.2f}" for _, row in rows.iterrows()]
+    n = int(rows["n"].max())
+    return f"{title}: rank correlation over {n} removals, {', '.join(parts)}"
+
+
+def head_finding(heads: pd.DataFrame) -> str:
+    """Return which head's W_Q the loss needs most."""
+    clear = heads[heads["loss_low"] > 0]
+    if clear.empty:
+        return f"Heads: what the loss rises by without one head's W_Q is {NOISE}"
+    top = clear.sort_values("loss").iloc[-1]
+    name = f"L{top['layer']:.0f}H{top['head']:.0f}"
+    return f"Heads: without the W_Q of {name} the loss rises most, {top['loss']:+.2g} nats"
+
+
+def _removal(condition: str) -> str:
+    return removed(condition) if "+" in condition or ":" in condition else phrase(condition)
