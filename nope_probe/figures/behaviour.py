@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +18,8 @@ from nope_probe.figures.words import words
 from nope_probe.hooks.names import SOURCES
 
 INTACT = "intact"
+WIDE, NARROW = 1000, 290  # px of a legend
+LEGEND_ROW, LEGEND_MARK, LEGEND_LETTER = 24, 60, 8  # px
 DIFFERENCE = ("difference", *bound_columns("difference"))
 PANELS = ("without sources", "without weights or MLPs")
 
@@ -154,22 +156,40 @@ def decodability(table: pd.DataFrame) -> go.Figure:
     figure = over_layers(panels, heading, same_y=[range(len(panels))])
     for panel in range(len(panels)):
         figure.layout[f"yaxis{axis(panel)}"].title.text = "positions"
-    named: set[str] = set()
+    named: dict[str, None] = {}
     for trace in figure.data:  # each name once, whichever panel it is in
         trace.showlegend = trace.name not in named
-        named.add(trace.name)
-    _lengthen(figure, len(named))
+        named[trace.name] = None
+    _lengthen(figure, named)
     return figure
 
 
-def _lengthen(figure: go.Figure, n_names: int) -> None:
-    """Make room at the bottom for a long legend: about 4 names in a row, 2 on a phone."""
+def _lengthen(figure: go.Figure, names: Collection[str]) -> None:
+    """Make room at the bottom for a long legend."""
     narrow = figure.layout.meta["narrow"]
-    more = {"wide": 22 * (n_names // 4), "narrow": 22 * (n_names // 2)}
-    figure.layout.height += more["wide"]
-    figure.layout.margin.b += more["wide"]
-    margin = {**narrow["margin"], "b": narrow["margin"]["b"] + more["narrow"]}
-    keep(figure, narrow={**narrow, "height": narrow["height"] + more["narrow"], "margin": margin})
+    more = {width: LEGEND_ROW * (legend_rows(names, width) - 1) for width in (WIDE, NARROW)}
+    figure.layout.height += more[WIDE]
+    figure.layout.margin.b += more[WIDE]
+    margin = {**narrow["margin"], "b": narrow["margin"]["b"] + more[NARROW]}
+    keep(figure, narrow={**narrow, "height": narrow["height"] + more[NARROW], "margin": margin})
+
+
+def legend_rows(names: Collection[str], width: int) -> int:
+    """Return how many rows a legend of these names takes, where each has as much as it needs.
+
+    Example:
+        >>> legend_rows(["intact model", "without RoPE"], 300)
+        2
+        >>> legend_rows(["intact model", "without RoPE"], 1000)
+        1
+    """
+    rows, left = 1, width
+    for name in names:
+        needed = LEGEND_MARK + LEGEND_LETTER * len(name)
+        if needed > left and left < width:
+            rows, left = rows + 1, width
+        left -= needed
+    return rows
 
 
 def _decoded(table: pd.DataFrame, conditions: Sequence[str]) -> list[Dots]:

@@ -17,7 +17,7 @@ from jaxtyping import Float
 
 from nope_probe.figures.grid import Grid, axis, inside, patch, place, zoom_together
 from nope_probe.figures.intervals import NO_PATTERN, bound_columns, error_bars
-from nope_probe.figures.noise import FLAT, axis_range, is_noise
+from nope_probe.figures.noise import FLAT, axis_range, is_noise, padded_range
 from nope_probe.figures.style import BLANK, GRID, colour, symbol
 from nope_probe.figures.words import words
 
@@ -144,6 +144,7 @@ def _trace(series: Dots, panel: int, offset: float) -> go.Scatter:
         error_y=error_bars(values, *bounds),
         customdata=np.column_stack([series.layers, *bounds]),
         mode="markers",
+        cliponaxis=False,  # markers at zero are whole
         xaxis=f"x{axis(panel)}",
         yaxis=f"y{axis(panel)}",
         name=series.label,
@@ -193,8 +194,11 @@ def _set_ranges(
     notes = []
     for first, *others in groups:
         keys |= {f"yaxis{axis(each)}.matches": f"y{axis(first)}" for each in others}
-        ends = [_ends(panels[each]) for each in (first, *others)]
-        if (limits := axis_range(*np.concatenate(ends, axis=1))) is not None:
+        ends = np.concatenate([_ends(panels[each]) for each in (first, *others)], axis=1)
+        limits = axis_range(*ends)
+        if limits is None and others:  # plotly.js gives a panel without numbers a range of its own
+            limits = padded_range(ends)
+        if limits is not None:
             keys |= {f"yaxis{axis(each)}.range": limits for each in (first, *others)}
         flat = [each for each in (first, *others) if is_noise(*_ends(panels[each]))]
         notes += [{**inside(each), **FLAT_NOTE} for each in flat]

@@ -58,6 +58,21 @@ def axis_range(
     return (0.0 if known.min() >= 0 else -floor, floor) if largest < floor else None
 
 
+def padded_range(ends: Numbers) -> tuple[float, float] | None:
+    """Return the range of an axis from zero to all numbers and a twentieth more; None of none.
+
+    Example:
+        >>> padded_range([0.5, 2.0, np.nan]), padded_range([np.nan])
+        ((0.0, 2.1), None)
+    """
+    known = np.asarray(ends, float)[np.isfinite(np.asarray(ends, float))]
+    if not known.size:
+        return None
+    low, high = min(0.0, float(known.min())), max(0.0, float(known.max()))
+    pad = 0.05 * (high - low)
+    return (low - pad if low < 0 else 0.0), (high + pad if high > 0 else 0.0)
+
+
 def widened(low: float, high: float, floor: float = FLOOR) -> tuple[float, float]:
     """Return limits at least so far apart, around the same middle.
 

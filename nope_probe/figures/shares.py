@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from nope_probe.figures.dots import Dots, dots, over_layers
-from nope_probe.figures.grid import Grid, axis, patch, place
+from nope_probe.figures.dots import FLAT_NOTE, Dots, dots, over_layers
+from nope_probe.figures.grid import Grid, axis, inside, patch, place
 from nope_probe.figures.intervals import NO_PATTERN, bound_columns, error_bars
 from nope_probe.figures.maps import add_slider
-from nope_probe.figures.noise import FLAT, axis_range, is_noise
+from nope_probe.figures.noise import axis_range, is_noise
 from nope_probe.figures.style import colour, symbol
 from nope_probe.figures.words import words
 
@@ -125,10 +125,12 @@ def interactions(table: pd.DataFrame, layer: int = 0) -> go.Figure:
             for panel, some in enumerate(panels)
         ]
     )
-    patches = [_interaction_range(panels) for panels in rows]
     _place_interactions(figure, list(groups), 30 + 22 * len(names))
+    patches = [_interaction_range(panels) for panels in rows]
     add_slider(figure, len(layers), len(groups), layers.index(layer), patches=patches)
-    patch(figure, patches[layers.index(layer)])
+    first = dict(patches[layers.index(layer)])
+    figure.layout.annotations[-1].visible = first.pop(f"annotations[{len(groups)}].visible")
+    patch(figure, first)
     return figure
 
 
@@ -138,13 +140,14 @@ def _interaction_range(panels: Sequence[pd.DataFrame]) -> dict[str, object]:
     ends = [np.concatenate([rows[name].to_numpy(float) for rows in panels]) for name in columns]
     limits, flat = axis_range(*ends), is_noise(*ends)
     ranged = {"xaxis.autorange": True} if limits is None else {"xaxis.range": list(limits)}
-    return {**ranged, "xaxis.title.text": f"{X_TITLE} ({FLAT})" if flat else X_TITLE}
+    return {**ranged, f"annotations[{len(panels)}].visible": flat}
 
 
 def _place_interactions(figure: go.Figure, names: Sequence[str], height: int) -> None:
     wide = Grid(columns=len(names), panel=height, left=210, x_title=X_TITLE, shared_y=True)
     place(figure, "Interactions of players", names, wide, replace(wide, columns=1, left=175))
-    figure.update_layout(showlegend=False)
+    note = {**inside(0), **FLAT_NOTE, "visible": False}
+    figure.update_layout(showlegend=False, annotations=[*figure.layout.annotations, note])
     for at in (axis(panel) for panel in range(len(names))):
         same = ({"matches": "x"}, {"matches": "y"}) if at else ({}, {})
         ticks = {"zeroline": True, "zerolinewidth": 2, "nticks": 5, "tickangle": 0, **same[0]}

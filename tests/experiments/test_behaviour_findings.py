@@ -35,22 +35,30 @@ def test_the_removal_that_raises_the_loss_most_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slope", "half", "ending"),
+    ("measure", "numbers", "ending"),
     [
-        (-0.1, 0.01, "the intact model's falls from 8.00 to 7.10 nats"),
-        (0.1, 0.01, "the intact model's rises from 8.00 to 8.90 nats"),
-        (-0.1, 5.0, "change along the window is not distinguishable from noise"),
+        ("in_context", (0.9, 0.5, 1.3), "Loss: the intact model's falls by 0.9 nats along it"),
+        ("in_context", (-0.9, -1.3, -0.5), "Loss: the intact model's rises by 0.9 nats along it"),
+        ("extrapolation", (0.9, 0.5, 1.3), "Loss: the intact model's rises by 0.9 nats along it"),
+        (
+            "extrapolation",
+            (-0.9, -1.3, -0.5),
+            "Loss: the intact model's falls by 0.9 nats along it",
+        ),
+        ("in_context", (0.9, -0.1, 1.9), "change along it is not distinguishable from noise"),
+        ("in_context", (np.nan, np.nan, np.nan), "Loss"),
     ],
 )
-def test_the_loss_along_the_window(slope: float, half: float, ending: str) -> None:
+def test_the_loss_along_the_window(
+    measure: str, numbers: tuple[float, float, float], ending: str
+) -> None:
     rows = [
-        {"condition": name, "position": at, **cells("loss", loss, loss - half, loss + half)}
-        for name, shift in (("intact", 0.0), ("mask", 3.0))
-        for at in range(11)
-        for loss in [8.0 + slope * (at - 1) + shift]
+        {"measure": measure, "condition": "intact", **cells("value", *numbers)},
+        {"measure": measure, "condition": "mask", **cells("value", 7.0, 6.0, 8.0)},
+        {"measure": "loss", "condition": "intact", **cells("value", 5.0, 4.0, 6.0)},
     ]
-    heading = findings.position_finding(pd.DataFrame(rows), "Loss by position")
-    assert heading.startswith("Loss by position: ")
+    heading = findings.window_finding(pd.DataFrame(rows), measure, "Loss", "along it")
+    assert heading.startswith("Loss")
     assert heading.endswith(ending)
 
 

@@ -119,6 +119,8 @@ def test_each_replacement_has_a_row_of_panels_on_the_same_scales() -> None:
         "y4",
     ]
     assert figure.layout.yaxis6.domain[1] < figure.layout.yaxis2.domain[0]
+    np.testing.assert_allclose(figure.layout.yaxis2.range, [0, 0.95 * 1.05])
+    np.testing.assert_allclose(figure.layout.yaxis8.range, [0, 2.05 * 1.05])
 
 
 def test_one_replacement_has_no_name_in_its_panels() -> None:
@@ -141,7 +143,8 @@ def test_interactions_have_a_panel_per_replacement_and_one_scale() -> None:
     figure = interactions(interaction_rows(0.5, 0.1), layer=1)
     shown = [(trace.xaxis, trace.x[0]) for trace in figure.data if trace.visible]
     assert shown == [("x", 0.5), ("x2", -0.5)]
-    assert texts(figure) == ["identity", "mean"]
+    assert texts(figure)[:2] == ["identity", "mean"]
+    assert figure.layout.annotations[2].visible is False
     assert figure.layout.xaxis2.matches == "x"
 
 
@@ -149,7 +152,8 @@ def test_interactions_within_noise_are_flat_and_say_so() -> None:
     figure = interactions(interaction_rows(0.001, 0.05))
     limits = figure.layout.meta["patches"][0]["xaxis.range"]
     np.testing.assert_allclose(limits, [-0.153, 0.153])
-    assert FLAT in figure.layout.xaxis.title.text
+    assert figure.layout.meta["patches"][0]["annotations[2].visible"] is True
+    assert [(each.text, each.visible) for each in figure.layout.annotations][2] == (FLAT, True)
 
 
 def test_bands_of_all_layers_share_one_scale() -> None:

@@ -5,7 +5,6 @@ A change whose interval includes zero counts as noise.
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 
 from nope_probe.experiments.behaviour.measures import QUANTITIES
@@ -32,24 +31,26 @@ def difference_finding(behaviour: pd.DataFrame) -> str:
     return f"Without {subject} the {label} rises most: {top['difference']:+.2g} {about.unit}"
 
 
-def position_finding(table: pd.DataFrame, title: str) -> str:
-    """Return how the intact model's loss changes along the window.
+def window_finding(behaviour: pd.DataFrame, measure: str, title: str, along: str) -> str:
+    """Return how much the intact model's loss rises or falls.
 
     Args:
-        table: `loss_by_position.csv` or `extrapolation.csv`.
-        title: what the section is about.
+        behaviour: `behaviour.csv`.
+        measure: `in_context`, a loss early in the window less the loss late, or `extrapolation`,
+            the loss beyond the trained context less that at its end.
+        title: what the section is about, which is returned alone if the measure was not taken.
+        along: from where to where.
     """
-    rows = table[table["condition"] == INTACT].sort_values("position")
-    tenth = max(1, len(rows) // 10)
-    ends = rows[["loss", "loss_low", "loss_high"]].to_numpy(float)
-    if len(ends) < 2 * tenth:
+    rows = behaviour[(behaviour["measure"] == measure) & (behaviour["condition"] == INTACT)]
+    rows = rows.dropna(subset=["value"])
+    if rows.empty:
         return title
-    # The first position has no context at all.
-    early, late = (np.nanmean(each, axis=0) for each in (ends[tenth : 2 * tenth], ends[-tenth:]))
-    if late[2] < early[1] or late[1] > early[2]:
-        verb = "falls" if late[0] < early[0] else "rises"
-        return f"{title}: the intact model's {verb} from {early[0]:.2f} to {late[0]:.2f} nats"
-    return f"{title}: the intact model's change along the window is {NOISE}"
+    row = rows.iloc[0]
+    if row["value_low"] <= 0 <= row["value_high"]:
+        return f"{title}: the intact model's change {along} is {NOISE}"
+    falls = (row["value"] > 0) == (measure == "in_context")
+    verb = "falls" if falls else "rises"
+    return f"{title}: the intact model's {verb} by {abs(row['value']):.2g} nats {along}"
 
 
 def decodability_finding(table: pd.DataFrame) -> str:

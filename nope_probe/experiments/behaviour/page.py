@@ -46,7 +46,9 @@ def behaviour_page(tables: Tables, manifest: Mapping[str, Any], headline: Sequen
         headline: the result, a sentence each.
     """
     title = f"What {manifest['model']['name']} can do without its mask, RoPE or weights"
-    how_to_read = (*HOW_TO_READ, WITHOUT_MASK.format(prefix=manifest["prefix"]))
+    taken = set(tables["behaviour"]["measure"])
+    measures = [_sentence(name) for name in QUANTITIES if name in taken]
+    how_to_read = (*HOW_TO_READ, WITHOUT_MASK.format(prefix=manifest["prefix"]), *measures)
     # The differences and the losses answer the question; all else is folded.
     answer = [*_difference_sections(tables["behaviour"]), *_loss_sections(tables, manifest)]
     folded = [replace(each, folded=True) for each in _details(tables, manifest)]
@@ -77,15 +79,16 @@ def _difference_sections(behaviour: pd.DataFrame) -> Iterator[Section]:
     known = behaviour.dropna(subset=["difference"])
     titles = {name: each.label for name, each in QUANTITIES.items()}
     shown = [name for name in QUANTITIES if name in set(behaviour["measure"])]
-    words = " ".join(_sentence(name) for name in shown)
     if known.empty:
+        words = " ".join(_sentence(name) for name in shown)
         yield Section(title="Behaviour", caption=words, table=_readable(behaviour))
         return
     yield Section(
         title=findings.difference_finding(behaviour),
         figure=figures.differences(known, titles),
         caption="Each dot is a condition less the intact model on the same tokens, in nats per "
-        f"token (the position error in positions). {words}",
+        "token (the position error in positions). What each measure is stands under “How to read "
+        "the figures”.",
         table=_readable(behaviour),
     )
 
@@ -105,7 +108,9 @@ def _loss_sections(tables: Tables, manifest: Mapping[str, Any]) -> Iterator[Sect
     if "loss" in manifest["measures"] or "in-context" in manifest["measures"]:
         title = "Loss by position"
         yield Section(
-            title=findings.position_finding(tables["loss_by_position"], title),
+            title=findings.window_finding(
+                tables["behaviour"], "in_context", title, "along the window"
+            ),
             figure=figures.loss_by_position(tables["loss_by_position"], title=title),
             caption="The mean loss of the token at each position, with 95% bands over documents. "
             + WITHOUT_MASK.format(prefix=manifest["prefix"]),
@@ -117,7 +122,9 @@ def _extrapolation_sections(tables: Tables, manifest: Mapping[str, Any]) -> Iter
         title = "Loss by position, beyond the trained context"
         trained = manifest["trained_len"]
         yield Section(
-            title=findings.position_finding(tables["extrapolation"], title),
+            title=findings.window_finding(
+                tables["behaviour"], "extrapolation", title, "from its end on"
+            ),
             figure=figures.loss_by_position(tables["extrapolation"], title=title, trained=trained),
             caption=f"The same in longer windows, as means over {manifest['bin_width']} positions. "
             f"Dotted: the trained context, {trained} tokens.",
