@@ -17,6 +17,7 @@ from jaxtyping import Float
 from nope_probe.figures.captures import Layers, ScoreMapsLike, keys_left_out, layer_maps
 from nope_probe.figures.downsample import Pooled, pool
 from nope_probe.figures.grid import Grid, axis, keep, patch, place
+from nope_probe.figures.noise import NOISE_NATS, PALE, widened
 from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, colour_bar
 from nope_probe.figures.words import words
 
@@ -62,7 +63,8 @@ def score_maps(
     pooled = _pooled(maps, max_positions)
     first = -(-keys_left_out(maps, skip_keys) // pooled.block)
     shown = pooled.values[..., first:]
-    scales = np.stack([_percentiles(each, (clipped, 100 - clipped)) for each in shown])
+    ends = [_percentiles(each, (clipped, 100 - clipped)) for each in shown]
+    scales = np.array([widened(float(low), float(high))[:2] for low, high in ends])
     if len(scales) > multiples:
         figure = _layered([pooled], [""], SEQUENTIAL, scales, first=layer)
         _place_maps(figure, title, [""])
@@ -89,6 +91,8 @@ def term_maps(
     title: str,
     layer: int = 0,
     max_positions: int = MAX_POSITIONS,
+    skip_keys: int | Literal["auto"] = "auto",
+    noise: Sequence[float] = (),
 ) -> go.Figure:
     """Draw terms of a pattern side by side, on one zero-centred scale, with a layer slider.
 
@@ -98,6 +102,9 @@ def term_maps(
         title: the figure's title.
         layer: which layer the slider shows first.
         max_positions: larger maps are pooled to this many positions.
+        skip_keys: first keys that the colour limits leave out, as in `score_maps`.
+        noise: each layer's standard error of a cell; colours span at least three of them, so that
+            noise is pale.
 
     Raises:
         ValueError: if there is no term.
@@ -113,7 +120,10 @@ def term_maps(
         raise ValueError("expected at least one term map")
     pooled = [_pooled(maps, max_positions) for maps in terms.values()]
     by_layer = np.stack([each.values for each in pooled], axis=1)
-    scales = np.stack([_symmetric(each) for each in by_layer])
+    first = max(keys_left_out(maps, skip_keys) for maps in terms.values())
+    shown = by_layer[..., -(-first // pooled[0].block) :]
+    floors = [max(NOISE_NATS, PALE * each) for each in noise] or [NOISE_NATS] * len(shown)
+    scales = np.stack([_symmetric(*each) for each in zip(shown, floors, strict=True)])
     names = [words(name) for name in terms]
     figure = _layered(pooled, names, DIVERGING, scales, first=layer)
     _place_maps(figure, title, names)
@@ -124,8 +134,8 @@ def _pooled(maps: Layers | ScoreMapsLike | Pooled, max_positions: int) -> Pooled
     return maps if isinstance(maps, Pooled) else pool(layer_maps(maps), max_positions)
 
 
-def _symmetric(values: np.ndarray) -> np.ndarray:
-    top = _percentiles(np.abs(values), (100 - CLIPPED,))[0] or 1.0
+def _symmetric(values: np.ndarray, floor: float) -> np.ndarray:
+    top = max(floor, _percentiles(np.abs(values), (100 - CLIPPED,))[0])
     return np.array([-top, top])
 
 

@@ -53,6 +53,7 @@ _AXIS = {
     "zerolinecolor": ZERO,
     "linecolor": GRID,
     "title": {"standoff": 8, "font": {"size": 13}},
+    "exponentformat": "power",  # else 2e-7 nats are written 200n
 }
 TEMPLATE = go.layout.Template(
     layout={
@@ -64,6 +65,7 @@ TEMPLATE = go.layout.Template(
         "legend": {"orientation": "h", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom"},
         "xaxis": _AXIS,
         "yaxis": _AXIS,
+        "coloraxis": {"colorbar": {"exponentformat": "power"}},
     }
 )
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nope_probe.analyses.bands import Band
 from nope_probe.analyses.jackknife import standard_error
-from nope_probe.analyses.pattern import diagonal_normalised, measure
+from nope_probe.analyses.pattern import diagonal_normalised, measure, row_centred
 from nope_probe.experiments.scores.heads import head_columns
 from nope_probe.experiments.scores.page import scores_page
 from nope_probe.experiments.scores.splits import BandMaps, band_arrays, split_tables
@@ -62,11 +62,13 @@ def analyse(
         **input_record(inputs, skip_keys, measured.counts),
         "conditions": [INTACT],
     }
+    pattern = row_centred(measured.mean, skip_keys).float().numpy()
+    sentences = headline(manifest, tables)
     return Run(
         manifest=manifest,
         arrays={"tokens": input_arrays(inputs), "maps": maps, **_folds(measured)},
         tables=tables,
-        page=scores_page(maps, tables, manifest, headline(manifest, tables)),
+        page=scores_page({**maps, "pattern": pattern}, tables, manifest, sentences),
     )
 
 
