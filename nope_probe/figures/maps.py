@@ -17,13 +17,13 @@ from jaxtyping import Float
 from nope_probe.figures.captures import Layers, ScoreMapsLike, keys_left_out, layer_maps
 from nope_probe.figures.downsample import Pooled, pool
 from nope_probe.figures.grid import Grid, axis, keep, patch, place
-from nope_probe.figures.noise import FLOOR, WITHIN, widened
+from nope_probe.figures.limits import CLIPPED, flattened, percentiles, symmetric
+from nope_probe.figures.noise import NOISE_NATS, PALE, WITHIN, widened
 from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, colour_bar
 from nope_probe.figures.words import words
 
 MAX_POSITIONS = 256
 MAX_MULTIPLES = 4
-CLIPPED = 0.5
 WIDTH = 1050
 BAR_DROP = 54  # from a panel to the colour bar below it, px
 
@@ -63,8 +63,8 @@ def score_maps(
     pooled = _pooled(maps, max_positions)
     first = -(-keys_left_out(maps, skip_keys) // pooled.block)
     shown = pooled.values[..., first:]
-    limits = [_percentiles(each, (clipped, 100 - clipped)) for each in shown]
-    scales = np.array([widened(float(low), float(high)) for low, high in limits])
+    ends = [percentiles(each, (clipped, 100 - clipped)) for each in shown]
+    scales = np.array([widened(float(low), float(high))[:2] for low, high in ends])
     if len(scales) > multiples:
         figure = _layered([pooled], [""], SEQUENTIAL, scales, layer)
         _place_maps(figure, title, [""])
@@ -91,7 +91,9 @@ def term_maps(
     title: str,
     layer: int = 0,
     max_positions: int = MAX_POSITIONS,
-    noise: Mapping[str, Collection[int]] | None = None,
+    skip_keys: int | Literal["auto"] = "auto",
+    noise: Sequence[float] = (),
+    flat: Mapping[str, Collection[int]] | None = None,
     rows: int = 1,
 ) -> go.Figure:
     """Draw terms of a pattern side by side, on one zero-centred scale, with a layer slider.
@@ -104,7 +106,10 @@ def term_maps(
         title: the figure's title.
         layer: which layer the slider shows first.
         max_positions: larger maps are pooled to this many positions.
-        noise: by term, the layers in which it does not exceed its noise, which its title says.
+        skip_keys: first keys that the colour limits leave out, as in `score_maps`.
+        noise: each layer's standard error of a cell; colours span at least three of them, so that
+            noise is pale.
+        flat: by term, the layers in which it does not exceed its noise, which its title says.
         rows: in how many rows of equal length the terms stand.
 
     Raises:
@@ -121,25 +126,21 @@ def term_maps(
         raise ValueError("expected at least one term map")
     pooled = [_pooled(maps, max_positions) for maps in terms.values()]
     by_layer = np.stack([each.values for each in pooled], axis=1)
-    flat = {name: set(layers) for name, layers in (noise or {}).items()}
-    scales = _flattened([_symmetric(each) for each in by_layer], flat.get(next(iter(terms)), set()))
+    first = max(keys_left_out(maps, skip_keys) for maps in terms.values())
+    shown = by_layer[..., -(-first // pooled[0].block) :]
+    floors = [max(NOISE_NATS, PALE * each) for each in noise] or [NOISE_NATS] * len(shown)
+    tops = [symmetric(*each) for each in zip(shown, floors, strict=True)]
+    flat = flat or {}
+    scales = flattened(tops, flat.get(next(iter(terms)), ()))
     names = [words(name) for name in terms]
     titles = [
         [_noted(words(name), index in flat.get(name, ())) for name in terms]
         for index in range(len(scales))
     ]
-    patches = [_panel_titles(each) for each in titles] if any(flat.values()) else None
+    patches = [_panel_titles(each) for each in titles] if any(map(len, flat.values())) else None
     figure = _layered(pooled, names, DIVERGING, scales, layer, patches)
     _place_maps(figure, title, titles[layer], rows=rows)
     return figure
-
-
-def _flattened(scales: Sequence[np.ndarray], flat: Collection[int]) -> Float[np.ndarray, "layer 2"]:
-    """Return each layer's colour limits, those of flat layers as wide as the widest of all."""
-    clear = [scale[1] for layer, scale in enumerate(scales) if layer not in flat]
-    top = max([FLOOR, *clear])
-    tops = [top if layer in flat else max(FLOOR, each[1]) for layer, each in enumerate(scales)]
-    return np.array([[-each, each] for each in tops])
 
 
 def _noted(name: str, is_flat: bool) -> str:
@@ -152,16 +153,6 @@ def _panel_titles(names: Sequence[str]) -> dict[str, object]:
 
 def _pooled(maps: Layers | ScoreMapsLike | Pooled, max_positions: int) -> Pooled:
     return maps if isinstance(maps, Pooled) else pool(layer_maps(maps), max_positions)
-
-
-def _symmetric(values: np.ndarray) -> np.ndarray:
-    top = _percentiles(np.abs(values), (100 - CLIPPED,))[0]
-    return np.array([-top, top])
-
-
-def _percentiles(values: np.ndarray, at: Sequence[float]) -> np.ndarray:
-    known = values[np.isfinite(values)]
-    return np.percentile(known, at) if known.size else np.zeros(len(at))
 
 
 def _heat(pooled: Pooled, layer: int, panel: int, name: str, coloraxis: str) -> go.Heatmap:

@@ -1,4 +1,4 @@
-"""Axes of numbers that do not exceed their noise: a range that shows them as flat, and a note.
+"""Axes and colour limits wide enough that noise looks flat, and a note that it does.
 
 An axis that follows its numbers down to the noise shows a trend where there is none.
 """
@@ -10,6 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
+# A map or curve that spans less than so many standard errors, or nats (float32 resolves scores no
+# better), is noise; its colours or axis then span so many times as much.
+NOISE_ERRORS, NOISE_NATS, WIDER = 8, 1e-5, 10
+PALE = 3  # standard errors of a cell: signed colours reach at least so far
 FLOOR = 0.01  # nats, or a share: attention weights change by 1% per hundredth of a nat
 MARGIN = 3.0  # half an axis, in units of the largest noise
 FLAT = "flat: within noise"
@@ -26,7 +30,7 @@ def is_noise(values: Numbers, lows: Numbers, highs: Numbers) -> bool:
 
 
 def axis_range(
-    values: Numbers, lows: Numbers, highs: Numbers, floor: float = FLOOR
+    values: Numbers, lows: Numbers, highs: Numbers, *, floor: float = FLOOR
 ) -> tuple[float, float] | None:
     """Return the range of an axis with zero, or None where the numbers themselves give a good one.
 
@@ -73,14 +77,16 @@ def padded_range(ends: Numbers) -> tuple[float, float] | None:
     return (low - pad if low < 0 else 0.0), (high + pad if high > 0 else 0.0)
 
 
-def widened(low: float, high: float, floor: float = FLOOR) -> tuple[float, float]:
-    """Return limits at least so far apart, around the same middle.
+def widened(low: float, high: float, floor: float = NOISE_NATS) -> tuple[float, float, bool]:
+    """Return limits, far apart if they were nearer than `floor`, and whether they were.
 
     Example:
-        >>> widened(0.5, 0.5), widened(-1.0, 2.0)
-        ((0.495, 0.505), (-1.0, 2.0))
+        >>> widened(1.0, 3.0, floor=1.0)
+        (1.0, 3.0, False)
+        >>> widened(2.0, 2.0, floor=1.0)
+        (-3.0, 7.0, True)
     """
     if high - low >= floor:
-        return low, high
-    middle = (low + high) / 2
-    return middle - floor / 2, middle + floor / 2
+        return low, high, False
+    centre, half = (low + high) / 2, WIDER * floor / 2
+    return centre - half, centre + half, True

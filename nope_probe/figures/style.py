@@ -22,6 +22,7 @@ COLOURS = {
     "w_o": "#999847",
     "w_v": "#8952a0",
     "mlp": "#8a5969",
+    "norms": "#6a7a99",
     "qk": "#3ba763",
     "ov": "#a64b21",
     "mean_term": "#535dba",
@@ -40,6 +41,7 @@ SYMBOLS = {
     "w_o": "star",
     "w_v": "hexagon",
     "mlp": "x",
+    "norms": "pentagon",
     "qk": "triangle-up",
     "ov": "star",
     "mean_term": "square",
@@ -53,6 +55,7 @@ _AXIS = {
     "zerolinecolor": ZERO,
     "linecolor": GRID,
     "title": {"standoff": 8, "font": {"size": 13}},
+    "exponentformat": "power",  # else 2e-7 nats are written 200n
 }
 TEMPLATE = go.layout.Template(
     layout={
@@ -64,6 +67,7 @@ TEMPLATE = go.layout.Template(
         "legend": {"orientation": "h", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom"},
         "xaxis": _AXIS,
         "yaxis": _AXIS,
+        "coloraxis": {"colorbar": {"exponentformat": "power"}},
     }
 )
 

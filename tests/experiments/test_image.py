@@ -12,6 +12,7 @@ from nope_probe import reproduce, scores, simulate
 from nope_probe.errors import UserError
 from nope_probe.experiments import image
 from nope_probe.experiments.image import first_figure
+from nope_probe.figures.maps import term_maps
 from nope_probe.figures.theory import fixed_scale_maps
 from nope_probe.reports.page import Section, page
 from nope_probe.runtime.folder import read_manifest
@@ -33,6 +34,31 @@ def test_the_first_figure_of_a_page_comes_back_with_its_values_size_and_heading(
     packed = found.to_plotly_json()["data"][1]["z"]
     cells = np.frombuffer(b64decode(packed["bdata"]), packed["dtype"]).reshape(7, 7)
     np.testing.assert_array_equal(cells, values[1])
+
+
+@pytest.mark.parametrize("n_terms", [1, 2])
+def test_maps_behind_a_layer_slider_are_all_drawn_each_layer_on_its_own_colours(
+    n_terms: int,
+) -> None:
+    random = np.random.default_rng(0)
+    size = np.array([1, 30, 5, 2, 7, 3])[:, None, None]
+    terms = {name: size * random.normal(size=(6, 7, 7)) for name in ("mask", "rope")[:n_terms]}
+    section = Section(title="A pattern", caption="c", figure=term_maps(terms, title="t", layer=2))
+    found = first_figure(page("title", ["headline"], [section], {}))
+    assert found.layout.title.text == "A pattern"
+    assert len(found.data) == 6 * n_terms
+    tops = []
+    for number, trace in enumerate(found.data):
+        layer, term = divmod(number, n_terms)
+        assert trace.visible is None
+        assert trace.name.startswith(f"L{layer}")
+        np.testing.assert_allclose(trace.z, list(terms.values())[term][layer], rtol=1e-6)
+        scale = found.layout[trace.coloraxis]
+        assert scale.cmin == -scale.cmax
+        assert scale.colorscale[-1][1] == "rgb(103,0,31)"
+        tops.append(scale.cmax)
+    assert tops[n_terms] > 4 * tops[-1]
+    assert not found.layout.sliders
 
 
 def test_a_page_without_a_figure_is_refused() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,15 @@ from nope_probe.analyses.mask_effect import MaskEffect, mask_effect
 from nope_probe.analyses.mean_covariance import split_mean_covariance
 from nope_probe.analyses.pattern import measure, row_centred
 from nope_probe.analyses.player_attribution import BASE
-from nope_probe.analyses.shapley import INTACT, MASK, PlayerSet, base, shapley, source_terms
+from nope_probe.analyses.shapley import (
+    INTACT,
+    MASK,
+    Condition,
+    PlayerSet,
+    base,
+    shapley,
+    source_terms,
+)
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.ablation.conditions import ConditionMaps, Measured
 from nope_probe.experiments.ablation.offsets import source_offsets_table

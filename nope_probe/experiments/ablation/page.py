@@ -77,7 +77,7 @@ def _sources(parts: Parts) -> Iterator[Section]:
                 terms,
                 title="The positional pattern and what each source brings",
                 layer=parts.shown,
-                noise=parts.noise(table, "term", "rms"),
+                flat=parts.noise(table, "term", "rms"),
             ),
             caption="The whole positional pattern is the sum of the maps beside it. Content is "
             "what is left without mask and position encoding; the others are what these bring.",
@@ -104,7 +104,7 @@ def _mean_covariance(parts: Parts) -> Iterator[Section]:
         yield Section(
             title=title,
             figure=term_maps(
-                terms, title="The mean term and the covariance term", layer=parts.shown, noise=noise
+                terms, title="The mean term and the covariance term", layer=parts.shown, flat=noise
             ),
             caption="The mean term: each position has a mean query and a mean key of its own. "
             "The covariance term: tokens that share their past are alike. Nothing is ablated.",

@@ -92,7 +92,7 @@ def _shapley_maps(parts: Parts, player_set: str, group: str) -> Iterator[Section
             terms,
             title="What each player adds to the positional pattern (Shapley maps)",
             layer=parts.shown,
-            noise=noise,
+            flat=noise,
             rows=len(terms) // (len(parts.terms[group]) + 1),
         ),
         caption="What a player adds on average over all orders in which players can join. "

@@ -65,15 +65,17 @@ def analyse(
         **input_record(inputs, skip_keys, measured.counts),
         "conditions": [INTACT],
     }
+    pattern = row_centred(measured.mean, skip_keys).float().numpy()
+    sentences = headline(manifest, tables)
     return Run(
         manifest=manifest,
         arrays={"tokens": input_arrays(inputs), "maps": maps, **_folds(measured)},
         tables=tables,
         page=scores_page(
-            maps,
+            {**maps, "pattern": pattern},
             tables,
             manifest,
-            headline(manifest, tables),
+            sentences,
             head_patterns(measured, tables, skip_keys),
         ),
     )
