@@ -90,6 +90,8 @@ def test_correlations_over_all_layers_head_the_bridge() -> None:
         "Pattern and behaviour: rank correlation over 7 removals, loss +0.50"
     )
     assert "too few" in findings.bridge_finding(table[1:2])
+    assert findings.correlation_finding(table).endswith("between L0 and loss, -0.90")
+    assert "too few" in findings.correlation_finding(table[:2])
 
 
 def test_the_head_that_the_loss_needs_most() -> None:

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 import pytest
 from support.command_line import refused, run_command
 
-from nope_probe import reproduce, scores, simulate
+from nope_probe import behaviour, reproduce, scores, simulate
 from nope_probe.errors import UserError
 from nope_probe.experiments import image
 from nope_probe.experiments.image import first_figure
@@ -81,6 +81,6 @@ def test_a_command_draws_its_image_and_records_the_run_as_without(
 def test_an_image_of_another_kind_is_refused_before_anything_is_run(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for command, arguments in ((scores, []), (reproduce, ["figure1"])):
+    for command, arguments in ((scores, []), (behaviour, []), (reproduce, ["figure1"])):
         line = refused(capfd, tmp_path, command, *arguments, "--image", "x.jpg")
         assert "ends in .png or .svg" in line

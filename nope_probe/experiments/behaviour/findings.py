@@ -80,6 +80,16 @@ def bridge_finding(correlations: pd.DataFrame) -> str:
     return f"{title}: rank correlation over {n} removals, {', '.join(parts)}"
 
 
+def correlation_finding(correlations: pd.DataFrame) -> str:
+    """Return the layer and effect with the largest rank correlation."""
+    title = "Rank correlations by layer"
+    rows = correlations[correlations["layer"].astype(str) != "all"].dropna(subset=["rho"])
+    if rows.empty:
+        return f"{title}: too few conditions"
+    top = rows.iloc[int(rows["rho"].abs().to_numpy(float).argmax())]
+    return f"{title}: largest between L{top['layer']} and {top['effect']}, {top['rho']:+.2f}"
+
+
 def head_finding(heads: pd.DataFrame) -> str:
     """Return which head's W_Q the loss needs most."""
     clear = heads[heads["loss_low"] > 0]

@@ -153,7 +153,7 @@ def _bridge_sections(tables: Tables) -> Iterator[Section]:
             table=tables["bridge"],
         )
         yield Section(
-            title="Rank correlations, layer by layer",
+            title=findings.correlation_finding(tables["correlations"]),
             caption="Spearman's rho, over conditions, of the pattern lost in each layer (and in "
             "all, summed) with the rise of each loss. Few conditions, which overlap: a description "
             "of these removals, not a test.",
