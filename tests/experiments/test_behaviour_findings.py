@@ -84,8 +84,13 @@ def test_position_is_readable_where_the_interval_ends_below_chance() -> None:
 def test_correlations_over_all_layers_head_the_bridge() -> None:
     rows = [("all", "loss", 0.5), ("all", "copy", np.nan), (0, "loss", -0.9)]
     table = pd.DataFrame(
-        [{"layer": layer, "effect": effect, "rho": rho, "n": 7} for layer, effect, rho in rows]
+        [
+            {"over": "conditions", "layer": layer, "effect": effect, "rho": rho, "n": 7}
+            for layer, effect, rho in rows
+        ]
     )
+    heads = pd.DataFrame([{"over": "heads", "layer": "all", "effect": "loss", "rho": 0.9, "n": 16}])
+    table = pd.concat([table, heads], ignore_index=True)
     assert findings.bridge_finding(table) == (
         "Pattern and behaviour: rank correlation over 7 removals, loss +0.50"
     )

@@ -70,8 +70,9 @@ def decodability_finding(table: pd.DataFrame) -> str:
 
 
 def bridge_finding(correlations: pd.DataFrame) -> str:
-    """Return whether removals that take more of the pattern cost more, over all layers."""
-    rows = correlations[(correlations["layer"].astype(str) == "all")].dropna(subset=["rho"])
+    """Return how the pattern and the behaviour that removals take go together, over all layers."""
+    removals = correlations[correlations["over"] == "conditions"]
+    rows = removals[removals["layer"].astype(str) == "all"].dropna(subset=["rho"])
     title = "Pattern and behaviour"
     if rows.empty:
         return f"{title}: too few conditions for a rank correlation"
