@@ -18,10 +18,12 @@ DRAW_ALL = "<script>dispatchEvent(new Event('beforeprint'))</script></body>"
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 
 
-def opened(html: str, folder: Path, width: int = 1200, height: int = 6000) -> str:
+def opened(
+    html: str, folder: Path, width: int = 1200, height: int = 6000, draw_all: bool = True
+) -> str:
     """Return a page's elements after its scripts ran, which must not write to the console."""
     page = folder / "opened.html"
-    page.write_text(html.replace("</body>", DRAW_ALL), encoding="utf-8")
+    page.write_text(html.replace("</body>", DRAW_ALL) if draw_all else html, encoding="utf-8")
     options = [f"--window-size={width},{height}", f"--user-data-dir={folder / 'profile'}"]
     run = subprocess.run(
         [str(CHROMIUM), *FLAGS.split(), *options, page.absolute().as_uri()],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,21 @@ from nope_probe.analyses.mask_effect import MaskEffect, mask_effect
 from nope_probe.analyses.mean_covariance import split_mean_covariance
 from nope_probe.analyses.pattern import measure, row_centred
 from nope_probe.analyses.player_attribution import BASE
-from nope_probe.analyses.shapley import INTACT, MASK, PlayerSet, base, shapley, source_terms
+from nope_probe.analyses.shapley import (
+    INTACT,
+    MASK,
+    Condition,
+    PlayerSet,
+    base,
+    shapley,
+    source_terms,
+)
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.ablation.conditions import ConditionMaps, Measured
 from nope_probe.experiments.ablation.offsets import source_offsets_table
 from nope_probe.experiments.ablation.page import ablation_page
 from nope_probe.experiments.ablation.plan import Plan
-from nope_probe.experiments.ablation.side_by_side import of_first, side_by_side
+from nope_probe.experiments.ablation.side_by_side import side_by_side
 from nope_probe.experiments.ablation.summary import headline
 from nope_probe.experiments.explore.conditions import explorer_of
 from nope_probe.experiments.tables import (
@@ -63,7 +71,7 @@ def analyse(session: Session[RunSettings], plan: Plan, measured: Measured) -> Ru
         tables=tables,
         page=ablation_page(
             maps,
-            of_first(manifest, tables),
+            tables,
             manifest,
             headline(manifest, tables),
             explorer_of(measured.maps, plan.player_sets, skip_keys),
@@ -202,8 +210,9 @@ def maps_of(plan: Plan, measured: Measured, skip_keys: int) -> Maps:
     `score/<kept>` per condition (of further replacements `score_<replacement>/<kept>`) and
     `mean_covariance/<term>` are score maps; `pattern/all`, `pattern/mean_term`,
     `pattern/covariance_term`, `source/<term>` and `shapley/<player>` (of further player sets
-    `shapley_<set>/<player>`) are patterns. The Shapley maps of a set, with
-    that of `base` where no source plays, add up to the positional part of the pattern.
+    `shapley_<set>/<player>`, of further replacements these with `_<replacement>` before the slash)
+    are patterns. The Shapley maps of a set, with that of `base` where no source plays, add up to
+    the positional part of the pattern.
     """
     means = {condition: each.mean for condition, each in measured.maps.items()}
     patterns = {condition: row_centred(mean, skip_keys) for condition, mean in means.items()}
@@ -217,8 +226,18 @@ def maps_of(plan: Plan, measured: Measured, skip_keys: int) -> Maps:
     for name, term_map in _mean_covariance_maps(measured).items():
         maps[f"mean_covariance/{name}"] = term_map
         maps[f"pattern/{name}_term"] = row_centred(term_map, skip_keys)
+    maps |= _shapley_maps(plan, patterns)
+    for replacement, others in measured.others.items():
+        changed = {each: row_centred(kept.mean, skip_keys) for each, kept in others.items()}
+        maps |= _shapley_maps(plan, {**patterns, **changed}, f"_{replacement}")
+    return maps
+
+
+def _shapley_maps(plan: Plan, patterns: Mapping[Condition, Tensor], suffix: str = "") -> Maps:
+    """Return the Shapley maps of all player sets from the patterns of all conditions."""
+    maps: Maps = {}
     for index, players in enumerate(plan.player_sets):
-        prefix = "shapley" if index == 0 else f"shapley_{players.name}"
+        prefix = ("shapley" if index == 0 else f"shapley_{players.name}") + suffix
         for player in players.players:
             maps[f"{prefix}/{player.name}"] = contrast_map(shapley(players, player), patterns)
         if not players.has_source:

@@ -11,12 +11,13 @@ import numpy as np
 import pandas as pd
 from plotly.colors import qualitative
 
-from nope_probe.experiments.compare.maps import NOISE, Compared, Difference
+from nope_probe.experiments.compare.maps import Compared, Difference
 from nope_probe.experiments.compare.members import INTACT, UNITS, Member
 from nope_probe.experiments.compare.tables import clearest
 from nope_probe.figures.compared import Series, compared_measures
 from nope_probe.figures.downsample import pool
-from nope_probe.figures.maps import CLIPPED
+from nope_probe.figures.limits import CLIPPED
+from nope_probe.figures.noise import PALE
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.figures.words import MEASURES
 from nope_probe.reports import notes
@@ -30,7 +31,7 @@ HOW_TO_READ = (
     notes.MAP_AXES,
     notes.PATTERN_COLOURS,
     "All patterns of a layer have one scale; a difference has its own, which spans at least "
-    f"{NOISE} standard errors of a cell, so that noise is pale.",
+    f"{PALE} standard errors of a cell, so that noise is pale.",
     "Paired differences are taken fold by fold: the runs had the same sequences, and what these "
     "have in common cancels. Unpaired ones treat the runs as independent, so that their intervals "
     "are too wide where the runs share sequences.",
@@ -121,14 +122,14 @@ def _top(values: np.ndarray) -> float:
 
 
 def _difference_top(found: Difference) -> float:
-    return max(_top(found.values), NOISE * np.nan_to_num(found.noise)) or 1.0
+    return max(_top(found.values), PALE * np.nan_to_num(found.noise)) or 1.0
 
 
 def _clearest(members: Sequence[Member], table: pd.DataFrame) -> Iterator[Section]:
     rows = clearest(table)
     if rows:
         of = members[0].label
-        columns = ("what", "run", "value", f"of {of}", "difference, with its 95% interval")
+        columns = ("what", "run", "value", f"of {of}", "difference, with its 95% interval", "")
         yield Section(
             title="The clearest differences",
             caption="Those that are largest for their intervals; all are in the tables below.",

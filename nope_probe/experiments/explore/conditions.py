@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from nope_probe.analyses.shapley import Condition, PlayerSet, player_set
 from nope_probe.experiments.explore.views import combinations, pattern_view
-from nope_probe.figures.explorer import Explorer
+from nope_probe.figures.explorer import MEASURES, Explorer
 from nope_probe.hooks.maps import ScoreMaps
 
 PAGE_BYTES = 900_000  # beside all other maps of a report
@@ -17,6 +19,8 @@ def explorer_of(
     maps: Mapping[Condition, ScoreMaps], player_sets: Sequence[PlayerSet], skip_keys: int
 ) -> Explorer | None:
     """Return the explorer of the first player set, or of the mask and the position encoding.
+
+    It opens on the layer with the strongest pattern.
 
     Args:
         maps: score maps of all conditions.
@@ -31,12 +35,14 @@ def explorer_of(
         return None
     players = player_sets[0] if player_sets else player_set(sources)
     found = [replace(maps[each], per_head=None) for each in combinations(players)]
+    view = pattern_view(found, skip_keys)
+    amplitudes = view.measures[0, :, 0, MEASURES.index("amplitude"), 0]
     return Explorer(
         title="Remove components, and see what is left of the positional pattern",
         players={each.name: sorted(each.components) for each in players.players},
-        views=(pattern_view(found, skip_keys),),
+        views=(view,),
         components=[],
-        layer=min(1, found[0].folds.shape[1] - 1),
+        layer=int(np.argmax(np.nan_to_num(amplitudes))),
         note="A switch removes its component as the run did; brackets are 95% intervals.",
         max_bytes=PAGE_BYTES,
     )
