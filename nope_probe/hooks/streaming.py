@@ -156,7 +156,8 @@ class BatchRunner:
     ) -> None:
         self.model, self.accumulators, self.checkpoint = model, accumulators, checkpoint
         self.batch_size, self.to_logits, self.residuals = batch_size, to_logits, residuals
-        self.may_skip = residuals is not None and may_skip_blocks(model)
+        keeps = residuals is not None and residuals.max_bytes > 0
+        self.may_skip = keeps and may_skip_blocks(model)
 
     def run(self, batch: Inputs, fold_of: Int[Tensor, " seq"], done: int) -> None:
         """Run a batch before which `done` sequences of this process were run."""
