@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -263,7 +263,15 @@ class Session(Generic[Settings_co]):
         assert self.checkpoint.folder is not None
         write_run(self.folder, run, self.checkpoint.folder / "run")
         self.checkpoint.discard()
-        _report(f"took {run.manifest['seconds']:.0f} s")
+        _report(f"took {run.manifest['seconds']:.0f} s{_saved_passes(run.manifest)}")
+
+
+def _saved_passes(manifest: Mapping[str, Any]) -> str:
+    """Return how many passes through layers shared residual streams have saved, if any."""
+    passes = manifest.get("layer_passes") or {"run": 0, "needed": 0}
+    if passes["run"] == passes["needed"]:
+        return ""
+    return f", ran {passes['run']:,} of {passes['needed']:,} layer passes"
 
 
 def _report(line: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -132,6 +133,7 @@ def _attribution_record(
     plan: Plan, measured: Measured, layers: Sequence[LayerAttribution]
 ) -> dict[str, Any]:
     return {
+        "layer_passes": asdict(measured.layer_passes),
         "gains": None if measured.gains is None else {**measured.gains.c},
         "gains_random": None if measured.gains is None else {**measured.gains.c_random} or None,
         "replacements": [measured.replacement, *measured.others],
