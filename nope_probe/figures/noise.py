@@ -5,6 +5,7 @@ from __future__ import annotations
 # A map or curve that spans less than so many standard errors, or nats (float32 resolves scores no
 # better), is noise; its colours or axis then span so many times as much.
 NOISE_ERRORS, NOISE_NATS, FLAT = 8, 1e-5, 10
+FLAT_WORDS = ": flat, below the noise"  # after a panel's title
 PALE = 3  # standard errors of a cell: signed colours reach at least so far
 
 
