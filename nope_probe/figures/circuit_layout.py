@@ -22,7 +22,7 @@ _SCORE: tuple[Operation, ...] = (
     ("W<sub>K</sub>", "w_k"),
     ("RoPE", "rope"),
 )
-_NORM: Operation = ("its weights", "norms")  # of an LN, named only where they are removed
+_NORM: Operation = ("weights", "norms")  # of an LN, named only where they are removed
 # The operations of each arrow, and the component that an ablation removes them with.
 OPERATIONS: dict[str, tuple[Operation, ...]] = {
     "a": (("LN", None), _NORM),

@@ -18,7 +18,14 @@ from nope_probe.figures.captures import Layers, ScoreMapsLike, keys_left_out, la
 from nope_probe.figures.downsample import Pooled, pool
 from nope_probe.figures.grid import Grid, axis, keep, patch, place
 from nope_probe.figures.limits import CLIPPED, flattened, percentiles, symmetric
-from nope_probe.figures.noise import NOISE_NATS, PALE, WITHIN, widened
+from nope_probe.figures.noise import (
+    FLAT_WORDS,
+    NOISE_ERRORS,
+    NOISE_NATS,
+    PALE,
+    WITHIN,
+    widened,
+)
 from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, colour_bar
 from nope_probe.figures.words import words
 
@@ -37,11 +44,12 @@ def score_maps(
     multiples: int = MAX_MULTIPLES,
     clipped: float = CLIPPED,
     skip_keys: int | Literal["auto"] = "auto",
+    noise: Sequence[float] = (),
 ) -> go.Figure:
     """Draw the score map of each layer: side by side up to 4 layers, else with a layer slider.
 
     Each map has a scale of its own: the level of the scores, which softmax ignores, differs between
-    layers.
+    layers. A map whose cells differ by no more than their errors is drawn flat.
 
     Args:
         maps: what `capture_scores` returned, or mean scores in nats, pooled or not.
@@ -52,6 +60,7 @@ def score_maps(
         clipped: percentage of the cells beyond each colour limit.
         skip_keys: first keys that the colour limits leave out; `auto`: 1 for captured maps of
             sequences that begin with BOS, whose scores would hide all others.
+        noise: each layer's standard error of a cell, nats.
 
     Example:
         >>> from nope_probe import capture_scores, figures, gaussian, load
@@ -64,22 +73,33 @@ def score_maps(
     first = -(-keys_left_out(maps, skip_keys) // pooled.block)
     shown = pooled.values[..., first:]
     ends = [percentiles(each, (clipped, 100 - clipped)) for each in shown]
-    scales = np.array([widened(float(low), float(high))[:2] for low, high in ends])
+    errors = noise or [0.0] * len(ends)
+    found = [
+        widened(float(low), float(high), max(NOISE_NATS, NOISE_ERRORS * error))
+        for (low, high), error in zip(ends, errors, strict=True)
+    ]
+    scales = np.array([[low, high] for low, high, _ in found])
     if len(scales) > multiples:
         figure = _layered([pooled], [""], SEQUENTIAL, scales, layer)
         _place_maps(figure, title, [""])
         return figure
-    return _side_by_side(pooled, title, scales)
+    return _side_by_side(pooled, title, scales, [flat for *_, flat in found])
 
 
-def _side_by_side(pooled: Pooled, title: str, scales: np.ndarray) -> go.Figure:
+def _side_by_side(
+    pooled: Pooled, title: str, scales: np.ndarray, flat: Sequence[bool]
+) -> go.Figure:
     names = [f"L{layer}" for layer in range(len(scales))]
     axes = [f"coloraxis{axis(index)}" for index in range(len(names))]
     figure = go.Figure([_heat(pooled, i, i, name, axes[i]) for i, name in enumerate(names)])
     figure.update_layout(
         {at: _coloraxis(SEQUENTIAL, scale) for at, scale in zip(axes, scales, strict=True)}
     )
-    wide, narrow = _place_maps(figure, title, names, bars=True)
+    titles = [f"{name}{FLAT_WORDS if each else ''}" for name, each in zip(names, flat, strict=True)]
+    wide, narrow = _place_maps(figure, title, titles, bars=True)
+    for at, scale, each in zip(axes, scales, flat, strict=True):
+        if each:
+            figure.layout[at].colorbar.update(tickvals=[float(scale.mean())], tickformat=".3f")
     patch(figure, _bars_below(wide, len(names)))
     keep(figure, narrow={**figure.layout.meta["narrow"], **_bars_below(narrow, len(names))})
     return figure

@@ -17,6 +17,7 @@ PALE = 3  # standard errors of a cell: signed colours reach at least so far
 FLOOR = 0.01  # nats, or a share: attention weights change by 1% per hundredth of a nat
 MARGIN = 3.0  # half an axis, in units of the largest noise
 FLAT = "flat: within noise"
+FLAT_WORDS = ": flat, within noise"  # after a panel's title
 WITHIN = "within noise"
 
 Numbers = Float[np.ndarray, "..."] | Sequence[float]

@@ -13,7 +13,7 @@ from plotly.colors import sample_colorscale
 from nope_probe.figures.captures import Layers, ScoreMapsLike
 from nope_probe.figures.grid import Grid, axis, keep, place
 from nope_probe.figures.maps import MAX_POSITIONS, score_maps
-from nope_probe.figures.noise import NOISE_ERRORS, NOISE_NATS, widened
+from nope_probe.figures.noise import FLAT_WORDS, NOISE_ERRORS, NOISE_NATS, widened
 from nope_probe.figures.style import SEQUENTIAL, ZERO
 
 
@@ -74,26 +74,8 @@ def maps_above_noise(
         errors: the standard errors of the cells, nats.
         max_positions: larger maps are pooled to this many positions.
     """
-    figure = score_maps(maps, max_positions=max_positions)
-    floors = [max(NOISE_NATS, NOISE_ERRORS * float(np.nanmedian(each))) for each in errors]
-    sliders = figure.layout.sliders
-    if sliders:
-        limits = zip(figure.layout.meta["scales"], floors, strict=True)
-        scales = [widened(low, high, floor)[:2] for (low, high), floor in limits]
-        for step, (low, high) in zip(sliders[0].steps, scales, strict=True):
-            step.args[1].update({"coloraxis.cmin": low, "coloraxis.cmax": high})
-        low, high = scales[sliders[0].active]
-        figure.layout.coloraxis.update(cmin=low, cmax=high)
-        keep(figure, scales=[list(scale) for scale in scales])
-        return figure
-    for layer, floor in enumerate(floors):
-        coloraxis = figure.layout[f"coloraxis{axis(layer)}"]
-        low, high, flat = widened(coloraxis.cmin, coloraxis.cmax, floor)
-        coloraxis.update(cmin=low, cmax=high)
-        if flat:
-            coloraxis.colorbar.update(tickvals=[(low + high) / 2], tickformat=".3f")
-            figure.layout.annotations[layer].text += ": flat, below the noise"
-    return figure
+    noise = [float(np.nanmedian(each)) for each in errors]
+    return score_maps(maps, max_positions=max_positions, noise=noise)
 
 
 def rows_against_theory(curves: Mapping[str, Curves]) -> go.Figure:
@@ -127,7 +109,7 @@ def _panels(curves: Mapping[str, Curves], *, title: str, x_title: str, y_title: 
     wide = Grid(columns=min(4, n_layers), panel=230, x_title=x_title, y_title=y_title, bottom=110)
     narrow = replace(wide, columns=min(2, n_layers), panel=150, gap=0.14, left=50)
     ranges = [_range(curves.values(), layer) for layer in range(n_layers)]
-    flat = [": flat, below the noise" if found else "" for found in ranges]
+    flat = [FLAT_WORDS if found else "" for found in ranges]
     titles = [f"L{layer}{words}" for layer, words in enumerate(flat)]
     place(figure, title, titles, wide, narrow)
     for layer, found in enumerate(ranges):

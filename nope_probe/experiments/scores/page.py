@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from nope_probe.experiments.split_page import split_sections
+from nope_probe.experiments.summary import strongest
 from nope_probe.figures.head_maps import HeadMaps
 from nope_probe.figures.heads import ABOUT, head_map
 from nope_probe.figures.maps import score_maps, term_maps
@@ -47,7 +48,7 @@ def scores_page(
     """
     title = f"The attention scores of {manifest['model']['name']} by position"
     sections = [
-        *_map_sections(maps, int(manifest["skip_keys"])),
+        *_map_sections(maps, int(manifest["skip_keys"]), _first(tables["pattern"])),
         *head_sections(heads),
         *split_sections(tables),
         *_measure_sections(tables, str(manifest["conditions"][0])),
@@ -71,11 +72,12 @@ def head_sections(heads: HeadMaps | None) -> Iterator[Section]:
     )
 
 
-def _map_sections(maps: Mapping[str, Any], skip_keys: int) -> Iterator[Section]:
+def _map_sections(maps: Mapping[str, Any], skip_keys: int, layer: int = 0) -> Iterator[Section]:
     pattern, score, normalised = (
         np.asarray(maps[name]) for name in ("pattern", "score", "normalised")
     )
     drawn: dict[str, Any] = {"max_positions": positions(3, len(score)), "skip_keys": skip_keys}
+    drawn["layer"] = layer
     noise = [float(np.sqrt(np.nanmean(each**2))) for each in np.asarray(maps["se"])]
     yield Section(
         title="The positional pattern",
@@ -88,7 +90,7 @@ def _map_sections(maps: Mapping[str, Any], skip_keys: int) -> Iterator[Section]:
     )
     yield Section(
         title="Mean scores",
-        figure=score_maps(score, multiples=1, clipped=PERCENT, **drawn),
+        figure=score_maps(score, multiples=1, clipped=PERCENT, noise=noise, **drawn),
         caption="The mean score that each query gives each key, over sequences and heads. Softmax "
         f"ignores the level of a row, and so the sign of a score.{_left_out(skip_keys)}",
     )
@@ -105,6 +107,12 @@ def _map_sections(maps: Mapping[str, Any], skip_keys: int) -> Iterator[Section]:
         f"differences within a row. Red is above the diagonal's mean, blue below."
         f"{_left_out(skip_keys)}",
     )
+
+
+def _first(pattern: pd.DataFrame) -> int:
+    """Return the layer that is shown first: the one with the strongest pattern."""
+    best = strongest(pattern)
+    return 0 if best is None else int(best["layer"])
 
 
 def _left_out(skip_keys: int) -> str:
