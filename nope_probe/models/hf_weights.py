@@ -56,7 +56,7 @@ def shards_of(index: Path, n_layers: int | None) -> dict[str, list[str]]:
         UserError: for a broken index, or one that lists files outside its folder.
     """
     try:
-        weight_map = json.loads(index.read_text())["weight_map"].items()
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"].items()
     except (ValueError, KeyError, AttributeError) as error:
         raise UserError(f"{index} is no valid index of safetensors files") from error
     files: dict[str, list[str]] = {}

@@ -103,7 +103,7 @@ class RunCheckpoint:
             lock.acquire(timeout=0)
             if not (folder / _ABOUT).is_file():
                 with atomic_write(folder / _ABOUT) as partial:
-                    partial.write_text(json.dumps(self.about, indent=2) + "\n")
+                    partial.write_text(json.dumps(self.about, indent=2) + "\n", encoding="utf-8")
         except Timeout as error:
             raise UserError(f"another process is at work on the run in {folder}") from error
         except OSError as error:
@@ -276,7 +276,7 @@ def validate_same_run(folder: Path, about: Mapping[str, Any]) -> None:
         StorageError: if the file that says what it has is broken.
     """
     try:
-        found = json.loads((folder / _ABOUT).read_text())
+        found = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
         other = [name for name, value in about.items() if found.get(name) != value]
     except (ValueError, AttributeError, RecursionError) as error:
         raise StorageError(f"{folder / _ABOUT} is broken; remove {folder} and run again") from error

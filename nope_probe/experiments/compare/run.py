@@ -14,6 +14,7 @@ import tyro
 
 from nope_probe.runtime.distributed import validate_one_process
 from nope_probe.runtime.folder import Run, check_output_dir, write_run
+from nope_probe.runtime.places import output_folder
 from nope_probe.runtime.provenance import command_line, versions
 from nope_probe.runtime.session import default_output_dir
 
@@ -57,7 +58,8 @@ def run(settings: Settings) -> Path:
     started = time.time()
     members = read_members(settings.runs, settings.labels)
     recorded = recorded_settings(members)
-    folder = settings.out or default_output_dir("compare", members[0].kind, recorded)
+    default = default_output_dir("compare", members[0].kind, recorded)
+    folder = default if settings.out is None else output_folder(settings.out)
     if not check_output_dir(folder, recorded):
         write_run(folder, analyse(members, recorded, folder, started))
     return folder
