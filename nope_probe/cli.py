@@ -178,13 +178,16 @@ def _one_line_for_a_box(typed: str) -> Iterator[None]:
 def _error_of_a_box(box: str, stop: SystemExit, typed: str) -> UserError:
     if isinstance(stop.__context__, UserError):  # raised by the settings themselves
         return stop.__context__
-    lines = [line.strip("│╭╮╰╯─ \t") for line in box.splitlines()][1:]
-    first = " ".join(lines[: lines.index("")] if "" in lines else lines)
+    inside = [line.strip("│| \t") for line in box.splitlines()]
+    # Rules have no letters; the first line is the box's title.
+    lines = [line if re.search(r"\w", line) else "" for line in inside][1:]
+    text = [*lines[next((i for i, line in enumerate(lines) if line), 0) :], ""]
+    first = " ".join(text[: text.index("")])
     for pattern, rewritten in _REWRITTEN:
         first, n_changed = re.subn(f"^{pattern}.*$", rewritten, first)
         if n_changed:
             break
-    near = re.search(r"Perhaps you meant:\W*(--[\w-]+)", " ".join(lines))
+    near = re.search(r"Perhaps you meant:\W*(--[\w-]+)", " ".join(text))
     meant = f"; did you mean {near[1]}?" if near else ""
     return UserError(f"{first.rstrip('.')}{meant} (see {typed} --help)")
 

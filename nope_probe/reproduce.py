@@ -16,6 +16,8 @@ def main() -> None:
     """Run the command line."""
     with one_line_errors():
         settings, image = parse_with_image(Settings, EXAMPLES)
+        if image is not None:
+            settings.validate_drawable()
         from nope_probe.experiments.paper.run import run
 
         folder = run(settings)

@@ -29,8 +29,14 @@ class Bounds:
             return self.low <= value < self.high
         return self.low <= value <= self.high
 
-    def __str__(self) -> str:
-        return f"{self.low:.12g} <= value {'<' if self.open_above else '<='} {self.high:.12g}"
+    def describe(self, name: str) -> str:
+        """Return the bounds of a number in one line.
+
+        Example:
+            >>> ALPHA.describe("alpha")
+            '0 <= alpha < 1'
+        """
+        return f"{self.low:.12g} <= {name} {'<' if self.open_above else '<='} {self.high:.12g}"
 
 
 LARGEST = 2**31 - 1  # so that products with sizes of a model fit into 64 bits
@@ -50,7 +56,7 @@ class BoundedSettings:
         ...     n_seqs: Annotated[int, COUNT] = 512
         >>> Settings(n_seqs=0)
         Traceback (most recent call last):
-        nope_probe.errors.UserError: --n-seqs 0: expected 1 <= value <= 2147483647
+        nope_probe.errors.UserError: --n-seqs 0: expected 1 <= n-seqs <= 2147483647
     """
 
     def __post_init__(self) -> None:
@@ -69,7 +75,8 @@ def validate_bounds(settings: Any) -> None:
     for name, bounds in _bounds_of(kind).items():
         for value in _numbers(getattr(settings, name)):
             if value not in bounds:
-                raise UserError(f"{flag_of(name)} {value}: expected {bounds}")
+                flag = flag_of(name)
+                raise UserError(f"{flag} {value}: expected {bounds.describe(flag.strip('-'))}")
 
 
 def flag_of(name: str) -> str:

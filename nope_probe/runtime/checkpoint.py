@@ -88,12 +88,23 @@ class RunCheckpoint:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if self._lock is None:
             return
-        if kind and issubclass(kind, UserError) and not issubclass(kind, StorageError):
+        if kind and self._is_of_no_use_after(kind):
             self.discard()
             for folder in self._made:
                 with suppress(OSError):  # something else has been put there since
                     folder.rmdir()
         self._lock.release()
+
+    def _is_of_no_use_after(self, kind: type[BaseException]) -> bool:
+        """Return whether an error leaves nothing to resume from: the command has to be changed.
+
+        After an error of the code what was computed is kept, and inputs alone are not.
+        """
+        if issubclass(kind, UserError):
+            return not issubclass(kind, StorageError)
+        computed = any("inputs" not in name for name in self._finished)
+        has_state = self.state_path is not None and self.state_path.exists()
+        return issubclass(kind, Exception) and not (computed or has_state)
 
     def _claim(self, folder: Path) -> None:
         lock = FileLock(folder / "lock")

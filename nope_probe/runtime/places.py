@@ -31,7 +31,7 @@ def output_folder(out: Path) -> Path:
         >>> output_folder(Path("runs/one")).as_posix()
         'runs/one'
     """
-    leads_elsewhere = out.is_symlink() or out.name in ("", "..")
+    leads_elsewhere = os.path.islink(out) or out.name in ("", "..")
     return Path(os.path.realpath(out)) if leads_elsewhere else out
 
 
@@ -69,7 +69,7 @@ def validate_image_place(path: Path, out: Path | None = None) -> None:
         raise UserError(f"cannot draw {path}: expected a name that ends in {endings}")
     if out is not None and path.absolute() == out.absolute():
         raise UserError(f"--image and --out are both {path}")
-    _validate_browser()
+    validate_browser()
     try:
         validate_name(path)
         if path.is_dir():
@@ -82,7 +82,7 @@ def validate_image_place(path: Path, out: Path | None = None) -> None:
         raise UserError(f"cannot draw {shortened(path)}: {error.strerror}") from error
 
 
-def _validate_browser() -> None:
+def validate_browser() -> None:
     """Check that kaleido is installed, and finds a browser.
 
     Raises:

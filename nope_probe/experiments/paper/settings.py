@@ -61,6 +61,7 @@ SCORES: dict[str, tuple[tuple[str, ...], int | Literal["all"]]] = {
     **{f"figure{11 + i}": ((LANGUAGE_MODELS[i % 3],), "all") for i in range(6)},
 }
 N_SAMPLES = 4000
+WITHOUT_IMAGE = ("figure1", "all")  # whose pages have no figure of their own
 FEWEST_SAMPLES = 32  # one a block
 DEFAULT_SEQS, DEFAULT_TOKENS = 1000, 1024
 PAPERS_DATA = "fineweb-edu"
@@ -145,6 +146,15 @@ class Settings(BoundedSettings):
             raise UserError(f"--model names a model twice: {' '.join(self.model)}")
         if self.figure in NOPE_FIGURES and len(self.model) > 1:
             raise UserError(f"{self.figure} takes one --model, got {len(self.model)}")
+
+    def validate_drawable(self) -> None:
+        """Check that the page will have a figure to draw as an image.
+
+        Raises:
+            UserError: for a page of text and tables.
+        """
+        if self.figure in WITHOUT_IMAGE:
+            raise UserError(f"--image has no effect on {self.figure}, whose page draws no maps")
 
     @property
     def models(self) -> tuple[str, ...]:
