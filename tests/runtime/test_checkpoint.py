@@ -181,6 +181,13 @@ def test_another_failure_keeps_what_was_saved_before(error: Exception, tmp_path:
     assert (tmp_path / ".run.unfinished" / "score.safetensors").is_file()
 
 
+def test_a_failure_before_anything_was_computed_leaves_nothing(tmp_path: Path):
+    with pytest.raises(ZeroDivisionError), RunCheckpoint(tmp_path / "runs" / "run") as checkpoint:
+        checkpoint.save("inputs", MAPS)
+        raise ZeroDivisionError
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_cannot_be_written_is_a_users_error(tmp_path: Path):
     (tmp_path / ".run.unfinished" / ".score.safetensors.partial").mkdir(parents=True)
     with pytest.raises(StorageError, match=r"cannot write .*score\.safetensors"):
