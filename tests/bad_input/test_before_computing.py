@@ -111,6 +111,18 @@ NUMBERS = [
     ("layers --seq-len 100000000", "this needs at least 80 PB of memory"),
     ("simulate --d-model 2000000", "this needs at least 256 TB of memory"),
     ("theory --seq-len 1000000", "this needs at least 136 TB of memory"),
+    # Expectations of a model.
+    ("layers --expect sliding_window=nan", "expected a number or none, got 'nan'"),
+    ("layers --expect rope_base=inf", "expected a number or none, got 'inf'"),
+    ("layers --expect sliding_window=-5", "expected a whole number of 1 or more, or none"),
+    ("layers --expect prefix=1.5", "expected a whole number of 1 or more, or none"),
+    ("layers --expect soft_cap=0", "expected a number above 0, or none"),
+    ("layers --expect no_rope_layers=1,1", "a layer is named twice"),
+    (
+        "layers --expect no_rope_layers=\N{ARABIC-INDIC DIGIT THREE}",
+        "expected layer numbers such as",
+    ),
+    ("layers --expect rope_base=none rope_base=10000", "--expect names a key twice"),
     # Devices.
     ("scores --device meta", "--device meta holds no numbers"),
     ("scores --device banana", "no device 'banana' on this machine"),

@@ -182,9 +182,13 @@ def test_another_failure_keeps_what_was_saved_before(error: Exception, tmp_path:
 
 
 def test_a_failure_before_anything_was_computed_leaves_nothing(tmp_path: Path):
-    with pytest.raises(ZeroDivisionError), RunCheckpoint(tmp_path / "runs" / "run") as checkpoint:
-        checkpoint.save("inputs", MAPS)
-        raise ZeroDivisionError
+    def fail_early() -> None:
+        with checkpoint(tmp_path / "runs" / "deep") as ours:
+            ours.save("inputs", MAPS)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_early()
     assert not list(tmp_path.iterdir())
 
 

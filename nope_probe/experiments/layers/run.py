@@ -113,6 +113,9 @@ def run(settings: Settings) -> Report:
     """
     settings.validate()
     expectations = [parse_expectation(each) for each in settings.expect]
+    keys = [each.key for each in expectations]
+    if len({*keys}) < len(keys):
+        raise UserError(f"--expect names a key twice: {' '.join(settings.expect)}")
     validate_reachable(settings.model, settings.revision)
     loaded = load_model(settings)
     from nope_probe.data.sequences import forces_bos
