@@ -89,6 +89,7 @@ NUMBERS = [
     ("theory --n-layers 99999999999999999999", "expected 1 <= n-layers <= 1000"),
     ("theory --alpha nan", "--alpha nan: expected 0 <= alpha < 1"),
     ("theory --d-model 0", "expected 2 <= d-model"),
+    ("theory --d-model 1000000000", "expected 2 <= d-model <= 65536"),
     ("reproduce figure2 --n-samples 31", "expected 32 <= n-samples"),
     ("reproduce figure3 --n-seqs 0", "expected 1 <= n-seqs"),
     ("reproduce figure5 --model rope-tiny --layers 0", "expected 1 <= layers"),
@@ -109,7 +110,7 @@ NUMBERS = [
     ("ablate --bands 40", "of disk space"),
     ("behaviour --max-len 1048576 --trained-len 1048576 --n-seqs 2000000000", "TB of memory"),
     ("layers --seq-len 100000000", "this needs at least 80 PB of memory"),
-    ("simulate --d-model 2000000", "this needs at least 256 TB of memory"),
+    ("simulate --d-model 65536 --n-layers 1000", "this needs at least 68.7 TB of memory"),
     ("theory --seq-len 1000000", "this needs at least 136 TB of memory"),
     # Expectations of a model.
     ("layers --expect sliding_window=nan", "expected a number or none, got 'nan'"),
