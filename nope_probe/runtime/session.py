@@ -11,8 +11,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
@@ -32,6 +31,7 @@ from nope_probe.runtime.folder import (
     settings_hash,
     write_run,
 )
+from nope_probe.runtime.memory import out_of_memory_is_a_user_error
 from nope_probe.runtime.places import output_folder
 from nope_probe.runtime.resources import Needs, validate_room
 from nope_probe.runtime.signals import Signals
@@ -174,7 +174,7 @@ class Session(Generic[Settings_co]):
             from nope_probe.runtime.fingerprint import fingerprint
             from nope_probe.runtime.provenance import versions
         self.processes = stack.enter_context(process_group(device))
-        stack.enter_context(_out_of_memory_is_a_user_error())
+        stack.enter_context(out_of_memory_is_a_user_error())
         self.sources = record_sources(self.settings.sources())
         self.loaded = self.settings.load_model(device)
         validate_room(self.settings.needs(self.loaded.info), self.folder, SIZES)
@@ -280,29 +280,6 @@ def _report(line: str) -> None:
     """Write a line on stderr, in the first process."""
     if is_first_process():
         sys.stderr.write(f"{line}\n")
-
-
-@contextmanager
-def _out_of_memory_is_a_user_error() -> Iterator[None]:
-    """Turn an out-of-memory error that smaller batches did not cure into one line."""
-    import torch
-
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        # On a CPU, torch raises a plain RuntimeError.
-        if isinstance(error, RuntimeError) and not _is_out_of_memory(error):
-            raise
-        raise UserError(
-            "a single sequence, or the model, does not fit into the memory of the device; lower "
-            "--seq-len or --layers, or take --device-map auto"
-        ) from error
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    import torch
-
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def default_output_dir(command: str, subject: str, recorded: dict[str, Any]) -> Path:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _arg = tyro.conf.arg
 # Raised when the same settings begin to mean other numbers or tables: older runs are not taken up.
 FORMAT = 2
-# A run stops between batches, so that one of long sequences must not take minutes.
+# A run stops between batches: one of long sequences must not take minutes.
 AUTO_BATCH_TOKENS, AUTO_BATCH_SEQS = 8192, 32
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 MIN_DOCUMENTS = 4  # as many as folds
@@ -160,28 +160,22 @@ class RunSettings(BoundedSettings):
         return dict.fromkeys(unused, f"on --data {self.data}")
 
     def needs(self, info: ModelInfo | None = None) -> Needs:
-        """Return what the run needs at least: its sequences, and the maps of its layers.
-
-        Args:
-            info: of the model; None before it is loaded.
-        """
+        """Return what the run needs at least, of the model once it is loaded: sequences and maps."""
         n_layers = self.layers if isinstance(self.layers, int) else info.n_layers if info else 1
         maps = self.folds * bytes_of_maps(n_layers, self.seq_len)
         return Needs(memory=self.bytes_of_sequences(info) + maps, disk=maps)
 
     def bytes_of_sequences(self, info: ModelInfo | None) -> int:
         """Return how much memory the sequences take: int64 tokens or float32 vectors."""
-        n_positions = self.n_seqs * self.seq_len
-        if self.data != "gaussian":
-            return n_positions * NUMBER
-        return n_positions * (D_MODEL if info is None else info.d_model) * NUMBER // 2
+        width = D_MODEL if info is None else info.d_model
+        size = width * NUMBER // 2 if self.data == "gaussian" else NUMBER
+        return self.n_seqs * self.seq_len * size
 
     def _validate_data(self) -> None:
         if self.pack:
             validate_packing(self.data, self.windows)
         validate_effects(self, self.without_effect())
-        takes_vectors = self.model.lower() in PARAMETER_FREE
-        if takes_vectors and self.data != "gaussian":
+        if self.model.lower() in PARAMETER_FREE and self.data != "gaussian":
             raise UserError(f"{self.model} takes gaussian vectors, not --data {self.data}")
         if self.model.lower() in CHECKPOINTS and self.data == "gaussian":
             raise UserError(f"{self.model} takes text or random tokens, not --data gaussian")
