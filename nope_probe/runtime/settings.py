@@ -160,7 +160,7 @@ class RunSettings(BoundedSettings):
         return dict.fromkeys(unused, f"on --data {self.data}")
 
     def needs(self, info: ModelInfo | None = None) -> Needs:
-        """Return what the run needs at least, of the model once it is loaded: sequences and maps."""
+        """Return what the run needs at least: its sequences and the maps of its layers."""
         n_layers = self.layers if isinstance(self.layers, int) else info.n_layers if info else 1
         maps = self.folds * bytes_of_maps(n_layers, self.seq_len)
         return Needs(memory=self.bytes_of_sequences(info) + maps, disk=maps)
