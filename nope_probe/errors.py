@@ -1,11 +1,27 @@
 """The errors that commands print in one line, and how a line is printed."""
 
+from typing import ClassVar
+
 
 class UserError(ValueError):
     """Raised for a request that cannot be carried out; its text is one line that says why.
 
-    Commands print it on stderr and exit with code 2, without a traceback.
+    Commands print it on stderr and exit, without a traceback.
+
+    Attributes:
+        exit_code: of the process: 2 for a user's mistake.
     """
+
+    exit_code: ClassVar[int] = 2
+
+
+class MachineError(UserError):
+    """Raised where the request is right and the machine, or the process's environment, is not.
+
+    Such as `WORLD_SIZE` without the other variables of torchrun, or a disk that is full.
+    """
+
+    exit_code: ClassVar[int] = 1
 
 
 class TooFewLayersError(UserError):

@@ -88,12 +88,23 @@ class RunCheckpoint:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if self._lock is None:
             return
-        if kind and issubclass(kind, UserError) and not issubclass(kind, StorageError):
+        if kind and self._is_of_no_use_after(kind):
             self.discard()
             for folder in self._made:
                 with suppress(OSError):  # something else has been put there since
                     folder.rmdir()
         self._lock.release()
+
+    def _is_of_no_use_after(self, kind: type[BaseException]) -> bool:
+        """Return whether an error leaves nothing to resume from: the command has to be changed.
+
+        After an error of the code what was computed is kept, and inputs alone are not.
+        """
+        if issubclass(kind, UserError):
+            return not issubclass(kind, StorageError)
+        computed = any("inputs" not in name for name in self._finished)
+        has_state = self.state_path is not None and self.state_path.exists()
+        return issubclass(kind, Exception) and not (computed or has_state)
 
     def _claim(self, folder: Path) -> None:
         lock = FileLock(folder / "lock")
@@ -103,7 +114,7 @@ class RunCheckpoint:
             lock.acquire(timeout=0)
             if not (folder / _ABOUT).is_file():
                 with atomic_write(folder / _ABOUT) as partial:
-                    partial.write_text(json.dumps(self.about, indent=2) + "\n")
+                    partial.write_text(json.dumps(self.about, indent=2) + "\n", encoding="utf-8")
         except Timeout as error:
             raise UserError(f"another process is at work on the run in {folder}") from error
         except OSError as error:
@@ -276,7 +287,7 @@ def validate_same_run(folder: Path, about: Mapping[str, Any]) -> None:
         StorageError: if the file that says what it has is broken.
     """
     try:
-        found = json.loads((folder / _ABOUT).read_text())
+        found = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
         other = [name for name, value in about.items() if found.get(name) != value]
     except (ValueError, AttributeError, RecursionError) as error:
         raise StorageError(f"{folder / _ABOUT} is broken; remove {folder} and run again") from error

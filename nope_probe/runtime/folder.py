@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from nope_probe.errors import UserError
 from nope_probe.runtime.checksums import file_checksum, json_checksum
+from nope_probe.runtime.places import shortened, validate_folder_place, validate_name
 
 if TYPE_CHECKING:  # importing pandas takes half a second
     import numpy as np
@@ -101,7 +102,7 @@ def _write_files(folder: Path, run: Run) -> None:
     checksums = {path.name: file_checksum(path) for path in sorted(folder.iterdir())}
     text = json.dumps({**run.manifest, "checksums": checksums, "complete": True})
     manifest = {**json.loads(text), "checksum": json_checksum(json.loads(text))}
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
 
 def check_output_dir(out: Path, settings: Mapping[str, Any]) -> bool:
@@ -110,20 +111,22 @@ def check_output_dir(out: Path, settings: Mapping[str, Any]) -> bool:
     Raises:
         UserError: if it holds something else or a file was changed, or it cannot be made.
     """
-    if not out.exists():
-        parent = next(each for each in out.absolute().parents if each.exists())
-        if not parent.is_dir():
-            raise UserError(f"cannot write to {out}: {parent} is a file")
-        return False
-    if not out.is_dir():
-        raise UserError(f"cannot write to {out}: it is a file")
+    try:
+        return _holds_run(out, settings)
+    except OSError as error:
+        raise UserError(f"cannot write to {shortened(out)}: {error.strerror}") from error
+
+
+def _holds_run(out: Path, settings: Mapping[str, Any]) -> bool:
+    validate_name(out)
     if (out / "manifest.json").is_file():
         if _parsed_manifest(out).get("settings") == json.loads(json.dumps(settings)):
             validate_files(out, read_manifest(out))
             return True
         raise UserError(f"{out} holds a run with other settings; choose another --out")
-    if any(out.iterdir()):
+    if out.is_dir() and any(out.iterdir()):
         raise UserError(f"{out} holds other files; choose another --out")
+    validate_folder_place(out)
     return False
 
 

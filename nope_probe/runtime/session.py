@@ -11,8 +11,8 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
@@ -32,12 +32,16 @@ from nope_probe.runtime.folder import (
     settings_hash,
     write_run,
 )
+from nope_probe.runtime.memory import out_of_memory_is_a_user_error
+from nope_probe.runtime.places import output_folder
+from nope_probe.runtime.resources import Needs, validate_room
 from nope_probe.runtime.signals import Signals
 from nope_probe.runtime.sources import record_sources, validate_unchanged
 from nope_probe.runtime.status import status
 
 if TYPE_CHECKING:
     from nope_probe.data.sequences import Sequences
+    from nope_probe.models.info import ModelInfo
     from nope_probe.models.load import LoadedModel
     from nope_probe.runtime.checkpoint import RunCheckpoint
     from nope_probe.runtime.settings import RunSettings
@@ -70,6 +74,9 @@ class SessionSettings(Protocol):
     def validate_reach(self) -> None:
         """Check that model and data are within reach, without loading them."""
 
+    def needs(self, info: ModelInfo | None = None) -> Needs:
+        """Return what the run needs at least, of the model once it is loaded."""
+
     def recorded(self) -> dict[str, Any]:
         """Return the settings that identify the run, as the manifest holds them."""
 
@@ -80,6 +87,7 @@ class SessionSettings(Protocol):
         """Load the model of the run; None for a run without a model."""
 
 
+SIZES = "--seq-len, the number of sequences or samples, or that of layers"
 Settings_co = TypeVar("Settings_co", covariant=True, bound=SessionSettings)
 
 
@@ -114,7 +122,8 @@ class Session(Generic[Settings_co]):
     def __init__(self, command: str, settings: Settings_co) -> None:
         self._settings, self.recorded = settings, settings.recorded()
         self._command = command
-        self.folder = settings.out or default_output_dir(command, settings.subject, self.recorded)
+        default = default_output_dir(command, settings.subject, self.recorded)
+        self.folder = default if settings.out is None else output_folder(settings.out)
         self.finished, self.started = False, time.time()
         self.processes = Processes()
         self._exits = ExitStack()
@@ -139,6 +148,7 @@ class Session(Generic[Settings_co]):
             seconds = read_manifest(self.folder).get("seconds", 0)
             _report(f"finished before, in {seconds:.0f} s: shown again from {self.folder}")
             return self
+        validate_room(self.settings.needs(), self.folder, SIZES)
         with ExitStack() as stack:
             self._start(stack)
             self._exits = stack.pop_all()
@@ -165,11 +175,12 @@ class Session(Generic[Settings_co]):
             from nope_probe.runtime.fingerprint import fingerprint
             from nope_probe.runtime.provenance import versions
         self.processes = stack.enter_context(process_group(device))
-        stack.enter_context(_out_of_memory_is_a_user_error())
+        stack.enter_context(out_of_memory_is_a_user_error())
         self.sources = record_sources(self.settings.sources())
         loaded = self.settings.load_model(device)
         if loaded is not None:
             self.loaded = loaded
+            validate_room(self.settings.needs(loaded.info), self.folder, SIZES)
         self.weights = "" if loaded is None else fingerprint(loaded.model)
         about = {
             "settings": self.recorded,
@@ -280,20 +291,6 @@ def _report(line: str) -> None:
     """Write a line on stderr, in the first process."""
     if is_first_process():
         sys.stderr.write(f"{printable(line)}\n")
-
-
-@contextmanager
-def _out_of_memory_is_a_user_error() -> Iterator[None]:
-    """Turn an out-of-memory error that smaller batches did not cure into one line."""
-    import torch
-
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise UserError(
-            "a single sequence, or the model, does not fit into the memory of the device; lower "
-            "--seq-len or --layers, or take --device-map auto"
-        ) from error
 
 
 def default_output_dir(command: str, subject: str, recorded: dict[str, Any]) -> Path:

@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from nope_probe.errors import UserError
+from nope_probe.runtime.bounds import COUNT, SEED, BoundedSettings
 from nope_probe.runtime.distributed import is_first_process, process_count
+from nope_probe.runtime.places import output_folder, validate_folder_place
 from nope_probe.runtime.status import status
 from nope_probe.training.checkpoints import (
     FINISHED,
@@ -25,7 +27,7 @@ PresetName = Literal["nope-tiny", "rope-tiny", "nope-1.5b", "rope-1.5b"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(BoundedSettings):
     """Train the paper's NoPE model or its RoPE twin, and write a Hugging Face folder.
 
     The tiny presets train on the text of this Python's standard library, in about half an hour on
@@ -35,8 +37,10 @@ class Settings:
 
     preset: Annotated[PresetName, tyro.conf.arg(help="Which model to train.")]
     out: Annotated[Path | None, tyro.conf.arg(help="Folder to write [runs/train-PRESET].")] = None
-    steps: Annotated[int | None, tyro.conf.arg(help="Stop early; the recipe's by default.")] = None
-    seed: Annotated[int, tyro.conf.arg(help="Seed of weights and data order.")] = 0
+    steps: Annotated[
+        int | None, COUNT, tyro.conf.arg(help="Stop early; the recipe's by default.")
+    ] = None
+    seed: Annotated[int, SEED, tyro.conf.arg(help="Seed of weights and data order.")] = 0
     resume: Annotated[bool, tyro.conf.arg(help="Resume from the newest checkpoint in OUT.")] = False
 
     @property
@@ -54,7 +58,7 @@ def run(settings: Settings) -> None:
         UserError: for an output folder, a number of steps or a checkpoint that cannot be used.
     """
     name, recipe = settings.preset, RECIPES[settings.preset.split("-")[1]]
-    out = settings.out or Path("runs") / f"train-{name}"
+    out = output_folder(settings.out or Path("runs") / f"train-{name}")
     validate(settings, out)
     about = settings.identity
     if settings.resume and (out / FINISHED).is_file():
@@ -92,10 +96,7 @@ def validate(settings: Settings, out: Path) -> None:
     Raises:
         UserError: naming the flag.
     """
-    if out.is_file():
-        raise UserError(f"--out {out} is a file")
-    if settings.steps is not None and settings.steps < 1:
-        raise UserError(f"expected at least 1 step, got {settings.steps}")
+    validate_folder_place(out)
     validate_batch(RECIPES[settings.preset.split("-")[1]], process_count())
     if settings.resume:
         validate_same_training(out, settings.identity)

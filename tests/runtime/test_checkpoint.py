@@ -181,6 +181,17 @@ def test_another_failure_keeps_what_was_saved_before(error: Exception, tmp_path:
     assert (tmp_path / ".run.unfinished" / "score.safetensors").is_file()
 
 
+def test_a_failure_before_anything_was_computed_leaves_nothing(tmp_path: Path):
+    def fail_early() -> None:
+        with checkpoint(tmp_path / "runs" / "deep") as ours:
+            ours.save("inputs", MAPS)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_early()
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_cannot_be_written_is_a_users_error(tmp_path: Path):
     (tmp_path / ".run.unfinished" / ".score.safetensors.partial").mkdir(parents=True)
     with pytest.raises(StorageError, match=r"cannot write .*score\.safetensors"):
