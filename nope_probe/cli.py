@@ -18,7 +18,9 @@ from typing import Annotated, Any, NoReturn, TypeVar
 
 import tyro
 
-from nope_probe.errors import UserError, printable
+from nope_probe.errors import UserError, exit_code_of, printable
+from nope_probe.runtime.parent import end_with_torchrun
+from nope_probe.runtime.signals import Signals
 
 Settings = TypeVar("Settings")
 _subcommand: ContextVar[str | None] = ContextVar("subcommand", default=None)
@@ -126,20 +128,20 @@ def overview(commands: dict[str, str]) -> str:
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """End the process with one line on stderr after a user's mistake or an interruption.
+    """End the process with one line on stderr after a user's mistake, a failure or a signal.
 
-    A mistake has exit code 2, an interruption 130 (SIGINT) or 143 (SIGTERM). Of several processes
-    on one machine, the first prints the line.
+    A mistake has exit code 2, a failure of the environment 1, SIGINT 130 and SIGTERM 143. Of
+    several processes on one machine, the first prints the line.
     """
+    end_with_torchrun()
     try:
-        yield
+        with Signals(message=""):
+            yield
     except UserError as error:
-        _end(f"error: {error}", 2)
+        _end(f"error: {error}", error.exit_code)
     except KeyboardInterrupt as error:
-        _end(
-            f"interrupted: {str(error) or 'nothing was written'}",
-            128 + getattr(error, "signum", signal.SIGINT),
-        )
+        said = f": {error}" if str(error) else ""
+        _end(f"interrupted{said}", exit_code_of(getattr(error, "signum", signal.SIGINT)))
 
 
 def _end(message: str, code: int) -> NoReturn:

@@ -1,11 +1,26 @@
 """The errors that commands print in one line, and how a line is printed."""
 
+from __future__ import annotations
+
+from typing import ClassVar
+
 
 class UserError(ValueError):
     """Raised for a request that cannot be carried out; its text is one line that says why.
 
-    Commands print it on stderr and exit with code 2, without a traceback.
+    Commands print it on stderr and exit with its code, without a traceback.
+
+    Attributes:
+        exit_code: 2 for a user's mistake, 1 for a failure of the environment.
     """
+
+    exit_code: ClassVar[int] = 2
+
+
+class StorageError(UserError):
+    """Raised where results cannot be written or read; what was saved before stays."""
+
+    exit_code = 1
 
 
 class TooFewLayersError(UserError):
@@ -21,6 +36,11 @@ class TooFewLayersError(UserError):
             f"{source} has {depth} layers, {requested} were asked for; try --layers all"
         )
         self.source, self.depth = source, depth
+
+
+def exit_code_of(signum: int) -> int:
+    """Return the exit code of a process that a signal ends: 128 and its number."""
+    return 128 + signum
 
 
 def printable(text: str, keep: str = "") -> str:

@@ -32,6 +32,7 @@ from nope_probe.runtime.folder import (
     settings_hash,
     write_run,
 )
+from nope_probe.runtime.lock import FolderLock
 from nope_probe.runtime.signals import Signals
 from nope_probe.runtime.sources import record_sources, validate_unchanged
 from nope_probe.runtime.status import status
@@ -132,17 +133,21 @@ class Session(Generic[Settings_co]):
     def __enter__(self) -> Session[Settings_co]:
         self.settings.validate()
         self.finished = check_output_dir(self.folder, self.recorded)
-        if self.finished:
-            # A process may have been killed after it wrote the run and before it cleaned up.
-            shutil.rmtree(checkpoint_dir(self.folder), ignore_errors=True)
-            self._validate_sources()
-            seconds = read_manifest(self.folder).get("seconds", 0)
-            _report(f"finished before, in {seconds:.0f} s: shown again from {self.folder}")
-            return self
         with ExitStack() as stack:
-            self._start(stack)
+            if not self.finished:
+                self._start(stack)
+            if self.finished:
+                self._show_again()
             self._exits = stack.pop_all()
         return self
+
+    def _show_again(self) -> None:
+        """Check a finished run, and say that it is shown again."""
+        # A process may have been killed after it wrote the run and before it cleaned up.
+        shutil.rmtree(checkpoint_dir(self.folder), ignore_errors=True)
+        self._validate_sources()
+        seconds = read_manifest(self.folder).get("seconds", 0)
+        _report(f"finished before, in {seconds:.0f} s: shown again from {self.folder}")
 
     def _validate_sources(self) -> None:
         """Check that a finished run's model and data have not changed since."""
@@ -155,7 +160,7 @@ class Session(Generic[Settings_co]):
             )
 
     def _start(self, stack: ExitStack) -> None:
-        """Join the processes, load the model and open the checkpoint."""
+        """Join the processes, lock the run, load the model and open the checkpoint."""
         signals = stack.enter_context(Signals())
         with status("looking for model and data"):
             self.settings.validate_reach()
@@ -166,6 +171,9 @@ class Session(Generic[Settings_co]):
             from nope_probe.runtime.provenance import versions
         self.processes = stack.enter_context(process_group(device))
         stack.enter_context(_out_of_memory_is_a_user_error())
+        lock = self._lock(stack)
+        if self.finished:
+            return
         self.sources = record_sources(self.settings.sources())
         self.loaded = self.settings.load_model(device)
         self.weights = fingerprint(self.loaded.model)
@@ -182,8 +190,27 @@ class Session(Generic[Settings_co]):
                 processes=self.processes,
                 signals=signals,
                 every=self.settings.checkpoint_every,
+                lock=lock,
             )
         )
+
+    def _lock(self, stack: ExitStack) -> FolderLock | None:
+        """Lock the run in the first process, and look again whether it is finished.
+
+        Raises:
+            UserError: in all processes, if another one holds it or its folder cannot be made.
+        """
+        lock, problem = None, None
+        if self.is_first:
+            try:
+                lock = stack.enter_context(FolderLock(checkpoint_dir(self.folder)))
+                self.finished = check_output_dir(self.folder, self.recorded)
+            except UserError as error:  # raised in all processes: the others wait for this one
+                problem = error
+        self.finished, problem = self.processes.broadcast((self.finished, problem))
+        if problem is not None:
+            raise problem
+        return lock
 
     def __exit__(
         self,
