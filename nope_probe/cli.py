@@ -18,7 +18,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 
 import tyro
 
-from nope_probe.errors import UserError, exit_code_of, printable
+from nope_probe.errors import UserError, exit_code_of, is_unwritable, printable
 from nope_probe.runtime.parent import end_with_torchrun
 from nope_probe.runtime.signals import Signals
 
@@ -139,6 +139,11 @@ def one_line_errors() -> Iterator[None]:
             yield
     except UserError as error:
         _end(f"error: {error}", error.exit_code)
+    except OSError as error:
+        if not is_unwritable(error):
+            raise
+        named = f" to {error.filename}" if error.filename else ""
+        _end(f"error: cannot write{named}: {error.strerror}", 1)
     except KeyboardInterrupt as error:
         said = f": {error}" if str(error) else ""
         _end(f"interrupted{said}", exit_code_of(getattr(error, "signum", signal.SIGINT)))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from typing import ClassVar
+
+_UNWRITABLE = frozenset(
+    (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+)
 
 
 class UserError(ValueError):
@@ -36,6 +41,11 @@ class TooFewLayersError(UserError):
             f"{source} has {depth} layers, {requested} were asked for; try --layers all"
         )
         self.source, self.depth = source, depth
+
+
+def is_unwritable(error: OSError) -> bool:
+    """Return whether a file could not be written for want of room, right or a working disk."""
+    return error.errno in _UNWRITABLE
 
 
 def exit_code_of(signum: int) -> int:

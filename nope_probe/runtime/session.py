@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from nope_probe.errors import UserError, printable
 from nope_probe.runtime.distributed import (
@@ -33,6 +33,7 @@ from nope_probe.runtime.folder import (
     write_run,
 )
 from nope_probe.runtime.lock import FolderLock
+from nope_probe.runtime.session_settings import SessionSettings
 from nope_probe.runtime.signals import Signals
 from nope_probe.runtime.sources import record_sources, validate_unchanged
 from nope_probe.runtime.status import status
@@ -43,42 +44,6 @@ if TYPE_CHECKING:
     from nope_probe.runtime.checkpoint import RunCheckpoint
     from nope_probe.runtime.settings import RunSettings
     from nope_probe.runtime.sources import Record
-
-
-@runtime_checkable
-class SessionSettings(Protocol):
-    """The settings of a command that runs in a session."""
-
-    @property
-    def out(self) -> Path | None:
-        """The folder of the run; None for the default."""
-
-    @property
-    def device(self) -> str:
-        """The torch device, or `auto`."""
-
-    @property
-    def checkpoint_every(self) -> int:
-        """Batches between two saved states."""
-
-    @property
-    def subject(self) -> str:
-        """What the default folder is named after."""
-
-    def validate(self) -> None:
-        """Check what can be checked without the model."""
-
-    def validate_reach(self) -> None:
-        """Check that model and data are within reach, without loading them."""
-
-    def recorded(self) -> dict[str, Any]:
-        """Return the settings that identify the run, as the manifest holds them."""
-
-    def sources(self) -> dict[str, Path | None]:
-        """Return where the files of the model and of the data are; None for those elsewhere."""
-
-    def load_model(self, device: str) -> LoadedModel:
-        """Load the model of the run."""
 
 
 Settings_co = TypeVar("Settings_co", covariant=True, bound=SessionSettings)

@@ -1,16 +1,22 @@
 """Training resumes its own run, to the same bytes, and overwrites nothing."""
 
 import json
+import os
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from support.full_disk import files_of_at_most
+from transformers import AutoTokenizer, Trainer, TrainerCallback, TrainerState
 
-from nope_probe.errors import UserError
+from nope_probe.errors import StorageError, UserError
 from nope_probe.models.names import CHECKPOINTS
+from nope_probe.runtime.lock import FolderLock, LockedError
+from nope_probe.runtime.signals import Interrupted
+from nope_probe.training import trainer as trainer_module
 from nope_probe.training.corpus import Corpus, _dataset
 from nope_probe.training.recipes import RECIPES, split_batch
 from nope_probe.training.run import Settings, run
@@ -161,3 +167,73 @@ def test_the_card_says_how_many_processes_shared_a_step(finished: Path):
     assert record["processes"] == 1
     assert "processes" not in model_card(record, 5)
     assert "each step shared by 2 processes" in model_card(record | {"processes": 2}, 5)
+
+
+def test_two_processes_do_not_train_into_one_folder(copy: Path):
+    forget_the_model(copy)
+    settings = Settings(preset="nope-tiny", out=copy, resume=True)
+    with (
+        FolderLock(copy.parent / f".{copy.name}.unfinished"),
+        pytest.raises(LockedError, match=f"process {os.getpid()} is at work on the run in"),
+    ):
+        run(settings)
+    assert not (copy / "model.safetensors").exists()
+    assert [path.name for path in copy.parent.iterdir()] == [copy.name]
+
+
+def test_another_corpus_is_not_continued(copy: Path, monkeypatch: pytest.MonkeyPatch):
+    forget_the_model(copy)
+    tokenizer = AutoTokenizer.from_pretrained(CHECKPOINTS["nope-tiny"])
+    tokens = torch.randint(1, 2048, (21, 10), generator=torch.Generator().manual_seed(2))
+    other = Corpus(train=_dataset(tokens, tokenizer), held_out=_dataset(tokens[:9], tokenizer))
+    monkeypatch.setattr("nope_probe.training.corpus.corpus_of", lambda *_: other)
+    with pytest.raises(UserError, match="holds a run with another corpus"):
+        run(Settings(preset="nope-tiny", out=copy, resume=True))
+    assert not (copy / "model.safetensors").exists()
+
+
+class SignalAt(TrainerCallback):
+    """Sends this process a signal within a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_begin(self, args: object, state: TrainerState, *_: object, **__: object) -> None:
+        if state.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_signal_saves_a_checkpoint_after_the_step_and_training_resumes_to_the_same_bytes(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    out, made = tmp_path / "run", trainer_module.make_trainer
+
+    def make(*args: object, **kwargs: object) -> Trainer:
+        trainer = made(*args, **kwargs)
+        trainer.add_callback(SignalAt(2))
+        return trainer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer_module, "make_trainer", make)
+        with pytest.raises(Interrupted, match="run the same command with --resume to resume"):
+            run(Settings(preset="nope-tiny", out=out))
+    assert (out / "checkpoint-3" / "checksums.json").is_file()
+    assert not (out / "model.safetensors").exists()
+    run(Settings(preset="nope-tiny", out=out, resume=True))
+    assert results(out) == results(finished)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("n_bytes", [100_000, 4_000_000])
+def test_a_full_disk_keeps_whole_checkpoints_and_says_so_in_one_line(
+    n_bytes: int, finished: Path, copy: Path
+):
+    forget_the_model(copy)
+    for step in (4, 5):
+        shutil.rmtree(copy / f"checkpoint-{step}", ignore_errors=True)
+    with files_of_at_most(n_bytes), pytest.raises(StorageError, match=f"cannot write to {copy}: "):
+        run(Settings(preset="nope-tiny", out=copy, resume=True))
+    assert not (copy / "training.json").exists()
+    assert all((path / "checksums.json").is_file() for path in copy.glob("checkpoint-*"))
+    run(Settings(preset="nope-tiny", out=copy, resume=True))
+    assert results(copy) == results(finished)
