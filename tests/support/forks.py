@@ -166,7 +166,7 @@ def step(argument: str, out: Path, command: str, arguments: list[str]) -> dict[s
 
 def kill(count: str, out: Path, command: str, arguments: list[str]) -> dict[str, object]:
     """Kill a command at random moments, every other time while its results are being written."""
-    chance, kills, runs, resumed, aimed, code, ended = random.Random(0), 0, 0, 0, 0, 0, 0
+    chance, attempts, kills, runs, resumed, aimed, ended = random.Random(0), 0, 0, 0, 0, 0, 0
     begun = time.monotonic()
     code = exit_code(begin(out / "undisturbed", command, arguments))
     duration = time.monotonic() - begun
@@ -174,7 +174,8 @@ def kill(count: str, out: Path, command: str, arguments: list[str]) -> dict[str,
         folder = out / str(runs)
         pid = begin(folder, command, arguments)
         if kills < int(count):
-            wrote = kills % 2 == 1 and wait_for_results(folder, pid, duration)
+            attempts += 1
+            wrote = attempts % 2 == 0 and wait_for_results(folder, pid, duration)
             time.sleep(chance.uniform(0, 0.1 if wrote else duration))
             os.kill(pid, signal.SIGKILL)
         ended = exit_code(pid)
