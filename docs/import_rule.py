@@ -17,7 +17,7 @@ COMMANDS = "commands"  # the other modules at the root of the package
 RULE: dict[str, tuple[str, ...]] = {
     PUBLIC: ("experiments", "runtime", "models", "data", "figures", "analyses", "hooks"),
     COMMANDS: ("experiments", "training", "runtime", "cli"),
-    "cli": (),
+    "cli": ("runtime",),
     "experiments": ("runtime", "reports", "models", "data", "figures", "analyses", "hooks"),
     "training": ("runtime", "models", "data", "analyses", "hooks"),
     "runtime": ("models", "data", "hooks"),
