@@ -261,7 +261,7 @@ class Session(Generic[Settings_co]):
 def _report(line: str) -> None:
     """Write a line on stderr, in the first process."""
     if is_first_process():
-        sys.stderr.write(f"{line}\n")
+        sys.stderr.write(f"{printable(line)}\n")
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """The compare command: what it reads, the differences it writes, the pages, and its refusals."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from support.chromium import needs_chromium, opened
 from support.command_line import refused, run_command
 
 from nope_probe import circuit, compare, scores
@@ -111,6 +113,22 @@ def test_three_runs_are_drawn_with_two_differences_each_layer(tmp_path: Path) ->
     assert 'href="../a/report.html"' in page
 
 
+@needs_chromium
+def test_html_in_names_is_shown_as_text_in_page_and_figures(tmp_path: Path) -> None:
+    runs = [write(tmp_path / name, maps(i), model=name) for i, name in enumerate("ab")]
+    labels = [
+        '<a href="https://else.where/">x</a>',
+        "<b>y</b><script>document.title='run'</script>",
+    ]
+    run_command(compare, *runs, "--labels", *labels, "--out", tmp_path / "out")
+    found = opened((tmp_path / "out" / "report.html").read_text(), tmp_path)
+    assert "<title>run" not in found
+    assert not re.search(r"<a [^>]*else\.where", found)
+    assert not re.search(r"<script>document\.title", found)
+    assert not re.search(r"<tspan[^>]*>y</tspan>", found)
+    assert "&lt;a href=" in found
+
+
 def test_independent_arms_add_in_squares_on_each_side() -> None:
     assert _independent((5.0, 2.0, 8.0), (1.0, -3.0, 5.0)) == (4.0, -1.0, 9.0)
     low, high = _independent((1.0, 1.0, 4.0), (0.0, -4.0, 0.0))[1:]
@@ -164,7 +182,7 @@ def test_what_is_no_finished_run_is_refused(
     for arguments, message in (
         ([base], "expected two runs or more to compare, got 1"),
         ([base, base], "a run was given twice"),
-        ([base, tmp_path / "empty"], "holds no run: its manifest cannot be read"),
+        ([base, tmp_path / "empty"], r"holds no run: it has no manifest\.json"),
         ([base, tmp_path / "nowhere"], "there is no folder"),
         ([base, tmp_path / "b"], "is not finished; run its command again"),
         ([base, tmp_path / "empty", "--labels", "x"], "2 runs need as many --labels, got 1"),

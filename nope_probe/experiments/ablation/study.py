@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import fill
 from typing import Literal
 
 import numpy as np
@@ -57,7 +58,8 @@ class AblationStudy:
 
     def __repr__(self) -> str:
         """Return the shares of the sources per layer, and what else there is."""
-        skipped = f", {self.skip_keys} first keys left out" if self.skip_keys else ""
+        first = "first key" if self.skip_keys == 1 else f"first {self.skip_keys} keys"
+        skipped = f", the {first} left out" if self.skip_keys else ""
         lines = [
             f"  L{layer.layer}  "
             + ", ".join(f"{each.term} {each.share.value:.2f}" for each in layer.sources)
@@ -69,7 +71,12 @@ class AblationStudy:
                 f"AblationStudy: shares of the positional pattern{skipped}",
                 *lines,
                 f"tables: {', '.join(name for name, each in self.tables.items() if len(each))}",
-                f"maps ({shape}): {', '.join(self.maps)}",
+                fill(
+                    f"maps ({shape}): {', '.join(self.maps)}",
+                    width=100,
+                    subsequent_indent="  ",
+                    break_on_hyphens=False,
+                ),
             ]
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from html import escape  # figures read tags in their texts, as the page does
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +93,12 @@ def strongest(maps: Sequence[Compared]) -> list[Compared]:
 def _panels(each: Compared, members: Sequence[Member], size: int, unit: str) -> list[Panel]:
     top = _top(np.stack(list(each.patterns.values())))
     panels = [
-        _panel(f"{each.name}, {member.label}", each.patterns[member.label], top, size, unit)
+        _panel(f"{each.name}, {escape(member.label)}", each.patterns[member.label], top, size, unit)
         for member in members
     ]
     for member in members[1:]:
         found = each.differences[member.label]
-        of = f" of {member.label}" if len(members) > 2 else ""
+        of = f" of {escape(member.label)}" if len(members) > 2 else ""
         name = f"difference{of}" if found.is_significant is not False else f"no difference{of}"
         panels.append(_panel(name, found.values, _difference_top(found), size, unit))
     return panels
@@ -169,7 +170,7 @@ def _main_rows(table: str, members: Sequence[Member]) -> list[Series]:
         rows = each.tables[table]
         rows = rows[rows["kept"] == INTACT] if "kept" in rows else rows
         colour = COLOURS[index % len(COLOURS)]
-        found.append(Series(label=each.label, colour=colour, rows=rows))
+        found.append(Series(label=escape(each.label), colour=colour, rows=rows))
     return found
 
 
