@@ -153,7 +153,7 @@ def step(argument: str, out: Path, command: str, arguments: list[str]) -> dict[s
     signum, resumed, ends = int(number), 0, []
     code = exit_code(begin(out / "undisturbed", command, arguments))
     for change in cycle(map(int, changes.split(","))):
-        if code:
+        if code or len(ends) > 60:
             break
         code = exit_code(begin(out / "0", command, arguments, change, signum))
         if code not in (-signum, 128 + signum):
