@@ -20,9 +20,11 @@ from typing import Annotated, Any, NoReturn, TypeVar
 
 import tyro
 
-from nope_probe.errors import MachineError, UserError, printable
+from nope_probe.errors import MachineError, UserError, exit_code_of, printable
 from nope_probe.runtime.distributed import validate_launch
+from nope_probe.runtime.parent import end_with_torchrun
 from nope_probe.runtime.places import validate_image_place
+from nope_probe.runtime.signals import Signals
 from nope_probe.runtime.streams import discard_output, open_standard_streams
 
 Settings = TypeVar("Settings")
@@ -222,9 +224,11 @@ def one_line_errors() -> Iterator[None]:
     prints the line. A reader of stdout that goes away (`| head`) ends the process as SIGPIPE does.
     """
     open_standard_streams()
+    end_with_torchrun()
     try:
         try:
-            yield
+            with Signals(message=""):
+                yield
         except SystemExit:
             sys.stdout.flush()
             raise
@@ -232,13 +236,11 @@ def one_line_errors() -> Iterator[None]:
     except UserError as error:
         _end(f"error: {error}", error.exit_code)
     except KeyboardInterrupt as error:
-        _end(
-            f"interrupted: {str(error) or 'nothing was written'}",
-            128 + getattr(error, "signum", signal.SIGINT),
-        )
+        said = f": {error}" if str(error) else ""
+        _end(f"interrupted{said}", exit_code_of(getattr(error, "signum", signal.SIGINT)))
     except BrokenPipeError:
         discard_output()
-        sys.exit(128 + signal.SIGPIPE)
+        sys.exit(exit_code_of(signal.SIGPIPE))
     except OSError as error:
         discard_output()
         where = f"{error.filename}: " if error.filename else ""

@@ -1,6 +1,13 @@
 """The errors that commands print in one line, and how a line is printed."""
 
+from __future__ import annotations
+
+import errno
 from typing import ClassVar
+
+_UNWRITABLE = frozenset(
+    (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+)
 
 
 class UserError(ValueError):
@@ -24,6 +31,10 @@ class MachineError(UserError):
     exit_code: ClassVar[int] = 1
 
 
+class StorageError(MachineError):
+    """Raised where results cannot be written or read; what was saved before stays."""
+
+
 class TooFewLayersError(UserError):
     """Raised where a model has fewer layers than were requested.
 
@@ -37,6 +48,16 @@ class TooFewLayersError(UserError):
             f"{source} has {depth} layers, {requested} were asked for; try --layers all"
         )
         self.source, self.depth = source, depth
+
+
+def is_unwritable(error: OSError) -> bool:
+    """Return whether a file could not be written for want of room, right or a working disk."""
+    return error.errno in _UNWRITABLE
+
+
+def exit_code_of(signum: int) -> int:
+    """Return the exit code of a process that a signal ends: 128 and its number."""
+    return 128 + signum
 
 
 def printable(text: str, keep: str = "") -> str:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from nope_probe.errors import UserError, printable
 from nope_probe.runtime.distributed import (
@@ -32,59 +32,21 @@ from nope_probe.runtime.folder import (
     settings_hash,
     write_run,
 )
+from nope_probe.runtime.lock import FolderLock
 from nope_probe.runtime.memory import out_of_memory_is_a_user_error
 from nope_probe.runtime.places import output_folder
-from nope_probe.runtime.resources import Needs, validate_room
+from nope_probe.runtime.resources import validate_room
+from nope_probe.runtime.session_settings import SessionSettings
 from nope_probe.runtime.signals import Signals
 from nope_probe.runtime.sources import record_sources, validate_unchanged
 from nope_probe.runtime.status import status
 
 if TYPE_CHECKING:
     from nope_probe.data.sequences import Sequences
-    from nope_probe.models.info import ModelInfo
     from nope_probe.models.load import LoadedModel
     from nope_probe.runtime.checkpoint import RunCheckpoint
     from nope_probe.runtime.settings import RunSettings
     from nope_probe.runtime.sources import Record
-
-
-@runtime_checkable
-class SessionSettings(Protocol):
-    """The settings of a command that runs in a session."""
-
-    @property
-    def out(self) -> Path | None:
-        """The folder of the run; None for the default."""
-
-    @property
-    def device(self) -> str:
-        """The torch device, or `auto`."""
-
-    @property
-    def checkpoint_every(self) -> int:
-        """Batches between two saved states."""
-
-    @property
-    def subject(self) -> str:
-        """What the default folder is named after."""
-
-    def validate(self) -> None:
-        """Check what can be checked without the model."""
-
-    def validate_reach(self) -> None:
-        """Check that model and data are within reach, without loading them."""
-
-    def needs(self, info: ModelInfo | None = None) -> Needs:
-        """Return what the run needs at least, of the model once it is loaded."""
-
-    def recorded(self) -> dict[str, Any]:
-        """Return the settings that identify the run, as the manifest holds them."""
-
-    def sources(self) -> dict[str, Path | None]:
-        """Return where the files of the model and of the data are; None for those elsewhere."""
-
-    def load_model(self, device: str) -> LoadedModel | None:
-        """Load the model of the run; None for a run without a model."""
 
 
 SIZES = "--seq-len, the number of sequences or samples, or that of layers"
@@ -141,18 +103,23 @@ class Session(Generic[Settings_co]):
     def __enter__(self) -> Session[Settings_co]:
         self.settings.validate()
         self.finished = check_output_dir(self.folder, self.recorded)
-        if self.finished:
-            # A process may have been killed after it wrote the run and before it cleaned up.
-            shutil.rmtree(checkpoint_dir(self.folder), ignore_errors=True)
-            self._validate_sources()
-            seconds = read_manifest(self.folder).get("seconds", 0)
-            _report(f"finished before, in {seconds:.0f} s: shown again from {self.folder}")
-            return self
-        validate_room(self.settings.needs(), self.folder, SIZES)
+        if not self.finished:
+            validate_room(self.settings.needs(), self.folder, SIZES)
         with ExitStack() as stack:
-            self._start(stack)
+            if not self.finished:
+                self._start(stack)
+            if self.finished:
+                self._show_again()
             self._exits = stack.pop_all()
         return self
+
+    def _show_again(self) -> None:
+        """Check a finished run, and say that it is shown again."""
+        # A process may have been killed after it wrote the run and before it cleaned up.
+        shutil.rmtree(checkpoint_dir(self.folder), ignore_errors=True)
+        self._validate_sources()
+        seconds = read_manifest(self.folder).get("seconds", 0)
+        _report(f"finished before, in {seconds:.0f} s: shown again from {self.folder}")
 
     def _validate_sources(self) -> None:
         """Check that a finished run's model and data have not changed since."""
@@ -165,7 +132,7 @@ class Session(Generic[Settings_co]):
             )
 
     def _start(self, stack: ExitStack) -> None:
-        """Join the processes, load the model and open the checkpoint."""
+        """Join the processes, lock the run, load the model and open the checkpoint."""
         signals = stack.enter_context(Signals())
         with status("looking for model and data"):
             self.settings.validate_reach()
@@ -176,6 +143,9 @@ class Session(Generic[Settings_co]):
             from nope_probe.runtime.provenance import versions
         self.processes = stack.enter_context(process_group(device))
         stack.enter_context(out_of_memory_is_a_user_error())
+        lock = self._lock(stack)
+        if self.finished:
+            return
         self.sources = record_sources(self.settings.sources())
         loaded = self.settings.load_model(device)
         if loaded is not None:
@@ -195,8 +165,27 @@ class Session(Generic[Settings_co]):
                 processes=self.processes,
                 signals=signals,
                 every=self.settings.checkpoint_every,
+                lock=lock,
             )
         )
+
+    def _lock(self, stack: ExitStack) -> FolderLock | None:
+        """Lock the run in the first process, and look again whether it is finished.
+
+        Raises:
+            UserError: in all processes, if another one holds it or its folder cannot be made.
+        """
+        lock, problem = None, None
+        if self.is_first:
+            try:
+                lock = stack.enter_context(FolderLock(checkpoint_dir(self.folder)))
+                self.finished = check_output_dir(self.folder, self.recorded)
+            except UserError as error:  # raised in all processes: the others wait for this one
+                problem = error
+        self.finished, problem = self.processes.broadcast((self.finished, problem))
+        if problem is not None:
+            raise problem
+        return lock
 
     def __exit__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,11 +12,15 @@ import tyro
 from nope_probe.errors import UserError
 from nope_probe.runtime.bounds import COUNT, SEED, BoundedSettings
 from nope_probe.runtime.distributed import is_first_process, process_count
+from nope_probe.runtime.folder import checkpoint_dir
+from nope_probe.runtime.lock import FolderLock
 from nope_probe.runtime.places import output_folder, validate_folder_place
+from nope_probe.runtime.signals import Signals
 from nope_probe.runtime.status import status
 from nope_probe.training.checkpoints import (
     FINISHED,
     MODEL_FILES,
+    full_disk_is_one_line,
     identity,
     newest_whole,
     validate_same_training,
@@ -56,25 +61,47 @@ def run(settings: Settings) -> None:
 
     Raises:
         UserError: for an output folder, a number of steps or a checkpoint that cannot be used.
+        StorageError: if the disk is full; whole checkpoints stay.
+        Interrupted: on a signal; a process that trains alone saves a checkpoint first.
     """
-    name, recipe = settings.preset, RECIPES[settings.preset.split("-")[1]]
-    out = output_folder(settings.out or Path("runs") / f"train-{name}")
+    out = output_folder(settings.out or Path("runs") / f"train-{settings.preset}")
     validate(settings, out)
-    about = settings.identity
-    if settings.resume and (out / FINISHED).is_file():
-        return
-    checkpoint = newest_whole(out, about) if settings.resume else None
-    if is_first_process():
-        write_identity(out, about)
+    with ExitStack() as stack:
+        signals = stack.enter_context(Signals())
+        if is_first_process():
+            stack.enter_context(FolderLock(checkpoint_dir(out)))
+            validate(settings, out)  # another process may have ended in between
+        if not (settings.resume and (out / FINISHED).is_file()):
+            stack.enter_context(full_disk_is_one_line(out))
+            _train(settings, out, signals)
+
+
+def _train(settings: Settings, out: Path, signals: Signals) -> None:
+    """Train from the newest whole checkpoint, or from the start, and save the model."""
+    name, recipe = settings.preset, RECIPES[settings.preset.split("-")[1]]
     with status("loading torch and transformers"):
         from nope_probe.models.presets import smollm3_config
         from nope_probe.training.corpus import corpus_of, tokenizer_of
-        from nope_probe.training.trainer import MarkWhole, evaluate, make_trainer, save, train
+        from nope_probe.training.trainer import (
+            MarkWhole,
+            StopOnSignal,
+            evaluate,
+            make_trainer,
+            save,
+            train,
+        )
 
         _fix_randomness(settings.seed, recipe.threads)
     with status("reading the corpus", has_bars=True):
         tokenizer = tokenizer_of(recipe)
         corpus = corpus_of(recipe, tokenizer, settings.seed)
+    about = {**settings.identity, "corpus": corpus.checksum()}
+    if settings.resume:
+        validate_same_training(out, about)
+    checkpoint = newest_whole(out, about) if settings.resume else None
+    if is_first_process():
+        write_identity(out, about)
+    signals.message = "run the same command with --resume to resume"
     with status("building the model"):
         trainer = make_trainer(
             smollm3_config(recipe.size, rope=name.startswith("rope")),
@@ -86,7 +113,8 @@ def run(settings: Settings) -> None:
             seed=settings.seed,
         )
     trainer.add_callback(MarkWhole(about))
-    train(trainer, checkpoint)
+    trainer.add_callback(StopOnSignal(signals))
+    train(trainer, checkpoint, signals)
     save(trainer, tokenizer, out, name=name, recipe=asdict(recipe), losses=evaluate(trainer))
 
 

@@ -1,14 +1,14 @@
 """A checkpoint holds the finished parts of a run, for the same run alone."""
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
 import torch
 
-from nope_probe.errors import UserError
+from nope_probe.errors import StorageError, UserError
 from nope_probe.runtime.checkpoint import RunCheckpoint
-from nope_probe.runtime.folder import StorageError
 from nope_probe.runtime.signals import Signals
 
 MAPS = {"folds": torch.arange(66.0).double().view(2, 3, 11), "counts": torch.tensor([5, 7])}
@@ -153,7 +153,7 @@ def test_another_runs_file_is_noticed(tmp_path: Path):
 def test_a_run_in_progress_is_locked(tmp_path: Path):
     with checkpoint(tmp_path) as first:
         with (
-            pytest.raises(UserError, match="another process is at work on the run in"),
+            pytest.raises(UserError, match=f"process {os.getpid()} is at work on the run in"),
             checkpoint(tmp_path),
         ):
             pass
