@@ -25,7 +25,7 @@ from nope_probe import capture_scores
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Compare maps of the first layers of a deep model with the paper's way, which runs them all."""
+    """Compare maps of a deep model's first layers with the paper's way, which runs them all."""
 
     n_layers: int = 32
     mapped: int = 4
