@@ -63,7 +63,7 @@ def assert_same_results(tmp_path: Path, n_runs: int) -> None:
 def test_killed_before_any_change_on_disk_a_run_ends_in_the_same_bytes(
     command: str, tmp_path: Path
 ):
-    report, stderr = forks("step", "9 5,6,7,8", tmp_path, [command, *SHORT[command]])
+    report, stderr = forks("step", "9 8,9,10,11", tmp_path, [command, *SHORT[command]])
     assert report["code"] == 0, stderr
     assert len(report["ends"]) >= 3
     assert report["resumed"] > 0
@@ -83,7 +83,7 @@ def test_killed_before_any_change_on_disk_a_run_ends_in_the_same_bytes(
 def test_a_signal_ends_a_run_in_one_line_and_it_resumes_to_the_same_bytes(
     signum: int, command: str, tmp_path: Path
 ):
-    report, stderr = forks("step", f"{signum:d} 6,8", tmp_path, [command, *SHORT[command]])
+    report, stderr = forks("step", f"{signum:d} 9,11", tmp_path, [command, *SHORT[command]])
     assert report["code"] == 0, stderr
     assert {*report["ends"]} == {128 + signum}
     said = [line for line in stderr.splitlines() if "interrupted" in line]
