@@ -24,17 +24,17 @@ from nope_probe.analyses.shapley import (
 from nope_probe.hooks.layer_folds import LayerFolds, TensorFolds
 from nope_probe.hooks.maps import ScoreMaps
 from nope_probe.hooks.names import POSITION_ENCODINGS, Component
-from nope_probe.hooks.packed_maps import PackedMaps
+from nope_probe.hooks.stored_maps import StoredMaps
 
 FoldMeans: TypeAlias = Float[Tensor, "fold layer query_pos key_pos"]
-AnyMaps: TypeAlias = ScoreMaps | PackedMaps | FoldMeans
+AnyMaps: TypeAlias = ScoreMaps | StoredMaps | FoldMeans
 FoldCounts: TypeAlias = Int[Tensor, " fold"]
 Removed = TypeVar("Removed", bound=str | Iterable[str])
 
 
 def layer_folds(maps: AnyMaps) -> list[LayerFolds]:
     """Return the fold means of each layer's scores, in nats."""
-    if isinstance(maps, PackedMaps):
+    if isinstance(maps, StoredMaps):
         return [each.folds for each in maps.layers]
     folds = maps.folds if isinstance(maps, ScoreMaps) else maps
     return [TensorFolds(folds[:, layer]) for layer in range(folds.shape[1])]

@@ -12,11 +12,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.attribution import LayerAttribution
-from nope_probe.analyses.pattern import kept_cells
+from nope_probe.analyses.pattern import kept_cells, measure
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.ablation.analyse import (
     attribute_layers,
-    maps_of,
     tables_of,
     tokens_kind,
 )
@@ -26,6 +25,7 @@ from nope_probe.experiments.ablation.conditions import (
     Measured,
     Scope,
 )
+from nope_probe.experiments.ablation.maps import RunMaps
 from nope_probe.experiments.ablation.plan import Plan, make_plan
 from nope_probe.hooks.components import components
 from nope_probe.hooks.layer import layers_of
@@ -198,12 +198,21 @@ def study_of(plan: Plan, measured: Measured, inputs: Sequences, skip_keys: int) 
         skip_keys: how many first keys to leave out.
     """
     layers = attribute_layers(measured.maps, plan, plan.player_sets, skip_keys)
+    measures = {each: measure(maps, skip_keys) for each, maps in measured.maps.items()}
     return AblationStudy(
-        tables=tables_of(plan, measured, layers, tokens_kind(inputs), skip_keys),
-        maps={n: each.float().numpy() for n, each in maps_of(plan, measured, skip_keys).items()},
+        tables=tables_of(plan, measured, layers, measures, tokens_kind(inputs), skip_keys),
+        maps=_maps(RunMaps(plan, measured, skip_keys)),
         layers=layers,
         skip_keys=skip_keys,
     )
+
+
+def _maps(maps: RunMaps) -> dict[str, Float[np.ndarray, "layer query_pos key_pos"]]:
+    arrays = {name: np.empty(shape, np.float32) for name, shape in maps.shapes.items()}
+    for each in maps.blocks():
+        stop = each.start + len(each.rows)
+        arrays[each.name][each.layer, each.start : stop] = each.rows.float().numpy()
+    return arrays
 
 
 def as_sequences(tokens: Inputs) -> Sequences:

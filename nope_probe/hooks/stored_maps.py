@@ -1,4 +1,4 @@
-"""PackedMaps: score maps whose folds stay in a file until a block of their rows is asked for."""
+"""StoredMaps: score maps whose folds stay in a file until a block of their rows is asked for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nope_probe.hooks.maps import ScoreMaps
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackedLayer:
+class StoredLayer:
     """The score maps of one layer, nats.
 
     Attributes:
@@ -34,7 +34,7 @@ class PackedLayer:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class PackedMaps:
+class StoredMaps:
     """Mean attention scores per layer, of which folds are kept at and below the diagonal.
 
     Attributes:
@@ -43,14 +43,14 @@ class PackedMaps:
         bos: whether all sequences begin with the same token, an attention sink.
     """
 
-    layers: tuple[PackedLayer, ...]
+    layers: tuple[StoredLayer, ...]
     counts: Int[Tensor, " fold"]
     bos: bool = False
 
     def __repr__(self) -> str:
         """Return sizes."""
         return (
-            f"PackedMaps: {len(self.layers)} layers of {self.n} positions, "
+            f"StoredMaps: {len(self.layers)} layers of {self.n} positions, "
             f"means over {int(self.counts.sum())} sequences in {len(self.counts)} folds"
         )
 
@@ -70,21 +70,21 @@ class PackedMaps:
         return torch.stack([unpack_triangle(each.folds.cells[...]) for each in self.layers], 1)
 
     @classmethod
-    def of(cls, maps: ScoreMaps) -> PackedMaps:
+    def of(cls, maps: ScoreMaps) -> StoredMaps:
         """Return score maps packed, in memory."""
         return cls.from_stored(packed_tensors(maps))
 
     @classmethod
-    def from_stored(cls, stored: Mapping[str, Stored]) -> PackedMaps:
+    def from_stored(cls, stored: Mapping[str, Stored]) -> StoredMaps:
         """Return the maps from the tensors of `packed_tensors`, wherever they are."""
         n_layers = sum(name.endswith("/mean") for name in stored)
         layers = tuple(_layer(stored, f"{layer}/") for layer in range(n_layers))
         return cls(layers=layers, counts=stored["counts"][...], bos=bool(stored["bos"][...]))
 
 
-def _layer(stored: Mapping[str, Stored], prefix: str) -> PackedLayer:
+def _layer(stored: Mapping[str, Stored], prefix: str) -> StoredLayer:
     mean_term = stored.get(f"{prefix}mean_term")
-    return PackedLayer(
+    return StoredLayer(
         folds=PackedFolds(stored[f"{prefix}folds"]),
         mean=stored[f"{prefix}mean"],
         mean_term=None if mean_term is None else PackedFolds(mean_term),
@@ -106,9 +106,9 @@ def packed_tensors(maps: ScoreMaps) -> State:
     return tensors
 
 
-def concatenate_layers(maps: Sequence[PackedMaps]) -> PackedMaps:
+def concatenate_layers(maps: Sequence[StoredMaps]) -> StoredMaps:
     """Return the maps of single layers as one."""
-    return PackedMaps(
+    return StoredMaps(
         layers=tuple(chain.from_iterable(each.layers for each in maps)),
         counts=maps[0].counts,
         bos=maps[0].bos,
