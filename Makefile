@@ -12,7 +12,7 @@ $(error TL is 3.9 or 4, not $(TL))
 endif
 BIN := $(VENV)/bin
 
-.PHONY: ablate test check lint types docs install versions notebooks clean
+.PHONY: ablate test check lint types docs install package versions notebooks clean
 
 ablate: install  ## Attribute the shipped RoPE model's positional pattern
 	$(BIN)/python -m nope_probe.ablate
@@ -32,6 +32,11 @@ types:
 
 docs: install  ## The documentation site, in build/docs/index.html; a warning is an error
 	PYTHONPATH=. $(BIN)/python -m sphinx -b html -E -W --keep-going --quiet docs build/docs
+
+package: install  ## The wheel and the sdist, in build/package, checked in an environment of their own
+	rm -rf build/package build/lib
+	$(BIN)/python -m build --quiet --outdir build/package .
+	$(BIN)/python .ci/check_package.py build/package
 
 versions:  ## The same maps from TransformerLens 3.9 and 4, side by side
 	$(MAKE) install TL=3.9

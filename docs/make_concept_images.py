@@ -9,7 +9,7 @@ import torch
 from plotly.colors import sample_colorscale
 from torch import Tensor
 
-from nope_probe.analyses.pattern import relative_part, row_centred
+from nope_probe.analyses.pattern import kept_cells, measure, relative_part, row_centred
 from nope_probe.hooks.maps import diagonal_normalised
 
 OUT = Path(__file__).parent / "images" / "concepts"
@@ -21,26 +21,103 @@ def main() -> None:
     i, j = torch.meshgrid(torch.arange(N), torch.arange(N), indexing="ij")
     near = 2 * torch.exp(-(i - j) / 5.0)
     rows = 1.5 * torch.sin(i / 1.7)
-    seen = row_centred(near + rows)
     edge = near + 1.2 * (j < 2)
     bent = row_centred(edge)
-    draw("pattern", {"score map": lower(near + rows), "positional pattern": seen})
-    draw(
-        "relative",
-        {
+    pictures = {
+        "pattern": {
+            "score map": lower(near + rows),
+            "positional pattern": row_centred(near + rows),
+        },
+        "amplitude": amplitudes(near),
+        "locality": orders(i, j),
+        "relative": {
             "relative": row_centred(near),
             "with an edge": bent,
             "its non-relative part": bent - relative_part(bent),
         },
-    )
-    draw(
-        "edge",
-        {
+        "edge": {
             "score map": lower(edge + rows / 2),
             "diagonal-normalised": diagonal_normalised(lower(edge + rows / 2)),
             "non-relative part": bent - relative_part(bent),
         },
-    )
+        "sources": sources(i, j),
+        "players": removals(near),
+        "mean_term": mean_and_covariance(i, j),
+        "gram": grams(),
+    }
+    for name, maps in pictures.items():
+        draw(name, maps)
+
+
+def amplitudes(near: Tensor) -> dict[str, Tensor]:
+    """Return a pattern, a tenth of it, and what a single map of noise alone looks like."""
+    noise = torch.randn(8, 1, N, N, generator=torch.Generator().manual_seed(3)) * 1.1
+    alone = measure(noise)[0].amplitude.value
+    pattern = row_centred(near)
+    rms = pattern[kept_cells(N)].square().mean().sqrt()
+    return {
+        f"amplitude {rms:.2f} nats": pattern,
+        f"amplitude {rms / 10:.2f} nats": pattern / 10,
+        f"noise: amplitude {alone:.2f} nats": row_centred(noise.mean(0)[0]),
+    }
+
+
+def orders(i: Tensor, j: Tensor) -> dict[str, Tensor]:
+    """Return patterns that prefer near keys, far keys and both, with their measures."""
+    shapes = {
+        "near keys": j / 8,
+        "far keys": -j / 8,
+        "both ends": ((j - (i - 1) / 2) / 8).square() * 1.5,
+    }
+    found = {}
+    for name, scores in shapes.items():
+        [one] = measure(scores.float().expand(8, 1, N, N))
+        numbers = f"{one.locality.value:+.1f}, {one.monotonicity.value:.1f}"
+        found[f"{name}: {numbers}"] = row_centred(scores.float())
+    return found
+
+
+def sources(i: Tensor, j: Tensor) -> dict[str, Tensor]:
+    """Return terms and the pattern that they add up to."""
+    terms = {
+        "content": row_centred(torch.exp(-(i - j) / 1.5)),
+        "mask": row_centred(j / 12),
+        "RoPE": row_centred(torch.cos((i - j) / 1.5)),
+        "mask x RoPE": row_centred(-j / 30 * torch.cos((i - j) / 1.5)),
+    }
+    return {**terms, "sum: the pattern": sum(terms.values())}
+
+
+def removals(near: Tensor) -> dict[str, Tensor]:
+    """Return a pattern, and what is left of it without a part."""
+    whole = row_centred(near)
+    left = {"the mask": 0 * whole, "W_Q": 0 * whole, "the MLPs": 0.9 * whole}
+    cells = kept_cells(N)
+    lost = {
+        name: 1 - (p[cells] @ whole[cells]) / whole[cells].square().sum()
+        for name, p in left.items()
+    }
+    return {
+        "the pattern": whole,
+        **{f"without {name}: {lost[name]:.0%} lost": p for name, p in left.items()},
+    }
+
+
+def mean_and_covariance(i: Tensor, j: Tensor) -> dict[str, Tensor]:
+    """Return a score map and its exact split."""
+    mean, covariance = 0.12 * i * j / N, torch.exp(-(i - j) / 2.0)
+    return {
+        "score map": lower(mean + covariance),
+        "mean term": lower(mean),
+        "covariance term": lower(covariance),
+    }
+
+
+def grams() -> dict[str, Tensor]:
+    """Return Gram maps of independent unit inputs, before and after even causal attention."""
+    even = torch.ones(N, N).tril()
+    even = even / even.sum(-1, keepdim=True)
+    return {"inputs": torch.eye(N), "after causal attention": even @ even.T}
 
 
 def lower(scores: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
 """Run the notebooks and write them with outputs that show everywhere: `make notebooks`.
 
 A notebook's code is in its .py file. Its .ipynb holds the outputs too. A plotly figure is kept as
-plotly's JSON, which JupyterLab, VS Code and Colab draw, and as a PNG, which all else shows: GitHub,
-nbconvert, a viewer without plotly. It is not kept as HTML, which would need plotly.js: 5 MB in each
-notebook, or a network. An explorer is HTML that needs nothing; before it stands a picture of it,
-which it removes, for viewers that run no scripts.
+plotly's JSON, which JupyterLab with plotly, VS Code and Colab draw, and as a PNG, which all else
+shows: GitHub, nbconvert, a viewer without plotly. It is not kept as HTML, which would need
+plotly.js: 5 MB in each notebook, or a network. A figure with a slider is kept as a picture of each
+step behind a slider of its own, which needs no plotly. An explorer is HTML that needs nothing.
+Before these two stands a picture, which they remove, for viewers that run no scripts.
 """
 
 import os
@@ -15,11 +16,13 @@ import sys
 import tempfile
 import tomllib
 from base64 import b64encode
+from html import escape
 from pathlib import Path
 
 import jupytext
 import nbclient
 import nbformat
+import plotly.graph_objects as go
 import plotly.io as pio
 
 from nope_probe.figures.export import without_controls
@@ -29,8 +32,21 @@ FOLDER = ROOT / "notebooks"
 PLOTLY, HTML, PNG = "application/vnd.plotly.v1+json", "text/html", "image/png"
 COLAB = "https://colab.research.google.com/"
 CELL_TIMEOUT = 600
-STILL = (1060, 1250)  # px of an explorer's picture
+WIDTH = 1050  # px of a figure's picture
+HEIGHT = 1250  # px of the window in which an explorer is measured
 FRAME = '<iframe class="explorer"'
+STEPS = """<!doctype html><body style="margin:0;font:15px system-ui,sans-serif;background:#fff">
+<label style="display:flex;gap:.8em;align-items:center;height:36px;padding-left:10px">
+<span style="min-width:6em">{label}</span>
+<input type="range" max="{last}" value="{first}" style="width:260px"></label>
+{images}
+<script>
+const images = document.querySelectorAll("img"), slider = document.querySelector("input");
+slider.addEventListener("input", () => {{
+  images.forEach((image, step) => {{ image.hidden = step != slider.value; }});
+  document.querySelector("span").textContent = images[slider.value].alt;
+}});
+</script>"""
 
 
 def build(name: str) -> Path:
@@ -64,28 +80,75 @@ def _shown(output: nbformat.NotebookNode, place: Path) -> nbformat.NotebookNode 
         return None
     data = output.get("data", {})
     if PLOTLY in data:
-        figure = without_controls(pio.from_json(pio.to_json(data[PLOTLY], validate=False)))
-        image = figure.to_image("png", width=1050, height=figure.layout.height)
-        output["data"] = {PLOTLY: data[PLOTLY], PNG: b64encode(image).decode()}
+        figure = pio.from_json(pio.to_json(data[PLOTLY], validate=False))
+        if figure.layout.sliders:
+            output["data"] = _with_slider(figure)
+        else:
+            output["data"] = {PLOTLY: data[PLOTLY], PNG: _picture(figure)}
     elif FRAME in data.get(HTML, ""):
         image = b64encode(_screenshot(data[HTML], place)).decode()
-        still = f'<img class="still" alt="The explorer" src="data:{PNG};base64,{image}">'
-        frame = data[HTML].replace(FRAME, f'{FRAME} onload="this.previousElementSibling.remove()"')
-        output["data"] = {HTML: f"<div>{still}{frame}</div>", PNG: image}
+        output["data"] = _behind_a_still("The explorer", image, data[HTML], FRAME)
     return output
 
 
+def _picture(figure: go.Figure) -> str:
+    """Return a figure as a PNG, without its controls."""
+    still = without_controls(figure)
+    return b64encode(still.to_image("png", width=WIDTH, height=still.layout.height)).decode()
+
+
+def _with_slider(figure: go.Figure) -> dict[str, str]:
+    """Return a figure as a page with a slider over pictures of its steps, and as the first one."""
+    slider = figure.layout.sliders[0]
+    labels = [f"{slider.currentvalue.prefix}{step.label}" for step in slider.steps]
+    pictures = [_picture(_at_step(figure, step)) for step in slider.steps]
+    images = "\n".join(
+        f'<img alt="{label}" width="100%" src="data:{PNG};base64,{picture}"'
+        f"{'' if step == slider.active else ' hidden'}>"
+        for step, (label, picture) in enumerate(zip(labels, pictures, strict=True))
+    )
+    shown, last = labels[slider.active], len(labels) - 1
+    page = STEPS.format(label=shown, last=last, first=slider.active, images=images)
+    height = without_controls(figure).layout.height + 36
+    style = f"width:100%;max-width:{WIDTH}px;aspect-ratio:{WIDTH}/{height};border:0"
+    frame = f'<iframe class="steps" title="{shown}" style="{style}" srcdoc="{escape(page)}">'
+    return _behind_a_still(
+        shown, pictures[slider.active], f"{frame}</iframe>", '<iframe class="steps"'
+    )
+
+
+def _at_step(figure: go.Figure, step: go.layout.slider.Step) -> go.Figure:
+    """Return a figure as it is after its slider was moved to a step."""
+    restyled, relayout = step.args
+    moved = go.Figure(figure).update_layout(relayout)
+    for trace, visible in zip(moved.data, restyled["visible"], strict=True):
+        trace.visible = visible
+    return moved
+
+
+def _behind_a_still(alt: str, image: str, html: str, frame: str) -> dict[str, str]:
+    """Return a page in a frame which, once it is loaded, removes the picture before it."""
+    still = f'<img class="still" alt="{alt}" src="data:{PNG};base64,{image}">'
+    loaded = html.replace(frame, f'{frame} onload="this.previousElementSibling.remove()"', 1)
+    return {HTML: f"<div>{still}{loaded}</div>", PNG: image}
+
+
 def _screenshot(html: str, place: Path) -> bytes:
-    """Return a picture of an explorer, drawn by Chromium."""
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or "google-chrome"
+    """Return a picture of an explorer, as high as its script makes it, drawn by Chromium."""
     page, picture = place / "explorer.html", place / "explorer.png"
     page.write_text(f"<!doctype html><body style='margin:0'>{html}")
-    size = ",".join(map(str, STILL))
-    flags = "--headless --no-sandbox --disable-gpu --hide-scrollbars --virtual-time-budget=9000"
-    where = [f"--user-data-dir={place / 'profile'}", f"--window-size={size}"]
-    command = [browser, *flags.split(), *where, f"--screenshot={picture}", page.as_uri()]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    elements = _chromium(page, place, HEIGHT, "--dump-dom").decode()
+    height = int(re.search(r'<iframe class="explorer"[^>]*?height: ?(\d+)', elements)[1])
+    _chromium(page, place, height + 8, f"--screenshot={picture}")
     return picture.read_bytes()
+
+
+def _chromium(page: Path, place: Path, height: int, what: str) -> bytes:
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or "google-chrome"
+    flags = "--headless --no-sandbox --disable-gpu --hide-scrollbars --virtual-time-budget=9000"
+    where = [f"--user-data-dir={place / 'profile'}", f"--window-size={WIDTH + 10},{height}"]
+    command = [browser, *flags.split(), *where, what, page.as_uri()]
+    return subprocess.run(command, check=True, capture_output=True, timeout=120).stdout
 
 
 def _add_badge(notebook: nbformat.NotebookNode, name: str) -> None:

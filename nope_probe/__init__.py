@@ -47,7 +47,7 @@ _HOME = {
     "read_run": "nope_probe.runtime.folder",
 }
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Ablation",
     "ParameterFreeSpec",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nope_probe.cli import one_line_errors, parse
+from nope_probe.cli import one_line_errors, parse_with_image
 from nope_probe.experiments.behaviour.run import Settings, run
 from nope_probe.runtime.distributed import is_first_process
 from nope_probe.runtime.folder import read_run
@@ -16,11 +16,16 @@ EXAMPLES = (
 def main() -> None:
     """Run the command line."""
     with one_line_errors():
-        folder = run(parse(Settings, EXAMPLES))
+        settings, image = parse_with_image(Settings, EXAMPLES)
+        folder = run(settings)
         if is_first_process():
             from nope_probe.experiments.behaviour.summary import print_summary
 
             print_summary(read_run(folder), folder)
+            if image is not None:
+                from nope_probe.experiments.image import draw_image
+
+                draw_image(folder, image)
 
 
 if __name__ == "__main__":

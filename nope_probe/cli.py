@@ -34,14 +34,12 @@ def parse(settings: type[Settings], examples: Sequence[str] = ()) -> Settings:
         settings: a dataclass.
         examples: arguments of the command, which its help shows after the command as it was typed.
     """
-    words, arguments = program(), sys.argv[1:]
-    if (subcommand := _subcommand.get()) is not None:
-        words, arguments = [*words, subcommand], arguments[1:]
-    typed = " ".join(words)
+    subcommand = _subcommand.get()
+    typed = " ".join([*program(), *([] if subcommand is None else [subcommand])])
     lines = [inspect.cleandoc(settings.__doc__ or "")]
     if examples:
         lines += ["", "Examples:", *(f"  {typed} {each}".rstrip() for each in examples)]
-    return tyro.cli(settings, prog=typed, args=arguments, description="\n".join(lines))
+    return tyro.cli(settings, prog=typed, args=typed_arguments(), description="\n".join(lines))
 
 
 def parse_with_image(
@@ -62,6 +60,11 @@ def parse_with_image(
         raise UserError(f"cannot draw {path}: expected a name that ends in {' or '.join(ENDINGS)}")
     own = {field.name: getattr(parsed, field.name) for field in fields(parsed)[:-1]}
     return settings(**own), path
+
+
+def typed_arguments() -> list[str]:
+    """Return the arguments of the command, after its name if the umbrella command was typed."""
+    return sys.argv[1:] if _subcommand.get() is None else sys.argv[2:]
 
 
 def program() -> list[str]:

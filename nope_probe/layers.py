@@ -21,7 +21,10 @@ def main() -> None:
         report = run(settings)
         from nope_probe.experiments.layers.summary import print_json, print_report
 
-        (print_json if settings.json else print_report)(report)
+        if settings.json:
+            print_json(report, settings)
+        else:
+            print_report(report)
         if report.unmet:
             sys.stderr.write("".join(f"{printable(line)}\n" for line in report.unmet))
             sys.exit(1)

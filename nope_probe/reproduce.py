@@ -1,32 +1,64 @@
-"""Run one of the paper's figures, and check the paper's claims about it."""
+"""Run one of the paper's figures, and check the paper's claims; or repeat a run of your own."""
 
 from __future__ import annotations
 
-from nope_probe.cli import one_line_errors, parse_with_image
-from nope_probe.experiments.paper.settings import Settings
+import os
+import sys
+
+from nope_probe.cli import one_line_errors, parse, parse_with_image, typed_arguments
+from nope_probe.experiments.paper.settings import NAMES, Settings
 from nope_probe.runtime.distributed import is_first_process
 
 EXAMPLES = (
     "figure2",
     "figure5 --model rope-tiny --seq-len 64 --data shipped",
 )
+RUN_EXAMPLES = ("runs/ablate-rope-tiny-8d5ee2a4",)
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line; exit with code 1 if a repeated run did not come out the same."""
     with one_line_errors():
-        settings, image = parse_with_image(Settings, EXAMPLES)
-        from nope_probe.experiments.paper.run import run
+        if is_path(typed_arguments()):
+            repeat()
+        else:
+            reproduce_figure()
 
-        folder = run(settings)
-        if is_first_process():
-            from nope_probe.experiments.paper.summary import print_index, print_summary
 
-            (print_index if settings.figure == "all" else print_summary)(folder)
-            if image is not None:
-                from nope_probe.experiments.image import draw_image
+def is_path(arguments: list[str]) -> bool:
+    """Return whether the first argument is a run's folder, or a file, and no figure's name."""
+    first = next(iter(arguments), "-")
+    if first.startswith("-") or first in (*NAMES, "all"):
+        return False
+    return os.sep in first or os.path.exists(first)
 
-                draw_image(folder, image)
+
+def repeat() -> None:
+    """Repeat a run from its manifest, and print whether it came out the same."""
+    from nope_probe.experiments.console import print_lines
+    from nope_probe.experiments.repeat.run import Settings as RepeatSettings
+    from nope_probe.experiments.repeat.run import run
+
+    found = run(parse(RepeatSettings, RUN_EXAMPLES))
+    print_lines([str(found)])
+    if not found.same:
+        sys.exit(1)
+
+
+def reproduce_figure() -> None:
+    """Run a figure's experiments, and print its claims and the path of its page."""
+    settings, image = parse_with_image(Settings, EXAMPLES)
+    from nope_probe.experiments.paper.run import run
+
+    folder = run(settings)
+    if is_first_process():
+        from nope_probe.experiments.paper.summary import print_index, print_summary
+
+        (print_index if settings.figure == "all" else print_summary)(folder)
+        if image is not None:
+            from nope_probe.experiments.image import draw_image
+
+            draw_image(folder, image)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,9 @@
 # positional pattern. Its inputs are random unit vectors whose expected inner product is α. From L1
 # on (layers count from 0), a query's scores rise towards nearer keys: the causal mask alone does
 # it, because tokens that share their past become similar.
+#
+# Figures are kept as pictures. In JupyterLab, where plotly is installed, a picture becomes a live
+# figure once the pointer enters it; sliders and switches work everywhere, without a kernel.
 
 # %%
 # Installs nope_probe where it is missing, as on Colab; elsewhere it does nothing.
@@ -64,7 +67,8 @@ theory[:, -1, 0:50:10]
 # %% [markdown]
 # ## An alpha slider
 #
-# One map per α, of L1. As α grows, inputs are alike from the start, and the pattern fades.
+# One map per α, of L1. As α grows, inputs are alike from the start, and the pattern fades: watch
+# the ends of the colour bar.
 
 # %%
 alphas = torch.arange(10).double() / 10

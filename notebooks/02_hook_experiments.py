@@ -27,6 +27,7 @@ if find_spec("nope_probe") is None:
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", "nope-probe"], check=True)
 
 # %%
+import pandas as pd
 import torch
 from IPython.display import display
 
@@ -38,6 +39,7 @@ from nope_probe import (
     figures,
     load,
     measure,
+    row_centred,
     sequences,
 )
 
@@ -87,8 +89,8 @@ display(seen["scores"].shape)  # [batch, head, query_pos, key_pos]
 # %% [markdown]
 # ## Stages (a) to (i) of a block
 #
-# The paper's Figure 3: hover over a cell for query, key and value; the buttons switch between the
-# maps and what is left of them when each diagonal's mean is taken off.
+# The paper's Figure 3. In a live figure, hover over a cell for query, key and value; the buttons
+# switch between the maps and what is left of them when each diagonal's mean is taken off.
 
 # %%
 intact = capture_stages(model, tokens, layer=0)
@@ -103,20 +105,22 @@ figures.circuit(intact, layer=0)
 # %%
 with ablated(model, Ablation(remove=["mask"])):
     without = capture_stages(model, tokens, layer=0)
-    scores_without = capture_scores(model, tokens)
+    scores_without = capture_scores(model, tokens, documents=data.documents)
 figures.circuit(without, layer=0, removed=["mask"], reference=intact)
 
 # %% [markdown]
-# The strength of each layer's pattern, in nats, with its 95% interval: with the mask and without.
+# The strength of each layer's positional pattern, in nats, with its 95% interval. `documents` says
+# which sequences are of one document, so that intervals are over documents.
 # The sequences begin with BOS, an attention sink, which captured maps know: `measure` leaves that
 # key out, as the commands do. An interval that holds 0 cannot be told from no pattern at all.
 
 # %%
-scores = capture_scores(model, tokens)
-{
-    f"L{layer}": (one.amplitude, other.amplitude)
-    for layer, (one, other) in enumerate(zip(measure(scores), measure(scores_without), strict=True))
-}
+scores = capture_scores(model, tokens, documents=data.documents)
+conditions = {"intact": scores, "without the mask": scores_without}
+pd.DataFrame(
+    {name: [each.amplitude for each in measure(maps)] for name, maps in conditions.items()},
+    index=["L0", "L1", "L2", "L3"],
+)
 
 # %% [markdown]
 # **Exercise.** `measure(scores_without, skip_keys=0)` finds a pattern in L3. Where does it come
@@ -134,8 +138,9 @@ scores = capture_scores(model, tokens)
 # ## Patch one head's attention
 #
 # L0H0 attends evenly to all keys up to the query, whatever it has learned. The other heads stay;
-# the score maps of the later layers change. (TransformerLens calls the attention weights
-# `hook_pattern`: they are not the positional pattern of this package.)
+# the positional patterns of the later layers change (move the slider; L0 itself reads its scores
+# before the patch). TransformerLens calls the attention weights `hook_pattern`: they are not the
+# positional pattern, which is a score map less each row's mean.
 
 # %%
 even = torch.ones(40, 40).tril()
@@ -145,5 +150,10 @@ patch = (
     lambda t, hook: t.index_copy(1, torch.tensor([0]), even.expand(len(t), 1, 40, 40)),
 )
 with model.hooks(fwd_hooks=[patch]):
-    patched = capture_scores(model, tokens)
-figures.score_maps(patched.mean - scores.mean, title="What the patch changes, nats")
+    patched = capture_scores(model, tokens, documents=data.documents)
+before, after = (row_centred(each.mean, skip_keys=1) for each in (scores, patched))
+figures.term_maps(
+    {"intact": before, "L0H0 patched": after, "change": after - before},
+    title="The positional pattern, with L0H0 attending evenly",
+    layer=1,
+)

@@ -12,11 +12,12 @@
 # ---
 
 # %% [markdown]
-# # Attribution: where does the pattern come from?
+# # Attribution: where does the positional pattern come from?
 #
-# Two small models were trained alike, one without position encoding and one with RoPE. Mask and
-# RoPE break the symmetry between positions: they are the sources. Weights shape what these start,
-# and are never a source.
+# The positional pattern is a layer's mean score map less each row's mean: what softmax sees of
+# position. Two small models were trained alike, one without position encoding and one with RoPE.
+# Causal mask and RoPE are the *sources* of their patterns, since only these two tell positions
+# apart. Weights shape what the sources bring; they are never a source.
 
 # %%
 # Installs nope_probe where it is missing, as on Colab; elsewhere it does nothing.
@@ -28,6 +29,7 @@ if find_spec("nope_probe") is None:
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", "nope-probe"], check=True)
 
 # %%
+import pandas as pd
 from IPython.display import display
 
 from nope_probe import (
@@ -42,10 +44,12 @@ from nope_probe import (
 )
 
 # %% [markdown]
-# ## The RoPE twin: the whole study in one call
+# ## With RoPE, RoPE is the main source
 #
 # `run_ablations` runs the intact model, the model without the mask, without RoPE, and without
-# either; with players, every combination of them too. What it returns are tables and maps.
+# both. The differences of the four are terms that add up to the pattern: content (what is left
+# without either), mask, RoPE, and mask × RoPE (what the two bring only together). `players` asks
+# for more: which parts the pattern needs, from all combinations of them.
 
 # %%
 loaded = load("rope-tiny")
@@ -55,29 +59,36 @@ display(study)
 figures.source_shares(study.sources)
 
 # %% [markdown]
-# The shares of a layer add up to 1; those of L0 come from RoPE and content, since the mask has
-# acted on nothing yet.
+# A term's share is its inner product with the pattern, relative to the pattern's own. The shares
+# of a layer add up to 1, and a negative one works against the pattern: mask × RoPE in L2. The
+# mask brings nothing to L0, whose scores are made before any masked attention.
 
 # %%
-study.sources.pivot(index="layer", columns="term", values="share").round(3)
+shares = study.sources[study.sources.term != "position"]  # position: all but content
+shares.pivot(index="layer", columns="term", values="share").round(3)
 
 # %% [markdown]
-# The terms themselves, maps in nats that add up to the pattern:
+# The terms are maps, in nats, and their sum is the pattern. Move the slider: in L3, where the
+# pattern is weakest, mask and RoPE share it.
 
 # %%
-names = ["content", "mask", "rope", "mask_x_rope"]
-figures.term_maps(
-    {name: study.maps[f"source/{name}"] for name in names}, title="What adds up to it", layer=1
-)
+names = ["content", "mask", "rope", "mask_x_rope", "all"]
+maps = {name: study.maps["pattern/all" if name == "all" else f"source/{name}"] for name in names}
+figures.term_maps(maps, title="Terms of the positional pattern, and their sum", layer=1)
 
 # %% [markdown]
-# Which parts the pattern needs: the query-key circuit is a player here, kept or removed as a whole.
+# ## Without its query-key circuit, most of the pattern is lost
+#
+# A *player* is kept or removed as a whole: here the mask, RoPE and the query-key circuit (W_Q and
+# W_K together). *Lost without it* says how much goes when it alone is removed, *there alone* what a
+# source brings when all others are. The *Shapley share* is a mean over all orders of removal.
+# That the pattern needs the circuit does not make it a source: alone, it brings no position.
 
 # %%
 figures.player_shares(study.players)
 
 # %% [markdown]
-# The same players as switches, for every layer and head:
+# The same players as switches, for every layer and head; the numbers below the maps change too.
 
 # %%
 figures.explore(loaded.model, data.inputs[:64], players=["mask", "rope", "qk"], circuit=False)
@@ -94,16 +105,35 @@ figures.explore(loaded.model, data.inputs[:64], players=["mask", "rope", "qk"], 
 # </details>
 
 # %% [markdown]
-# ## The NoPE twin, by hand: the mask is all there is
+# ## Without RoPE, the mask is the source
 #
-# The same from captures of your own. Conditions are named by what is removed; `attribute` finds
-# the position encoding from them (here there is none), and leaves out the key of BOS.
+# The NoPE twin, from captures of your own. Conditions are named by what is removed; `attribute`
+# finds the sources from the names. Sequences begin with BOS, an attention sink: `attribute` leaves
+# its key out, as the commands do. Where a pattern cannot be told from noise, as in L0, its shares
+# would mean nothing: they are `nan`.
 
 # %%
 loaded = load("nope-tiny")
 data = sequences(tokenizer=loaded.tokenizer, n_seqs=128, seq_len=40)
-intact = capture_scores(loaded.model, data.inputs)
+intact = capture_scores(loaded.model, data.inputs, documents=data.documents)
 with ablated(loaded.model, Ablation(remove=["mask"])):
-    without = capture_scores(loaded.model, data.inputs)
+    without = capture_scores(loaded.model, data.inputs, documents=data.documents)
 layers = attribute({(): intact, "mask": without})
-{f"L{layer.layer}": {each.term: each.share for each in layer.sources} for layer in layers}
+pd.DataFrame(
+    [{each.term: each.share for each in layer.sources} for layer in layers],
+    index=[f"L{layer.layer}" for layer in layers],
+)
+
+# %% [markdown]
+# **Exercise.** Without position encoding, what is the content term of L1, and how would you find
+# out whether it comes from the text?
+#
+# <details><summary>Answer</summary>
+#
+# What the model without its mask still has: a few percent of the pattern. It cannot come from
+# position, since nothing tells positions apart any more. Neighbouring tokens of a text resemble
+# each other, and so the mean score depends on the distance. Run it again on shuffled tokens,
+# `sequences(tokenizer=loaded.tokenizer, n_seqs=128, seq_len=40, shuffle=True)`: what is left then
+# is not the text's.
+#
+# </details>

@@ -12,11 +12,11 @@
 # ---
 
 # %% [markdown]
-# # Behaviour: does the pattern do anything?
+# # Behaviour: does the positional pattern do anything?
 #
-# A heat map does not show that attention's positional pattern matters. Here the same parts are
-# removed, and what the model predicts is measured: in nats, with intervals over documents, always
-# against the intact model on the same tokens.
+# A heat map does not show that a model needs its positional pattern. Here the same parts are
+# removed, and what the model predicts is measured: in nats, with 95% intervals over documents,
+# always against the intact model on the same tokens.
 
 # %%
 # Installs nope_probe where it is missing, as on Colab; elsewhere it does nothing.
@@ -28,10 +28,12 @@ if find_spec("nope_probe") is None:
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", "nope-probe"], check=True)
 
 # %%
+import pandas as pd
+
 from nope_probe import Ablation, ablated, capture_losses, figures, load, run_behaviour, sequences
 
 # %% [markdown]
-# ## By hand: losses with and without RoPE
+# ## Without RoPE, the RoPE twin predicts much worse
 #
 # `capture_losses` returns the loss of every token but the first; no logits are kept.
 
@@ -41,8 +43,16 @@ data = sequences(tokenizer=loaded.tokenizer, n_seqs=32, seq_len=64)
 intact = capture_losses(loaded.model, data.inputs)
 with ablated(loaded.model, Ablation(remove=["rope"])):
     without_rope = capture_losses(loaded.model, data.inputs)
-rise = (without_rope - intact).mean(1)
-f"{intact.mean():.2f} nats; without RoPE {rise.mean():+.2f} ± {2 * rise.std() / 32**0.5:.2f}"
+
+
+def rise_of_the_loss(losses, start=0):
+    """Return the mean rise of the loss, with its interval over documents."""
+    rises = pd.Series((losses - intact)[:, start:].mean(1).numpy())
+    by_document = rises.groupby(data.documents.tolist()).mean()
+    return f"{rises.mean():+.2f} ± {1.96 * by_document.sem():.2f} nats per token"
+
+
+f"intact {intact.mean():.2f}; without RoPE {rise_of_the_loss(without_rope)}"
 
 # %% [markdown]
 # Without the mask every token sees the next one, and this loss would mean nothing. Remove the mask
@@ -52,11 +62,21 @@ f"{intact.mean():.2f} nats; without RoPE {rise.mean():+.2f} ± {2 * rise.std() /
 # %%
 with ablated(loaded.model, Ablation(remove=["mask"], prefix=32)):
     without_mask = capture_losses(loaded.model, data.inputs)
-rise = (without_mask - intact)[:, 31:].mean(1)
-f"without the mask in the prefix {rise.mean():+.2f} ± {2 * rise.std() / 32**0.5:.2f} nats"
+f"without the mask in the prefix {rise_of_the_loss(without_mask, start=31)}"
 
 # %% [markdown]
-# ## All measures of the NoPE twin
+# **Exercise.** Why is the loss without the mask scored behind a prefix, and not everywhere?
+#
+# <details><summary>Answer</summary>
+#
+# Without the mask a token sees its successor, which it has to predict: its loss says nothing of
+# language. Behind a bidirectional prefix queries are causal again, and are scored as ever; the
+# intact model is scored on the same tokens.
+#
+# </details>
+
+# %% [markdown]
+# ## The NoPE twin: every removal costs something else
 #
 # What the `behaviour` command does, here on fewer sequences. The run is kept in a folder;
 # the same call reads it again.
@@ -69,19 +89,45 @@ run = run_behaviour(
     measures=["loss", "order", "bos", "position", "pattern"],
     remove=["mask", "qk", "mlp"],
 )
-table = run.tables["behaviour"]
-table.pivot(index="condition", columns="measure", values="difference").round(2)
+names = {
+    "loss": "loss, all tokens",
+    "loss_suffix": "loss behind the prefix",
+    "order": "rise if the order is shuffled",
+    "without_bos": "rise if BOS is dropped",
+    "other_first": "rise if BOS is another token",
+    "position": "error of the decoded position",
+}
+table = run.tables["behaviour"].query("condition != 'intact'").copy()
+table["change"] = table.apply(
+    lambda row: (
+        f"{row.difference:+.2f} [{row.difference_low:+.2f}, {row.difference_high:+.2f}]"
+        if pd.notna(row.difference)
+        else "not scored"
+    ),
+    axis=1,
+)
+table.pivot(index="measure", columns="condition", values="change").rename(names).loc[
+    list(names.values())
+]
 
 # %% [markdown]
-# Position can be read from the residual stream, although the model has no position encoding, and
-# without the mask it cannot: that is where it comes from. Open markers are untrained models.
+# Each cell is a change against the intact model: nats per token in the losses, positions in the
+# last row. The rises ask how much a perturbed input raises the loss, so that a negative
+# change means that the model depends on it less than before: without its QK circuit or its MLPs it
+# has little left to lose.
+#
+# Position can be read from the residual stream, although the model has no position encoding;
+# without the mask it cannot, at any layer (chance is about 16 positions). That is where it comes
+# from. Open markers are untrained models.
 
 # %%
 figures.decodability(run.tables["decodability"])
 
 # %% [markdown]
-# Do the removals that take the pattern also take behaviour? Not in proportion: the pattern has one
-# source here, the loss has many.
+# ## What takes the pattern need not take the loss
+#
+# Each removal's pattern lost, against what it costs. The mask takes the most pattern and the least
+# loss: here the pattern has one source, and the loss has many.
 
 # %%
 figures.pattern_and_behaviour(
@@ -95,12 +141,14 @@ figures.pattern_and_behaviour(
 figures.loss_by_position(run.tables["loss_by_position"], title="Loss by position")
 
 # %% [markdown]
-# **Exercise.** Why is the loss without the mask scored behind a prefix, and not everywhere?
+# **Exercise.** Of the three, the MLPs cost the least of the pattern and the most loss. Does that
+# make MLPs more important than the mask?
 #
 # <details><summary>Answer</summary>
 #
-# Without the mask a token sees its successor, which it has to predict: its loss says nothing of
-# language. Behind a bidirectional prefix queries are causal again, and are scored as ever; the
-# intact model is scored on the same tokens.
+# For the loss, as removed here, yes; for position, no. The loss without MLPs, over 10 nats, is
+# above that of guessing evenly among the 2,048 tokens (ln 2048 = 7.6 nats): the model is broken,
+# and a broken model does not tell what a part is for. Removals that leave it working are the ones
+# to compare, such as a prefix without the mask.
 #
 # </details>

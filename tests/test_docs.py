@@ -18,7 +18,8 @@ import tyro
 from command_reference import settings_of
 
 import nope_probe
-from nope_probe import figures
+from nope_probe import figures, reproduce
+from nope_probe.experiments.repeat import run as repeat
 from nope_probe.models.parameter_free import has_hooked_transformer
 
 ROOT = Path(__file__).parent.parent
@@ -87,6 +88,8 @@ def commands() -> list[str]:
 def test_every_command_of_readme_and_docs_is_understood(line: str):
     name, *arguments = shlex.split(re.sub(r"^.*-m nope_probe\.|^nope-probe ", "", line))
     settings = settings_of(importlib.import_module(f"nope_probe.{name}"))
+    if name == "reproduce" and reproduce.is_path(arguments):
+        settings = repeat.Settings
     assert isinstance(tyro.cli(settings, args=arguments), settings)
 
 

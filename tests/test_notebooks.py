@@ -15,13 +15,13 @@ nbconvert = pytest.importorskip("nbconvert", reason="nbconvert is not installed"
 pytest.importorskip("ipykernel", reason="ipykernel is not installed")
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
-# The plotly figures and the explorers of each notebook.
+# The plotly figures without a slider, those with one, and the explorers of each notebook.
 SHOWN = {
-    "01_parameter_free": (3, 1),
-    "02_hook_experiments": (3, 1),
-    "03_attribution": (3, 1),
-    "04_language_models": (3, 0),
-    "05_behaviour": (3, 0),
+    "01_parameter_free": (2, 1, 1),
+    "02_hook_experiments": (2, 1, 1),
+    "03_attribution": (2, 1, 1),
+    "04_language_models": (3, 1, 0),
+    "05_behaviour": (3, 0, 0),
 }
 NAMES = tuple(SHOWN)
 PLOTLY, HTML, PNG = "application/vnd.plotly.v1+json", "text/html", "image/png"
@@ -40,8 +40,13 @@ def with_type(notebook, kind: str) -> list:
     return [each.data[kind] for each in outputs(notebook) if kind in each.get("data", {})]
 
 
-def explorers(notebook) -> list:
-    return [each for each in with_type(notebook, HTML) if '<iframe class="explorer"' in each]
+def frames(notebook, kind: str) -> list:
+    return [each for each in with_type(notebook, HTML) if f'<iframe class="{kind}"' in each]
+
+
+def shown(notebook) -> tuple[int, int, int]:
+    plotly = len(with_type(notebook, PLOTLY))
+    return plotly, len(frames(notebook, "steps")), len(frames(notebook, "explorer"))
 
 
 def test_these_are_all_the_notebooks() -> None:
@@ -80,7 +85,7 @@ def test_a_committed_notebook_is_small_ran_without_an_error_and_holds_its_figure
     counts = [cell.execution_count for cell in found.cells if cell.cell_type == "code"]
     assert counts == list(range(1, len(counts) + 1))
     assert {each.output_type for each in outputs(found)} <= {"display_data", "execute_result"}
-    assert (len(with_type(found, PLOTLY)), len(explorers(found))) == SHOWN[name]
+    assert shown(found) == SHOWN[name]
     assert not [each for each in with_type(found, HTML) if "plotly" in each]
 
 
@@ -88,7 +93,7 @@ def test_a_committed_notebook_is_small_ran_without_an_error_and_holds_its_figure
 def test_every_figure_has_a_picture_for_viewers_without_scripts(name: str) -> None:
     found = notebook(name)
     drawn = [each.data for each in outputs(found) if {PLOTLY, HTML} & each.get("data", {}).keys()]
-    pictures = [data for data in drawn if PLOTLY in data or "explorer" in data[HTML]]
+    pictures = [data for data in drawn if PLOTLY in data or "<iframe" in data[HTML]]
     assert len(pictures) == sum(SHOWN[name])
     for data in pictures:
         header = b64decode(data[PNG])[:24]
@@ -102,15 +107,16 @@ def test_every_figure_has_a_picture_for_viewers_without_scripts(name: str) -> No
 def test_a_notebook_as_a_web_page_shows_every_figure(name: str) -> None:
     page, _ = nbconvert.HTMLExporter().from_notebook_node(notebook(name))
     pictures = re.findall(r'<img[^>]*src="data:image/png', page)
-    n_figures, n_explorers = SHOWN[name]
-    assert len(pictures) == n_figures + n_explorers  # an explorer's picture, until its frame loads
+    assert len(pictures) == sum(SHOWN[name])  # of frames too, until they load
+    _, n_sliders, n_explorers = SHOWN[name]
+    assert page.count('<iframe class="steps"') == n_sliders
     assert page.count('<iframe class="explorer"') == n_explorers
 
 
 @needs_chromium
 def test_an_explorer_in_a_web_page_replaces_its_picture_and_answers(tmp_path: Path) -> None:
     found = notebook("03_attribution")
-    [explorer] = explorers(found)
+    [explorer] = frames(found, "explorer")
     script = """<script>setTimeout(() => {
       const inside = document.querySelector("iframe.explorer").contentDocument;
       inside.querySelector("[data-player=rope]").click();
@@ -124,6 +130,28 @@ def test_an_explorer_in_a_web_page_replaces_its_picture_and_answers(tmp_path: Pa
     )
 
 
+@needs_chromium
+def test_the_alpha_slider_shows_the_picture_of_each_alpha(tmp_path: Path) -> None:
+    [slider] = frames(notebook("01_parameter_free"), "steps")
+    script = """<script>setTimeout(() => {
+      const inside = document.querySelector("iframe.steps").contentDocument;
+      const input = inside.querySelector("input"), images = [...inside.images];
+      const seen = images.map((_, step) => {
+        input.value = step;
+        input.dispatchEvent(new Event("input"));
+        return inside.querySelector("span").textContent + images.filter((i) => !i.hidden).length;
+      });
+      document.body.dataset.seen = seen.join();
+      document.body.dataset.pictures = new Set(images.map((image) => image.src)).size;
+      document.body.dataset.stills = document.querySelectorAll("img.still").length;
+    }, 500)</script>"""
+    elements = opened(f"<body>{slider}{script}</body>", tmp_path)
+    alphas = ["0", *(f"0.{tenth}" for tenth in range(1, 10))]
+    assert f'data-seen="{",".join(f"alpha = {alpha}1" for alpha in alphas)}"' in elements
+    assert 'data-pictures="10"' in elements
+    assert 'data-stills="0"' in elements
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_runs_and_shows_figures(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -135,14 +163,13 @@ def test_a_notebook_runs_and_shows_figures(
         ours, timeout=180, resources={"metadata": {"path": str(tmp_path)}}
     )
     client.execute()
-    assert (len(with_type(ours, PLOTLY)), len(explorers(ours))) == SHOWN[name]
+    n_figures, n_sliders, n_explorers = SHOWN[name]
+    assert len(with_type(ours, PLOTLY)) == n_figures + n_sliders
+    assert len(frames(ours, "explorer")) == n_explorers
 
 
 def test_conclusions_leave_out_the_bos_key() -> None:
-    text = [
-        each for each in with_type(notebook("02_hook_experiments"), "text/plain") if "L3" in each
-    ]
-    intact, without = (
-        float(each) for each in re.findall(r"(-?[\d.]+) \[", text[0].split("'L3'")[1])
-    )
+    tables = with_type(notebook("02_hook_experiments"), "text/plain")
+    [table] = [each for each in tables if "without the mask" in each]
+    intact, without = (float(each) for each in re.findall(r"(-?[\d.]+) \[", table.split("L3")[1]))
     assert abs(without) < 0.1 * intact

@@ -9,19 +9,20 @@ from torch import Tensor
 SINK = 0.3
 
 
-def first_key_attention(
-    attention: Float[Tensor, "*batch query_pos key_pos"],
-) -> Float[Tensor, "*batch"]:
+def first_key_attention(to_first: Float[Tensor, "*batch query_pos"]) -> Float[Tensor, "*batch"]:
     """Return the mean attention to the first key, over all queries but the first.
 
     The first query has no other key. A head is a sink head if this mean over sequences exceeds 0.3
     (Gu et al., arXiv 2410.10781, whose sink score is the share of such heads).
 
+    Args:
+        to_first: each query's attention to the first key.
+
     Example:
-        >>> first_key_attention(torch.tensor([[1.0, 0, 0], [0.5, 0.5, 0], [0.1, 0.2, 0.7]]))
+        >>> first_key_attention(torch.tensor([1.0, 0.5, 0.1]))
         tensor(0.3000)
     """
-    return attention[..., 1:, 0].mean(-1)
+    return to_first[..., 1:].mean(-1)
 
 
 def sink_share(first_key: Float[Tensor, "*batch head"]) -> Float[Tensor, "*batch"]:
@@ -30,37 +31,41 @@ def sink_share(first_key: Float[Tensor, "*batch head"]) -> Float[Tensor, "*batch
 
 
 def previous_token_attention(
-    attention: Float[Tensor, "*batch query_pos key_pos"],
+    to_previous: Float[Tensor, "*batch query_pos"],
 ) -> Float[Tensor, "*batch"]:
     """Return the mean attention at key i - 1, over queries i >= 2.
 
     For i = 1 that key is the first one, which `first_key_attention` is about.
 
+    Args:
+        to_previous: each query's attention to key i - 1; that of query 0 is not read.
+
     Example:
-        >>> previous_token_attention(torch.tensor([[1.0, 0, 0], [0.5, 0.5, 0], [0.1, 0.2, 0.7]]))
+        >>> previous_token_attention(torch.tensor([1.0, 0.5, 0.2]))
         tensor(0.2000)
     """
-    return attention.diagonal(-1, -2, -1)[..., 1:].mean(-1)
+    return to_previous[..., 2:].mean(-1)
 
 
 def induction_attention(
-    attention: Float[Tensor, "*batch query_pos key_pos"], n_tokens: int
+    to_next: Float[Tensor, "*batch query_pos"], n_tokens: int
 ) -> Float[Tensor, "*batch"]:
     """Return the mean attention at key i - (n - 1), over the queries i of the second copy.
 
     That key follows the previous occurrence of the query's token.
 
     Args:
-        attention: of n random tokens and the same once more, after a BOS token or not.
+        to_next: each query's attention to that key, in n random tokens and the same once more,
+            after a BOS token or not; earlier queries are not read.
         n_tokens: n.
 
     Raises:
         ValueError: if the sequence is shorter than two copies.
     """
-    n_pos = attention.shape[-1]
+    n_pos = to_next.shape[-1]
     if n_pos < 2 * n_tokens:
         raise ValueError(f"expected two copies of {n_tokens} tokens, got {n_pos} positions")
-    return attention.diagonal(1 - n_tokens, -2, -1)[..., -n_tokens:].mean(-1)
+    return to_next[..., -n_tokens:].mean(-1)
 
 
 def moved_scores(

@@ -46,6 +46,8 @@ def fit_score_product(
     """
     x, y = products.double(), scores.double()
     largest = float(y.abs().max())
+    if largest == 0:
+        return ScoreProduct(scale=0.0, soft_cap=None, error=0.0)
     scale = float((x @ y) / (x @ x))
     error = float((scale * x - y).abs().max()) / largest
     if error <= LINEAR:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nope_probe.data.documents import SUFFIXES, validate_text_column, validate_texts
+from nope_probe.data.documents import local_path
 from nope_probe.data.held_out import is_held_out
+from nope_probe.data.text_files import (
+    SUFFIXES,
+    validate_text,
+    validate_text_column,
+    validate_texts,
+)
 from nope_probe.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,11 +29,11 @@ _BATCH = 64
 
 def is_data_set(source: str) -> bool:
     """Return whether a source is a data set (fineweb-edu, a Hub id, a folder), not a file."""
-    path = Path(source).expanduser()
-    if source.lower() in HELD_OUT or path.is_dir():
+    path = local_path(source)
+    if source.lower() in HELD_OUT or (source and os.path.isdir(path)):
         return True
     like_an_id = source.count("/") == 1 and not source.startswith((".", "/", "~"))
-    return like_an_id and path.suffix not in SUFFIXES and not path.is_file()
+    return like_an_id and path.suffix not in SUFFIXES and not os.path.isfile(path)
 
 
 def stream_texts(source: str) -> Iterator[str]:
@@ -48,6 +54,7 @@ def stream_texts(source: str) -> Iterator[str]:
         for row in splits["train" if "train" in splits else next(iter(splits))]:
             validate_text_column(source, row)
             validate_texts(source, [row["text"]])
+            validate_text(source, row["text"])
             if row["text"].strip() and (not held_out_only or is_held_out(row["text"])):
                 yield row["text"]
 
@@ -61,7 +68,7 @@ def long_documents(
         UserError: if there are fewer (it says how many), or the data set cannot be read.
     """
     found, n_read = list[list[int]](), 0
-    for document in _tokenised(source, tokenizer):
+    for document in tokenised(islice(stream_texts(source), MOST_DOCUMENTS), tokenizer):
         n_read += 1
         if len(document) >= n_tokens:
             found.append(document)
@@ -81,7 +88,7 @@ def first_documents(
     If the data set has fewer, all of its documents are returned.
     """
     found, n_read = list[list[int]](), 0
-    for document in _tokenised(source, tokenizer):
+    for document in tokenised(islice(stream_texts(source), MOST_DOCUMENTS), tokenizer):
         found.append(document)
         n_read += len(document) + 1
         if n_read >= n_tokens:
@@ -90,28 +97,49 @@ def first_documents(
 
 
 def _name_and_config(source: str) -> tuple[str, str]:
-    path = Path(source).expanduser()
-    if path.is_dir():
+    path = local_path(source)
+    if os.path.isdir(path):
         return str(path), ""
     name, _, config = source.partition(":")
     return name, config
 
 
-def _tokenised(source: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[list[int]]:
-    texts = islice(stream_texts(source), MOST_DOCUMENTS)
-    while batch := list(islice(texts, _BATCH)):
+def tokenised(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[list[int]]:
+    """Yield the tokens of each text; a batch at a time, since tokenizers keep far more than ids."""
+    remaining = iter(texts)
+    while batch := list(islice(remaining, _BATCH)):
         yield from tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]
 
 
 @contextmanager
 def _as_user_errors(source: str) -> Iterator[None]:
-    """Raise a UserError of one line for what `datasets` raises."""
-    from datasets.exceptions import DatasetsError
+    """Raise a UserError of one line for what `datasets` and the parsers under it raise."""
+    from zipfile import BadZipFile
 
+    from datasets.exceptions import DatasetsError
+    from pyarrow import ArrowException
+    from yaml import YAMLError
+
+    python = (OSError, ValueError, TypeError, LookupError, AttributeError, ImportError)
+    theirs = (RuntimeError, DatasetsError, ArrowException, YAMLError, BadZipFile)
     try:
-        yield
-    except (OSError, ValueError, DatasetsError) as error:
-        if isinstance(error, UserError):
-            raise
+        with _quiet():
+            yield
+    except UserError:
+        raise
+    except (*python, *theirs) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"cannot read the data set {source}: {reason}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Turn off the log of `datasets`, which repeats the error that it raises."""
+    from datasets.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)

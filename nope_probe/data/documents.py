@@ -2,48 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nope_probe.data.stdlib import SHIPPED, stdlib_documents
+from nope_probe.data.text_files import SUFFIXES, read_texts
 from nope_probe.errors import UserError
 
-if TYPE_CHECKING:
-    import pandas as pd
-
+LARGE = 1 << 26  # bytes of a file that is read once only, when the model is there
 SOURCES = ("shipped", "stdlib", "random", "gaussian")
-SUFFIXES = (".txt", ".jsonl", ".parquet")
 
 
 def documents(source: str) -> list[str]:
     """Read the documents of a text source on this machine.
 
     Raises:
-        UserError: for an unknown source, or a file that is empty, binary or has no text.
+        UserError: for an unknown source, or a file that is empty, broken or has no text.
     """
     if source == "shipped":
-        return _column(SHIPPED)
+        return read_texts(SHIPPED)
     if source == "stdlib":
         return stdlib_documents()
-    path = Path(source).expanduser()
+    path = local_path(source)
     validate_file(source, path)
-    try:
-        texts = [path.read_text(encoding="utf-8")] if path.suffix == ".txt" else _column(path)
-    except UnicodeDecodeError as error:
-        raise UserError(f"{source} is not text: byte {error.start} is not UTF-8") from error
-    if any("\0" in text for text in texts):
-        raise UserError(f"{source} is not text: it holds NUL bytes")
-    texts = [text for text in texts if text.strip()]
+    texts = [text for text in read_texts(path) if text.strip()]
     if not texts:
         raise UserError(f"{source} is empty")
     return texts
 
 
+def validate_readable(source: str) -> None:
+    """Check that a file on this machine can be read, if that takes less than seconds.
+
+    Raises:
+        UserError: as `documents` does.
+    """
+    path = local_path(source)
+    if source not in SOURCES and not (os.path.isfile(path) and path.stat().st_size > LARGE):
+        documents(source)
+
+
+def local_path(source: str) -> Path:
+    """Return a source as a path; `~nobody/x` stays as it is where there is no such user."""
+    return Path(os.path.expanduser(source))
+
+
 def file_of(source: str) -> Path | None:
     """Return the file, or the folder of a data set, that a source is read from; None if neither."""
-    path = SHIPPED if source == "shipped" else Path(source).expanduser()
-    return path if path.exists() and source not in SOURCES[1:] else None
+    path = SHIPPED if source == "shipped" else local_path(source)
+    return path if os.path.exists(path) and source not in SOURCES[1:] else None
 
 
 def validate_file(source: str, path: Path) -> None:
@@ -52,34 +59,13 @@ def validate_file(source: str, path: Path) -> None:
     Raises:
         UserError: listing the sources or kinds of files that there are.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):  # False too for names that no file can have
         raise UserError(
             f"no data {source!r}: expected {', '.join(SOURCES)} or a file that exists, "
             "fineweb-edu, a Hub data set (owner/name) or a folder of one"
         )
     if path.suffix not in SUFFIXES:
         raise UserError(f"cannot read {source}: expected a .txt, .jsonl or .parquet file")
-
-
-def validate_text_column(source: str | Path, columns: Iterable[object]) -> None:
-    """Check that a table has a column `text`.
-
-    Raises:
-        UserError: listing its columns.
-    """
-    names = [str(column) for column in columns]
-    if "text" not in names:
-        raise UserError(f"{source} has no column 'text'; its columns: {', '.join(names) or 'none'}")
-
-
-def validate_texts(source: str | Path, texts: Iterable[object]) -> None:
-    """Check that every value of the column `text` is text.
-
-    Raises:
-        UserError: naming the source.
-    """
-    if not all(isinstance(text, str) for text in texts):
-        raise UserError(f"{source}: the column 'text' holds something else than text")
 
 
 def validate_packing(source: str, start: str) -> None:
@@ -94,25 +80,3 @@ def validate_packing(source: str, start: str) -> None:
         raise UserError(
             "--pack begins sequences anywhere, --windows start where documents begin: take one"
         )
-
-
-def _column(path: Path) -> list[str]:
-    import pandas as pd
-    from pyarrow import ArrowInvalid
-
-    try:
-        if path.suffix == ".parquet":
-            table = pd.read_parquet(path)
-        else:
-            table = pd.read_json(path, lines=True, dtype=False)
-    except (ValueError, ArrowInvalid) as error:
-        if isinstance(error, UnicodeDecodeError):
-            raise
-        raise UserError(f"{path} is no valid {path.suffix[1:]} file: {error}") from error
-    return _texts(path, table)
-
-
-def _texts(path: Path, table: pd.DataFrame) -> list[str]:
-    validate_text_column(path, table.columns)
-    validate_texts(path, table["text"])
-    return table["text"].tolist()

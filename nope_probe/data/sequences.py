@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from nope_probe.data.cutting import Windows, cut, cut_at_start
-from nope_probe.data.data_sets import first_documents, is_data_set, long_documents
+from nope_probe.data.data_sets import first_documents, is_data_set, long_documents, tokenised
 from nope_probe.data.documents import documents, validate_packing
 from nope_probe.data.packing import pack as pack_documents
 from nope_probe.data.packing import separator_of
@@ -168,7 +168,7 @@ def _long_documents(
 
 
 def _local_documents(source: str, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    return tokenizer(documents(source), add_special_tokens=False, verbose=False)["input_ids"]
+    return list(tokenised(documents(source), tokenizer))
 
 
 def _packed_windows(
@@ -200,7 +200,7 @@ def begins_with_bos(tokenizer: PreTrainedTokenizerBase, bos: Bos) -> bool:
 def forces_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Return whether a tokenizer puts a BOS token before any text."""
     ids = tokenizer("a")["input_ids"]
-    return tokenizer.bos_token_id is not None and ids[0] == tokenizer.bos_token_id
+    return tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]
 
 
 def _random_tokens(
@@ -208,4 +208,8 @@ def _random_tokens(
 ) -> Int[Tensor, "seq pos"]:
     special = set(tokenizer.all_special_ids)
     ordinary = torch.tensor([t for t in range(len(tokenizer)) if t not in special])
+    if len(ordinary) == 0:
+        raise UserError(
+            "--data random draws tokens, and the model's tokenizer has special ones only"
+        )
     return ordinary[torch.randint(len(ordinary), (n_seqs, length), generator=generator)]

@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 from nope_probe.errors import UserError
 from nope_probe.figures.export import export
 from nope_probe.figures.style import TITLE_HEIGHT
+from nope_probe.figures.unfold import unfold_layers
 
 # The first figure after a heading, and that heading.
 FIGURE = re.compile(
@@ -21,7 +22,7 @@ FIGURE = re.compile(
 
 
 def draw_image(folder: Path, path: Path) -> None:
-    """Draw the first figure of a run's page into a .png or .svg file.
+    """Draw the first figure of a run's page into a .png or .svg file, with all of its layers.
 
     Args:
         folder: the finished run.
@@ -34,7 +35,7 @@ def draw_image(folder: Path, path: Path) -> None:
 
 
 def first_figure(html: str) -> go.Figure:
-    """Return the first figure of a page, with its section's heading as title.
+    """Return the first figure of a page, all layers of its maps, with its heading as title.
 
     Raises:
         UserError: if the page has none.
@@ -42,10 +43,12 @@ def first_figure(html: str) -> go.Figure:
     found = FIGURE.search(html)
     if found is None:
         raise UserError("there is no figure on the page to draw as an image")
-    figure = go.Figure(json.loads(found[2]))
-    figure.update_layout(
-        title={"text": unescape(found[1])},
+    figure, title = go.Figure(json.loads(found[2])), {"text": unescape(found[1])}
+    unfolded = unfold_layers(figure)
+    if unfolded is not figure:
+        return unfolded.update_layout(title=title)
+    return figure.update_layout(
+        title=title,
         height=figure.layout.height + TITLE_HEIGHT,
         margin={"t": figure.layout.margin.t + TITLE_HEIGHT},
     )
-    return figure

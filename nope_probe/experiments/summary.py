@@ -15,12 +15,36 @@ from nope_probe.experiments.console import print_lines
 from nope_probe.figures.intervals import interval_of, interval_text
 from nope_probe.reports.notes import fold_notes
 
+WIDTH, GAP = 80, 2  # of a terminal, and between two columns of a table
+
 
 def narrow_table(title: str) -> Table:
     """Return an empty table with little space between its columns: intervals are long."""
     return Table(
         title=title, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False
     )
+
+
+def columns_that_fit(widths: Sequence[int], room: int = WIDTH, gap: int = GAP) -> list[list[int]]:
+    """Return the places of a table's columns, in groups that are narrow enough for a terminal.
+
+    Args:
+        widths: of the columns; the first names the rows, and stands in every group.
+        room: characters in a line.
+        gap: characters between two columns.
+
+    Example:
+        >>> columns_that_fit([5, 9, 9, 20], room=30, gap=1)
+        [[0, 1, 2], [0, 3]]
+    """
+    groups: list[list[int]] = []
+    for place in range(1, len(widths)):
+        here = [*groups[-1], place] if groups else [0, place]
+        if not groups or sum(widths[each] + gap for each in here) - gap > room:
+            groups.append([0, place])
+        else:
+            groups[-1].append(place)
+    return groups
 
 
 def strongest(rows: pd.DataFrame) -> pd.Series | None:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from nope_probe.figures.dots import Dots, dots, over_layers
-from nope_probe.figures.grid import Grid, axis, keep, patch, place
+from nope_probe.figures.dots import FLAT_NOTE, Dots, dots, over_layers
+from nope_probe.figures.grid import Grid, axis, inside, keep, patch, place, zoom_together
 from nope_probe.figures.intervals import bound_columns, error_bars
+from nope_probe.figures.noise import axis_range, is_noise
 from nope_probe.figures.style import ZERO, colour, symbol
 from nope_probe.figures.words import words
 from nope_probe.hooks.names import SOURCES
 
 INTACT = "intact"
+WIDE, NARROW = 1000, 290  # px of a legend
+LEGEND_ROW, LEGEND_MARK, LEGEND_LETTER = 24, 60, 8  # px
+DIFFERENCE = ("difference", *bound_columns("difference"))
 PANELS = ("without sources", "without weights or MLPs")
 
 
@@ -46,6 +50,7 @@ def loss_by_position(table: pd.DataFrame, *, title: str, trained: int | None = N
     )
     narrow = replace(wide, columns=1, panel=240, bottom=260, left=50)
     place(figure, title, list(groups), wide, narrow)
+    zoom_together(figure, len(groups))
     if trained is not None:
         for panel in range(len(groups)):
             figure.add_shape(**_vertical_line(panel, trained))
@@ -148,25 +153,43 @@ def decodability(table: pd.DataFrame) -> go.Figure:
     groups = _panels(list(dict.fromkeys(table["condition"])))
     panels = {title: _decoded(table, conditions) for title, conditions in groups.items()}
     heading = "Mean distance of the decoded from the true position, per layer"
-    figure = over_layers(panels, heading)
+    figure = over_layers(panels, heading, same_y=[range(len(panels))])
     for panel in range(len(panels)):
         figure.layout[f"yaxis{axis(panel)}"].title.text = "positions"
-    named: set[str] = set()
+    named: dict[str, None] = {}
     for trace in figure.data:  # each name once, whichever panel it is in
         trace.showlegend = trace.name not in named
-        named.add(trace.name)
-    _lengthen(figure, len(named))
+        named[trace.name] = None
+    _lengthen(figure, named)
     return figure
 
 
-def _lengthen(figure: go.Figure, n_names: int) -> None:
-    """Make room at the bottom for a long legend: about 4 names in a row, 2 on a phone."""
+def _lengthen(figure: go.Figure, names: Collection[str]) -> None:
+    """Make room at the bottom for a long legend."""
     narrow = figure.layout.meta["narrow"]
-    more = {"wide": 22 * (n_names // 4), "narrow": 22 * (n_names // 2)}
-    figure.layout.height += more["wide"]
-    figure.layout.margin.b += more["wide"]
-    margin = {**narrow["margin"], "b": narrow["margin"]["b"] + more["narrow"]}
-    keep(figure, narrow={**narrow, "height": narrow["height"] + more["narrow"], "margin": margin})
+    more = {width: LEGEND_ROW * (legend_rows(names, width) - 1) for width in (WIDE, NARROW)}
+    figure.layout.height += more[WIDE]
+    figure.layout.margin.b += more[WIDE]
+    margin = {**narrow["margin"], "b": narrow["margin"]["b"] + more[NARROW]}
+    keep(figure, narrow={**narrow, "height": narrow["height"] + more[NARROW], "margin": margin})
+
+
+def legend_rows(names: Collection[str], width: int) -> int:
+    """Return how many rows a legend of these names takes, where each has as much as it needs.
+
+    Example:
+        >>> legend_rows(["intact model", "without RoPE"], 300)
+        2
+        >>> legend_rows(["intact model", "without RoPE"], 1000)
+        1
+    """
+    rows, left = 1, width
+    for name in names:
+        needed = LEGEND_MARK + LEGEND_LETTER * len(name)
+        if needed > left and left < width:
+            rows, left = rows + 1, width
+        left -= needed
+    return rows
 
 
 def _decoded(table: pd.DataFrame, conditions: Sequence[str]) -> list[Dots]:
@@ -193,8 +216,10 @@ def differences(table: pd.DataFrame, titles: Mapping[str, str]) -> go.Figure:
     shown = [name for name in titles if name in set(known["measure"])]
     conditions = [each for each in dict.fromkeys(table["condition"]) if each != INTACT]
     figure = go.Figure()
+    ranges = {}
     for panel, measure in enumerate(shown):
         rows = known[known["measure"] == measure]
+        ranges[panel] = [rows[each].to_numpy(float) for each in DIFFERENCE]
         for condition in conditions:
             figure.add_trace(
                 _difference_dot(rows[rows["condition"] == condition], condition, panel)
@@ -211,13 +236,19 @@ def differences(table: pd.DataFrame, titles: Mapping[str, str]) -> go.Figure:
         keys[f"yaxis{axis(panel)}.range"] = [-0.5, len(names) - 0.5]
         keys[f"xaxis{axis(panel)}.zerolinewidth"] = 2
         keys |= {f"xaxis{axis(panel)}.nticks": 4, f"xaxis{axis(panel)}.rangemode": "tozero"}
+        if (limits := axis_range(*ranges[panel])) is not None:
+            keys[f"xaxis{axis(panel)}.range"] = limits
+        if panel:
+            keys[f"yaxis{axis(panel)}.matches"] = "y"
     patch(figure, keys)
+    flat = [panel for panel, ends in ranges.items() if is_noise(*ends)]
+    notes = [{**inside(panel), **FLAT_NOTE} for panel in flat]
+    figure.update_layout(annotations=[*figure.layout.annotations, *notes])
     return figure
 
 
 def _difference_dot(rows: pd.DataFrame, condition: str, panel: int) -> go.Scatter:
-    low, high = bound_columns("difference")
-    values, *bounds = (rows[each].to_numpy(float) for each in ("difference", low, high))
+    values, *bounds = (rows[each].to_numpy(float) for each in DIFFERENCE)
     return go.Scatter(
         x=values,
         y=[removed(condition)] * len(rows),

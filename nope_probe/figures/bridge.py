@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
 from nope_probe.figures.behaviour import component, label
-from nope_probe.figures.grid import Grid, axis, place
+from nope_probe.figures.grid import Grid, axis, place, zoom_together
 from nope_probe.figures.intervals import bound_columns, error_bars
 from nope_probe.figures.style import SEQUENTIAL, colour, symbol
 
@@ -39,6 +39,7 @@ def pattern_and_behaviour(table: pd.DataFrame, effects: Mapping[str, str]) -> go
     narrow = replace(wide, columns=1, panel=220, left=50, bottom=170)
     heading = "What a removal takes from the positional pattern, and from behaviour"
     place(figure, heading, list(effects.values()), wide, narrow)
+    zoom_together(figure, len(effects), also_y=False)
     return figure
 
 

@@ -5,7 +5,7 @@ It is the paper's Figure 3 with the block drawn around it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,20 @@ import plotly.graph_objects as go
 
 from nope_probe.figures.captures import Stages, normalised_maps, stage_maps
 from nope_probe.figures.circuit_layout import BAR, Flow, arrows, narrow, wide
-from nope_probe.figures.circuit_views import RAW, Circuit, cells, group_limits, limits, views
+from nope_probe.figures.circuit_views import (
+    COSINES,
+    PER_STAGE,
+    RAW,
+    Circuit,
+    Scale,
+    Stage,
+    cells,
+    is_shown,
+    is_signed,
+    scales_of,
+    stages_of,
+    views,
+)
 from nope_probe.figures.grid import axis, keep, patch
 from nope_probe.figures.style import BLANK, DIVERGING, INK, SEQUENTIAL, TEMPLATE, ZERO
 from nope_probe.figures.words import words
@@ -21,8 +34,10 @@ from nope_probe.hooks.names import LETTERS, SCORE_STAGES, STAGE_MEANINGS, Letter
 
 COMPONENTS = ("mask", "w_q", "w_k", "w_o", "w_v", "mlp")
 MAX_POSITIONS = 128
+MAX_CELLS = 27 * MAX_POSITIONS**2  # of all maps together: 2.4 MB of a page
 MENU = 44  # height of the switches above the figure, px
 PAPER = "#ffffff"
+OF = {"reference": "intact model", "difference": "ablated less intact"}
 
 
 def circuit(
@@ -38,19 +53,21 @@ def circuit(
 ) -> go.Figure:
     """Draw a block's stages along the flow of data, joined by named arrows.
 
-    Two switches choose the view (the maps; the maps less the mean of each diagonal; the change
-    against the intact model) and whether maps share a scale: one for inner products, one for
-    scores. Colours run over the middle 90% of the cells off the diagonal.
+    One switch chooses the view: the maps, their cosines (inner products over the vectors' lengths),
+    or the maps less the mean of each diagonal; with a reference the ablated model, the intact one
+    and their difference. Each stage has a scale, which both models share, since stages differ by an
+    order of magnitude; the other switch puts all cosines on one scale. Colours run over the middle
+    90% of the cells off the diagonal.
 
     Args:
         stages: what `capture_stages` returned, or maps by letter.
         layer: the block under study, from 0.
         removed: the components that an ablation removed; their arrows are struck through.
-        reference: the intact model's stages, for the change that an ablation makes.
+        reference: the intact model's stages, to compare with.
         normalised: the maps less the mean of each diagonal; captured stages have them already.
         components: the components that the model has; by default mask, weights, MLP and `removed`.
         absent: why a stage does not exist in this block, per letter.
-        max_positions: larger maps are pooled to this many positions.
+        max_positions: larger maps are pooled to this many positions, in a comparison to fewer.
 
     Raises:
         ValueError: if there is no map, or a letter that is no stage.
@@ -70,22 +87,33 @@ def circuit(
         removed=removed,
         reference={} if reference is None else stage_maps(reference),
     )
-    shown = {view: cells(data, view, max_positions) for view in views(data)}
-    figure = go.Figure()
-    own: dict[str, Any] = {}
-    shared: dict[str, Any] = {}
-    for index, (view, stages) in enumerate(shown.items()):
-        scales = {letter: limits(each, view) for letter, (each, _) in stages.items()}
-        for letter, (values, block) in stages.items():
-            coloraxis = f"coloraxis{axis(9 * index + LETTERS.index(letter))}"
-            figure.add_trace(_heat(letter, values, block, view, coloraxis, visible=index == 0))
-            own |= _limit_keys(coloraxis, scales[letter])
-            shared |= _limit_keys(coloraxis, group_limits(letter, scales))
-            figure.update_layout({coloraxis: {"colorscale": _colours(view)}})
-    _place(figure, data, len(shown))
-    patch(figure, own)
-    _add_switches(figure, list(shown), len(data.maps), own, shared)
+    offered = views(data)
+    first = next(iter(offered.values()))
+    held = stages_of(data)
+    size = min(max_positions, int((MAX_CELLS / len(held)) ** 0.5))
+    drawn = {stage: cells(data, stage, size) for stage in held}
+    figure, axes = go.Figure(), _coloraxes(drawn)
+    for stage, (values, block) in drawn.items():
+        figure.add_trace(_heat(stage, values, block, axes[stage], is_shown(stage, first)))
+        colours = DIVERGING if is_signed(stage) else SEQUENTIAL
+        figure.update_layout({axes[stage]: {"colorscale": colours}})
+    _place(figure, data, axes)
+    scales = scales_of({stage: values for stage, (values, _) in drawn.items()})
+    patches = {name: _limit_keys(axes, each) for name, each in scales.items()}
+    patch(figure, patches[PER_STAGE])
+    shown = {name: [is_shown(stage, view) for stage in drawn] for name, view in offered.items()}
+    _add_switches(figure, shown, patches)
     return figure
+
+
+def _coloraxes(stages: Iterable[Stage]) -> dict[Stage, str]:
+    """Return each map's colour axis: its own, so that the switches need not exchange limits."""
+    kinds: dict[tuple[str, str], int] = {}
+    found = {}
+    for stage in stages:
+        place = kinds.setdefault(stage[1:], len(kinds))
+        found[stage] = f"coloraxis{axis(9 * place + LETTERS.index(stage[0]))}"
+    return found
 
 
 def formula(letter: Letter) -> str:
@@ -94,21 +122,20 @@ def formula(letter: Letter) -> str:
     return f"{text}, nats" if letter in SCORE_STAGES else text
 
 
-def _limit_keys(coloraxis: str, scale: tuple[float, float]) -> dict[str, float]:
-    return {f"{coloraxis}.cmin": scale[0], f"{coloraxis}.cmax": scale[1]}
-
-
-def _colours(view: str) -> str:
-    return SEQUENTIAL if view == RAW else DIVERGING
+def _limit_keys(axes: Mapping[Stage, str], scales: Mapping[Stage, Scale]) -> dict[str, float]:
+    keys: dict[str, float] = {}
+    for stage, (low, high) in scales.items():
+        keys |= {f"{axes[stage]}.cmin": low, f"{axes[stage]}.cmax": high}
+    return keys
 
 
 def _heat(
-    letter: Letter, values: np.ndarray, block: int, view: str, coloraxis: str, visible: bool
+    stage: Stage, values: np.ndarray, block: int, coloraxis: str, visible: bool
 ) -> go.Heatmap:
+    letter, of, kind = stage
     panel, start = axis(LETTERS.index(letter)), (block - 1) / 2
     about = "≈ " if block > 1 else ""
-    unit = "score %{z:.3g} nat" if letter in SCORE_STAGES else "inner product %{z:.3g}"
-    name = f"({letter}) {formula(letter)}" + ("" if view == RAW else f"<br>{view}")
+    model = "" if of == "shown" else f"<br>{OF[of]}"
     return go.Heatmap(
         z=values.astype(np.float32),
         x0=start,
@@ -121,12 +148,19 @@ def _heat(
         name=letter,
         visible=visible,
         hoverongaps=False,
-        hovertemplate=f"query {about}%{{y:.0f}}<br>key {about}%{{x:.0f}}<br>{unit}"
-        f"<extra>{name}</extra>",
+        hovertemplate=f"query {about}%{{y:.0f}}<br>key {about}%{{x:.0f}}<br>{_value(stage)}"
+        f"<extra>({letter}) {formula(letter)}{'' if kind == RAW else f'<br>{kind}'}{model}</extra>",
     )
 
 
-def _place(figure: go.Figure, data: Circuit, n_views: int) -> None:
+def _value(stage: Stage) -> str:
+    letter, _, kind = stage
+    if kind == COSINES:
+        return "cosine %{z:.3g}"
+    return "score %{z:.3g} nat" if letter in SCORE_STAGES else "inner product %{z:.3g}"
+
+
+def _place(figure: go.Figure, data: Circuit, axes: Mapping[Stage, str]) -> None:
     figure.update_layout(template=TEMPLATE, title={"text": _title(data)})
     figure.update_layout(plot_bgcolor=BLANK, paper_bgcolor=PAPER)
     square = {"showgrid": False, "zeroline": False, "constrain": "domain", "nticks": 4}
@@ -141,8 +175,8 @@ def _place(figure: go.Figure, data: Circuit, n_views: int) -> None:
                 f"yaxis{at}": {**across, **down, "anchor": f"x{at}", **blank},
             }
         )
-    patch(figure, _layout(wide(), data, n_views, titled="e", ticked="e"))
-    phone = _layout(narrow(), data, n_views, titled="a", ticked=LETTERS)
+    patch(figure, _layout(wide(), data, axes, titled="e", ticked="e"))
+    phone = _layout(narrow(), data, axes, titled="a", ticked=LETTERS)
     phone["margin"] = {"t": 24, "b": 10, "l": 24, "r": 4}
     phone["height"] = narrow().height + 34
     keep(figure, narrow=phone)
@@ -158,7 +192,7 @@ def _title(data: Circuit) -> str:
 
 
 def _layout(
-    flow: Flow, data: Circuit, n_views: int, titled: str, ticked: Collection[str]
+    flow: Flow, data: Circuit, axes: Mapping[Stage, str], titled: str, ticked: Collection[str]
 ) -> dict[str, Any]:
     """Return the layout keys of panels, bars, arrows and words on one kind of screen."""
     keys: dict[str, Any] = {}
@@ -168,9 +202,8 @@ def _layout(
         keys[f"yaxis{at}.showticklabels"] = letter in ticked and letter in data.maps
         keys[f"xaxis{at}.title.text"] = "key position" if letter == titled else ""
         keys[f"yaxis{at}.title.text"] = "query position" if letter == titled else ""
-        for view in range(n_views):
-            if letter in data.maps:
-                keys[f"coloraxis{axis(9 * view + panel)}.colorbar"] = _bar(flow, letter)
+    for (letter, _, _), coloraxis in axes.items():
+        keys[f"{coloraxis}.colorbar"] = _bar(flow, letter)
     shapes, marks = arrows(flow, data.components, data.removed, data.absent)
     return {**keys, "shapes": shapes, "annotations": [*marks, *_captions(flow, data)]}
 
@@ -209,18 +242,14 @@ def _wrapped(text: str, width: int = 22) -> str:
 
 def _add_switches(
     figure: go.Figure,
-    views: Sequence[str],
-    n_maps: int,
-    own: Mapping[str, float],
-    shared: Mapping[str, float],
+    shown: Mapping[str, Sequence[bool]],
+    scales: Mapping[str, Mapping[str, float]],
 ) -> None:
-    """Add the switches: as buttons for notebooks, and in the metadata for the report page."""
-    shown: dict[str, dict[str, Any]] = {
-        view: {"visible": [index == chosen for index in range(len(views)) for _ in range(n_maps)]}
-        for chosen, view in enumerate(views)
+    """Add the switches: as menus for notebooks, and in the metadata for the report page."""
+    switches: dict[str, dict[str, Any]] = {
+        "Maps": {name: {"visible": list(traces)} for name, traces in shown.items()},
+        "Colours": {name: {"layout": dict(keys)} for name, keys in scales.items()},
     }
-    scales = {"own colours": {"layout": dict(own)}, "shared colours": {"layout": dict(shared)}}
-    switches = {"Maps": shown, "Scale": scales}
     menus = []
     for index, choices in enumerate(switches.values()):
         buttons = [
@@ -234,8 +263,8 @@ def _add_switches(
             }
             for name, each in choices.items()
         ]
-        where = {"x": 0.6 * index, "xanchor": "left", "y": 1, "yanchor": "bottom"}
+        where = {"x": 0.3 * index, "xanchor": "left", "y": 1, "yanchor": "bottom"}
         look = {"bgcolor": PAPER, "font": {"size": 12}, "pad": {"b": 14}, "showactive": True}
-        menus.append({"type": "buttons", "direction": "right", "buttons": buttons, **where, **look})
+        menus.append({"type": "dropdown", "buttons": buttons, **where, **look})
     figure.update_layout(updatemenus=menus)
     keep(figure, switches=switches, menu=MENU)

@@ -22,17 +22,18 @@ _SCORE: tuple[Operation, ...] = (
     ("W<sub>K</sub>", "w_k"),
     ("RoPE", "rope"),
 )
+_NORM: Operation = ("weights", "norms")  # of an LN, named only where they are removed
 # The operations of each arrow, and the component that an ablation removes them with.
 OPERATIONS: dict[str, tuple[Operation, ...]] = {
-    "a": (("LN", None),),
+    "a": (("LN", None), _NORM),
     "b": _SCORE,
     "c": (("mask", "mask"), ("softmax", None), ("W<sub>V</sub>", "w_v")),
     "d": (("W<sub>O</sub>", "w_o"),),
     "e": (),
-    "f": (("LN", None),),
+    "f": (("LN", None), _NORM),
     "g": (("FFN", "mlp"),),
     "_g": (),
-    "h": (("next LN", None),),
+    "h": (("next LN", None), _NORM),
     "i": _SCORE,
     "x_e": (("residual", None),),
     "e_g": (("residual", None),),

@@ -1,9 +1,10 @@
-"""The maps of a block, and the views on them that the circuit figure offers."""
+"""The maps of a block, the circuit figure's views on them, and their colour limits."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -11,7 +12,14 @@ from jaxtyping import Float
 from nope_probe.figures.downsample import pool
 from nope_probe.hooks.names import LETTERS, SCORE_STAGES, Letter
 
-RAW, DIAGONAL, CHANGE = "raw", "less diagonal means", "change"
+Of = Literal["shown", "reference", "difference"]
+Kind = Literal["raw", "cosines", "less diagonal means"]
+Stage = tuple[Letter, Of, Kind]
+Scale = tuple[float, float]
+RAW: Kind = "raw"
+COSINES: Kind = "cosines"
+DIAGONAL: Kind = "less diagonal means"
+PER_STAGE, ALL_COSINES = "each stage its own", "one for all cosines"
 MIDDLE = (5, 95)  # percentiles of the cells off the diagonal, between which colours run
 
 
@@ -27,7 +35,7 @@ class Circuit:
         absent: per letter that the block lacks, why.
         components: the model's components, such as `mask`, `rope`, `w_q`.
         removed: the components that an ablation removed.
-        reference: the intact model's maps, for the change against it; empty without an ablation.
+        reference: the intact model's maps, to compare with; empty without an ablation.
     """
 
     layer: int
@@ -49,42 +57,137 @@ class Circuit:
             if given and missing:
                 raise ValueError(f"the {name} maps lack the stages {' '.join(missing)}")
 
-
-def views(data: Circuit) -> tuple[str, ...]:
-    """Return the names of the views for which there are maps."""
-    normalised = (DIAGONAL,) if data.normalised else ()
-    return (RAW, *normalised, CHANGE) if data.reference else (RAW, *normalised)
-
-
-def cells(data: Circuit, view: str, max_positions: int) -> dict[Letter, tuple[np.ndarray, int]]:
-    """Return each stage's values in one view, pooled, with the positions per block."""
-    found = {}
-    for letter in (each for each in LETTERS if each in data.maps):
-        values = np.asarray((data.normalised if view == DIAGONAL else data.maps)[letter])
-        if view == CHANGE:
-            values = values - np.asarray(data.reference[letter])
-        pooled = pool(values[None], max_positions)
-        found[letter] = pooled.values[0], pooled.block
-    return found
+    @property
+    def letters(self) -> list[Letter]:
+        """The stages that have maps, in the order of the flow."""
+        return [letter for letter in LETTERS if letter in self.maps]
 
 
-def limits(values: np.ndarray, view: str) -> tuple[float, float]:
-    """Return colour limits: the middle 90% of the cells off the diagonal, around 0 unless raw."""
+def views(data: Circuit) -> dict[str, tuple[Of, Kind]]:
+    """Return the views for which there are maps: of which model, and which kind of map."""
+    diagonal = bool(data.normalised)
+    if not data.reference:
+        kinds = (RAW, COSINES, *([DIAGONAL] if diagonal else []))
+        return {kind: ("shown", kind) for kind in kinds}
+    found: dict[str, tuple[Of, Kind]] = {
+        "ablated": ("shown", RAW),
+        "intact": ("reference", RAW),
+        "difference": ("difference", RAW),
+        "ablated cosines": ("shown", COSINES),
+        "intact cosines": ("reference", COSINES),
+        "difference of cosines": ("difference", COSINES),
+    }
+    return found | ({f"ablated {DIAGONAL}": ("shown", DIAGONAL)} if diagonal else {})
+
+
+def stages_of(data: Circuit) -> list[Stage]:
+    """Return all maps that some view shows, each once, those of the first view first.
+
+    Scores are not inner products of one stage's vectors: they have no cosines, and a view of
+    cosines shows them as they are.
+    """
+    found = [
+        (letter, of, kind if letter not in SCORE_STAGES or kind != COSINES else RAW)
+        for of, kind in views(data).values()
+        for letter in data.letters
+    ]
+    return list(dict.fromkeys(found))
+
+
+def is_shown(stage: Stage, view: tuple[Of, Kind]) -> bool:
+    """Return whether a view shows a map."""
+    letter, of, kind = stage
+    alike = kind == RAW and letter in SCORE_STAGES and view[1] == COSINES
+    return of == view[0] and (kind == view[1] or alike)
+
+
+def cells(data: Circuit, stage: Stage, max_positions: int) -> tuple[np.ndarray, int]:
+    """Return the values of a map, pooled, with the positions per block."""
+    letter, of, kind = stage
+    if kind == DIAGONAL:
+        values = np.asarray(data.normalised[letter])
+    else:
+        shown, reference = (
+            cosines(np.asarray(maps[letter])) if kind == COSINES else np.asarray(maps[letter])
+            for maps in (data.maps, data.reference or data.maps)
+        )
+        values = {"shown": shown, "reference": reference, "difference": shown - reference}[of]
+    pooled = pool(values[None], max_positions)
+    return pooled.values[0], pooled.block
+
+
+def cosines(
+    gram: Float[np.ndarray, "row_pos col_pos"],
+) -> Float[np.ndarray, "row_pos col_pos"]:
+    """Return mean inner products over the root mean square lengths of both positions' vectors.
+
+    Example:
+        >>> cosines(np.array([[4.0, 3.0], [3.0, 9.0]]))[1].tolist()
+        [0.5, 1.0]
+    """
+    lengths = np.sqrt(np.diagonal(gram).clip(min=0))
+    known = np.where(lengths > 0, lengths, np.nan)
+    return gram / known[:, None] / known
+
+
+def is_signed(stage: Stage) -> bool:
+    """Return whether a map's colours centre on zero."""
+    return stage[1] == "difference" or stage[2] != RAW
+
+
+def limits(values: Sequence[np.ndarray], signed: bool) -> Scale:
+    """Return colour limits of maps on one scale: the middle 90% of their cells off the diagonal.
+
+    Args:
+        values: the maps.
+        signed: whether colours centre on zero.
+    """
+    found = [_limits(each, signed) for each in values]
+    return min(low for low, _ in found), max(high for _, high in found)
+
+
+def _limits(values: np.ndarray, signed: bool) -> Scale:
     off = values[np.isfinite(values) & ~np.eye(len(values), dtype=bool)]
     off = off if off.size else values[np.isfinite(values)]
     if not off.size:
         return 0.0, 1.0
-    if view != RAW:
+    if signed:
         top = float(np.percentile(np.abs(off), MIDDLE[1])) or 1.0
         return -top, top
     low, high = np.percentile(off, MIDDLE)
     return float(low), float(high)
 
 
-def group_limits(
-    letter: Letter, scales: Mapping[Letter, tuple[float, float]]
-) -> tuple[float, float]:
-    """Return the limits that hold all maps of a kind: inner products, or scores."""
-    is_score = letter in SCORE_STAGES
-    group = [scale for name, scale in scales.items() if (name in SCORE_STAGES) == is_score]
-    return min(low for low, _ in group), max(high for _, high in group)
+def scales_of(shown: Mapping[Stage, np.ndarray]) -> dict[str, dict[Stage, Scale]]:
+    """Return the colour limits of all maps, by the name of the switch's choice.
+
+    A stage of the ablated model has the colours of the intact one. Inner products never share a
+    scale among stages, whose vectors differ in length by an order of magnitude; cosines can.
+    """
+    own = {
+        stage: limits([shown[each] for each in _alike(stage, shown)], is_signed(stage))
+        for stage in shown
+    }
+    tops = {
+        of: max((high for (_, o, kind), (_, high) in own.items() if (o, kind) == (of, COSINES)))
+        for of in {of for _, of, kind in shown if kind == COSINES}
+    }
+    shared = {
+        stage: _shared(stage[1], tops) if stage[2] == COSINES else scale
+        for stage, scale in own.items()
+    }
+    return {PER_STAGE: own, ALL_COSINES: shared}
+
+
+def _alike(stage: Stage, shown: Mapping[Stage, np.ndarray]) -> list[Stage]:
+    """Return the maps on the scale of one: those of both models, but not their difference."""
+    letter, of, kind = stage
+    if of == "difference":
+        return [stage]
+    both: list[Stage] = [(letter, "shown", kind), (letter, "reference", kind)]
+    return [each for each in both if each in shown]
+
+
+def _shared(of: Of, tops: Mapping[Of, float]) -> Scale:
+    top = tops[of] if of == "difference" else 1.0
+    return -top, top

@@ -13,14 +13,25 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+from jaxtyping import Float
 
-from nope_probe.figures.grid import Grid, axis, inside, patch, place
+from nope_probe.figures.grid import Grid, axis, inside, patch, place, zoom_together
 from nope_probe.figures.intervals import NO_PATTERN, bound_columns, error_bars
+from nope_probe.figures.noise import FLAT, axis_range, is_noise, padded_range
 from nope_probe.figures.style import BLANK, GRID, colour, symbol
 from nope_probe.figures.words import words
 
 WIDTH = 0.6  # of a layer's dots, in layers
 MOST_TICKS = 12
+FLAT_NOTE = {
+    "text": FLAT,
+    "x": 0.5,
+    "y": 0.98,
+    "yanchor": "top",
+    "showarrow": False,
+    "bgcolor": BLANK,
+    "font": {"size": 11},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,14 +85,19 @@ def over_layers(
     title: str,
     columns: int | None = None,
     unmarked: Collection[str] = (),
+    same_y: Sequence[Sequence[int]] = (),
 ) -> go.Figure:
     """Draw series over layers, a panel for each kind of number, with one legend.
+
+    All panels zoom together along the layers. Where no number of a panel exceeds its noise, the
+    panel shows them as flat, and says so.
 
     Args:
         panels: series by the panel's title; every panel has at least one.
         title: the figure's title.
         columns: panels in a row; all in one row if None. A deep model gets half of them.
         unmarked: panels in which a layer without numbers may have a pattern: it is left blank.
+        same_y: groups of panels, by their numbers, that share one scale.
     """
     n_layers = len(_layers(next(iter(panels.values()))))
     figure = go.Figure(
@@ -93,6 +109,7 @@ def over_layers(
     )
     place(figure, title, list(panels), *_grids(len(panels), columns, n_layers))
     _mark_layers(figure, panels, unmarked)
+    _set_ranges(figure, list(panels.values()), same_y or [[i] for i in range(len(panels))])
     return figure
 
 
@@ -127,6 +144,7 @@ def _trace(series: Dots, panel: int, offset: float) -> go.Scatter:
         error_y=error_bars(values, *bounds),
         customdata=np.column_stack([series.layers, *bounds]),
         mode="markers",
+        cliponaxis=False,  # markers at zero are whole
         xaxis=f"x{axis(panel)}",
         yaxis=f"y{axis(panel)}",
         name=series.label,
@@ -165,6 +183,32 @@ def _mark_layers(
     figure.update_layout(
         annotations=[*figure.layout.annotations, *({**note, **font} for note in notes)]
     )
+
+
+def _set_ranges(
+    figure: go.Figure, panels: Sequence[Sequence[Dots]], groups: Sequence[Sequence[int]]
+) -> None:
+    """Match the axes that show the same, and keep noise flat."""
+    zoom_together(figure, len(panels), also_y=False)
+    keys: dict[str, Any] = {}
+    notes = []
+    for first, *others in groups:
+        keys |= {f"yaxis{axis(each)}.matches": f"y{axis(first)}" for each in others}
+        ends = np.concatenate([_ends(panels[each]) for each in (first, *others)], axis=1)
+        limits = axis_range(*ends)
+        if limits is None and others:  # plotly.js gives a panel without numbers a range of its own
+            limits = padded_range(ends)
+        if limits is not None:
+            keys |= {f"yaxis{axis(each)}.range": limits for each in (first, *others)}
+        flat = [each for each in (first, *others) if is_noise(*_ends(panels[each]))]
+        notes += [{**inside(each), **FLAT_NOTE} for each in flat]
+    patch(figure, keys)
+    figure.update_layout(annotations=[*figure.layout.annotations, *notes])
+
+
+def _ends(series: Sequence[Dots]) -> Float[np.ndarray, "3 dot"]:
+    rows = [[each.values, each.lows, each.highs] for each in series]
+    return np.concatenate([np.asarray(row, float) for row in rows], axis=1)
 
 
 def _layers(series: Sequence[Dots]) -> list[int]:

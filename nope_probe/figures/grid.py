@@ -111,6 +111,14 @@ def place(figure: go.Figure, title: str, panels: Sequence[str], wide: Grid, narr
     keep(figure, narrow=narrow.layout(len(panels)))
 
 
+def zoom_together(figure: go.Figure, panels: int, also_y: bool = True) -> None:
+    """Match the panels' x axes, and their y axes too if they show the same."""
+    keys = {f"xaxis{axis(index)}.matches": "x" for index in range(1, panels)}
+    if also_y:
+        keys |= {f"yaxis{axis(index)}.matches": "y" for index in range(1, panels)}
+    patch(figure, keys)
+
+
 def inside(panel: int) -> dict[str, str]:
     """Return the keys that make an annotation's x and y shares of a panel."""
     return {"xref": f"x{axis(panel)} domain", "yref": f"y{axis(panel)} domain"}

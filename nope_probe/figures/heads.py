@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 
 from nope_probe.figures.grid import Grid, place
 from nope_probe.figures.intervals import bound_columns
+from nope_probe.figures.noise import FLOOR
 from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, colour_bar
 from nope_probe.figures.words import ATTENTION, MEASURES
 
@@ -72,7 +73,7 @@ def _colours(values: np.ndarray, measure: str) -> dict[str, object]:
     """Return the colour axis: around zero for a signed measure, else from zero on."""
     about = ABOUT[measure]
     known = np.abs(values[np.isfinite(values)])
-    top = 1.0 if about.bounded else float(known.max(initial=0.0)) or 1.0
+    top = 1.0 if about.bounded else max(FLOOR, float(known.max(initial=0.0)))
     return {
         "colorscale": DIVERGING if about.signed else SEQUENTIAL,
         "cmin": -top if about.signed else 0.0,

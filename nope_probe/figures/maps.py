@@ -6,7 +6,7 @@ to the right, both count positions from 0; cells without a number stay blank.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -17,12 +17,20 @@ from jaxtyping import Float
 from nope_probe.figures.captures import Layers, ScoreMapsLike, keys_left_out, layer_maps
 from nope_probe.figures.downsample import Pooled, pool
 from nope_probe.figures.grid import Grid, axis, keep, patch, place
+from nope_probe.figures.limits import CLIPPED, flattened, percentiles, symmetric
+from nope_probe.figures.noise import (
+    FLAT_WORDS,
+    NOISE_ERRORS,
+    NOISE_NATS,
+    PALE,
+    WITHIN,
+    widened,
+)
 from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, colour_bar
 from nope_probe.figures.words import words
 
 MAX_POSITIONS = 256
 MAX_MULTIPLES = 4
-CLIPPED = 0.5
 WIDTH = 1050
 BAR_DROP = 54  # from a panel to the colour bar below it, px
 
@@ -36,11 +44,12 @@ def score_maps(
     multiples: int = MAX_MULTIPLES,
     clipped: float = CLIPPED,
     skip_keys: int | Literal["auto"] = "auto",
+    noise: Sequence[float] = (),
 ) -> go.Figure:
     """Draw the score map of each layer: side by side up to 4 layers, else with a layer slider.
 
     Each map has a scale of its own: the level of the scores, which softmax ignores, differs between
-    layers.
+    layers. A map whose cells differ by no more than their errors is drawn flat.
 
     Args:
         maps: what `capture_scores` returned, or mean scores in nats, pooled or not.
@@ -51,6 +60,7 @@ def score_maps(
         clipped: percentage of the cells beyond each colour limit.
         skip_keys: first keys that the colour limits leave out; `auto`: 1 for captured maps of
             sequences that begin with BOS, whose scores would hide all others.
+        noise: each layer's standard error of a cell, nats.
 
     Example:
         >>> from nope_probe import capture_scores, figures, gaussian, load
@@ -62,22 +72,34 @@ def score_maps(
     pooled = _pooled(maps, max_positions)
     first = -(-keys_left_out(maps, skip_keys) // pooled.block)
     shown = pooled.values[..., first:]
-    scales = np.stack([_percentiles(each, (clipped, 100 - clipped)) for each in shown])
+    ends = [percentiles(each, (clipped, 100 - clipped)) for each in shown]
+    errors = noise or [0.0] * len(ends)
+    found = [
+        widened(float(low), float(high), max(NOISE_NATS, NOISE_ERRORS * error))
+        for (low, high), error in zip(ends, errors, strict=True)
+    ]
+    scales = np.array([[low, high] for low, high, _ in found])
     if len(scales) > multiples:
-        figure = _layered([pooled], [""], SEQUENTIAL, scales, first=layer)
+        figure = _layered([pooled], [""], SEQUENTIAL, scales, layer)
         _place_maps(figure, title, [""])
         return figure
-    return _side_by_side(pooled, title, scales)
+    return _side_by_side(pooled, title, scales, [flat for *_, flat in found])
 
 
-def _side_by_side(pooled: Pooled, title: str, scales: np.ndarray) -> go.Figure:
+def _side_by_side(
+    pooled: Pooled, title: str, scales: np.ndarray, flat: Sequence[bool]
+) -> go.Figure:
     names = [f"L{layer}" for layer in range(len(scales))]
     axes = [f"coloraxis{axis(index)}" for index in range(len(names))]
     figure = go.Figure([_heat(pooled, i, i, name, axes[i]) for i, name in enumerate(names)])
     figure.update_layout(
         {at: _coloraxis(SEQUENTIAL, scale) for at, scale in zip(axes, scales, strict=True)}
     )
-    wide, narrow = _place_maps(figure, title, names, bars=True)
+    titles = [f"{name}{FLAT_WORDS if each else ''}" for name, each in zip(names, flat, strict=True)]
+    wide, narrow = _place_maps(figure, title, titles, bars=True)
+    for at, scale, each in zip(axes, scales, flat, strict=True):
+        if each:
+            figure.layout[at].colorbar.update(tickvals=[float(scale.mean())], tickformat=".3f")
     patch(figure, _bars_below(wide, len(names)))
     keep(figure, narrow={**figure.layout.meta["narrow"], **_bars_below(narrow, len(names))})
     return figure
@@ -89,8 +111,14 @@ def term_maps(
     title: str,
     layer: int = 0,
     max_positions: int = MAX_POSITIONS,
+    skip_keys: int | Literal["auto"] = "auto",
+    noise: Sequence[float] = (),
+    flat: Mapping[str, Collection[int]] | None = None,
+    rows: int = 1,
 ) -> go.Figure:
     """Draw terms of a pattern side by side, on one zero-centred scale, with a layer slider.
+
+    A layer whose first term does not exceed its noise is drawn on the scale of the strongest layer.
 
     Args:
         terms: maps by name (sources, players, mean and covariance terms, `all`), nats, of one
@@ -98,6 +126,11 @@ def term_maps(
         title: the figure's title.
         layer: which layer the slider shows first.
         max_positions: larger maps are pooled to this many positions.
+        skip_keys: first keys that the colour limits leave out, as in `score_maps`.
+        noise: each layer's standard error of a cell; colours span at least three of them, so that
+            noise is pale.
+        flat: by term, the layers in which it does not exceed its noise, which its title says.
+        rows: in how many rows of equal length the terms stand.
 
     Raises:
         ValueError: if there is no term.
@@ -113,25 +146,33 @@ def term_maps(
         raise ValueError("expected at least one term map")
     pooled = [_pooled(maps, max_positions) for maps in terms.values()]
     by_layer = np.stack([each.values for each in pooled], axis=1)
-    scales = np.stack([_symmetric(each) for each in by_layer])
+    first = max(keys_left_out(maps, skip_keys) for maps in terms.values())
+    shown = by_layer[..., -(-first // pooled[0].block) :]
+    floors = [max(NOISE_NATS, PALE * each) for each in noise] or [NOISE_NATS] * len(shown)
+    tops = [symmetric(*each) for each in zip(shown, floors, strict=True)]
+    flat = flat or {}
+    scales = flattened(tops, flat.get(next(iter(terms)), ()))
     names = [words(name) for name in terms]
-    figure = _layered(pooled, names, DIVERGING, scales, first=layer)
-    _place_maps(figure, title, names)
+    titles = [
+        [_noted(words(name), index in flat.get(name, ())) for name in terms]
+        for index in range(len(scales))
+    ]
+    patches = [_panel_titles(each) for each in titles] if any(map(len, flat.values())) else None
+    figure = _layered(pooled, names, DIVERGING, scales, layer, patches)
+    _place_maps(figure, title, titles[layer], rows=rows)
     return figure
+
+
+def _noted(name: str, is_flat: bool) -> str:
+    return f"{name}<br><i>{WITHIN}</i>" if is_flat else name
+
+
+def _panel_titles(names: Sequence[str]) -> dict[str, object]:
+    return {f"annotations[{panel}].text": name for panel, name in enumerate(names)}
 
 
 def _pooled(maps: Layers | ScoreMapsLike | Pooled, max_positions: int) -> Pooled:
     return maps if isinstance(maps, Pooled) else pool(layer_maps(maps), max_positions)
-
-
-def _symmetric(values: np.ndarray) -> np.ndarray:
-    top = _percentiles(np.abs(values), (100 - CLIPPED,))[0] or 1.0
-    return np.array([-top, top])
-
-
-def _percentiles(values: np.ndarray, at: Sequence[float]) -> np.ndarray:
-    known = values[np.isfinite(values)]
-    return np.percentile(known, at) if known.size else np.zeros(len(at))
 
 
 def _heat(pooled: Pooled, layer: int, panel: int, name: str, coloraxis: str) -> go.Heatmap:
@@ -156,7 +197,12 @@ def _heat(pooled: Pooled, layer: int, panel: int, name: str, coloraxis: str) -> 
 
 
 def _layered(
-    pooled: Sequence[Pooled], names: Sequence[str], scale: str, scales: np.ndarray, first: int
+    pooled: Sequence[Pooled],
+    names: Sequence[str],
+    scale: str,
+    scales: np.ndarray,
+    first: int,
+    patches: Sequence[Mapping[str, object]] | None = None,
 ) -> go.Figure:
     """Return a figure whose slider shows one layer of each map, on that layer's colour scale."""
     layers, panels = range(len(scales)), len(pooled)
@@ -169,7 +215,7 @@ def _layered(
             for panel, (maps, name) in enumerate(zip(pooled, names, strict=True))
         ]
     )
-    add_slider(figure, len(layers), panels, first, scales)
+    add_slider(figure, len(layers), panels, first, scales, patches)
     figure.update_layout(coloraxis=_coloraxis(scale, scales[first]))
     return figure
 
@@ -180,6 +226,7 @@ def add_slider(
     panels: int,
     first: int,
     scales: Float[np.ndarray, "layer 2"] | None = None,
+    patches: Sequence[Mapping[str, object]] | None = None,
 ) -> None:
     """Add a layer slider to a figure whose traces are ordered by layer, then panel.
 
@@ -189,18 +236,24 @@ def add_slider(
         panels: traces per layer.
         first: the layer that is shown first.
         scales: each layer's colour limits.
+        patches: each layer's own layout keys, in plotly.js's dotted form.
     """
     steps = []
     for layer in range(n_layers):
         visible = [each == layer for each in range(n_layers) for _ in range(panels)]
-        limits = {} if scales is None else _limits(scales[layer], "coloraxis.")
+        limits: dict[str, object] = {}
+        if scales is not None:
+            limits |= _limits(scales[layer], "coloraxis.")
+        if patches is not None:
+            limits |= patches[layer]
         step = {"label": str(layer), "method": "update", "args": [{"visible": visible}, limits]}
         steps.append(step)
     slider = {"active": first, "currentvalue": {"prefix": "L"}, "steps": steps}
     # To the right of the colour bar.
     figure.update_layout(sliders=[{**slider, "x": 0.5, "len": 0.5, "pad": {"t": 44}}])
     kept = None if scales is None else scales.tolist()
-    keep(figure, n_layers=n_layers, first=first, scales=kept)
+    own = None if patches is None else [dict(each) for each in patches]
+    keep(figure, n_layers=n_layers, first=first, scales=kept, patches=own)
 
 
 def _limits(scale: np.ndarray, prefix: str = "") -> dict[str, float]:
@@ -225,12 +278,12 @@ def _bars_below(grid: Grid, panels: int) -> dict[str, object]:
 
 
 def _place_maps(
-    figure: go.Figure, title: str, panels: Sequence[str], bars: bool = False
+    figure: go.Figure, title: str, panels: Sequence[str], bars: bool = False, rows: int = 1
 ) -> tuple[Grid, Grid]:
     """Place square panels side by side, on a phone two in a row, with space for bars below."""
     n = len(panels)
-    columns = n if n <= 5 else -(-n // 2)
-    side = min(400, int(WIDTH * (1 - 0.025 * (columns - 1)) / columns))
+    columns = n // rows if rows > 1 else n if n <= 5 else -(-n // 2)
+    side = min(400 if n == 1 else 300, int(WIDTH * (1 - 0.025 * (columns - 1)) / columns))
     wide = Grid(
         columns=columns,
         panel=side,
@@ -238,7 +291,7 @@ def _place_maps(
         shared_y=True,
         x_title="key position",
         y_title="query position",
-        row_gap=BAR_DROP + 60 if bars else 50,
+        row_gap=BAR_DROP + 60 if bars else 64,
         bottom=BAR_DROP + 50 if bars else 124,
     )
     narrow = replace(wide, columns=min(2, n), panel=145 if n > 1 else 300, left=50)

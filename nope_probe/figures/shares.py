@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from nope_probe.figures.dots import Dots, dots, over_layers
-from nope_probe.figures.grid import Grid, place
+from nope_probe.figures.dots import FLAT_NOTE, Dots, dots, over_layers
+from nope_probe.figures.grid import Grid, axis, inside, patch, place
 from nope_probe.figures.intervals import NO_PATTERN, bound_columns, error_bars
 from nope_probe.figures.maps import add_slider
+from nope_probe.figures.noise import axis_range, is_noise
 from nope_probe.figures.style import colour, symbol
 from nope_probe.figures.words import words
 
 MOST_INTERACTIONS = 24
+X_TITLE = "share of the pattern"
 PLAYER_PARTS = {
     "share": "Shapley share",
     "lost": "lost without it",
@@ -43,18 +46,37 @@ def player_shares(table: pd.DataFrame) -> go.Figure:
     """Draw each player's share, what is lost without it and there alone, and its amplification.
 
     Args:
-        table: the rows of `players.csv` that belong to one player set.
+        table: the rows of `players.csv` that belong to one player set; with several values of the
+            column `replacement`, each has a row of panels, on the scales of the first.
     """
+    groups = _by_replacement(table)
+    columns = [each for each in PLAYER_PARTS if each == "share" or table[each].notna().any()]
     panels = {
-        title: [dots for dots in _by_name(table, "player", column) if _has_numbers(dots)]
-        for column, title in PLAYER_PARTS.items()
+        (f"{name}: " if name else "") + PLAYER_PARTS[column]: _players(rows, column)
+        for name, rows in groups.items()
+        for column in columns
     }
-    panels["Shapley share"] = _by_name(table, "player", "share")
     return over_layers(
-        {title: series for title, series in panels.items() if series},
+        panels,
         title="The players' parts in the positional pattern, per layer",
-        unmarked=("there alone", "amplification"),
+        columns=len(columns) if len(groups) > 1 else None,
+        unmarked=[title for title in panels if not title.endswith(PLAYER_PARTS["share"])],
+        same_y=[range(each, len(panels), len(columns)) for each in range(len(columns))],
     )
+
+
+def _players(rows: pd.DataFrame, column: str) -> list[Dots]:
+    """Return a part of each player, without players for which it is undefined (all may be)."""
+    series = _by_name(rows, "player", column)
+    known = [each for each in series if column == "share" or not np.isnan(each.values).all()]
+    return known or series
+
+
+def _by_replacement(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return the rows of each replacement by its name, which is empty if there is one alone."""
+    if "replacement" not in table or table["replacement"].nunique() < 2:
+        return {"": table}
+    return {str(name): rows for name, rows in table.groupby("replacement", sort=False)}
 
 
 def mean_covariance_shares(table: pd.DataFrame) -> go.Figure:
@@ -82,30 +104,58 @@ def interactions(table: pd.DataFrame, layer: int = 0) -> go.Figure:
 
     Args:
         table: the rows of `interactions.csv` that belong to one player set; `players` joined by
-            `+`.
+            `+`. Each value of the column `replacement` has a panel, on one scale.
         layer: which layer the slider shows first.
     """
     sizes = table["share"].abs().groupby(table["players"]).max().fillna(0)
     names = sizes.sort_values(ascending=False, kind="stable").index[:MOST_INTERACTIONS]
     layers = sorted(int(each) for each in table["layer"].unique())
-    rows = {each: table[table["layer"] == each].set_index("players") for each in layers}
+    groups = _by_replacement(table)
+    rows = [
+        [
+            ours[ours["layer"] == each].set_index("players").reindex(names[::-1])
+            for ours in groups.values()
+        ]
+        for each in layers
+    ]
     figure = go.Figure(
         [
-            _interaction_trace(rows[each].reindex(names[::-1]), each).update(visible=each == layer)
-            for each in layers
+            _interaction_trace(some, each, panel).update(visible=each == layer)
+            for each, panels in zip(layers, rows, strict=True)
+            for panel, some in enumerate(panels)
         ]
     )
-    wide = Grid(columns=1, panel=30 + 22 * len(names), x_title="share of the pattern", left=210)
-    title = "Interactions of players"
-    place(figure, title, [""], wide, replace(wide, left=175))
-    add_slider(figure, len(layers), 1, layers.index(layer))
-    figure.update_layout(xaxis={"zeroline": True, "zerolinewidth": 2, "nticks": 5})
-    figure.update_layout(xaxis={"tickangle": 0}, yaxis={"tickfont": {"size": 11}})
-    figure.update_layout(showlegend=False)
+    _place_interactions(figure, list(groups), 30 + 22 * len(names))
+    patches = [_interaction_range(panels) for panels in rows]
+    add_slider(figure, len(layers), len(groups), layers.index(layer), patches=patches)
+    first = dict(patches[layers.index(layer)])
+    figure.layout.annotations[-1].visible = first.pop(f"annotations[{len(groups)}].visible")
+    patch(figure, first)
     return figure
 
 
-def _interaction_trace(rows: pd.DataFrame, layer: int) -> go.Scatter:
+def _interaction_range(panels: Sequence[pd.DataFrame]) -> dict[str, object]:
+    """Return the layout keys of one layer: its range, and a note where all is noise."""
+    columns = ("share", *bound_columns("share"))
+    ends = [np.concatenate([rows[name].to_numpy(float) for rows in panels]) for name in columns]
+    limits, flat = axis_range(*ends), is_noise(*ends)
+    ranged = {"xaxis.autorange": True} if limits is None else {"xaxis.range": list(limits)}
+    return {**ranged, f"annotations[{len(panels)}].visible": flat}
+
+
+def _place_interactions(figure: go.Figure, names: Sequence[str], height: int) -> None:
+    wide = Grid(columns=len(names), panel=height, left=210, x_title=X_TITLE, shared_y=True)
+    place(figure, "Interactions of players", names, wide, replace(wide, columns=1, left=175))
+    note = {**inside(0), **FLAT_NOTE, "visible": False}
+    figure.update_layout(showlegend=False, annotations=[*figure.layout.annotations, note])
+    for at in (axis(panel) for panel in range(len(names))):
+        same = ({"matches": "x"}, {"matches": "y"}) if at else ({}, {})
+        ticks = {"zeroline": True, "zerolinewidth": 2, "nticks": 5, "tickangle": 0, **same[0]}
+        labels = {"tickfont": {"size": 11}, **same[1]}
+        figure.update_layout({f"xaxis{at}": ticks, f"yaxis{at}": labels})
+
+
+def _interaction_trace(rows: pd.DataFrame, layer: int, panel: int) -> go.Scatter:
     columns = ("share", *bound_columns("share"))
     shares, lows, highs = (rows[name].to_numpy(float) for name in columns)
     empty = bool(np.isnan(shares).all())
@@ -117,6 +167,8 @@ def _interaction_trace(rows: pd.DataFrame, layer: int) -> go.Scatter:
         mode="text" if empty else "markers",
         text=NO_PATTERN,
         name=f"L{layer}",
+        xaxis=f"x{axis(panel)}",
+        yaxis=f"y{axis(panel)}",
         marker={"color": colour("interaction"), "symbol": symbol("interaction"), "size": 8},
         hovertemplate=(
             "%{y}<br>%{x:.3g} (%{customdata[0]:.3g} to %{customdata[1]:.3g})"
@@ -127,7 +179,3 @@ def _interaction_trace(rows: pd.DataFrame, layer: int) -> go.Scatter:
 
 def _by_name(table: pd.DataFrame, by: str, column: str) -> list[Dots]:
     return [dots(rows, str(name), column) for name, rows in table.groupby(by, sort=False)]
-
-
-def _has_numbers(series: Dots) -> bool:
-    return not np.isnan(np.asarray(series.values)).all()

@@ -8,8 +8,10 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from nope_probe.figures.grid import Grid, axis, place
-from nope_probe.figures.intervals import error_bars
+from nope_probe.figures.dots import FLAT_NOTE
+from nope_probe.figures.grid import Grid, axis, inside, place, zoom_together
+from nope_probe.figures.intervals import bound_columns, error_bars
+from nope_probe.figures.noise import axis_range, is_noise
 from nope_probe.figures.style import COLOURS, colour
 from nope_probe.figures.words import words
 
@@ -28,6 +30,8 @@ def band_amplitudes(table: pd.DataFrame) -> go.Figure:
     for panel, layer in enumerate(layers):
         figure.add_trace(_bars(table[table["layer"] == layer], panel))
     _place(figure, layers, "The positional pattern by RoPE band", "wavelength, positions", 120)
+    zoom_together(figure, len(layers))
+    _keep_flat(figure, table, "amplitude")
     return figure
 
 
@@ -59,6 +63,8 @@ def offset_profiles(table: pd.DataFrame) -> go.Figure:
         for name in dict.fromkeys(rows["term"]):
             figure.add_traces(_line(rows[rows["term"] == name], str(name), panel))
     _place(figure, layers, "Mean by distance from query to key", "distance i - j", 84)
+    # The level of the scores, which softmax ignores, differs between layers.
+    zoom_together(figure, len(layers), also_y="score" not in set(table["term"]))
     return figure
 
 
@@ -90,6 +96,19 @@ def _line(rows: pd.DataFrame, name: str, panel: int) -> list[go.Scatter]:
         **common,
     )
     return [between, line]
+
+
+def _keep_flat(figure: go.Figure, table: pd.DataFrame, column: str) -> None:
+    """Widen the panels' scale, and note those without a number above its noise."""
+    columns = (column, *bound_columns(column))
+    if (limits := axis_range(*(table[each].to_numpy(float) for each in columns))) is not None:
+        figure.update_layout(yaxis={"range": limits})
+    notes = [
+        {**inside(panel), **FLAT_NOTE}
+        for panel, layer in enumerate(_layers(table))
+        if is_noise(*(table.loc[table["layer"] == layer, each].to_numpy(float) for each in columns))
+    ]
+    figure.update_layout(annotations=[*figure.layout.annotations, *notes])
 
 
 def _layers(table: pd.DataFrame) -> list[int]:

@@ -41,6 +41,7 @@ def stage_measures(table: pd.DataFrame, removed: tuple[str, ...] = ()) -> go.Fig
         replace(wide, columns=1, panel=200, left=44),
     )
     figure.update_xaxes(type="category", categoryorder="array", categoryarray=list(LETTERS))
+    figure.update_layout(xaxis2={"matches": "x"})
     figure.update_layout(yaxis={"range": [-1.08, 1.08]}, yaxis2={"range": [-0.04, 1.04]})
     return figure
 

@@ -22,6 +22,7 @@ COLOURS = {
     "w_o": "#999847",
     "w_v": "#8952a0",
     "mlp": "#8a5969",
+    "norms": "#6a7a99",
     "qk": "#3ba763",
     "ov": "#a64b21",
     "mean_term": "#535dba",
@@ -40,17 +41,21 @@ SYMBOLS = {
     "w_o": "star",
     "w_v": "hexagon",
     "mlp": "x",
+    "norms": "pentagon",
     "qk": "triangle-up",
     "ov": "star",
     "mean_term": "square",
     "covariance_term": "circle",
     "intact": "circle",
 }
+TICKS = {"exponentformat": "power", "minexponent": 4}  # no "200n", no "50k"
 _AXIS = {
+    **TICKS,
     "gridcolor": GRID,
     "zerolinecolor": ZERO,
     "linecolor": GRID,
     "title": {"standoff": 8, "font": {"size": 13}},
+    "exponentformat": "power",  # else 2e-7 nats are written 200n
 }
 TEMPLATE = go.layout.Template(
     layout={
@@ -62,6 +67,7 @@ TEMPLATE = go.layout.Template(
         "legend": {"orientation": "h", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom"},
         "xaxis": _AXIS,
         "yaxis": _AXIS,
+        "coloraxis": {"colorbar": {"exponentformat": "power"}},
     }
 )
 
@@ -84,4 +90,5 @@ def colour_bar(title: str = "") -> dict[str, object]:
     """Return the horizontal colour bar at the bottom left of a figure."""
     where = {"x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom"}
     size = {"thickness": 10, "len": 300, "lenmode": "pixels", "nticks": 5, "outlinewidth": 0}
+    size |= TICKS
     return {"orientation": "h", "title": {"text": title, "side": "bottom"}, **where, **size}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,11 +13,8 @@ from plotly.colors import sample_colorscale
 from nope_probe.figures.captures import Layers, ScoreMapsLike
 from nope_probe.figures.grid import Grid, axis, keep, place
 from nope_probe.figures.maps import MAX_POSITIONS, score_maps
+from nope_probe.figures.noise import FLAT_WORDS, NOISE_ERRORS, NOISE_NATS, widened
 from nope_probe.figures.style import SEQUENTIAL, ZERO
-
-# A map whose colours would span less than so many standard errors, or nats (float32 resolves
-# scores no better), is noise; its colours span so many times as much.
-NOISE_ERRORS, NOISE_NATS, FLAT = 8, 1e-5, 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,34 +74,8 @@ def maps_above_noise(
         errors: the standard errors of the cells, nats.
         max_positions: larger maps are pooled to this many positions.
     """
-    figure = score_maps(maps, max_positions=max_positions)
-    floors = [max(NOISE_NATS, NOISE_ERRORS * float(np.nanmedian(each))) for each in errors]
-    sliders = figure.layout.sliders
-    if sliders:
-        limits = zip(figure.layout.meta["scales"], floors, strict=True)
-        scales = [_widened(low, high, floor)[:2] for (low, high), floor in limits]
-        for step, (low, high) in zip(sliders[0].steps, scales, strict=True):
-            step.args[1].update({"coloraxis.cmin": low, "coloraxis.cmax": high})
-        low, high = scales[sliders[0].active]
-        figure.layout.coloraxis.update(cmin=low, cmax=high)
-        keep(figure, scales=[list(scale) for scale in scales])
-        return figure
-    for layer, floor in enumerate(floors):
-        coloraxis = figure.layout[f"coloraxis{axis(layer)}"]
-        low, high, flat = _widened(coloraxis.cmin, coloraxis.cmax, floor)
-        coloraxis.update(cmin=low, cmax=high)
-        if flat:
-            coloraxis.colorbar.update(tickvals=[(low + high) / 2], tickformat=".3f")
-            figure.layout.annotations[layer].text += ": flat, below the noise"
-    return figure
-
-
-def _widened(low: float, high: float, floor: float) -> tuple[float, float, bool]:
-    """Return colour limits, far apart if they were nearer than `floor`, and whether they were."""
-    if high - low >= floor:
-        return low, high, False
-    centre, half = (low + high) / 2, FLAT * floor / 2
-    return centre - half, centre + half, True
+    noise = [float(np.nanmedian(each)) for each in errors]
+    return score_maps(maps, max_positions=max_positions, noise=noise)
 
 
 def rows_against_theory(curves: Mapping[str, Curves]) -> go.Figure:
@@ -137,8 +108,34 @@ def _panels(curves: Mapping[str, Curves], *, title: str, x_title: str, y_title: 
             figure.add_traces(list(_traces(name, each, layer, colour)))
     wide = Grid(columns=min(4, n_layers), panel=230, x_title=x_title, y_title=y_title, bottom=110)
     narrow = replace(wide, columns=min(2, n_layers), panel=150, gap=0.14, left=50)
-    place(figure, title, [f"L{layer}" for layer in range(n_layers)], wide, narrow)
+    ranges = [_range(curves.values(), layer) for layer in range(n_layers)]
+    flat = [FLAT_WORDS if found else "" for found in ranges]
+    titles = [f"L{layer}{words}" for layer, words in enumerate(flat)]
+    place(figure, title, titles, wide, narrow)
+    for layer, found in enumerate(ranges):
+        if found is not None:
+            figure.update_layout({f"yaxis{axis(layer)}": {"range": list(found)}})
+        if layer:
+            figure.update_layout({f"xaxis{axis(layer)}": {"matches": "x"}})
     return figure
+
+
+def _range(curves: Collection[Curves], layer: int) -> tuple[float, float] | None:
+    """Return the y range of a layer all of whose curves are noise; None for any other."""
+    drawn = [
+        each.values[layer]
+        if each.theory is None
+        else np.append(each.values[layer], each.theory[layer])
+        for each in curves
+    ]
+    errors = np.concatenate([each.errors[layer] / 2 for each in curves])
+    found = np.concatenate(drawn)
+    known = found[np.isfinite(found)]
+    if not known.size:
+        return None
+    floor = max(NOISE_NATS, NOISE_ERRORS * float(np.nanmedian(errors)))
+    low, high, flat = widened(float(known.min()), float(known.max()), floor)
+    return (low, high) if flat else None
 
 
 def _traces(name: str, curves: Curves, layer: int, colour: str) -> list[go.Scatter]:

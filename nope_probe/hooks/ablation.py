@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from nope_probe.hooks.ablation_settings import Ablation
-from nope_probe.hooks.active import ABLATED
+from nope_probe.hooks.active import ABLATED, ActiveAblation
 from nope_probe.hooks.block_ablation import BlockAblation, mean_over_positions
 from nope_probe.hooks.block_removal import BlockRemoval
 from nope_probe.hooks.calibration import Calibration, calibrate
@@ -63,10 +63,15 @@ def ablated(
         raise RuntimeError("the model is ablated already: name all components in one Ablation")
     calibration = _calibration(model, ablation, calibration, tokens)
     blocks = [_block_ablation(ablation, calibration, each) for each in targets]
-    groups = [each.group() for each in blocks]
-    ABLATED[model] = {each.layer.index: each for each in blocks}
+    groups = [*(each.group() for each in blocks), *_position_groups(model, ablation)]
+    ABLATED[model] = ActiveAblation(
+        ablation=ablation,
+        calibration=calibration,
+        blocks={each.layer.index: each for each in blocks},
+        groups=groups,
+    )
     try:
-        with hooks_in_place([*groups, *_position_groups(model, ablation)]):
+        with hooks_in_place(groups):
             yield model
     finally:
         ABLATED.pop(model, None)

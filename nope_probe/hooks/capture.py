@@ -27,6 +27,7 @@ from nope_probe.hooks.maps import ScoreMaps, StageMaps
 from nope_probe.hooks.model import Inputs, begins_alike
 from nope_probe.hooks.names import Letter
 from nope_probe.hooks.protocols import HookedModel, HookPoint
+from nope_probe.hooks.residual_cache import ResidualCache
 from nope_probe.hooks.stages import STAGES, Stage, available
 from nope_probe.hooks.streaming import StreamCheckpoint, stream
 
@@ -44,6 +45,7 @@ def capture_scores(
     mean_term: bool = False,
     per_head: bool = False,
     checkpoint: StreamCheckpoint | None = None,
+    residuals: ResidualCache | None = None,
 ) -> ScoreMaps:
     """Average the attention scores of some layers over sequences and heads.
 
@@ -58,6 +60,7 @@ def capture_scores(
         mean_term: whether to keep the mean term too (needs 2 sequences in every fold).
         per_head: whether to keep each head's map too (n_heads times the memory).
         checkpoint: deals out batches to processes and saves sums; see `stream`.
+        residuals: residual streams that captures of the same inputs share; none by default.
 
     Returns:
         Fold means in nats, on the CPU.
@@ -85,6 +88,7 @@ def capture_scores(
         end=max(blocks, key=lambda layer: layer.index).point("attn.hook_attn_scores"),
         batch_size=batch_size,
         checkpoint=checkpoint,
+        residuals=residuals,
     )
     n = len(blocks)
     return ScoreMaps(

@@ -51,6 +51,31 @@ def product_parts(
     return parts
 
 
+def head_products(
+    totals: Float[Tensor, "fold head row_pos col_pos"],
+    x: Float[Tensor, "batch row_pos head width"],
+    y: Float[Tensor, "batch col_pos head width"],
+    fold_of: Int[Tensor, " batch"],
+) -> list[tuple[Tensor, tuple[Tensor, Tensor]]]:
+    """Return views of totals, and for each the factors of the product that is added to it.
+
+    A product is batched over heads, and over folds too if the batch holds whole rounds of them; it
+    sums x_i.y_j over the sequences of each fold.
+    """
+    n_folds = len(totals)
+    if dealt_in_rounds(fold_of, n_folds):
+        left = rearrange(x, "(seq fold) pos h width -> (fold h) pos (seq width)", fold=n_folds)
+        right = rearrange(y, "(seq fold) pos h width -> (fold h) (seq width) pos", fold=n_folds)
+        return [(totals.flatten(0, 1), (left, right))]
+    products: list[tuple[Tensor, tuple[Tensor, Tensor]]] = []
+    for fold in fold_of.unique().tolist():
+        ours = (fold_of == fold).nonzero().flatten().to(x.device)
+        left = rearrange(x[ours], "seq pos head width -> head pos (seq width)")
+        right = rearrange(y[ours], "seq pos head width -> head (seq width) pos")
+        products.append((totals[fold], (left, right)))
+    return products
+
+
 def dealt_in_rounds(fold_of: Int[Tensor, " batch"], n_folds: int) -> bool:
     """Return whether a batch holds whole rounds of the folds 0, 1, 2, ..., in order."""
     whole = len(fold_of) % n_folds == 0

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from nope_probe.hooks.active import block_ablations
+from nope_probe.hooks.active import block_ablations, has_foreign_hooks
 from nope_probe.hooks.attention import relative_error, unmasked
 from nope_probe.hooks.base_layer import Heads, Keys, Layer, Visible
-from nope_probe.hooks.block_ablation import BlockAblation
 from nope_probe.hooks.forward import (
     hooks_attached,
     hooks_detached,
@@ -42,19 +40,12 @@ def can_fuse(model: HookedModel, inputs: Inputs) -> bool:
     removals = block_ablations(model).values()
     if any(each.removal.heads is not None for each in removals):
         return False  # heads may differ in their masks
-    if _has_foreign_hooks(removals, blocks):
+    if has_foreign_hooks(model, (p for layer in blocks for p in layer.unfused_points())):
         return False
     if model not in _SEEN:
         plain = all(layer.has_plain_attention for layer in blocks)
         _SEEN[model] = plain and _is_equal(model, blocks, inputs[:N_SEQS, :N_POS])
     return _SEEN[model]
-
-
-def _has_foreign_hooks(removals: Iterable[BlockAblation], blocks: Sequence[Layer]) -> bool:
-    """Return whether hooks other than those of `ablated` are where fused attention fires none."""
-    ours = Counter(id(placed.point) for each in removals for placed in each.group().hooks)
-    points = (point for layer in blocks for point in layer.unfused_points())
-    return any(len(point.fwd_hooks) != ours[id(point)] for point in points)
 
 
 def _is_equal(model: HookedModel, blocks: Sequence[Layer], batch: Inputs) -> bool:

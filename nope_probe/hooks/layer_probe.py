@@ -154,18 +154,9 @@ class _Reader:
             "products": torch.einsum("bqhd,bkhd->bhqk", q, k).cpu(),
             "q": q.cpu(),
             "k": k.cpu(),
-            "rotation": self._rotation(q).cpu(),
+            "rotation": self.reader.rotation(q).cpu(),
         }
         self.reader.reset()
-
-    def _rotation(
-        self, q: Float[Tensor, "batch pos head d_head"]
-    ) -> Float[Tensor, "pos d_head d_head"]:
-        """Return the matrices of the rotation, from what it makes of every unit vector."""
-        n_pos, d_head = q.shape[1], q.shape[3]
-        units = torch.eye(d_head, dtype=q.dtype, device=q.device)
-        turned = self.reader.rotate(units[:, None, None].expand(-1, n_pos, q.shape[2], -1))
-        return turned[:, :, 0].permute(1, 2, 0)
 
     def reading(self) -> LayerReading:
         return LayerReading(**self.read)

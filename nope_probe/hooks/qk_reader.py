@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.hooks.base_layer import Heads, Layer, QueryOrKey
@@ -58,3 +60,10 @@ class QKReader:
     def rotate(self, x: Heads) -> Heads:
         """Rotate normed queries or keys as this pass rotates its own."""
         return self.layer.rotate(x, self.fired)
+
+    def rotation(self, q: Heads) -> Float[Tensor, "pos d_head d_head"]:
+        """Return the matrix that turns a query at each position, from what every unit becomes."""
+        n_pos, d_head = q.shape[1], q.shape[3]
+        units = torch.eye(d_head, dtype=q.dtype, device=q.device)
+        turned = self.rotate(units[:, None, None].expand(-1, n_pos, 1, -1))
+        return turned[:, :, 0].permute(1, 2, 0)

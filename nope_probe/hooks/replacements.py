@@ -15,6 +15,7 @@ from einops import rearrange
 from jaxtyping import Float
 from numpy.random import SeedSequence
 from torch import Tensor
+from torch.nn.functional import pad
 
 from nope_probe.hooks.base_layer import Heads, Layer, Vectors
 from nope_probe.hooks.names import WEIGHTS, Projection
@@ -47,8 +48,10 @@ class IdentityWeight(ReplacedWeight):
         return self.c * project_identity(y, self.layer.n_heads, self.layer.d_head)
 
     def summed(self, z: Heads, heads: Sequence[int]) -> Vectors:
-        kept = torch.zeros_like(z)
-        kept[:, :, heads] = z[:, :, heads]
+        kept = z
+        if len(heads) < self.layer.n_heads:
+            kept = torch.zeros_like(z)
+            kept[:, :, heads] = z[:, :, heads]
         flat = rearrange(kept, "batch pos head d_head -> batch pos (head d_head)")
         return self.c * project_identity_transposed(flat, self.layer.d_model)
 
@@ -96,17 +99,18 @@ def project_identity(
     y: Float[Tensor, "batch pos d_model"], n_heads: int, d_head: int
 ) -> Float[Tensor, "batch pos head d_head"]:
     """Apply P, whose row r reads coordinate r % d_model; rows are those of all heads."""
-    rows = torch.arange(n_heads * d_head, device=y.device) % y.shape[-1]
-    return rearrange(y[..., rows], "batch pos (head d_head) -> batch pos head d_head", head=n_heads)
+    width = n_heads * d_head
+    repeated = y.repeat(1, 1, -(-width // y.shape[-1])) if width > y.shape[-1] else y
+    heads = "batch pos (head d_head) -> batch pos head d_head"
+    return rearrange(repeated[..., :width], heads, head=n_heads)
 
 
 def project_identity_transposed(
     z: Float[Tensor, "batch pos width"], d_model: int
 ) -> Float[Tensor, "batch pos d_model"]:
     """Apply P transposed: coordinate m sums the rows r with r % d_model == m."""
-    out = torch.zeros(*z.shape[:-1], d_model, dtype=z.dtype, device=z.device)
-    rows = torch.arange(z.shape[-1], device=z.device) % d_model
-    return out.index_add_(-1, rows, z)
+    padded = pad(z, (0, -z.shape[-1] % d_model))
+    return padded.unflatten(-1, (-1, d_model)).sum(-2)
 
 
 def random_rows(layer: Layer, name: Projection, seed: int) -> Float[Tensor, "head d_head d_model"]:

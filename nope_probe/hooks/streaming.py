@@ -22,6 +22,7 @@ from nope_probe.hooks.fused import FusedAttention, fused
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.model import Inputs, logits_of
 from nope_probe.hooks.protocols import Attachment, HookedModel, HookPoint
+from nope_probe.hooks.residual_cache import ResidualCache, may_skip_blocks
 
 
 class StreamCheckpoint:
@@ -67,6 +68,7 @@ def stream(
     end: HookPoint | None,
     batch_size: int,
     checkpoint: StreamCheckpoint | None = None,
+    residuals: ResidualCache | None = None,
 ) -> None:
     """Run this process's batches, and add up the totals of all processes.
 
@@ -80,6 +82,8 @@ def stream(
         batch_size: sequences per forward pass; halved where that does not fit into GPU memory.
         checkpoint: deals out batches and saves sums; by default, all batches are run and nothing
             is saved.
+        residuals: residual streams of earlier passes over the same inputs, with which passes may
+            begin unless somebody else has hooks on the model; none by default.
 
     Raises:
         ValueError: if there are fewer batches than processes.
@@ -88,7 +92,9 @@ def stream(
     checkpoint = checkpoint or StreamCheckpoint()
     batches = batches_of(len(inputs), batch_size, checkpoint.rank, checkpoint.n_processes)
     restore(accumulators, checkpoint.restore())
-    runner = BatchRunner(model, accumulators, checkpoint, batch_size, to_logits=end is None)
+    runner = BatchRunner(
+        model, accumulators, checkpoint, batch_size, to_logits=end is None, residuals=residuals
+    )
     done, restored = 0, accumulators[0].n_seen
     with torch.inference_mode(), _reading(model, inputs, accumulators, end):
         for start, stop in batches:
@@ -146,9 +152,12 @@ class BatchRunner:
         checkpoint: StreamCheckpoint,
         batch_size: int,
         to_logits: bool = False,
+        residuals: ResidualCache | None = None,
     ) -> None:
         self.model, self.accumulators, self.checkpoint = model, accumulators, checkpoint
-        self.batch_size, self.to_logits = batch_size, to_logits
+        self.batch_size, self.to_logits, self.residuals = batch_size, to_logits, residuals
+        keeps = residuals is not None and residuals.max_bytes > 0
+        self.may_skip = keeps and may_skip_blocks(model)
 
     def run(self, batch: Inputs, fold_of: Int[Tensor, " seq"], done: int) -> None:
         """Run a batch before which `done` sequences of this process were run."""
@@ -169,12 +178,20 @@ class BatchRunner:
             if self.to_logits:
                 self._run_to_logits(batch)
             else:
-                run_forward(self.model, batch)
+                self._run_to_end(batch)
         except torch.OutOfMemoryError:
             if len(batch) == 1:
                 raise
             return False
         return True
+
+    def _run_to_end(self, batch: Inputs) -> None:
+        if self.residuals is None:
+            run_forward(self.model, batch)
+            return
+        layers = sorted({each.layer.index for each in self.accumulators})
+        with self.residuals.shared(self.model, batch, layers, self.may_skip):
+            run_forward(self.model, batch)
 
     def _run_to_logits(self, batch: Inputs) -> None:
         logits = logits_of(self.model, batch)
@@ -186,6 +203,8 @@ class BatchRunner:
         # out of memory have counted the batch already; their accumulators skip its pieces.
         for each in self.accumulators:
             each.reset()
+        if self.residuals is not None:
+            self.residuals.clear()
         torch.cuda.empty_cache()
         self.batch_size = size // 2
         self.checkpoint.batch_halved(self.batch_size)

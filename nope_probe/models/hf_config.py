@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from nope_probe.errors import TooFewLayersError, UserError
+from nope_probe.models.sizes import validate_counts, validate_depth
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -35,10 +36,14 @@ def read_config(
 
     without_rope = source.lower() in WITHOUT_ROPE
     fields, _ = PreTrainedConfig.get_config_dict(source, revision=revision)
+    if not isinstance(fields, Mapping):
+        raise UserError(f"{source} has a config.json that is no JSON object")
+    validate_depth(source, fields)
     if not without_rope:
         validate_no_remote_code(source, fields)
     config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
     validate_causal_decoder(source, config)
+    validate_counts(source, config)
     if n_layers is not None:
         _keep_first_layers(source, config, n_layers)
     return _without_rope(config) if without_rope else config
@@ -66,7 +71,7 @@ def validate_no_remote_code(source: str, fields: Mapping[str, Any]) -> None:
     model = auto_map.get("AutoModelForCausalLM") or auto_map.get("AutoModel")
     if auto_map and kind not in CONFIG_MAPPING_NAMES:
         raise remote_code_error(source, auto_map.get("AutoConfig") or model or kind)
-    if model and class_name(model) != MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind):
+    if model and class_name(str(model)) != MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind):
         raise remote_code_error(source, model)
 
 
@@ -102,7 +107,7 @@ def validate_causal_decoder(source: str, config: PreTrainedConfig) -> None:
         what = f"is a vision-language model ({named})"
     elif getattr(config, "is_encoder_decoder", False):
         what = f"is an encoder-decoder ({named})"
-    elif named != kind and not _is_decoder_class(config.architectures):
+    elif named != kind and not _is_decoder_class(map(str, config.architectures)):
         encoder = kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
         what = f"is an encoder ({named})" if encoder else f"holds a {named}"
     elif kind not in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:

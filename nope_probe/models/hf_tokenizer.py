@@ -24,15 +24,9 @@ def load_tokenizer(
     from transformers import AutoTokenizer
 
     validate_no_remote_tokenizer(source, revision)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            source, revision=revision, trust_remote_code=False
-        )
-    except Exception as error:
-        if type(error) is not Exception:  # `tokenizers` raises a bare one for a broken file
-            raise
-        raise UserError(f"{source} has a tokenizer that cannot be read: {error}") from error
+    tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
     validate_vocabulary(source, tokenizer, d_vocab)
+    tokenizer("a")  # what is wrong with some files shows only now
     return tokenizer
 
 
@@ -51,7 +45,7 @@ def validate_no_remote_tokenizer(source: str, revision: str | None = None) -> No
     if isinstance(auto_map, Mapping):
         auto_map = auto_map.get("AutoTokenizer") or ()
     names = [auto_map] if isinstance(auto_map, str) else [name for name in auto_map if name]
-    if names and not any(tokenizer_class_from_name(class_name(name)) for name in names):
+    if names and not any(tokenizer_class_from_name(class_name(str(name))) for name in names):
         raise remote_code_error(source, names[0])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,11 +57,13 @@ def shards_of(index: Path, n_layers: int | None) -> dict[str, list[str]]:
         UserError: for a broken index, or one that lists files outside its folder.
     """
     try:
-        weight_map = json.loads(index.read_text())["weight_map"].items()
-    except (ValueError, KeyError, AttributeError) as error:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"].items()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{index} is no valid index of safetensors files") from error
     files: dict[str, list[str]] = {}
     for key, file in weight_map:
+        if not isinstance(file, str):
+            raise UserError(f"{index} is no valid index of safetensors files: it lists {file!r}")
         if not file.endswith(".safetensors") or Path(file).name != file:
             raise UserError(f"{index} lists {file!r}, which is no safetensors file beside it")
         if is_wanted(key, n_layers):
@@ -82,7 +85,8 @@ def is_wanted(key: str, n_layers: int | None) -> bool:
 def _find(source: str, name: str, revision: str | None) -> Path | None:
     """Return a file's path in a local folder, or in the cache after downloading it from the Hub."""
     if Path(source).is_dir():
-        return Path(source, name) if Path(source, name).is_file() else None
+        file = Path(source, name)
+        return file if os.path.isfile(file) else None
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 

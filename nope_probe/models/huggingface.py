@@ -11,7 +11,9 @@ from nope_probe.errors import UserError
 from nope_probe.models.hf_config import read_config
 from nope_probe.models.hf_tokenizer import load_tokenizer
 from nope_probe.models.hf_weights import is_quantised, load_quantised, read_weights
-from nope_probe.models.hub import not_cached, offline_if_unreachable
+from nope_probe.models.hub import offline_if_unreachable
+from nope_probe.models.reading import reading
+from nope_probe.models.sizes import count_numbers, validate_fits
 
 if TYPE_CHECKING:
     import torch
@@ -45,13 +47,17 @@ def load_hugging_face(
         UserError: if it cannot be loaded (offline, gated, missing, broken) or is no causal decoder.
     """
     reach = nullcontext() if Path(source).is_dir() else offline_if_unreachable()
-    with _quiet(), _as_user_errors(source), reach:
-        config = read_config(source, n_layers=n_layers, revision=revision)
-        tokenizer = load_tokenizer(source, d_vocab=config.vocab_size, revision=revision)
-        model, report = _model(source, config, n_layers, dtype, revision, device_map)
-        model.name_or_path = model.config.name_or_path = source
-        validate_all_loaded(source, report)
-        validate_not_offloaded(source, model)
+    with _quiet(), reach:
+        with reading(source, "config.json"):
+            config = read_config(source, n_layers=n_layers, revision=revision)
+            n_numbers = 0 if is_quantised(config) else count_numbers(_kind(config), config)
+        with reading(source, "tokenizer"):
+            tokenizer = load_tokenizer(source, d_vocab=config.vocab_size, revision=revision)
+        with reading(source, "weights"):
+            model, report = _model(source, config, n_layers, dtype, revision, device_map, n_numbers)
+            model.name_or_path = model.config.name_or_path = source
+            validate_all_loaded(source, report)
+            validate_not_offloaded(source, model)
     return model.eval().requires_grad_(False), tokenizer
 
 
@@ -62,10 +68,9 @@ def _model(
     dtype: torch.dtype,
     revision: str | None,
     device_map: DeviceMap | None,
+    n_numbers: int,
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Return a model with its weights, and transformers' report of what was loaded."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
     options: dict[str, Any] = {
         "config": config,
         "dtype": dtype,
@@ -74,17 +79,24 @@ def _model(
         "output_loading_info": True,
         "device_map": device_map,
     }
-    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     if is_quantised(config):
-        return load_quantised(kind, source, revision, options)
+        return load_quantised(_kind(config), source, revision, options)
     weights = read_weights(source, n_layers=n_layers, revision=revision)
+    validate_fits(source, n_numbers, weights)
     try:
-        return kind.from_pretrained(None, state_dict=weights, **options)
+        return _kind(config).from_pretrained(None, state_dict=weights, **options)
     except ValueError as error:
         if device_map is None:
             raise
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"--device-map cannot place {source}: {reason}") from error
+
+
+def _kind(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """Return transformers' class of causal decoder for a configuration."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
 
 
 def validate_all_loaded(source: str, report: dict[str, Any]) -> None:
@@ -100,46 +112,6 @@ def validate_all_loaded(source: str, report: dict[str, Any]) -> None:
         raise UserError(
             f"{source} has weights of other shapes than its config.json has, such as {name}"
         )
-
-
-@contextmanager
-def _as_user_errors(source: str) -> Iterator[None]:
-    """Raise a UserError of one line for what Hugging Face raises."""
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (OSError, ValueError, SafetensorError) as error:
-        if isinstance(error, UserError):
-            raise
-        causes = list(_chain(error))
-        if any(isinstance(cause, GatedRepoError) for cause in causes):
-            raise UserError(
-                f"{source} is gated: accept its licence on the Hub and set HF_TOKEN, or use a "
-                f"local folder or an ungated copy such as {_ungated(source)}"
-            ) from error
-        if any(isinstance(cause, RepositoryNotFoundError) for cause in causes):
-            raise UserError(f"there is no model {source} on the Hub") from error
-        if any(isinstance(cause, LocalEntryNotFoundError) for cause in causes):
-            raise not_cached(source) from error
-        raise UserError(f"cannot load {source}: {' '.join(str(error).split())[:300]}") from error
-
-
-def _ungated(source: str) -> str:
-    """Return the id of an ungated copy of a gated model: Unsloth has those of Meta's."""
-    owner, _, name = source.partition("/")
-    return f"unsloth/{name}" if owner == "meta-llama" else "unsloth/Llama-3.1-8B"
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 @contextmanager

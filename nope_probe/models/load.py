@@ -18,6 +18,7 @@ from nope_probe.models.names import CHECKPOINTS, PARAMETER_FREE, resolve
 from nope_probe.models.parameter_free import build, has_hooked_transformer, parameter_free
 from nope_probe.models.parity import check_parity, reference_logits
 from nope_probe.models.presets import hooked_config
+from nope_probe.models.reading import reading
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
@@ -125,6 +126,7 @@ def _load_shipped(
     )
     hf.config.max_position_embeddings = max(n_ctx or 0, hf.config.max_position_embeddings)
     model = _placed(to_hooked(hf, tokenizer), device, dtype)
+    model.cfg.model_name = name
     info = describe(model, name, source=Path(hf.name_or_path).name, architecture=type(hf).__name__)
     info = check_parity(model, info, reference_logits(hf.to(device)))
     return LoadedModel(model=model, tokenizer=tokenizer, info=info)
@@ -153,7 +155,8 @@ def _load_bridge(
     )
     if device_map is None:
         hf = hf.to(device)
-    reference = reference_logits(hf)  # before the bridge rewires the model in place
+    with reading(source, "forward pass"):
+        reference = reference_logits(hf)  # before the bridge rewires the model in place
     model = boot_bridge(source, hf, tokenizer, dtype, device if device_map is None else None)
     info = describe(
         model,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -34,15 +35,15 @@ def is_on_hub(name: str) -> bool:
         (True, False)
     """
     ours = (*PARAMETER_FREE, *CHECKPOINTS)
-    return name.lower() not in ours and not Path(name).expanduser().is_dir()
+    return name.lower() not in ours and not os.path.isdir(os.path.expanduser(name))
 
 
 def folder_of(name: str) -> Path | None:
     """Return the folder of a shipped model or a local one; None for a model on the Hub."""
     if name.lower() in CHECKPOINTS:
         return CHECKPOINTS[name.lower()]
-    folder = Path(name).expanduser()
-    return folder if folder.is_dir() else None
+    folder = Path(os.path.expanduser(name))
+    return folder if os.path.isdir(folder) else None
 
 
 def resolve(name: str) -> str:
@@ -52,8 +53,8 @@ def resolve(name: str) -> str:
         UserError: for a folder without a config.json, or an unknown name (with the nearest known
             names).
     """
-    folder = Path(name).expanduser()
-    if name and folder.is_dir():
+    folder = Path(os.path.expanduser(name))
+    if name and os.path.isdir(folder):  # False too for names that no folder can have
         if not (folder / "config.json").is_file():
             raise UserError(f"the folder {name} has no config.json: it holds no Hugging Face model")
         return str(folder)

@@ -1,7 +1,7 @@
 """The report page of all commands: self-contained HTML that works offline.
 
 plotly.js is inlined once; the page loads nothing. Figures are stored as JSON and drawn when they
-come into view, in the reader's colour scheme and for the width of the screen.
+come into view or are unfolded, in the reader's colour scheme and for the width of the screen.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class Section:
         html: an interactive element instead of a figure.
         table: the figure's numbers, shown folded.
         listing: lines of text and links, shown open.
+        folded: whether only the heading shows until it is opened.
     """
 
     title: str
@@ -53,6 +54,7 @@ class Section:
     html: str = ""
     table: pd.DataFrame | None = None
     listing: Listing | None = None
+    folded: bool = False
 
 
 def page(
@@ -67,7 +69,7 @@ def page(
     Args:
         title: the page's title.
         headline: the result, a sentence each.
-        sections: figures with captions, in order.
+        sections: figures with captions, in order; the contents list those that are not folded.
         manifest: what was run: `command`, `model`, `data`, `settings`, and the rest, which is shown
             in full at the end.
         how_to_read: how to read the figures, a sentence or two each.
@@ -77,7 +79,9 @@ def page(
         title=escape(title),
         run="".join(_fact(name, value) for name, value in _facts(manifest).items()),
         headline="".join(f"<p>{escape(each)}</p>" for each in headline),
-        contents="".join(_link(index, each) for index, each in enumerate(sections)),
+        contents="".join(
+            _link(index, each) for index, each in enumerate(sections) if not each.folded
+        ),
         sections="".join(_section(index, each) for index, each in enumerate(sections)),
         notes="".join(
             f"<li>{escape(each)}</li>" for each in (*how_to_read, *notes.fold_notes(manifest))
@@ -129,11 +133,13 @@ def _link(index: int, section: Section) -> str:
 
 def _section(index: int, section: Section) -> str:
     listing = section.listing.html() if section.listing else ""
-    return (
-        f'<section id="section-{index}" aria-labelledby="heading-{index}">'
-        f'<h2 id="heading-{index}">{escape(section.title)}</h2>'
-        f"{_figure(section)}{listing}{_table(section)}</section>"
-    )
+    heading = f'<h2 id="heading-{index}">{escape(section.title)}</h2>'
+    content = f"{_figure(section)}{listing}{_table(section)}"
+    if section.folded:
+        shown = f'<details class="fold"><summary>{heading}</summary>{content}</details>'
+    else:
+        shown = heading + content
+    return f'<section id="section-{index}" aria-labelledby="heading-{index}">{shown}</section>'
 
 
 def _figure(section: Section) -> str:

@@ -158,11 +158,17 @@ def read_manifest(out: Path) -> dict[str, Any]:
 def _parsed_manifest(out: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"{out} holds no run: it has no manifest.json") from error
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{out} holds no run: its manifest cannot be read") from error
+        raise _broken_manifest(out) from error
     if not isinstance(manifest, dict):
-        raise UserError(f"{out} holds no run: its manifest cannot be read")
+        raise _broken_manifest(out)
     return manifest
+
+
+def _broken_manifest(out: Path) -> UserError:
+    return UserError(f"{out} holds no run: its manifest cannot be read; remove {out} and run again")
 
 
 def validate_files(out: Path, manifest: Mapping[str, Any]) -> None:
@@ -248,11 +254,12 @@ def read_run(folder: Path | str) -> Run:
             for file in files
             if file.name in ("maps.safetensors", "tokens.safetensors")
         },
-        tables={path.stem: _read_table(path) for path in files if path.suffix == ".csv"},
+        tables={path.stem: read_table(path) for path in files if path.suffix == ".csv"},
     )
 
 
-def _read_table(path: Path) -> pd.DataFrame:
+def read_table(path: Path) -> pd.DataFrame:
+    """Read a run's table; one that was written without columns is empty."""
     import pandas as pd
 
     if path.stat().st_size <= 1:

@@ -39,6 +39,7 @@ def provenance(
         "settings": dict(settings),
         "model": {**loaded.info.to_dict(), "weights": weights},
         "versions": versions(),
+        "threads": threads(),
         "device": devices_of(loaded.model),
         "dtype": str(next(loaded.model.parameters()).dtype).removeprefix("torch."),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -49,6 +50,13 @@ def provenance(
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the libraries that the numbers depend on."""
     return {"python": python_version(), **{name: version(name) for name in LIBRARIES}}
+
+
+def threads() -> int:
+    """Return how many threads torch computes with: sums are in an order that depends on it."""
+    import torch
+
+    return torch.get_num_threads()
 
 
 def command_line() -> str:

@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -76,8 +76,8 @@ class SessionSettings(Protocol):
     def sources(self) -> dict[str, Path | None]:
         """Return where the files of the model and of the data are; None for those elsewhere."""
 
-    def load_model(self, device: str) -> LoadedModel:
-        """Load the model of the run."""
+    def load_model(self, device: str) -> LoadedModel | None:
+        """Load the model of the run; None for a run without a model."""
 
 
 Settings_co = TypeVar("Settings_co", covariant=True, bound=SessionSettings)
@@ -94,8 +94,8 @@ class Session(Generic[Settings_co]):
         folder: the run's folder.
         finished: whether the folder holds the finished run; then no model is loaded.
         recorded: the settings as the manifest holds them.
-        loaded: the model.
-        weights: its fingerprint.
+        loaded: the model, if the run has one.
+        weights: its fingerprint; empty without a model.
         sources: what identifies the files of the model and of the data.
         checkpoint: the finished parts of the run, and its stream in progress.
         started: when, in seconds since the epoch.
@@ -167,8 +167,10 @@ class Session(Generic[Settings_co]):
         self.processes = stack.enter_context(process_group(device))
         stack.enter_context(_out_of_memory_is_a_user_error())
         self.sources = record_sources(self.settings.sources())
-        self.loaded = self.settings.load_model(device)
-        self.weights = fingerprint(self.loaded.model)
+        loaded = self.settings.load_model(device)
+        if loaded is not None:
+            self.loaded = loaded
+        self.weights = "" if loaded is None else fingerprint(loaded.model)
         about = {
             "settings": self.recorded,
             "versions": versions(),
@@ -263,13 +265,21 @@ class Session(Generic[Settings_co]):
         assert self.checkpoint.folder is not None
         write_run(self.folder, run, self.checkpoint.folder / "run")
         self.checkpoint.discard()
-        _report(f"took {run.manifest['seconds']:.0f} s")
+        _report(f"took {run.manifest['seconds']:.0f} s{_saved_passes(run.manifest)}")
+
+
+def _saved_passes(manifest: Mapping[str, Any]) -> str:
+    """Return how many passes through layers shared residual streams have saved, if any."""
+    passes = manifest.get("layer_passes") or {"run": 0, "needed": 0}
+    if passes["run"] == passes["needed"]:
+        return ""
+    return f", ran {passes['run']:,} of {passes['needed']:,} layer passes"
 
 
 def _report(line: str) -> None:
     """Write a line on stderr, in the first process."""
     if is_first_process():
-        sys.stderr.write(f"{line}\n")
+        sys.stderr.write(f"{printable(line)}\n")
 
 
 @contextmanager

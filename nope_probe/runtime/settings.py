@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import tyro
 
 from nope_probe.data.data_sets import is_data_set
-from nope_probe.data.documents import file_of, validate_packing
+from nope_probe.data.documents import file_of, validate_packing, validate_readable
 from nope_probe.errors import UserError
 from nope_probe.models.hub import validate_hub_answers, validate_reachable
 from nope_probe.models.names import folder_of, is_on_hub
@@ -148,7 +148,9 @@ class RunSettings:
             UserError: naming what works offline.
         """
         validate_reachable(self.model, self.revision)
-        if is_data_set(self.data) and not Path(self.data).expanduser().is_dir():
+        if not is_data_set(self.data):
+            validate_readable(self.data)
+        elif file_of(self.data) is None:
             validate_hub_answers(f"the data set {self.data}")
 
     def _validate_data(self) -> None:

@@ -96,3 +96,31 @@ def validate_unchanged(
             "choose another --out"
         )
     return [name for name, files in found.items() if files is None or recorded.get(name) is None]
+
+
+def validate_sources_kept(
+    run: Path, recorded: Mapping[str, Record | None] | None, sources: Mapping[str, Path | None]
+) -> None:
+    """Check that the files which a run was made from are there, and have not changed.
+
+    Args:
+        run: the run's folder or file.
+        recorded: what its record holds.
+        sources: where the files are now; None for those that are not there.
+
+    Raises:
+        UserError: naming the model or the data.
+    """
+    for name, path in sources.items():
+        before = (recorded or {}).get(name)
+        if before is None:
+            continue
+        if path is None:
+            raise UserError(f"the {name} that {run} was made from is not there any more")
+        found = _record(path)
+        if found != before:
+            changed = min(each for each in {*found, *before} if found.get(each) != before.get(each))
+            raise UserError(
+                f"the {name} has changed since {run} was made: {path} ({changed}); it cannot be "
+                "repeated"
+            )

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from nope_probe.errors import printable
 from nope_probe.runtime.distributed import is_first_process
 
 
@@ -24,12 +25,13 @@ def status(doing: str, *, has_bars: bool = False) -> Iterator[None]:
     if not (is_first_process() and sys.stderr.isatty()):
         yield
     elif has_bars:
-        sys.stderr.write(f"{doing} ...\n")
+        sys.stderr.write(f"{printable(doing)} ...\n")
         yield
     else:
         from rich.console import Console
+        from rich.text import Text
 
         with Console(stderr=True).status("") as shown:
             # Drawn here: the thread that turns the spinner waits while a library is imported.
-            shown.update(f"{doing} ...", spinner="dots")
+            shown.update(Text(f"{printable(doing)} ..."), spinner="dots")
             yield

@@ -64,7 +64,7 @@ def validate_same_training(out: Path, about: Mapping[str, Any]) -> None:
         found = json.loads((out / _RUN).read_text(encoding="utf-8"))
         other = [name for name, value in about.items() if found.get(name) != value]
     except (ValueError, AttributeError, RecursionError) as error:
-        raise UserError(f"{out / _RUN} is broken; choose another --out") from error
+        raise UserError(f"{out / _RUN} is broken; remove {out} and train again") from error
     if other:
         given = ", ".join(f"{name} {found.get(name)}" for name in other if name != "recipe")
         raise UserError(

@@ -10,6 +10,7 @@ import tyro
 
 from nope_probe.errors import UserError
 from nope_probe.runtime.distributed import is_first_process, process_count
+from nope_probe.runtime.status import status
 from nope_probe.training.checkpoints import (
     FINISHED,
     MODEL_FILES,
@@ -61,22 +62,25 @@ def run(settings: Settings) -> None:
     checkpoint = newest_whole(out, about) if settings.resume else None
     if is_first_process():
         write_identity(out, about)
-    from nope_probe.models.presets import smollm3_config
-    from nope_probe.training.corpus import corpus_of, tokenizer_of
-    from nope_probe.training.trainer import MarkWhole, evaluate, make_trainer, save, train
+    with status("loading torch and transformers"):
+        from nope_probe.models.presets import smollm3_config
+        from nope_probe.training.corpus import corpus_of, tokenizer_of
+        from nope_probe.training.trainer import MarkWhole, evaluate, make_trainer, save, train
 
-    _fix_randomness(settings.seed, recipe.threads)
-    tokenizer = tokenizer_of(recipe)
-    corpus = corpus_of(recipe, tokenizer, settings.seed)
-    trainer = make_trainer(
-        smollm3_config(recipe.size, rope=name.startswith("rope")),
-        tokenizer,
-        corpus,
-        recipe,
-        out=out,
-        steps=settings.steps or recipe.steps,
-        seed=settings.seed,
-    )
+        _fix_randomness(settings.seed, recipe.threads)
+    with status("reading the corpus", has_bars=True):
+        tokenizer = tokenizer_of(recipe)
+        corpus = corpus_of(recipe, tokenizer, settings.seed)
+    with status("building the model"):
+        trainer = make_trainer(
+            smollm3_config(recipe.size, rope=name.startswith("rope")),
+            tokenizer,
+            corpus,
+            recipe,
+            out=out,
+            steps=settings.steps or recipe.steps,
+            seed=settings.seed,
+        )
     trainer.add_callback(MarkWhole(about))
     train(trainer, checkpoint)
     save(trainer, tokenizer, out, name=name, recipe=asdict(recipe), losses=evaluate(trainer))

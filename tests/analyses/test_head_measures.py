@@ -24,11 +24,12 @@ BY_HAND = torch.tensor(
 
 
 def test_the_first_key_gets_its_mean_over_all_queries_but_the_first():
-    assert float(first_key_attention(BY_HAND)) == pytest.approx((0.75 + 0.5 + 0.4) / 3)
+    assert float(first_key_attention(BY_HAND[:, 0])) == pytest.approx((0.75 + 0.5 + 0.4) / 3)
 
 
 def test_the_previous_token_gets_its_mean_from_the_third_query_on():
-    assert float(previous_token_attention(BY_HAND)) == pytest.approx((0.25 + 0.15) / 2)
+    to_previous = BY_HAND[range(4), [0, 0, 1, 2]]
+    assert float(previous_token_attention(to_previous)) == pytest.approx((0.25 + 0.15) / 2)
 
 
 def test_the_sink_score_is_the_share_of_heads_above_0_3():
@@ -43,12 +44,13 @@ def test_a_perfect_induction_head_scores_1_and_its_neighbours_0(n_bos: int):
         attention = torch.zeros(3, size, size)
         for i in range(n + n_bos, size):
             attention[:, i, i - (n - 1) + shift] = 1.0
-        assert induction_attention(attention, n).tolist() == [expected] * 3
+        to_next = attention[:, range(size), [max(0, i - (n - 1)) for i in range(size)]]
+        assert induction_attention(to_next, n).tolist() == [expected] * 3
 
 
 def test_induction_needs_two_copies():
     with pytest.raises(ValueError, match="expected two copies of 5 tokens, got 9 positions"):
-        induction_attention(torch.zeros(9, 9), 5)
+        induction_attention(torch.zeros(9), 5)
 
 
 def permuted(moved: torch.Tensor, order: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from support.chromium import needs_chromium, opened
 from support.command_line import refused, run_command
 
 from nope_probe import circuit
+from nope_probe.experiments.circuit.page import _side_by_side
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.capture import capture_stages
 from nope_probe.hooks.norm_weights import plain_norms
@@ -230,8 +231,9 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(
 def test_a_browser_draws_the_report_without_an_error(without_mlp: Path, tmp_path: Path) -> None:
     report = without_mlp / "report.html"
     elements = opened(report.read_text(), tmp_path)
-    assert elements.count('class="plot js-plotly-plot"') == 2
+    assert elements.count('class="plot js-plotly-plot"') == 3
     assert "less diagonal means" in elements
+    assert "Stage by stage: intact, ablated, difference" in elements
     assert report.stat().st_size < 15e6
 
 
@@ -249,3 +251,27 @@ def test_removing_the_norms_weights_compares_with_the_intact_model(tmp_path: Pat
     page = unescape((out / "report.html").read_text())
     assert "without the MLPs and the norms' weights" in page
     assert "without MLP + norm weights" in page
+
+
+def test_the_page_shows_each_stage_of_both_models_on_one_scale_beside_their_difference() -> None:
+    random = np.random.default_rng(0)
+    maps = {
+        f"{kind}/{letter}": (1 + 19 * (letter == "g")) * random.normal(size=(N, N))
+        for kind in ("gram", "reference")
+        for letter in "ag"
+    }
+    [section] = _side_by_side(maps, ("mask",))
+    assert section.figure is not None
+    panels = section.figure.data
+    names = ["(a) intact", "(a) ablated", "(a) difference"]
+    assert [panel.name for panel in panels[:3]] == names
+    for index, letter in enumerate("ag"):
+        intact, ablated, change = panels[3 * index : 3 * index + 3]
+        np.testing.assert_allclose(intact.z, maps[f"reference/{letter}"], rtol=1e-6)
+        np.testing.assert_allclose(change.z, ablated.z - intact.z, atol=1e-5)
+        scales = [section.figure.layout[panel.coloraxis] for panel in (intact, ablated, change)]
+        assert (scales[0].cmin, scales[0].cmax) == (scales[1].cmin, scales[1].cmax)
+        assert scales[2].cmin == -scales[2].cmax
+    tops = [section.figure.layout[panels[index].coloraxis].cmax for index in (0, 3)]
+    assert tops[1] > 10 * tops[0], "stages that differ twentyfold do not share colours"
+    assert not [*_side_by_side({"gram/a": np.eye(N)}, ())]

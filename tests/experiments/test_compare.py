@@ -1,5 +1,7 @@
 """The compare command: what it reads, the differences it writes, the pages, and its refusals."""
 
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,16 +9,19 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from support.chromium import needs_chromium, opened
 from support.command_line import refused, run_command
 
 from nope_probe import circuit, compare, scores
 from nope_probe.analyses.differences import pattern_difference
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import measure
+from nope_probe.experiments.compare.run import Settings, run
 from nope_probe.experiments.compare.tables import _independent
 from nope_probe.experiments.tables import measures_table
 from nope_probe.hooks.folds import pack_triangle
 from nope_probe.runtime.folder import Run, read_manifest, read_run, write_run
+from nope_probe.runtime.session import Session
 
 N, FOLDS, LAYERS = 13, 5, 2
 
@@ -100,6 +105,56 @@ def test_a_run_beside_itself_on_the_same_sequences_differs_nowhere(tmp_path: Pat
     )
 
 
+def test_a_finished_comparison_is_shown_again_and_one_in_progress_is_locked(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [write(tmp_path / name, maps(seed), model=name) for seed, name in enumerate("ab")]
+    out = tmp_path / "out"
+    settings = Settings(runs=tuple(runs), out=out)
+    with Session("compare", settings):
+        line = refused(capfd, tmp_path, compare, *runs, "--out", out)
+        assert "another process is at work" in line
+    assert not out.exists()
+    run_command(compare, *runs, "--out", out)
+    manifest = read_manifest(out)
+    assert manifest["kind"] == "compare"
+    assert {"report.html", "differences.csv", "maps.safetensors"} <= set(manifest["checksums"])
+    assert [each.name for each in tmp_path.glob(".out*")] == []
+    capfd.readouterr()
+    monkeypatch.setattr("nope_probe.experiments.compare.run.analyse", None)
+    run_command(compare, *runs, "--out", out)
+    assert f"shown again from {out}" in capfd.readouterr().err
+    assert read_manifest(out) == manifest
+
+
+def test_a_run_that_changed_is_another_comparison(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    runs = [write(tmp_path / name, maps(seed), model=name) for seed, name in enumerate("ab")]
+    run_command(compare, *runs, "--out", tmp_path / "out")
+    shutil.rmtree(runs[1])
+    write(runs[1], maps(7), model="b")
+    line = refused(capfd, tmp_path, compare, *runs, "--out", tmp_path / "out")
+    assert "other settings" in line
+
+
+def test_an_interrupted_comparison_writes_nothing_and_can_be_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [write(tmp_path / name, maps(seed), model=name) for seed, name in enumerate("ab")]
+    settings = Settings(runs=tuple(runs), out=tmp_path / "out")
+
+    def interrupt(*_: Any) -> Run:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("nope_probe.experiments.compare.run.analyse", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run(settings)
+    assert not settings.out.exists()
+    assert read_manifest(run(settings))["kind"] == "compare"
+
+
 def test_three_runs_are_drawn_with_two_differences_each_layer(tmp_path: Path) -> None:
     runs = [write(tmp_path / name, maps(i), model=name) for i, name in enumerate("abc")]
     run_command(compare, *runs, "--labels", "x", "y", "z", "--out", tmp_path / "out")
@@ -109,6 +164,22 @@ def test_three_runs_are_drawn_with_two_differences_each_layer(tmp_path: Path) ->
     page = (tmp_path / "out" / "report.html").read_text()
     assert "difference of z" in page
     assert 'href="../a/report.html"' in page
+
+
+@needs_chromium
+def test_html_in_names_is_shown_as_text_in_page_and_figures(tmp_path: Path) -> None:
+    runs = [write(tmp_path / name, maps(i), model=name) for i, name in enumerate("ab")]
+    labels = [
+        '<a href="https://else.where/">x</a>',
+        "<b>y</b><script>document.title='run'</script>",
+    ]
+    run_command(compare, *runs, "--labels", *labels, "--out", tmp_path / "out")
+    found = opened((tmp_path / "out" / "report.html").read_text(), tmp_path)
+    assert "<title>run" not in found
+    assert not re.search(r"<a [^>]*else\.where", found)
+    assert not re.search(r"<script>document\.title", found)
+    assert not re.search(r"<tspan[^>]*>y</tspan>", found)
+    assert "&lt;a href=" in found
 
 
 def test_independent_arms_add_in_squares_on_each_side() -> None:
@@ -164,7 +235,7 @@ def test_what_is_no_finished_run_is_refused(
     for arguments, message in (
         ([base], "expected two runs or more to compare, got 1"),
         ([base, base], "a run was given twice"),
-        ([base, tmp_path / "empty"], "holds no run: its manifest cannot be read"),
+        ([base, tmp_path / "empty"], r"holds no run: it has no manifest\.json"),
         ([base, tmp_path / "nowhere"], "there is no folder"),
         ([base, tmp_path / "b"], "is not finished; run its command again"),
         ([base, tmp_path / "empty", "--labels", "x"], "2 runs need as many --labels, got 1"),

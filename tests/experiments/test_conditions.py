@@ -8,7 +8,12 @@ import torch
 from nope_probe.analyses.shapley import INTACT
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
-from nope_probe.experiments.ablation.conditions import CaptureOptions, ConditionRunner, Measured
+from nope_probe.experiments.ablation.conditions import (
+    CaptureOptions,
+    ConditionRunner,
+    LayerPasses,
+    Measured,
+)
 from nope_probe.experiments.ablation.plan import Plan, make_plan
 from nope_probe.models.parameter_free import build
 from nope_probe.models.presets import nope_llama
@@ -84,6 +89,28 @@ def test_keys_are_those_of_all_streams_in_the_order_of_the_run(scope: Any):
     runner.run(tokens, shuffled=tokens)
     assert checkpoint.streams == runner.keys(has_shuffled=True)
     assert len(set(checkpoint.streams)) == len(checkpoint.streams)
+
+
+@pytest.mark.parametrize(("scope", "n_run"), [("own", 36), ("upstream", 52)])
+def test_shared_residual_streams_change_no_map_and_save_layer_passes(scope: Any, n_run: int):
+    model, plan = small_model(), make_plan(LLAMA, ["sources"])
+    tokens, other = (
+        Sequences(inputs=torch.randint(2048, (13, 11)), name="random") for _ in range(2)
+    )
+    found = []
+    for n_bytes in (0, 10**6):
+        options = CaptureOptions(
+            n_layers=3, batch_size=7, n_folds=4, scope=scope, max_residual_bytes=n_bytes
+        )
+        found.append(run_conditions(model, tokens, plan, options, shuffled=other))
+    alone, shared = found
+    for maps, expected in ((shared.maps, alone.maps), (shared.shuffled, alone.shuffled)):
+        assert maps.keys() == expected.keys()
+        for condition, each in maps.items():
+            assert torch.equal(each.folds.nan_to_num(), expected[condition].folds.nan_to_num())
+    # Two batches; the intact model twice, and four conditions without something, one shuffled.
+    assert alone.layer_passes == LayerPasses(run=2 * (2 * 3 + 4 * 6), needed=60)
+    assert shared.layer_passes == LayerPasses(run=n_run, needed=60)
 
 
 class Listing(RunCheckpoint):

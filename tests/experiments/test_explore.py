@@ -125,6 +125,8 @@ def test_an_ablation_runs_explorer_takes_the_conditions_of_the_run(
         assert found.players == {"mask": ["mask"]}
         expected = row_centred(maps[mask].mean, 1).numpy()
         np.testing.assert_allclose(found.views[0].maps[1, :, 0], expected, rtol=1e-5, atol=1e-6)
+        intact = row_centred(maps[frozenset()].mean, 1).numpy()
+        assert found.layer == np.argmax(np.nanstd(intact, axis=(1, 2)))
 
 
 def test_a_circuits_explorer_runs_no_more_sequences_than_it_may() -> None:

@@ -8,10 +8,11 @@ import plotly.graph_objects as go
 import pytest
 from support.command_line import refused, run_command
 
-from nope_probe import reproduce, scores, simulate
+from nope_probe import behaviour, reproduce, scores, simulate
 from nope_probe.errors import UserError
 from nope_probe.experiments import image
 from nope_probe.experiments.image import first_figure
+from nope_probe.figures.maps import term_maps
 from nope_probe.figures.theory import fixed_scale_maps
 from nope_probe.reports.page import Section, page
 from nope_probe.runtime.folder import read_manifest
@@ -35,6 +36,31 @@ def test_the_first_figure_of_a_page_comes_back_with_its_values_size_and_heading(
     np.testing.assert_array_equal(cells, values[1])
 
 
+@pytest.mark.parametrize("n_terms", [1, 2])
+def test_maps_behind_a_layer_slider_are_all_drawn_each_layer_on_its_own_colours(
+    n_terms: int,
+) -> None:
+    random = np.random.default_rng(0)
+    size = np.array([1, 30, 5, 2, 7, 3])[:, None, None]
+    terms = {name: size * random.normal(size=(6, 7, 7)) for name in ("mask", "rope")[:n_terms]}
+    section = Section(title="A pattern", caption="c", figure=term_maps(terms, title="t", layer=2))
+    found = first_figure(page("title", ["headline"], [section], {}))
+    assert found.layout.title.text == "A pattern"
+    assert len(found.data) == 6 * n_terms
+    tops = []
+    for number, trace in enumerate(found.data):
+        layer, term = divmod(number, n_terms)
+        assert trace.visible is None
+        assert trace.name.startswith(f"L{layer}")
+        np.testing.assert_allclose(trace.z, list(terms.values())[term][layer], rtol=1e-6)
+        scale = found.layout[trace.coloraxis]
+        assert scale.cmin == -scale.cmax
+        assert scale.colorscale[-1][1] == "rgb(103,0,31)"
+        tops.append(scale.cmax)
+    assert tops[n_terms] > 4 * tops[-1]
+    assert not found.layout.sliders
+
+
 def test_a_page_without_a_figure_is_refused() -> None:
     sections = [Section(title="Words", caption="no figure here")]
     with pytest.raises(UserError, match="no figure on the page"):
@@ -55,6 +81,6 @@ def test_a_command_draws_its_image_and_records_the_run_as_without(
 def test_an_image_of_another_kind_is_refused_before_anything_is_run(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for command, arguments in ((scores, []), (reproduce, ["figure1"])):
+    for command, arguments in ((scores, []), (behaviour, []), (reproduce, ["figure1"])):
         line = refused(capfd, tmp_path, command, *arguments, "--image", "x.jpg")
         assert "ends in .png or .svg" in line

@@ -43,7 +43,7 @@ TRANSFORMER_LENS_3 = pytest.mark.skipif(
             "unknown_quantisation",
             r"is quantised \(own\), .*take the unquantised model .*does not know",
         ),
-        ("broken_tokenizer", "has a tokenizer that cannot be read: .*out of vocabulary"),
+        ("broken_tokenizer", "cannot load .*model: tokenizer: Token `on` out of vocabulary"),
         ("other_tokenizer", "has ids up to 264, but the model embeds only 263 tokens"),
         ("mamba", "has no attention in L0 "),
     ],

@@ -16,6 +16,7 @@ from support.plain_states import plain_states
 from support.tiny_models import tokenizer, tokens
 
 from nope_probe import scores
+from nope_probe.experiments.scores.page import _map_sections
 from nope_probe.hooks.capture import capture_scores
 
 N_SEQS, N_POS, N_FOLDS, N_HEADS = 29, 13, 5, 6
@@ -193,3 +194,19 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(
     layers = ["--layers", "2"] if "MISTRAL" in arguments else []
     line = refused(capfd, tmp_path, scores, *SMALL, "--data", "random", *layers, *given)
     assert re.search(message, line)
+
+
+def test_the_page_leads_with_the_pattern_and_its_colours_leave_skipped_keys_out() -> None:
+    random = np.random.default_rng(0)
+    pattern = np.where(np.tri(11, k=-1, dtype=bool), random.normal(size=(2, 11, 11)), np.nan)
+    pattern[:, :, 0] *= 100
+    maps = {"pattern": pattern, "score": pattern, "normalised": pattern, "se": 0 * pattern}
+    for skip_keys, largest in ((0, 50), (1, 5)):
+        sections = [*_map_sections(maps, skip_keys)]
+        assert sections[0].title == "The positional pattern"
+        for section in sections:
+            [_low, high] = section.figure.layout.meta["scales"][0]
+            assert (high > 50) == (largest == 50)
+            assert ("leave out the first key" in section.caption) == bool(skip_keys)
+        for section in (sections[0], sections[2]):
+            assert section.figure.layout.coloraxis.cmin == -section.figure.layout.coloraxis.cmax

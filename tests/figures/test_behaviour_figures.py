@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 
 from nope_probe import figures
+from nope_probe.figures.noise import FLAT
 
 CONDITIONS = ("intact", "mask", "qk", "w_q:mean")
 
@@ -41,7 +42,7 @@ def test_differences_leave_out_what_has_no_number() -> None:
         {"measure": "order", "condition": "mask", **interval("difference", -1.0)},
     ]
     figure = figures.differences(pd.DataFrame(rows), {"order": "order", "loss": "loss"})
-    assert [note.text for note in figure.layout.annotations] == ["order", "loss"]
+    assert [note.text for note in figure.layout.annotations] == ["order", "loss", FLAT]
     shown = {(each.xaxis, each.y[0]): each for each in figure.data if len(each.x)}
     assert set(shown) == {("x", "causal mask"), ("x2", "QK circuit")}
     assert list(shown["x2", "QK circuit"].x) == [2.0]

@@ -51,5 +51,5 @@ def test_a_circuit_is_drawn_from_what_capture_stages_returns(stages: StageMaps) 
 
 def test_given_maps_have_no_view_without_diagonal_means(stages: StageMaps) -> None:
     arrays = {letter: stages.mean(letter).numpy() for letter in stages.folds}
-    assert len(figures.circuit(arrays).data) == 9
-    assert len(figures.circuit(stages).data) == 18
+    assert len(figures.circuit(arrays).data) == 9 + 7
+    assert len(figures.circuit(stages).data) == 9 + 7 + 9

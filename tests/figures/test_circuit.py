@@ -12,7 +12,7 @@ from support.chromium import needs_chromium, opened
 
 from nope_probe.figures.circuit_figure import circuit
 from nope_probe.figures.circuit_layout import narrow, wide
-from nope_probe.figures.circuit_views import CHANGE, DIAGONAL, RAW
+from nope_probe.figures.circuit_views import ALL_COSINES, COSINES, DIAGONAL, PER_STAGE, RAW, cosines
 from nope_probe.hooks.names import LETTERS, SCORE_STAGES, STAGE_MEANINGS
 from nope_probe.reports.page import Section, page
 
@@ -96,13 +96,17 @@ def test_arrows_name_their_operations_and_only_those_that_the_model_has() -> Non
         ("w_v", "mask<br>softmax<br><s>W<sub>V</sub></s>", 1),
         ("w_o", "<s>W<sub>O</sub></s>", 1),
         ("mlp", "<s>FFN</s>", 1),
+        ("norms", "LN<br><s>weights</s>", 2),
     ],
 )
 def test_a_removed_arrow_is_struck_through(removed: str, words: str, n_arrows: int) -> None:
     figure = drawn(removed=(removed,), reference=maps(seed=1))
-    assert text_in(figure).count(words) == crosses(figure) == n_arrows
+    assert text_in(figure).count(words) == n_arrows
+    in_all = n_arrows + (removed == "norms")  # (h)'s is the next block's
+    assert crosses(figure) == in_all
     dashed = [shape for shape in figure.layout.shapes if shape.line.dash == "dot"]
-    assert len(dashed) == n_arrows
+    assert len(dashed) == in_all
+    assert text_in(figure).count("next LN<br><s>weights</s>") == (removed == "norms")
 
 
 def test_nothing_is_struck_through_without_an_ablation() -> None:
@@ -110,23 +114,72 @@ def test_nothing_is_struck_through_without_an_ablation() -> None:
     assert not any("<s>" in text for text in text_in(drawn()))
 
 
-def test_the_first_switch_shows_one_view_of_every_stage() -> None:
-    truth, normalised, reference = maps(), maps(seed=2), maps(seed=1)
-    figure = drawn(removed=("mlp",), normalised=normalised, reference=reference)
-    assert list(figure.layout.meta["switches"]["Maps"]) == [RAW, DIAGONAL, CHANGE]
-    for trace in visible(figure, RAW):
-        np.testing.assert_array_equal(trace.z, truth[trace.name].astype(np.float32))
+def by_hand(gram: np.ndarray) -> np.ndarray:
+    lengths = np.diagonal(gram) ** 0.5
+    return gram / np.outer(lengths, lengths)
+
+
+def positive(seed: int) -> dict[str, np.ndarray]:
+    """Maps whose Gram maps are those of vectors."""
+    random, found = np.random.default_rng(seed), maps(seed=seed)
+    for letter in "acdefgh":
+        vectors = random.standard_normal((N, 17))
+        found[letter] = (vectors @ vectors.T).astype(np.float32)
+    return found
+
+
+def test_a_comparison_offers_both_models_their_difference_and_cosines() -> None:
+    truth, normalised, reference = positive(0), maps(seed=2), positive(1)
+    figure = drawn(maps=truth, removed=("mlp",), normalised=normalised, reference=reference)
+    assert list(figure.layout.meta["switches"]["Maps"]) == [
+        "ablated",
+        "intact",
+        "difference",
+        "ablated cosines",
+        "intact cosines",
+        "difference of cosines",
+        "ablated less diagonal means",
+    ]
+    for letter in LETTERS:
+        one, two = truth[letter], reference[letter]
+        as_cosines = (one, two) if letter in "bi" else (by_hand(one), by_hand(two))
+        expected = {
+            "ablated": one,
+            "intact": two,
+            "difference": one - two,
+            "ablated cosines": as_cosines[0],
+            "intact cosines": as_cosines[1],
+            "difference of cosines": as_cosines[0] - as_cosines[1],
+            "ablated less diagonal means": normalised[letter],
+        }
+        for view, values in expected.items():
+            [shown] = [trace for trace in visible(figure, view) if trace.name == letter]
+            np.testing.assert_allclose(shown.z, values, rtol=1e-5, atol=1e-6)
+
+
+def test_a_block_alone_offers_its_maps_their_cosines_and_what_diagonals_leave() -> None:
+    truth, normalised = positive(0), maps(seed=2)
+    figure = drawn(maps=truth, normalised=normalised)
+    assert list(figure.layout.meta["switches"]["Maps"]) == [RAW, COSINES, DIAGONAL]
+    for trace in visible(figure, COSINES):
+        expected = truth[trace.name] if trace.name in "bi" else by_hand(truth[trace.name])
+        np.testing.assert_allclose(trace.z, expected, rtol=1e-5)
     for trace in visible(figure, DIAGONAL):
         np.testing.assert_array_equal(trace.z, normalised[trace.name].astype(np.float32))
-    for trace in visible(figure, CHANGE):
-        expected = (truth[trace.name] - reference[trace.name]).astype(np.float32)
-        np.testing.assert_allclose(trace.z, expected, rtol=1e-6)
+    assert list(drawn().layout.meta["switches"]["Maps"]) == [RAW, COSINES]
 
 
-def test_a_view_is_offered_only_if_its_maps_are_given() -> None:
-    assert list(drawn().layout.meta["switches"]["Maps"]) == [RAW]
-    figure = drawn(normalised=maps(seed=2))
-    assert list(figure.layout.meta["switches"]["Maps"]) == [RAW, DIAGONAL]
+def test_a_position_whose_vector_is_zero_has_no_cosine() -> None:
+    found = cosines(np.array([[4.0, 0.0, 3.0], [0.0, 0.0, 0.0], [3.0, 0.0, 9.0]]))
+    assert np.isnan(found[1]).all()
+    assert np.isnan(found[:, 1]).all()
+    assert found[0, 2] == 0.5
+
+
+def test_a_map_that_two_views_show_is_stored_once() -> None:
+    figure = drawn(maps=positive(0), reference=positive(1), removed=("mlp",))
+    assert len(figure.data) == 3 * 9 + 3 * 7
+    assert all(len(visible(figure, view)) == 9 for view in figure.layout.meta["switches"]["Maps"])
 
 
 def test_a_view_that_lacks_a_stage_is_an_error() -> None:
@@ -134,23 +187,39 @@ def test_a_view_that_lacks_a_stage_is_an_error() -> None:
         drawn(normalised=maps("abcdefg"))
 
 
-def test_the_second_switch_shares_one_scale_among_inner_products_and_one_among_scores() -> None:
-    truth = maps()
-    truth["g"] = truth["g"] * 100
-    truth["i"] = truth["i"] * 10
-    figure = drawn(maps=truth)
-    scales = figure.layout.meta["switches"]["Scale"]
-    tops = {
-        name: {
-            trace.name: scales[name]["layout"][f"{trace.coloraxis}.cmax"]
-            for trace in visible(figure, RAW)
-        }
-        for name in scales
+def colour_limits(figure: go.Figure, choice: str, view: str) -> dict[str, tuple[float, float]]:
+    keys = figure.layout.meta["switches"]["Colours"][choice]["layout"]
+    return {
+        trace.name: (keys[f"{trace.coloraxis}.cmin"], keys[f"{trace.coloraxis}.cmax"])
+        for trace in visible(figure, view)
     }
-    own, shared = tops["own colours"], tops["shared colours"]
-    assert len(set(own.values())) == 9
-    assert {shared[letter] for letter in "acdefgh"} == {own["g"]}
-    assert {shared[letter] for letter in "bi"} == {own["i"]}
+
+
+def test_both_models_share_each_stages_colours_and_no_stage_has_anothers() -> None:
+    truth, reference = positive(0), positive(1)
+    truth["g"], reference["e"] = 20 * truth["g"], 20 * reference["e"]
+    figure = drawn(maps=truth, reference=reference, removed=("mask",))
+    for choice in (PER_STAGE, ALL_COSINES):
+        ablated, intact = (colour_limits(figure, choice, each) for each in ("ablated", "intact"))
+        assert ablated == intact
+        assert len({high for _, high in ablated.values()}) == 9
+    off = ~np.eye(N, dtype=bool)
+    ends = [np.percentile(maps["e"][off], (5, 95)) for maps in (truth, reference)]
+    assert intact["e"] == pytest.approx((min(e[0] for e in ends), max(e[1] for e in ends)))
+    assert ends[1][1] > 5 * ends[0][1], "the intact model's values do not saturate"
+
+
+def test_cosines_of_all_stages_can_share_one_scale() -> None:
+    figure = drawn(maps=positive(0), reference=positive(1), removed=("mask",))
+    for view in ("ablated cosines", "intact cosines"):
+        shared = colour_limits(figure, ALL_COSINES, view)
+        assert {shared[letter] for letter in "acdefgh"} == {(-1.0, 1.0)}
+        own = colour_limits(figure, PER_STAGE, view)
+        assert len({own[letter] for letter in "acdefgh"}) == 7
+        assert shared["b"] == own["b"]
+        assert shared["i"] == own["i"]
+    changes = colour_limits(figure, ALL_COSINES, "difference of cosines")
+    assert len({changes[letter] for letter in "acdefgh"}) == 1
 
 
 def test_buttons_for_notebooks_do_what_the_pages_switches_do() -> None:
@@ -166,7 +235,8 @@ def test_buttons_for_notebooks_do_what_the_pages_switches_do() -> None:
 
 def test_differences_are_centred_on_zero_and_maps_are_not() -> None:
     figure = drawn(reference=maps(seed=1), normalised=maps(seed=2), removed=("mask",))
-    for view, centred in ((RAW, False), (DIAGONAL, True), (CHANGE, True)):
+    centred_views = {"ablated": False, "intact": False, "difference": True}
+    for view, centred in {**centred_views, f"ablated {DIAGONAL}": True}.items():
         for trace in visible(figure, view):
             scale = figure.layout[trace.coloraxis]
             assert (scale.cmin == -scale.cmax) == centred
@@ -217,12 +287,12 @@ def test_no_map_or_an_unknown_stage_is_an_error(wrong: dict[str, np.ndarray]) ->
 def test_a_browser_draws_it_with_its_switches_and_no_error(width: int, tmp_path: Path) -> None:
     figure = drawn(removed=("mlp",), normalised=maps(seed=2), reference=maps(seed=1))
     html = page("title", ["headline"], [Section(title="t", caption="c", figure=figure)], {})
-    click = "document.querySelector('input[value=change]')"
+    click = "document.querySelector('input[value=difference]')"
     script = f"setTimeout(() => {{ {click}.click(); document.title = 'clicked'; }}, 3000)"
     html = html.replace("</body>", f"<script>{script}</script></body>")
     elements = opened(html, tmp_path, width, height=4000)
     assert "<title>clicked</title>" in elements
-    assert len(re.findall(r'type="radio"', elements)) == 5
+    assert len(re.findall(r'type="radio"', elements)) == 7 + 2
     assert len(re.findall(r'<g class="hm"', elements)) == 9
 
 
@@ -230,4 +300,4 @@ def test_a_page_of_1024_positions_stays_under_15_megabytes() -> None:
     large = {letter: np.broadcast_to(np.float32(1.7), (1024, 1024)) for letter in LETTERS}
     figure = drawn(maps=large, normalised=large, reference=large, removed=("mask",))
     html = page("title", ["headline"], [Section(title="t", caption="c", figure=figure)], {})
-    assert 6e6 < len(html.encode()) < 15e6
+    assert 6e6 < len(html.encode()) < 9e6, "an explorer of 5 MB fits in beside it"

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.chromium import needs_chromium, opened
+from support.chromium import needs_chromium, open_tab, opened
 
 from nope_probe.errors import UserError
 from nope_probe.figures.explorer import MAX_BYTES, MEASURES, Explorer, SwitchedMaps, fitted
@@ -298,3 +298,39 @@ def test_an_explorer_begins_with_what_a_run_removed(tmp_path: Path) -> None:
     elements = opened(explorer(removed=["mask", "ov"]).html(), tmp_path, width=500, height=900)
     assert 'data-removed="5"' in elements
     assert re.findall(r'data-player="(\w+)"[^>]*aria-pressed="false"', elements) == ["mask", "ov"]
+
+
+@needs_chromium
+def test_an_explorer_is_used_by_keyboard_alone(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(explorer().html())
+    look = """(() => {
+      const at = document.activeElement;
+      const { removed, layer, view, panel } = document.body.explorer.state;
+      return { at: at.dataset.player || at.id || at.tagName, removed, layer, view, panel };
+    })()"""
+    with open_tab(page) as tab:
+
+        def press(key: str) -> dict[str, Any]:
+            tab.press(key)
+            return tab.evaluate(look)
+
+        first = press("Tab")
+        assert (first["at"], first["removed"]) == ("mask", 0)
+        assert press(" ")["removed"] == 1, "Space flips a switch"
+        assert press("ArrowRight")["at"] == "rope", "arrows move between the switches"
+        assert press("Enter")["removed"] == 3, "Enter flips a switch"
+        assert press(" ")["removed"] == 1, "and back"
+        assert press("ArrowLeft")["at"] == "mask"
+        assert press("ArrowLeft")["at"] == "reset", "arrows go round"
+        assert press("Enter")["removed"] == 0
+        assert press("Tab")["at"] == "INPUT"
+        assert press("ArrowRight")["layer"] == 1, "arrows move the layer"
+        assert press("ArrowLeft")["layer"] == 0
+        assert press("Tab")["at"] == "panels"
+        found = press("ArrowDown")
+        assert (found["view"], found["panel"]) == (0, 1), "arrows move the head"
+        for _ in range(HEADS):
+            found = press("ArrowDown")
+        assert (found["view"], found["panel"]) == (1, 1), "and go on to the stages"
+        assert tab.said == []

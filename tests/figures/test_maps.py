@@ -100,3 +100,35 @@ def test_all_maps_of_a_figure_zoom_together() -> None:
     figure = score_maps(np.zeros((3, 5, 5), np.float32))
     assert [figure.layout[name].matches for name in ("xaxis2", "xaxis3")] == ["x", "x"]
     assert [figure.layout[name].matches for name in ("yaxis2", "yaxis3")] == ["y", "y"]
+
+
+def with_sink(layers: int = 2) -> np.ndarray:
+    """Small values below the diagonal, and a first column a hundred times as large."""
+    maps = np.random.default_rng(0).normal(size=(layers, 11, 11)).astype(np.float32)
+    maps[:, :, 0] *= 100
+    return np.where(np.tri(11, k=-1, dtype=bool), maps, np.nan)
+
+
+def test_colours_of_terms_leave_the_skipped_keys_out() -> None:
+    maps = with_sink()
+    hidden = term_maps({"all": maps}, title="t").layout.meta["scales"]
+    shown = term_maps({"all": maps}, title="t", skip_keys=1).layout.meta["scales"]
+    for layer in range(2):
+        assert hidden[layer][1] > 50
+        assert shown[layer][1] == pytest.approx(np.nanmax(np.abs(maps[layer, :, 1:])), rel=0.1)
+    pooled = term_maps({"all": maps}, title="t", skip_keys=1, max_positions=6)
+    assert pooled.layout.meta["scales"][0][1] < 5, "the block that holds a skipped key is left out"
+
+
+def test_colours_of_noise_span_three_standard_errors_and_of_a_pattern_its_cells() -> None:
+    maps = np.array([0.01, 5])[:, None, None] * triangle(2)
+    noisy, clear = term_maps({"all": maps}, title="t", noise=[2.0, 0.02]).layout.meta["scales"]
+    assert noisy == [-6, 6]
+    assert clear == term_maps({"all": maps}, title="t").layout.meta["scales"][1]
+
+
+def test_scores_that_are_equal_to_a_float_are_drawn_flat_with_short_ticks() -> None:
+    maps = 0.397370 + np.random.default_rng(0).normal(scale=1e-8, size=(2, 7, 7))
+    axis = score_maps(maps).layout.coloraxis
+    assert axis.cmax - axis.cmin == pytest.approx(1e-4)
+    assert score_maps(maps).layout.template.layout.coloraxis.colorbar.exponentformat == "power"

@@ -45,8 +45,23 @@ def test_noise_is_drawn_flat_and_a_pattern_is_not(n_layers):
         axes = [figure.layout[name] for name in ("coloraxis", "coloraxis2")]
         scales = [(each.cmin, each.cmax) for each in axes]
         titles = [each.text for each in figure.layout.annotations]
-        assert titles == ["L0: flat, below the noise", "L1"]
+        assert titles == ["L0: flat, within noise", "L1"]
     spans = [high - low for low, high in scales]
     assert spans[0] == pytest.approx(0.8)
     assert spans[-1] > 5
     assert sum(scales[0]) / 2 == pytest.approx(0.4, abs=1e-6)
+
+
+def test_curves_of_noise_are_drawn_flat_and_say_so() -> None:
+    x = np.arange(5.0)
+    values = np.stack([1 + 1e-8 * np.arange(5), np.arange(5.0)])
+    curves = Curves(x=x, values=values, errors=np.full((2, 5), 2e-3), theory=values)
+    figure = rows_against_theory({"alpha=0": curves})
+    low, high = figure.layout.yaxis.range
+    assert (high - low, (high + low) / 2) == pytest.approx((10 * 8 * 1e-3, 1))
+    assert figure.layout.yaxis2.range is None
+    assert [each.text for each in figure.layout.annotations] == [
+        "L0: flat, within noise",
+        "L1",
+    ]
+    assert figure.layout.xaxis2.matches == "x"

@@ -42,10 +42,11 @@ def leave(tensor: Tensor, hook: Any) -> None:
 def both_ways(model: Any, **options: Any) -> tuple[Any, Any]:
     """Capture scores fused, and with a hook on the first block's scores."""
     assert can_fuse(model, TOKENS)
-    fused = capture_scores(model, TOKENS, n_folds=3, batch_size=4, **options)
+    options = {"n_folds": 3, **options}
+    fused = capture_scores(model, TOKENS, batch_size=4, **options)
     with user_hook(layers_of(model)[0].point("attn.hook_attn_scores"), leave):
         assert not can_fuse(model, TOKENS)
-        hooked = capture_scores(model, TOKENS, n_folds=3, batch_size=4, **options)
+        hooked = capture_scores(model, TOKENS, batch_size=4, **options)
     return fused, hooked
 
 
@@ -76,6 +77,24 @@ def test_a_prefix_without_a_mask_gives_the_maps_of_hooked_scores(
     model, _ = model_of(spec)
     with ablated(model, Ablation(remove=["mask"], prefix=5)):
         assert_same_maps(*both_ways(model))
+
+
+@pytest.mark.parametrize("n_folds", [2, 3])  # of batches of 4: in rounds, or one by one
+@pytest.mark.parametrize("spec", SPECS)
+def test_each_heads_maps_are_those_of_hooked_scores(
+    spec: str, n_folds: int, model_of: ModelOf
+) -> None:
+    model, _ = model_of(spec)
+    names = [name for name in ("mask", "w_k") if name in components(model)]
+    for remove in ([], names):
+        with ablated(model, Ablation(remove=remove, gain="norm")):
+            fused, hooked = both_ways(model, n_folds=n_folds, per_head=True)
+            assert_same_maps(fused, hooked)
+        assert fused.per_head.dtype == torch.float32
+        seen = hooked.visible[:, None].expand_as(hooked.per_head)
+        assert relative_error(fused.per_head[seen], hooked.per_head[seen]) <= 1e-5
+        assert fused.per_head[~seen].isnan().all()
+        assert torch.equal(hooked.per_head.isnan(), ~seen)
 
 
 @pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])

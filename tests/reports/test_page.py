@@ -15,8 +15,10 @@ import pandas as pd
 import pytest
 from support.chromium import needs_chromium, opened
 
-from nope_probe.experiments.ablation.page import ablation_page, conjunction_note
+from nope_probe.experiments.ablation.page import ablation_page
+from nope_probe.experiments.ablation.player_sections import conjunction_note
 from nope_probe.figures.explorer import Explorer, SwitchedMaps
+from nope_probe.figures.maps import term_maps
 from nope_probe.figures.words import MEASURES
 from nope_probe.reports.page import Section, page, positions
 
@@ -140,25 +142,35 @@ def test_words_are_escaped(html: str) -> None:
     assert "<tiny>" not in html
 
 
-def test_sections_go_from_scores_over_sources_and_weights_to_controls(html: str) -> None:
-    headings = Reader(html).headings
-    assert headings == [
+def test_sections_go_from_sources_over_weights_to_controls_and_say_what_was_found(
+    html: str,
+) -> None:
+    assert Reader(html).headings == [
         "The sources of the positional pattern of tiny & small",
-        "The scores of the intact model",
-        "The positional pattern and its sources",
-        "The shares of the sources",
-        "What the positional pattern needs: circuits",
-        "What the positional pattern needs: players",
-        "Interactions: players",
-        "Shapley maps: circuits",
-        "Shapley maps: players",
-        "The mean term and the covariance term",
-        "The shares of the mean and covariance terms",
-        "Measures of the positional pattern",
-        "Controls: shuffled tokens, and no skipped keys",
+        "No source alone brings most of L1's positional pattern: the content of the text 25%, the "
+        "causal mask 25%",
+        "Most of the positional pattern comes from no source alone in L0, L1",
+        "Circuits: without the causal mask L1 keeps 50% of its positional part, without RoPE 50%, "
+        "without the query-key circuit (W_Q with W_K) 50%",
+        "Players: without the causal mask L1 keeps 50% of its positional part, without RoPE 50%, "
+        "without W_Q 50%",
+        "Interactions of the players: mask + RoPE bring 25% of L1's positional part only together",
+        "Shapley maps of the circuits: L1 needs all of them, so each has about 1/4",
+        "Shapley maps of the players: the causal mask adds most to L1's positional part, 25%",
+        "Maps of the mean and covariance terms: L1's mean term 0.5 nats and covariance term 0.5 "
+        "nats",
+        "No term alone carries L1's positional pattern: mean term 25%, covariance term 25%",
+        "Measures: attention prefers near keys in L0, L1",
+        "Controls: on shuffled tokens L1's positional pattern is 100% as strong",
+        "Scores of the intact model: in L1 near keys get the higher ones",
         "How to read the figures",
         "What was run, in full",
     ]
+
+
+def test_only_what_answers_the_question_is_open(html: str) -> None:
+    folded = re.findall(r'<section id="section-(\d+)"[^>]*><details class="fold">', html)
+    assert [int(each) for each in folded] == list(range(2, 12))
 
 
 def test_maps_are_drawn_as_they_are_given() -> None:
@@ -276,6 +288,45 @@ def test_a_browser_draws_every_figure_without_an_error(layers: int, tmp_path: Pa
     assert elements.count('class="plot js-plotly-plot"') == elements.count("<figure>") == 12
     ranges = [each for each in Reader(elements).all("input") if each.get("type") == "range"]
     assert {each["max"] for each in ranges} == {str(layers - 1)}
+
+
+def test_the_contents_list_the_sections_that_are_not_folded() -> None:
+    sections = [
+        Section(title="Open one", caption="a"),
+        Section(title="Folded one", caption="b", folded=True),
+    ]
+    reader = Reader(page("title", ["headline"], sections, {}))
+    assert [each["href"] for each in reader.all("a")] == [
+        "#main",
+        "#section-0",
+        "#how",
+        "#manifest",
+    ]
+    assert "Folded one" in reader.headings
+
+
+@needs_chromium
+def test_a_folded_figure_is_drawn_when_its_section_is_opened_by_hand_or_by_a_link(
+    tmp_path: Path,
+) -> None:
+    figure = term_maps({"mask": np.ones((3, 5, 5))}, title="maps")
+    folded = {"caption": "c", "figure": figure, "folded": True}
+    sections = [Section(title=name, **folded) for name in ("by hand", "by link", "never")]
+    script = """<script>
+      const inMain = [...document.querySelectorAll("main .fold")];
+      const widths = () => inMain.map((fold) => {
+        const svg = fold.querySelector(".plot .main-svg");
+        return svg ? svg.clientWidth - fold.clientWidth : "none";
+      }).join(" ");
+      document.body.dataset.before = widths();
+      inMain[0].open = true;
+      location.hash = "#section-1";
+      setInterval(() => { document.body.dataset.after = widths(); }, 100);
+    </script></body>"""
+    html = page("title", ["headline"], sections, {}).replace("</body>", script)
+    elements = opened(html, tmp_path, draw_all=False)
+    assert 'data-before="none none none none"' in elements
+    assert 'data-after="0 0 none none"' in elements
 
 
 @needs_chromium

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
@@ -19,7 +20,7 @@ from nope_probe.experiments.ablation.maps import RunMaps, write_folds, write_map
 from nope_probe.experiments.ablation.offsets import source_offsets_table
 from nope_probe.experiments.ablation.page import ablation_page
 from nope_probe.experiments.ablation.plan import Plan
-from nope_probe.experiments.ablation.side_by_side import of_first, side_by_side
+from nope_probe.experiments.ablation.side_by_side import side_by_side
 from nope_probe.experiments.ablation.summary import headline
 from nope_probe.experiments.explore.conditions import explorer_of
 from nope_probe.experiments.tables import (
@@ -59,7 +60,7 @@ def analyse(session: Session[RunSettings], plan: Plan, measured: Measured) -> Ru
         tables=tables,
         page=ablation_page(
             StoredArrays(maps),
-            of_first(manifest, tables),
+            tables,
             manifest,
             headline(manifest, tables),
             explorer_of(
@@ -126,6 +127,7 @@ def _attribution_record(
     plan: Plan, measured: Measured, layers: Sequence[LayerAttribution]
 ) -> dict[str, Any]:
     return {
+        "layer_passes": asdict(measured.layer_passes),
         "gains": None if measured.gains is None else {**measured.gains.c},
         "gains_random": None if measured.gains is None else {**measured.gains.c_random} or None,
         "replacements": [measured.replacement, *measured.others],

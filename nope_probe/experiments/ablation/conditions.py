@@ -20,6 +20,7 @@ from nope_probe.hooks.folds import folds_of
 from nope_probe.hooks.names import Gain, Replacement, removal_order
 from nope_probe.hooks.protocols import HookedModel
 from nope_probe.hooks.reparametrise import reparametrised
+from nope_probe.hooks.residual_cache import GIGABYTE, ResidualCache
 from nope_probe.hooks.stored_maps import StoredMaps, concatenate_layers
 from nope_probe.runtime.checkpoint import RunCheckpoint
 
@@ -41,6 +42,8 @@ class CaptureOptions:
             itself (`own`), or in both.
         n_reparametrisations: in how many random reparametrisations to run the first player set.
         seed: the seed of these, and of the replacement random.
+        max_residual_bytes: how much of the residual streams to keep that several passes share;
+            with the scope `both`, no two conditions share any.
     """
 
     n_layers: int
@@ -51,6 +54,20 @@ class CaptureOptions:
     scope: Scope = "both"
     n_reparametrisations: int = 0
     seed: int = 0
+    max_residual_bytes: int = GIGABYTE
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerPasses:
+    """Passes of one batch through one block, up to its scores or whole, in this process.
+
+    Attributes:
+        run: those that were run; finished conditions of an interrupted run are not among them.
+        needed: as many if each layer's scores were captured from the embeddings on.
+    """
+
+    run: int = 0
+    needed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +82,7 @@ class Measured:
         others: per further replacement, the conditions that replace weights.
         shuffled: of the intact model and the one without mask on shuffled tokens, if wanted.
         reparametrised: of the first player set's conditions, per reparametrisation.
+        layer_passes: how many passes through blocks it took.
     """
 
     maps: ConditionMaps
@@ -73,6 +91,7 @@ class Measured:
     others: dict[Replacement, ConditionMaps] = field(default_factory=dict)
     shuffled: ConditionMaps = field(default_factory=dict)
     reparametrised: tuple[ConditionMaps, ...] = ()
+    layer_passes: LayerPasses = LayerPasses()
 
     @property
     def intact(self) -> StoredMaps:
@@ -94,6 +113,8 @@ class ConditionRunner:
         self, model: HookedModel, plan: Plan, options: CaptureOptions, checkpoint: RunCheckpoint
     ) -> None:
         self.model, self.plan, self.options, self.checkpoint = model, plan, options, checkpoint
+        shares = options.scope != "both"
+        self.residuals = ResidualCache(options.max_residual_bytes if shares else 0)
         self.needs_gains = (
             any(
                 Ablation(remove=["w_q"], replacement=each, gain=options.gain).needs_calibration
@@ -147,15 +168,18 @@ class ConditionRunner:
         }
         controls: ConditionMaps = {}
         if shuffled is not None:
+            self.residuals.clear()
             for condition in (INTACT, MASK):
                 controls[condition] = self.condition("shuffled", shuffled, condition, gains)
+        reparametrised = tuple(self.reparametrisations(inputs))
         return Measured(
             maps=maps,
             gains=gains,
             replacement=self.options.replacements[0],
             others=others,
             shuffled=controls,
-            reparametrised=tuple(self.reparametrisations(inputs)),
+            reparametrised=reparametrised,
+            layer_passes=LayerPasses(run=self.residuals.n_run, needed=self.residuals.n_needed),
         )
 
     def gains(self, key: str, inputs: Tensor) -> Calibration | None:
@@ -200,6 +224,8 @@ class ConditionRunner:
             replacement: of removed weights; the first of the run by default.
         """
         options, name = self.options, f"condition {prefix}/{self.plan.name(condition)}"
+        if options.scope == "upstream":
+            self.residuals.clear()  # the blocks before a layer are those of this condition alone
         rows = []
         for key, where, layers in self._parts(prefix, condition):
             ablation = Ablation(
@@ -218,6 +244,7 @@ class ConditionRunner:
         for index in range(self.options.n_reparametrisations):
             generator = torch.Generator().manual_seed(self.options.seed + index)
             prefix = f"reparametrised-{index}"
+            self.residuals.clear()
             with reparametrised(self.model, generator):
                 gains = self.gains(f"{prefix}/gains", inputs.inputs)
                 yield {
@@ -230,7 +257,7 @@ class ConditionRunner:
     ) -> Iterator[tuple[str, tuple[int, ...] | None, Sequence[int]]]:
         """Yield per stream of a condition its key, the layers to ablate and the layers to map."""
         key, options = f"{prefix}/{self.plan.name(condition)}", self.options
-        if options.scope == "both":
+        if options.scope == "both" or not condition:
             yield key, None, range(options.n_layers)
             return
         for layer in range(options.n_layers):
@@ -262,4 +289,5 @@ class ConditionRunner:
             n_folds=self.options.n_folds,
             documents=inputs.documents,
             mean_term=mean_term,
+            residuals=self.residuals,
         )

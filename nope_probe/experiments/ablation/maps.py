@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from nope_probe.analyses.contrasts import contrast_map
 from nope_probe.analyses.pattern_rows import block_cells, centred_rows
 from nope_probe.analyses.player_attribution import BASE
-from nope_probe.analyses.shapley import INTACT, Contrast, base, shapley, source_terms
-from nope_probe.experiments.ablation.conditions import Measured
+from nope_probe.analyses.shapley import INTACT, Condition, Contrast, base, shapley, source_terms
+from nope_probe.experiments.ablation.conditions import ConditionMaps, Measured
 from nope_probe.experiments.ablation.plan import Plan
 from nope_probe.hooks.folds import pooled
 from nope_probe.hooks.layer_folds import row_blocks
@@ -46,8 +48,9 @@ class RunMaps:
     `score/<kept>` per condition (of further replacements `score_<replacement>/<kept>`) and
     `mean_covariance/<term>` are score maps; `pattern/all`, `pattern/mean_term`,
     `pattern/covariance_term`, `source/<term>` and `shapley/<player>` (of further player sets
-    `shapley_<set>/<player>`) are patterns. The Shapley maps of a set, with
-    that of `base` where no source plays, add up to the positional part of the pattern.
+    `shapley_<set>/<player>`, of further replacements these with `_<replacement>` before the slash)
+    are patterns. The Shapley maps of a set, with that of `base` where no source plays, add up to
+    the positional part of the pattern.
 
     Args:
         plan: the conditions.
@@ -58,14 +61,17 @@ class RunMaps:
     def __init__(self, plan: Plan, measured: Measured, skip_keys: int) -> None:
         self.measured, self.skip_keys = measured, skip_keys
         self.scores = named_scores(plan, measured)
-        self.contrasts = _contrasts(plan)
+        self.contrasts = _pattern_contrasts(plan)
+        self.by_replacement = {
+            name: _shapley_contrasts(plan, f"_{name}") for name in measured.others
+        }
         self.has_mean_term = measured.intact.layers[0].mean_term is not None
 
     @property
     def shapes(self) -> dict[str, tuple[int, int, int]]:
         """The shape [layer, query_pos, key_pos] of each map."""
         n_layers, n = len(self.measured.intact.layers), self.measured.intact.n
-        names = [*self.scores, *self.contrasts]
+        names = [*self.scores, *self.contrasts, *chain(*self.by_replacement.values())]
         if self.has_mean_term:
             for term in ("mean", "covariance"):
                 names += [f"mean_covariance/{term}", f"pattern/{term}_term"]
@@ -87,15 +93,25 @@ class RunMaps:
             yield MapRows(name=name, layer=layer, start=start, rows=rows)
 
     def _patterns(self, layer: int, start: int, stop: int) -> Iterator[MapRows]:
-        patterns = {
-            condition: self._pattern(each.layers[layer].mean[start:stop], start)
-            for condition, each in self.measured.maps.items()
-        }
+        patterns = self._condition_patterns(self.measured.maps, layer, start, stop)
         for name, contrast in self.contrasts.items():
-            total = torch.zeros_like(patterns[INTACT])
-            for condition, weight in contrast.items():
-                total += weight * patterns[condition]
-            yield MapRows(name=name, layer=layer, start=start, rows=total)
+            rows = contrast_map(contrast, patterns)
+            yield MapRows(name=name, layer=layer, start=start, rows=rows)
+        for replacement, contrasts in self.by_replacement.items():
+            others = self.measured.others[replacement]
+            changed = patterns | self._condition_patterns(others, layer, start, stop)
+            for name, contrast in contrasts.items():
+                rows = contrast_map(contrast, changed)
+                yield MapRows(name=name, layer=layer, start=start, rows=rows)
+
+    def _condition_patterns(
+        self, maps: ConditionMaps, layer: int, start: int, stop: int
+    ) -> dict[Condition, Rows]:
+        """Return rows of the pattern of each condition."""
+        return {
+            condition: self._pattern(each.layers[layer].mean[start:stop], start)
+            for condition, each in maps.items()
+        }
 
     def _terms(self, layer: int, start: int, stop: int) -> Iterator[MapRows]:
         intact = self.measured.intact.layers[layer]
@@ -118,13 +134,19 @@ class RunMaps:
         return pattern
 
 
-def _contrasts(plan: Plan) -> dict[str, Contrast]:
-    """Return the maps that are contrasts of the conditions' patterns."""
+def _pattern_contrasts(plan: Plan) -> dict[str, Contrast]:
+    """Return by name the maps that are contrasts of the patterns of the first replacement."""
     found: dict[str, Contrast] = {"pattern/all": {INTACT: 1.0}}
     for name, term in source_terms(plan.position).items():
         found[f"source/{name}"] = term
+    return found | _shapley_contrasts(plan)
+
+
+def _shapley_contrasts(plan: Plan, suffix: str = "") -> dict[str, Contrast]:
+    """Return by name the Shapley maps of all player sets."""
+    found: dict[str, Contrast] = {}
     for index, players in enumerate(plan.player_sets):
-        prefix = "shapley" if index == 0 else f"shapley_{players.name}"
+        prefix = ("shapley" if index == 0 else f"shapley_{players.name}") + suffix
         for player in players.players:
             found[f"{prefix}/{player.name}"] = shapley(players, player)
         if not players.has_source:

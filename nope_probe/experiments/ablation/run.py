@@ -64,10 +64,21 @@ class Settings(RunSettings):
     reparametrise: Annotated[
         int, _arg(help="In how many random reparametrisations to repeat the first player set.")
     ] = 0
+    residuals_gb: Annotated[
+        float,
+        _arg(
+            help="With --scope own or upstream: up to how many GB of residual streams to keep for "
+            "conditions that have them in common, in the memory of the model's device."
+        ),
+    ] = 1.0
+
+    unrecorded = (*RunSettings.unrecorded, "residuals_gb")
 
     def validate(self) -> None:
         """Check what can be checked without the model."""
         super().validate()
+        if self.residuals_gb < 0:
+            raise UserError(f"expected --residuals-gb of 0 or more, got {self.residuals_gb}")
         if self.bands < 0:
             raise UserError(f"expected --bands of 0 or more, got {self.bands}")
         if self.bands and self.players and "rope" not in self.players:
@@ -158,6 +169,7 @@ def inputs_of(session: Session[Settings]) -> tuple[Sequences, Sequences | None]:
 def options_of(session: Session[Settings]) -> CaptureOptions:
     """Return how conditions are run."""
     from nope_probe.experiments.ablation.conditions import CaptureOptions
+    from nope_probe.hooks.residual_cache import GIGABYTE
 
     settings = session.settings
     return CaptureOptions(
@@ -169,4 +181,5 @@ def options_of(session: Session[Settings]) -> CaptureOptions:
         scope=settings.scope,
         n_reparametrisations=settings.reparametrise,
         seed=settings.seed,
+        max_residual_bytes=int(settings.residuals_gb * GIGABYTE),
     )

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import fill
 from typing import Literal
 
 import numpy as np
@@ -63,7 +64,8 @@ class AblationStudy:
 
     def __repr__(self) -> str:
         """Return the shares of the sources per layer, and what else there is."""
-        skipped = f", {self.skip_keys} first keys left out" if self.skip_keys else ""
+        first = "first key" if self.skip_keys == 1 else f"first {self.skip_keys} keys"
+        skipped = f", the {first} left out" if self.skip_keys else ""
         lines = [
             f"  L{layer.layer}  "
             + ", ".join(f"{each.term} {each.share.value:.2f}" for each in layer.sources)
@@ -75,7 +77,12 @@ class AblationStudy:
                 f"AblationStudy: shares of the positional pattern{skipped}",
                 *lines,
                 f"tables: {', '.join(name for name, each in self.tables.items() if len(each))}",
-                f"maps ({shape}): {', '.join(self.maps)}",
+                fill(
+                    f"maps ({shape}): {', '.join(self.maps)}",
+                    width=100,
+                    subsequent_indent="  ",
+                    break_on_hyphens=False,
+                ),
             ]
         )
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
+from nope_probe.experiments.behaviour import findings
 from nope_probe.experiments.behaviour.measures import QUANTITIES
 from nope_probe.figures import behaviour as figures
 from nope_probe.figures.bridge import heads_and_behaviour, pattern_and_behaviour
@@ -44,17 +46,21 @@ def behaviour_page(tables: Tables, manifest: Mapping[str, Any], headline: Sequen
         headline: the result, a sentence each.
     """
     title = f"What {manifest['model']['name']} can do without its mask, RoPE or weights"
-    how_to_read = (*HOW_TO_READ, WITHOUT_MASK.format(prefix=manifest["prefix"]))
-    return page(title, headline, list(_sections(tables, manifest)), manifest, how_to_read)
+    taken = set(tables["behaviour"]["measure"])
+    measures = [_sentence(name) for name in QUANTITIES if name in taken]
+    how_to_read = (*HOW_TO_READ, WITHOUT_MASK.format(prefix=manifest["prefix"]), *measures)
+    # The differences and the losses answer the question; all else is folded.
+    answer = [*_difference_sections(tables["behaviour"]), *_loss_sections(tables, manifest)]
+    folded = [replace(each, folded=True) for each in _details(tables, manifest)]
+    return page(title, headline, [*answer, *folded], manifest, how_to_read)
 
 
-def _sections(tables: Tables, manifest: Mapping[str, Any]) -> Iterator[Section]:
-    yield from _difference_sections(tables["behaviour"])
-    yield from _position_sections(tables, manifest)
+def _details(tables: Tables, manifest: Mapping[str, Any]) -> Iterator[Section]:
+    yield from _extrapolation_sections(tables, manifest)
     if len(tables["decodability"]):
         chance = tables["decodability"]["chance"].iloc[0]
         yield Section(
-            title="Can position be read from the residual stream?",
+            title=findings.decodability_finding(tables["decodability"]),
             figure=figures.decodability(tables["decodability"]),
             caption="A ridge regression of the index on the residual stream after each layer, on "
             f"held-out documents: the mean distance from the true index. Chance is {chance:.1f} "
@@ -73,15 +79,16 @@ def _difference_sections(behaviour: pd.DataFrame) -> Iterator[Section]:
     known = behaviour.dropna(subset=["difference"])
     titles = {name: each.label for name, each in QUANTITIES.items()}
     shown = [name for name in QUANTITIES if name in set(behaviour["measure"])]
-    words = " ".join(_sentence(name) for name in shown)
     if known.empty:
+        words = " ".join(_sentence(name) for name in shown)
         yield Section(title="Behaviour", caption=words, table=_readable(behaviour))
         return
     yield Section(
-        title="What each removal changes",
+        title=findings.difference_finding(behaviour),
         figure=figures.differences(known, titles),
         caption="Each dot is a condition less the intact model on the same tokens, in nats per "
-        f"token (the position error in positions). {words}",
+        "token (the position error in positions). What each measure is stands under “How to read "
+        "the figures”.",
         table=_readable(behaviour),
     )
 
@@ -97,20 +104,27 @@ def _readable(behaviour: pd.DataFrame) -> pd.DataFrame:
     return behaviour.assign(measure=labels, note=behaviour["note"].fillna(""))
 
 
-def _position_sections(tables: Tables, manifest: Mapping[str, Any]) -> Iterator[Section]:
+def _loss_sections(tables: Tables, manifest: Mapping[str, Any]) -> Iterator[Section]:
     if "loss" in manifest["measures"] or "in-context" in manifest["measures"]:
         title = "Loss by position"
         yield Section(
-            title=title,
+            title=findings.window_finding(
+                tables["behaviour"], "in_context", title, "along the window"
+            ),
             figure=figures.loss_by_position(tables["loss_by_position"], title=title),
             caption="The mean loss of the token at each position, with 95% bands over documents. "
             + WITHOUT_MASK.format(prefix=manifest["prefix"]),
         )
+
+
+def _extrapolation_sections(tables: Tables, manifest: Mapping[str, Any]) -> Iterator[Section]:
     if len(tables["extrapolation"]):
         title = "Loss by position, beyond the trained context"
         trained = manifest["trained_len"]
         yield Section(
-            title=title,
+            title=findings.window_finding(
+                tables["behaviour"], "extrapolation", title, "from its end on"
+            ),
             figure=figures.loss_by_position(tables["extrapolation"], title=title, trained=trained),
             caption=f"The same in longer windows, as means over {manifest['bin_width']} positions. "
             f"Dotted: the trained context, {trained} tokens.",
@@ -120,7 +134,7 @@ def _position_sections(tables: Tables, manifest: Mapping[str, Any]) -> Iterator[
 def _head_sections(tables: Tables) -> Iterator[Section]:
     if "heads" in tables:
         yield Section(
-            title="Heads: their pattern, and what is lost without their W_Q",
+            title=findings.head_finding(tables["heads"]),
             figure=heads_and_behaviour(tables["heads"]),
             caption="To the right: the RMS of the head's own positional part. Up: the rise of the "
             "loss when this head's W_Q alone is removed.",
@@ -132,14 +146,14 @@ def _bridge_sections(tables: Tables) -> Iterator[Section]:
     if len(tables["bridge"]):
         effects = {n: title for n, title in EFFECTS.items() if tables["bridge"][n].notna().any()}
         yield Section(
-            title="Pattern and behaviour",
+            title=findings.bridge_finding(tables["correlations"]),
             figure=pattern_and_behaviour(tables["bridge"], effects),
             caption="To the right: what the removal takes from the positional part of the scores. "
             "Up: what behaviour loses. A removal may do one without the other.",
             table=tables["bridge"],
         )
         yield Section(
-            title="Rank correlations",
+            title=findings.correlation_finding(tables["correlations"]),
             caption="Spearman's rho, over conditions, of the pattern lost in each layer (and in "
             "all, summed) with the rise of each loss. Few conditions, which overlap: a description "
             "of these removals, not a test.",

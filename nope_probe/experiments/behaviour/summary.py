@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from nope_probe.experiments.behaviour.measures import QUANTITIES
 from nope_probe.experiments.console import PlainConsole
+from nope_probe.experiments.summary import columns_that_fit, narrow_table
 from nope_probe.figures.intervals import interval_of, interval_text
 from nope_probe.figures.words import phrase
 from nope_probe.runtime.folder import Run
 
 Tables = Mapping[str, pd.DataFrame]
 INTACT = "intact"
-COLUMNS = 4  # of numbers in a table of 80 characters
+HEAD = 13  # characters in a line of a column's head
 
 
 def headline(manifest: Mapping[str, Any], tables: Tables) -> list[str]:
@@ -87,6 +88,7 @@ def print_summary(run: Run, folder: Path) -> None:
     console = PlainConsole()
     for table in _tables(manifest["model"]["name"], tables["behaviour"]):
         console.print(table)
+        console.print()
     for line in _notes(tables["behaviour"]):
         console.print(line, style="dim")
     console.print()
@@ -101,20 +103,40 @@ def print_summary(run: Run, folder: Path) -> None:
 
 
 def _tables(name: str, behaviour: pd.DataFrame) -> Iterator[Table]:
-    """Yield tables with a row per condition: the intact model's values, the others' differences."""
+    """Yield tables with a row per condition: the intact model's values, the others' differences.
+
+    Each has as many of the measures as fit into a line.
+    """
     known = [each for each in QUANTITIES if each in set(behaviour["measure"])]
-    for start in range(0, len(known), COLUMNS):
-        shown = known[start : start + COLUMNS]
-        more = ", continued" if start else ""
-        table = Table(title=f"{name}: behaviour, less the intact model's{more}", box=SIMPLE_HEAD)
-        table.add_column("without")
-        for each in shown:
-            table.add_column(QUANTITIES[each].label, justify="right")
-        for condition in dict.fromkeys(behaviour["condition"]):
-            rows = behaviour[behaviour["condition"] == condition].set_index("measure")
-            cells = [_cell(rows.loc[each], condition == INTACT) for each in shown]
-            table.add_row("(intact)" if condition == INTACT else str(condition), *cells)
+    columns = [_names(behaviour), *(_cells(behaviour, each) for each in known)]
+    heads = ["without", *(_head(QUANTITIES[each].label) for each in known)]
+    widths = [
+        max(map(len, [*head.split("\n"), *cells]))
+        for head, cells in zip(heads, columns, strict=True)
+    ]
+    for group in columns_that_fit(widths):
+        more = ", continued" if group[1] > 1 else ""
+        table = narrow_table(f"{name}: behaviour, less the intact model's{more}")
+        for place in group:
+            table.add_column(heads[place], justify="right" if place else "left", no_wrap=True)
+        for row in zip(*(columns[place] for place in group), strict=True):
+            table.add_row(*row)
         yield table
+
+
+def _head(label: str) -> str:
+    lines = wrap(label, HEAD, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+def _names(behaviour: pd.DataFrame) -> list[str]:
+    conditions = dict.fromkeys(behaviour["condition"])
+    return ["(intact)" if each == INTACT else str(each) for each in conditions]
+
+
+def _cells(behaviour: pd.DataFrame, measure: str) -> list[str]:
+    rows = behaviour[behaviour["measure"] == measure].set_index("condition")
+    return [_cell(rows.loc[each], each == INTACT) for each in dict.fromkeys(behaviour["condition"])]
 
 
 def _cell(row: Mapping[Any, Any] | pd.Series, is_intact: bool) -> str:

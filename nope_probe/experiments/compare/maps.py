@@ -17,8 +17,6 @@ from nope_probe.experiments.compare.members import Map, Member, share_sequences
 from nope_probe.figures.intervals import interval_text
 from nope_probe.hooks.folds import unpack_triangle
 
-NOISE = 3  # standard errors: colours of a difference reach at least so far
-
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from html import escape  # figures read tags in their texts, as the page does
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,13 @@ import numpy as np
 import pandas as pd
 from plotly.colors import qualitative
 
-from nope_probe.experiments.compare.maps import NOISE, Compared, Difference
+from nope_probe.experiments.compare.maps import Compared, Difference
 from nope_probe.experiments.compare.members import INTACT, UNITS, Member
 from nope_probe.experiments.compare.tables import clearest
 from nope_probe.figures.compared import Series, compared_measures
 from nope_probe.figures.downsample import pool
-from nope_probe.figures.maps import CLIPPED
+from nope_probe.figures.limits import CLIPPED
+from nope_probe.figures.noise import PALE
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.figures.words import MEASURES
 from nope_probe.reports import notes
@@ -29,7 +31,7 @@ HOW_TO_READ = (
     notes.MAP_AXES,
     notes.PATTERN_COLOURS,
     "All patterns of a layer have one scale; a difference has its own, which spans at least "
-    f"{NOISE} standard errors of a cell, so that noise is pale.",
+    f"{PALE} standard errors of a cell, so that noise is pale.",
     "Paired differences are taken fold by fold: the runs had the same sequences, and what these "
     "have in common cancels. Unpaired ones treat the runs as independent, so that their intervals "
     "are too wide where the runs share sequences.",
@@ -92,12 +94,12 @@ def strongest(maps: Sequence[Compared]) -> list[Compared]:
 def _panels(each: Compared, members: Sequence[Member], size: int, unit: str) -> list[Panel]:
     top = _top(np.stack(list(each.patterns.values())))
     panels = [
-        _panel(f"{each.name}, {member.label}", each.patterns[member.label], top, size, unit)
+        _panel(f"{each.name}, {escape(member.label)}", each.patterns[member.label], top, size, unit)
         for member in members
     ]
     for member in members[1:]:
         found = each.differences[member.label]
-        of = f" of {member.label}" if len(members) > 2 else ""
+        of = f" of {escape(member.label)}" if len(members) > 2 else ""
         name = f"difference{of}" if found.is_significant is not False else f"no difference{of}"
         panels.append(_panel(name, found.values, _difference_top(found), size, unit))
     return panels
@@ -120,14 +122,14 @@ def _top(values: np.ndarray) -> float:
 
 
 def _difference_top(found: Difference) -> float:
-    return max(_top(found.values), NOISE * np.nan_to_num(found.noise)) or 1.0
+    return max(_top(found.values), PALE * np.nan_to_num(found.noise)) or 1.0
 
 
 def _clearest(members: Sequence[Member], table: pd.DataFrame) -> Iterator[Section]:
     rows = clearest(table)
     if rows:
         of = members[0].label
-        columns = ("what", "run", "value", f"of {of}", "difference, with its 95% interval")
+        columns = ("what", "run", "value", f"of {of}", "difference, with its 95% interval", "")
         yield Section(
             title="The clearest differences",
             caption="Those that are largest for their intervals; all are in the tables below.",
@@ -169,7 +171,7 @@ def _main_rows(table: str, members: Sequence[Member]) -> list[Series]:
         rows = each.tables[table]
         rows = rows[rows["kept"] == INTACT] if "kept" in rows else rows
         colour = COLOURS[index % len(COLOURS)]
-        found.append(Series(label=each.label, colour=colour, rows=rows))
+        found.append(Series(label=escape(each.label), colour=colour, rows=rows))
     return found
 
 

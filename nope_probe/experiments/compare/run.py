@@ -7,15 +7,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from nope_probe.runtime.distributed import validate_one_process
-from nope_probe.runtime.folder import Run, check_output_dir, write_run
+from nope_probe.runtime.folder import Run
 from nope_probe.runtime.provenance import command_line, versions
-from nope_probe.runtime.session import default_output_dir
+from nope_probe.runtime.session import Session
+from nope_probe.runtime.status import status
 
 if TYPE_CHECKING:  # --help needs neither numpy nor pandas
     import numpy as np
@@ -44,6 +46,42 @@ class Settings:
     ] = ()
     out: Annotated[Path | None, _arg(help="Folder of the comparison [runs/compare-HASH].")] = None
 
+    device, checkpoint_every = "cpu", 1  # not fields: nothing is run on a device
+
+    @cached_property
+    def members(self) -> list[Member]:
+        """The runs, read and checked.
+
+        Raises:
+            UserError: for runs that cannot be compared.
+        """
+        from nope_probe.experiments.compare.members import read_members
+
+        return read_members(self.runs, self.labels)
+
+    @property
+    def subject(self) -> str:
+        """The command that wrote the runs, after which the default folder is named."""
+        return self.members[0].kind
+
+    def recorded(self) -> dict[str, Any]:
+        """Return what identifies a comparison: the runs' names, their files' checksums."""
+        return recorded_settings(self.members)
+
+    def validate(self) -> None:
+        """Check that one process compares: there is nothing to share."""
+        validate_one_process()
+
+    def validate_reach(self) -> None:
+        """Accept everything: the runs were read."""
+
+    def sources(self) -> dict[str, Path | None]:
+        """Return no files: the settings hold the checksums of the runs."""
+        return {}
+
+    def load_model(self, device: str) -> None:
+        """Load nothing: finished runs hold all that is compared."""
+
 
 def run(settings: Settings) -> Path:
     """Compare the runs unless that is finished, and return the comparison's folder.
@@ -51,16 +89,12 @@ def run(settings: Settings) -> Path:
     Raises:
         UserError: for runs that cannot be compared.
     """
-    from nope_probe.experiments.compare.members import read_members
-
-    validate_one_process()
-    started = time.time()
-    members = read_members(settings.runs, settings.labels)
-    recorded = recorded_settings(members)
-    folder = settings.out or default_output_dir("compare", members[0].kind, recorded)
-    if not check_output_dir(folder, recorded):
-        write_run(folder, analyse(members, recorded, folder, started))
-    return folder
+    members = settings.members
+    with Session("compare", settings) as session:
+        if not session.finished:
+            with status("comparing and writing"):
+                session.write(analyse(session, members))
+    return session.folder
 
 
 def recorded_settings(members: Sequence[Member]) -> dict[str, Any]:
@@ -72,9 +106,7 @@ def recorded_settings(members: Sequence[Member]) -> dict[str, Any]:
     }
 
 
-def analyse(
-    members: Sequence[Member], recorded: dict[str, Any], folder: Path, started: float
-) -> Run:
+def analyse(session: Session[Settings], members: Sequence[Member]) -> Run:
     """Compare the runs' maps and tables, and return the run."""
     from nope_probe.experiments.compare.maps import compare_maps
     from nope_probe.experiments.compare.members import share_sequences
@@ -86,7 +118,7 @@ def analyse(
     manifest = {
         "command": command_line(),
         "kind": "compare",
-        "settings": recorded,
+        "settings": session.recorded,
         "compared": members[0].kind,
         "labels": [each.label for each in members],
         "folders": [str(each.folder) for each in members],
@@ -94,10 +126,11 @@ def analyse(
         "headline": headline(members, maps, table),
         "versions": versions(),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seconds": round(time.time() - started, 3),
+        "seconds": round(time.time() - session.started, 3),
     }
     links = [
-        Path(os.path.relpath(each.folder / "report.html", folder)).as_posix() for each in members
+        Path(os.path.relpath(each.folder / "report.html", session.folder)).as_posix()
+        for each in members
     ]
     return Run(
         manifest=manifest,

@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from nope_probe.experiments.compare.members import UNITS, Member, share_sequences
 from nope_probe.experiments.compare.tables import clearest
 from nope_probe.experiments.console import PlainConsole
+from nope_probe.experiments.summary import narrow_table
 from nope_probe.runtime.folder import read_run
 
 if TYPE_CHECKING:
     from nope_probe.experiments.compare.maps import Compared
+
+WHAT = 30  # characters in a line of the first column
 
 
 def headline(members: Sequence[Member], maps: Sequence[Compared], table: pd.DataFrame) -> list[str]:
@@ -64,18 +66,22 @@ def print_summary(folder: Path) -> None:
     found = read_run(folder)
     table = found.tables["differences"]
     console = PlainConsole()
-    if len(table):
-        console.print(_table(table, found.manifest["labels"][0]))
+    base = found.manifest["labels"][0]
+    for label, rows in table.groupby("run", sort=False):
+        console.print(_table(str(label), base, rows))
+        console.print()
     for sentence in found.manifest["headline"]:
         console.print(sentence, end="\n\n")
     console.print(f"open {folder / 'report.html'}", soft_wrap=True)
 
 
-def _table(table: pd.DataFrame, base: str) -> Table:
-    """Return the clearest differences, which are the largest for their intervals."""
-    shown = Table(title=f"The clearest differences to {base}", box=SIMPLE_HEAD)
-    for name in ("what", "run", "value", f"of {base}", "difference"):
-        shown.add_column(name, justify="left" if name in ("what", "run") else "right")
-    for cells in clearest(table):
-        shown.add_row(*cells)
+def _table(label: str, base: str, rows: pd.DataFrame) -> Table:
+    """Return a run's clearest differences, which are the largest for their intervals."""
+    shown = narrow_table(f"{label} less {base}: the clearest differences")
+    shown.add_column("what", max_width=WHAT)
+    for name in ("value", "base", "difference"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    shown.add_column("")
+    for what, _, value, of_base, difference, method in clearest(rows):
+        shown.add_row(what, value, of_base, difference, method)
     return shown

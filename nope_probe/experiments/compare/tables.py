@@ -164,11 +164,11 @@ def _shown(member: Member) -> str:
     return "ablated" if member.manifest.get("removed") else INTACT
 
 
-def clearest(table: pd.DataFrame, most: int = CLEAREST) -> list[tuple[str, str, str, str, str]]:
+def clearest(table: pd.DataFrame, most: int = CLEAREST) -> list[tuple[str, ...]]:
     """Return the differences that are largest for their intervals, as text.
 
-    Each is what it is of, the run, its value, the first run's, and the difference. Controls and
-    other further tables are left out where there are main ones.
+    Each is what it is of, the run, its value, the first run's, the difference, and whether that is
+    paired. Controls and other further tables are left out where there are main ones.
     """
     main = table[table["table"].isin(ORDER)]
     table = main if len(main) else table
@@ -177,7 +177,7 @@ def clearest(table: pd.DataFrame, most: int = CLEAREST) -> list[tuple[str, str, 
     return [_text(table.loc[index]) for index in order.index[:most]]
 
 
-def _text(row: pd.Series) -> tuple[str, str, str, str, str]:
+def _text(row: pd.Series) -> tuple[str, ...]:
     measure = MEASURES[row["measure"]].title if row["measure"] in MEASURES else row["measure"]
     bounds = f"[{row['difference_low']:+.3g}, {row['difference_high']:+.3g}]"
     return (
@@ -185,5 +185,6 @@ def _text(row: pd.Series) -> tuple[str, str, str, str, str]:
         str(row["run"]),
         f"{row['value']:.3g}",
         f"{row['base_value']:.3g}",
-        f"{row['difference']:+.3g} {bounds} ({row['method']})",
+        f"{row['difference']:+.3g} {bounds}",
+        str(row["method"]),
     )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from nope_probe.analyses.kept_pattern import KeptPattern
 from nope_probe.analyses.shapley import Condition, PlayerSet, player_set
 from nope_probe.experiments.explore.views import combinations, mean_pattern_view
-from nope_probe.figures.explorer import Explorer
+from nope_probe.figures.explorer import MEASURES, Explorer
 from nope_probe.hooks.stored_maps import StoredMaps
 
 PAGE_BYTES = 900_000  # beside all other maps of a report
@@ -20,6 +22,8 @@ def explorer_of(
     kept: Mapping[Condition, Sequence[KeptPattern]],
 ) -> Explorer | None:
     """Return the explorer of the first player set, or of the mask and the position encoding.
+
+    It opens on the layer with the strongest pattern.
 
     Args:
         maps: score maps of all conditions.
@@ -35,16 +39,16 @@ def explorer_of(
         return None
     players = player_sets[0] if player_sets else player_set(sources)
     found = combinations(players)
+    view = mean_pattern_view(
+        [maps[each] for each in found], [kept[each] for each in found], skip_keys
+    )
+    amplitudes = view.measures[0, :, 0, MEASURES.index("amplitude"), 0]
     return Explorer(
         title="Remove components, and see what is left of the positional pattern",
         players={each.name: sorted(each.components) for each in players.players},
-        views=(
-            mean_pattern_view(
-                [maps[each] for each in found], [kept[each] for each in found], skip_keys
-            ),
-        ),
+        views=(view,),
         components=[],
-        layer=min(1, len(maps[found[0]].layers) - 1),
+        layer=int(np.argmax(np.nan_to_num(amplitudes))),
         note="A switch removes its component as the run did; brackets are 95% intervals.",
         max_bytes=PAGE_BYTES,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
@@ -10,7 +11,7 @@ import tyro
 from nope_probe.errors import UserError
 from nope_probe.experiments.layers.expect import LENGTHS, Expectation, parse_expectation
 from nope_probe.models.hub import validate_reachable
-from nope_probe.models.names import is_on_hub
+from nope_probe.models.names import folder_of, is_on_hub
 from nope_probe.runtime.status import status
 
 if TYPE_CHECKING:
@@ -57,6 +58,11 @@ class Settings:
     json: Annotated[bool, _arg(help="Print JSON instead of the table.")] = False
     seed: Annotated[int, _arg(help="Seed of the batch.")] = 0
     device: Annotated[str, _arg(help="A torch device, or auto.")] = "auto"
+
+    def sources(self) -> dict[str, Path | None]:
+        """Return where the model's files are; None for those on the Hub."""
+        made_here = self.model.lower().startswith("parameter-free")
+        return {} if made_here else {"model": folder_of(self.model)}
 
     def validate(self) -> None:
         """Check what can be checked without the model.

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from nope_probe.experiments.console import PlainConsole
 from nope_probe.experiments.layers.probe import LayerFindings
-from nope_probe.experiments.layers.run import Report
+from nope_probe.experiments.layers.run import Report, Settings
+from nope_probe.runtime.provenance import threads, versions
+from nope_probe.runtime.sources import record_sources
 
 COLUMNS = ("layer", "RoPE", "pairs", "base", "turned", "mask", "q/k-norm", "cap", "scale")
 LEARNED = "learned"  # a column of models that have learned position embeddings
@@ -22,9 +25,22 @@ LEGEND = (
 NONE = "-"
 
 
-def print_json(report: Report) -> None:
+def print_json(report: Report, settings: Settings) -> None:
     """Print a report as one JSON document on stdout."""
-    sys.stdout.write(json.dumps(report.to_dict(), indent=1) + "\n")
+    sys.stdout.write(as_json(report, settings) + "\n")
+
+
+def as_json(report: Report, settings: Settings) -> str:
+    """Return a report as one JSON document, which holds what is needed to repeat it."""
+    asked = {name: value for name, value in asdict(settings).items() if name != "json"}
+    run = {
+        "kind": "layers",
+        "settings": asked,
+        "versions": versions(),
+        "threads": threads(),
+        "sources": record_sources(settings.sources()),
+    }
+    return json.dumps(report.to_dict() | {"run": run}, indent=1)
 
 
 def print_report(report: Report) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
@@ -9,12 +11,13 @@ from torch import Tensor
 
 from nope_probe.analyses.bands import Band
 from nope_probe.analyses.jackknife import standard_error
-from nope_probe.analyses.pattern import measure
+from nope_probe.analyses.pattern import measure, row_centred
 from nope_probe.experiments.scores.heads import head_columns
 from nope_probe.experiments.scores.page import scores_page
 from nope_probe.experiments.scores.splits import BandMaps, band_arrays, split_tables
 from nope_probe.experiments.scores.summary import headline
 from nope_probe.experiments.tables import columns_of, interval_names, measures_table
+from nope_probe.figures.head_maps import HeadMaps, head_maps
 from nope_probe.figures.heads import HEAD_MEASURES
 from nope_probe.hooks.folds import pack_triangle, pooled
 from nope_probe.hooks.maps import ScoreMaps, diagonal_normalised
@@ -62,12 +65,30 @@ def analyse(
         **input_record(inputs, skip_keys, measured.counts),
         "conditions": [INTACT],
     }
+    pattern = row_centred(measured.mean, skip_keys).float().numpy()
+    sentences = headline(manifest, tables)
     return Run(
         manifest=manifest,
         arrays={"tokens": input_arrays(inputs), "maps": maps, **_folds(measured)},
         tables=tables,
-        page=scores_page(maps, tables, manifest, headline(manifest, tables)),
+        page=scores_page(
+            {**maps, "pattern": pattern},
+            tables,
+            manifest,
+            sentences,
+            head_patterns(measured, tables, skip_keys),
+        ),
     )
+
+
+def head_patterns(
+    measured: ScoreMaps, tables: Mapping[str, pd.DataFrame], skip_keys: int
+) -> HeadMaps | None:
+    """Return the positional pattern of every head for the page, if heads were kept."""
+    if measured.per_head is None:
+        return None
+    patterns = row_centred(pooled(measured.per_head, measured.counts), skip_keys)
+    return head_maps(patterns.float().numpy(), tables["heads"])
 
 
 def _folds(measured: ScoreMaps) -> dict[str, dict[str, np.ndarray]]:

@@ -24,8 +24,8 @@ from nope_probe.analyses.jackknife import jackknife, leave_one_out
 from nope_probe.data.sequences import Sequences, sequences
 from nope_probe.experiments.tables import Row, interval_columns
 from nope_probe.hooks.folds import folds_of, pooled
+from nope_probe.hooks.head_attention import HeadReading, read_heads
 from nope_probe.hooks.layer import layers_of
-from nope_probe.hooks.layer_probe import LayerReading, read_layers
 from nope_probe.hooks.model import Inputs
 from nope_probe.hooks.protocols import HookedModel
 
@@ -106,19 +106,22 @@ def measure_heads(model: HookedModel, given: HeadInputs, n_layers: int) -> dict[
     the scores: a learned sink outside them (as in gpt-oss) is left out.
     """
     sums: dict[str, list[Tensor]] = {}
-    for readings in _batches(model, given.inputs, n_layers):
-        attention = torch.stack([each.scores.float().softmax(-1) for each in readings], 1)
-        _append(sums, "first_key", first_key_attention(attention))
-        _append(sums, "previous_token", previous_token_attention(attention))
+    n_pos = given.inputs.shape[1]
+    keys = torch.stack((torch.zeros(n_pos, dtype=torch.long), _keys_before(n_pos, 1)))
+    for readings in _batches(model, given.inputs, keys, n_layers):
+        weights = torch.stack([each.weights for each in readings], 1)
+        _append(sums, "first_key", first_key_attention(weights[..., 0]))
+        _append(sums, "previous_token", previous_token_attention(weights[..., 1]))
         parts = [
             _position_and_content(model, index, each, given.skip_keys)
             for index, each in enumerate(readings)
         ]
         for name, values in zip((*SHARES, "total"), zip(*parts, strict=True), strict=True):
             _append(sums, name, torch.stack(values, 1))
-    for readings in _batches(model, given.repeated, n_layers):
-        attention = torch.stack([each.scores.float().softmax(-1) for each in readings], 1)
-        _append(sums, "induction", induction_attention(attention, given.n_tokens))
+    keys = _keys_before(given.repeated.shape[1], given.n_tokens - 1)[None]
+    for readings in _batches(model, given.repeated, keys, n_layers):
+        weights = torch.stack([each.weights[..., 0] for each in readings], 1)
+        _append(sums, "induction", induction_attention(weights, given.n_tokens))
     per_seq = {name: torch.cat(some).double() for name, some in sums.items()}
     return {
         name: torch.stack(
@@ -128,10 +131,17 @@ def measure_heads(model: HookedModel, given: HeadInputs, n_layers: int) -> dict[
     }
 
 
-def _batches(model: HookedModel, inputs: Tensor, n_layers: int) -> Iterator[list[LayerReading]]:
+def _batches(
+    model: HookedModel, inputs: Tensor, keys: Int[Tensor, "which query_pos"], n_layers: int
+) -> Iterator[list[HeadReading]]:
     size = max(1, N_CELLS // inputs.shape[1] ** 2)
     for batch in inputs.split(size):
-        yield read_layers(model, batch)[:n_layers]
+        yield read_heads(model, batch, keys, n_layers)
+
+
+def _keys_before(n_pos: int, distance: int) -> Int[Tensor, " query_pos"]:
+    """Return the key at a distance before each query; 0 for queries that have none."""
+    return (torch.arange(n_pos) - distance).clamp_min(0)
 
 
 def _append(sums: dict[str, list[Tensor]], name: str, values: Tensor) -> None:
@@ -139,13 +149,13 @@ def _append(sums: dict[str, list[Tensor]], name: str, values: Tensor) -> None:
 
 
 def _position_and_content(
-    model: HookedModel, index: int, reading: LayerReading, skip_keys: int
+    model: HookedModel, index: int, reading: HeadReading, skip_keys: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the variances of the last query's scores by place and by key."""
     layer = layers_of(model)[index]
     kept = slice(skip_keys, -1)
     moved = layer.scale * moved_scores(
-        reading.q[:, -1].double(),
+        reading.q.double(),
         reading.k[:, kept].double(),
         reading.rotation[kept].double(),
     )

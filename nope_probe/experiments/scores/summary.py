@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from nope_probe.experiments.console import PlainConsole
-from nope_probe.experiments.summary import nats, no_pattern, preference, print_closing, strongest
+from nope_probe.experiments.summary import (
+    narrow_table,
+    nats,
+    no_pattern,
+    preference,
+    print_closing,
+    strongest,
+)
+from nope_probe.figures.intervals import interval_of, interval_text
 from nope_probe.figures.words import MEASURES
 from nope_probe.runtime.folder import Run
 
@@ -42,10 +49,23 @@ def print_summary(run: Run, folder: Path) -> None:
     manifest, tables = run.manifest, run.tables
     console = PlainConsole()
     title = f"{manifest['model']['name']}: the positional pattern in the mean scores"
-    table = Table(title=title, box=SIMPLE_HEAD)
-    for column in ("layer", *(MEASURES[name].title for name in SHOWN)):
-        table.add_column(column, justify="right")
-    for row in tables["pattern"].to_dict("records"):
-        table.add_row(f"L{row['layer']}", *(nats(row, name) for name in SHOWN))
-    console.print(table)
+    for names, more in ((SHOWN[:3], ""), (SHOWN[3:], ", continued")):
+        console.print(_table(f"{title}{more}", tables["pattern"], names))
+        console.print()
     print_closing(console, manifest, headline(manifest, tables), folder)
+
+
+def _table(title: str, pattern: pd.DataFrame, names: Sequence[str]) -> Table:
+    """Return a row per layer, with some of its measures; two such tables fit into 80 columns."""
+    table = narrow_table(title)
+    table.add_column("layer", no_wrap=True)
+    for name in names:
+        table.add_column(MEASURES[name].title, justify="right", no_wrap=True)
+    for row in pattern.to_dict("records"):
+        cells = (interval_text(interval_of(row, name), _style(name)) for name in names)
+        table.add_row(f"L{row['layer']}", *cells)
+    return table
+
+
+def _style(name: str) -> str:
+    return "z.3f" if MEASURES[name].unit == "nats" else "z.2f"

@@ -105,7 +105,9 @@ class _Parts:
     def _terms(self, terms: dict[str, np.ndarray], title: str, caption: str) -> Section:
         named = {name.replace("=", " = "): each for name, each in terms.items()}
         layer = next(iter(terms.values())).shape[0] - 1
-        figure = term_maps(named, title=title, layer=layer, max_positions=self.size)
+        errors = np.stack([self.maps[f"se/{alpha}"] for alpha in terms])
+        noise = np.sqrt(np.nanmean(errors**2, axis=(0, 2, 3))).tolist()
+        figure = term_maps(named, title=title, layer=layer, max_positions=self.size, noise=noise)
         return Section(title=title, figure=figure, caption=caption)
 
     def line_sections(self) -> Iterator[Section]:

@@ -1,0 +1,144 @@
+"""Thumbnails of all heads: their bytes, their size, and in a browser by mouse and keyboard."""
+
+import json
+import re
+from base64 import b64decode
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from support.chromium import needs_chromium, opened
+
+from nope_probe.figures.head_maps import HeadMaps, head_maps
+from nope_probe.reports.page import Section, page
+
+LAYERS, HEADS, N = 2, 3, 11
+
+
+def patterns(layers: int = LAYERS, heads: int = HEADS, n: int = N) -> np.ndarray:
+    generator = np.random.default_rng(0)
+    maps = generator.normal(size=(layers, heads, n, n)) * (1 + np.arange(heads))[:, None, None]
+    return np.where(np.tri(n, k=-1, dtype=bool), maps, np.nan)
+
+
+def table(layers: int = LAYERS, heads: int = HEADS) -> pd.DataFrame:
+    """Of each layer the head 1 does not exceed its noise."""
+    return pd.DataFrame(
+        [
+            {
+                "layer": layer,
+                "head": head,
+                "amplitude": 0.25 + head,
+                "amplitude_low": -0.1 if head == 1 else 0.2,
+                "amplitude_high": 2.0,
+            }
+            for layer in range(layers)
+            for head in range(heads)
+        ]
+    )
+
+
+def content(maps: HeadMaps) -> dict[str, object]:
+    [found] = re.findall(r'<script type="application/json">(.*?)</script>', maps.html(), re.S)
+    return dict(json.loads(found))
+
+
+def test_the_bytes_hold_every_heads_map_to_half_a_step() -> None:
+    given = patterns()
+    given[:, :, 5, 0] = np.nan  # a skipped key
+    data = content(head_maps(given, table()))
+    codes = np.frombuffer(b64decode(str(data["cells"])), np.int8).reshape(LAYERS * HEADS, -1)
+    largest = np.frombuffer(b64decode(str(data["largest"])), "<f4")
+    below = given.reshape(-1, N, N)[:, np.tri(N, dtype=bool)]
+    np.testing.assert_array_equal(codes == -128, np.isnan(below))
+    values = np.where(codes == -128, np.nan, codes * largest[:, None].astype(float) / 127)
+    assert np.nanmax(np.abs(values - below) / largest[:, None]) <= 0.501 / 127
+    np.testing.assert_allclose(largest, np.nanmax(np.abs(below), axis=1), rtol=1e-6)
+    assert data["noise"] == [False, True, False] * 2
+    assert data["amplitudes"] == [0.25, 1.25, 2.25] * 2
+
+
+def test_a_head_without_any_number_or_of_zeros_has_a_map() -> None:
+    given = patterns()
+    given[0, 0], given[0, 1] = np.nan, 0.0
+    data = content(head_maps(given, table()))
+    limits = np.frombuffer(b64decode(str(data["limits"])), "<f4")
+    np.testing.assert_allclose(limits[:2], 0.01)
+
+
+def test_a_thousand_heads_at_1024_tokens_stay_under_5_megabytes() -> None:
+    one = np.where(np.tri(1024, k=-1, dtype=bool), 1.0, np.nan).astype(np.float32)
+    maps = head_maps(np.broadcast_to(one, (1, 32, 1024, 1024)), table(1, 32), 4_000_000 // 32)
+    assert maps.pooled.block == 14
+    assert maps.pooled.values.shape[-1] == 74
+    assert 32 * len(str(content(maps)["cells"])) < 4_100_000
+
+
+SCRIPT = """<script>setTimeout(() => {
+  const found = document.body.dataset;
+  const press = (target, key) =>
+    target.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+  const thumbs = [...document.querySelectorAll(".thumb")];
+  const read = (canvas) => canvas.getContext("2d").getImageData(0, 0, 11, 11).data;
+  const pixel = (data, query, key) => [...data.slice(44 * query + 4 * key).slice(0, 4)].join();
+  const title = () => document.querySelector(".large strong")?.textContent ?? "closed";
+  const images = thumbs.map((thumb) => read(thumb.firstChild));
+  found.labels = thumbs.map((thumb) => thumb.getAttribute("aria-label")).join("|");
+  found.blank = pixel(images[0], 2, 5);
+  found.drawn = images.map((data) => [4, 7].map((q) => pixel(data, q, 1)).join(";")).join("|");
+  thumbs[2].click();
+  const large = document.querySelector(".large");
+  const map = large.querySelector(".map canvas");
+  found.opened = title() + "/" + thumbs[2].getAttribute("aria-expanded");
+  found.same = read(map).join() === images[2].join();
+  found.ticks = [...large.querySelectorAll(".x span")].map((each) => each.textContent).join();
+  found.ends = large.querySelector(".ends").textContent;
+  map.focus();
+  press(map, "ArrowUp");
+  press(map, "ArrowRight");
+  found.read = large.querySelector(".readout").textContent;
+  large.querySelector("[data-step='1']").click();
+  found.next = title();
+  press(large, "Escape");
+  found.closed = title() + "/" + thumbs.indexOf(document.activeElement);
+  press(document.activeElement, "ArrowUp");
+  press(document.activeElement, "ArrowRight");
+  found.moved = thumbs.indexOf(document.activeElement);
+  document.activeElement.click();
+  found.entered = title();
+  found.overflow = document.documentElement.scrollWidth - document.documentElement.clientWidth;
+}, 300)</script></body>"""
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [1200, 500])
+def test_every_head_is_drawn_enlarged_and_reached_by_keyboard(width: int, tmp_path: Path) -> None:
+    given = patterns()
+    maps = head_maps(given, table())
+    section = Section(title="heads", caption="c", html=maps.html())
+    html = page("title", ["headline"], [section], {}).replace("</body>", SCRIPT)
+    elements = opened(html, tmp_path, width)
+    found = dict(re.findall(r'data-([a-z]+)="([^"]*)"', re.findall(r"<body[^>]*>", elements)[0]))
+    labels = found["labels"].split("|")
+    assert labels[0] == "L0H0, 0.25 nats: enlarge"
+    assert labels[4] == "L1H1, flat: within noise: enlarge"
+    assert found["blank"] == "0,0,0,0"
+    for map_index, pixels in enumerate(found["drawn"].split("|")):
+        for query, pixel in zip((4, 7), pixels.split(";"), strict=True):
+            red, _, blue, alpha = map(int, pixel.split(","))
+            assert alpha == 255
+            assert np.sign(red - blue) == np.sign(given.reshape(-1, N, N)[map_index, query, 1])
+    assert found["opened"] == "L0H2: 2.3 nats RMS/true"
+    assert found["same"] == "true"
+    assert found["ticks"] == "0,5,10"
+    limit = np.nanpercentile(np.abs(given[0, 2]), 99.5)
+    assert float(found["ends"].split(" nats")[1].removeprefix("0")) == pytest.approx(limit, rel=0.1)
+    assert found["read"].startswith("query 9, key 1: ")
+    value = float(found["read"].split(": ")[1].removesuffix(" nats").replace("\u2212", "-"))
+    assert value == pytest.approx(given[0, 2, 9, 1], rel=0.06, abs=0.05)
+    assert found["next"] == "L1H0: 0.25 nats RMS"
+    assert found["closed"] == "closed/3"
+    assert found["moved"] == "1"
+    assert found["entered"] == "L0H1: flat: within noise"
+    assert int(found["overflow"]) <= 0
