@@ -174,14 +174,14 @@ def peak_of(settings: Settings, way: What) -> tuple[float, float]:
         act()
         return base / 2**20, torch.cuda.max_memory_allocated() / 2**20
     # What building the model took at its peak would hide what follows: reset it.
-    Path("/proc/self/clear_refs").write_text("5")
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     base = resident("VmRSS")
     act()
     return base, resident("VmHWM")
 
 
 def resident(name: str) -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
 
 

@@ -2,68 +2,130 @@
 
 Each round runs all ways in one process, so that a busy machine slows all; ratios are to the plain
 pass of the same round: the same model in transformers, with SDPA. The paper's way keeps all
-attention weights (eager, `output_attentions`).
+attention weights (eager, `output_attentions`). Peak memory is that of a process of its own.
 """
 
-import statistics
-import time
-from collections.abc import Callable
-from typing import Any
+from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import capture
 import torch
-from capture import Settings, build, config_of, tokens_of
+import tyro
+from rounds import interleaved_times, peak_rise, ratios
+from rows import Row, row, show
 
 from nope_probe import Ablation, ablated, capture_scores
 from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.names import Component
+from nope_probe.hooks.protocols import HookedModel
 
-REMOVED: tuple[tuple[str, ...], ...] = ((), ("mask",), ("rope",), ("w_k",), ("w_v",))
-ROUNDS = 6
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
+REMOVED: tuple[tuple[Component, ...], ...] = ((), ("mask",), ("rope",), ("w_k",), ("w_v",))
+Alone: TypeAlias = Literal["plain", "intact"]
+SIZES = capture.Settings(n_kv_heads=4, batch_size=4, n_seqs=4)
 
 
-def main() -> None:
-    settings = Settings(n_kv_heads=4, batch_size=4, n_seqs=4)
-    model, tokens = build(settings), tokens_of(settings)
-    plains = {way: plain_model(settings, way) for way in ("sdpa", "eager")}
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Compare score maps of 4 layers at 1,024 tokens with a plain forward pass."""
+
+    rounds: int = 5
+    memory: bool = True
+    """Measure peak memory too."""
+    json: bool = False
+    """Print the rows as JSON."""
+    alone: Alone | None = None
+    """Run one way, and print its peak memory alone (used by this file itself)."""
+
+
+def main(settings: Settings) -> None:
+    if settings.alone is not None:
+        print(json.dumps(memory_of(settings.alone)))
+        return
+    show([*times(settings.rounds), *(memory() if settings.memory else [])], as_json=settings.json)
+
+
+def times(rounds: int) -> list[Row]:
+    """Return each way's time over the plain pass's."""
+    model, tokens = capture.build(SIZES), capture.tokens_of(SIZES)
+    plains = {way: plain_model(SIZES, way) for way in ("sdpa", "eager")}
     ways: dict[str, Callable[[], object]] = {
         "plain": lambda: plain_pass(plains["sdpa"], tokens),
-        "the paper's": lambda: plain_pass(plains["eager"], tokens),
-        "hooked": lambda: hooked_capture(model, tokens),
+        "the paper's way (eager, all attention weights)": lambda: plain_pass(
+            plains["eager"], tokens
+        ),
+        "score maps, hooked scores": lambda: hooked_capture(model, tokens),
     }
     for remove in REMOVED:
-        name = "fused, " + (f"without {remove[0]}" if remove else "intact")
+        name = "score maps, " + (f"without {remove[0]}" if remove else "intact")
         ways[name] = lambda remove=remove: fused_capture(model, tokens, remove)
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(ROUNDS):
-        for name, run in ways.items():
-            start = time.perf_counter()
-            run()
-            times[name].append(time.perf_counter() - start)
-    for name, each in times.items():
-        ratios = [a / b for a, b in zip(each[1:], times["plain"][1:], strict=True)]  # 1st warms up
-        middle = statistics.median(ratios)
-        print(f"{name:20} {middle:.2f} [{min(ratios):.2f}, {max(ratios):.2f}] plain passes")
+    found = interleaved_times(ways, rounds)
+    return [time_row(name, ratios(found, name, "plain")) for name in ways if name != "plain"]
 
 
-def plain_model(settings: Settings, attention: str) -> Any:
+def time_row(name: str, values: list[float]) -> Row:
+    against, unit = "a plain SDPA pass, 4 layers, 1,024 tokens", "times its time"
+    goals = {"score maps, intact": "at most 0.9"}
+    goals |= {f"score maps, without {part}": "at most 1" for part in ("mask", "rope", "w_k", "w_v")}
+    return row(name, values, unit, against=against, goal=goals.get(name, ""))
+
+
+def memory() -> list[Row]:
+    """Return the peak above the loaded model, over the plain pass's."""
+    rises = {way: alone(way) for way in ("plain", "intact")}
+    against = f"a plain SDPA pass ({rises['plain']:.0f} MB)"
+    ratio = rises["intact"] / rises["plain"]
+    return [
+        row("score maps, intact", [rises["intact"]], "MB above the loaded model"),
+        row(
+            "score maps, intact", [ratio], "times its memory", against=against, goal="at most 1.15"
+        ),
+    ]
+
+
+def alone(way: str) -> float:
+    command = [sys.executable, "-W", "ignore", __file__, f"--alone={way}"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(ended.stdout.splitlines()[-1])
+
+
+def memory_of(way: Alone) -> float:
+    tokens = capture.tokens_of(SIZES)
+    if way == "plain":
+        model = plain_model(SIZES, "sdpa")
+        return peak_rise(lambda: plain_pass(model, tokens))[1]
+    loaded = capture.build(SIZES)
+    return peak_rise(lambda: fused_capture(loaded, tokens, ()))[1]
+
+
+def plain_model(sizes: capture.Settings, attention: str) -> LlamaForCausalLM:
     """Return a plain model of the same sizes."""
     from transformers import LlamaForCausalLM
 
-    config = config_of(settings)
+    config = capture.config_of(sizes)
     config._attn_implementation = attention
     return LlamaForCausalLM(config).eval()
 
 
-def plain_pass(model: Any, tokens: torch.Tensor) -> None:
+def plain_pass(model: LlamaForCausalLM, tokens: torch.Tensor) -> None:
     with torch.inference_mode():
         model(tokens, output_attentions=model.config._attn_implementation == "eager")
 
 
-def fused_capture(model: Any, tokens: torch.Tensor, remove: Any) -> None:
+def fused_capture(model: HookedModel, tokens: torch.Tensor, remove: tuple[Component, ...]) -> None:
     with ablated(model, Ablation(remove=remove, gain="norm")):
         capture_scores(model, tokens, batch_size=4, n_folds=4)
 
 
-def hooked_capture(model: Any, tokens: torch.Tensor) -> None:
+def hooked_capture(model: HookedModel, tokens: torch.Tensor) -> None:
     """Capture with a hook on one block's scores, which then have to be computed."""
     point = layers_of(model)[0].point("attn.hook_attn_scores")
     point.add_hook(lambda scores, hook: None)
@@ -74,4 +136,4 @@ def hooked_capture(model: Any, tokens: torch.Tensor) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(tyro.cli(Settings, description=__doc__))

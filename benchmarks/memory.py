@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import tyro
+from rounds import resident
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,18 +129,13 @@ def measured(settings: Settings) -> dict[str, float]:
 def peak(found: dict[str, Any], name: str) -> Iterator[None]:
     """Note the peak memory above the model, MB, and the seconds of the processor."""
     # What came before would hide what follows: reset the peak.
-    Path("/proc/self/clear_refs").write_text("5")
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     start = time.process_time()
     wall = time.perf_counter()
     yield
     found[f"{name}_seconds"] = time.process_time() - start
     found[f"{name}_wall"] = time.perf_counter() - wall
     found[name] = resident("VmHWM") - found["model"]
-
-
-def resident(name: str) -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
 
 
 if __name__ == "__main__":

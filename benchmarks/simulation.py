@@ -1,75 +1,81 @@
-"""Seconds and memory to the plain simulation's precision in its worst layer: ours against plain.
+"""Time and memory to the plain simulation's precision in its worst layer: ours against plain.
 
 Plain is what the paper does: all samples in memory, batched matmul and softmax, no hooks.
-Each side runs in a process of its own; both in one run of this file:
+Each side runs in a process of its own, in turn:
 
-    python benchmarks/simulation.py --alpha 0 0.2 --threads 2
+    python benchmarks/simulation.py --threads 2
 """
 
 from __future__ import annotations
 
 import json
-import os
 import resource
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import tyro
+from rows import Row, row, show
 
-ROW = "{:>8} {:>6} {:>9} {:>9} {:>10} {:>10} {:>9}  {}"
+CASES = ((False, 0.0), (False, 0.2), (True, 0.0), (True, 0.2))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Compare the simulation with a plain one at the same standard error in the worst layer."""
 
-    alpha: tuple[float, ...] = (0.0, 0.2)
-    rope: bool = False
     n_samples: Annotated[int, tyro.conf.arg(help="Of the plain side.")] = 100_000
     n_layers: int = 4
     seq_len: int = 50
     d_model: int = 64
-    threads: int = os.cpu_count() or 1
-    repeats: int = 3
+    threads: int = 1
+    rounds: int = 1
+    repeats: Annotated[int, tyro.conf.arg(help="Of ours in a process; the median counts.")] = 3
+    json: bool = False
+    """Print the rows as JSON."""
     side: Annotated[str, tyro.conf.arg(help="Run one side only (used by this file itself).")] = ""
+    rope: bool = False
+    alpha: tuple[float, ...] = (0.0,)
     target_se: float = 0.0
 
 
 def main(settings: Settings) -> None:
-    """Run both sides at each alpha, each in its own process, and print a table."""
+    """Run both sides of each case in turn, each in its own process, and print a table."""
     if settings.side:
         print(json.dumps(run_side(settings)))
         return
-    print(ROW.format("side", "alpha", "samples", "seconds", "peak MB", "rise MB", "start s", "se"))
-    for alpha in settings.alpha:
+    rows = [each for rope, alpha in CASES for each in rows_of(settings, rope, alpha)]
+    show(rows, as_json=settings.json)
+
+
+def rows_of(settings: Settings, rope: bool, alpha: float) -> list[Row]:
+    """Return one case's rows: time and memory, plain over ours, and per layer at equal error."""
+    settings = replace(settings, rope=rope)
+    times, per_layer = [], []
+    for _ in range(settings.rounds):
         plain = run_apart(settings, alpha, "plain", 0.0)
         ours = run_apart(settings, alpha, "ours", max(plain["se"]))
-        for side, each in (("plain", plain), ("ours", ours)):
-            print(show(side, alpha, each))
-        ratios = {key: plain[key] / ours[key] for key in ("seconds", "rise", "peak")}
-        print(
-            f"  {ratios['seconds']:.0f} times less time, {ratios['rise']:.0f} times less memory "
-            f"({ratios['peak']:.1f} times with Python and its libraries)"
+        times.append(plain["seconds"] / ours["seconds"])
+        per_layer.append(at_equal_error(plain, ours))
+    name = f"simulation, {'RoPE' if rope else 'no RoPE'}, alpha {alpha:g}"
+    against = f"plain, {settings.n_samples:,} samples ({plain['seconds']:.1f} s)"
+    work = f"{name}: {ours['samples']:,} samples ({ours['seconds']:.2f} s)"
+    rows = [row(work, times, "times less time", against=against, goal="at least 50")]
+    for layer, gains in list(enumerate(zip(*per_layer, strict=True)))[1:]:
+        rows.append(
+            row(f"{name}, L{layer} at equal error", gains, "times less time", against=against)
         )
-        print(f"  per layer, plain time / our time at equal error: {per_layer(plain, ours)}")
+    against = f"plain ({plain['rise']:,.0f} MB above its imports)"
+    ratio = plain["rise"] / ours["rise"]
+    return [*rows, row(name, [ratio], "times less memory", against=against)]
 
 
-def show(side, alpha, each):
-    errors = " ".join(f"{value:.1e}" for value in each["se"])
-    numbers = (each["samples"], f"{each['seconds']:.2f}", f"{each['peak']:.0f}")
-    return ROW.format(
-        side, f"{alpha:g}", *numbers, f"{each['rise']:.0f}", f"{each['start']:.1f}", errors
-    )
-
-
-def per_layer(plain, ours):
-    """Return per layer how many times less time ours takes at an equal error."""
-    layers = zip(plain["se"], ours["se"], strict=True)
-    gains = [plain["seconds"] * p**2 / (ours["seconds"] * o**2) for p, o in layers]
-    return " ".join(f"{gain:.0f}" if gain < 1e6 else "exact" for gain in gains)
+def at_equal_error(plain, ours):
+    """Return per layer how many times less time ours takes at an equal error; L0 is exact."""
+    layers = list(zip(plain["se"], ours["se"], strict=True))
+    return [plain["seconds"] * p**2 / (ours["seconds"] * max(o, 1e-12) ** 2) for p, o in layers]
 
 
 def run_apart(settings, alpha, side, target):

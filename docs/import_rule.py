@@ -17,7 +17,7 @@ COMMANDS = "commands"  # the other modules at the root of the package
 RULE: dict[str, tuple[str, ...]] = {
     PUBLIC: ("experiments", "runtime", "models", "data", "figures", "analyses", "hooks"),
     COMMANDS: ("experiments", "training", "runtime", "cli"),
-    "cli": (),
+    "cli": ("runtime",),
     "experiments": ("runtime", "reports", "models", "data", "figures", "analyses", "hooks"),
     "training": ("runtime", "models", "data", "analyses", "hooks"),
     "runtime": ("models", "data", "hooks"),
@@ -49,7 +49,7 @@ def imports() -> dict[str, set[str]]:
 
 
 def _imported(path: Path, known: Mapping[str, Path]) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
         elif isinstance(node, ast.ImportFrom):

@@ -1,30 +1,60 @@
-"""The command line: settings parsed by tyro, and errors in one line on stderr."""
+"""The command line: settings parsed by tyro, and every end of a command in one line on stderr."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from contextvars import ContextVar
 from dataclasses import fields, make_dataclass
 from difflib import get_close_matches
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import tyro
 
-from nope_probe.errors import UserError, printable
+from nope_probe.errors import MachineError, UserError, exit_code_of, printable
+from nope_probe.runtime.distributed import validate_launch
+from nope_probe.runtime.parent import end_with_torchrun
+from nope_probe.runtime.places import validate_image_place
+from nope_probe.runtime.signals import Signals
+from nope_probe.runtime.streams import discard_output, open_standard_streams
 
 Settings = TypeVar("Settings")
 _subcommand: ContextVar[str | None] = ContextVar("subcommand", default=None)
 IMAGE = "image"
 IMAGE_HELP = "Draw the first figure of the page into this .png or .svg file too (needs Chrome)."
-ENDINGS = (".png", ".svg")
+# What tyro says of a value that it cannot read, and the same in one line.
+_REWRITTEN = (
+    (
+        r"Error parsing (\S+):\s+no type matching (.+?) could be instantiated from \[(.*)\]\.",
+        r"\1 \3: expected \2",
+    ),
+    (
+        r"Error parsing (\S+):\s+invalid literal for int\(\) with base 10: (.*)",
+        r"\1 \2: expected a whole number",
+    ),
+    (
+        r"Error parsing (\S+):\s+could not convert string to float: (.*)",
+        r"\1 \2: expected a number",
+    ),
+    (
+        r"Error parsing (\S+):\s+Could not find valid parse for arguments: \[(.*)\]",
+        r"\1 \2: expected values of another kind",
+    ),
+    (
+        r"[Ii]nvalid choice (.+) for argument '(.+?)'\. Expected one of \((.*?),?\)\s*\.",
+        r"\2 \1: expected one of \3",
+    ),
+    (r"Unrecognized options: (.*)", r"unknown: \1"),
+)
 
 
 def parse(settings: type[Settings], examples: Sequence[str] = ()) -> Settings:
@@ -39,7 +69,12 @@ def parse(settings: type[Settings], examples: Sequence[str] = ()) -> Settings:
     lines = [inspect.cleandoc(settings.__doc__ or "")]
     if examples:
         lines += ["", "Examples:", *(f"  {typed} {each}".rstrip() for each in examples)]
-    return tyro.cli(settings, prog=typed, args=typed_arguments(), description="\n".join(lines))
+    arguments = typed_arguments()
+    _validate_text(arguments)
+    with _one_line_for_a_box(typed):
+        parsed = tyro.cli(settings, prog=typed, args=arguments, description="\n".join(lines))
+    validate_launch()
+    return parsed
 
 
 def parse_with_image(
@@ -48,7 +83,7 @@ def parse_with_image(
     """Return the settings on the command line, and the image file named by `--image`, if any.
 
     Raises:
-        UserError: for an image of another kind than .png or .svg.
+        UserError: for an image that cannot be drawn at that path.
     """
     image = (IMAGE, Annotated[Path | None, tyro.conf.arg(help=IMAGE_HELP)], None)
     # A subclass, since a field of the settings themselves would identify the run.
@@ -56,8 +91,8 @@ def parse_with_image(
     both.__doc__ = settings.__doc__
     parsed: Any = parse(both, examples)
     path = getattr(parsed, IMAGE)
-    if path is not None and path.suffix not in ENDINGS:
-        raise UserError(f"cannot draw {path}: expected a name that ends in {' or '.join(ENDINGS)}")
+    if path is not None:
+        validate_image_place(path, getattr(parsed, "out", None))
     own = {field.name: getattr(parsed, field.name) for field in fields(parsed)[:-1]}
     return settings(**own), path
 
@@ -128,21 +163,90 @@ def overview(commands: dict[str, str]) -> str:
 
 
 @contextmanager
-def one_line_errors() -> Iterator[None]:
-    """End the process with one line on stderr after a user's mistake or an interruption.
+def _one_line_for_a_box(typed: str) -> Iterator[None]:
+    """Turn the box that tyro draws on stderr around an error into one line.
 
-    A mistake has exit code 2, an interruption 130 (SIGINT) or 143 (SIGTERM). Of several processes
-    on one machine, the first prints the line.
+    Raises:
+        UserError: if there was one.
     """
+    drawn = StringIO()
     try:
-        yield
+        with redirect_stderr(drawn):
+            yield
+    except SystemExit as stop:
+        if stop.code in (None, 0):
+            raise
+        raise _error_of_a_box(drawn.getvalue(), stop, typed) from None
+    except AssertionError as error:  # an unknown shell for --tyro-print-completion
+        raise UserError(str(error)) from error
+
+
+def _error_of_a_box(box: str, stop: SystemExit, typed: str) -> UserError:
+    if isinstance(stop.__context__, UserError):  # raised by the settings themselves
+        return stop.__context__
+    inside = [line.strip("│| \t") for line in box.splitlines()]
+    # Rules have no letters; the first line is the box's title.
+    lines = [line if re.search(r"\w", line) else "" for line in inside][1:]
+    text = [*lines[next((i for i, line in enumerate(lines) if line), 0) :], ""]
+    first = " ".join(text[: text.index("")])
+    for pattern, rewritten in _REWRITTEN:
+        first, n_changed = re.subn(f"^{pattern}.*$", rewritten, first)
+        if n_changed:
+            break
+    near = re.search(r"Perhaps you meant:\W*(--[\w-]+)", " ".join(text))
+    meant = f"; did you mean {near[1]}?" if near else ""
+    return UserError(f"{first.rstrip('.')}{meant} (see {typed} --help)")
+
+
+def _validate_text(arguments: Sequence[str]) -> None:
+    """Check that the arguments are text in the encoding of this process.
+
+    Raises:
+        UserError: for bytes that are not.
+    """
+    for each in arguments:
+        try:
+            each.encode("utf-8")
+        except UnicodeEncodeError as error:
+            shown = each.encode("ascii", "backslashreplace").decode()
+            raise UserError(
+                f"{shown} is no text in this locale ({sys.getfilesystemencoding()}); "
+                "PYTHONUTF8=1 reads it as UTF-8"
+            ) from error
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """End the process with one line on stderr after whatever is no fault of the code.
+
+    A user's mistake has exit code 2, a fault of the environment (a full disk, a closed terminal) 1,
+    an interruption 130 (SIGINT) or 143 (SIGTERM). Of several processes on one machine, the first
+    prints the line. A reader of stdout that goes away (`| head`) ends the process as SIGPIPE does.
+    """
+    open_standard_streams()
+    end_with_torchrun()
+    try:
+        try:
+            with Signals(message=""):
+                yield
+        except SystemExit:
+            sys.stdout.flush()
+            raise
+        sys.stdout.flush()
     except UserError as error:
-        _end(f"error: {error}", 2)
+        _end(f"error: {error}", error.exit_code)
     except KeyboardInterrupt as error:
-        _end(
-            f"interrupted: {str(error) or 'nothing was written'}",
-            128 + getattr(error, "signum", signal.SIGINT),
-        )
+        said = f": {error}" if str(error) else ""
+        _end(f"interrupted{said}", exit_code_of(getattr(error, "signum", signal.SIGINT)))
+    except BrokenPipeError:
+        discard_output()
+        sys.exit(exit_code_of(signal.SIGPIPE))
+    except OSError as error:
+        discard_output()
+        where = f"{error.filename}: " if error.filename else ""
+        _end(f"error: {where}{error.strerror or error}", MachineError.exit_code)
+    except MemoryError as error:
+        _end(f"error: out of memory ({error})", MachineError.exit_code)
 
 
 def _end(message: str, code: int) -> NoReturn:

@@ -1,11 +1,38 @@
 """The errors that commands print in one line, and how a line is printed."""
 
+from __future__ import annotations
+
+import errno
+from typing import ClassVar
+
+_UNWRITABLE = frozenset(
+    (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+)
+
 
 class UserError(ValueError):
     """Raised for a request that cannot be carried out; its text is one line that says why.
 
-    Commands print it on stderr and exit with code 2, without a traceback.
+    Commands print it on stderr and exit, without a traceback.
+
+    Attributes:
+        exit_code: of the process: 2 for a user's mistake.
     """
+
+    exit_code: ClassVar[int] = 2
+
+
+class MachineError(UserError):
+    """Raised where the request is right and the machine, or the process's environment, is not.
+
+    Such as `WORLD_SIZE` without the other variables of torchrun, or a disk that is full.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+
+class StorageError(MachineError):
+    """Raised where results cannot be written or read; what was saved before stays."""
 
 
 class TooFewLayersError(UserError):
@@ -21,6 +48,16 @@ class TooFewLayersError(UserError):
             f"{source} has {depth} layers, {requested} were asked for; try --layers all"
         )
         self.source, self.depth = source, depth
+
+
+def is_unwritable(error: OSError) -> bool:
+    """Return whether a file could not be written for want of room, right or a working disk."""
+    return error.errno in _UNWRITABLE
+
+
+def exit_code_of(signum: int) -> int:
+    """Return the exit code of a process that a signal ends: 128 and its number."""
+    return 128 + signum
 
 
 def printable(text: str, keep: str = "") -> str:

@@ -48,6 +48,8 @@ def repeat() -> None:
 def reproduce_figure() -> None:
     """Run a figure's experiments, and print its claims and the path of its page."""
     settings, image = parse_with_image(Settings, EXAMPLES)
+    if image is not None:
+        settings.validate_drawable()
     from nope_probe.experiments.paper.run import run
 
     folder = run(settings)

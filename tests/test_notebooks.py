@@ -1,17 +1,25 @@
 """The notebooks run without network, show figures everywhere, and are pairs of the same cells."""
 
+from __future__ import annotations
+
 import os
 import re
 from base64 import b64decode
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from support.chromium import needs_chromium, opened
+
+if TYPE_CHECKING:
+    from jupyter_client import KernelManager
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
 nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
 jupytext = pytest.importorskip("jupytext", reason="jupytext is not installed")
 nbconvert = pytest.importorskip("nbconvert", reason="nbconvert is not installed")
+jupyter_client = pytest.importorskip("jupyter_client", reason="jupyter_client is not installed")
 pytest.importorskip("ipykernel", reason="ipykernel is not installed")
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
@@ -152,17 +160,24 @@ def test_the_alpha_slider_shows_the_picture_of_each_alpha(tmp_path: Path) -> Non
     assert 'data-stills="0"' in elements
 
 
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[KernelManager]:
+    """A kernel for all notebooks: importing TransformerLens takes longer than most of them."""
+    manager = jupyter_client.KernelManager()
+    manager.start_kernel(env=os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"})
+    yield manager
+    manager.shutdown_kernel(now=True)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_runs_and_shows_figures(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, kernel: KernelManager, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(os.environ, "HF_HUB_OFFLINE", "1")
-    monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", "1")
     ours = notebook(name)
-    client = nbclient.NotebookClient(
-        ours, timeout=180, resources={"metadata": {"path": str(tmp_path)}}
-    )
-    client.execute()
+    # Without the names of the notebook before, in a folder of its own.
+    fresh = nbformat.v4.new_code_cell(f"%reset -f\n%cd -q {tmp_path}")
+    nbclient.NotebookClient(nbformat.v4.new_notebook(cells=[fresh]), km=kernel).execute()
+    nbclient.NotebookClient(ours, km=kernel, timeout=180).execute()
     n_figures, n_sliders, n_explorers = SHOWN[name]
     assert len(with_type(ours, PLOTLY)) == n_figures + n_sliders
     assert len(frames(ours, "explorer")) == n_explorers

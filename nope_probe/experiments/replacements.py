@@ -20,3 +20,8 @@ def validate_replacements(replacements: Sequence[Replacement], gain: Gain) -> No
         raise UserError(
             f"--gain is for the replacements identity and random, not {' '.join(replacements)}"
         )
+
+
+def without_weights(flags: Sequence[str]) -> dict[str, str]:
+    """Return why flags of removed weights have no effect, for `validate_effects`."""
+    return dict.fromkeys(flags, "where no weight is removed")

@@ -78,15 +78,20 @@ def configuration(**settings: Any) -> Configuration:
 def build(config: Configuration) -> HookedTransformer | TransformerBridge:
     """Build the hooked model of a configuration: a HookedTransformer, or a bridge on 4.x.
 
-    The weights of a parameter-free model are identities, those of others are to be set.
+    The weights of a parameter-free model are identities, those of others are to be set. What it
+    never uses, its embeddings, is the same in each, so that its fingerprint is.
 
     Example:
         >>> from nope_probe import build, parameter_free
         >>> build(parameter_free(n_layers=3, d_model=8, rope=True)).cfg.n_layers
         3
     """
-    model = build_hooked(config) if has_hooked_transformer() else build_bridge(config)
-    if str(config.model_name).startswith("parameter-free"):
+    has_identities = str(config.model_name).startswith("parameter-free")
+    with torch.random.fork_rng(devices=[], enabled=has_identities):
+        if has_identities:
+            torch.default_generator.manual_seed(0)
+        model = build_hooked(config) if has_hooked_transformer() else build_bridge(config)
+    if has_identities:
         _set_identities(model)
     return model.requires_grad_(False)
 

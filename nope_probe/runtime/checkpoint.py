@@ -8,24 +8,23 @@ covers its name and the run, is checked before it is used.
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from torch import Tensor
 from tqdm import tqdm
 
-from nope_probe.errors import UserError
+from nope_probe.errors import StorageError, UserError
 from nope_probe.hooks.accumulators import State
 from nope_probe.hooks.layer_folds import Stored
 from nope_probe.hooks.streaming import StreamCheckpoint
 from nope_probe.runtime.checksums import json_checksum
 from nope_probe.runtime.distributed import Processes
-from nope_probe.runtime.folder import StorageError, atomic_write
+from nope_probe.runtime.folder import atomic_write, reason
+from nope_probe.runtime.lock import FolderLock
 from nope_probe.runtime.progress import open_bar, phase_of
 from nope_probe.runtime.signals import Signals
 from nope_probe.runtime.tensor_files import open_tensors, read_notes, read_tensors, write_tensors
@@ -44,6 +43,7 @@ class RunCheckpoint:
         processes: the processes that share the run and its folder.
         signals: how signals end a stream.
         every: batches between two saved states of a stream.
+        lock: the lock on the folder, if it is held already.
 
     Example:
         >>> with RunCheckpoint() as checkpoint:
@@ -60,6 +60,7 @@ class RunCheckpoint:
         processes: Processes | None = None,
         signals: Signals | None = None,
         every: int = 32,
+        lock: FolderLock | None = None,
     ) -> None:
         self.folder, self.about, self.every = folder, json.loads(json.dumps(about or {})), every
         self.owner = json_checksum(self.about)
@@ -69,59 +70,66 @@ class RunCheckpoint:
         self._finished: set[str] = set()
         self._checked: set[str] = set()
         self._in_memory: dict[str, tuple[State, dict[str, str]]] = {}
-        self._lock: FileLock | None = None
-        # Folders above this one that did not exist, innermost first.
-        self._made: list[Path] = []
+        self._lock = lock
 
     def __enter__(self) -> RunCheckpoint:
         """Lock the folder, and find what an earlier process finished.
 
         Raises:
-            UserError: if another process is using it, or it belongs to another run.
+            UserError: in all processes, if another one is using it or it belongs to another run.
         """
         if self.folder is not None:
+            finished, problem = [], None
             if self.processes.is_first:
-                self._claim(self.folder)
-            finished = sorted(path.stem for path in self.folder.glob(f"*{_ENDING}"))
-            self._finished = set(self.processes.broadcast(finished))
+                try:
+                    self._lock = self._claim(self.folder)
+                    finished = sorted(path.stem for path in self.folder.glob(f"*{_ENDING}"))
+                except UserError as error:  # raised in all processes: they wait for this one
+                    problem = error
+            finished, problem = self.processes.broadcast((finished, problem))
+            if problem is not None:
+                raise problem
+            self._finished = set(finished)
             self.signals.message = "progress was saved; run the same command to resume"
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if self._lock is None:
+        if not self.processes.is_first or self._lock is None:
             return
-        if kind and issubclass(kind, UserError) and not issubclass(kind, StorageError):
+        if kind and self._is_of_no_use_after(kind):
             self.discard()
-            for folder in self._made:
-                with suppress(OSError):  # something else has been put there since
-                    folder.rmdir()
-        self._lock.release()
+        self._lock.__exit__(kind, None, None)
 
-    def _claim(self, folder: Path) -> None:
-        lock = FileLock(folder / "lock")
-        try:
-            self._made = [parent for parent in folder.parents if not parent.exists()]
-            folder.mkdir(parents=True, exist_ok=True)
-            lock.acquire(timeout=0)
-            if not (folder / _ABOUT).is_file():
-                with atomic_write(folder / _ABOUT) as partial:
-                    partial.write_text(json.dumps(self.about, indent=2) + "\n")
-        except Timeout as error:
-            raise UserError(f"another process is at work on the run in {folder}") from error
-        except OSError as error:
-            raise UserError(f"cannot write to {folder}: {error.strerror}") from error
-        try:
+    def _is_of_no_use_after(self, kind: type[BaseException]) -> bool:
+        """Return whether an error leaves nothing to resume from: the command has to be changed.
+
+        After an error of the code what was computed is kept, and inputs alone are not.
+        """
+        if issubclass(kind, UserError):
+            return not issubclass(kind, StorageError)
+        computed = any("inputs" not in name for name in self._finished)
+        has_state = self.state_path is not None and self.state_path.exists()
+        return issubclass(kind, Exception) and not (computed or has_state)
+
+    def _claim(self, folder: Path) -> FolderLock:
+        """Lock the folder for this run, and write down in it which run it is."""
+        with ExitStack() as stack:
+            lock = stack.enter_context(self._lock or FolderLock(folder))
+            try:
+                if not (folder / _ABOUT).is_file():
+                    with atomic_write(folder / _ABOUT) as partial:
+                        text = json.dumps(self.about, indent=2) + "\n"
+                        partial.write_text(text, encoding="utf-8")
+            except OSError as error:
+                raise StorageError(f"cannot write to {folder}: {reason(error)}") from error
             validate_same_run(folder, self.about)
-        except UserError:
-            lock.release()
-            raise
-        self._lock = lock
+            stack.pop_all()
+        return lock
 
     def discard(self) -> None:
-        """Remove the folder: the run is written, or cannot be."""
-        if self._lock is not None and self.folder is not None:
-            self._lock.release()
-            shutil.rmtree(self.folder, ignore_errors=True)
+        """Remove what was kept: the run is written, or cannot be."""
+        if self._lock is not None:
+            self._lock.clear()
 
     def __contains__(self, key: str) -> bool:
         return _name(key) in self._finished
@@ -299,7 +307,7 @@ def validate_same_run(folder: Path, about: Mapping[str, Any]) -> None:
         StorageError: if the file that says what it has is broken.
     """
     try:
-        found = json.loads((folder / _ABOUT).read_text())
+        found = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
         other = [name for name, value in about.items() if found.get(name) != value]
     except (ValueError, AttributeError, RecursionError) as error:
         raise StorageError(f"{folder / _ABOUT} is broken; remove {folder} and run again") from error

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
-from nope_probe.errors import UserError
+from nope_probe.errors import MachineError, UserError
 
 if TYPE_CHECKING:
     import torch
 
 # All processes wait for the first, which may stream a data set or read from a slow disk.
 TIMEOUT = timedelta(days=1)
+_DEVICES = ("cpu", "cuda", "mps", "xpu")
+_OF_SEVERAL = ("RANK", "MASTER_ADDR", "MASTER_PORT")  # what each of several processes is told
 Value = TypeVar("Value")
 
 
@@ -27,6 +29,37 @@ def is_first_process() -> bool:
 def process_count() -> int:
     """Return how many processes torchrun started for this command; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def validate_launch() -> None:
+    """Check the variables by which torchrun tells a process which of several it is.
+
+    Raises:
+        MachineError: for one that is wrong or missing.
+    """
+    count = _variable("WORLD_SIZE", 1, 1, 2**31)
+    _variable("RANK", 0, 0, count)
+    _variable("LOCAL_RANK", 0, 0, count)
+    if count == 1:
+        return
+    missing = [name for name in _OF_SEVERAL if not os.environ.get(name)]
+    if missing:
+        raise MachineError(
+            f"WORLD_SIZE is {count}, and {', '.join(missing)} not set: start several processes "
+            "with torchrun, or unset WORLD_SIZE"
+        )
+    _variable("MASTER_PORT", 0, 1, 2**16)
+
+
+def _variable(name: str, default: int, low: int, above: int) -> int:
+    text = os.environ.get(name, str(default))
+    value = int(text) if text.isascii() and text.isdecimal() else None
+    if value is None or (name in os.environ and not low <= value < above):
+        raise MachineError(
+            f"the environment variable {name} is {text!r}: expected a number from {low} to "
+            f"{above - 1}, as torchrun sets it"
+        )
+    return value
 
 
 def validate_one_process() -> None:
@@ -130,9 +163,11 @@ def own_device(device: str) -> str:
     if device == "cuda" and "LOCAL_RANK" in os.environ:
         device = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
+        usable = torch.empty(1, device=device).device.type in _DEVICES
+    except (RuntimeError, AssertionError, ImportError) as error:
         raise UserError(f"no device {device!r} on this machine") from error
+    if not usable:
+        raise UserError(f"--device {device} holds no numbers: expected {', '.join(_DEVICES)}")
     return device
 
 

@@ -10,22 +10,22 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nope_probe.errors import UserError
+from safetensors import SafetensorError
+
+from nope_probe.errors import StorageError, UserError
 from nope_probe.runtime.checksums import file_checksum, json_checksum
+from nope_probe.runtime.lock import FolderLock
+from nope_probe.runtime.places import shortened, validate_folder_place, validate_name
 
 if TYPE_CHECKING:  # importing pandas takes half a second
     import numpy as np
     import pandas as pd
-
-
-class StorageError(UserError):
-    """Raised where results cannot be written or read; what was saved before stays."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +58,18 @@ def write_run(out: Path, run: Run, partial: Path | None = None) -> None:
     Args:
         out: the folder.
         run: the run.
-        partial: the folder in which it is written first, on the same disk; a hidden one beside
-            `out` by default. What a killed process left there is removed.
+        partial: the folder in which it is written first, on the same disk; by default one in the
+            unfinished folder, which is locked. What a killed process left there is removed.
 
     Raises:
         StorageError: if the folder holds something, or cannot be written to.
+        LockedError: if another process is at work on the run.
     """
-    partial = partial or out.parent / f".{out.name}.partial-{os.getpid()}"
+    if partial is None:
+        with FolderLock(checkpoint_dir(out)) as lock:
+            write_run(out, run, lock.folder / "run")
+            lock.clear()
+        return
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -72,8 +77,8 @@ def write_run(out: Path, run: Run, partial: Path | None = None) -> None:
         if out.is_dir():
             out.rmdir()
         partial.rename(out)
-    except OSError as error:
-        raise StorageError(f"cannot write the run to {out}: {error.strerror}") from error
+    except (OSError, SafetensorError) as error:
+        raise StorageError(f"cannot write the run to {out}: {reason(error)}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -82,10 +87,20 @@ def write_run(out: Path, run: Run, partial: Path | None = None) -> None:
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a file to write, which replaces the one at the path once it is complete and on disk."""
     partial = path.with_name(f".{path.name}.partial")
-    yield partial
-    with partial.open("rb+") as file:
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        yield partial
+        with partial.open("rb+") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:  # a full disk gets its room back
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+
+
+def reason(error: Exception) -> str:
+    """Return why a file could not be written or read, in the operating system's words."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _write_files(folder: Path, run: Run) -> None:
@@ -105,7 +120,7 @@ def _write_files(folder: Path, run: Run) -> None:
     checksums = {path.name: file_checksum(path) for path in sorted(folder.iterdir())}
     text = json.dumps({**run.manifest, "checksums": checksums, "complete": True})
     manifest = {**json.loads(text), "checksum": json_checksum(json.loads(text))}
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
 
 def check_output_dir(out: Path, settings: Mapping[str, Any]) -> bool:
@@ -114,20 +129,22 @@ def check_output_dir(out: Path, settings: Mapping[str, Any]) -> bool:
     Raises:
         UserError: if it holds something else or a file was changed, or it cannot be made.
     """
-    if not out.exists():
-        parent = next(each for each in out.absolute().parents if each.exists())
-        if not parent.is_dir():
-            raise UserError(f"cannot write to {out}: {parent} is a file")
-        return False
-    if not out.is_dir():
-        raise UserError(f"cannot write to {out}: it is a file")
+    try:
+        return _holds_run(out, settings)
+    except OSError as error:
+        raise UserError(f"cannot write to {shortened(out)}: {error.strerror}") from error
+
+
+def _holds_run(out: Path, settings: Mapping[str, Any]) -> bool:
+    validate_name(out)
     if (out / "manifest.json").is_file():
         if _parsed_manifest(out).get("settings") == json.loads(json.dumps(settings)):
             validate_files(out, read_manifest(out))
             return True
         raise UserError(f"{out} holds a run with other settings; choose another --out")
-    if any(out.iterdir()):
+    if out.is_dir() and any(out.iterdir()):
         raise UserError(f"{out} holds other files; choose another --out")
+    validate_folder_place(out)
     return False
 
 

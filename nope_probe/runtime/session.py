@@ -11,11 +11,11 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from nope_probe.errors import UserError, printable
 from nope_probe.runtime.distributed import (
@@ -32,6 +32,11 @@ from nope_probe.runtime.folder import (
     settings_hash,
     write_run,
 )
+from nope_probe.runtime.lock import FolderLock
+from nope_probe.runtime.memory import out_of_memory_is_a_user_error
+from nope_probe.runtime.places import output_folder
+from nope_probe.runtime.resources import validate_room
+from nope_probe.runtime.session_settings import SessionSettings
 from nope_probe.runtime.signals import Signals
 from nope_probe.runtime.sources import record_sources, validate_unchanged
 from nope_probe.runtime.status import status
@@ -44,42 +49,7 @@ if TYPE_CHECKING:
     from nope_probe.runtime.sources import Record
 
 
-@runtime_checkable
-class SessionSettings(Protocol):
-    """The settings of a command that runs in a session."""
-
-    @property
-    def out(self) -> Path | None:
-        """The folder of the run; None for the default."""
-
-    @property
-    def device(self) -> str:
-        """The torch device, or `auto`."""
-
-    @property
-    def checkpoint_every(self) -> int:
-        """Batches between two saved states."""
-
-    @property
-    def subject(self) -> str:
-        """What the default folder is named after."""
-
-    def validate(self) -> None:
-        """Check what can be checked without the model."""
-
-    def validate_reach(self) -> None:
-        """Check that model and data are within reach, without loading them."""
-
-    def recorded(self) -> dict[str, Any]:
-        """Return the settings that identify the run, as the manifest holds them."""
-
-    def sources(self) -> dict[str, Path | None]:
-        """Return where the files of the model and of the data are; None for those elsewhere."""
-
-    def load_model(self, device: str) -> LoadedModel | None:
-        """Load the model of the run; None for a run without a model."""
-
-
+SIZES = "--seq-len, the number of sequences or samples, or that of layers"
 Settings_co = TypeVar("Settings_co", covariant=True, bound=SessionSettings)
 
 
@@ -114,7 +84,8 @@ class Session(Generic[Settings_co]):
     def __init__(self, command: str, settings: Settings_co) -> None:
         self._settings, self.recorded = settings, settings.recorded()
         self._command = command
-        self.folder = settings.out or default_output_dir(command, settings.subject, self.recorded)
+        default = default_output_dir(command, settings.subject, self.recorded)
+        self.folder = default if settings.out is None else output_folder(settings.out)
         self.finished, self.started = False, time.time()
         self.processes = Processes()
         self._exits = ExitStack()
@@ -132,17 +103,23 @@ class Session(Generic[Settings_co]):
     def __enter__(self) -> Session[Settings_co]:
         self.settings.validate()
         self.finished = check_output_dir(self.folder, self.recorded)
-        if self.finished:
-            # A process may have been killed after it wrote the run and before it cleaned up.
-            shutil.rmtree(checkpoint_dir(self.folder), ignore_errors=True)
-            self._validate_sources()
-            seconds = read_manifest(self.folder).get("seconds", 0)
-            _report(f"finished before, in {seconds:.0f} s: shown again from {self.folder}")
-            return self
+        if not self.finished:
+            validate_room(self.settings.needs(), self.folder, SIZES)
         with ExitStack() as stack:
-            self._start(stack)
+            if not self.finished:
+                self._start(stack)
+            if self.finished:
+                self._show_again()
             self._exits = stack.pop_all()
         return self
+
+    def _show_again(self) -> None:
+        """Check a finished run, and say that it is shown again."""
+        # A process may have been killed after it wrote the run and before it cleaned up.
+        shutil.rmtree(checkpoint_dir(self.folder), ignore_errors=True)
+        self._validate_sources()
+        seconds = read_manifest(self.folder).get("seconds", 0)
+        _report(f"finished before, in {seconds:.0f} s: shown again from {self.folder}")
 
     def _validate_sources(self) -> None:
         """Check that a finished run's model and data have not changed since."""
@@ -155,7 +132,7 @@ class Session(Generic[Settings_co]):
             )
 
     def _start(self, stack: ExitStack) -> None:
-        """Join the processes, load the model and open the checkpoint."""
+        """Join the processes, lock the run, load the model and open the checkpoint."""
         signals = stack.enter_context(Signals())
         with status("looking for model and data"):
             self.settings.validate_reach()
@@ -165,11 +142,15 @@ class Session(Generic[Settings_co]):
             from nope_probe.runtime.fingerprint import fingerprint
             from nope_probe.runtime.provenance import versions
         self.processes = stack.enter_context(process_group(device))
-        stack.enter_context(_out_of_memory_is_a_user_error())
+        stack.enter_context(out_of_memory_is_a_user_error())
+        lock = self._lock(stack)
+        if self.finished:
+            return
         self.sources = record_sources(self.settings.sources())
         loaded = self.settings.load_model(device)
         if loaded is not None:
             self.loaded = loaded
+            validate_room(self.settings.needs(loaded.info), self.folder, SIZES)
         self.weights = "" if loaded is None else fingerprint(loaded.model)
         about = {
             "settings": self.recorded,
@@ -184,8 +165,27 @@ class Session(Generic[Settings_co]):
                 processes=self.processes,
                 signals=signals,
                 every=self.settings.checkpoint_every,
+                lock=lock,
             )
         )
+
+    def _lock(self, stack: ExitStack) -> FolderLock | None:
+        """Lock the run in the first process, and look again whether it is finished.
+
+        Raises:
+            UserError: in all processes, if another one holds it or its folder cannot be made.
+        """
+        lock, problem = None, None
+        if self.is_first:
+            try:
+                lock = stack.enter_context(FolderLock(checkpoint_dir(self.folder)))
+                self.finished = check_output_dir(self.folder, self.recorded)
+            except UserError as error:  # raised in all processes: the others wait for this one
+                problem = error
+        self.finished, problem = self.processes.broadcast((self.finished, problem))
+        if problem is not None:
+            raise problem
+        return lock
 
     def __exit__(
         self,
@@ -280,20 +280,6 @@ def _report(line: str) -> None:
     """Write a line on stderr, in the first process."""
     if is_first_process():
         sys.stderr.write(f"{printable(line)}\n")
-
-
-@contextmanager
-def _out_of_memory_is_a_user_error() -> Iterator[None]:
-    """Turn an out-of-memory error that smaller batches did not cure into one line."""
-    import torch
-
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise UserError(
-            "a single sequence, or the model, does not fit into the memory of the device; lower "
-            "--seq-len or --layers, or take --device-map auto"
-        ) from error
 
 
 def default_output_dir(command: str, subject: str, recorded: dict[str, Any]) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -12,30 +12,36 @@ from nope_probe.data.data_sets import is_data_set
 from nope_probe.data.documents import file_of, validate_packing, validate_readable
 from nope_probe.errors import UserError
 from nope_probe.models.hub import validate_hub_answers, validate_reachable
-from nope_probe.models.names import folder_of, is_on_hub
+from nope_probe.models.names import CHECKPOINTS, PARAMETER_FREE, folder_of, is_on_hub
+from nope_probe.runtime.bounds import ALPHA, COUNT, LARGEST, LAYERS, SEED, BoundedSettings, Bounds
 from nope_probe.runtime.distributed import process_count
+from nope_probe.runtime.effects import validate_effects
+from nope_probe.runtime.resources import NUMBER, Needs, bytes_of_maps
 from nope_probe.runtime.status import status
 
 if TYPE_CHECKING:
     from nope_probe.data.sequences import Sequences
+    from nope_probe.models.info import ModelInfo
     from nope_probe.models.load import LoadedModel
 
 _arg = tyro.conf.arg
 # Raised when the same settings begin to mean other numbers or tables: older runs are not taken up.
 FORMAT = 2
-# A run stops between batches, so that one of long sequences must not take minutes.
+# A run stops between batches: one of long sequences must not take minutes.
 AUTO_BATCH_TOKENS, AUTO_BATCH_SEQS = 8192, 32
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 MIN_DOCUMENTS = 4  # as many as folds
+SEQ_LEN = Bounds(4, LARGEST)
+D_MODEL = 64  # of the parameter-free models that have names
 # Which settings mean nothing for a source of data; another value than the default is refused.
 MEANINGLESS = {
     "gaussian": ("windows", "pack", "bos", "shuffle"),
-    "random": ("windows", "pack", "alpha"),
+    "random": ("windows", "pack", "alpha", "shuffle"),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSettings:
+class RunSettings(BoundedSettings):
     """Which model is run, on which sequences, and how."""
 
     model: Annotated[
@@ -63,23 +69,29 @@ class RunSettings:
         Literal["auto", "always", "never"],
         _arg(help="Begin sequences with a BOS token; auto: if the tokenizer adds one."),
     ] = "auto"
-    alpha: Annotated[float, _arg(help="With --data gaussian: expected inner product.")] = 0.0
+    alpha: Annotated[float, ALPHA, _arg(help="With --data gaussian: expected inner product.")] = 0.0
     shuffle: Annotated[bool, _arg(help="Permute the tokens in each sequence.")] = False
     layers: Annotated[
-        int | Literal["all"], _arg(help="How many first layers to study, or all.")
+        int | Literal["all"], LAYERS, _arg(help="How many first layers to study, or all.")
     ] = 4
-    n_seqs: Annotated[int, _arg(help="How many sequences.")] = 512
-    seq_len: Annotated[int, _arg(help="Tokens in a sequence.")] = 64
+    n_seqs: Annotated[int, COUNT, _arg(help="How many sequences.")] = 512
+    seq_len: Annotated[int, SEQ_LEN, _arg(help="Tokens in a sequence.")] = 64
     batch_size: Annotated[
         int | Literal["auto"],
+        COUNT,
         _arg(help="Sequences per forward pass; auto: 8,192 tokens, at most 32 sequences."),
     ] = "auto"
-    folds: Annotated[int, _arg(help="Parts of the data that intervals are made from.")] = 8
+    folds: Annotated[
+        int,
+        Bounds(MIN_DOCUMENTS, LARGEST),
+        _arg(help="Parts of the data that intervals are made from."),
+    ] = 8
     skip_keys: Annotated[
         int | Literal["auto"],
+        Bounds(0, LARGEST),
         _arg(help="First keys to leave out; auto: 1 where sequences begin with BOS, else 0."),
     ] = "auto"
-    seed: Annotated[int, _arg(help="Seed of every random choice.")] = 0
+    seed: Annotated[int, SEED, _arg(help="Seed of every random choice.")] = 0
     device: Annotated[
         str, _arg(help="A torch device, or auto; under torchrun each process takes a GPU.")
     ] = "auto"
@@ -90,6 +102,7 @@ class RunSettings:
     dtype: Annotated[str, _arg(help="float32, float64, bfloat16, float16 or auto.")] = "auto"
     checkpoint_every: Annotated[
         int,
+        COUNT,
         _arg(help="Batches between two saved states; a killed run resumes from the last."),
     ] = 32
     out: Annotated[Path | None, _arg(help="Folder of the run [runs/COMMAND-MODEL-HASH].")] = None
@@ -120,19 +133,9 @@ class RunSettings:
         Raises:
             UserError: naming the flag.
         """
-        if self.folds < MIN_DOCUMENTS:
-            raise UserError(f"expected at least {MIN_DOCUMENTS} folds, got {self.folds}")
         if self.n_seqs < self.folds:
             raise UserError(f"{self.n_seqs} sequences do not fill {self.folds} folds")
-        if self.seq_len < 4:
-            raise UserError(f"expected at least 4 tokens in a sequence, got {self.seq_len}")
-        for name in ("batch_size", "checkpoint_every"):
-            value = getattr(self, name)
-            if value != "auto" and value < 1:
-                raise UserError(f"expected a positive --{name.replace('_', '-')}")
-        if self.layers != "all" and self.layers < 1:
-            raise UserError(f"expected at least 1 layer, got {self.layers}")
-        if self.skip_keys != "auto" and not 0 <= self.skip_keys <= self.seq_len - 3:
+        if self.skip_keys != "auto" and self.skip_keys > self.seq_len - 3:
             raise UserError(f"--skip-keys {self.skip_keys} leaves no keys of {self.seq_len}")
         if self.dtype not in ("auto", *DTYPES):
             raise UserError(f"no dtype {self.dtype!r}: expected auto, {', '.join(DTYPES)}")
@@ -153,13 +156,31 @@ class RunSettings:
         elif file_of(self.data) is None:
             validate_hub_answers(f"the data set {self.data}")
 
+    def without_effect(self) -> dict[str, str]:
+        """Return which settings have no effect beside the others, by name, and why."""
+        unused = MEANINGLESS.get(self.data, ("alpha",))
+        return dict.fromkeys(unused, f"on --data {self.data}")
+
+    def needs(self, info: ModelInfo | None = None) -> Needs:
+        """Return what the run needs at least: its sequences and the maps of its layers."""
+        n_layers = self.layers if isinstance(self.layers, int) else info.n_layers if info else 1
+        maps = self.folds * bytes_of_maps(n_layers, self.seq_len)
+        return Needs(memory=self.bytes_of_sequences(info) + maps, disk=maps)
+
+    def bytes_of_sequences(self, info: ModelInfo | None) -> int:
+        """Return how much memory the sequences take: int64 tokens or float32 vectors."""
+        width = D_MODEL if info is None else info.d_model
+        size = width * NUMBER // 2 if self.data == "gaussian" else NUMBER
+        return self.n_seqs * self.seq_len * size
+
     def _validate_data(self) -> None:
         if self.pack:
             validate_packing(self.data, self.windows)
-        for field in fields(self):
-            unused = field.name in MEANINGLESS.get(self.data, ("alpha",))
-            if unused and getattr(self, field.name) != field.default:
-                raise UserError(f"--{field.name} has no effect on --data {self.data}")
+        validate_effects(self, self.without_effect())
+        if self.model.lower() in PARAMETER_FREE and self.data != "gaussian":
+            raise UserError(f"{self.model} takes gaussian vectors, not --data {self.data}")
+        if self.model.lower() in CHECKPOINTS and self.data == "gaussian":
+            raise UserError(f"{self.model} takes text or random tokens, not --data gaussian")
 
     def _validate_devices(self) -> None:
         n_processes = process_count()

@@ -7,9 +7,10 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
+from nope_probe.errors import UserError
 from nope_probe.runtime.distributed import is_first_process
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -35,13 +36,16 @@ class Signals:
     A signal raises at once. Inside `deferred` the first one sets `received`, and
     `raise_if_received` ends the run between two batches; a second one raises at once.
 
+    A process that waits for another one is told of its end by an error; if a signal came first,
+    that error is not shown.
+
     Attributes:
         message: the text of `Interrupted`.
         received: the number of the signal that was received; None before.
     """
 
-    def __init__(self) -> None:
-        self.message = "nothing was written"
+    def __init__(self, message: str = "nothing was written") -> None:
+        self.message = message
         self.received: int | None = None
         self._is_deferred = False
         self._before: dict[signal.Signals, Any] = {}
@@ -51,9 +55,16 @@ class Signals:
             self._before = {each: signal.signal(each, self._handle) for each in SIGNALS}
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         for each, handler in self._before.items():
             signal.signal(each, handler)
+        if self.received is not None and not isinstance(error, UserError | Interrupted):
+            raise Interrupted(self.received, self.message) from error
 
     @contextmanager
     def deferred(self) -> Iterator[None]:

@@ -10,9 +10,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from nope_probe.errors import StorageError
 from nope_probe.hooks.layer_folds import Index
 from nope_probe.runtime.checksums import tensors_checksum
-from nope_probe.runtime.folder import StorageError, atomic_write
+from nope_probe.runtime.folder import atomic_write, reason
 
 _CHECKSUM = "checksum"
 
@@ -37,7 +38,7 @@ def write_tensors(
         with atomic_write(path) as partial:
             save_file(contiguous, partial, metadata=metadata)
     except (OSError, SafetensorError) as error:
-        raise StorageError(f"cannot write {path}: {error}") from error
+        raise StorageError(f"cannot write {path}: {reason(error)}") from error
 
 
 def read_tensors(path: Path, *, owner: str) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -11,7 +11,8 @@ from types import TracebackType
 import numpy as np
 from jaxtyping import Float32
 
-from nope_probe.runtime.folder import StorageError
+from nope_probe.errors import StorageError
+from nope_probe.runtime.folder import reason
 
 ITEM = 4  # bytes of a float32
 
@@ -91,4 +92,4 @@ class TensorWriter:
             raise self._failed(error) from error
 
     def _failed(self, error: OSError) -> StorageError:
-        return StorageError(f"cannot write {self.path}: {error.strerror}")
+        return StorageError(f"cannot write {self.path}: {reason(error)}")

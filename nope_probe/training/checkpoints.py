@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nope_probe.errors import UserError
+from safetensors import SafetensorError
+
+from nope_probe.errors import StorageError, UserError, is_unwritable
 from nope_probe.runtime.checksums import file_checksum, json_checksum
-from nope_probe.runtime.folder import atomic_write
+from nope_probe.runtime.folder import atomic_write, reason
 from nope_probe.training.recipes import RECIPES
 
+# torch.save reports what it cannot write as a RuntimeError of its zip writer.
+_TORCH_SAVE = re.compile("PytorchStreamWriter|inline_container")
 _RUN = "run.json"
 _WHOLE = "checksums.json"  # written last into a checkpoint
 FINISHED = "training.json"  # written last into the folder of a trained model
@@ -41,14 +48,14 @@ def write_identity(out: Path, about: Mapping[str, Any]) -> None:
     """Write down which run a folder holds.
 
     Raises:
-        UserError: if the folder cannot be written to.
+        StorageError: if the folder cannot be written to.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
         with atomic_write(out / _RUN) as partial:
             partial.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        raise UserError(f"cannot write to {out}: {error.strerror}") from error
+        raise StorageError(f"cannot write to {out}: {reason(error)}") from error
 
 
 def validate_same_training(out: Path, about: Mapping[str, Any]) -> None:
@@ -104,6 +111,28 @@ def newest_whole(out: Path, about: Mapping[str, Any]) -> Path | None:
     if record != expected:
         raise UserError(f"{newest} is not the checkpoint that this run wrote; remove it")
     return newest
+
+
+@contextmanager
+def full_disk_is_one_line(out: Path) -> Iterator[None]:
+    """Turn a failure to write into one line, and remove the half-written checkpoint.
+
+    Raises:
+        StorageError: naming the reason; whole checkpoints stay.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not _TORCH_SAVE.search(str(error)):
+            raise
+        if isinstance(error, OSError) and not is_unwritable(error):
+            raise
+        for path in out.glob("checkpoint-*"):
+            if not (path / _WHOLE).is_file():
+                shutil.rmtree(path, ignore_errors=True)
+        raise StorageError(
+            f"cannot write to {out}: {reason(error)}; whole checkpoints are kept for --resume"
+        ) from error
 
 
 def step_of(checkpoint: Path) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +31,15 @@ class Corpus:
 
     train: Dataset | IterableDataset
     held_out: Dataset
+
+    def checksum(self) -> str:
+        """Return the SHA-256 of the tokens that are at hand: of a stream, the held-out ones."""
+        digest = sha256()
+        for data in (self.held_out, self.train):
+            if isinstance(data, Dataset):
+                for batch in data.with_format("numpy").iter(batch_size=4096):
+                    digest.update(batch["input_ids"].astype("int64").tobytes())
+        return digest.hexdigest()
 
 
 def tokenizer_of(recipe: Recipe) -> PreTrainedTokenizerBase:

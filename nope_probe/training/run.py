@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,11 +10,17 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from nope_probe.errors import UserError
+from nope_probe.runtime.bounds import COUNT, SEED, BoundedSettings
 from nope_probe.runtime.distributed import is_first_process, process_count
+from nope_probe.runtime.folder import checkpoint_dir
+from nope_probe.runtime.lock import FolderLock
+from nope_probe.runtime.places import output_folder, validate_folder_place
+from nope_probe.runtime.signals import Signals
 from nope_probe.runtime.status import status
 from nope_probe.training.checkpoints import (
     FINISHED,
     MODEL_FILES,
+    full_disk_is_one_line,
     identity,
     newest_whole,
     validate_same_training,
@@ -25,7 +32,7 @@ PresetName = Literal["nope-tiny", "rope-tiny", "nope-1.5b", "rope-1.5b"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(BoundedSettings):
     """Train the paper's NoPE model or its RoPE twin, and write a Hugging Face folder.
 
     The tiny presets train on the text of this Python's standard library, in about half an hour on
@@ -35,8 +42,10 @@ class Settings:
 
     preset: Annotated[PresetName, tyro.conf.arg(help="Which model to train.")]
     out: Annotated[Path | None, tyro.conf.arg(help="Folder to write [runs/train-PRESET].")] = None
-    steps: Annotated[int | None, tyro.conf.arg(help="Stop early; the recipe's by default.")] = None
-    seed: Annotated[int, tyro.conf.arg(help="Seed of weights and data order.")] = 0
+    steps: Annotated[
+        int | None, COUNT, tyro.conf.arg(help="Stop early; the recipe's by default.")
+    ] = None
+    seed: Annotated[int, SEED, tyro.conf.arg(help="Seed of weights and data order.")] = 0
     resume: Annotated[bool, tyro.conf.arg(help="Resume from the newest checkpoint in OUT.")] = False
 
     @property
@@ -52,25 +61,47 @@ def run(settings: Settings) -> None:
 
     Raises:
         UserError: for an output folder, a number of steps or a checkpoint that cannot be used.
+        StorageError: if the disk is full; whole checkpoints stay.
+        Interrupted: on a signal; a process that trains alone saves a checkpoint first.
     """
-    name, recipe = settings.preset, RECIPES[settings.preset.split("-")[1]]
-    out = settings.out or Path("runs") / f"train-{name}"
+    out = output_folder(settings.out or Path("runs") / f"train-{settings.preset}")
     validate(settings, out)
-    about = settings.identity
-    if settings.resume and (out / FINISHED).is_file():
-        return
-    checkpoint = newest_whole(out, about) if settings.resume else None
-    if is_first_process():
-        write_identity(out, about)
+    with ExitStack() as stack:
+        signals = stack.enter_context(Signals())
+        if is_first_process():
+            stack.enter_context(FolderLock(checkpoint_dir(out)))
+            validate(settings, out)  # another process may have ended in between
+        if not (settings.resume and (out / FINISHED).is_file()):
+            stack.enter_context(full_disk_is_one_line(out))
+            _train(settings, out, signals)
+
+
+def _train(settings: Settings, out: Path, signals: Signals) -> None:
+    """Train from the newest whole checkpoint, or from the start, and save the model."""
+    name, recipe = settings.preset, RECIPES[settings.preset.split("-")[1]]
     with status("loading torch and transformers"):
         from nope_probe.models.presets import smollm3_config
         from nope_probe.training.corpus import corpus_of, tokenizer_of
-        from nope_probe.training.trainer import MarkWhole, evaluate, make_trainer, save, train
+        from nope_probe.training.trainer import (
+            MarkWhole,
+            StopOnSignal,
+            evaluate,
+            make_trainer,
+            save,
+            train,
+        )
 
         _fix_randomness(settings.seed, recipe.threads)
     with status("reading the corpus", has_bars=True):
         tokenizer = tokenizer_of(recipe)
         corpus = corpus_of(recipe, tokenizer, settings.seed)
+    about = {**settings.identity, "corpus": corpus.checksum()}
+    if settings.resume:
+        validate_same_training(out, about)
+    checkpoint = newest_whole(out, about) if settings.resume else None
+    if is_first_process():
+        write_identity(out, about)
+    signals.message = "run the same command with --resume to resume"
     with status("building the model"):
         trainer = make_trainer(
             smollm3_config(recipe.size, rope=name.startswith("rope")),
@@ -82,7 +113,8 @@ def run(settings: Settings) -> None:
             seed=settings.seed,
         )
     trainer.add_callback(MarkWhole(about))
-    train(trainer, checkpoint)
+    trainer.add_callback(StopOnSignal(signals))
+    train(trainer, checkpoint, signals)
     save(trainer, tokenizer, out, name=name, recipe=asdict(recipe), losses=evaluate(trainer))
 
 
@@ -92,10 +124,7 @@ def validate(settings: Settings, out: Path) -> None:
     Raises:
         UserError: naming the flag.
     """
-    if out.is_file():
-        raise UserError(f"--out {out} is a file")
-    if settings.steps is not None and settings.steps < 1:
-        raise UserError(f"expected at least 1 step, got {settings.steps}")
+    validate_folder_place(out)
     validate_batch(RECIPES[settings.preset.split("-")[1]], process_count())
     if settings.resume:
         validate_same_training(out, settings.identity)

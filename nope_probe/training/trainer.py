@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from nope_probe.training.dynamics import Dynamics
 from nope_probe.training.recipes import split_batch
 
 if TYPE_CHECKING:
+    from nope_probe.runtime.signals import Signals
     from nope_probe.training.recipes import Recipe
 
 
@@ -121,6 +122,22 @@ class MarkWhole(TrainerCallback):
             mark_whole(Path(args.output_dir) / f"checkpoint-{state.global_step}", self.about)
 
 
+class StopOnSignal(TrainerCallback):
+    """Saves a checkpoint and ends training after the step in which a signal was received.
+
+    Args:
+        signals: the signals of the run.
+    """
+
+    def __init__(self, signals: Signals) -> None:
+        self.signals = signals
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Ask Trainer for a checkpoint, and for no further step."""
+        if self.signals.received is not None:
+            control.should_save = control.should_training_stop = True
+
+
 class _TrainedAlreadyError(Exception):
     """Raised where a checkpoint is of the last step."""
 
@@ -133,14 +150,21 @@ class _StopAtLastStep(TrainerCallback):
             raise _TrainedAlreadyError
 
 
-def train(trainer: Trainer, checkpoint: Path | None) -> None:
-    """Train to the last step, from a checkpoint if there is one."""
-    if checkpoint is None:
-        trainer.train()
-        return
-    trainer.add_callback(_StopAtLastStep())
-    with suppress(_TrainedAlreadyError):
-        trainer.train(resume_from_checkpoint=str(checkpoint))
+def train(trainer: Trainer, checkpoint: Path | None, signals: Signals | None = None) -> None:
+    """Train to the last step, from a checkpoint if there is one.
+
+    Raises:
+        Interrupted: on a signal, after the step in progress; of several processes, which do not
+            get it in the same step, at once.
+    """
+    alone = signals is not None and process_count() == 1
+    with signals.deferred() if signals is not None and alone else nullcontext():
+        if checkpoint is None:
+            trainer.train()
+            return
+        trainer.add_callback(_StopAtLastStep())
+        with suppress(_TrainedAlreadyError):
+            trainer.train(resume_from_checkpoint=str(checkpoint))
 
 
 def evaluate(trainer: Trainer) -> dict[str, float]:

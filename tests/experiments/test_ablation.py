@@ -232,7 +232,7 @@ BAD = {
         ["--model", "llama-3.1-8x"],
         "unknown model 'llama-3.1-8x'; .*llama-3.1-8b",
     ),
-    "too few folds": (["--folds", "3"], "at least 4 folds, got 3"),
+    "too few folds": (["--folds", "3"], "--folds 3: expected 4 <= folds"),
     "fewer sequences than folds": (["--n-seqs", "7"], "7 sequences do not fill 8 folds"),
     "a player the model lacks": (
         ["--model", "nope-tiny", "--players", "mask", "rope"],

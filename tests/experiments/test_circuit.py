@@ -197,16 +197,16 @@ def test_folders_go_through_bridges(
 
 BAD = {
     "no such layer": (["--layer", "5"], "has 4 layers, L0 to L3; there is no --layer 5"),
-    "layers count from 0": (["--layer", "-1"], "layers count from 0, got --layer -1"),
+    "layers count from 0": (["--layer", "-1"], "--layer -1: expected 0 <= layer <= 999"),
     "an unknown component": (["--remove", "w_x"], "'w_x'"),
     "a component the model lacks": (
         ["--remove", "rope"],
         "the model has no rope; it has mask, w_q, w_k, w_o, w_v, mlp",
     ),
     "an unknown model": (["--model", "llama-3.1-8x"], "unknown model 'llama-3.1-8x'"),
-    "too few folds": (["--folds", "3"], "at least 4 folds, got 3"),
+    "too few folds": (["--folds", "3"], "--folds 3: expected 4 <= folds"),
     "fewer sequences than folds": (["--n-seqs", "7"], "7 sequences do not fill 8 folds"),
-    "a window too short": (["--seq-len", "3"], "at least 4 tokens in a sequence, got 3"),
+    "a window too short": (["--seq-len", "3"], "--seq-len 3: expected 4 <= seq-len"),
     "beyond the context": (["--seq-len", "5000"], "beyond the model's context"),
     "vectors for a trained model": (["--data", "gaussian"], "takes text or random tokens"),
     "no such data": (["--data", "nowhere.txt"], "no data 'nowhere.txt'"),

@@ -1,9 +1,6 @@
 """The figures of language models: their settings, and the claims about their maps."""
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from support.command_line import refused, run_command
+from support.forks import forks
 from support.tiny_models import tokenizer
 
 from nope_probe import reproduce
@@ -103,17 +101,15 @@ def test_figures_of_the_appendix_name_the_error_in_the_published_scale(
 def test_processes_share_one_model_after_the_other_and_one_prints(
     text: Path, tiny: Callable[[str], Any], tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += ["-m", "nope_probe.reproduce", "figure5", "--n-seqs", "41", "--seq-len", "13"]
+    command = ["reproduce", "figure5", "--n-seqs", "41", "--seq-len", "13"]
     # 41 windows are two batches of at most 32: one for each process.
-    command += ["--data", str(text), "--layers", "2", "--out", str(tmp_path / "out")]
+    command += ["--data", str(text), "--layers", "2"]
     for name in ("llama", "smollm3"):
         command += ["--model", str(tiny(name).folder)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert told.returncode == 0, told.stderr
-    assert told.stdout.count("experiment: ") == 2
-    assert told.stdout.count("report: ") == 1
+    codes, printed = forks("share", "2", tmp_path, command)
+    assert codes == {"2": [0, 0]}, printed
+    assert printed.count("experiment: ") == 2
+    assert printed.count("report: ") == 1
     assert len(list(tmp_path.glob("scores-*/manifest.json"))) == 2
 
 

@@ -122,7 +122,7 @@ REFUSED = {
     "no weight to replace": (
         ablate,
         ["--players", "mask", "rope", "--replacement", "mean"],
-        "--replacement is for weights, and no player of this run removes one",
+        "--replacement has no effect where no weight is removed",
     ),
     "twice": (ablate, ["--replacement", "mean", "mean"], "each --replacement once, got mean mean"),
     "gain without effect": (
@@ -153,7 +153,7 @@ REFUSED = {
     "circuit: no weight to replace": (
         circuit,
         ["--remove", "mask", "--replacement", "zero"],
-        "--replacement is for weights, and none is removed",
+        "--replacement has no effect where no weight is removed",
     ),
     "circuit: gain without effect": (
         circuit,

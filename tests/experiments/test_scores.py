@@ -178,7 +178,7 @@ def test_the_report_is_offline_and_has_a_heat_map_of_the_heads(done: Path):
         ),
         (["--model", "llama-3.1-8b"], "meta-llama/Llama-3.1-8B .*offline"),
         (["--layers", "9"], "has 4 layers, 9 were asked for"),
-        (["--folds", "3"], "at least 4 folds, got 3"),
+        (["--folds", "3"], "--folds 3: expected 4 <= folds"),
         (["--skip-keys", "12"], "--skip-keys 12 leaves no keys of 13"),
         (["--seq-len", "5000"], "--seq-len 5000 is beyond the model's context"),
     ],

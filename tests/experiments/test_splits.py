@@ -87,7 +87,7 @@ def test_the_sources_profiles_add_up_to_that_of_the_pattern(
     [
         (["--model", "nope-tiny", "--bands", "octaves"], "--bands: no layer has RoPE"),
         (["--model", "nope-tiny", "--bands", "4"], "--bands: no layer has RoPE"),
-        (["--bands", "0"], "expected at least 1 of --bands, got 0"),
+        (["--bands", "0"], "--bands 0: expected 1 <= bands <= 1024"),
         (["--bands", "17"], "--bands: expected from 1 to 16 bands (rotary pairs), got 17"),
     ],
 )

@@ -1,14 +1,14 @@
 """A checkpoint holds the finished parts of a run, for the same run alone."""
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
 import torch
 
-from nope_probe.errors import UserError
+from nope_probe.errors import StorageError, UserError
 from nope_probe.runtime.checkpoint import RunCheckpoint
-from nope_probe.runtime.folder import StorageError
 from nope_probe.runtime.signals import Signals
 
 MAPS = {"folds": torch.arange(66.0).double().view(2, 3, 11), "counts": torch.tensor([5, 7])}
@@ -153,7 +153,7 @@ def test_another_runs_file_is_noticed(tmp_path: Path):
 def test_a_run_in_progress_is_locked(tmp_path: Path):
     with checkpoint(tmp_path) as first:
         with (
-            pytest.raises(UserError, match="another process is at work on the run in"),
+            pytest.raises(UserError, match=f"process {os.getpid()} is at work on the run in"),
             checkpoint(tmp_path),
         ):
             pass
@@ -179,6 +179,17 @@ def test_another_failure_keeps_what_was_saved_before(error: Exception, tmp_path:
     with pytest.raises(type(error)):
         fail(tmp_path, error)
     assert (tmp_path / ".run.unfinished" / "score.safetensors").is_file()
+
+
+def test_a_failure_before_anything_was_computed_leaves_nothing(tmp_path: Path):
+    def fail_early() -> None:
+        with checkpoint(tmp_path / "runs" / "deep") as ours:
+            ours.save("inputs", MAPS)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_early()
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_cannot_be_written_is_a_users_error(tmp_path: Path):

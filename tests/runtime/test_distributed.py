@@ -71,7 +71,9 @@ def test_a_command_for_one_process_is_refused_to_several(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ):
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    torchrun = {"WORLD_SIZE": 2, "RANK": 0, "MASTER_ADDR": "localhost", "MASTER_PORT": 29500}
+    for name, value in torchrun.items():
+        monkeypatch.setenv(name, str(value))
     line = refused(capfd, tmp_path, command, *arguments)
     assert line == (
         "only ablate, behaviour, scores and the figures of language models run in several processes"

@@ -8,6 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from nope_probe.models.load import load
+from nope_probe.models.parameter_free import build, parameter_free
 from nope_probe.runtime.checksums import BLOCK, tensors_checksum
 from nope_probe.runtime.fingerprint import configuration, fingerprint
 
@@ -99,3 +100,14 @@ def test_shapes_names_and_dtypes_count_and_blocks_do_not(monkeypatch: pytest.Mon
     monkeypatch.setattr("nope_probe.runtime.checksums.BLOCK", 20)
     assert BLOCK > 20
     assert [tensors_checksum(each) for each in variants] == found
+
+
+def test_a_parameter_free_model_is_the_same_whatever_was_drawn_before():
+    config, found = parameter_free(n_layers=2, d_model=5), set()
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        expected = torch.rand(3)
+        torch.manual_seed(seed)
+        found.add(fingerprint(build(config)))
+        assert torch.equal(torch.rand(3), expected)
+    assert len(found) == 1

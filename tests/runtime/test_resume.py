@@ -1,59 +1,116 @@
 """A run that is killed or interrupted at any time ends in the same bytes as one that is not."""
 
+import json
+import re
 import signal
 from pathlib import Path
 
 import pytest
 from support.forks import forks
 
-SCORES = ["scores", "--model", "nope-tiny", "--layers", "3", "--seq-len", "37"]
-ABLATE = ["ablate", "--model", "nope-tiny", "--layers", "2", "--seq-len", "19"]
-ABLATE += ["--n-seqs", "61", "--players", "mask", "w_q", "--reparametrise", "1"]
-CIRCUIT = ["circuit", "--layer", "1", "--seq-len", "23", "--remove", "w_q", "mlp"]
-BEHAVIOUR = ["behaviour", "--model", "nope-tiny", "--n-seqs", "23", "--seq-len", "29"]
-BEHAVIOUR += ["--measures", "copy", "position", "--remove", "mask", "w_q"]
-SIMULATE = ["simulate", "--alpha", "0", "0.3", "--rope", "--n-layers", "3", "--seq-len", "29"]
+TEXT = ["--model", "nope-tiny", "--n-seqs", "31", "--batch-size", "3", "--checkpoint-every", "2"]
+SHORT = {
+    "scores": [*TEXT, "--layers", "2", "--seq-len", "13"],
+    "ablate": [*TEXT, "--layers", "2", "--seq-len", "11", "--players", "mask", "w_q"],
+    "circuit": [*TEXT, "--layer", "1", "--seq-len", "11", "--remove", "w_q"],
+    "behaviour": [*TEXT, "--seq-len", "23", "--measures", "copy", "--remove", "mask"],
+    "simulate": ["--rope", "--n-layers", "2", "--seq-len", "11", "--n-samples", "397"],
+}
+SHORT["simulate"] += ["--checkpoint-every", "1"]
+# Of the campaign. Those of `reproduce` and `compare` share experiments and runs.
+LONG = {
+    "scores": [*TEXT, "--layers", "3", "--seq-len", "37"],
+    "ablate": [*SHORT["ablate"], "--reparametrise", "1"],
+    "circuit": [*SHORT["circuit"], "--remove", "w_q", "mlp"],
+    "behaviour": [*SHORT["behaviour"], "--measures", "copy", "position"],
+    "simulate": [*SHORT["simulate"], "--alpha", "0", "0.3", "--n-samples", "2999"],
+    "train": ["--preset", "nope-tiny"],
+    "layers": ["--model", "nope-tiny"],
+    "reproduce": ["figure2", "--n-samples", "397"],
+    "compare": ["one", "two"],
+}
+# What may differ between two runs: when they ended, how long they took, and what covers these.
+VARYING = ("finished", "seconds", "checksum")
+VARYING_LINES = re.compile(rb"&quot;(finished|seconds)&quot;: .*\n")
 
 
-def results(run: Path) -> dict[str, bytes]:
-    """The arrays and tables of a run."""
-    files = [*run.glob("*.safetensors"), *run.glob("*.csv")]
-    return {path.name: path.read_bytes() for path in files}
+def results(folder: Path) -> dict[str, bytes | dict]:
+    """Return the content of all files in a folder, less what may differ between two runs."""
+    found: dict[str, bytes | dict] = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.name == "manifest.json":
+            manifest = json.loads(path.read_text())
+            manifest["checksums"].pop("report.html")
+            found[name] = {key: each for key, each in manifest.items() if key not in VARYING}
+        elif path.name == "report.html":
+            found[name] = VARYING_LINES.sub(b"", path.read_bytes())
+        elif path.is_file() and "checkpoint-" not in name and path.suffix != ".bin":
+            found[name] = path.read_bytes()
+    return found
+
+
+def assert_same_results(tmp_path: Path, n_runs: int) -> None:
+    undisturbed = results(tmp_path / "undisturbed")
+    assert undisturbed
+    for run in range(n_runs):
+        found = results(tmp_path / str(run))
+        assert found.keys() == undisturbed.keys()  # and so nothing was left
+        assert [name for name in found if found[name] != undisturbed[name]] == []
+
+
+@pytest.mark.parametrize("command", SHORT)
+def test_killed_before_any_change_on_disk_a_run_ends_in_the_same_bytes(
+    command: str, tmp_path: Path
+):
+    report, stderr = forks("step", "9 5,6,7,8", tmp_path, [command, *SHORT[command]])
+    assert report["code"] == 0, stderr
+    assert len(report["ends"]) >= 3
+    assert report["resumed"] > 0
+    assert_same_results(tmp_path, 1)
 
 
 @pytest.mark.parametrize(
-    ("kills", "command"),
+    ("signum", "command"),
     [
-        ("20", [*SCORES, "--n-seqs", "499", "--batch-size", "3", "--checkpoint-every", "2"]),
-        ("5", [*ABLATE, "--batch-size", "5", "--checkpoint-every", "2"]),
-        ("5", [*CIRCUIT, "--n-seqs", "199", "--batch-size", "3", "--checkpoint-every", "2"]),
-        ("2", [*BEHAVIOUR, "--batch-size", "5", "--checkpoint-every", "2"]),
-        ("5", [*SIMULATE, "--n-samples", "2999", "--checkpoint-every", "2"]),
+        (signal.SIGINT, "scores"),
+        (signal.SIGTERM, "ablate"),
+        (signal.SIGINT, "circuit"),
+        (signal.SIGTERM, "behaviour"),
+        (signal.SIGTERM, "simulate"),
     ],
-    ids=["scores", "ablate", "circuit", "behaviour", "simulate"],
 )
-def test_killed_at_random_moments_a_run_ends_in_the_same_bytes(
-    kills: str, command: list[str], tmp_path: Path
+def test_a_signal_ends_a_run_in_one_line_and_it_resumes_to_the_same_bytes(
+    signum: int, command: str, tmp_path: Path
 ):
-    report, _ = forks("kill", kills, tmp_path, command)
-    assert report["code"] == 0
-    assert report["kills"] == int(kills)
-    assert report["resumed"] > 0
-    uninterrupted = results(tmp_path / "uninterrupted")
-    held = "behaviour.csv" if command[0] == "behaviour" else "maps.safetensors"
-    assert held in uninterrupted
-    for run in range(report["runs"]):
-        assert results(tmp_path / f"run-{run}") == uninterrupted
-    assert not list(tmp_path.glob(".*"))
+    report, stderr = forks("step", f"{signum:d} 6,8", tmp_path, [command, *SHORT[command]])
+    assert report["code"] == 0, stderr
+    assert {*report["ends"]} == {128 + signum}
+    said = [line for line in stderr.splitlines() if "interrupted" in line]
+    assert len(said) == len(report["ends"]) >= 1
+    # Alone where the run is written already.
+    assert all(line == "interrupted" or line.startswith("interrupted: ") for line in said)
+    assert any(line.endswith("run the same command to resume") for line in said)
+    assert "Traceback" not in stderr
+    assert_same_results(tmp_path, 1)
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_progress_and_says_so(signum: int, code: int, tmp_path: Path):
-    command = [*SCORES, "--n-seqs", "1499", "--batch-size", "3", "--checkpoint-every", "1000000"]
-    report, stderr = forks("stop", str(int(signum)), tmp_path / "run", command)
-    assert (report["stopped"], report["again"]) == (code, 0)
-    assert report["left"] == ["about.json", "inputs.safetensors", "lock", "state-0.partial"]
-    message = "interrupted: progress was saved; run the same command to resume"
-    assert message in stderr.splitlines()
-    assert (tmp_path / "run" / "manifest.json").is_file()
-    assert not list(tmp_path.glob(".*"))
+@pytest.mark.every_combination
+@pytest.mark.parametrize("command", LONG)
+def test_killed_at_random_moments_and_at_the_final_write_a_run_ends_in_the_same_bytes(
+    command: str, tmp_path: Path
+):
+    if command == "compare":
+        for name, seed in (("one", "0"), ("two", "1")):
+            scores = ["scores", *SHORT["scores"], "--seed", seed]
+            forks("kill", "0", tmp_path / name, scores)
+    given = [
+        str(tmp_path / each / "0" / "run") if each in ("one", "two") else each
+        for each in LONG[command]
+    ]
+    report, stderr = forks("kill", "8", tmp_path / "kills", [command, *given])
+    print(f"\n{command}: {report}")  # noqa: T201  (the campaign is run for this line)
+    assert report["code"] == 0, stderr
+    assert report["kills"] == 8
+    if command != "layers":
+        assert_same_results(tmp_path / "kills", report["runs"])

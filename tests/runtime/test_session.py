@@ -1,6 +1,7 @@
 """A session validates first, resumes, and ends early without losing progress."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from support.out_of_memory import out_of_memory_above
 from nope_probe.errors import UserError
 from nope_probe.experiments.scores.run import Settings, capture, run
 from nope_probe.runtime.folder import checkpoint_dir
+from nope_probe.runtime.lock import FolderLock, LockedError
 from nope_probe.runtime.session import Session
 
 SMALL = {"model": "nope-tiny", "layers": 1, "n_seqs": 13, "seq_len": 17, "folds": 4}
@@ -104,3 +106,33 @@ def test_the_manifest_identifies_the_weights(tmp_path: Path):
         return json.loads((tmp_path / name / "manifest.json").read_text())["model"]["weights"]
 
     assert weights("a", "nope-tiny") == weights("b", "nope-tiny") != weights("c", "rope-tiny")
+
+
+def test_a_second_process_is_refused_before_it_loads_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Settings, "load_model", not_reached)
+    settings = Settings(**SMALL, out=tmp_path / "run")
+    with (
+        FolderLock(checkpoint_dir(settings.out)),
+        pytest.raises(LockedError, match=f"process {os.getpid()} is at work on the run in"),
+    ):
+        run(settings)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_another_process_finished_meanwhile_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    settings = Settings(**SMALL, out=tmp_path / "run")
+    run(settings)
+    (tmp_path / "run").rename(tmp_path / "hidden")
+    # Between the two looks at the folder: before it is locked.
+    monkeypatch.setattr(
+        Settings, "validate_reach", lambda _: (tmp_path / "hidden").rename(tmp_path / "run")
+    )
+    monkeypatch.setattr(Settings, "load_model", not_reached)
+    capsys.readouterr()
+    assert run(settings) == tmp_path / "run"
+    assert capsys.readouterr().err.startswith("finished before, in ")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]

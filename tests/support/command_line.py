@@ -16,11 +16,15 @@ def run_command(command: ModuleType, *arguments: object) -> None:
 
 
 def refused(
-    capfd: pytest.CaptureFixture[str], folder: Path, command: ModuleType, *arguments: object
+    capfd: pytest.CaptureFixture[str],
+    folder: Path,
+    command: ModuleType,
+    *arguments: object,
+    code: int = 2,
 ) -> str:
     """Run a command in a folder and return the one line in which it refuses.
 
-    It has to end with exit code 2, to print nothing on stdout and to leave the folder as it was.
+    It has to end with an exit code, to print nothing on stdout and to leave the folder as it was.
     """
     folder.mkdir(exist_ok=True)
     before = sorted(folder.rglob("*"))
@@ -28,7 +32,7 @@ def refused(
     with chdir(folder), pytest.raises(SystemExit) as exit_code:
         run_command(command, *arguments)
     printed = capfd.readouterr()
-    assert exit_code.value.code == 2
+    assert exit_code.value.code == code
     assert printed.out == ""
     assert sorted(folder.rglob("*")) == before
     (line,) = printed.err.splitlines()

@@ -1,10 +1,6 @@
 """Commands in forks of one process that has everything imported: cheap to start, kill and repeat.
 
-    python forks.py kill N OUT COMMAND ...        kill it N times, over as many runs as that takes
-    python forks.py share 1,2 OUT COMMAND ...     run it in 1 process, then in 2 that share it
-    python forks.py stop SIGNAL OUT COMMAND ...   send it a signal under way, and start it again
-
-The report is JSON, the last line on stderr.
+The process is started once, by the first test that needs it, and takes one request after the other.
 """
 
 import json
@@ -15,27 +11,72 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import cache
 from importlib import import_module
+from itertools import cycle
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import torch
 
+CHANGES = ("fsync", "mkdir", "rename", "replace", "rmdir", "unlink")  # functions of `os`
+
 
 def forks(what: str, argument: str, out: Path, command: list[str]) -> tuple[dict, str]:
-    """Run this file, and return its report and all that was written to stderr."""
-    ended = subprocess.run(
-        [sys.executable, "-W", "ignore", __file__, what, argument, str(out), *command],
+    """Run a command in forks, and return the report and all that was written to stderr.
+
+    Args:
+        what: `kill`, `step`, `share`: the function below.
+        argument: its first argument.
+        out: a folder. Each run of `step` and `kill` has a folder of its own there and writes `run`
+            in it; the one that is not disturbed is in `undisturbed`.
+        command: the command and its arguments.
+    """
+    process = server()
+    assert process.stdin is not None and process.stdout is not None  # noqa: PT018
+    process.stdin.write(json.dumps([what, argument, str(out), command]) + "\n")
+    process.stdin.flush()
+    reply = process.stdout.readline()
+    assert reply, "the process of forks has ended"
+    report, stderr = json.loads(reply)
+    return report, stderr
+
+
+@cache
+def server() -> subprocess.Popen[str]:
+    """Start this file, which ends with the process that started it."""
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", __file__],
         env=os.environ | {"TOKENIZERS_PARALLELISM": "false"},
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-        timeout=900,
     )
-    assert ended.returncode == 0, ended.stderr
-    return json.loads(ended.stderr.splitlines()[-1]), ended.stderr
 
 
-def start(command: str, arguments: list[str], **environment: str) -> int:
-    """Fork a process that runs a command and ends."""
+def serve() -> None:
+    """Answer requests, a line of JSON each, until there are no more."""
+    answers = os.dup(1)
+    prepare()
+    for line in sys.stdin:
+        what, argument, out, (command, *arguments) = json.loads(line)
+        action = {"kill": kill, "step": step, "share": share}[what]
+        with TemporaryFile() as printed:
+            os.dup2(printed.fileno(), 1)
+            os.dup2(printed.fileno(), 2)
+            signal.alarm(3000)  # a command that hangs ends here, and with it the test
+            Path(out).mkdir(exist_ok=True)
+            report = action(argument, Path(out), command, arguments)
+            printed.seek(0)
+            text = printed.read().decode()
+        os.write(answers, (json.dumps([report, text]) + "\n").encode())
+
+
+def start(
+    command: str, arguments: list[str], change: int = 0, signum: int = 0, **environment: str
+) -> int:
+    """Fork a process that runs a command, and gets a signal before one of its changes on disk."""
     pid = os.fork()
     if pid:
         return pid
@@ -44,6 +85,8 @@ def start(command: str, arguments: list[str], **environment: str) -> int:
     torch.set_num_threads(1)
     sys.argv = [command, *arguments]
     code = 0
+    if change:
+        get_signal_before(change, signum)
     try:
         import_module(f"nope_probe.{command}").main()
     except SystemExit as stop:
@@ -57,29 +100,103 @@ def start(command: str, arguments: list[str], **environment: str) -> int:
     os._exit(code)
 
 
+def get_signal_before(change: int, signum: int) -> None:
+    """Send this process a signal before one of its changes on disk, counted from 1."""
+    left = change
+
+    def counted(function: Callable) -> Callable:
+        def call(*args: object, **options: object) -> object:
+            nonlocal left
+            left -= 1
+            if not left:
+                os.kill(os.getpid(), signum)
+            return function(*args, **options)
+
+        return call
+
+    for name in CHANGES:
+        setattr(os, name, counted(getattr(os, name)))
+
+
 def exit_code(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+def begin(
+    folder: Path, command: str, arguments: list[str], change: int = 0, signum: int = 0
+) -> int:
+    """Start a command that writes `run` in a folder, or resume it."""
+    folder.mkdir(exist_ok=True)
+    os.chdir(folder)
+    given = [] if command == "layers" else ["--out", "run"]
+    if command == "train" and (folder / "run" / "run.json").is_file():
+        given.append("--resume")
+    return start(command, [*arguments, *given], change, signum)
+
+
+def has_progress(folder: Path) -> bool:
+    """Return whether an ended process left something to resume from."""
+    left = [*folder.glob(".*.unfinished/*.safetensors"), *folder.glob(".*.unfinished/state-*")]
+    return bool(left or [*folder.glob("run/checkpoint-*/checksums.json")])
+
+
+def step(argument: str, out: Path, command: str, arguments: list[str]) -> dict[str, object]:
+    """Send a command a signal before one change on disk after the other, until it ends by itself.
+
+    Args:
+        argument: the signal, and before which changes: `9 5,7`, before the 5th, the 7th, the 5th.
+        out: the folder of the runs.
+        command: the command.
+        arguments: its arguments.
+    """
+    number, changes = argument.split()
+    signum, resumed, ends = int(number), 0, []
+    code = exit_code(begin(out / "undisturbed", command, arguments))
+    for change in cycle(map(int, changes.split(","))):
+        if code or len(ends) > 60:
+            break
+        code = exit_code(begin(out / "0", command, arguments, change, signum))
+        if code not in (-signum, 128 + signum):
+            break
+        ends.append(code)
+        resumed += has_progress(out / "0")
+        code = 0
+    return {"code": code, "ends": ends, "runs": 1, "resumed": resumed}
+
+
 def kill(count: str, out: Path, command: str, arguments: list[str]) -> dict[str, object]:
-    """Kill a command at random moments until it has been killed often enough and has ended."""
-    chance, kills, runs, resumed, ended = random.Random(0), 0, 0, 0, 0
-    begin = time.monotonic()
-    code = exit_code(start(command, [*arguments, "--out", str(out / "uninterrupted")]))
-    duration = time.monotonic() - begin
+    """Kill a command at random moments, every other time while its results are being written."""
+    chance, attempts, kills, runs, resumed, aimed, ended = random.Random(0), 0, 0, 0, 0, 0, 0
+    begun = time.monotonic()
+    code = exit_code(begin(out / "undisturbed", command, arguments))
+    duration = time.monotonic() - begun
     while not code and (kills < int(count) or ended):
-        pid = start(command, [*arguments, "--out", str(out / f"run-{runs}")])
+        folder = out / str(runs)
+        pid = begin(folder, command, arguments)
         if kills < int(count):
-            time.sleep(chance.uniform(0, duration))
+            attempts += 1
+            wrote = attempts % 2 == 0 and wait_for_results(folder, pid, duration)
+            time.sleep(chance.uniform(0, 0.1 if wrote else duration))
             os.kill(pid, signal.SIGKILL)
         ended = exit_code(pid)
         if ended == -signal.SIGKILL:
             kills += 1
-            left = out / f".run-{runs}.unfinished"
-            resumed += any([*left.glob("*.safetensors"), *left.glob("state-*.partial")])
+            aimed += wrote
+            resumed += has_progress(folder)
         else:
             code, runs = ended, runs + 1
-    return {"code": code, "kills": kills, "runs": runs, "resumed": resumed}
+    return {"code": code, "kills": kills, "aimed": aimed, "runs": runs, "resumed": resumed}
+
+
+def wait_for_results(folder: Path, pid: int, duration: float) -> bool:
+    """Wait until a command begins to write its results; return False if it does not."""
+    last = time.monotonic() + 3 * duration
+    ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    while time.monotonic() < last and os.waitid(os.P_PID, pid, ended) is None:
+        if [*folder.glob(".*.unfinished/run"), *folder.glob("run/config.json")]:
+            return True
+        time.sleep(0.001)
+    return False
 
 
 def share(counts: str, out: Path, command: str, arguments: list[str]) -> dict[str, object]:
@@ -100,38 +217,18 @@ def share_among(count: str, out: Path, command: str, arguments: list[str]) -> li
     return [exit_code(pid) for pid in pids]
 
 
-def stop(signum: str, out: Path, command: str, arguments: list[str]) -> dict[str, object]:
-    """Send a signal to a command once it is streaming, and start it again."""
-    folder = out.parent / f".{out.name}.unfinished"
-    pid = start(command, [*arguments, "--out", str(out)])
-    while not (folder / "inputs.safetensors").exists():
-        time.sleep(0.001)
-    time.sleep(0.2)
-    os.kill(pid, int(signum))
-    stopped = exit_code(pid)
-    left = sorted(path.name for path in folder.iterdir())
-    again = exit_code(start(command, [*arguments, "--out", str(out)]))
-    return {"stopped": stopped, "left": left, "again": again}
+def prepare() -> None:
+    """Import what commands need, so that their forks have it, and shorten training."""
+    torch.set_num_threads(1)
+    names = ["scores", "ablate", "circuit", "simulate", "layers", "compare", "reproduce"]
+    names += [f"experiments.{name}.analyse" for name in ("ablation", "circuit", "scores")]
+    names += ["experiments.simulation.analyse", "experiments.behaviour.analyse"]
+    for name in names:
+        import_module(f"nope_probe.{name}")
+    import_module("nope_probe").load("nope-tiny")
+    import_module("support.short_training").shorten_training(setattr, dict.__setitem__)
 
 
 if __name__ == "__main__":
-    from nope_probe import load
-
-    torch.set_num_threads(1)
-    for name in (
-        "scores",
-        "ablate",
-        "circuit",
-        "simulate",
-        "experiments.ablation.conditions",
-        "experiments.ablation.analyse",
-        "experiments.circuit.analyse",
-        "experiments.scores.analyse",
-        "experiments.simulation.analyse",
-    ):
-        import_module(f"nope_probe.{name}")
-    load("nope-tiny")
-    what, argument, out, command, *arguments = sys.argv[1:]
-    action = {"kill": kill, "share": share, "stop": stop}[what]
-    report = action(argument, Path(out), command, arguments)
-    sys.stderr.write(json.dumps(report) + "\n")
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+    serve()

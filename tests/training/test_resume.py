@@ -1,36 +1,29 @@
 """Training resumes its own run, to the same bytes, and overwrites nothing."""
 
 import json
+import os
 import shutil
-from dataclasses import replace
+import signal
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoTokenizer
+from support.full_disk import files_of_at_most
+from support.short_training import short_corpus, shorten_training
+from transformers import Trainer, TrainerCallback, TrainerState
 
-from nope_probe.errors import UserError
-from nope_probe.models.names import CHECKPOINTS
-from nope_probe.training.corpus import Corpus, _dataset
+from nope_probe.errors import StorageError, UserError
+from nope_probe.runtime.lock import FolderLock, LockedError
+from nope_probe.runtime.signals import Interrupted
+from nope_probe.training import trainer as trainer_module
 from nope_probe.training.recipes import RECIPES, split_batch
 from nope_probe.training.run import Settings, run
 from nope_probe.training.trainer import model_card
 
-SHORT = replace(RECIPES["tiny"], seq_len=11, batch_tokens=4 * 11, micro_batch=2, steps=5, warmup=1)
-
 
 @pytest.fixture(autouse=True, scope="module")
-def short_recipe():
-    """A recipe of seconds: few sequences of random tokens, a checkpoint every second step."""
-    tokenizer = AutoTokenizer.from_pretrained(CHECKPOINTS["nope-tiny"])
-    # 21 sequences are five steps and a quarter: the pass over them does not end with the run.
-    tokens = torch.randint(1, 2048, (21, 10), generator=torch.Generator().manual_seed(1))
-    corpus = Corpus(train=_dataset(tokens, tokenizer), held_out=_dataset(tokens[:9], tokenizer))
+def short_training():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(RECIPES, "tiny", SHORT)
-        patch.setattr("nope_probe.training.trainer.SAVE_EVERY", 2)
-        patch.setattr("nope_probe.training.corpus.tokenizer_of", lambda *_: tokenizer)
-        patch.setattr("nope_probe.training.corpus.corpus_of", lambda *_: corpus)
+        shorten_training(patch.setattr, patch.setitem)
         yield
 
 
@@ -161,3 +154,67 @@ def test_the_card_says_how_many_processes_shared_a_step(finished: Path):
     assert record["processes"] == 1
     assert "processes" not in model_card(record, 5)
     assert "each step shared by 2 processes" in model_card(record | {"processes": 2}, 5)
+
+
+def test_two_processes_do_not_train_into_one_folder(copy: Path):
+    forget_the_model(copy)
+    settings = Settings(preset="nope-tiny", out=copy, resume=True)
+    with (
+        FolderLock(copy.parent / f".{copy.name}.unfinished"),
+        pytest.raises(LockedError, match=f"process {os.getpid()} is at work on the run in"),
+    ):
+        run(settings)
+    assert not (copy / "model.safetensors").exists()
+    assert [path.name for path in copy.parent.iterdir()] == [copy.name]
+
+
+def test_another_corpus_is_not_continued(copy: Path, monkeypatch: pytest.MonkeyPatch):
+    forget_the_model(copy)
+    other = short_corpus(seed=2)
+    monkeypatch.setattr("nope_probe.training.corpus.corpus_of", lambda *_: other)
+    with pytest.raises(UserError, match="holds a run with another corpus"):
+        run(Settings(preset="nope-tiny", out=copy, resume=True))
+    assert not (copy / "model.safetensors").exists()
+
+
+class SignalAt(TrainerCallback):
+    """Sends this process a signal within a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_begin(self, args: object, state: TrainerState, *_: object, **__: object) -> None:
+        if state.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_signal_saves_a_checkpoint_after_the_step_and_training_resumes_to_the_same_bytes(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    out, made = tmp_path / "run", trainer_module.make_trainer
+
+    def make(*args: object, **kwargs: object) -> Trainer:
+        trainer = made(*args, **kwargs)
+        trainer.add_callback(SignalAt(2))
+        return trainer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer_module, "make_trainer", make)
+        with pytest.raises(Interrupted, match="run the same command with --resume to resume"):
+            run(Settings(preset="nope-tiny", out=out))
+    assert (out / "checkpoint-3" / "checksums.json").is_file()
+    assert not (out / "model.safetensors").exists()
+    run(Settings(preset="nope-tiny", out=out, resume=True))
+    assert results(out) == results(finished)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("n_bytes", [100_000, 4_000_000], ids=["weights", "optimizer"])
+def test_a_full_disk_keeps_whole_checkpoints_and_says_so_in_one_line(n_bytes: int, copy: Path):
+    forget_the_model(copy)
+    shutil.rmtree(copy / "checkpoint-5")
+    with files_of_at_most(n_bytes), pytest.raises(StorageError, match=f"cannot write to {copy}: "):
+        run(Settings(preset="nope-tiny", out=copy, resume=True))
+    assert not (copy / "training.json").exists()
+    assert [path.name for path in copy.glob("checkpoint-*")] == ["checkpoint-4"]
+    assert (copy / "checkpoint-4" / "checksums.json").is_file()

@@ -167,7 +167,7 @@ def test_an_output_that_is_a_file_and_no_steps_are_refused(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="is a file"):
         run(Settings(preset="nope-tiny", out=tmp_path / "file"))
-    with pytest.raises(UserError, match="at least 1 step, got 0"):
+    with pytest.raises(UserError, match="--steps 0: expected 1 <= steps"):
         run(Settings(preset="nope-tiny", steps=0))
 
 

@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from nope_probe.errors import UserError
-from nope_probe.experiments.replacements import validate_replacements
+from nope_probe.experiments.replacements import validate_replacements, without_weights
+from nope_probe.hooks.names import SOURCES, WEIGHTS
+from nope_probe.runtime.bounds import Bounds
+from nope_probe.runtime.effects import validate_effects
+from nope_probe.runtime.resources import Needs
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 from nope_probe.runtime.status import status
@@ -18,8 +22,13 @@ if TYPE_CHECKING:
     from nope_probe.data.sequences import Sequences
     from nope_probe.experiments.ablation.conditions import CaptureOptions, Measured
     from nope_probe.experiments.ablation.plan import Plan
+    from nope_probe.models.info import ModelInfo
 
 _arg = tyro.conf.arg
+MOST_BANDS = 128  # rotary pairs of the widest heads
+FLAGS_OF_WEIGHTS = ("reparametrise", "replacement", "gain")
+# What a layer's own scores do not read: the layers after it do.
+ACT_DOWNSTREAM = frozenset({"mask", "w_v", "w_o", "mlp"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +50,7 @@ class Settings(RunSettings):
     ] = None
     bands: Annotated[
         int,
+        Bounds(0, MOST_BANDS),
         _arg(
             help="Into how many bands of rotary pairs to divide RoPE, each a player in its place; "
             "0 leaves it whole. Without --players, mask and bands play alone."
@@ -62,7 +72,9 @@ class Settings(RunSettings):
         _arg(help="For a layer's scores, remove in the layers before it, in itself, or in both."),
     ] = "both"
     reparametrise: Annotated[
-        int, _arg(help="In how many random reparametrisations to repeat the first player set.")
+        int,
+        Bounds(0, 1000),
+        _arg(help="In how many random reparametrisations to repeat the first player set."),
     ] = 0
     residuals_gb: Annotated[
         float,
@@ -79,23 +91,59 @@ class Settings(RunSettings):
         super().validate()
         if self.residuals_gb < 0:
             raise UserError(f"expected --residuals-gb of 0 or more, got {self.residuals_gb}")
-        if self.bands < 0:
-            raise UserError(f"expected --bands of 0 or more, got {self.bands}")
-        if self.bands and self.players and "rope" not in self.players:
+        if self.bands and self.players is not None and "rope" not in self.players:
             raise UserError("--bands divides the player rope, and it is not among --players")
-        if self.reparametrise < 0:
-            raise UserError(f"expected a --reparametrise of 0 or more, got {self.reparametrise}")
-
         validate_replacements(self.replacement, self.gain)
+        self._validate_removals()
+
+    def _validate_removals(self) -> None:
+        """Check the players by name, and the flags that need players of a kind."""
+        removed = self._named_components()
+        if removed is not None and not removed & {*WEIGHTS}:
+            validate_effects(self, without_weights(FLAGS_OF_WEIGHTS))
+        self._validate_scope(removed)
+
+    def _named_components(self) -> frozenset[str] | None:
+        """Return the components of the players, as far as their names tell; None by default.
+
+        Raises:
+            UserError: for players that do not exist, or that share a component.
+        """
+        from nope_probe.analyses.shapley import player_set
+
+        names = self.player_names
+        if names is None:
+            return None
+        if names == ("sources",):
+            return frozenset(SOURCES)
+        try:
+            players = player_set(names).players
+        except ValueError as error:
+            raise UserError(f"--players: {error}") from error
+        return frozenset().union(*(each.components for each in players))
+
+    def _validate_scope(self, removed: frozenset[str] | None) -> None:
+        if self.scope == "upstream" and self.layers == 1:
+            raise UserError("--scope upstream removes nothing with --layers 1: no layer is before")
+        if self.scope == "own" and removed is not None and removed <= ACT_DOWNSTREAM:
+            raise UserError(
+                f"--scope own removes nothing: of a layer's {', '.join(sorted(removed))}, its own "
+                "scores do not depend"
+            )
 
     @property
-    def flags_of_weights(self) -> dict[str, bool]:
-        """Whether each flag was given that has an effect only where weights are removed."""
-        return {
-            "reparametrise": self.reparametrise != 0,
-            "replacement": self.replacement != ("identity",),
-            "gain": self.gain != "output",
-        }
+    def player_names(self) -> tuple[str, ...] | None:
+        """The players as they were named; None where the model decides which there are."""
+        if self.players is None and self.bands:
+            return ("mask", "rope")
+        return self.players
+
+    def needs(self, info: ModelInfo | None = None) -> Needs:
+        """Return what the run needs at least: the maps of each of its conditions are kept."""
+        n_players = len(self.player_names or ()) + max(self.bands - 1, 0)
+        n_conditions = 1 if self.player_names == ("sources",) else 2**n_players
+        once = super().needs(info)
+        return Needs(memory=once.memory, disk=once.disk * n_conditions)
 
     @property
     def has_shuffled_control(self) -> bool:
@@ -134,16 +182,15 @@ def plan_of(session: Session[Settings]) -> Plan:
     from nope_probe.hooks.rope_names import ROPE_HALVES
 
     settings, loaded = session.settings, session.loaded
-    players: tuple[str, ...] | None = settings.players
+    players = settings.player_names
     bands: tuple[str, ...] = ROPE_HALVES
     if settings.bands:
         bands = bands_of(loaded.model, settings.bands)
-        players = tuple(with_bands(players or ("mask", "rope"), bands))
+        players = tuple(with_bands(players or (), bands))
     plan = make_plan(components(loaded.model), players, loaded.info.parameter_free, bands)
     validate_bands(loaded.model, plan.removable)
-    for flag, given in settings.flags_of_weights.items():
-        if given and not plan.removes_weights:
-            raise UserError(f"--{flag} is for weights, and no player of this run removes one")
+    if not plan.removes_weights:
+        validate_effects(settings, without_weights(FLAGS_OF_WEIGHTS))
     return plan
 
 

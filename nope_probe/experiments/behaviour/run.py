@@ -77,7 +77,7 @@ def plan_of(session: Session[Settings]) -> Plan:
 
     settings, has = session.settings, components(session.loaded.model)
     conditions = make_conditions(has, settings.remove, settings.replacement)
-    settings.validate_conditions(conditions)
+    settings.validate_removals(conditions)
     validate_bands(
         session.loaded.model, frozenset().union(*(c.components for c in conditions.values()))
     )

@@ -10,14 +10,21 @@ import tyro
 
 from nope_probe.errors import TooFewLayersError, UserError
 from nope_probe.experiments.behaviour.measures import MEASURES, SHORTEST, Measure
+from nope_probe.experiments.replacements import validate_replacements, without_weights
+from nope_probe.hooks.names import COMPONENTS
 from nope_probe.models.names import trained_length
-from nope_probe.runtime.settings import RunSettings
+from nope_probe.runtime.bounds import COUNT, LARGEST, LAYERS, Bounds
+from nope_probe.runtime.effects import validate_effects
+from nope_probe.runtime.resources import Needs
+from nope_probe.runtime.settings import SEQ_LEN, RunSettings
 
 if TYPE_CHECKING:
     from nope_probe.experiments.behaviour.conditions import Removal
+    from nope_probe.models.info import ModelInfo
     from nope_probe.models.load import LoadedModel
 
 _arg = tyro.conf.arg
+EXTRAPOLATED = Bounds(16, 2**20)
 TIMES = 4  # as many times the trained context are extrapolated to
 
 
@@ -41,6 +48,7 @@ class Settings(RunSettings):
     ] = None
     prefix: Annotated[
         int | None,
+        Bounds(4, LARGEST),
         _arg(
             help="Without the mask, this many first tokens see each other, and only those after "
             "them are scored [half of --seq-len]."
@@ -59,18 +67,22 @@ class Settings(RunSettings):
     ] = False
     trained_len: Annotated[
         int | None,
+        EXTRAPOLATED,
         _arg(
             help="Tokens that the model was trained at [as recorded, else its context]; it is "
             "extrapolated to 4 times as many."
         ),
     ] = None
-    max_len: Annotated[int, _arg(help="Most tokens in a window of the extrapolation.")] = 4096
+    max_len: Annotated[
+        int, EXTRAPOLATED, _arg(help="Most tokens in a window of the extrapolation.")
+    ] = 4096
     layers: Annotated[
         int | Literal["all"],
+        LAYERS,
         _arg(help="In how many first layers to read position and pattern; all layers are run."),
     ] = "all"
-    n_seqs: Annotated[int, _arg(help="How many sequences.")] = 128
-    seq_len: Annotated[int, _arg(help="Tokens in a sequence.")] = 128
+    n_seqs: Annotated[int, COUNT, _arg(help="How many sequences.")] = 128
+    seq_len: Annotated[int, SEQ_LEN, _arg(help="Tokens in a sequence.")] = 128
 
     @property
     def prefix_len(self) -> int:
@@ -82,11 +94,9 @@ class Settings(RunSettings):
         if self.data in ("random", "gaussian") or self.model.lower().startswith("parameter-free"):
             raise UserError("behaviour is measured on text, with a language model")
         super().validate()
-        for flag in ("measures", "replacement"):
-            if not getattr(self, flag) or len({*getattr(self, flag)}) < len(getattr(self, flag)):
-                raise UserError(f"expected one or more different values of --{flag}")
-        if "extrapolation" not in self.measures:
-            self._validate_unused("extrapolation", ("trained_len", "max_len"))
+        if not self.measures or len({*self.measures}) < len(self.measures):
+            raise UserError("expected one or more different values of --measures")
+        validate_replacements(self.replacement, self.gain)
         for measure in self.measures:
             if self.seq_len < SHORTEST[measure]:
                 raise UserError(
@@ -98,35 +108,51 @@ class Settings(RunSettings):
                 f"expected a --prefix from 4 to {self.seq_len - 4} of {self.seq_len} tokens, got "
                 f"{self.prefix_len}"
             )
-        for name in ("trained_len", "max_len"):
-            if (value := getattr(self, name)) is not None and value < 16:
-                raise UserError(f"expected a --{name.replace('_', '-')} of 16 or more, got {value}")
+        if self.remove is not None:
+            self.validate_removals(self._named_removals(self.remove))
 
-    def _validate_unused(self, what: str, names: Sequence[str]) -> None:
-        """Check that flags which only `what` reads were left alone."""
-        defaults = {each.name: each.default for each in fields(self)}
-        for name in names:
-            if getattr(self, name) != defaults[name]:
-                flag = name.replace("_", "-")
-                raise UserError(f"--{flag} is for {what}, which this run does not measure")
+    def without_effect(self) -> dict[str, str]:
+        """Return which settings have no effect beside the others, by name, and why."""
+        found = super().without_effect()
+        readers = {
+            "trained_len": ("extrapolation",),
+            "max_len": ("extrapolation",),
+            "layers": ("position", "pattern"),
+            "skip_keys": ("position", "pattern"),
+        }
+        for name, measures in readers.items():
+            by_head = self.heads and name in ("layers", "skip_keys")
+            if not {*measures} & {*self.measures} and not by_head:
+                found[name] = f"without the measure {' or '.join(measures)}"
+        return found
 
-    def validate_conditions(self, conditions: Mapping[str, Removal]) -> None:
+    def needs(self, info: ModelInfo | None = None) -> Needs:
+        """Return what the run needs at least: its sequences, and one map of the longest window."""
+        longest = self.seq_len
+        if "extrapolation" in self.measures and self.trained_len is not None:
+            longest = max(longest, self.extrapolated_len(self.trained_len))
+        return Needs(memory=self.bytes_of_sequences(info) + longest**2)
+
+    def _named_removals(self, names: Sequence[str]) -> dict[str, Removal]:
+        """Return what conditions of these names remove, whether or not the model has it."""
+        from nope_probe.experiments.behaviour.conditions import make_conditions
+
+        if len({*names}) < len(names):
+            raise UserError(f"--remove names something twice: {' '.join(names)}")
+        return make_conditions(COMPONENTS, names, self.replacement)
+
+    def validate_removals(self, conditions: Mapping[str, Removal]) -> None:
         """Check that flags of weights and of the mask have a condition to act on.
 
         Raises:
             UserError: naming the flag.
         """
         removals = conditions.values()
-        for flag, given in (("gain", "output"), ("replacement", ("identity",))):
-            weights = self.heads or any(each.weights for each in removals)
-            if getattr(self, flag) != given and not weights:
-                raise UserError(f"--{flag} is for weights, and none is removed")
-        sized = {"identity", "random"} & {*self.replacement}
-        if self.gain != "output" and not sized:
-            raise UserError("--gain is for the replacements identity and random")
+        if not (self.heads or any(each.weights for each in removals)):
+            validate_effects(self, without_weights(("gain", "replacement")))
         scores_suffix = {"order", "loss"} & {*self.measures}  # of every condition
-        if self.prefix is not None and not (scores_suffix or any(each.mask for each in removals)):
-            raise UserError("--prefix is for a removed mask, and none is removed")
+        if not (scores_suffix or any(each.mask for each in removals)):
+            validate_effects(self, {"prefix": "where the mask is not removed"})
 
     def load_model(self, device: str) -> LoadedModel:
         """Load the whole model, a shipped one with as many positions as the extrapolation takes."""

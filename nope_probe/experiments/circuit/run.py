@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import tyro
 
 from nope_probe.errors import TooFewLayersError, UserError
-from nope_probe.experiments.replacements import validate_replacements
+from nope_probe.experiments.replacements import validate_replacements, without_weights
+from nope_probe.hooks.names import WEIGHTS
+from nope_probe.runtime.bounds import COUNT, LARGEST, LAYERS, Bounds
 from nope_probe.runtime.distributed import validate_one_process
+from nope_probe.runtime.effects import validate_effects
+from nope_probe.runtime.places import validate_image_place
+from nope_probe.runtime.resources import Needs, bytes_of_maps
 from nope_probe.runtime.session import Session
-from nope_probe.runtime.settings import RunSettings
+from nope_probe.runtime.settings import SEQ_LEN, RunSettings
 from nope_probe.runtime.status import status
 
 if TYPE_CHECKING:
@@ -21,9 +26,11 @@ if TYPE_CHECKING:
     from nope_probe.figures.explorer import Explorer
     from nope_probe.hooks.ablation_settings import Ablation
     from nope_probe.hooks.maps import StageMaps
+    from nope_probe.models.info import ModelInfo
     from nope_probe.models.load import LoadedModel
 
 _arg = tyro.conf.arg
+FEWEST_STAGES = 5  # (a) to (d) and (g), which every block has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +44,11 @@ class Settings(RunSettings):
     model: Annotated[
         str, _arg(help="A shipped or friendly name, a Hub id or a local Hugging Face folder.")
     ] = "nope-tiny"
-    layer: Annotated[int, _arg(help="Which block, from 0; the last one has (a) to (g).")] = 0
+    layer: Annotated[
+        int,
+        Bounds(0, LAYERS.high - 1),
+        _arg(help="Which block, from 0; the last one has (a) to (g)."),
+    ] = 0
     remove: Annotated[
         tuple[str, ...],
         _arg(
@@ -54,10 +65,11 @@ class Settings(RunSettings):
         Literal["output", "norm", "identity"],
         _arg(help="The size of the replacements identity and random."),
     ] = "output"
-    n_seqs: Annotated[int, _arg(help="How many sequences.")] = 1000
-    seq_len: Annotated[int, _arg(help="Tokens in a sequence.")] = 50
+    n_seqs: Annotated[int, COUNT, _arg(help="How many sequences.")] = 1000
+    seq_len: Annotated[int, SEQ_LEN, _arg(help="Tokens in a sequence.")] = 50
     explore: Annotated[
         int,
+        Bounds(0, LARGEST),
         _arg(
             help="The cost of the page's explorer, which removes every combination of components: "
             "together at most so many times the run's sequences; 0 leaves it out."
@@ -72,16 +84,34 @@ class Settings(RunSettings):
     def validate(self) -> None:
         """Check what can be checked without the model."""
         validate_one_process()
-        if self.layer < 0:
-            raise UserError(f"layers count from 0, got --layer {self.layer}")
-        if self.explore < 0:
-            raise UserError(f"expected an --explore of 0 or more, got {self.explore}")
         super().validate()
         validate_replacements((self.replacement,), self.gain)
+        if not self.removed & {*WEIGHTS}:
+            validate_effects(self, without_weights(("gain", "replacement")))
         if self.image is not None:
-            from nope_probe.figures.export import validate_image_path
+            validate_image_place(self.image, self.out)
 
-            validate_image_path(self.image)
+    def needs(self, info: ModelInfo | None = None) -> Needs:
+        """Return what the run needs at least: its sequences, and the maps of its stages."""
+        maps = self.folds * bytes_of_maps(FEWEST_STAGES, self.seq_len)
+        return Needs(memory=self.bytes_of_sequences(info) + maps, disk=maps)
+
+    @property
+    def removed(self) -> frozenset[str]:
+        """The components to remove, circuits as their weights.
+
+        Raises:
+            UserError: for a name that does not exist.
+        """
+        from nope_probe.analyses.shapley import player
+
+        names = [name for name in self.remove if name != "norms"]
+        if len({*self.remove}) < len(self.remove):
+            raise UserError(f"--remove names something twice: {' '.join(self.remove)}")
+        try:
+            return frozenset(each for name in names for each in player(name).components)
+        except ValueError as error:
+            raise UserError(f"--remove: {error}") from error
 
     def load_model(self, device: str) -> LoadedModel:
         """Load the blocks up to the one after the block under study, if there is one.
@@ -210,23 +240,14 @@ def removed_components(session: Session[Settings]) -> tuple[str, ...]:
     """Return what to remove, circuits as their weights, in the order of the components.
 
     Raises:
-        UserError: for a name that does not exist, a component or band that the model lacks, or a
-            gain or replacement without a weight.
+        UserError: for a component or band that the model lacks.
     """
-    from nope_probe.analyses.shapley import player
     from nope_probe.experiments.components import validate_bands, validate_components
     from nope_probe.hooks.components import components
-    from nope_probe.hooks.names import WEIGHTS, removal_order
+    from nope_probe.hooks.names import removal_order
 
-    names = [name for name in session.settings.remove if name != "norms"]
-    try:
-        wanted = {each for name in names for each in player(name).components}
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    wanted = session.settings.removed
     validate_components(wanted, components(session.loaded.model))
     validate_bands(session.loaded.model, wanted)
-    for flag, default in (("gain", "output"), ("replacement", "identity")):
-        if getattr(session.settings, flag) != default and not wanted & {*WEIGHTS}:
-            raise UserError(f"--{flag} is for weights, and none is removed")
     plain = ("norms",) if "norms" in session.settings.remove else ()
     return (*sorted(wanted, key=removal_order), *plain)

@@ -16,6 +16,7 @@ import tyro
 from nope_probe.runtime.distributed import validate_one_process
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.provenance import command_line, versions
+from nope_probe.runtime.resources import Needs
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.status import status
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:  # --help needs neither numpy nor pandas
 
     from nope_probe.experiments.compare.maps import Compared
     from nope_probe.experiments.compare.members import Member
+    from nope_probe.models.info import ModelInfo
 
 _arg = tyro.conf.arg
 
@@ -74,6 +76,10 @@ class Settings:
 
     def validate_reach(self) -> None:
         """Accept everything: the runs were read."""
+
+    def needs(self, info: ModelInfo | None = None) -> Needs:
+        """Return that nothing is needed beyond what finished runs took."""
+        return Needs()
 
     def sources(self) -> dict[str, Path | None]:
         """Return no files: the settings hold the checksums of the runs."""

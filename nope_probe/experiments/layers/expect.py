@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -101,10 +102,22 @@ def parse_expectation(text: str) -> Expectation:
         return Expectation(key=key, text=value, value=value)
     if key in LAYER_LISTS:
         return Expectation(key=key, text=value, value=_layer_numbers(text, key, value))
+    return Expectation(key=key, text=value, value=_number(text, key, value))
+
+
+def _number(text: str, key: str, value: str) -> float | None:
+    if value == NONE:
+        return None
     try:
-        return Expectation(key=key, text=value, value=None if value == NONE else float(value))
+        number = float(value)
     except ValueError:
-        raise UserError(f"--expect {text}: expected a number or none, got {value!r}") from None
+        number = math.nan
+    if not math.isfinite(number):
+        raise UserError(f"--expect {text}: expected a number or none, got {value!r}")
+    if number <= 0 or (key in LENGTHS and not number.is_integer()):
+        kind = "whole number of 1 or more" if key in LENGTHS else "number above 0"
+        raise UserError(f"--expect {text}: expected a {kind}, or none")
+    return number
 
 
 def validate_depth(expectations: Sequence[Expectation], n_layers: int) -> None:
@@ -123,7 +136,7 @@ def validate_depth(expectations: Sequence[Expectation], n_layers: int) -> None:
 
 def _layer_numbers(text: str, key: str, value: str) -> frozenset[int]:
     parts = [] if value == NONE else value.split(",")
-    if not all(part.isdecimal() for part in parts):
+    if not all(part.isascii() and part.isdecimal() for part in parts):
         raise UserError(f"--expect {text}: expected layer numbers such as {key}=3,7,11, or none")
     numbers = [int(part) for part in parts]
     if len(set(numbers)) < len(numbers):

@@ -12,6 +12,9 @@ from nope_probe.errors import UserError
 from nope_probe.experiments.layers.expect import LENGTHS, Expectation, parse_expectation
 from nope_probe.models.hub import validate_reachable
 from nope_probe.models.names import folder_of, is_on_hub
+from nope_probe.runtime.bounds import LAYERS, SEED, BoundedSettings
+from nope_probe.runtime.resources import Needs, bytes_of_maps, validate_room
+from nope_probe.runtime.settings import SEQ_LEN
 from nope_probe.runtime.status import status
 
 if TYPE_CHECKING:
@@ -28,7 +31,7 @@ HINTS = ("sliding_window", "attention_chunk_size", "window_size")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(BoundedSettings):
     """Find what each layer of a model does about position.
 
     Whether RoPE acts, in which pairs and with which base; what the mask hides; norms, soft cap,
@@ -42,9 +45,12 @@ class Settings:
     revision: Annotated[str | None, _arg(help="A branch, tag or commit of a model on the Hub.")] = (
         None
     )
-    layers: Annotated[int | Literal["all"], _arg(help="How many first layers to read.")] = "all"
+    layers: Annotated[int | Literal["all"], LAYERS, _arg(help="How many first layers to read.")] = (
+        "all"
+    )
     seq_len: Annotated[
         int | Literal["auto"],
+        SEQ_LEN,
         _arg(help="Positions on which the mask is read; a window shows if it is shorter."),
     ] = "auto"
     expect: Annotated[
@@ -56,7 +62,7 @@ class Settings:
         ),
     ] = ()
     json: Annotated[bool, _arg(help="Print JSON instead of the table.")] = False
-    seed: Annotated[int, _arg(help="Seed of the batch.")] = 0
+    seed: Annotated[int, SEED, _arg(help="Seed of the batch.")] = 0
     device: Annotated[str, _arg(help="A torch device, or auto.")] = "auto"
 
     def sources(self) -> dict[str, Path | None]:
@@ -70,10 +76,8 @@ class Settings:
         Raises:
             UserError: naming the flag.
         """
-        if self.layers != "all" and self.layers < 1:
-            raise UserError(f"expected at least 1 layer, got {self.layers}")
-        if self.seq_len != "auto" and self.seq_len < 4:
-            raise UserError(f"expected a --seq-len of at least 4, got {self.seq_len}")
+        if self.seq_len != "auto":
+            validate_room(Needs(memory=bytes_of_maps(1, self.seq_len)), None, "--seq-len")
         if self.revision is not None and not is_on_hub(self.model):
             raise UserError(f"--revision is for models on the Hub, and {self.model} is not there")
 
@@ -115,6 +119,9 @@ def run(settings: Settings) -> Report:
     """
     settings.validate()
     expectations = [parse_expectation(each) for each in settings.expect]
+    keys = [each.key for each in expectations]
+    if len({*keys}) < len(keys):
+        raise UserError(f"--expect names a key twice: {' '.join(settings.expect)}")
     validate_reachable(settings.model, settings.revision)
     loaded = load_model(settings)
     from nope_probe.data.sequences import forces_bos

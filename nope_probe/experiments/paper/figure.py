@@ -32,6 +32,7 @@ from nope_probe.experiments.paper.settings import (
 )
 from nope_probe.runtime.distributed import is_first_process, own_device, process_group
 from nope_probe.runtime.folder import Run, check_output_dir, read_run, write_run
+from nope_probe.runtime.places import output_folder
 from nope_probe.runtime.provenance import command_line, versions
 from nope_probe.runtime.session import default_output_dir
 
@@ -46,7 +47,8 @@ def run_figure(settings: Settings) -> Path:
     settings.validate()
     started, experiments = time.time(), experiments_of(settings)
     recorded = recorded_settings(settings.figure, experiments)
-    folder = settings.out or default_output_dir("reproduce", settings.figure, recorded)
+    default = default_output_dir("reproduce", settings.figure, recorded)
+    folder = default if settings.out is None else output_folder(settings.out)
     if check_output_dir(folder, recorded):
         kept = [each for each in experiments if each.folder(folder.parent).is_dir()]
         run_experiments(kept, folder.parent)  # finished: only checked

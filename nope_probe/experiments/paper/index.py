@@ -26,6 +26,7 @@ from nope_probe.reports.listing import Cell, Link, Listing
 from nope_probe.reports.page import Section, page
 from nope_probe.runtime.distributed import validate_one_process
 from nope_probe.runtime.folder import atomic_write, read_manifest
+from nope_probe.runtime.places import output_folder, validate_folder_place
 from nope_probe.runtime.provenance import command_line, versions
 from nope_probe.runtime.session import default_output_dir
 
@@ -81,7 +82,7 @@ def run_all(settings: Settings) -> Path:
         UserError: if the folder holds something else.
     """
     validate_one_process()
-    folder = settings.out or Path("runs") / "reproduce-all"
+    folder = output_folder(settings.out or Path("runs") / "reproduce-all")
     _validate_folder(folder)
     ours = {}
     for figure in (name for name in NAMES if name not in SCORES):
@@ -105,6 +106,7 @@ def _validate_folder(folder: Path) -> None:
         raise UserError(f"cannot write to {folder}: it is a file")
     if folder.is_dir() and not {each.name for each in folder.iterdir()} <= FILES:
         raise UserError(f"{folder} holds other files; choose another --out")
+    validate_folder_place(folder)
 
 
 def _settings_of(figure: FigureName, settings: Settings, beside: Path) -> Settings:

@@ -14,7 +14,9 @@ from nope_probe.experiments.circuit import run as circuit_run
 from nope_probe.experiments.scores import run as scores_run
 from nope_probe.experiments.simulation import run as simulation_run
 from nope_probe.models.names import CHECKPOINTS, FRIENDLY
+from nope_probe.runtime.bounds import COUNT, LAYERS, SEED, BoundedSettings, Bounds
 from nope_probe.runtime.session import default_output_dir
+from nope_probe.runtime.settings import SEQ_LEN
 
 _arg = tyro.conf.arg
 FigureName = Literal[
@@ -59,12 +61,14 @@ SCORES: dict[str, tuple[tuple[str, ...], int | Literal["all"]]] = {
     **{f"figure{11 + i}": ((LANGUAGE_MODELS[i % 3],), "all") for i in range(6)},
 }
 N_SAMPLES = 4000
+WITHOUT_IMAGE = ("figure1", "all")  # whose pages have no figure of their own
+FEWEST_SAMPLES = 32  # one a block
 DEFAULT_SEQS, DEFAULT_TOKENS = 1000, 1024
 PAPERS_DATA = "fineweb-edu"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(BoundedSettings):
     """Reproduce one of the paper's figures, or all of those that a laptop can.
 
     Checks the paper's claims about the figure, and draws the published panels beside ours, with
@@ -80,7 +84,9 @@ class Settings:
         tyro.conf.Positional[FigureName | Literal["all"]], _arg(help="Which figure, or all.")
     ]
     n_samples: Annotated[
-        int | None, _arg(help="Samples per alpha, for simulated figures [4000].")
+        int | None,
+        Bounds(FEWEST_SAMPLES, 10**9),
+        _arg(help="Samples per alpha, for simulated figures [4000]."),
     ] = None
     model: Annotated[
         tuple[str, ...],
@@ -90,11 +96,12 @@ class Settings:
             "which it may be given more than once."
         ),
     ] = ()
-    n_seqs: Annotated[int | None, _arg(help="Sequences, for figures of trained models [1000].")] = (
-        None
-    )
+    n_seqs: Annotated[
+        int | None, COUNT, _arg(help="Sequences, for figures of trained models [1000].")
+    ] = None
     seq_len: Annotated[
         int | None,
+        SEQ_LEN,
         _arg(
             help="Tokens in a sequence, for figures 5 and 11 to 16 [1024; of a shipped model 64]."
         ),
@@ -115,9 +122,10 @@ class Settings:
     ] = None
     layers: Annotated[
         int | Literal["all"] | None,
+        LAYERS,
         _arg(help="How many first layers, for figures 5 [4] and 11 to 16 [all]."),
     ] = None
-    seed: Annotated[int, _arg(help="Seed of the samples.")] = 0
+    seed: Annotated[int, SEED, _arg(help="Seed of the samples.")] = 0
     out: Annotated[
         Path | None,
         _arg(
@@ -135,10 +143,19 @@ class Settings:
             given = field.name != "figure" and getattr(self, field.name) != field.default
             if given and field.name not in flags_of(self.figure):
                 raise UserError(f"{self.figure} takes no --{field.name.replace('_', '-')}")
-        if self.n_samples is not None and self.n_samples < 32:
-            raise UserError(f"expected at least 32 samples, one a block, got {self.n_samples}")
+        if len({name.lower() for name in self.model}) < len(self.model):
+            raise UserError(f"--model names a model twice: {' '.join(self.model)}")
         if self.figure in NOPE_FIGURES and len(self.model) > 1:
             raise UserError(f"{self.figure} takes one --model, got {len(self.model)}")
+
+    def validate_drawable(self) -> None:
+        """Check that the page will have a figure to draw as an image.
+
+        Raises:
+            UserError: for a page of text and tables.
+        """
+        if self.figure in WITHOUT_IMAGE:
+            raise UserError(f"--image has no effect on {self.figure}, whose page draws no maps")
 
     @property
     def models(self) -> tuple[str, ...]:

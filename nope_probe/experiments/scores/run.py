@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from nope_probe.errors import UserError
+from nope_probe.runtime.bounds import Bounds
+from nope_probe.runtime.resources import Needs
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 from nope_probe.runtime.status import status
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from nope_probe.analyses.bands import Band
     from nope_probe.hooks.maps import ScoreMaps
+    from nope_probe.models.info import ModelInfo
 
 _arg = tyro.conf.arg
 
@@ -33,14 +35,15 @@ class Settings(RunSettings):
     per_head: Annotated[bool, _arg(help="Keep and measure each head's map too.")] = False
     bands: Annotated[
         int | Literal["octaves"] | None,
+        Bounds(1, 1024),
         _arg(help="Split the maps by RoPE frequency: octaves of wavelengths, or so many bands."),
     ] = None
 
-    def validate(self) -> None:
-        """Check what can be checked without the model."""
-        super().validate()
-        if isinstance(self.bands, int) and self.bands < 1:
-            raise UserError(f"expected at least 1 of --bands, got {self.bands}")
+    def needs(self, info: ModelInfo | None = None) -> Needs:
+        """Return what the run needs at least: with --per-head, maps of every head too."""
+        once = super().needs(info)
+        n_heads = info.n_heads if self.per_head and info else 0
+        return Needs(memory=once.memory + n_heads * once.disk, disk=once.disk * (1 + n_heads))
 
 
 def run(settings: Settings) -> Path:

@@ -9,51 +9,59 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from nope_probe.errors import UserError
-from nope_probe.experiments.simulation.validation import make_spec, validate_alphas
+from nope_probe.experiments.simulation.validation import DIMENSION, make_spec
 from nope_probe.hooks.names import Norm
+from nope_probe.runtime.bounds import ALPHA, COUNT, LAYERS, SEED, BoundedSettings, Bounds
 from nope_probe.runtime.distributed import validate_one_process
+from nope_probe.runtime.resources import NUMBER, Needs, bytes_of_maps
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.status import status
 
 if TYPE_CHECKING:
     from nope_probe.analyses.parameter_free.simulation import Simulation
     from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
+    from nope_probe.models.info import ModelInfo
     from nope_probe.models.load import LoadedModel
 
 _arg = tyro.conf.arg
 CONTEXT = 4096
 DEFAULT_SAMPLES = 2000
+N_SAMPLES = Bounds(2, 10**9)  # one sample has no variance
+N_WEIGHTS = 4  # matrices of a block: W_Q, W_K, W_V, W_O
+CHUNK, N_BLOCKS = 128, 32  # samples per forward pass, and the blocks that errors come from
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(BoundedSettings):
     """Simulate the parameter-free transformer (eq. 1 of the paper) and compare it with theory.
 
     Writes manifest.json, maps.safetensors, layers.csv and report.html into a folder.
     """
 
     alpha: Annotated[
-        tuple[float, ...], _arg(help="Expected inner products of the inputs, 0 <= alpha < 1.")
+        tuple[float, ...],
+        ALPHA,
+        _arg(help="Expected inner products of the inputs, 0 <= alpha < 1."),
     ] = (0.0, 0.2)
-    n_layers: Annotated[int, _arg(help="Layers.")] = 4
+    n_layers: Annotated[int, LAYERS, _arg(help="Layers.")] = 4
     n_samples: Annotated[
-        int | None, _arg(help="Samples per alpha [2000, unless --target-se is given].")
+        int | None, N_SAMPLES, _arg(help="Samples per alpha [2000, unless --target-se is given].")
     ] = None
     target_se: Annotated[
         float | None,
         _arg(help="Sample until every layer's pooled standard error is at most this, nats."),
     ] = None
-    seq_len: Annotated[int, _arg(help="Positions.")] = 50
-    d_model: Annotated[int, _arg(help="Dimension.")] = 64
+    seq_len: Annotated[int, Bounds(3, CONTEXT), _arg(help="Positions.")] = 50
+    d_model: Annotated[int, DIMENSION, _arg(help="Dimension.")] = 64
     norm: Annotated[Norm, _arg(help="L2, or LayerNorm with scores over sqrt(d) or d.")] = "l2"
     rope: Annotated[bool, _arg(help="Rotate queries and keys.")] = False
     causal: Annotated[bool, _arg(help="Mask keys after the query.")] = True
     control_variate: Annotated[
         bool, _arg(help="Subtract the effect of the inputs' own Gram matrix, most of the noise.")
     ] = True
-    seed: Annotated[int, _arg(help="Seed of the samples.")] = 0
+    seed: Annotated[int, SEED, _arg(help="Seed of the samples.")] = 0
     checkpoint_every: Annotated[
-        int, _arg(help="Chunks of 128 samples between two saved states.")
+        int, COUNT, _arg(help="Chunks of 128 samples between two saved states.")
     ] = 64
     out: Annotated[Path | None, _arg(help="Folder of the run [runs/simulate-HASH].")] = None
 
@@ -90,18 +98,17 @@ class Settings:
         validate_one_process()
         if not self.alpha:
             raise UserError("expected at least one --alpha")
-        validate_alphas(self.alpha)
         if len({f"{alpha:g}" for alpha in self.alpha}) < len(self.alpha):
             raise UserError("two alphas are the same to six digits")
-        if self.n_layers < 1:
-            raise UserError(f"expected at least 1 layer, got {self.n_layers}")
-        if not 3 <= self.seq_len <= CONTEXT:
-            raise UserError(f"expected from 3 to {CONTEXT} positions, got {self.seq_len}")
-        if self.seed < 0:
-            raise UserError(f"expected a seed of 0 or more, got {self.seed}")
-        if self.checkpoint_every < 1:
-            raise UserError("expected a positive --checkpoint-every")
         _validate_samples(self.n_samples, self.target_se, self.spec.resolution)
+
+    def needs(self, info: ModelInfo | None = None) -> Needs:
+        """Return what the run needs at least: weights, maps of blocks, and one chunk's scores."""
+        chunk = CHUNK if self.samples is None else min(CHUNK, self.samples)
+        weights = self.n_layers * N_WEIGHTS * self.d_model**2
+        scores = 2 * chunk * self.seq_len**2  # before and after the softmax
+        maps = bytes_of_maps(self.n_layers * min(chunk, N_BLOCKS), self.seq_len)
+        return Needs(memory=(weights + scores) * NUMBER // 2 + maps, disk=maps)
 
     def sources(self) -> dict[str, Path | None]:
         """Return no files: a simulation is made from its settings alone."""
@@ -169,8 +176,6 @@ def simulations(session: Session[Settings]) -> dict[float, Simulation]:
 def _validate_samples(n_samples: int | None, target: float | None, resolution: float) -> None:
     if n_samples is not None and target is not None:
         raise UserError("expected --n-samples or --target-se, not both")
-    if n_samples is not None and n_samples < 2:
-        raise UserError(f"expected at least 2 samples, got {n_samples}: one has no variance")
     if target is not None and not resolution <= target < float("inf"):
         raise UserError(
             f"expected a --target-se that float32 resolves, {resolution:.2g} nats or more"

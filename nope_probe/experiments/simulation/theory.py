@@ -9,26 +9,30 @@ from typing import Annotated
 
 import tyro
 
-from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
-from nope_probe.errors import UserError
-from nope_probe.experiments.simulation.validation import make_spec, validate_alphas
+from nope_probe.experiments.simulation.validation import DIMENSION, make_spec
 from nope_probe.hooks.names import Norm
+from nope_probe.runtime.bounds import ALPHA, LARGEST, LAYERS, BoundedSettings, Bounds
+from nope_probe.runtime.resources import Needs, bytes_of_maps, validate_room
+
+N_ALPHAS = 17  # of the grid, each with a map
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(BoundedSettings):
     """Find for each layer the alpha below which its scores do not increase in the key position j.
 
     Uses the mean field, which is exact as d_model grows, and no sampling. With --alpha, the
     smallest step S[i, j+1] - S[i, j] of each layer is printed as well.
     """
 
-    seq_len: Annotated[int, tyro.conf.arg(help="Positions.")] = 50
-    n_layers: Annotated[int, tyro.conf.arg(help="Layers.")] = 10
+    seq_len: Annotated[int, Bounds(3, LARGEST), tyro.conf.arg(help="Positions.")] = 50
+    n_layers: Annotated[int, LAYERS, tyro.conf.arg(help="Layers.")] = 10
     alpha: Annotated[
-        tuple[float, ...], tyro.conf.arg(help="Alphas at which to print the smallest steps.")
+        tuple[float, ...], ALPHA, tyro.conf.arg(help="Alphas at which to print the smallest steps.")
     ] = ()
-    d_model: Annotated[int | None, tyro.conf.arg(help="Dimension; infinite if not given.")] = None
+    d_model: Annotated[
+        int | None, DIMENSION, tyro.conf.arg(help="Dimension; infinite if not given.")
+    ] = None
     norm: Annotated[Norm, tyro.conf.arg(help="Norm of the residual stream.")] = "l2"
     rope: Annotated[bool, tyro.conf.arg(help="Rotate queries and keys.")] = False
 
@@ -39,7 +43,9 @@ def print_critical_alphas(settings: Settings) -> None:
     Raises:
         UserError: for settings that are not possible.
     """
-    spec = _validate(settings)
+    spec = make_spec(settings.d_model, settings.norm, settings.rope)
+    maps = bytes_of_maps(N_ALPHAS, settings.seq_len)
+    validate_room(Needs(memory=maps), None, "--seq-len")
     import torch
     from tqdm import tqdm
 
@@ -59,16 +65,6 @@ def print_critical_alphas(settings: Settings) -> None:
         for alpha, step in zip(settings.alpha, steps[layer] if steps else [], strict=True):
             sys.stdout.write(f"  alpha = {alpha:g}: smallest step {step:+.2e}\n")
     sys.stdout.write(_summary(critical, n) + "\n")
-
-
-def _validate(settings: Settings) -> ParameterFreeSpec:
-    if settings.seq_len < 3 or settings.n_layers < 1:
-        raise UserError(
-            "expected at least 3 positions and 1 layer, "
-            f"got {settings.seq_len} and {settings.n_layers}"
-        )
-    validate_alphas(settings.alpha)
-    return make_spec(settings.d_model, settings.norm, settings.rope)
 
 
 def _sentence(critical: float) -> str:

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.errors import UserError
 from nope_probe.hooks.names import Norm
+from nope_probe.runtime.bounds import Bounds
 
-
-def validate_alphas(alphas: Sequence[float]) -> None:
-    """Check that expected inner products are in [0, 1).
-
-    Raises:
-        UserError: naming the first that is not.
-    """
-    for alpha in alphas:
-        if not 0 <= alpha < 1:
-            raise UserError(f"expected 0 <= alpha < 1, got {alpha:g}")
+DIMENSION = Bounds(2, 2**16)  # the series in d takes as long as d is large
 
 
 def make_spec(
@@ -28,8 +18,6 @@ def make_spec(
     Raises:
         UserError: for a dimension that the norm or RoPE does not allow.
     """
-    if d_model is not None and d_model < 2:
-        raise UserError(f"expected at least 2 dimensions, got {d_model}")
     try:
         return ParameterFreeSpec(d_model=d_model, norm=norm, rope=rope, causal=causal)
     except ValueError as error:

@@ -1,0 +1,106 @@
+"""Which numbers each flag may have: stated beside the flag, checked when settings are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, get_type_hints
+
+from nope_probe.errors import UserError
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The numbers that a flag may have.
+
+    Attributes:
+        low: the lowest.
+        high: the highest.
+        open_above: whether `high` itself is left out.
+    """
+
+    low: int | float
+    high: int | float
+    open_above: bool = False
+
+    def __contains__(self, value: int | float) -> bool:
+        if self.open_above:
+            return self.low <= value < self.high
+        return self.low <= value <= self.high
+
+    def describe(self, name: str) -> str:
+        """Return the bounds of a number in one line.
+
+        Example:
+            >>> ALPHA.describe("alpha")
+            '0 <= alpha < 1'
+        """
+        return f"{self.low:.12g} <= {name} {'<' if self.open_above else '<='} {self.high:.12g}"
+
+
+LARGEST = 2**31 - 1  # so that products with sizes of a model fit into 64 bits
+SEED = Bounds(0, 2**32 - 1)  # as NumPy takes it
+COUNT = Bounds(1, LARGEST)
+LAYERS = Bounds(1, 1000)
+ALPHA = Bounds(0, 1, open_above=True)
+
+
+class BoundedSettings:
+    """A base for dataclasses of settings whose numbers have `Bounds` in their annotations.
+
+    Example:
+        >>> from typing import Annotated
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class Settings(BoundedSettings):
+        ...     n_seqs: Annotated[int, COUNT] = 512
+        >>> Settings(n_seqs=0)
+        Traceback (most recent call last):
+        nope_probe.errors.UserError: --n-seqs 0: expected 1 <= n-seqs <= 2147483647
+    """
+
+    def __post_init__(self) -> None:
+        validate_bounds(self)
+
+
+def validate_bounds(settings: Any) -> None:
+    """Check every number of some settings against the bounds in its annotation.
+
+    The elements of a tuple are checked one by one; None and words such as `auto` are left alone.
+
+    Raises:
+        UserError: naming the flag, the number and the bounds.
+    """
+    kind: type = type(settings)
+    for name, bounds in _bounds_of(kind).items():
+        for value in _numbers(getattr(settings, name)):
+            if value not in bounds:
+                flag = flag_of(name)
+                raise UserError(f"{flag} {value}: expected {bounds.describe(flag.strip('-'))}")
+
+
+def flag_of(name: str) -> str:
+    """Return the flag of a setting.
+
+    Example:
+        >>> flag_of("n_seqs")
+        '--n-seqs'
+    """
+    return f"--{name.replace('_', '-')}"
+
+
+@cache
+def _bounds_of(settings: type) -> dict[str, Bounds]:
+    hints = get_type_hints(settings, include_extras=True)
+    found = {}
+    for each in fields(settings):
+        for note in getattr(hints[each.name], "__metadata__", ()):
+            if isinstance(note, Bounds):
+                found[each.name] = note
+    return found
+
+
+def _numbers(value: Any) -> Iterator[int | float]:
+    for each in value if isinstance(value, tuple) else (value,):
+        if isinstance(each, int | float):
+            yield each

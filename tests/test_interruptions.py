@@ -1,0 +1,66 @@
+"""A signal ends every command with its own exit code and in one line."""
+
+import os
+import signal
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from support.command_line import run_command
+
+from nope_probe.cli import find_commands, one_line_errors
+
+# Of the commands without a session, the function in which each spends its time.
+ENTERED = {
+    "compare": "nope_probe.experiments.compare.members.read_members",
+    "layers": "nope_probe.experiments.layers.run.load_model",
+    "theory": "nope_probe.theory.print_critical_alphas",
+    "train": "nope_probe.training.corpus.tokenizer_of",
+}
+ARGUMENTS = {
+    "compare": ["one", "two"],
+    "reproduce": ["figure2"],
+    "train": ["--preset", "nope-tiny"],
+}
+
+
+def get_signal(signum: int) -> Callable[..., None]:
+    def get(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signum)
+        raise AssertionError("not reached")
+
+    return get
+
+
+@pytest.mark.parametrize("name", find_commands())
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_every_command_in_one_line_and_leaves_nothing(
+    name: str,
+    signum: int,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+):
+    command = import_module(f"nope_probe.{name}")
+    monkeypatch.chdir(tmp_path)
+    if name in ENTERED:
+        monkeypatch.setattr(ENTERED[name], get_signal(signum))
+    else:
+        monkeypatch.setattr("nope_probe.runtime.session.record_sources", get_signal(signum))
+    with pytest.raises(SystemExit) as stop:
+        run_command(command, *ARGUMENTS.get(name, []))
+    assert stop.value.code == code
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    (line,) = printed.err.splitlines()
+    assert line in ("interrupted", "interrupted: nothing was written")
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_the_handlers_are_restored():
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    with one_line_errors():
+        assert all(signal.getsignal(each) is not handler for each, handler in before.items())
+    assert {each: signal.getsignal(each) for each in before} == before
