@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +21,8 @@ ITEM = 4  # bytes of a float32
 class TensorWriter:
     """A safetensors file of float32 tensors, whose blocks are written as they are made.
 
-    What is not written is 0.
+    What is not written is 0. Where writing fails, the file is removed: a full disk gets its room
+    back.
 
     Args:
         path: the file; its folder is made.
@@ -58,6 +60,7 @@ class TensorWriter:
             self._file.write(self._header)
             self._file.truncate(len(self._header) + self._size)
         except OSError as error:
+            self._remove()
             raise self._failed(error) from error
         return self
 
@@ -70,7 +73,14 @@ class TensorWriter:
         try:
             self._file.close()
         except OSError as broken:
+            self._remove()
             raise self._failed(broken) from broken
+        if kind is not None:
+            self._remove()
+
+    def _remove(self) -> None:
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
 
     def write(self, name: str, where: Sequence[int], block: Float32[np.ndarray, "*block"]) -> None:
         """Write a block of a tensor whose cells follow each other there.

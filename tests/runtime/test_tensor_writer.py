@@ -34,6 +34,21 @@ def test_blocks_in_any_order_make_the_file_that_safetensors_reads(tmp_path: Path
             np.testing.assert_array_equal(found[name], each)
 
 
+def test_what_cannot_be_finished_leaves_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "maps.safetensors"
+    with pytest.raises(KeyError), TensorWriter(path, {"x": (3, 7)}) as writer:
+        writer.write("y", (0, 0), np.ones(7, np.float32))
+    assert not path.exists()
+
+
+def test_a_full_disk_is_one_line_and_gets_its_room_back(tmp_path: Path) -> None:
+    path = tmp_path / "maps.safetensors"
+    path.symlink_to("/dev/full")
+    with pytest.raises(StorageError, match="No space left"), TensorWriter(path, {}):
+        pass
+    assert not path.is_symlink()
+
+
 def test_a_part_of_a_stored_tensor_is_that_part(tmp_path: Path) -> None:
     whole = torch.randn(3, 7, 5, dtype=torch.float64)
     save_file({"x": whole}, tmp_path / "x.safetensors")

@@ -14,6 +14,7 @@ from nope_probe.analyses.mask_effect import MaskEffect, mask_effect
 from nope_probe.analyses.mean_covariance import split_layer
 from nope_probe.analyses.pattern import Measures, measure
 from nope_probe.analyses.shapley import INTACT, MASK, Condition, PlayerSet
+from nope_probe.analyses.trends import query_stride
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.ablation.conditions import ConditionMaps, Measured
 from nope_probe.experiments.ablation.maps import RunMaps, write_folds, write_maps
@@ -51,6 +52,7 @@ def analyse(session: Session[RunSettings], plan: Plan, measured: Measured) -> Ru
     manifest = {
         **session.provenance(),
         **input_record(inputs, skip_keys, measured.intact.counts),
+        "query_stride": query_stride(measured.intact.n),
         **_attribution_record(plan, measured, layers),
     }
     return Run(

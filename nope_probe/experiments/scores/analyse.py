@@ -12,6 +12,7 @@ from torch import Tensor
 from nope_probe.analyses.bands import Band
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import measure, row_centred
+from nope_probe.analyses.trends import query_stride
 from nope_probe.experiments.scores.heads import head_columns
 from nope_probe.experiments.scores.page import scores_page
 from nope_probe.experiments.scores.splits import BandMaps, band_arrays, split_tables
@@ -63,6 +64,7 @@ def analyse(
     manifest = {
         **session.provenance(),
         **input_record(inputs, skip_keys, measured.counts),
+        "query_stride": query_stride(measured.folds.shape[-1]),
         "conditions": [INTACT],
     }
     pattern = row_centred(measured.mean, skip_keys).float().numpy()
