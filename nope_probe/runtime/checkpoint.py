@@ -172,7 +172,7 @@ class RunCheckpoint:
     def scratch(self, name: str) -> Path:
         """Return where a file of this name can be written, which goes with the checkpoint."""
         assert self.folder is not None
-        return self.folder / "scratch" / name
+        return self.folder / f"{name}.partial"
 
     def notes(self, key: str) -> dict[str, str]:
         """Return the notes of a finished part."""

@@ -25,7 +25,7 @@ class TensorWriter:
     back.
 
     Args:
-        path: the file; its folder is made.
+        path: the file.
         shapes: the shape of each tensor by its name.
 
     Raises:
@@ -55,7 +55,6 @@ class TensorWriter:
 
     def __enter__(self) -> TensorWriter:
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("wb")
             self._file.write(self._header)
             self._file.truncate(len(self._header) + self._size)

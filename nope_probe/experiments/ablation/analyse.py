@@ -46,7 +46,7 @@ def analyse(session: Session[RunSettings], plan: Plan, measured: Measured) -> Ru
     layers = attribute_layers(measured.maps, plan, plan.player_sets, skip_keys)
     measures = {each: measure(maps, skip_keys) for each, maps in measured.maps.items()}
     tables = tables_of(plan, measured, layers, measures, tokens_kind(inputs), skip_keys)
-    maps, folds = (session.checkpoint.scratch(f"{name}.safetensors") for name in ("maps", "folds"))
+    maps, folds = (session.checkpoint.scratch(name) for name in ("maps", "folds"))
     write_maps(maps, RunMaps(plan, measured, skip_keys))
     write_folds(folds, plan, measured)
     manifest = {
@@ -58,7 +58,7 @@ def analyse(session: Session[RunSettings], plan: Plan, measured: Measured) -> Ru
     return Run(
         manifest=manifest,
         arrays={"tokens": input_arrays(inputs)},
-        files={path.name: path for path in (maps, folds)},
+        files={"maps.safetensors": maps, "folds.safetensors": folds},
         tables=tables,
         page=ablation_page(
             StoredArrays(maps),
