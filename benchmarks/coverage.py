@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 from nope_probe import Ablation, ablated, calibrate, capture_scores, gaussian, load, sequences
 from nope_probe.analyses.contrasts import ContrastGram
-from nope_probe.analyses.jackknife import Interval, jackknife, leave_one_out
-from nope_probe.analyses.pattern import kept_cells, locality, row_centred
+from nope_probe.analyses.jackknife import Interval, cross_products, jackknife, leave_one_out
+from nope_probe.analyses.pattern import kept_cells, row_centred
 from nope_probe.analyses.shapley import (
     INTACT,
     MASK,
@@ -33,6 +33,7 @@ from nope_probe.analyses.shapley import (
     shapley,
     source_terms,
 )
+from nope_probe.analyses.trends import locality
 from nope_probe.data.sequences import Sequences
 from nope_probe.hooks.components import components
 from nope_probe.hooks.folds import grouped_folds, interleaved_folds
@@ -214,7 +215,7 @@ def resample(population: Population, grouped: bool, n_folds: int) -> dict[str, I
     sums = torch.zeros(len(population.conditions), n_folds, population.patterns.shape[-1]).double()
     sums.index_add_(1, fold_of, population.patterns[:, chosen].double())
     folds = sums / counts[:, None]
-    gram = ContrastGram(population.conditions, folds, counts)
+    gram = ContrastGram(population.conditions, cross_products(folds, folds, counts), counts)
     intact = as_map(folds[population.conditions.index(INTACT)], population)
     found = {"amplitude": gram.rms({INTACT: 1.0})}
     means = leave_one_out(intact, counts)

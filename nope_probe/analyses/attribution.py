@@ -7,15 +7,14 @@ Weights shape what the sources start: a weight can be a player, and is never cal
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from nope_probe.analyses.conditions import (
-    FoldMeans,
+    AnyMaps,
     Removed,
     fold_counts_of,
     folds_by_condition,
@@ -26,7 +25,6 @@ from nope_probe.analyses.conditions import (
 from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.mask_effect import MaskEffect, mask_effect
-from nope_probe.analyses.pattern import kept_cells, row_centred
 from nope_probe.analyses.player_attribution import (
     BASE,
     Interaction,
@@ -43,7 +41,7 @@ from nope_probe.analyses.shapley import (
     position_term,
     source_terms,
 )
-from nope_probe.hooks.maps import ScoreMaps
+from nope_probe.hooks.layer_folds import LayerFolds
 from nope_probe.hooks.names import Component
 
 CONJUNCTION_TOLERANCE = 0.1
@@ -74,6 +72,7 @@ class LayerAttribution:
         position: all of them but content, whose share of the pattern is what players share.
         players, interactions: of every player set.
         non_relative: the mask's effect on the non-relative part.
+        kept: per condition, the share of v(all) that is left in its pattern.
     """
 
     layer: int
@@ -82,6 +81,7 @@ class LayerAttribution:
     players: tuple[PlayerAttribution, ...]
     interactions: tuple[Interaction, ...]
     non_relative: MaskEffect
+    kept: Mapping[Condition, Interval] = field(default_factory=dict, repr=False)
 
     def is_conjunction(self, player_set: str) -> bool:
         """Return whether all players of a set have about the same share: all are needed at once.
@@ -96,7 +96,7 @@ class LayerAttribution:
 
 
 def attribute(
-    maps: Mapping[Removed, ScoreMaps | FoldMeans],
+    maps: Mapping[Removed, AnyMaps],
     player_sets: Sequence[PlayerSet] = (),
     *,
     position: Component | Literal["auto"] | None = "auto",
@@ -135,29 +135,28 @@ def attribute(
     counts = fold_counts_of(maps.values())
     source = position_of(folds) if position == "auto" else position
     validate_complete(folds, player_sets, source)
-    layers = next(iter(folds.values())).shape[1]
     return [
         _attribute_layer(
             layer,
-            {condition: each[:, layer] for condition, each in folds.items()},
+            {condition: each[layer] for condition, each in folds.items()},
             player_sets,
             source,
             skipped,
             counts,
         )
-        for layer in range(layers)
+        for layer in range(len(folds[INTACT]))
     ]
 
 
 def _attribute_layer(
     layer: int,
-    folds: Mapping[Condition, Float[Tensor, "fold query_pos key_pos"]],
+    folds: Mapping[Condition, LayerFolds],
     player_sets: Sequence[PlayerSet],
     position: Component | None,
     skip_keys: int,
     counts: Int[Tensor, " fold"] | None,
 ) -> LayerAttribution:
-    gram = ContrastGram(list(folds), _kept_patterns(list(folds.values()), skip_keys), counts)
+    gram = ContrastGram.of_layers(folds, skip_keys, counts)
     return LayerAttribution(
         layer=layer,
         sources=tuple(_source(gram, *each) for each in source_terms(position).items()),
@@ -167,15 +166,8 @@ def _attribute_layer(
             each for ours in player_sets for each in attribute_interactions(gram, ours)
         ),
         non_relative=mask_effect(folds[INTACT], folds[MASK], skip_keys, counts),
+        kept={each: gram.share({each: 1.0}, {INTACT: 1.0}) for each in folds},
     )
-
-
-def _kept_patterns(
-    folds: Sequence[Float[Tensor, "fold query_pos key_pos"]], skip_keys: int
-) -> Float[Tensor, "condition fold cell"]:
-    # One condition at a time, and the kept cells alone: all whole maps together are gigabytes.
-    cells = kept_cells(folds[0].shape[-1], skip_keys)
-    return torch.stack([row_centred(each.double(), skip_keys)[..., cells] for each in folds])
 
 
 def _source(gram: ContrastGram, name: str, term: Contrast) -> Source:

@@ -21,37 +21,43 @@ from nope_probe.analyses.shapley import (
     player,
     source_terms,
 )
+from nope_probe.hooks.layer_folds import LayerFolds, TensorFolds
 from nope_probe.hooks.maps import ScoreMaps
 from nope_probe.hooks.names import POSITION_ENCODINGS, Component
+from nope_probe.hooks.stored_maps import StoredMaps
 
 FoldMeans: TypeAlias = Float[Tensor, "fold layer query_pos key_pos"]
+AnyMaps: TypeAlias = ScoreMaps | StoredMaps | FoldMeans
 FoldCounts: TypeAlias = Int[Tensor, " fold"]
 Removed = TypeVar("Removed", bound=str | Iterable[str])
 
 
-def fold_means(maps: ScoreMaps | FoldMeans) -> FoldMeans:
-    """Return the fold means of score maps, in nats."""
-    return maps.folds if isinstance(maps, ScoreMaps) else maps
+def layer_folds(maps: AnyMaps) -> list[LayerFolds]:
+    """Return the fold means of each layer's scores, in nats."""
+    if isinstance(maps, StoredMaps):
+        return [each.folds for each in maps.layers]
+    folds = maps.folds if isinstance(maps, ScoreMaps) else maps
+    return [TensorFolds(folds[:, layer]) for layer in range(folds.shape[1])]
 
 
-def skipped_keys(maps: Iterable[ScoreMaps | FoldMeans], skip_keys: int | Literal["auto"]) -> int:
+def skipped_keys(maps: Iterable[AnyMaps], skip_keys: int | Literal["auto"]) -> int:
     """Return how many first keys to leave out of some maps.
 
     `auto` is 1 where all captured sequences begin with the same token (a BOS token, which is an
     attention sink), else 0; of fold means, which do not say, 0.
     """
     if skip_keys == "auto":
-        return int(any(isinstance(each, ScoreMaps) and each.bos for each in maps))
+        return int(any(not isinstance(each, Tensor) and each.bos for each in maps))
     return skip_keys
 
 
-def fold_counts_of(maps: Iterable[ScoreMaps | FoldMeans]) -> FoldCounts | None:
+def fold_counts_of(maps: Iterable[AnyMaps]) -> FoldCounts | None:
     """Return the sequences per fold of maps on the same sequences; None if none of them says.
 
     Raises:
         ValueError: if they differ.
     """
-    counts = [each.counts for each in maps if isinstance(each, ScoreMaps)]
+    counts = [each.counts for each in maps if not isinstance(each, Tensor)]
     if any(not torch.equal(each, counts[0]) for each in counts):
         raise ValueError("the maps have folds of different sizes: they are of other sequences")
     return counts[0] if counts else None
@@ -74,15 +80,13 @@ def condition(removed: str | Iterable[str]) -> Condition:
     return frozenset[str]().union(*(player(name).components for name in names))
 
 
-def folds_by_condition(
-    maps: Mapping[Removed, ScoreMaps | FoldMeans],
-) -> dict[Condition, FoldMeans]:
-    """Return the fold means of each condition.
+def folds_by_condition(maps: Mapping[Removed, AnyMaps]) -> dict[Condition, list[LayerFolds]]:
+    """Return the fold means of each layer in each condition.
 
     Raises:
         ValueError: for a name that does not exist, two names of one condition, or no maps.
     """
-    found = {condition(removed): fold_means(each) for removed, each in maps.items()}
+    found = {condition(removed): layer_folds(each) for removed, each in maps.items()}
     if len(found) < len(maps) or not found:
         raise ValueError(f"expected one entry per condition, got {list(maps)}")
     return found

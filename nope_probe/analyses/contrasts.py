@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.analyses.jackknife import Interval, cross_products, rms, rms_ratio, share
+from nope_probe.analyses.jackknife import Interval, ProductSums, rms, rms_ratio, share
+from nope_probe.analyses.pattern_rows import centred_rows, n_kept_cells
 from nope_probe.analyses.shapley import Condition, Contrast
+from nope_probe.hooks.layer_folds import LayerFolds, row_blocks
+
+GRAM_BYTES = 1 << 26
 
 
 def contrast_map(
@@ -26,20 +30,46 @@ class ContrastGram:
     """Inner products of contrasts, on all folds and without each, from one Gram matrix.
 
     Args:
-        conditions: the conditions, in the order of the patterns.
-        patterns: the cells of each condition's pattern, per fold, nats.
+        conditions: the conditions, in the order of the Gram matrix.
+        gram: the inner products of their patterns, as `cross_products` returns them, squared nats.
         counts: sequences per fold; all the same by default.
     """
 
     def __init__(
         self,
-        conditions: Sequence[Condition],
-        patterns: Float[Tensor, "condition fold cell"],
+        conditions: Iterable[Condition],
+        gram: Float[Tensor, "one_plus_folds condition condition"],
         counts: Int[Tensor, " fold"] | None = None,
     ) -> None:
         self.row = {condition: row for row, condition in enumerate(conditions)}
-        self.gram = cross_products(patterns, patterns, counts)
-        self.counts = counts
+        self.gram, self.counts = gram, counts
+
+    @classmethod
+    def of_layers(
+        cls,
+        folds: Mapping[Condition, LayerFolds],
+        skip_keys: int = 0,
+        counts: Int[Tensor, " fold"] | None = None,
+        *,
+        n_bytes: int = GRAM_BYTES,
+    ) -> ContrastGram:
+        """Return the inner products of one layer's patterns, read a block of rows at a time.
+
+        Args:
+            folds: the fold maps of a layer in each condition, nats.
+            skip_keys: how many first keys the patterns leave out.
+            counts: sequences per fold; all the same by default.
+            n_bytes: of the patterns of all conditions that are in memory at once.
+        """
+        layers, sums = list(folds.values()), ProductSums()
+        n, n_folds = layers[0].n, layers[0].n_folds
+        n_cells = n_kept_cells(n, skip_keys)
+        for start, stop in row_blocks(n, len(layers) * n_folds, n_bytes):
+            patterns = torch.empty(len(layers), n_folds, stop - start, stop, dtype=torch.float64)
+            for pattern, layer in zip(patterns, layers, strict=True):
+                pattern[:] = centred_rows(layer.rows(start, stop).double(), start, skip_keys)
+            sums.add(patterns)
+        return cls(folds, sums.cross_products(n_cells, counts), counts)
 
     def product(self, one: Contrast, other: Contrast) -> Float[Tensor, " one_plus_folds"]:
         """Return <one, other> as a mean over cells, in squared nats.

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.conditions import FoldCounts
+from nope_probe.analyses.estimates import measure_estimates
 from nope_probe.analyses.jackknife import (
     UNDEFINED,
     Interval,
@@ -19,7 +20,7 @@ from nope_probe.analyses.jackknife import (
     rms,
     signed_root,
 )
-from nope_probe.analyses.pattern import kept_cells, measure_estimates, row_centred
+from nope_probe.analyses.pattern import kept_cells, row_centred
 
 Folds = Float[Tensor, "fold query_pos key_pos"]
 OtherFolds = Float[Tensor, "other_fold query_pos key_pos"]

@@ -127,22 +127,69 @@ def cross_products(
     Raises:
         ValueError: for fewer than 3 folds.
     """
-    n_folds, n_cells = x.shape[1:]
-    if n_folds < 3:
-        raise ValueError(f"expected at least 3 folds to leave one out, got {n_folds}")
-    weights = fold_weights(n_folds, counts)
-    squares = weights.square()
-    x, y = (weights[:, None] * each.double() for each in (x, y))
-    same = torch.einsum("xfc,yfc->fxy", x, y) / n_cells
-    x_total, y_total = x.sum(1), y.sum(1)
-    total = x_total @ y_total.T / n_cells
-    row = torch.einsum("xfc,yc->fxy", x, y_total) / n_cells
-    column = torch.einsum("xc,yfc->fxy", x_total, y) / n_cells
-    on_all_folds = (total - same.sum(0)) / (1 - squares.sum())
-    # Without fold d: drop its row and its column, put back its own cell, drop the other diagonals.
-    without = total - row - column + same - (same.sum(0) - same)
-    pairs = (1 - weights).square() - (squares.sum() - squares)
-    return torch.cat([on_all_folds[None], without / pairs[:, None, None]])
+    sums = ProductSums()
+    sums.add(x.double(), y.double())
+    return sums.cross_products(x.shape[2], counts)
+
+
+class ProductSums:
+    """Sums over cells of the products of fold maps, to which blocks of cells are added.
+
+    However the cells are cut into blocks, the sums are the same, so that maps need not be in memory
+    at once; a cell that is 0 in all maps adds nothing.
+
+    Example:
+        >>> maps, sums = torch.randn(2, 4, 7), ProductSums()
+        >>> for block in maps.double().split(3, dim=2):
+        ...     sums.add(block, block)
+        >>> torch.allclose(sums.cross_products(7), cross_products(maps, maps))
+        True
+    """
+
+    def __init__(self) -> None:
+        self.sums: Float[Tensor, "x fold y fold2"] | None = None
+
+    def add(
+        self, x: Float[Tensor, "x fold *cell"], y: Float[Tensor, "y fold *cell"] | None = None
+    ) -> None:
+        """Add a block of cells.
+
+        Args:
+            x: fold means of maps.
+            y: the maps that each of them is multiplied with; themselves by default.
+        """
+        left = x.flatten(0, 1).flatten(1)
+        right = left if y is None else y.flatten(0, 1).flatten(1)
+        sums = (left @ right.T).view(*x.shape[:2], -1, x.shape[1])
+        self.sums = sums if self.sums is None else self.sums.add_(sums)
+
+    def cross_products(
+        self, n_cells: int, counts: Int[Tensor, " fold"] | None = None
+    ) -> Float[Tensor, "one_plus_folds x y"]:
+        """Return <X, Y> of each pair of maps, as the function `cross_products` does.
+
+        Args:
+            n_cells: of how many cells a product is the mean.
+            counts: sequences per fold; all the same by default.
+
+        Raises:
+            ValueError: for fewer than 3 folds.
+        """
+        assert self.sums is not None
+        n_folds = self.sums.shape[1]
+        if n_folds < 3:
+            raise ValueError(f"expected at least 3 folds to leave one out, got {n_folds}")
+        weights = fold_weights(n_folds, counts)
+        squares = weights.square()
+        products = self.sums * weights[:, None, None] * weights / n_cells
+        same = products.diagonal(dim1=1, dim2=3).permute(2, 0, 1)
+        row, column = products.sum(3).transpose(0, 1), products.sum(1).permute(2, 0, 1)
+        total = row.sum(0)
+        on_all_folds = (total - same.sum(0)) / (1 - squares.sum())
+        # Without fold d: drop its row and column, put its own cell back, drop other diagonals.
+        without = total - row - column + same - (same.sum(0) - same)
+        pairs = (1 - weights).square() - (squares.sum() - squares)
+        return torch.cat([on_all_folds[None], without / pairs[:, None, None]])
 
 
 def signed_root(x: float) -> float:

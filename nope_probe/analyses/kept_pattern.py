@@ -17,7 +17,8 @@ from nope_probe.analyses.jackknife import (
     rms,
     share,
 )
-from nope_probe.analyses.pattern import kept_cells, locality, row_centred
+from nope_probe.analyses.pattern import kept_cells, row_centred
+from nope_probe.analyses.trends import locality
 
 
 @dataclass(frozen=True, kw_only=True)

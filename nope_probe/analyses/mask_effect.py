@@ -8,8 +8,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.analyses.jackknife import Interval, cross_products, jackknife, rms, signed_root
-from nope_probe.analyses.pattern import kept_cells, relative_part, row_centred
+from nope_probe.analyses.jackknife import Interval, ProductSums, jackknife, rms, signed_root
+from nope_probe.analyses.pattern_rows import (
+    Folds,
+    NonRelativeRows,
+    as_layer,
+    n_kept_cells,
+    pattern_distance_sums,
+    pattern_rows,
+)
+from nope_probe.hooks.layer_folds import LayerFolds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +34,8 @@ class MaskEffect:
 
 
 def mask_effect(
-    with_mask: Float[Tensor, "fold query_pos key_pos"],
-    without_mask: Float[Tensor, "fold query_pos key_pos"],
+    with_mask: Folds,
+    without_mask: Folds,
     skip_keys: int = 0,
     counts: Int[Tensor, " fold"] | None = None,
 ) -> MaskEffect:
@@ -39,18 +47,26 @@ def mask_effect(
         skip_keys: how many first keys to leave out.
         counts: sequences per fold; all the same by default.
     """
-    patterns = torch.stack(
-        [row_centred(each.double(), skip_keys) for each in (with_mask, without_mask)]
+    with_square, without_square = (
+        non_relative_squares(as_layer(each), skip_keys, counts)
+        for each in (with_mask, without_mask)
     )
-    rest = patterns - relative_part(patterns, skip_keys)
-    cells = kept_cells(patterns.shape[-1], skip_keys)
-    squares = cross_products(rest[..., cells], rest[..., cells], counts)
-    with_square, without_square = squares[:, 0, 0], squares[:, 1, 1]
     return MaskEffect(
         with_mask=rms(with_square, counts),
         without_mask=rms(without_square, counts),
         difference=jackknife(_roots(with_square) - _roots(without_square), counts),
     )
+
+
+def non_relative_squares(
+    folds: LayerFolds, skip_keys: int, counts: Int[Tensor, " fold"] | None
+) -> Float[Tensor, " one_plus_folds"]:
+    """Return the mean square of the non-relative part, on all folds and without each."""
+    n_cells, products = n_kept_cells(folds.n, skip_keys), ProductSums()
+    rest = NonRelativeRows(pattern_distance_sums(folds, skip_keys), skip_keys)
+    for start, rows in pattern_rows(folds, skip_keys):
+        products.add(rest.of(rows, start)[None])
+    return products.cross_products(n_cells, counts)[:, 0, 0]
 
 
 def _roots(squares: Float[Tensor, " one_plus_folds"]) -> Float[Tensor, " one_plus_folds"]:

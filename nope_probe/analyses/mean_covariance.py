@@ -28,13 +28,14 @@ from torch import Tensor
 from nope_probe.analyses.jackknife import (
     UNDEFINED,
     Interval,
-    cross_products,
+    ProductSums,
     fold_weights,
     jackknife,
     rms,
     share,
 )
-from nope_probe.analyses.pattern import kept_cells, row_centred
+from nope_probe.analyses.pattern_rows import Folds, as_layer, centred_rows, n_kept_cells
+from nope_probe.hooks.layer_folds import row_blocks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,26 +74,30 @@ def split_mean_covariance(
         counts: sequences per fold; all the same by default.
     """
     return [
-        _split_layer(
+        split_layer(
             layer, scores[:, layer], mean_term[:, layer], key_means[:, layer], skip_keys, counts
         )
         for layer in range(scores.shape[1])
     ]
 
 
-def _split_layer(
+def split_layer(
     layer: int,
-    scores: Float[Tensor, "fold query_pos key_pos"],
-    mean_term: Float[Tensor, "fold query_pos key_pos"],
+    scores: Folds,
+    mean_term: Folds,
     key_means: Float[Tensor, "fold pos width"],
-    skip_keys: int,
-    counts: Int[Tensor, " fold"] | None,
+    skip_keys: int = 0,
+    counts: Int[Tensor, " fold"] | None = None,
 ) -> MeanCovariance:
-    cells = kept_cells(scores.shape[-1], skip_keys)
-    whole = row_centred(scores.double(), skip_keys)[:, cells]
-    mean = row_centred(mean_term.double(), skip_keys)[:, cells]
-    maps = torch.stack([whole, mean, whole - mean])
-    gram = cross_products(maps, maps, counts)
+    """Return the mean and covariance terms of one layer's pattern, as `split_mean_covariance`."""
+    sums, scores, mean_term = ProductSums(), as_layer(scores), as_layer(mean_term)
+    for start, stop in row_blocks(scores.n, scores.n_folds):
+        whole, mean = (
+            centred_rows(each.rows(start, stop).double(), start, skip_keys)
+            for each in (scores, mean_term)
+        )
+        sums.add(torch.stack([whole, mean, whole - mean]))
+    gram = sums.cross_products(n_kept_cells(scores.n, skip_keys), counts)
     return MeanCovariance(
         layer=layer,
         mean=share(gram[:, 1, 0], gram[:, 0, 0], counts),

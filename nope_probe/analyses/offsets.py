@@ -55,12 +55,22 @@ def offset_profile(
     Raises:
         ValueError: for fewer than 4 folds.
     """
+    return profile_of_means(offset_means(folds.double(), skip_keys), counts=counts)
+
+
+def profile_of_means(
+    means: Float[Tensor, "fold *batch offset"], *, counts: Int[Tensor, " fold"] | None = None
+) -> OffsetProfile:
+    """Return the offset profile, with its interval, from that of each fold.
+
+    Raises:
+        ValueError: for fewer than 4 folds.
+    """
     from scipy.special import stdtrit
 
-    n_folds = len(folds)
+    n_folds = len(means)
     if n_folds < MIN_FOLDS:
         raise ValueError(f"expected at least {MIN_FOLDS} folds, got {n_folds}")
-    means = offset_means(folds.double(), skip_keys)
     weights = fold_weights(n_folds, counts)
     value = torch.einsum("f,f...->...", weights, means)
     # Of a mean over sequences, the jackknife's standard error is that of the fold means.

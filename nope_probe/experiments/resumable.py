@@ -6,11 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
+from nope_probe.experiments.finite import validate_finite
 from nope_probe.hooks.calibration import Calibration, calibrate
 from nope_probe.hooks.capture import capture_scores, capture_stages
 from nope_probe.hooks.losses import capture_losses
 from nope_probe.hooks.maps import ScoreMaps, StageMaps
 from nope_probe.hooks.protocols import HookedModel
+from nope_probe.hooks.stored_maps import StoredMaps, packed_tensors
 from nope_probe.runtime.checkpoint import RunCheckpoint
 
 
@@ -23,6 +25,27 @@ def scores_once(
             maps = capture_scores(model, inputs, checkpoint=stream, **options)
         checkpoint.save(key, maps.to_tensors())
     return ScoreMaps.from_tensors(checkpoint.load(key))
+
+
+def stored_scores_once(
+    checkpoint: RunCheckpoint,
+    key: str,
+    model: HookedModel,
+    inputs: Tensor,
+    condition: str,
+    **options: Any,
+) -> StoredMaps:
+    """Return score maps of which folds stay in the checkpoint, captured unless it has them.
+
+    Raises:
+        UserError: for a non-finite score, naming the condition.
+    """
+    if key not in checkpoint:
+        with checkpoint.stream(key) as stream:
+            maps = capture_scores(model, inputs, checkpoint=stream, **options)
+        validate_finite(maps, condition)
+        checkpoint.save(key, packed_tensors(maps))
+    return StoredMaps.from_stored(checkpoint.open(key))
 
 
 def stages_once(

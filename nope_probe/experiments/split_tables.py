@@ -52,9 +52,13 @@ def offsets_table(
         counts: sequences per fold.
         skip_keys: how many first keys to leave out.
     """
-    profiles = {
-        name: offset_profile(folds, skip_keys, counts=counts) for name, folds in terms.items()
-    }
+    return profiles_table(
+        {name: offset_profile(folds, skip_keys, counts=counts) for name, folds in terms.items()}
+    )
+
+
+def profiles_table(profiles: Mapping[str, OffsetProfile]) -> pd.DataFrame:
+    """Return the table of offset profiles from those of each term, [layer, offset]."""
     n_layers = next(iter(profiles.values())).value.shape[0]
     parts = [
         _profile_rows(profile, layer).assign(layer=layer, term=name)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from nope_probe.experiments.console import print_lines
 from nope_probe.figures.intervals import interval_of, interval_text
-from nope_probe.reports.notes import fold_notes
+from nope_probe.reports.notes import run_notes
 
 WIDTH, GAP = 80, 2  # of a terminal, and between two columns of a table
 
@@ -86,7 +86,7 @@ def print_closing(
         f"{skip} first key{'' if skip == 1 else 's'} skipped; noise biases locality towards 0.",
         style="dim",
     )
-    for note in fold_notes(manifest):
+    for note in run_notes(manifest):
         console.print(note)
     console.print(f"open {folder / 'report.html'}")
 

@@ -53,6 +53,15 @@ HOW_TO_READ = (
 )
 
 
+def run_notes(manifest: Mapping[str, Any]) -> list[str]:
+    """Return what is particular about a run's measures and intervals.
+
+    Args:
+        manifest: what was run, as `fold_notes` and `subsample_notes` read it.
+    """
+    return [*fold_notes(manifest), *subsample_notes(manifest)]
+
+
 def fold_notes(manifest: Mapping[str, Any]) -> list[str]:
     """Return what weakens a run's intervals: few documents, or one fold that outweighs the others.
 
@@ -79,6 +88,27 @@ def fold_notes(manifest: Mapping[str, Any]) -> list[str]:
             "sequences, since those of a document stay together: intervals are wider for it."
         )
     return found
+
+
+def subsample_notes(manifest: Mapping[str, Any]) -> list[str]:
+    """Return which measures of a run are of a part of its queries.
+
+    Args:
+        manifest: what was run: `query_stride`, of how many queries one was ordered.
+
+    Example:
+        >>> subsample_notes({"query_stride": 1})
+        []
+        >>> subsample_notes({"query_stride": 4})
+        ['Locality and monotonicity are of 1 query in 4, counted from query 0; all else is of all.']
+    """
+    stride = manifest.get("query_stride", 1)
+    if stride == 1:
+        return []
+    return [
+        f"Locality and monotonicity are of 1 query in {stride}, counted from query 0; all else is "
+        "of all."
+    ]
 
 
 def colour_quantiles(percent: float) -> str:

@@ -84,7 +84,7 @@ def page(
         ),
         sections="".join(_section(index, each) for index, each in enumerate(sections)),
         notes="".join(
-            f"<li>{escape(each)}</li>" for each in (*how_to_read, *notes.fold_notes(manifest))
+            f"<li>{escape(each)}</li>" for each in (*how_to_read, *notes.run_notes(manifest))
         ),
         manifest=escape(json.dumps(manifest, indent=1, default=str)),
         neutral=json.dumps({"ink": INK, "grid": GRID, "blank": BLANK}),

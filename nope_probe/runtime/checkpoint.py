@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from nope_probe.errors import StorageError, UserError
 from nope_probe.hooks.accumulators import State
+from nope_probe.hooks.layer_folds import Stored
 from nope_probe.hooks.streaming import StreamCheckpoint
 from nope_probe.runtime.checksums import json_checksum
 from nope_probe.runtime.distributed import Processes
@@ -26,7 +27,7 @@ from nope_probe.runtime.folder import atomic_write, reason
 from nope_probe.runtime.lock import FolderLock
 from nope_probe.runtime.progress import open_bar, phase_of
 from nope_probe.runtime.signals import Signals
-from nope_probe.runtime.tensor_files import read_notes, read_tensors, write_tensors
+from nope_probe.runtime.tensor_files import open_tensors, read_notes, read_tensors, write_tensors
 
 _ENDING = ".safetensors"
 _ABOUT = "about.json"
@@ -67,6 +68,7 @@ class RunCheckpoint:
         self.bar: tqdm | None = None
         self._streams: list[str] = []
         self._finished: set[str] = set()
+        self._checked: set[str] = set()
         self._in_memory: dict[str, tuple[State, dict[str, str]]] = {}
         self._lock = lock
 
@@ -138,6 +140,7 @@ class RunCheckpoint:
             self._in_memory[key] = tensors, dict(notes or {})
         elif self.processes.is_first:
             write_tensors(self._path(key), tensors, notes or {}, owner=self.owner)
+            self._checked.add(key)
         self.processes.barrier()
         self._finished.add(_name(key))
         if (state := self.state_path) is not None:
@@ -150,6 +153,26 @@ class RunCheckpoint:
             StorageError: if the file is not the one that this run wrote for this part.
         """
         return self._read(key)[0]
+
+    def open(self, key: str) -> Mapping[str, Stored]:
+        """Return the tensors of a finished part, which are read from disk as they are asked for.
+
+        Its checksum is checked unless this process has written or checked it.
+
+        Raises:
+            StorageError: if the file is not the one that this run wrote for this part.
+        """
+        if self.folder is None:
+            return self._in_memory[key][0]
+        if key not in self._checked:
+            self.load(key)
+            self._checked.add(key)
+        return open_tensors(self._path(key))
+
+    def scratch(self, name: str) -> Path:
+        """Return where a file of this name can be written, which goes with the checkpoint."""
+        assert self.folder is not None
+        return self.folder / f"{name}.partial"
 
     def notes(self, key: str) -> dict[str, str]:
         """Return the notes of a finished part."""

@@ -37,12 +37,14 @@ class Run:
         arrays: per .safetensors file, without its ending, the named arrays (`maps`, `tokens`).
         tables: per .csv file, without its ending, the table.
         page: the report, as HTML.
+        files: files that are moved into the run's folder under these names.
     """
 
     manifest: dict[str, Any]
     arrays: Mapping[str, Mapping[str, np.ndarray]] = field(default_factory=dict)
     tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     page: str = ""
+    files: Mapping[str, Path] = field(default_factory=dict)
 
     @property
     def maps(self) -> Mapping[str, np.ndarray]:
@@ -111,8 +113,10 @@ def _write_files(folder: Path, run: Run) -> None:
     for name, table in run.tables.items():
         table.to_csv(folder / f"{name}.csv", index=False, float_format="%.8g")
     (folder / "report.html").write_text(run.page, encoding="utf-8")
-    for name in run.arrays:  # safetensors keeps its files from all but their owner
-        shutil.copymode(folder / "report.html", folder / f"{name}.safetensors")
+    for name, path in run.files.items():
+        shutil.move(path, folder / name)
+    for path in folder.glob("*.safetensors"):  # safetensors keeps them from all but their owner
+        shutil.copymode(folder / "report.html", path)
     checksums = {path.name: file_checksum(path) for path in sorted(folder.iterdir())}
     text = json.dumps({**run.manifest, "checksums": checksums, "complete": True})
     manifest = {**json.loads(text), "checksum": json_checksum(json.loads(text))}
@@ -198,6 +202,31 @@ def validate_files(out: Path, manifest: Mapping[str, Any]) -> None:
 
 def _not_as_written(out: Path, name: str) -> UserError:
     return UserError(f"{out / name} is not the file that the run wrote; remove {out} and run again")
+
+
+class StoredArrays(Mapping[str, "np.ndarray"]):
+    """The arrays of a safetensors file, each read when it is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        from safetensors import safe_open
+
+        self.path = path
+        with safe_open(path, framework="np") as file:
+            self.names = list(file.keys())
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        from safetensors import safe_open
+
+        if name not in self.names:
+            raise KeyError(name)
+        with safe_open(self.path, framework="np") as file:
+            return file.get_tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
 def read_run(folder: Path | str) -> Run:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -10,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nope_probe.errors import StorageError
+from nope_probe.hooks.layer_folds import Index
 from nope_probe.runtime.checksums import tensors_checksum
 from nope_probe.runtime.folder import atomic_write, reason
 
@@ -54,6 +56,51 @@ def read_tensors(path: Path, *, owner: str) -> tuple[dict[str, Tensor], dict[str
     if notes.pop(_CHECKSUM, None) != _checksum(path, tensors, notes, owner):
         raise _broken(path, "it is not what was written there")
     return tensors, notes
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    """A tensor in a file, of which the parts are read that are asked for.
+
+    Attributes:
+        path: the file.
+        name: the tensor's name there.
+        shape: the size of each dimension.
+    """
+
+    path: Path
+    name: str
+    shape: Sequence[int]
+
+    def __getitem__(self, index: Index | tuple[Index, ...]) -> Tensor:
+        """Return a part, all of it for `...`; the file is mapped into memory no longer than that.
+
+        Raises:
+            StorageError: if the file is broken.
+        """
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                if index is ...:
+                    return file.get_tensor(self.name).clone()
+                return file.get_slice(self.name)[index].clone()
+        except (OSError, SafetensorError) as error:
+            raise _broken(self.path, str(error)) from error
+
+
+def open_tensors(path: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a file without reading or checking them.
+
+    Raises:
+        StorageError: if the file is broken.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {
+                name: StoredTensor(path=path, name=name, shape=file.get_slice(name).get_shape())
+                for name in file.keys()  # noqa: SIM118
+            }
+    except (OSError, SafetensorError) as error:
+        raise _broken(path, str(error)) from error
 
 
 def read_notes(path: Path) -> dict[str, str]:

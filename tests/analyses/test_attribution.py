@@ -9,6 +9,7 @@ from torch import Tensor
 
 from nope_probe.analyses.attribution import CONJUNCTION_TOLERANCE, attribute
 from nope_probe.analyses.contrasts import ContrastGram, contrast_map
+from nope_probe.analyses.jackknife import cross_products
 from nope_probe.analyses.pattern import kept_cells, row_centred
 from nope_probe.analyses.shapley import (
     INTACT,
@@ -316,7 +317,7 @@ def test_the_product_of_contrasts_is_that_of_their_maps():
     torch.manual_seed(6)
     conditions = [INTACT, frozenset({"mask"})]
     cells = torch.randn(2, 1, 31).double().expand(2, 4, 31)  # four folds without noise
-    gram = ContrastGram(conditions, cells)
+    gram = ContrastGram(conditions, cross_products(cells, cells))
     one, other = {INTACT: 2.0, conditions[1]: -1.0}, {conditions[1]: 3.0}
     truth = ((2 * cells[0, 0] - cells[1, 0]) * 3 * cells[1, 0]).mean()
     assert float(gram.product(one, other)[0]) == pytest.approx(float(truth))

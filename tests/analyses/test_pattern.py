@@ -6,15 +6,14 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from nope_probe.analyses.pattern import (
-    diagonal_normalised,
     edge_contrast,
     kept_cells,
-    locality,
     measure,
-    monotonicity,
     relative_part,
     row_centred,
 )
+from nope_probe.analyses.trends import locality, monotonicity
+from nope_probe.hooks.maps import diagonal_normalised
 
 NAN = float("nan")
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from nope_probe import figures
+from nope_probe.analyses.kept_pattern import kept_patterns
 from nope_probe.analyses.pattern import measure, row_centred
 from nope_probe.analyses.shapley import player_set
 from nope_probe.errors import UserError
@@ -21,6 +22,7 @@ from nope_probe.hooks.ablation_settings import Ablation
 from nope_probe.hooks.calibration import calibrate
 from nope_probe.hooks.capture import capture_scores, capture_stages
 from nope_probe.hooks.names import LETTERS
+from nope_probe.hooks.stored_maps import StoredMaps
 
 N, SEQS = 13, 11
 REMOVED: list[Sequence[Any]] = [(), ("mask",), ("w_q", "w_k"), ("mask", "w_q", "w_k")]
@@ -110,12 +112,15 @@ def test_an_ablation_runs_explorer_takes_the_conditions_of_the_run(
     model: Any, tokens: torch.Tensor
 ) -> None:
     mask = frozenset({"mask"})
-    maps = {
+    captured = {
         frozenset[Any](): capture_scores(model, tokens, n_folds=4),
         mask: capture_scores(model, tokens.flip(1), n_folds=4),
     }
+    whole = captured[frozenset()].folds
+    kept = {key: kept_patterns(each.folds, whole, 1) for key, each in captured.items()}
+    maps = {key: StoredMaps.of(each) for key, each in captured.items()}
     for sets in ((player_set(["mask"]),), ()):
-        found = explorer_of(maps, sets, 1)
+        found = explorer_of(maps, sets, 1, kept)
         assert found is not None
         assert found.players == {"mask": ["mask"]}
         expected = row_centred(maps[mask].mean, 1).numpy()

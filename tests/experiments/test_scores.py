@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,12 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.numpy import load_file
+from scipy.stats import spearmanr
 from support.command_line import refused, run_command
 from support.plain_states import plain_states
 from support.tiny_models import tokenizer, tokens
 
-from nope_probe import scores
+from nope_probe import ablate, scores
 from nope_probe.experiments.scores.page import _map_sections
 from nope_probe.hooks.capture import capture_scores
 
@@ -123,7 +124,7 @@ def test_heads_average_to_the_map_for_every_batch_size(
     maps = capture_scores(model, windows, batch_size=batch_size, n_folds=5, per_head=True)
     assert maps.per_head is not None
     torch.testing.assert_close(
-        maps.per_head.mean(2), maps.folds, rtol=1e-5, atol=1e-5, equal_nan=True
+        maps.per_head.double().mean(2), maps.folds, rtol=1e-5, atol=1e-5, equal_nan=True
     )
 
 
@@ -144,6 +145,28 @@ def test_a_run_without_heads_holds_no_head(tmp_path: Path):
     run_command(scores, *SMALL, "--layers", "1", "--out", str(tmp_path / "run"))
     assert set(load_file(tmp_path / "run" / "maps.safetensors")) == {"score", "se", "normalised"}
     assert not (tmp_path / "run" / "heads.csv").exists()
+
+
+@pytest.mark.parametrize(("command", "more"), [(scores, ()), (ablate, ("--players", "sources"))])
+def test_a_run_on_long_sequences_states_of_which_queries_locality_is(
+    command: Any, more: Sequence[str], tmp_path: Path
+):
+    model = ["--model", "parameter-free", "--layers", "1", "--data", "gaussian"]
+    data = ["--seq-len", "521", "--n-seqs", "4", "--folds", "4"]
+    run_command(command, *model, *data, *more, "--out", str(tmp_path / "run"))
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert (manifest["query_stride"], manifest["skip_keys"]) == (3, 0)
+    assert "of 1 query in 3" in (tmp_path / "run" / "report.html").read_text()
+    maps = load_file(tmp_path / "run" / "maps.safetensors")
+    [score] = maps["score" if command is scores else f"score/{manifest['conditions'][0]}"]
+    rows = [spearmanr(score[query, :query], range(query)) for query in range(9, 521, 3)]
+    table = pd.read_csv(tmp_path / "run" / "pattern.csv")
+    assert table["locality"][0] == pytest.approx(np.mean([each.statistic for each in rows]))
+
+
+def test_a_run_on_short_sequences_orders_every_query(done: Path):
+    assert json.loads((done / "manifest.json").read_text())["query_stride"] == 1
+    assert "of 1 query in" not in (done / "report.html").read_text()
 
 
 def test_the_rule_for_windows_and_the_bos_policy_reach_a_data_set(

@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from nope_probe import figures, load
-from nope_probe.analyses.pattern import diagonal_normalised
 from nope_probe.hooks.capture import capture_scores, capture_stages
-from nope_probe.hooks.maps import ScoreMaps, StageMaps
+from nope_probe.hooks.maps import ScoreMaps, StageMaps, diagonal_normalised
 
 TOKENS = torch.randint(1, 2048, (13, 11), generator=torch.Generator().manual_seed(0))
 

@@ -6,28 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from jaxtyping import Float
-from torch import Tensor
 
 from nope_probe.analyses.attribution import LayerAttribution, attribute
-from nope_probe.analyses.contrasts import contrast_map
+from nope_probe.analyses.kept_pattern import KeptPattern
 from nope_probe.analyses.mask_effect import MaskEffect, mask_effect
-from nope_probe.analyses.mean_covariance import split_mean_covariance
-from nope_probe.analyses.pattern import measure, row_centred
-from nope_probe.analyses.player_attribution import BASE
-from nope_probe.analyses.shapley import (
-    INTACT,
-    MASK,
-    Condition,
-    PlayerSet,
-    base,
-    shapley,
-    source_terms,
-)
+from nope_probe.analyses.mean_covariance import split_layer
+from nope_probe.analyses.pattern import Measures, measure
+from nope_probe.analyses.shapley import INTACT, MASK, Condition, PlayerSet
+from nope_probe.analyses.trends import query_stride
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.ablation.conditions import ConditionMaps, Measured
+from nope_probe.experiments.ablation.maps import RunMaps, write_folds, write_maps
 from nope_probe.experiments.ablation.offsets import source_offsets_table
 from nope_probe.experiments.ablation.page import ablation_page
 from nope_probe.experiments.ablation.plan import Plan
@@ -42,40 +32,42 @@ from nope_probe.experiments.tables import (
     players_table,
     sources_table,
 )
-from nope_probe.hooks.folds import pack_triangle, pooled
-from nope_probe.runtime.folder import Run
+from nope_probe.runtime.folder import Run, StoredArrays
 from nope_probe.runtime.provenance import input_arrays, input_record
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 
-Maps = dict[str, Float[Tensor, "layer query_pos key_pos"]]
+ConditionMeasures = Mapping[Condition, Sequence[Measures]]
 
 
 def analyse(session: Session[RunSettings], plan: Plan, measured: Measured) -> Run:
     """Attribute the positional pattern of every layer, and return the run."""
     inputs, skip_keys = session.sequences(), session.settings.n_skipped(session.sequences())
     layers = attribute_layers(measured.maps, plan, plan.player_sets, skip_keys)
-    tables = tables_of(plan, measured, layers, tokens_kind(inputs), skip_keys)
-    maps = {name: each.float().numpy() for name, each in maps_of(plan, measured, skip_keys).items()}
+    measures = {each: measure(maps, skip_keys) for each, maps in measured.maps.items()}
+    tables = tables_of(plan, measured, layers, measures, tokens_kind(inputs), skip_keys)
+    maps, folds = (session.checkpoint.scratch(name) for name in ("maps", "folds"))
+    write_maps(maps, RunMaps(plan, measured, skip_keys))
+    write_folds(folds, plan, measured)
     manifest = {
         **session.provenance(),
         **input_record(inputs, skip_keys, measured.intact.counts),
+        "query_stride": query_stride(measured.intact.n),
         **_attribution_record(plan, measured, layers),
     }
     return Run(
         manifest=manifest,
-        arrays={
-            "tokens": input_arrays(inputs),
-            "maps": maps,
-            "folds": _packed_folds(plan, measured),
-        },
+        arrays={"tokens": input_arrays(inputs)},
+        files={"maps.safetensors": maps, "folds.safetensors": folds},
         tables=tables,
         page=ablation_page(
-            maps,
+            StoredArrays(maps),
             tables,
             manifest,
             headline(manifest, tables),
-            explorer_of(measured.maps, plan.player_sets, skip_keys),
+            explorer_of(
+                measured.maps, plan.player_sets, skip_keys, kept_patterns_of(layers, measures)
+            ),
         ),
     )
 
@@ -91,6 +83,7 @@ def tables_of(
     plan: Plan,
     measured: Measured,
     layers: Sequence[LayerAttribution],
+    measures: ConditionMeasures,
     tokens: str,
     skip_keys: int,
 ) -> dict[str, pd.DataFrame]:
@@ -100,6 +93,7 @@ def tables_of(
         plan: the conditions.
         measured: their score maps.
         layers: the attribution of each layer.
+        measures: per condition, the measures of each layer's pattern.
         tokens: the kind of the run's inputs, as `tokens_kind` returns it.
         skip_keys: how many first keys to leave out.
     """
@@ -122,7 +116,9 @@ def tables_of(
         "interactions": side_by_side(
             {name: interactions_table(each) for name, each in {first: layers, **others}.items()}
         ),
-        "pattern": _pattern_table(plan, measured, skip_keys),
+        "pattern": measures_table(
+            ({"kept": plan.name(condition)}, each) for condition, each in measures.items()
+        ),
         "controls": _controls_table(tokens, plan, measured, skip_keys),
         "mean_covariance": _mean_covariance_table(measured, skip_keys),
         "offsets": source_offsets_table(plan, measured, skip_keys),
@@ -155,10 +151,8 @@ def _mask_effects(
     if measured.shuffled:
         with_mask, without = (measured.shuffled[c] for c in (INTACT, MASK))
         effects["shuffled"] = [
-            mask_effect(
-                with_mask.folds[:, layer], without.folds[:, layer], skip_keys, with_mask.counts
-            )
-            for layer in range(with_mask.folds.shape[1])
+            mask_effect(one.folds, other.folds, skip_keys, with_mask.counts)
+            for one, other in zip(with_mask.layers, without.layers, strict=True)
         ]
     return effects
 
@@ -168,13 +162,6 @@ def tokens_kind(inputs: Sequences) -> str:
     if inputs.inputs.is_floating_point():
         return "vectors"
     return next((kind for kind in ("shuffled", "random") if kind in inputs.name), "text")
-
-
-def _pattern_table(plan: Plan, measured: Measured, skip_keys: int) -> pd.DataFrame:
-    return measures_table(
-        ({"kept": plan.name(condition)}, measure(maps, skip_keys))
-        for condition, maps in measured.maps.items()
-    )
 
 
 def _controls_table(tokens: str, plan: Plan, measured: Measured, skip_keys: int) -> pd.DataFrame:
@@ -196,69 +183,32 @@ def _controls_table(tokens: str, plan: Plan, measured: Measured, skip_keys: int)
 
 
 def _mean_covariance_table(measured: Measured, skip_keys: int) -> pd.DataFrame:
-    intact = measured.intact
-    if intact.mean_term is None or intact.key_means is None:
-        return mean_covariance_table([])
     return mean_covariance_table(
-        split_mean_covariance(
-            intact.folds, intact.mean_term, intact.key_means, skip_keys, intact.counts
-        )
+        [
+            split_layer(
+                index,
+                layer.folds,
+                layer.mean_term,
+                layer.key_means[...],
+                skip_keys,
+                measured.intact.counts,
+            )
+            for index, layer in enumerate(measured.intact.layers)
+            if layer.mean_term is not None and layer.key_means is not None
+        ]
     )
 
 
-def maps_of(plan: Plan, measured: Measured, skip_keys: int) -> Maps:
-    """Return the run's maps by name, nats.
-
-    `score/<kept>` per condition (of further replacements `score_<replacement>/<kept>`) and
-    `mean_covariance/<term>` are score maps; `pattern/all`, `pattern/mean_term`,
-    `pattern/covariance_term`, `source/<term>` and `shapley/<player>` (of further player sets
-    `shapley_<set>/<player>`, of further replacements these with `_<replacement>` before the slash)
-    are patterns. The Shapley maps of a set, with that of `base` where no source plays, add up to
-    the positional part of the pattern.
-    """
-    means = {condition: each.mean for condition, each in measured.maps.items()}
-    patterns = {condition: row_centred(mean, skip_keys) for condition, mean in means.items()}
-    maps: Maps = {f"score/{plan.name(condition)}": mean for condition, mean in means.items()}
-    for replacement, others in measured.others.items():
-        for condition, each in others.items():
-            maps[f"score_{replacement}/{plan.name(condition)}"] = each.mean
-    maps["pattern/all"] = patterns[INTACT]
-    for name, term in source_terms(plan.position).items():
-        maps[f"source/{name}"] = contrast_map(term, patterns)
-    for name, term_map in _mean_covariance_maps(measured).items():
-        maps[f"mean_covariance/{name}"] = term_map
-        maps[f"pattern/{name}_term"] = row_centred(term_map, skip_keys)
-    maps |= _shapley_maps(plan, patterns)
-    for replacement, others in measured.others.items():
-        changed = {each: row_centred(kept.mean, skip_keys) for each, kept in others.items()}
-        maps |= _shapley_maps(plan, {**patterns, **changed}, f"_{replacement}")
-    return maps
-
-
-def _shapley_maps(plan: Plan, patterns: Mapping[Condition, Tensor], suffix: str = "") -> Maps:
-    """Return the Shapley maps of all player sets from the patterns of all conditions."""
-    maps: Maps = {}
-    for index, players in enumerate(plan.player_sets):
-        prefix = ("shapley" if index == 0 else f"shapley_{players.name}") + suffix
-        for player in players.players:
-            maps[f"{prefix}/{player.name}"] = contrast_map(shapley(players, player), patterns)
-        if not players.has_source:
-            maps[f"{prefix}/{BASE}"] = contrast_map(base(players), patterns)
-    return maps
-
-
-def _mean_covariance_maps(measured: Measured) -> Maps:
-    intact = measured.intact
-    if intact.mean_term is None:
-        return {}
-    mean = pooled(intact.mean_term, intact.counts)
-    return {"mean": mean, "covariance": intact.mean - mean}
-
-
-def _packed_folds(plan: Plan, measured: Measured) -> dict[str, np.ndarray]:
-    """Return each condition's fold maps as lower triangles, diagonal included."""
-    named = {f"score/{plan.name(condition)}": each for condition, each in measured.maps.items()}
-    for replacement, others in measured.others.items():
-        for condition, each in others.items():
-            named[f"score_{replacement}/{plan.name(condition)}"] = each
-    return {name: pack_triangle(maps.folds).float().numpy() for name, maps in named.items()}
+def kept_patterns_of(
+    layers: Sequence[LayerAttribution], measures: ConditionMeasures
+) -> dict[Condition, list[KeptPattern]]:
+    """Return what each condition leaves of every layer's pattern."""
+    return {
+        condition: [
+            KeptPattern(
+                amplitude=each.amplitude, locality=each.locality, share=layer.kept[condition]
+            )
+            for layer, each in zip(layers, of_condition, strict=True)
+        ]
+        for condition, of_condition in measures.items()
+    }

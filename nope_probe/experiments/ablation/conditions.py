@@ -12,20 +12,20 @@ from torch import Tensor
 from nope_probe.analyses.shapley import INTACT, MASK, Condition
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.ablation.plan import Plan
-from nope_probe.experiments.finite import validate_finite, validate_first_sequence
-from nope_probe.experiments.resumable import calibration_once, scores_once
+from nope_probe.experiments.finite import validate_first_sequence
+from nope_probe.experiments.resumable import calibration_once, stored_scores_once
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.calibration import Calibration
 from nope_probe.hooks.folds import folds_of
-from nope_probe.hooks.maps import ScoreMaps
 from nope_probe.hooks.names import Gain, Replacement, removal_order
 from nope_probe.hooks.protocols import HookedModel
 from nope_probe.hooks.reparametrise import reparametrised
 from nope_probe.hooks.residual_cache import GIGABYTE, ResidualCache
+from nope_probe.hooks.stored_maps import StoredMaps, concatenate_layers
 from nope_probe.runtime.checkpoint import RunCheckpoint
 
 Scope = Literal["both", "upstream", "own"]
-ConditionMaps = dict[Condition, ScoreMaps]
+ConditionMaps = dict[Condition, StoredMaps]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class Measured:
     layer_passes: LayerPasses = LayerPasses()
 
     @property
-    def intact(self) -> ScoreMaps:
+    def intact(self) -> StoredMaps:
         """The intact model's maps."""
         return self.maps[INTACT]
 
@@ -196,17 +196,15 @@ class ConditionRunner:
             seed=options.seed if "random" in options.replacements else None,
         )
 
-    def intact(self, inputs: Sequences) -> ScoreMaps:
+    def intact(self, inputs: Sequences) -> StoredMaps:
         """Return the intact model's maps, with their mean term if scores are plain q.k."""
         key, layers = f"score/{self.plan.name(INTACT)}", range(self.options.n_layers)
         fold_of = folds_of(len(inputs), self.options.n_folds, inputs.documents)
         mean_term = int(fold_of.bincount().min()) >= 2  # it is a difference between sequences
         try:
-            maps = self._capture(key, inputs, layers, mean_term=mean_term)
+            return self._capture(key, inputs, layers, "the intact model", mean_term=mean_term)
         except NotImplementedError:  # with a soft cap or bias after q.k there is no mean term
-            maps = self._capture(key, inputs, layers)
-        validate_finite(maps, "the intact model")
-        return maps
+            return self._capture(key, inputs, layers, "the intact model")
 
     def condition(
         self,
@@ -215,7 +213,7 @@ class ConditionRunner:
         condition: Condition,
         gains: Calibration | None,
         replacement: Replacement | None = None,
-    ) -> ScoreMaps:
+    ) -> StoredMaps:
         """Return one condition's score maps; what is removed where depends on the scope.
 
         Args:
@@ -225,7 +223,7 @@ class ConditionRunner:
             gains: gains and means of the replacements.
             replacement: of removed weights; the first of the run by default.
         """
-        options = self.options
+        options, name = self.options, f"condition {prefix}/{self.plan.name(condition)}"
         if options.scope == "upstream":
             self.residuals.clear()  # the blocks before a layer are those of this condition alone
         rows = []
@@ -238,10 +236,8 @@ class ConditionRunner:
                 seed=options.seed,
             )
             with ablated(self.model, ablation, gains):
-                rows.append(self._capture(key, inputs, layers))
-        maps = rows[0] if len(rows) == 1 else concatenate_layers(rows)
-        validate_finite(maps, f"condition {prefix}/{self.plan.name(condition)}")
-        return maps
+                rows.append(self._capture(key, inputs, layers, name))
+        return concatenate_layers(rows)
 
     def reparametrisations(self, inputs: Sequences) -> Iterator[ConditionMaps]:
         """Yield the maps of the first player set's conditions in random reparametrisations."""
@@ -275,13 +271,19 @@ class ConditionRunner:
         return [key for key, _, _ in self._parts(prefix, condition)]
 
     def _capture(
-        self, key: str, inputs: Sequences, layers: Sequence[int], mean_term: bool = False
-    ) -> ScoreMaps:
-        return scores_once(
+        self,
+        key: str,
+        inputs: Sequences,
+        layers: Sequence[int],
+        condition: str,
+        mean_term: bool = False,
+    ) -> StoredMaps:
+        return stored_scores_once(
             self.checkpoint,
             key,
             self.model,
             inputs.inputs,
+            condition,
             layers=layers,
             batch_size=self.options.batch_size,
             n_folds=self.options.n_folds,
@@ -289,13 +291,3 @@ class ConditionRunner:
             mean_term=mean_term,
             residuals=self.residuals,
         )
-
-
-def concatenate_layers(rows: Sequence[ScoreMaps]) -> ScoreMaps:
-    """Return the maps of single layers as one."""
-    return ScoreMaps(
-        folds=torch.cat([row.folds for row in rows], 1),
-        visible=torch.cat([row.visible for row in rows]),
-        counts=rows[0].counts,
-        bos=rows[0].bos,
-    )

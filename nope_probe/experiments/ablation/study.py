@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from textwrap import fill
 from typing import Literal
 
@@ -13,11 +17,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.attribution import LayerAttribution
-from nope_probe.analyses.pattern import kept_cells
+from nope_probe.analyses.pattern import kept_cells, measure
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.ablation.analyse import (
     attribute_layers,
-    maps_of,
     tables_of,
     tokens_kind,
 )
@@ -27,15 +30,18 @@ from nope_probe.experiments.ablation.conditions import (
     Measured,
     Scope,
 )
+from nope_probe.experiments.ablation.maps import RunMaps
 from nope_probe.experiments.ablation.plan import Plan, make_plan
 from nope_probe.hooks.components import components
 from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.layer_folds import n_cells
 from nope_probe.hooks.model import begins_alike
 from nope_probe.hooks.names import Gain, Replacement
 from nope_probe.hooks.protocols import HookedModel
 from nope_probe.models.info import describe
 from nope_probe.runtime.checkpoint import RunCheckpoint
 
+MOST_IN_MEMORY = 1 << 30  # bytes of fold maps
 Inputs = Sequences | Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
 
 
@@ -135,7 +141,8 @@ def run_ablations(
     """Find where a model's positional pattern comes from, and which weights it needs.
 
     Runs the model with and without its mask, position encoding and weights, as the `ablate` command
-    does, and keeps everything in memory. A progress bar goes to stderr.
+    does. Fold maps are in memory or, above 1 GB, in a temporary folder. A progress bar goes to
+    stderr.
 
     Args:
         model: a HookedTransformer or TransformerBridge.
@@ -187,12 +194,30 @@ def run_ablations(
         seed=seed,
     )
     control = None if shuffled is None else as_sequences(shuffled)
-    checkpoint = RunCheckpoint()
-    runner = ConditionRunner(model, plan, options, checkpoint)
-    runner.validate(inputs)
-    with checkpoint.progress(runner.keys(control is not None), len(inputs)):
-        measured = runner.run(inputs, control)
-    return study_of(plan, measured, inputs, skipped)
+    with _checkpoint(_bytes_of_folds(plan, options, inputs.inputs.shape[1])) as checkpoint:
+        runner = ConditionRunner(model, plan, options, checkpoint)
+        runner.validate(inputs)
+        with checkpoint.progress(runner.keys(control is not None), len(inputs)):
+            measured = runner.run(inputs, control)
+        return study_of(plan, measured, inputs, skipped)
+
+
+@contextmanager
+def _checkpoint(n_bytes: int) -> Iterator[RunCheckpoint]:
+    """Yield a checkpoint in memory or, for larger maps, in a temporary folder."""
+    if n_bytes <= MOST_IN_MEMORY:
+        yield RunCheckpoint()
+        return
+    with (
+        TemporaryDirectory(prefix="nope-probe-") as folder,
+        RunCheckpoint(Path(folder, "maps"), every=sys.maxsize) as checkpoint,
+    ):
+        yield checkpoint
+
+
+def _bytes_of_folds(plan: Plan, options: CaptureOptions, n: int) -> int:
+    """Return how much the float64 fold maps of all conditions of the first replacement take."""
+    return 8 * len(plan.conditions) * options.n_layers * options.n_folds * n_cells(n)
 
 
 def study_of(plan: Plan, measured: Measured, inputs: Sequences, skip_keys: int) -> AblationStudy:
@@ -205,12 +230,21 @@ def study_of(plan: Plan, measured: Measured, inputs: Sequences, skip_keys: int) 
         skip_keys: how many first keys to leave out.
     """
     layers = attribute_layers(measured.maps, plan, plan.player_sets, skip_keys)
+    measures = {each: measure(maps, skip_keys) for each, maps in measured.maps.items()}
     return AblationStudy(
-        tables=tables_of(plan, measured, layers, tokens_kind(inputs), skip_keys),
-        maps={n: each.float().numpy() for n, each in maps_of(plan, measured, skip_keys).items()},
+        tables=tables_of(plan, measured, layers, measures, tokens_kind(inputs), skip_keys),
+        maps=_maps(RunMaps(plan, measured, skip_keys)),
         layers=layers,
         skip_keys=skip_keys,
     )
+
+
+def _maps(maps: RunMaps) -> dict[str, Float[np.ndarray, "layer query_pos key_pos"]]:
+    arrays = {name: np.empty(shape, np.float32) for name, shape in maps.shapes.items()}
+    for each in maps.blocks():
+        stop = each.start + len(each.rows)
+        arrays[each.name][each.layer, each.start : stop] = each.rows.float().numpy()
+    return arrays
 
 
 def as_sequences(tokens: Inputs) -> Sequences:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import kept_cells, measure
+from nope_probe.analyses.trends import query_stride
 from nope_probe.experiments.circuit.page import circuit_page
 from nope_probe.experiments.circuit.summary import headline
 from nope_probe.experiments.tables import measures_table
@@ -56,6 +57,7 @@ def analyse(session: Session[RunSettings], stages: Stages, explorer: Explorer | 
     manifest = {
         **session.provenance(),
         **input_record(inputs, skip_keys, stages.intact.counts),
+        "query_stride": query_stride(inputs.inputs.shape[1]),
         "layer": layer,
         "components": list(components(model)),
         "removed": list(stages.removed),

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
+from nope_probe.analyses.kept_pattern import KeptPattern
 from nope_probe.analyses.shapley import Condition, PlayerSet, player_set
-from nope_probe.experiments.explore.views import combinations, pattern_view
+from nope_probe.experiments.explore.views import combinations, mean_pattern_view
 from nope_probe.figures.explorer import MEASURES, Explorer
-from nope_probe.hooks.maps import ScoreMaps
+from nope_probe.hooks.stored_maps import StoredMaps
 
 PAGE_BYTES = 900_000  # beside all other maps of a report
 
 
 def explorer_of(
-    maps: Mapping[Condition, ScoreMaps], player_sets: Sequence[PlayerSet], skip_keys: int
+    maps: Mapping[Condition, StoredMaps],
+    player_sets: Sequence[PlayerSet],
+    skip_keys: int,
+    kept: Mapping[Condition, Sequence[KeptPattern]],
 ) -> Explorer | None:
     """Return the explorer of the first player set, or of the mask and the position encoding.
 
@@ -26,6 +29,7 @@ def explorer_of(
         maps: score maps of all conditions.
         player_sets: the run's; none where it has the sources alone.
         skip_keys: how many first keys the patterns leave out.
+        kept: what each condition leaves of every layer's pattern.
 
     Returns:
         None if there is nothing to switch.
@@ -34,8 +38,10 @@ def explorer_of(
     if not player_sets and not sources:
         return None
     players = player_sets[0] if player_sets else player_set(sources)
-    found = [replace(maps[each], per_head=None) for each in combinations(players)]
-    view = pattern_view(found, skip_keys)
+    found = combinations(players)
+    view = mean_pattern_view(
+        [maps[each] for each in found], [kept[each] for each in found], skip_keys
+    )
     amplitudes = view.measures[0, :, 0, MEASURES.index("amplitude"), 0]
     return Explorer(
         title="Remove components, and see what is left of the positional pattern",

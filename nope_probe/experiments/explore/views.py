@@ -17,6 +17,7 @@ from nope_probe.figures.explorer import MEASURES, SwitchedMaps
 from nope_probe.hooks.folds import pooled
 from nope_probe.hooks.maps import ScoreMaps, StageMaps
 from nope_probe.hooks.names import LETTERS, Letter
+from nope_probe.hooks.stored_maps import StoredMaps
 
 MAX_POSITIONS = 64  # of a map in the explorer, however long the sequences are
 HEADS = "mean over heads"
@@ -98,6 +99,37 @@ def pattern_view(
         maps=np.stack([_by_layer(each, n_layers) for each in builder.maps]),
         measures=np.stack([_by_layer(each, n_layers) for each in builder.measures]),
         block=builder.block,
+    )
+
+
+def mean_pattern_view(
+    maps: Sequence[StoredMaps],
+    kept: Sequence[Sequence[KeptPattern]],
+    skip_keys: int,
+    max_positions: int = MAX_POSITIONS,
+) -> SwitchedMaps:
+    """Return the positional patterns of all combinations, as means over heads.
+
+    Args:
+        maps: score maps in the order of `combinations`.
+        kept: what each leaves of every layer's pattern.
+        skip_keys: how many first keys the patterns leave out.
+        max_positions: larger maps are pooled to this many positions.
+    """
+    small = [
+        [
+            pool(row_centred(layer.mean[...], skip_keys)[None].numpy(), max_positions)
+            for layer in each.layers
+        ]
+        for each in maps
+    ]
+    return SwitchedMaps(
+        kind="pattern",
+        layers=tuple(range(len(small[0]))),
+        panels=(HEADS,),
+        maps=np.stack([[layer.values for layer in each] for each in small]),
+        measures=np.stack([_array(each)[:, None] for each in kept]),
+        block=small[0][0].block,
     )
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from nope_probe.analyses.bands import Band
 from nope_probe.analyses.jackknife import standard_error
-from nope_probe.analyses.pattern import diagonal_normalised, measure, row_centred
+from nope_probe.analyses.pattern import measure, row_centred
+from nope_probe.analyses.trends import query_stride
 from nope_probe.experiments.scores.heads import head_columns
 from nope_probe.experiments.scores.page import scores_page
 from nope_probe.experiments.scores.splits import BandMaps, band_arrays, split_tables
@@ -20,7 +21,7 @@ from nope_probe.experiments.tables import columns_of, interval_names, measures_t
 from nope_probe.figures.head_maps import HeadMaps, head_maps
 from nope_probe.figures.heads import HEAD_MEASURES
 from nope_probe.hooks.folds import pack_triangle, pooled
-from nope_probe.hooks.maps import ScoreMaps
+from nope_probe.hooks.maps import ScoreMaps, diagonal_normalised
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.provenance import input_arrays, input_record
 from nope_probe.runtime.session import Session
@@ -63,6 +64,7 @@ def analyse(
     manifest = {
         **session.provenance(),
         **input_record(inputs, skip_keys, measured.counts),
+        "query_stride": query_stride(measured.folds.shape[-1]),
         "conditions": [INTACT],
     }
     pattern = row_centred(measured.mean, skip_keys).float().numpy()

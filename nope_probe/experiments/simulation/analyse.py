@@ -21,10 +21,10 @@ from nope_probe.analyses.parameter_free.monotonicity import (
 )
 from nope_probe.analyses.parameter_free.simulation import Simulation
 from nope_probe.analyses.parameter_free.spec import spec_of
-from nope_probe.analyses.pattern import diagonal_normalised
 from nope_probe.experiments.simulation.page import simulation_page
 from nope_probe.experiments.simulation.summary import headline
 from nope_probe.experiments.tables import columns_of
+from nope_probe.hooks.maps import diagonal_normalised
 from nope_probe.hooks.protocols import HookedModel
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.session import Session, SessionSettings

@@ -1,0 +1,113 @@
+"""Patterns and their non-relative parts a block of rows at a time, however long the maps are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from nope_probe.analyses.relative import distance_rows, distance_sums, relative_fit
+from nope_probe.hooks.layer_folds import BLOCK_BYTES, LayerFolds, TensorFolds, row_blocks
+
+Folds: TypeAlias = LayerFolds | Float[Tensor, "fold query_pos key_pos"]
+Rows: TypeAlias = Float[Tensor, "*map row key_pos"]
+
+
+def as_layer(folds: Folds) -> LayerFolds:
+    """Return the fold maps of a layer as ones that are read by rows."""
+    return folds if isinstance(folds, LayerFolds) else TensorFolds(folds)
+
+
+def kept_cells(n: int, skip_keys: int = 0) -> Bool[Tensor, "query_pos key_pos"]:
+    """Return the cells on which patterns are defined: skip_keys <= j < i.
+
+    Raises:
+        ValueError: if no row has two of them.
+    """
+    n_kept_cells(n, skip_keys)
+    return block_cells(0, n, skip_keys)
+
+
+def n_kept_cells(n: int, skip_keys: int) -> int:
+    """Return on how many cells patterns are defined.
+
+    Raises:
+        ValueError: if no row has two of them.
+
+    Example:
+        >>> n_kept_cells(5, 1), int(kept_cells(5, 1).sum())
+        (6, 6)
+    """
+    if not 0 <= skip_keys <= n - 3:
+        raise ValueError(
+            f"expected from 0 to {n - 3} skipped keys at {n} positions, got {skip_keys}"
+        )
+    return (n - skip_keys) * (n - skip_keys - 1) // 2
+
+
+def block_cells(start: int, stop: int, skip_keys: int) -> Bool[Tensor, "row key_pos"]:
+    """Return the cells skip_keys <= j < i of a block of rows, with the keys before `stop`."""
+    key = torch.arange(stop)
+    return (key < torch.arange(start, stop)[:, None]) & (key >= skip_keys)
+
+
+def centred_rows(rows: Rows, start: int, skip_keys: int) -> Rows:
+    """Return a block of rows of patterns: less their means over skip_keys <= j < i, 0 elsewhere.
+
+    Args:
+        rows: scores of the queries from `start` on, with the keys up to the last of them.
+        start: the first query.
+        skip_keys: how many first keys to leave out.
+
+    Raises:
+        ValueError: for a non-finite cell among j < i.
+    """
+    cells = block_cells(start, start + rows.shape[-2], skip_keys)
+    inside = rows.where(cells, 0.0)
+    sums = inside.sum(-1, keepdim=True)
+    if not sums.isfinite().all():
+        raise ValueError("a score map has a non-finite cell below the diagonal")
+    counts = cells.sum(-1, keepdim=True).clamp_min(1)
+    return inside.sub_(sums / counts).where(cells, 0.0)
+
+
+def pattern_rows(
+    folds: LayerFolds, skip_keys: int, n_bytes: int = BLOCK_BYTES
+) -> Iterator[tuple[int, Float[Tensor, "fold row key_pos"]]]:
+    """Yield the fold patterns of a layer by blocks of rows, each with its first row, in float64."""
+    for start, stop in row_blocks(folds.n, folds.n_folds, n_bytes):
+        yield start, centred_rows(folds.rows(start, stop).double(), start, skip_keys)
+
+
+def pattern_distance_sums(
+    folds: LayerFolds, skip_keys: int, n_bytes: int = BLOCK_BYTES
+) -> Float[Tensor, "fold distance"]:
+    """Return the sums of a layer's fold patterns over the cells at i - j = 0, 1, ..., n - 1."""
+    sums = torch.zeros(folds.n_folds, folds.n, dtype=torch.float64)
+    for start, rows in pattern_rows(folds, skip_keys, n_bytes):
+        sums += distance_sums(rows, start, folds.n)
+    return sums
+
+
+class NonRelativeRows:
+    """The non-relative parts of a layer's fold patterns.
+
+    Args:
+        by_distance: what `pattern_distance_sums` returns.
+        skip_keys: how many first keys the patterns leave out.
+    """
+
+    def __init__(self, by_distance: Float[Tensor, "fold distance"], skip_keys: int) -> None:
+        self.a, self.f = relative_fit(by_distance, skip_keys)
+        self.skip_keys = skip_keys
+
+    def of(
+        self, patterns: Float[Tensor, "fold row key_pos"], start: int
+    ) -> Float[Tensor, "fold row key_pos"]:
+        """Return a block of rows of the patterns less their fit, 0 outside the kept cells."""
+        stop = start + patterns.shape[-2]
+        fit = distance_rows(self.f, start, stop) + self.a[:, start:stop, None]
+        return (patterns - fit).where(block_cells(start, stop, self.skip_keys), 0.0)

@@ -1,0 +1,104 @@
+"""Attribution and measures by blocks of rows, against the same from whole maps at once."""
+
+import pytest
+import torch
+from scipy.stats import spearmanr
+
+from nope_probe.analyses.attribution import attribute
+from nope_probe.analyses.contrasts import ContrastGram
+from nope_probe.analyses.estimates import measure_estimates
+from nope_probe.analyses.jackknife import cross_products, leave_one_out
+from nope_probe.analyses.pattern import edge_contrast, kept_cells, relative_part, row_centred
+from nope_probe.analyses.shapley import player_set
+from nope_probe.analyses.trends import TrendSums, locality, monotonicity
+from nope_probe.hooks.folds import pack_triangle
+from nope_probe.hooks.layer_folds import PackedFolds, TensorFolds, row_blocks
+from nope_probe.hooks.maps import ScoreMaps, diagonal_normalised
+from nope_probe.hooks.stored_maps import StoredMaps
+
+N, FOLDS = 23, 5
+COUNTS = torch.tensor([3, 7, 2, 5, 11])
+CONDITIONS = [frozenset(each) for each in ((), ("mask",), ("w_q",), ("mask", "w_q"))]
+SIZES = [1, 8 * FOLDS * N * 7, 1 << 20]  # bytes: a row at a time, seven rows, the whole map
+
+
+def folds(seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    scores = 0.2 * (seed + 1) * torch.arange(N).double() + torch.arange(N).double()[:, None]
+    scores = scores + torch.randn(FOLDS, N, N, generator=generator, dtype=torch.float64)
+    return scores.masked_fill(~torch.ones(N, N, dtype=torch.bool).tril(), torch.nan)
+
+
+@pytest.mark.parametrize("n_bytes", SIZES)
+@pytest.mark.parametrize("skip", [0, 2])
+def test_any_block_size_gives_the_gram_matrix_of_whole_maps(n_bytes: int, skip: int) -> None:
+    maps = {condition: folds(seed) for seed, condition in enumerate(CONDITIONS)}
+    cells = torch.stack([row_centred(each, skip)[:, kept_cells(N, skip)] for each in maps.values()])
+    packed = {key: PackedFolds(pack_triangle(each)) for key, each in maps.items()}
+    found = ContrastGram.of_layers(packed, skip, COUNTS, n_bytes=4 * n_bytes)
+    expected = cross_products(cells, cells, COUNTS)
+    torch.testing.assert_close(found.gram, expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("n_bytes", SIZES)
+@pytest.mark.parametrize("skip", [0, 3])
+def test_any_block_size_gives_the_estimates_of_whole_maps(n_bytes: int, skip: int) -> None:
+    scores, cells = folds(1), kept_cells(N, skip)
+    patterns = row_centred(scores, skip)
+    rest = patterns - relative_part(patterns, skip)
+    products = [
+        cross_products(x[None], x[None], COUNTS) for x in (patterns[:, cells], rest[:, cells])
+    ]
+    means = leave_one_out(patterns, COUNTS)
+    diagonal = diagonal_normalised(leave_one_out(scores, COUNTS))
+    expected = {
+        "amplitude_squared": products[0][:, 0, 0],
+        "non_relative_squared": products[1][:, 0, 0],
+        "locality": locality(means, skip),
+        "monotonicity": monotonicity(means, 8, skip),
+        "monotonicity_lag1": monotonicity(means, 1, skip),
+        "edge_contrast": edge_contrast(diagonal, skip),
+        "edge_contrast_visible": edge_contrast(leave_one_out(rest, COUNTS), skip),
+    }
+    for layer in (TensorFolds(scores), PackedFolds(pack_triangle(scores))):
+        found = measure_estimates(layer, skip, COUNTS, n_bytes=n_bytes)
+        assert list(found) == list(expected)
+        for name, values in expected.items():
+            torch.testing.assert_close(found[name], values, rtol=1e-10, atol=1e-12)
+
+
+def test_stored_maps_have_the_attribution_of_the_captured_ones() -> None:
+    players = [player_set(["mask", "w_q"])]
+    captured = {
+        tuple(sorted(condition)): ScoreMaps(
+            folds=torch.stack([folds(seed), folds(seed + 7)], 1),
+            visible=torch.ones(2, N, N, dtype=torch.bool).tril(),
+            counts=COUNTS,
+        )
+        for seed, condition in enumerate(CONDITIONS)
+    }
+    stored = {name: StoredMaps.of(maps) for name, maps in captured.items()}
+    expected = attribute(captured, players, position=None)
+    found = attribute(stored, players, position=None)
+    assert repr(found) == repr(expected)
+    assert found[1].kept[frozenset()].value == pytest.approx(1)
+    shares = [each.share.value for each in found[1].players]
+    assert shares == pytest.approx([each.share.value for each in expected[1].players], rel=1e-9)
+
+
+def test_of_long_sequences_every_so_manieth_query_is_ordered() -> None:
+    pattern = row_centred(folds(0))[:2]
+    sums = TrendSums(2, 0, stride=5)
+    for start, stop in row_blocks(N, 2, 8 * 2 * N * 7):
+        for query in sums.chosen(start, stop):
+            sums.add(pattern[:, query, :query])
+    by_query = [
+        [spearmanr(pattern[index, query, :query], range(query)).statistic for query in (10, 15, 20)]
+        for index in range(2)
+    ]
+    expected = torch.tensor(by_query, dtype=torch.float64).mean(1)
+    torch.testing.assert_close(sums.locality, expected)
+    rises = [
+        pattern[:, query, 1:query] > pattern[:, query, : query - 1] for query in (5, 10, 15, 20)
+    ]
+    torch.testing.assert_close(sums.monotonicity(1), torch.cat(rises, 1).double().mean(1))
