@@ -21,7 +21,7 @@ test: install  ## Everything CI checks; with TL=4 on TransformerLens 4
 	$(MAKE) check
 
 check: lint types
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist loadfile
 
 lint:
 	$(BIN)/ruff format --check .
