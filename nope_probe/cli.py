@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from contextvars import ContextVar
@@ -29,6 +30,7 @@ from nope_probe.runtime.streams import discard_output, open_standard_streams
 
 Settings = TypeVar("Settings")
 _subcommand: ContextVar[str | None] = ContextVar("subcommand", default=None)
+_HEAD_START = 2.0  # seconds
 IMAGE = "image"
 IMAGE_HELP = "Draw the first figure of the page into this .png or .svg file too (needs Chrome)."
 # What tyro says of a value that it cannot read, and the same in one line.
@@ -252,4 +254,7 @@ def one_line_errors() -> Iterator[None]:
 def _end(message: str, code: int) -> NoReturn:
     if os.environ.get("LOCAL_RANK", "0") == "0":
         sys.stderr.write(f"{printable(message)}\n")
+    elif code < exit_code_of(0):
+        # torchrun ends all processes as soon as one has: the first has to print before that.
+        time.sleep(_HEAD_START)
     sys.exit(code)

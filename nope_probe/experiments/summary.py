@@ -88,7 +88,7 @@ def print_closing(
     )
     for note in run_notes(manifest):
         console.print(note)
-    console.print(f"open {folder / 'report.html'}")
+    console.print(f"open {folder / 'report.html'}", soft_wrap=True)
 
 
 def print_headline(manifest: Mapping[str, Any], folder: Path) -> None:

@@ -50,10 +50,7 @@ class BoundedSettings:
     """A base for dataclasses of settings whose numbers have `Bounds` in their annotations.
 
     Example:
-        >>> from typing import Annotated
-        >>> @dataclass(frozen=True, kw_only=True)
-        ... class Settings(BoundedSettings):
-        ...     n_seqs: Annotated[int, COUNT] = 512
+        >>> from nope_probe.scores import Settings
         >>> Settings(n_seqs=0)
         Traceback (most recent call last):
         nope_probe.errors.UserError: --n-seqs 0: expected 1 <= n-seqs <= 2147483647

@@ -30,7 +30,7 @@ RUNS: dict[str, tuple[ModuleType, list[object]]] = {
     "ablate": (ablate, [*SMALL, "--players", "sources"]),
     "scores": (scores, SMALL),
     "circuit": (circuit, [*SMALL[2:], "--explore", 0, "--remove", "mlp"]),
-    "behaviour": (behaviour, [*SMALL, "--measures", "loss", "--remove", "mlp"]),
+    "behaviour": (behaviour, [*SMALL[2:], "--measures", "loss", "--remove", "mlp"]),
     "simulate": (simulate, ["--n-samples", 130, "--n-layers", 2, "--seq-len", 11]),
 }
 

@@ -156,4 +156,4 @@ def test_figure_nines_claims_fail_without_the_mask():
 
 def test_reproduce_refuses_too_few_samples(capfd, tmp_path):
     flags = ["figure4", "--n-samples", 31, "--out", tmp_path / "run"]
-    assert "32 samples" in refused(capfd, tmp_path, reproduce, *flags)
+    assert "--n-samples 31: expected 32 <= n-samples" in refused(capfd, tmp_path, reproduce, *flags)

@@ -157,7 +157,10 @@ def test_the_command_places_a_model_and_records_where(
     [
         (["--device", "cpu"], "--device is for one device and --device-map for several: take one"),
         (["--model", "rope-tiny"], "rope-tiny is small and stays on one device"),
-        (["--model", "Parameter-Free"], "Parameter-Free is small and stays on one device"),
+        (
+            ["--model", "Parameter-Free", "--data", "gaussian"],
+            "Parameter-Free is small and stays on one device",
+        ),
     ],
 )
 def test_contradicting_device_flags_are_one_line(
@@ -173,7 +176,9 @@ def test_contradicting_device_flags_are_one_line(
 def test_a_device_map_in_several_processes_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    launch = {"WORLD_SIZE": 2, "RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500}
+    for name, value in launch.items():
+        monkeypatch.setenv(name, str(value))
     given = [*SMALL, "--device-map", "auto", "--batch-size", "3"]
     said = refused(capfd, tmp_path, scores, *given)
     assert said.startswith("--device-map gives one process all GPUs")

@@ -27,8 +27,8 @@ ABLATE = ["ablate", *SMALL, "--batch-size", "5", "--players", "mask", "w_q"]
 
 @pytest.mark.parametrize("command", [SCORES, ABLATE], ids=["scores", "ablate"])
 def test_one_two_and_three_processes_give_the_same_maps(command: list[str], tmp_path: Path):
-    codes, _ = forks("share", "1,2,3", tmp_path, command)
-    assert codes == {"1": [0], "2": [0, 0], "3": [0, 0, 0]}
+    codes, stderr = forks("share", "1,2,3", tmp_path, command)
+    assert codes == {"1": [0], "2": [0, 0], "3": [0, 0, 0]}, stderr
     runs = {count: load_file(tmp_path / count / "maps.safetensors") for count in codes}
     for count in ("2", "3"):
         assert runs[count].keys() == runs["1"].keys()

@@ -30,8 +30,10 @@ LONG = {
     "compare": ["one", "two"],
 }
 # What may differ between two runs: when they ended, how long they took, and what covers these.
-VARYING = ("finished", "seconds", "checksum")
-VARYING_LINES = re.compile(rb"&quot;(finished|seconds)&quot;: .*\n")
+VARYING = ("finished", "seconds", "layer_passes", "checksum")
+VARYING_LINES = re.compile(
+    rb"&quot;(finished|seconds)&quot;: .*\n|&quot;layer_passes&quot;: \{[^}]*\},?\n"
+)
 
 
 def results(folder: Path) -> dict[str, bytes | dict]:

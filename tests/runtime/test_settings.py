@@ -23,5 +23,5 @@ def test_naming_the_automatic_batch_size_is_the_same_run():
 
 @pytest.mark.parametrize("batch_size", [0, -3])
 def test_a_batch_of_no_sequences_is_an_error(batch_size):
-    with pytest.raises(UserError, match="positive --batch-size"):
+    with pytest.raises(UserError, match=f"--batch-size {batch_size}: expected 1 <= batch-size"):
         RunSettings(batch_size=batch_size).validate()

@@ -99,7 +99,7 @@ def print_summary(run: Run, folder: Path) -> None:
         f"the first {manifest['prefix']} tokens see each other, and those after them are scored.",
         style="dim",
     )
-    console.print(f"open {folder / 'report.html'}")
+    console.print(f"open {folder / 'report.html'}", soft_wrap=True)
 
 
 def _tables(name: str, behaviour: pd.DataFrame) -> Iterator[Table]:
