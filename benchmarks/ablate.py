@@ -8,12 +8,11 @@ logits, so that a busy machine slows both; the ratio is the result. `random` is 
 d_model 1024, 16 heads and 4 key heads.
 """
 
-import resource
-import statistics
+from __future__ import annotations
+
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,8 @@ import tyro
 from capture import Settings as Sizes
 from capture import build, tokens_of
 from fused import plain_model
+from rounds import seconds
+from rows import row, show
 
 from nope_probe import load, sequences
 from nope_probe.data.sequences import Sequences
@@ -40,37 +41,40 @@ class Settings:
     n_seqs: int = 512
     seq_len: int = 64
     batch_size: int = 32
+    json: bool = False
+    """Print the rows as JSON."""
 
 
 def main(settings: Settings) -> None:
     model, fused, data = random(settings) if settings.model == "random" else shipped(settings)
     tokens = data.inputs
-    base = peak_memory()
     options = CaptureOptions(n_layers=model.cfg.n_layers, batch_size=settings.batch_size)
     plan = make_plan(components(model), None)
     gains = calibrate(model, tokens, batch_size=settings.batch_size)
-
-    def plain() -> None:
-        with torch.inference_mode():
-            for start in range(0, len(tokens), settings.batch_size):
-                fused(tokens[start : start + settings.batch_size])
-
+    plain = partial(fused_passes, fused, tokens.split(settings.batch_size))
     plain()
-    ratios = {}
+    ratios = []
     for index, condition in enumerate(plan.conditions):
         before = seconds(plain)
         runner = ConditionRunner(model, plan, options, RunCheckpoint())
-        ours = seconds(lambda c=condition, r=runner, i=index: r.condition(str(i), data, c, gains))
-        ratios[condition] = 2 * ours / (before + seconds(plain))
-    slowest = max(ratios, key=ratios.__getitem__)
-    print(f"{len(ratios)} conditions of {len(tokens)} sequences of {settings.seq_len} tokens")
-    print(f"one fused forward pass over them: {seconds(plain):.2f} s")
-    each = sorted(ratios.values())
-    print(f"they take {statistics.mean(each):.2f} fused passes each on average,")
-    print(f"  from {each[0]:.2f} to {each[-1]:.2f}, {statistics.median(each):.2f} at the median,")
-    print(f"  {ratios[frozenset()]:.2f} the intact model,")
-    print(f"  {ratios[slowest]:.2f} the slowest: without {' '.join(sorted(slowest))}")
-    print(f"peak memory {peak_memory():.0f} MB, of which {base:.0f} MB before the first condition")
+        ours = seconds(partial(runner.condition, str(index), data, condition, gains))
+        ratios.append(2 * ours / (before + seconds(plain)))
+    sizes = f"{len(tokens)} × {settings.seq_len} tokens"
+    work = f"a condition of ablate (mean of {len(ratios)}), {settings.model}, {sizes}"
+    mean = row(
+        work,
+        [sum(ratios) / len(ratios)],
+        "times its time",
+        against="a fused pass to the logits",
+        goal="at most 0.7",
+    )
+    show([replace(mean, low=min(ratios), high=max(ratios))], as_json=settings.json)
+
+
+def fused_passes(fused: Any, batches: tuple[torch.Tensor, ...]) -> None:
+    with torch.inference_mode():
+        for batch in batches:
+            fused(batch)
 
 
 def shipped(settings: Settings) -> tuple[Any, Any, Sequences]:
@@ -92,15 +96,5 @@ def random(settings: Settings) -> tuple[Any, Any, Sequences]:
     return build(sizes), plain_model(sizes, "sdpa"), data
 
 
-def seconds(action: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    action()
-    return time.perf_counter() - start
-
-
-def peak_memory() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
 if __name__ == "__main__":
-    main(tyro.cli(Settings))
+    main(tyro.cli(Settings, description=__doc__))

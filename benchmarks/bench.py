@@ -25,12 +25,16 @@ from tqdm import tqdm
 SCRIPTS: dict[str, tuple[str, ...]] = {
     "startup": (),
     "fused": (),
+    "first_layers": ("--rounds=4",),
+    "ablate": ("--n-seqs=256",),
     "growth": (),
     "simulation": (),
 }
 QUICK: dict[str, tuple[str, ...]] = {
     "startup": ("--rounds=1",),
     "fused": ("--rounds=2", "--no-memory"),
+    "first_layers": ("--rounds=1",),
+    "ablate": ("--n-seqs=32",),
     "growth": ("--rounds=1",),
     "simulation": ("--n-samples=20000", "--repeats=1"),
 }

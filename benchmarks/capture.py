@@ -15,12 +15,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import rounds
 import torch
 import tyro
 
@@ -157,11 +157,12 @@ def stop(tensor: torch.Tensor, hook: object) -> None:
 
 
 def seconds(settings: Settings, act: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    act()
-    if settings.device != "cpu":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
+    def finished() -> None:
+        act()
+        if settings.device != "cpu":
+            torch.cuda.synchronize()
+
+    return rounds.seconds(finished)
 
 
 def peak_of(settings: Settings, way: What) -> tuple[float, float]:
@@ -173,16 +174,8 @@ def peak_of(settings: Settings, way: What) -> tuple[float, float]:
         base = torch.cuda.memory_allocated()
         act()
         return base / 2**20, torch.cuda.max_memory_allocated() / 2**20
-    # What building the model took at its peak would hide what follows: reset it.
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-    base = resident("VmRSS")
-    act()
-    return base, resident("VmHWM")
-
-
-def resident(name: str) -> float:
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
+    base, rise = rounds.peak_rise(act)
+    return base, base + rise
 
 
 def peak_alone(settings: Settings, way: What) -> tuple[float, float]:

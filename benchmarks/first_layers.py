@@ -1,4 +1,4 @@
-"""Time the score maps of a deep model's first layers against the paper's way, and a factorial.
+"""Time the score maps of a deep model's first layers against the paper's way.
 
     python benchmarks/first_layers.py [--n-layers 32] [--mapped 4] [--d-model 256] [--seq-len 512]
 
@@ -7,9 +7,9 @@ pass of the same round: the same model in transformers, with SDPA, all layers an
 paper's way keeps all attention weights of all layers (eager, `output_attentions`).
 """
 
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,13 +17,15 @@ import tyro
 from capture import Settings as Sizes
 from capture import build, tokens_of
 from fused import plain_model, plain_pass
+from rounds import interleaved_times, ratios
+from rows import row, show
 
 from nope_probe import capture_scores
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How large the model and the data are."""
+    """Compare maps of a deep model's first layers with the paper's way, which runs them all."""
 
     n_layers: int = 32
     mapped: int = 4
@@ -31,6 +33,8 @@ class Settings:
     seq_len: int = 512
     n_seqs: int = 4
     rounds: int = 5
+    json: bool = False
+    """Print the rows as JSON."""
 
 
 def main(settings: Settings) -> None:
@@ -39,20 +43,24 @@ def main(settings: Settings) -> None:
     deep = build(sizes)
     plains = {way: plain_model(sizes, way) for way in ("sdpa", "eager")}
     layers = range(settings.mapped)
+    first = f"maps of the first {settings.mapped} layers of {settings.n_layers}"
+    per_head = f"{first}, of each head too"
     ways: dict[str, Callable[[], object]] = {
         "plain": lambda: plain_pass(plains["sdpa"], tokens),
-        "the paper's": lambda: plain_pass(plains["eager"], tokens),
-        "first layers": lambda: capture_scores(deep, tokens, layers=layers, n_folds=4),
-        "each head too": lambda: capture_scores(
-            deep, tokens, layers=layers, n_folds=4, per_head=True
-        ),
+        "paper": lambda: plain_pass(plains["eager"], tokens),
+        first: lambda: capture_scores(deep, tokens, layers=layers, n_folds=4),
+        per_head: lambda: capture_scores(deep, tokens, layers=layers, n_folds=4, per_head=True),
     }
-    times = rounds_of(ways, settings.rounds)
-    print(f"{settings.mapped} of {settings.n_layers} layers, {settings.seq_len} tokens")
-    for name, each in times.items():
-        print(f"{name:14} {ratio(each, times['plain'])} plain passes")
-    speedup = ratio(times["the paper's"], times["first layers"])
-    print(f"the paper's way takes {speedup} times as long as the first layers")
+    times = interleaved_times(ways, settings.rounds)
+    against = f"a plain SDPA pass, {settings.n_layers} layers, {settings.seq_len} tokens"
+    rows = [
+        row(name, ratios(times, name, "plain"), "times its time", against=against)
+        for name in (first, per_head)
+    ]
+    paper = "the paper's way, all layers (eager, all attention weights)"
+    gains = ratios(times, "paper", first)
+    rows.append(row(first, gains, "times less time", against=paper, goal="at least 16"))
+    show(rows, as_json=settings.json)
 
 
 def sizes_of(settings: Settings) -> Sizes:
@@ -70,24 +78,6 @@ def sizes_of(settings: Settings) -> Sizes:
     )
 
 
-def rounds_of(ways: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of each way in each round; a first round warms up."""
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for index in range(rounds + 1):
-        for name, run in ways.items():
-            start = time.perf_counter()
-            run()
-            if index:
-                times[name].append(time.perf_counter() - start)
-    return times
-
-
-def ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
-    """Return the median of the rounds' ratios, and the least and largest."""
-    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-    return f"{statistics.median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
-
-
 if __name__ == "__main__":
     torch.manual_seed(0)
-    main(tyro.cli(Settings))
+    main(tyro.cli(Settings, description=__doc__))

@@ -43,7 +43,7 @@ def seconds(run: Callable[[], object]) -> float:
 def peak_rise(run: Callable[[], object]) -> tuple[float, float]:
     """Return the memory before a call and how far its peak lies above that, MB (Linux)."""
     # What building the model took at its peak would hide what follows: reset it.
-    Path("/proc/self/clear_refs").write_text("5")
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     before = resident("VmRSS")
     run()
     return before, resident("VmHWM") - before
@@ -51,7 +51,7 @@ def peak_rise(run: Callable[[], object]) -> tuple[float, float]:
 
 def resident(name: str) -> float:
     """Return a field of /proc/self/status, MB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
 
 
