@@ -22,6 +22,7 @@ from nope_probe.analyses.conditions import (
     skipped_keys,
 )
 from nope_probe.analyses.jackknife import (
+    UNDEFINED,
     Interval,
     cross_products,
     jackknife,
@@ -39,6 +40,8 @@ EDGE = 0.05
 @dataclass(frozen=True, kw_only=True)
 class Measures:
     """Measures of one layer's pattern P, each with a 95% interval.
+
+    Locality and monotonicity are undefined where all scores of every row are equal.
 
     Attributes:
         amplitude: RMS of the pattern, nats, corrected for noise (so it can come out negative).
@@ -97,11 +100,14 @@ def _measure(
 ) -> Measures:
     found = measure_estimates(folds, skip_keys, counts)
     p_p, r_r = found["amplitude_squared"], found["non_relative_squared"]
+    # Equal scores have no order: that every pair of keys ties says nothing of a trend.
+    trends = {
+        name: jackknife(found[name], counts) if p_p.any() else UNDEFINED
+        for name in ("locality", "monotonicity", "monotonicity_lag1")
+    }
     return Measures(
+        **trends,
         amplitude=rms(p_p, counts),
-        locality=jackknife(found["locality"], counts),
-        monotonicity=jackknife(found["monotonicity"], counts),
-        monotonicity_lag1=jackknife(found["monotonicity_lag1"], counts),
         relative_r2=share(p_p - r_r, p_p, counts),
         non_relative=rms(r_r, counts),
         edge_contrast=jackknife(found["edge_contrast"], counts),
@@ -171,6 +177,8 @@ def row_centred(
     inside = maps.where(cells, 0.0)
     if not inside.isfinite().all():
         raise ValueError("a score map has a non-finite cell below the diagonal")
+    # Less a key of its own first: rounding would leave a pattern in a row of equal scores.
+    inside = (inside - inside[..., skip_keys, None]).where(cells, 0.0)
     counts = cells.sum(-1, keepdim=True).clamp_min(1)
     centred = inside - inside.sum(-1, keepdim=True) / counts
     return centred.where(cells, torch.nan)
