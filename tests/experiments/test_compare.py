@@ -1,5 +1,6 @@
 """The compare command: what it reads, the differences it writes, the pages, and its refusals."""
 
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -113,7 +114,7 @@ def test_a_finished_comparison_is_shown_again_and_one_in_progress_is_locked(
     settings = Settings(runs=tuple(runs), out=out)
     with Session("compare", settings):
         line = refused(capfd, tmp_path, compare, *runs, "--out", out)
-        assert "another process is at work" in line
+        assert f"process {os.getpid()} is at work on the run in" in line
     assert not out.exists()
     run_command(compare, *runs, "--out", out)
     manifest = read_manifest(out)
@@ -235,7 +236,7 @@ def test_what_is_no_finished_run_is_refused(
     for arguments, message in (
         ([base], "expected two runs or more to compare, got 1"),
         ([base, base], "a run was given twice"),
-        ([base, tmp_path / "empty"], r"holds no run: it has no manifest\.json"),
+        ([base, tmp_path / "empty"], "holds no run: it has no manifest.json"),
         ([base, tmp_path / "nowhere"], "there is no folder"),
         ([base, tmp_path / "b"], "is not finished; run its command again"),
         ([base, tmp_path / "empty", "--labels", "x"], "2 runs need as many --labels, got 1"),
