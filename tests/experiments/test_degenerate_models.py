@@ -43,7 +43,9 @@ def tables_of(folder: Path) -> dict[str, pd.DataFrame]:
 def test_a_model_of_zeros_has_no_pattern_no_shares_and_no_trend(
     dead: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    run_command(ablate, "--model", dead, *STUDY, "--players", "mask", "w_q", "--out", tmp_path / "a")
+    run_command(
+        ablate, "--model", dead, *STUDY, "--players", "mask", "w_q", "--out", tmp_path / "a"
+    )
     tables = tables_of(tmp_path / "a")
     assert tables["sources"]["rms"].eq(0).all()
     for table, columns in {
@@ -114,7 +116,7 @@ def test_the_mean_term_of_one_sequence_a_fold_is_an_error(dead: Path):
 def test_one_layer_and_windows_too_short_for_ranks_have_no_locality(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    few = ["--n-seqs", "32", "--seq-len", "7", "--data", "random", "--folds", "4", "--layers", "1"]
+    few = ["--n-seqs", "800", "--seq-len", "7", "--data", "random", "--folds", "4", "--layers", "1"]
     run_command(scores, "--model", write(tmp_path / "m", "mlp"), *few, "--out", tmp_path / "s")
     pattern = tables_of(tmp_path / "s")["pattern"]
     assert len(pattern) == 1

@@ -123,7 +123,7 @@ def test_heads_average_to_the_map_for_every_batch_size(
     maps = capture_scores(model, windows, batch_size=batch_size, n_folds=5, per_head=True)
     assert maps.per_head is not None
     torch.testing.assert_close(
-        maps.per_head.mean(2), maps.folds, rtol=1e-5, atol=1e-5, equal_nan=True
+        maps.per_head.mean(2).double(), maps.folds, rtol=1e-5, atol=1e-5, equal_nan=True
     )
 
 

@@ -71,7 +71,9 @@ def _inversion(rows: Rows, no_ffn: bool) -> str:
     if "f" not in rows or "g" not in rows:
         return "This block has no (f) to compare (g) with: an inversion by its FFN is undefined."
     if any(isnan(rows[stage][0]) for stage in "fgh" if stage in rows):
-        return "Some of (f), (g) and (h) have no order of keys to compare: an inversion is undefined."
+        return (
+            "Some of (f), (g) and (h) have no order of keys to compare: an inversion is undefined."
+        )
     lead = f"The rank correlation of a value with its key's position is {values}: "
     lead += "the positional pattern is "
     if not _have_opposite_signs(rows["f"], rows["g"]):
