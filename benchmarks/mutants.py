@@ -3,10 +3,10 @@
     python benchmarks/mutants.py --n 50 --seed 0 --tree /tmp/mutants
 
 Draws seeded random mutants of `nope_probe/analyses` and `nope_probe/hooks`, writes each in turn
-into a copy of the tree, and runs the tests of the changed module: those of the same name, and the
-files of tests/analyses and tests/hooks that import it. A mutant that all of them pass survives; a
-survivor is a missing test, or equivalent to the original. Docstrings, annotations, messages of
-errors and code that only draws a repr are left alone.
+into a copy of the tree, and runs the tests of the changed module: those of the same name first,
+then the nearest files of tests/analyses and tests/hooks whose imports lead to it. A mutant that all
+of them pass survives; a survivor is a missing test, or equivalent to the original. Docstrings,
+annotations, messages of errors and code that only draws a repr are left alone.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("analyses", "hooks")
-MOST_FILES = 8
+MOST_FILES = 4
+Change = Callable[[ast.AST], None]
 SWAPS: dict[type, type] = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,
@@ -46,7 +48,6 @@ SWAPS: dict[type, type] = {
     ast.And: ast.Or,
     ast.Or: ast.And,
     ast.BitAnd: ast.BitOr,
-    ast.BitOr: ast.BitAnd,
 }
 
 
@@ -89,62 +90,94 @@ def _is_words(node: ast.AST) -> bool:
     return is_text or is_repr or is_message
 
 
-def _changes(node: ast.AST) -> Iterator[tuple[str, object]]:
+def _changes(node: ast.AST) -> Iterator[tuple[str, Change]]:
     """Yield what can be changed in a node: a description, and a function that does it in place."""
-    if isinstance(node, ast.BinOp) and type(node.op) in SWAPS:
-        yield _swap(node, "op", node.op)
-    if isinstance(node, ast.AugAssign) and type(node.op) in SWAPS:
-        yield _swap(node, "op", node.op)
-    if isinstance(node, ast.BoolOp):
-        yield _swap(node, "op", node.op)
+    yield from _operator_changes(node)
+    yield from _value_changes(node)
+    yield from _statement_changes(node)
+
+
+def _operator_changes(node: ast.AST) -> Iterator[tuple[str, Change]]:
+    if isinstance(node, ast.BinOp | ast.AugAssign | ast.BoolOp) and type(node.op) in SWAPS:
+        new = SWAPS[type(node.op)]
+        yield f"{_name(node.op)} -> {new.__name__}", lambda each: setattr(each, "op", new())
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in SWAPS:
-        new = SWAPS[type(node.ops[0])]
-        name = f"{type(node.ops[0]).__name__} -> {new.__name__}"
-        yield name, lambda each: each.ops.__setitem__(0, new())
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        yield f"{node.value} -> {node.value + 1}", lambda n: setattr(n, "value", n.value + 1)
+        other = SWAPS[type(node.ops[0])]
+        change = f"{_name(node.ops[0])} -> {other.__name__}"
+        yield change, lambda each: each.ops.__setitem__(0, other())
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield "drop not", lambda each: setattr(each, "operand", _not(each.operand))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.Invert):
+        yield f"drop {_name(node.op)}", lambda each: setattr(each, "op", ast.UAdd())
+
+
+def _value_changes(node: ast.AST) -> Iterator[tuple[str, Change]]:
     if isinstance(node, ast.Constant) and isinstance(node.value, bool):
         yield f"{node.value} -> {not node.value}", lambda n: setattr(n, "value", not n.value)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Not, ast.USub, ast.Invert)):
-        yield f"drop {type(node.op).__name__}", lambda n: setattr(n, "op", ast.UAdd())
-    if isinstance(node, (ast.If, ast.IfExp)):
-        yield "negate the condition", _negate
-    body = getattr(node, "body", None)
-    if isinstance(node, (ast.FunctionDef, ast.If, ast.For, ast.With)) and isinstance(body, list):
-        for place, statement in enumerate(body):
-            if isinstance(statement, (ast.AugAssign, ast.Expr, ast.If)) and not _is_words(
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        yield f"{node.value} -> {node.value + 1}", lambda n: setattr(n, "value", n.value + 1)
+
+
+def _statement_changes(node: ast.AST) -> Iterator[tuple[str, Change]]:
+    if isinstance(node, ast.If | ast.IfExp):
+        yield "negate the condition", lambda each: setattr(each, "test", _not(each.test))
+    if isinstance(node, ast.FunctionDef | ast.If | ast.For | ast.With):
+        for place, statement in enumerate(node.body):
+            if isinstance(statement, ast.AugAssign | ast.Expr | ast.If) and not _is_words(
                 statement
             ):
-                yield f"drop `{ast.unparse(statement)[:50]}`", _drop(place)
+                yield f"drop `{ast.unparse(statement)[:50]}`", partial(_drop, place)
 
 
-def _swap(node: ast.AST, field: str, operator: ast.AST) -> tuple[str, object]:
-    new = SWAPS[type(operator)]
-    return (
-        f"{type(operator).__name__} -> {new.__name__}",
-        lambda each: setattr(each, field, new()),
-    )
+def _name(operator: ast.AST) -> str:
+    return type(operator).__name__
 
 
-def _negate(node: ast.If | ast.IfExp) -> None:
-    node.test = ast.UnaryOp(op=ast.Not(), operand=node.test)
+def _not(node: ast.expr) -> ast.expr:
+    return ast.UnaryOp(op=ast.Not(), operand=node)
 
 
-def _drop(place: int) -> object:
-    return lambda node: node.body.__setitem__(place, ast.Pass())
+def _drop(place: int, node: ast.AST) -> None:
+    node.body[place] = ast.Pass()
 
 
 def tests_of(module: Path, tree: Path) -> list[str]:
-    """Return the test files of a module: by name first, then those that import it, fewest first."""
-    dotted = ".".join(module.relative_to(tree).with_suffix("").parts)
-    found = {
-        path: path.stem == f"test_{module.stem}"
-        for path in sorted(tree.glob("tests/analyses/**/test_*.py"))
-        + sorted(tree.glob("tests/hooks/test_*.py"))
-        if path.stem == f"test_{module.stem}" or f"{dotted} import" in path.read_text("utf-8")
-    }
-    by_name = sorted(found, key=lambda path: (not found[path], path.stat().st_size))
-    return [str(path.relative_to(tree)) for path in by_name[:MOST_FILES]]
+    """Return the test files of a module: by name first, then those whose imports lead to it."""
+    importers = _importers(tree)
+    distance, frontier = {_dotted(module, tree): 0}, [_dotted(module, tree)]
+    for name in frontier:  # breadth first
+        for each in importers.get(name, ()):
+            if each not in distance:
+                distance[each] = distance[name] + 1
+                frontier.append(each)
+    found = [
+        (
+            path.stem != f"test_{module.stem}",
+            distance[_dotted(path, tree)],
+            path.stat().st_size,
+            path,
+        )
+        for package in PACKAGES
+        for path in (tree / "tests" / package).rglob("test_*.py")
+        if _dotted(path, tree) in distance
+    ]
+    return [str(path.relative_to(tree)) for *_, path in sorted(found)[:MOST_FILES]]
+
+
+def _dotted(path: Path, tree: Path) -> str:
+    return ".".join(path.relative_to(tree).with_suffix("").parts)
+
+
+@cache
+def _importers(tree: Path) -> dict[str, set[str]]:
+    """Return for each module the modules and tests that import from it."""
+    found: dict[str, set[str]] = {}
+    for folder in ("nope_probe", "tests"):
+        for path in (tree / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ImportFrom) and node.module:
+                    found.setdefault(node.module, set()).add(_dotted(path, tree))
+    return found
 
 
 def survives(mutant: Mutant, tree: Path, tests: list[str], timeout: float) -> str:
