@@ -12,8 +12,8 @@ from nope_probe.hooks.capture import capture_scores
 from nope_probe.models.load import load
 
 N_POS = 13
-# The largest error of a pattern's cell, relative to the RMS of the scores. Roundings (2^-24 of a value
-# in float32, 2^-8 in bfloat16) add up over the blocks before, and grow where vectors cancel.
+# The largest error of a pattern's cell, relative to the RMS of the scores. Roundings (2^-24 of a
+# value in float32, 2^-8 in bfloat16) add up over the blocks before, and grow where vectors cancel.
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 0.05}
 
 
