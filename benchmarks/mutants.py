@@ -14,16 +14,23 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import importlib
 import os
 import random
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
+
+import hypothesis  # noqa: F401  (and the next two: for the tests, which are forked)
+import pytest
+import torch
+import transformers
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("analyses", "hooks")
@@ -185,18 +192,27 @@ def survives(mutant: Mutant, tree: Path, tests: list[str], timeout: float) -> st
     """Return `killed`, `survived`, or `timed out`, which says nothing on a busy machine."""
     original = mutant.path.read_text(encoding="utf-8")
     mutant.path.write_text(mutant.source, encoding="utf-8")
-    options = ["-q", "-x", "--no-header", "-W", "ignore", "--tb=no", "-p", "no:cacheprovider"]
-    command = ["nice", sys.executable, "-m", "pytest", *options, *tests]
-    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        done = subprocess.run(
-            command, cwd=tree, env=environment, capture_output=True, timeout=timeout, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return "timed out"
+        child = get_context("fork").Process(target=_run_tests, args=(tree, tests))
+        child.start()
+        child.join(timeout)
+        if child.is_alive():
+            child.kill()
+            child.join()
+            return "timed out"
     finally:
         mutant.path.write_text(original, encoding="utf-8")
-    return "survived" if done.returncode == 0 else "killed"
+    return "survived" if child.exitcode == 0 else "killed"
+
+
+def _run_tests(tree: Path, tests: list[str]) -> None:
+    """Run tests in a child, which finds the slow imports of its parent done."""
+    os.chdir(tree)
+    sys.path.insert(0, str(tree))
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        options = ["-q", "-x", "--no-header", "-W", "ignore", "--tb=no", "-p", "no:cacheprovider"]
+        code = pytest.main([*options, *tests])
+    os._exit(int(code))
 
 
 def main() -> None:
@@ -207,6 +223,11 @@ def main() -> None:
     parser.add_argument("--only", default="", help="mutate only modules whose path holds this")
     parser.add_argument("--timeout", type=float, default=300, help="seconds for one mutant's tests")
     arguments = parser.parse_args()
+    sys.dont_write_bytecode = True
+    torch.set_num_threads(1)
+    importlib.import_module("transformer_lens.model_bridge")  # of no module of ours
+    for name in ("LlamaForCausalLM", "SmolLM3ForCausalLM", "GPT2LMHeadModel"):
+        getattr(transformers, name)  # lazy imports
     tree = arguments.tree.resolve()
     ignored = shutil.ignore_patterns(".git", "runs", "__pycache__", ".mypy_cache", ".venv*")
     shutil.copytree(ROOT, tree, ignore=ignored, symlinks=True)
