@@ -209,7 +209,11 @@ def _run_tests(tree: Path, tests: list[str]) -> None:
     """Run tests in a child, which finds the slow imports of its parent done."""
     os.chdir(tree)
     sys.path.insert(0, str(tree))
-    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+    with (
+        open(os.devnull, "w", encoding="utf-8") as nowhere,
+        redirect_stdout(nowhere),
+        redirect_stderr(nowhere),
+    ):
         options = ["-q", "-x", "--no-header", "-W", "ignore", "--tb=no", "-p", "no:cacheprovider"]
         code = pytest.main([*options, *tests])
     os._exit(int(code))
