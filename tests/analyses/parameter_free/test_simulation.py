@@ -286,3 +286,9 @@ def test_no_two_blocks_of_samples_share_their_noise():
         other = sample_inputs(64 * block, 64 * block + 64, **recipe)
         assert not torch.equal(first, other), block
     assert torch.equal(first, sample_inputs(64 * 2**32, 64 * 2**32 + 64, **recipe))
+
+
+@pytest.mark.parametrize("alpha", [-0.1, 1.0, 1.5])
+def test_inner_products_outside_0_to_1_are_refused(alpha: float):
+    with pytest.raises(ValueError, match=r"0 <= alpha < 1"):
+        sample_inputs(0, 1, alpha=alpha, seq_len=2, d_model=3, seed=0)
