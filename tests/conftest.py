@@ -12,9 +12,21 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from support.tiny_models import Tiny, write_tiny
 
 torch.set_num_threads(1)
+
+# The same examples every time, without a database of earlier failures, and no bound on time.
+settings.register_profile(
+    "repeatable",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=25,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("repeatable")
 
 HAS_HOOKED_TRANSFORMER = version("transformer-lens").startswith("3.")
 

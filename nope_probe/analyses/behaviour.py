@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.analyses.jackknife import Interval, jackknife, leave_one_out
+from nope_probe.analyses.jackknife import Interval, jackknife, leave_one_out, standard_error
 
 Losses = Float[Tensor, "document target"]
 PerDocument = Float[Tensor, " document"]
@@ -54,13 +54,14 @@ def mean_interval(values: PerDocument) -> Interval:
 def position_means(losses: Losses) -> PositionMeans:
     """Return the mean loss at each target, with its jackknife interval over documents.
 
-    The jackknife of a mean over n documents is t_{n-1}(.975) standard errors to either side.
+    The jackknife of a mean over n documents is t_{n-1}(.975) standard errors to either side, which
+    one document does not have.
     """
     from scipy.special import stdtrit
 
     losses = losses.double()
     n = len(losses)
-    half = float(stdtrit(n - 1, 0.975)) * losses.std(0) / n**0.5
+    half = float(stdtrit(n - 1, 0.975)) * standard_error(losses)
     value = losses.mean(0)
     return PositionMeans(value=value, low=value - half, high=value + half)
 

@@ -79,8 +79,9 @@ def _kept(
     patterns, whole = row_centred(one, skip_keys), row_centred(intact, skip_keys)
     both = torch.stack([patterns[:, cells], whole[:, cells]])
     products = cross_products(both, both, counts)
+    trend = jackknife(locality(leave_one_out(patterns, counts), skip_keys), counts)
     return KeptPattern(
         amplitude=rms(products[:, 0, 0], counts),
-        locality=jackknife(locality(leave_one_out(patterns, counts), skip_keys), counts),
+        locality=trend if products[:, 0, 0].any() else UNDEFINED,
         share=share(products[:, 0, 1], products[:, 1, 1], counts),
     )

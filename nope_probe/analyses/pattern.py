@@ -21,14 +21,16 @@ from nope_probe.analyses.conditions import (
     skipped_keys,
 )
 from nope_probe.analyses.estimates import edge_keys, measure_estimates
-from nope_probe.analyses.jackknife import Interval, jackknife, rms, share
-from nope_probe.analyses.pattern_rows import Folds, kept_cells
+from nope_probe.analyses.jackknife import UNDEFINED, Interval, jackknife, rms, share
+from nope_probe.analyses.pattern_rows import Folds, centred_rows, kept_cells
 from nope_probe.analyses.relative import distance_rows, distance_sums, relative_fit
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measures:
     """Measures of one layer's pattern P, each with a 95% interval.
+
+    Locality and monotonicity are undefined where all scores of every row are equal.
 
     Attributes:
         amplitude: RMS of the pattern, nats, corrected for noise (so it can come out negative).
@@ -87,11 +89,14 @@ def measure(
 def _measure(folds: Folds, skip_keys: int, counts: FoldCounts | None) -> Measures:
     found = measure_estimates(folds, skip_keys, counts)
     p_p, r_r = found["amplitude_squared"], found["non_relative_squared"]
+    # Equal scores have no order: that every pair of keys ties says nothing of a trend.
+    trends = {
+        name: jackknife(found[name], counts) if p_p.any() else UNDEFINED
+        for name in ("locality", "monotonicity", "monotonicity_lag1")
+    }
     return Measures(
+        **trends,
         amplitude=rms(p_p, counts),
-        locality=jackknife(found["locality"], counts),
-        monotonicity=jackknife(found["monotonicity"], counts),
-        monotonicity_lag1=jackknife(found["monotonicity_lag1"], counts),
         relative_r2=share(p_p - r_r, p_p, counts),
         non_relative=rms(r_r, counts),
         edge_contrast=jackknife(found["edge_contrast"], counts),
@@ -116,12 +121,7 @@ def row_centred(
                 [-1.,  1., nan]])
     """
     cells = kept_cells(maps.shape[-1], skip_keys)
-    inside = maps.where(cells, 0.0)
-    if not inside.isfinite().all():
-        raise ValueError("a score map has a non-finite cell below the diagonal")
-    counts = cells.sum(-1, keepdim=True).clamp_min(1)
-    centred = inside - inside.sum(-1, keepdim=True) / counts
-    return centred.where(cells, torch.nan)
+    return centred_rows(maps, 0, skip_keys).where(cells, torch.nan)
 
 
 def relative_part(

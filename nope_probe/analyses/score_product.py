@@ -46,8 +46,8 @@ def fit_score_product(
     """
     x, y = products.double(), scores.double()
     largest = float(y.abs().max())
-    if largest == 0:
-        return ScoreProduct(scale=0.0, soft_cap=None, error=0.0)
+    if largest == 0 or not x.any():
+        return ScoreProduct(scale=0.0, soft_cap=None, error=float(largest > 0))
     scale = float((x @ y) / (x @ x))
     error = float((scale * x - y).abs().max()) / largest
     if error <= LINEAR:

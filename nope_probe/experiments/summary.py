@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,9 @@ def no_pattern(name: str) -> str:
 
 
 def preference(row: Mapping[Any, Any] | pd.Series) -> str:
-    """Return which keys a pattern prefers, with the number that shows it."""
+    """Return which keys a pattern prefers, with the number that shows it, where there is one."""
+    if isnan(row["locality"]):
+        return "has too few keys per query to rank them"
     keys = "near" if row["locality"] > 0 else "far"
     return f"prefers {keys} keys (rank correlation with the key's position {row['locality']:+.2f})"
 

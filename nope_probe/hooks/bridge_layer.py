@@ -43,9 +43,8 @@ class BridgeLayer(Layer):
     def __init__(self, block: nn.Module, index: int, cfg: Any) -> None:
         super().__init__(block, index, cfg)
         self.hf_attn: Any = self.attn.original_component
+        # Of GPT-2, transformers' own factor has `scale_attn_by_inverse_layer_idx` in it.
         self.scale = float(getattr(self.hf_attn, "scaling", None) or self.d_head**-0.5)
-        if getattr(cfg, "scale_attn_by_inverse_layer_idx", False):
-            self.scale /= index + 1
         self.soft_cap = getattr(self.hf_attn, "attn_logit_softcapping", None)
 
     @property

@@ -34,7 +34,7 @@ class Calibration:
 
     Attributes:
         c: per projection, the gain `output` of c * P in each block: with it, the output of the
-            replacement has the RMS of the weight's output.
+            replacement has the RMS of the weight's output (0 where it is 0 at any gain).
         c_random: the same of c * R, where R was drawn; else empty.
         seed: the seed of R, if it was drawn.
         means: the mean over tokens and positions of each projection's output, bias included, and of
@@ -217,9 +217,13 @@ class _OutputAccumulator(Accumulator):
         return (square / size) ** 0.5
 
     def gain(self, name: Projection, kind: str) -> float:
-        """Return c = RMS of the projection's output / RMS of the replacement's, at a gain of 1."""
+        """Return c = RMS of the projection's output / RMS of the replacement's, at a gain of 1.
+
+        It is 0 where the replacement's output is 0 at any gain, as that of W_O is where W_V is 0.
+        """
         key = name if kind == "random" else ("z" if name == "w_o" else "y")
-        return self._rms(name) / self._rms(f"{kind}({key})")
+        replaced = self._rms(f"{kind}({key})")
+        return self._rms(name) / replaced if replaced > 0 else 0.0
 
     def mean(self, name: str) -> Float[Tensor, " width"]:
         """Return the mean over tokens and positions of a projection's output, or of z."""

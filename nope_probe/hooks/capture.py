@@ -67,6 +67,7 @@ def capture_scores(
 
     Raises:
         IndexError: for a layer that the model does not have.
+        ValueError: for an empty fold, or the mean term of a fold of one sequence.
         NotImplementedError: for the mean term of scores that are not q.k (soft-capped ones).
 
     Example:
@@ -78,6 +79,8 @@ def capture_scores(
     blocks = _chosen(layers_of(model), layers)
     fold_of = folds_of(len(inputs), n_folds, documents)
     counts = fold_of.bincount(minlength=n_folds)
+    if mean_term and counts.min() < 2:
+        raise ValueError("the mean term needs 2 sequences in every fold: a fold has only one")
     scores = [ScoreAccumulator(layer, n_folds, mean_term) for layer in blocks]
     heads = [HeadAccumulator(layer, n_folds) for layer in blocks] if per_head else []
     stream(

@@ -128,7 +128,8 @@ def state_of(accumulators: Sequence[Accumulator]) -> State:
     state: State = {"n_seen": torch.tensor(accumulators[0].n_seen)}
     for index, each in enumerate(accumulators):
         state |= {f"{index}.total.{name}": tensor for name, tensor in each.totals.items()}
-        state |= {f"{index}.flag.{name}": tensor for name, tensor in each.flags.items()}
+        # Copies: two accumulators of a layer may hold the same tensor, which no file keeps twice.
+        state |= {f"{index}.flag.{name}": tensor.clone() for name, tensor in each.flags.items()}
     return state
 
 

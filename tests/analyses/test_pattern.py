@@ -223,3 +223,22 @@ def test_measures_of_layers_are_independent_of_each_other():
     one, other = folds_of(torch.eye(13).double(), 0.1), folds_of(torch.ones(13, 13).double(), 0.1)
     both = measure(torch.cat([one, other], dim=1))
     assert both == [measure(one)[0], measure(other)[0]]
+
+
+def test_the_edge_is_five_keys_of_a_hundred():
+    cells = kept_cells(100)
+    for n_equal in (4, 5, 6):
+        maps = torch.zeros(100, 100)
+        maps[:, :n_equal] = 1.0
+        by_hand = maps[:, :5][cells[:, :5]].mean() - maps[:, 5:][cells[:, 5:]].mean()
+        assert float(edge_contrast(maps)) == pytest.approx(float(by_hand), abs=1e-6)
+
+
+def test_monotonicity_of_a_layer_is_at_lag_eight_and_that_of_lag_one_beside_it():
+    pattern = random_pattern(31, seed=4)
+    [measures] = measure(folds_of(pattern.nan_to_num(), noise=0.0))
+    assert measures.monotonicity.value == pytest.approx(float(monotonicity(pattern, lag=8)))
+    assert measures.monotonicity_lag1.value == pytest.approx(float(monotonicity(pattern, lag=1)))
+    others = [float(monotonicity(pattern, lag=lag)) for lag in (1, 7, 9)]
+    assert all(abs(measures.monotonicity.value - other) > 1e-3 for other in others)
+    assert float(monotonicity(pattern)) == pytest.approx(measures.monotonicity.value)

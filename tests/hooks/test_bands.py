@@ -29,7 +29,7 @@ def groups_of(bands: list[list[Any]]) -> list[list[tuple[int, ...]]]:
 
 
 @pytest.mark.parametrize("spec", ["bridge:llama", "bridge:phi3", "bridge:smollm3", "hooked:llama"])
-@pytest.mark.parametrize("batch_size", [7, 10])
+@pytest.mark.parametrize("batch_size", [7, 10, 11])
 def test_bands_add_up_to_the_map(spec: str, batch_size: int, model_of: Callable[[str], Any]):
     model, _ = model_of(spec)
     inputs = tokens(N_SEQS, N_POS, seed=3)

@@ -1,6 +1,7 @@
 """One block's hook points, weights and steps from q and k to scores, on each kind of model."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,15 @@ import torch
 from jaxtyping import TypeCheckError
 from support.edited_model import projections
 from support.plain_states import plain_states
-from support.tiny_models import D_VOCAB, distance
+from support.tiny_models import (
+    CONFIGS,
+    D_VOCAB,
+    distance,
+    plain,
+    randomised,
+    tokenizer,
+    tokens,
+)
 from transformers.models.glm.modeling_glm import apply_rotary_pos_emb as rotate_adjacent
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as rotate_halves
 
@@ -16,6 +25,7 @@ from nope_probe.hooks.attention import repeat_heads, rotated
 from nope_probe.hooks.forward import StopForward, hooks_attached, run_forward
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.qk_reader import QKReader
+from nope_probe.models.load import load
 
 ModelOf = Callable[[str], tuple[Any, str]]
 
@@ -204,3 +214,21 @@ def test_the_hooks_folder_imports_under_one_name_only(monkeypatch: pytest.Monkey
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
     with pytest.raises(ImportError, match=r"import nope_probe\.hooks"):
         __import__("hooks")
+
+
+def test_the_scale_of_gpt2_can_fall_with_the_layers_index(tmp_path: Path) -> None:
+    """As in Mistral's GPT-2 models: scores of block l are over l + 1 too."""
+    config = CONFIGS["gpt2"]()
+    config.n_layer, config.scale_attn_by_inverse_layer_idx = 3, True
+    randomised(config).save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    model, inputs = load(str(tmp_path)).model, tokens(5)
+    weights = plain(tmp_path)(inputs, output_attentions=True).attentions
+    for layer, expected in zip(layers_of(model), weights, strict=True):
+        reader = QKReader(layer)
+        assert layer.scale == pytest.approx(7**-0.5 / (layer.index + 1))
+        with torch.inference_mode(), hooks_attached(reader.hooks()):
+            model(inputs)
+            scores = layer.scores(reader.read("q"), reader.read("k"))
+        causal = scores.masked_fill(torch.ones(11, 11).triu(1).bool(), -torch.inf)
+        assert distance(causal.softmax(-1), expected) <= 1e-5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,7 @@ def _beside_table(manifest: Mapping[str, Any], tables: Tables) -> Table:
         )
         effect = effects.loc[layer]
         change = interval_text(interval_of(effect, "difference"), "+z.3f")
-        locality = f"{whole['locality']:+.2f}"
+        locality = "" if isnan(whole["locality"]) else f"{whole['locality']:+.2f}"
         table.add_row(f"L{layer}", locality, *cells, f"{effect['with_mask']:.3f}", change)
     return table
 

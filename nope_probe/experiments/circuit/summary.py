@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,10 @@ def _inversion(rows: Rows, no_ffn: bool) -> str:
     values = ", ".join(f"{rows[stage][0]:+.2f} at ({stage})" for stage in "fgh" if stage in rows)
     if "f" not in rows or "g" not in rows:
         return "This block has no (f) to compare (g) with: an inversion by its FFN is undefined."
+    if any(isnan(rows[stage][0]) for stage in "fgh" if stage in rows):
+        return (
+            "Some of (f), (g) and (h) have no order of keys to compare: an inversion is undefined."
+        )
     lead = f"The rank correlation of a value with its key's position is {values}: "
     lead += "the positional pattern is "
     if not _have_opposite_signs(rows["f"], rows["g"]):
@@ -86,7 +91,9 @@ def _have_opposite_signs(one: ValueAndBounds, other: ValueAndBounds) -> bool:
 
 
 def _against_intact(rows: Rows, intact: Rows) -> str:
-    both = [stage for stage in rows if stage in intact]
+    both = [s for s in rows if s in intact and not isnan(rows[s][0] - intact[s][0])]
+    if not both:
+        return "No stage has an order of keys to compare with the intact model's."
     most = sorted(both, key=lambda stage: -abs(rows[stage][0] - intact[stage][0]))[:2]
     parts = [f"from {intact[s][0]:+.2f} to {rows[s][0]:+.2f} at ({s})" for s in most]
     return f"Compared with the intact model it changes most {' and '.join(parts)}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,10 @@ def headline(manifest: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) ->
     ]
     if "heads" in tables:
         head = tables["heads"].sort_values("amplitude").iloc[-1]
+        locality = "" if isnan(head["locality"]) else f" (locality {head['locality']:+.2f})"
         sentences.append(
             f"Of all heads, L{head['layer']:.0f}H{head['head']:.0f} has the strongest positional "
-            f"pattern, {nats(head, 'amplitude')} nats (locality {head['locality']:+.2f})."
+            f"pattern, {nats(head, 'amplitude')} nats{locality}."
         )
     return sentences
 

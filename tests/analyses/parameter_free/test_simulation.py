@@ -276,3 +276,19 @@ def test_what_float32_resolves_grows_with_the_scores():
     assert spec_of(model()).resolution == torch.finfo(torch.float32).eps
     large = spec_of(model(norm="layernorm-sqrt-d")).resolution
     assert large == pytest.approx(D**0.5 * torch.finfo(torch.float32).eps)
+
+
+def test_no_two_blocks_of_samples_share_their_noise():
+    """A seed has 2^32 blocks: with an even stride the second half would repeat the first."""
+    recipe = {"alpha": 0.0, "seq_len": 2, "d_model": 3, "seed": 5}
+    first = sample_inputs(0, 64, **recipe)
+    for block in (1, 2, 2**30, 2**31):
+        other = sample_inputs(64 * block, 64 * block + 64, **recipe)
+        assert not torch.equal(first, other), block
+    assert torch.equal(first, sample_inputs(64 * 2**32, 64 * 2**32 + 64, **recipe))
+
+
+@pytest.mark.parametrize("alpha", [-0.1, 1.0, 1.5])
+def test_inner_products_outside_0_to_1_are_refused(alpha: float):
+    with pytest.raises(ValueError, match=r"0 <= alpha < 1"):
+        sample_inputs(0, 1, alpha=alpha, seq_len=2, d_model=3, seed=0)

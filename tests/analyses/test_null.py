@@ -1,0 +1,86 @@
+"""A model without any positional pattern: nothing is found more often than 95% intervals allow.
+
+A bidirectional transformer without position encoding on i.i.d. vectors treats all positions alike.
+One capture holds many independent studies: each is the folds of its own sequences.
+"""
+
+from collections import Counter
+from math import isnan
+
+import pytest
+import torch
+from scipy.stats import binom
+from torch import Tensor
+
+from nope_probe.analyses.attribution import attribute
+from nope_probe.analyses.pattern import measure
+from nope_probe.analyses.shapley import player_set
+from nope_probe.data.sequences import gaussian
+from nope_probe.hooks.capture import capture_scores
+from nope_probe.models.parameter_free import build, parameter_free
+
+STUDIES, FOLDS, SEQUENCES = 200, 8, 2  # sequences per fold
+CHANCE = 0.999  # that a share of studies lies within its bounds
+
+
+@pytest.fixture(scope="module")
+def studies() -> Tensor:
+    """Fold maps of the second block's scores, [study, fold, layer, query, key]."""
+    model = build(parameter_free(n_layers=2, d_model=8, causal=False))
+    n_folds = STUDIES * FOLDS
+    inputs = gaussian(n_seqs=n_folds * SEQUENCES, seq_len=13, d_model=8, alpha=0.3, seed=1).inputs
+    maps = capture_scores(model, inputs, layers=[1], n_folds=n_folds, batch_size=n_folds)
+    return maps.folds.unflatten(0, (STUDIES, FOLDS))
+
+
+def bounds(rate: float) -> tuple[float, float]:
+    """Return between how many of the studies have what each has at a rate."""
+    low, high = binom.interval(CHANCE, STUDIES, rate)
+    return float(low), float(high)
+
+
+def test_five_percent_of_intervals_exclude_what_is_true(studies: Tensor):
+    excluding = Counter[str]()
+    for folds in studies:
+        [found] = measure(folds)
+        for name in ("locality", "edge_contrast", "edge_contrast_visible", "amplitude"):
+            excluding[name] += getattr(found, name).excludes_zero
+        excluding["monotonicity"] += not found.monotonicity.low <= 0.5 <= found.monotonicity.high
+    low, high = bounds(0.05)  # 2 to 21 of 200
+    for name in ("locality", "edge_contrast", "edge_contrast_visible"):
+        assert low <= excluding[name] <= high, (name, excluding)
+    # Shares of ten pairs and squares are skewed: their intervals exclude the truth less often.
+    assert excluding["monotonicity"] <= high
+    assert excluding["amplitude"] <= high
+
+
+def test_no_source_and_no_player_is_claimed(studies: Tensor):
+    claimed = Counter[str]()
+    others = studies.roll(1, 0)  # the same model without its mask, which it has none of
+    players = player_set(["mask", "w_q"])
+    for intact, without in zip(studies, others, strict=True):
+        maps = {
+            (): intact,
+            "mask": without,
+            "w_q": without.flip(0),
+            ("mask", "w_q"): intact.flip(0),
+        }
+        [layer] = attribute(maps, [players], position=None)
+        for each in (*layer.sources, layer.position):
+            claimed["rms"] += each.rms.low > 0
+            claimed[f"share of {each.term}"] += not isnan(each.share.value)
+        claimed["share of a player"] += not isnan(layer.players[0].share.value)
+    _, high = bounds(0.025)  # one side of a 95% interval: at most 14 of 200
+    for name in ("share of content", "share of mask", "share of a player"):
+        assert claimed[name] <= high, claimed
+    assert claimed["rms"] <= 3 * high
+
+
+def test_all_sequences_together_show_no_pattern(studies: Tensor):
+    by_fold = studies.unflatten(0, (STUDIES // 8, 8)).mean((0, 2))  # 8 folds of 400 sequences
+    assert by_fold.shape == (8, 1, 13, 13)
+    [found] = measure(by_fold)
+    assert not found.amplitude.excludes_zero
+    assert isnan(found.relative_r2.value)
+    assert abs(found.amplitude.value) < 0.02
+    assert torch.isfinite(by_fold).all()

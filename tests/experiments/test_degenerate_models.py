@@ -1,0 +1,126 @@
+"""Models with dead weights run through every command; what cannot be measured is an empty cell."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from support.command_line import run_command
+from support.tiny_models import randomised, smollm3_config, tokenizer
+
+from nope_probe import ablate, circuit, scores
+from nope_probe.experiments.summary import preference
+from nope_probe.hooks.calibration import calibrate
+from nope_probe.hooks.capture import capture_scores
+from nope_probe.models.load import load
+
+SMALL = ["--n-seqs", "12", "--seq-len", "13", "--data", "random"]
+STUDY = [*SMALL, "--folds", "4", "--layers", "all"]
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning", "error::UserWarning:nope_probe")
+
+
+def write(folder: Path, *dead: str) -> Path:
+    """Write a model of two layers, RoPE then none, whose named weights are zero."""
+    model = randomised(smollm3_config([1, 0]))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if any(each in name for each in dead):
+                parameter.zero_()
+    model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dead(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("models") / "dead", "")
+
+
+def tables_of(folder: Path) -> dict[str, pd.DataFrame]:
+    return {path.stem: pd.read_csv(path) for path in folder.glob("*.csv")}
+
+
+def test_a_model_of_zeros_has_no_pattern_no_shares_and_no_trend(
+    dead: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run_command(
+        ablate, "--model", dead, *STUDY, "--players", "mask", "w_q", "--out", tmp_path / "a"
+    )
+    tables = tables_of(tmp_path / "a")
+    assert tables["sources"]["rms"].eq(0).all()
+    for table, columns in {
+        "sources": ["share", "share_low", "share_high"],
+        "players": ["share", "lost", "alone", "amplification"],
+        "interactions": ["share"],
+        "mean_covariance": ["share", "dimensions"],
+        "pattern": ["locality", "monotonicity", "monotonicity_lag1", "relative_r2"],
+    }.items():
+        assert len(tables[table]) > 0
+        assert tables[table][columns].isna().all(axis=None), table
+    printed = capsys.readouterr().out
+    assert "shows no positional pattern" in " ".join(printed.split())
+    assert "nan" not in printed
+
+
+def test_scores_and_circuit_of_a_model_of_zeros_end_without_a_number(
+    dead: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run_command(scores, "--model", dead, *STUDY, "--per-head", "--out", tmp_path / "s")
+    run_command(circuit, "--model", dead, *SMALL, "--remove", "w_k", "--out", tmp_path / "c")
+    for table in (tables_of(tmp_path / "s")["pattern"], tables_of(tmp_path / "c")["stages"]):
+        assert table["amplitude"].eq(0).all()
+        assert table[["locality", "relative_r2"]].isna().all(axis=None)
+    assert "nan" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("weight", ["k_proj", "v_proj"])
+def test_every_replacement_of_a_dead_weight_gives_finite_or_empty_cells(
+    weight: str, tmp_path: Path
+):
+    folder = write(tmp_path / "model", weight)
+    players = ["--players", "mask", "w_v", "w_o", "--replacement", "identity", "random", "mean"]
+    run_command(ablate, "--model", folder, *STUDY, *players, "--out", tmp_path / "run")
+    for name, table in tables_of(tmp_path / "run").items():
+        numbers = table.select_dtypes("number")
+        assert not np.isinf(numbers).any(axis=None), name
+
+
+def test_the_gain_of_a_weight_whose_input_is_zero_is_zero(tmp_path: Path):
+    model = load(str(write(tmp_path / "model", "v_proj"))).model
+    tokens = torch.randint(1, 263, (5, 7), generator=torch.Generator().manual_seed(0))
+    gains = calibrate(model, tokens, seed=3)
+    for layer in range(2):
+        assert (gains.of("w_o", layer), gains.of_random("w_o", layer)) == (0, 0)
+        assert (gains.of("w_v", layer), gains.of_random("w_v", layer)) == (0, 0)
+        assert gains.of("w_q", layer) > 0
+
+
+def test_tables_without_rows_keep_their_header(dead: Path, tmp_path: Path):
+    run_command(ablate, "--model", dead, *STUDY, "--players", "sources", "--out", tmp_path / "run")
+    tables = tables_of(tmp_path / "run")
+    for name, columns in {
+        "players": ["layer", "game", "player", "share", "share_low"],
+        "interactions": ["layer", "game", "players", "share"],
+    }.items():
+        assert len(tables[name]) == 0
+        assert set(columns) <= set(tables[name]), name
+
+
+def test_the_mean_term_of_one_sequence_a_fold_is_an_error(dead: Path):
+    model, tokens = load(str(dead)).model, torch.arange(28).reshape(4, 7)
+    with pytest.raises(ValueError, match="2 sequences in every fold"):
+        capture_scores(model, tokens, n_folds=4, mean_term=True)
+    assert capture_scores(model, tokens, n_folds=2, mean_term=True).mean_term.isfinite().any()
+
+
+def test_one_layer_and_windows_too_short_for_ranks_have_no_locality(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    few = ["--n-seqs", "24", "--seq-len", "7", "--data", "random", "--folds", "4", "--layers", "1"]
+    run_command(scores, "--model", write(tmp_path / "m", "mlp"), *few, "--out", tmp_path / "s")
+    pattern = tables_of(tmp_path / "s")["pattern"]
+    assert len(pattern) == 1
+    assert pattern["locality"].isna().all()
+    assert "nan" not in capsys.readouterr().out
+    assert preference({"locality": float("nan")}) == "has too few keys per query to rank them"
