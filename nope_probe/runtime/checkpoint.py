@@ -23,14 +23,14 @@ from nope_probe.hooks.layer_folds import Stored
 from nope_probe.hooks.streaming import StreamCheckpoint
 from nope_probe.runtime.checksums import json_checksum
 from nope_probe.runtime.distributed import Processes
-from nope_probe.runtime.folder import atomic_write, reason
+from nope_probe.runtime.folder import reason
+from nope_probe.runtime.identity import record_identity, validate_same_run
 from nope_probe.runtime.lock import FolderLock
 from nope_probe.runtime.progress import open_bar, phase_of
 from nope_probe.runtime.signals import Signals
 from nope_probe.runtime.tensor_files import open_tensors, read_notes, read_tensors, write_tensors
 
 _ENDING = ".safetensors"
-_ABOUT = "about.json"
 _DONE = "done"  # the note that says how many sequences of a stream are in its saved state
 
 
@@ -116,10 +116,7 @@ class RunCheckpoint:
         with ExitStack() as stack:
             lock = stack.enter_context(self._lock or FolderLock(folder))
             try:
-                if not (folder / _ABOUT).is_file():
-                    with atomic_write(folder / _ABOUT) as partial:
-                        text = json.dumps(self.about, indent=2) + "\n"
-                        partial.write_text(text, encoding="utf-8")
+                record_identity(folder, self.about)
             except OSError as error:
                 raise StorageError(f"cannot write to {folder}: {reason(error)}") from error
             validate_same_run(folder, self.about)
@@ -297,22 +294,3 @@ class _SavedStream(StreamCheckpoint):
 def _name(key: str) -> str:
     """Return a key as a file name."""
     return key.replace("/", ",")
-
-
-def validate_same_run(folder: Path, about: Mapping[str, Any]) -> None:
-    """Check that an unfinished run in a folder has the same settings, versions, weights and data.
-
-    Raises:
-        UserError: naming what differs.
-        StorageError: if the file that says what it has is broken.
-    """
-    try:
-        found = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
-        other = [name for name, value in about.items() if found.get(name) != value]
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise StorageError(f"{folder / _ABOUT} is broken; remove {folder} and run again") from error
-    if other:
-        raise UserError(
-            f"{folder} holds an unfinished run with other {' and '.join(other)}; "
-            "remove it, or choose another --out"
-        )

@@ -9,6 +9,12 @@ from typing import Any
 from nope_probe.errors import UserError
 from nope_probe.runtime.bounds import flag_of
 
+# Which settings mean nothing for a source of data; another value than the default is refused.
+MEANINGLESS = {
+    "gaussian": ("windows", "pack", "bos", "shuffle"),
+    "random": ("windows", "pack", "alpha", "shuffle"),
+}
+
 
 def validate_effects(settings: Any, without_effect: Mapping[str, str]) -> None:
     """Check that no flag without an effect was given another value than its default.

@@ -15,7 +15,7 @@ from nope_probe.models.hub import validate_hub_answers, validate_reachable
 from nope_probe.models.names import CHECKPOINTS, PARAMETER_FREE, folder_of, is_on_hub
 from nope_probe.runtime.bounds import ALPHA, COUNT, LARGEST, LAYERS, SEED, BoundedSettings, Bounds
 from nope_probe.runtime.distributed import process_count
-from nope_probe.runtime.effects import validate_effects
+from nope_probe.runtime.effects import MEANINGLESS, validate_effects
 from nope_probe.runtime.resources import NUMBER, Needs, bytes_of_maps
 from nope_probe.runtime.status import status
 
@@ -33,11 +33,6 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 MIN_DOCUMENTS = 4  # as many as folds
 SEQ_LEN = Bounds(4, LARGEST)
 D_MODEL = 64  # of the parameter-free models that have names
-# Which settings mean nothing for a source of data; another value than the default is refused.
-MEANINGLESS = {
-    "gaussian": ("windows", "pack", "bos", "shuffle"),
-    "random": ("windows", "pack", "alpha", "shuffle"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,16 +47,7 @@ def analyse(
     """
     inputs, skip_keys = session.sequences(), session.settings.n_skipped(session.sequences())
     tables = {"pattern": measures_table([({"kept": INTACT}, measure(measured, skip_keys))])}
-    if measured.per_head is not None:
-        heads = heads_table(measured.per_head, measured.counts, skip_keys)
-        more, tables["sinks"] = head_columns(
-            session.loaded.model,
-            inputs,
-            session.loaded.tokenizer,
-            measured.per_head.shape[1],
-            session.settings.folds,
-        )
-        tables["heads"] = pd.concat([heads, more], axis=1)
+    tables |= _head_tables(session, measured, skip_keys)
     tables |= split_tables(measured, skip_keys, bands, band_maps)
     maps = score_arrays(measured)
     if bands is not None and band_maps is not None:
@@ -81,6 +72,23 @@ def analyse(
             head_patterns(measured, tables, skip_keys),
         ),
     )
+
+
+def _head_tables(
+    session: Session[RunSettings], measured: ScoreMaps, skip_keys: int
+) -> dict[str, pd.DataFrame]:
+    """Return the tables of heads and of attention sinks, if heads were kept."""
+    if measured.per_head is None:
+        return {}
+    heads = heads_table(measured.per_head, measured.counts, skip_keys)
+    more, sinks = head_columns(
+        session.loaded.model,
+        session.sequences(),
+        session.loaded.tokenizer,
+        measured.per_head.shape[1],
+        session.settings.folds,
+    )
+    return {"sinks": sinks, "heads": pd.concat([heads, more], axis=1)}
 
 
 def head_patterns(
