@@ -101,11 +101,14 @@ def may_skip_blocks(model: HookedModel) -> bool:
     others = [each for each in modules if not isinstance(each, HookPoint)]
     hooks = [hook for each in others for hook in each._forward_pre_hooks.values()]
     hooks += [hook for each in others for hook in each._forward_hooks.values()]
-    return all(restores_places(hook) or _is_of_transformer_lens(hook) for hook in hooks)
+    return all(restores_places(hook) or _is_of_the_libraries(hook) for hook in hooks)
 
 
-def _is_of_transformer_lens(hook: object) -> bool:
-    return str(getattr(hook, "__module__", "")).startswith("transformer_lens.")
+def _is_of_the_libraries(hook: object) -> bool:
+    # Once asked for attentions or hidden states, transformers leaves hooks that record nothing more
+    # unless its own caller asks again.
+    known = ("transformer_lens.", "transformers.utils.output_capturing")
+    return str(getattr(hook, "__module__", "")).startswith(known)
 
 
 def _key(model: HookedModel, batch: Inputs, depth: int) -> Hashable:

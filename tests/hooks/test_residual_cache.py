@@ -15,7 +15,7 @@ from nope_probe.hooks.calibration import calibrate
 from nope_probe.hooks.capture import capture_scores
 from nope_probe.hooks.forward import hooks_attached
 from nope_probe.hooks.layer import layers_of
-from nope_probe.hooks.residual_cache import ResidualCache
+from nope_probe.hooks.residual_cache import ResidualCache, may_skip_blocks
 
 ModelOf = Callable[[str], tuple[Any, str]]
 SPECS = ("bridge:llama", "bridge:phi3", "bridge:gpt2", "hooked:smollm3-rope")
@@ -155,3 +155,10 @@ def test_blocks_have_their_own_forward_pass_afterwards(bridge: Any):
     assert ["forward" in layer.block.__dict__ for layer in layers_of(model)] == [
         "forward" in each for each in before
     ]
+
+
+def test_hooks_that_transformers_leaves_after_attentions_do_not_hinder_sharing(model_of: ModelOf):
+    model, _ = model_of("bridge:llama")
+    with torch.no_grad():
+        model.original_model(torch.tensor([[1, 2, 3]]), output_attentions=True)
+    assert may_skip_blocks(model)
