@@ -33,6 +33,7 @@ MAX_POSITIONS = 256
 MAX_MULTIPLES = 4
 WIDTH = 1050
 BAR_DROP = 54  # from a panel to the colour bar below it, px
+BAR_LENGTH = 0.8  # of the panel above it
 
 
 def score_maps(
@@ -230,10 +231,12 @@ def _bars_below(grid: Grid, panels: int) -> dict[str, object]:
     drop = BAR_DROP / grid.inner(panels)
     for index, (x, y) in enumerate(grid.domains(panels)):
         bar = f"coloraxis{axis(index)}.colorbar"
-        keys |= {f"{bar}.x": sum(x) / 2, f"{bar}.xanchor": "center", f"{bar}.len": x[1] - x[0]}
+        long = BAR_LENGTH * (x[1] - x[0])  # the labels at its ends stand over
+        keys |= {f"{bar}.x": sum(x) / 2, f"{bar}.xanchor": "center", f"{bar}.len": long}
         keys |= {f"{bar}.lenmode": "fraction", f"{bar}.yref": "paper", f"{bar}.y": y[0] - drop}
         keys |= {f"{bar}.yanchor": "top", f"{bar}.ypad": 0, f"{bar}.nticks": 3}
         keys |= {f"{bar}.title.text": "", f"{bar}.ticksuffix": " nat"}
+        keys |= {f"{bar}.showticksuffix": "last"}
     return keys
 
 

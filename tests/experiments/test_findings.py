@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from nope_probe.experiments.ablation import findings
+from nope_probe.experiments.findings import measure_finding
 from nope_probe.experiments.split_page import band_finding, offset_finding
 
 Estimate = tuple[float, float, float]
@@ -145,7 +146,7 @@ def test_preferences_count_only_layers_with_a_pattern() -> None:
             for layer, each in enumerate(localities)
         ]
     )
-    assert findings.measure_finding(table) == (
+    assert measure_finding(table) == (
         "Measures: attention prefers near keys in L0, far keys in L1, neither near nor far keys "
         "in L2"
     )

@@ -224,9 +224,11 @@ def test_the_page_leads_with_the_pattern_and_its_colours_leave_skipped_keys_out(
     pattern = np.where(np.tri(11, k=-1, dtype=bool), random.normal(size=(2, 11, 11)), np.nan)
     pattern[:, :, 0] *= 100
     maps = {"pattern": pattern, "score": pattern, "normalised": pattern, "se": 0 * pattern}
+    measures = pd.DataFrame({"layer": [0, 1], "amplitude": [0.7, 1.3], "amplitude_low": [0.6, 1.2]})
+    measures[["locality_low", "locality_high", "relative_r2"]] = (-0.1, 0.1, 0.8)
     for skip_keys, largest in ((0, 50), (1, 5)):
-        sections = [*_map_sections(maps, skip_keys)]
-        assert sections[0].title == "The positional pattern"
+        sections = [*_map_sections(maps, skip_keys, measures)]
+        assert sections[0].title.startswith("The positional pattern is strongest in L1, 1.3 nats")
         for section in sections:
             [_low, high] = section.figure.layout.meta["scales"][0]
             assert (high > 50) == (largest == 50)

@@ -67,7 +67,7 @@ def test_the_report_shows_each_alpha_on_both_colour_scales(folder):
     for alpha in ("0", "0.25"):
         assert page.count(f"Mean scores, alpha = {alpha}, on the paper") >= 1
         assert page.count(f"Mean scores, alpha = {alpha}, each layer on a scale") >= 1
-    assert "Theory against simulation" in page
+    assert "Theory and simulation differ by" in page
 
 
 def test_a_finished_run_is_shown_again_and_other_settings_are_refused(folder, capfd):

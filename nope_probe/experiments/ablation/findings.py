@@ -5,19 +5,18 @@ Each takes tables with one replacement. What has an interval around zero counts 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
+from nope_probe.experiments.findings import NO_PATTERN, NOISE, preferred_keys
 from nope_probe.experiments.wording import capitalised, listed, numbered_layers, percents
 from nope_probe.figures.words import phrase, words
 
-NOISE = "not distinguishable from noise"
 MOST = 0.5  # of the pattern
 NEEDED = 0.1  # lost without a player, at least, for the heading to name it
 NAMED = 3  # players in a heading
-NO_PATTERN = f"The positional pattern is {NOISE} in any layer"
 
 
 def score_finding(pattern: pd.DataFrame, layer: int | None) -> str:
@@ -29,7 +28,7 @@ def score_finding(pattern: pd.DataFrame, layer: int | None) -> str:
     """
     if layer is None:
         return f"Scores of the intact model: near and far keys are {NOISE}"
-    preferred = _preferred(_of_layer(pattern, layer).iloc[0])
+    preferred = preferred_keys(_of_layer(pattern, layer).iloc[0])
     keys = f"{preferred} keys get" if preferred else "neither near nor far keys get"
     return f"Scores of the intact model: in L{layer} {keys} the higher ones"
 
@@ -148,19 +147,6 @@ def mean_covariance_map_finding(table: pd.DataFrame, layer: int | None) -> str:
     return f"Maps of the mean and covariance terms: {where}"
 
 
-def measure_finding(pattern: pd.DataFrame) -> str:
-    """Return in which layers near keys are preferred, and in which far ones."""
-    above = pattern[pattern["amplitude_low"] > 0]
-    if above.empty:
-        return f"Measures: the positional pattern is {NOISE} in any layer"
-    kinds: dict[str, list[int]] = {"near": [], "far": [], "": []}
-    for _, row in above.iterrows():
-        kinds[_preferred(row)].append(int(row["layer"]))
-    names = {"near": "near keys", "far": "far keys", "": "neither near nor far keys"}
-    parts = [f"{names[kind]} in {numbered_layers(at)}" for kind, at in kinds.items() if at]
-    return f"Measures: attention prefers {', '.join(parts)}"
-
-
 def mask_effect_finding(non_relative: pd.DataFrame) -> str:
     """Return where the mask adds to the part of the pattern that is no function of distance."""
     topic = "Non-relative part"
@@ -230,10 +216,3 @@ def _largest(table: pd.DataFrame, column: str) -> pd.Series:
 
 def _terms(sources: pd.DataFrame) -> pd.DataFrame:
     return sources[sources["term"] != "position"]
-
-
-def _preferred(row: Mapping[str, float] | pd.Series) -> str:
-    """Return near, far, or neither: an empty word."""
-    if row["locality_low"] > 0:
-        return "near"
-    return "far" if row["locality_high"] < 0 else ""

@@ -11,6 +11,7 @@ import pandas as pd
 from nope_probe.experiments.ablation import findings
 from nope_probe.experiments.ablation.parts import Parts
 from nope_probe.experiments.ablation.player_sections import player_sections
+from nope_probe.experiments.findings import measure_finding
 from nope_probe.experiments.split_page import split_sections
 from nope_probe.figures import measures, shares
 from nope_probe.figures.explorer import Explorer
@@ -122,7 +123,7 @@ def _mean_covariance(parts: Parts) -> Iterator[Section]:
 def _measures(parts: Parts) -> Iterator[Section]:
     if "pattern" in parts.tables:
         yield Section(
-            title=findings.measure_finding(parts.intact_rows()),
+            title=measure_finding(parts.intact_rows()),
             figure=measures.pattern_measures(parts.tables["pattern"], parts.intact),
             caption=notes.MEASURES,
         )

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from nope_probe.experiments.circuit import findings
 from nope_probe.figures.circuit_figure import circuit
 from nope_probe.figures.circuit_views import limits
 from nope_probe.figures.downsample import pool
@@ -62,17 +63,17 @@ def circuit_page(
     sections = [
         *explorer_section(explorer),
         Section(
-            title="The block as the data flows through it",
+            title=findings.flow_finding(table, removed),
             figure=circuit_figure(maps, manifest),
             caption="Each map is at the point of the data flow at which it is read. The first "
             f"switch shows the maps, their cosines, or the maps less the mean of each diagonal"
             f"{compared}. What is removed is struck through.",
         ),
-        *_side_by_side(maps, removed),
+        *_side_by_side(maps, removed, table),
     ]
     if len(table):
         measures = Section(
-            title="Measures of each stage's positional pattern",
+            title=findings.inversion_finding(table, removed),
             figure=stage_measures(table, removed),
             caption="Above the dotted line, near keys have larger values at this stage; below it, "
             "far keys. Where the line is crossed, the positional pattern is inverted.",
@@ -83,7 +84,9 @@ def circuit_page(
     return page(title, manifest["headline"], sections, manifest, HOW_TO_READ)
 
 
-def _side_by_side(maps: Mapping[str, Any], removed: Sequence[str]) -> Iterator[Section]:
+def _side_by_side(
+    maps: Mapping[str, Any], removed: Sequence[str], table: pd.DataFrame
+) -> Iterator[Section]:
     """Yield the section of all stages of the intact and the ablated model, if there are both."""
     intact, ablated = _group(maps, "reference"), _group(maps, "gram")
     if not intact:
@@ -91,7 +94,7 @@ def _side_by_side(maps: Mapping[str, Any], removed: Sequence[str]) -> Iterator[S
     without = f"without {' and '.join(map(phrase, removed))}"
     groups = [_triple(letter, intact[letter], ablated[letter]) for letter in sorted(ablated)]
     yield Section(
-        title="Stage by stage: intact, ablated, difference",
+        title=findings.change_finding(table),
         figure=panel_groups(groups, title=f"The stages of the intact model, and {without}"),
         caption="Each stage of the intact model, of the ablated one on the same colours, and the "
         "ablated less the intact, red above zero and blue below.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,19 @@ from typing import Any
 import pandas as pd
 from rich.table import Table
 
+from nope_probe.experiments.circuit.findings import (
+    Rows,
+    have_opposite_signs,
+    localities,
+    most_changed,
+    preferences,
+)
 from nope_probe.experiments.console import PlainConsole
 from nope_probe.experiments.summary import narrow_table, print_headline
-from nope_probe.figures.intervals import ValueAndBounds, interval_of, interval_text
+from nope_probe.figures.intervals import interval_of, interval_text
 from nope_probe.figures.words import MEASURES, phrase
 from nope_probe.runtime.folder import Run
 
-Rows = dict[str, ValueAndBounds]
 SHOWN = ("amplitude", "locality", "relative_r2")
 
 
@@ -29,10 +35,10 @@ def headline(manifest: Mapping[str, Any], table: pd.DataFrame) -> list[str]:
     """
     layer, name, removed = manifest["layer"], manifest["model"]["name"], manifest["removed"]
     without = f" without {' and '.join(map(phrase, removed))}" if removed else ""
-    intact, ablated = _localities(table, "intact"), _localities(table, "ablated")
+    intact, ablated = localities(table, "intact"), localities(table, "ablated")
     shown = ablated if removed else intact
     sentences = [
-        _trends(f"L{layer} of {name}{without}", shown),
+        f"In L{layer} of {name}{without}, {preferences(shown)}.",
         _inversion(shown, "mlp" in removed),
     ]
     if ablated:
@@ -42,27 +48,6 @@ def headline(manifest: Mapping[str, Any], table: pd.DataFrame) -> list[str]:
             f"L{layer} is the last, so there is no next layer: (h) and (i) do not exist."
         )
     return sentences
-
-
-def _localities(table: pd.DataFrame, model: str) -> Rows:
-    """Return per stage the rank correlation of a value with its key's position."""
-    if not len(table):
-        return {}
-    rows = table[table["model"] == model]
-    return {str(row["stage"]): interval_of(row, "locality") for _, row in rows.iterrows()}
-
-
-def _trends(name: str, rows: Rows) -> str:
-    near = [stage for stage, (_, low, _) in rows.items() if low > 0]
-    far = [stage for stage, (_, _, high) in rows.items() if high < 0]
-    neither = [stage for stage in rows if stage not in (*near, *far)]
-    kinds = {
-        "near keys have larger values": near,
-        "far keys have larger values": far,
-        "there is no significant trend": neither,
-    }
-    parts = [f"{kind} at {_list(stages)}" for kind, stages in kinds.items() if stages]
-    return f"In {name}, {'; '.join(parts) or 'a sliding window hides keys at every stage'}."
 
 
 def _inversion(rows: Rows, no_ffn: bool) -> str:
@@ -76,31 +61,21 @@ def _inversion(rows: Rows, no_ffn: bool) -> str:
         )
     lead = f"The rank correlation of a value with its key's position is {values}: "
     lead += "the positional pattern is "
-    if not _have_opposite_signs(rows["f"], rows["g"]):
+    if not have_opposite_signs(rows["f"], rows["g"]):
         return lead + "not significantly inverted at (g)."
     inverted = f"inverted at (g), after {'the residual sum' if no_ffn else 'the FFN'}"
     if "h" not in rows:
         return f"{lead}{inverted}."
-    restored = "" if _have_opposite_signs(rows["g"], rows["h"]) else "not significantly "
+    restored = "" if have_opposite_signs(rows["g"], rows["h"]) else "not significantly "
     return f"{lead}{inverted}, and {restored}restored at (h), after the next norm."
 
 
-def _have_opposite_signs(one: ValueAndBounds, other: ValueAndBounds) -> bool:
-    """Return whether two stages' correlations significantly differ in sign."""
-    return bool((one[1] > 0 and other[2] < 0) or (one[2] < 0 and other[1] > 0))
-
-
 def _against_intact(rows: Rows, intact: Rows) -> str:
-    both = [s for s in rows if s in intact and not isnan(rows[s][0] - intact[s][0])]
-    if not both:
+    most = most_changed(rows, intact)
+    if not most:
         return "No stage has an order of keys to compare with the intact model's."
-    most = sorted(both, key=lambda stage: -abs(rows[stage][0] - intact[stage][0]))[:2]
     parts = [f"from {intact[s][0]:+.2f} to {rows[s][0]:+.2f} at ({s})" for s in most]
     return f"Compared with the intact model it changes most {' and '.join(parts)}."
-
-
-def _list(stages: Sequence[str]) -> str:
-    return " ".join(f"({stage})" for stage in stages)
 
 
 def print_summary(run: Run, folder: Path) -> None:

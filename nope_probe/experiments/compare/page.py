@@ -77,11 +77,20 @@ def _map_sections(members: Sequence[Member], maps: Sequence[Compared]) -> Iterat
         for label, found in each.differences.items()
     )
     yield Section(
-        title="The positional patterns side by side",
+        title=_map_finding(shown),
         figure=panel_groups(groups, title=f"Positional patterns of {names}"),
         caption=f"Each run's positional pattern, then its difference to {members[0].label}.{chosen}"
         f" RMS of the differences, {unit}: {results}.",
     )
+
+
+def _map_finding(shown: Sequence[Compared]) -> str:
+    """Return the map with the largest difference, if one exceeds its noise."""
+    rms = [(d.rms.value, each.name, d) for each in shown for d in each.differences.values()]
+    clear = [(value, name) for value, name, d in rms if d.is_significant is not False]
+    if not clear:
+        return "The positional patterns do not differ beyond the noise"
+    return f"The positional patterns differ most in {max(clear)[1]}"
 
 
 def strongest(maps: Sequence[Compared]) -> list[Compared]:
@@ -142,20 +151,17 @@ def _measure_sections(members: Sequence[Member], table: pd.DataFrame) -> Iterato
         drawn = _main_rows(str(name), members)
         figure = compared_measures(drawn, _measures(drawn)) if drawn else None
         yield Section(
-            title=f"{str(name).replace('_', ' ').capitalize()}: the numbers side by side",
-            caption=_table_caption(rows),
+            title=f"{str(name).replace('_', ' ').capitalize()}: {_n_different(rows)}",
+            caption="One number in twenty differs that far by chance. Intervals of the differences "
+            f"are {' and '.join(sorted({*rows['method']}))}.",
             figure=figure,
             table=rows.drop(columns="table"),
         )
 
 
-def _table_caption(rows: pd.DataFrame) -> str:
+def _n_different(rows: pd.DataFrame) -> str:
     differ = rows[(rows["difference_low"] > 0) | (rows["difference_high"] < 0)]
-    methods = " and ".join(sorted({*rows["method"]}))
-    return (
-        f"{len(differ)} of {len(rows)} numbers differ beyond their 95% interval ({methods}); one "
-        "in twenty does by chance."
-    )
+    return f"{len(differ)} of {len(rows)} numbers differ beyond their 95% interval"
 
 
 def _measures(drawn: Sequence[Series]) -> list[str]:

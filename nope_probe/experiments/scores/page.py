@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from nope_probe.experiments.findings import measure_finding
+from nope_probe.experiments.scores import findings
 from nope_probe.experiments.split_page import split_sections
 from nope_probe.experiments.summary import strongest
 from nope_probe.figures.head_maps import HeadMaps
@@ -48,7 +50,7 @@ def scores_page(
     """
     title = f"The attention scores of {manifest['model']['name']} by position"
     sections = [
-        *_map_sections(maps, int(manifest["skip_keys"]), _first(tables["pattern"])),
+        *_map_sections(maps, int(manifest["skip_keys"]), tables["pattern"]),
         *head_sections(heads),
         *split_sections(tables),
         *_measure_sections(tables, str(manifest["conditions"][0])),
@@ -72,15 +74,17 @@ def head_sections(heads: HeadMaps | None) -> Iterator[Section]:
     )
 
 
-def _map_sections(maps: Mapping[str, Any], skip_keys: int, layer: int = 0) -> Iterator[Section]:
+def _map_sections(
+    maps: Mapping[str, Any], skip_keys: int, measures: pd.DataFrame
+) -> Iterator[Section]:
     pattern, score, normalised = (
         np.asarray(maps[name]) for name in ("pattern", "score", "normalised")
     )
     drawn: dict[str, Any] = {"max_positions": positions(3, len(score)), "skip_keys": skip_keys}
-    drawn["layer"] = layer
+    drawn["layer"] = layer = _first(measures)
     noise = [float(np.sqrt(np.nanmean(each**2))) for each in np.asarray(maps["se"])]
     yield Section(
-        title="The positional pattern",
+        title=findings.pattern_finding(measures),
         figure=term_maps(
             {"positional pattern": pattern}, title="Positional pattern", noise=noise, **drawn
         ),
@@ -89,13 +93,13 @@ def _map_sections(maps: Mapping[str, Any], skip_keys: int, layer: int = 0) -> It
         f"less.{_left_out(skip_keys)}",
     )
     yield Section(
-        title="Mean scores",
+        title=findings.level_finding(score[layer], pattern[layer], layer),
         figure=score_maps(score, multiples=1, clipped=PERCENT, noise=noise, **drawn),
         caption="The mean score that each query gives each key, over sequences and heads. Softmax "
         f"ignores the level of a row, and so the sign of a score.{_left_out(skip_keys)}",
     )
     yield Section(
-        title="Diagonal-normalised scores",
+        title=findings.distance_finding(measures),
         figure=term_maps(
             {"less diagonal means": normalised},
             title="Mean scores less the mean of each diagonal",
@@ -125,7 +129,7 @@ def _left_out(skip_keys: int) -> str:
 
 def _measure_sections(tables: Mapping[str, pd.DataFrame], intact: str) -> Iterator[Section]:
     yield Section(
-        title="Measures of the positional pattern",
+        title=measure_finding(tables["pattern"]),
         figure=pattern_measures(tables["pattern"], intact),
         caption=notes.MEASURES,
         table=tables["pattern"],
@@ -134,7 +138,7 @@ def _measure_sections(tables: Mapping[str, pd.DataFrame], intact: str) -> Iterat
         drawn = [name for name in ABOUT if name in tables["heads"]]
         for index, measure in enumerate(drawn):
             yield Section(
-                title=f"Each head: {ABOUT[measure].title}",
+                title=findings.head_finding(tables["heads"], measure),
                 figure=head_map(tables["heads"], measure),
                 caption=ABOUT[measure].caption,
                 table=None if index else tables["heads"],

@@ -10,6 +10,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
+from nope_probe.experiments.wording import numbered_layers
 from nope_probe.figures.maps import term_maps
 from nope_probe.figures.theory import (
     Curves,
@@ -48,7 +49,7 @@ def simulation_page(
         headline: the result, a sentence each.
     """
     arrays = {name: np.asarray(each) for name, each in maps.items()}
-    parts = _Parts(arrays, tables["steps"], manifest)
+    parts = _Parts(arrays, tables, manifest)
     sections = [*parts.map_sections(), *parts.line_sections(), _numbers(tables["layers"])]
     return page("The parameter-free transformer", headline, sections, manifest, HOW_TO_READ)
 
@@ -57,9 +58,12 @@ class _Parts:
     """The report's sections."""
 
     def __init__(
-        self, maps: Mapping[str, np.ndarray], steps: pd.DataFrame, manifest: Mapping[str, Any]
+        self,
+        maps: Mapping[str, np.ndarray],
+        tables: Mapping[str, pd.DataFrame],
+        manifest: Mapping[str, Any],
     ) -> None:
-        self.maps, self.steps = maps, steps
+        self.maps, self.layers, self.steps = maps, tables["layers"], tables["steps"]
         self.alphas = [name.removeprefix("score/") for name in maps if name.startswith("score/")]
         settings = manifest["settings"]
         n_layers, n = settings["n_layers"], settings["seq_len"]
@@ -112,13 +116,13 @@ class _Parts:
 
     def line_sections(self) -> Iterator[Section]:
         yield Section(
-            title="Theory against simulation",
+            title=gap_finding(self.layers),
             figure=rows_against_theory({a: self._last_row(a) for a in self.alphas}),
             caption="Scores of the last query for each key before it: dots are simulated, with two "
             "standard errors; lines are the mean field.",
         )
         yield Section(
-            title="Do nearer keys score higher?",
+            title=order_finding(self.layers),
             figure=steps_by_distance({a: self._steps(a) for a in self.alphas}),
             caption="The mean gain in score, over queries, of a key that is nearer by one. Above "
             "zero the scores increase towards the query. The lines are the mean field.",
@@ -146,6 +150,30 @@ class _Parts:
             errors=2 * of["se"].to_numpy(),
             theory=of["theory"].to_numpy(),
         )
+
+
+def gap_finding(layers: pd.DataFrame) -> str:
+    """Return how far theory is from the simulation in the worst layer.
+
+    Args:
+        layers: `layers.csv`.
+    """
+    worst = layers.iloc[int(layers["gap_rms"].to_numpy(float).argmax())]
+    where = f"L{worst['layer']:.0f} at alpha = {worst['alpha']:g}"
+    return f"Theory and simulation differ by {worst['gap_rms']:.1g} nats RMS at most, in {where}"
+
+
+def order_finding(layers: pd.DataFrame) -> str:
+    """Return in which layers nearer keys score higher at every distance, for each alpha.
+
+    Args:
+        layers: `layers.csv`.
+    """
+    parts = []
+    for alpha, rows in layers.groupby("alpha", sort=False):
+        at = rows[rows["verdict"] == "increasing"]["layer"]
+        parts.append(f"{numbered_layers(at) or 'none'} at alpha = {alpha:g}")
+    return f"Layers in which nearer keys score higher: {'; '.join(parts)}"
 
 
 def _numbers(table: pd.DataFrame) -> Section:
