@@ -4,10 +4,9 @@
 
 Draws seeded random mutants of `nope_probe/analyses` and `nope_probe/hooks`, writes each in turn
 into a copy of the tree, and runs the tests of the changed module until one fails: those of the same
-name first, then the nearest and smallest files of tests/analyses and tests/hooks whose imports lead
-to it. A mutant that all of them pass survives; a survivor is a missing test, or equivalent to the
-original. Docstrings, annotations, messages of errors and code that only draws a repr are left
-alone.
+name first, then the nearest files of tests/analyses and tests/hooks whose imports lead to it. A
+mutant that all of them pass survives; a survivor is a missing test, or equivalent to the original.
+Docstrings, annotations, messages of errors and code that only draws a repr are left alone.
 
 A mutant counts only where its tests gave a verdict: all passed, or one failed, whose name is
 printed and whose file passes on the unchanged copy. It does not count where time ran out.
@@ -40,7 +39,7 @@ from mutations import Mutant, mutants_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("analyses", "hooks")
-MOST_FILES = 4
+MOST_FILES = 8
 BASELINE_SECONDS = 600
 
 
@@ -69,11 +68,19 @@ class Outcome:
 
 
 def tests_of(module: Path, tree: Path) -> list[str]:
-    """Return test files of a module: by name first, then those whose imports lead to it."""
-    distance = _distances(_dotted(module, tree), tree)
+    """Return the nearest test files of a module.
+
+    First comes the one of its name, then those of the names of modules that import it, then others
+    whose imports lead to it: of its package first, by how many imports, the smallest first.
+    """
+    name = _dotted(module, tree)
+    distance = _distances(name, tree)
+    users = {f"test_{each.rsplit('.', 1)[-1]}" for each in _importers(tree).get(name, ())}
     found = [
         (
             path.stem != f"test_{module.stem}",
+            path.stem not in users,
+            package not in module.parts,
             distance[_dotted(path, tree)],
             path.stat().st_size,
             str(path.relative_to(tree)),
@@ -216,6 +223,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--n", type=int, default=50, help="how many mutants")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--skip", type=int, default=0, help="how many of them to pass over")
     parser.add_argument("--tree", type=Path, required=True, help="where the tree is copied to")
     parser.add_argument("--only", default="", help="mutate only modules whose path holds this")
     parser.add_argument("--timeout", type=float, default=300, help="seconds for one mutant's tests")
@@ -226,7 +234,7 @@ def main() -> None:
     tree = copied_tree(arguments.tree)
     drawn = draw(tree, arguments.n, arguments.seed, arguments.only)
     results: dict[str, Counter[str]] = {package: Counter() for package in PACKAGES}
-    for mutant in drawn:
+    for mutant in drawn[arguments.skip :]:
         started = time.monotonic()
         result, by = verdict(mutant, tree, arguments.timeout)
         place = mutant.path.relative_to(tree / "nope_probe")

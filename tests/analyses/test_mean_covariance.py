@@ -42,6 +42,17 @@ def test_means_spread_evenly_over_k_dimensions_have_ratio_k(dimensions: int):
     assert (ratio.value, ratio.low, ratio.high) == pytest.approx((dimensions,) * 3)
 
 
+@pytest.mark.parametrize("unit", [1e-3, 1e3])
+def test_the_ratio_and_whether_it_is_defined_do_not_depend_on_the_unit(unit: float):
+    torch.manual_seed(3)
+    means = torch.randn(N, 5).double() + 0.1 * torch.randn(FOLDS, N, 5).double()
+    ratio, scaled = participation_ratio(means), participation_ratio(unit * means)
+    assert 1 < ratio.low < ratio.value < ratio.high < 5
+    assert (scaled.value, scaled.low, scaled.high) == pytest.approx(
+        (ratio.value, ratio.low, ratio.high)
+    )
+
+
 def test_the_ratio_is_taken_between_different_folds():
     torch.manual_seed(1)
     line = torch.arange(N).double()[:, None] * torch.randn(1, 31).double()

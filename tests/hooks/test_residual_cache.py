@@ -16,6 +16,7 @@ from nope_probe.hooks.capture import capture_scores
 from nope_probe.hooks.forward import hooks_attached
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.residual_cache import ResidualCache, may_skip_blocks
+from nope_probe.models.load import load
 
 ModelOf = Callable[[str], tuple[Any, str]]
 SPECS = ("bridge:llama", "bridge:phi3", "bridge:gpt2", "hooked:smollm3-rope")
@@ -66,6 +67,21 @@ def test_a_removal_in_the_first_block_is_shared_with_its_like_alone(spec: str, m
             expected, before = capture(model), residuals.n_run
             assert same(capture(model, residuals), expected)
         assert residuals.n_run == before + n_run * N_BATCHES
+
+
+def test_a_pass_begins_behind_the_last_block_that_no_removal_changes():
+    model, residuals = load("parameter-free").model, ResidualCache()
+    vectors = torch.randn(7, 13, 64, generator=torch.Generator().manual_seed(3))
+    options: dict[str, Any] = {"n_folds": 3, "batch_size": 3}
+    capture_scores(model, vectors, residuals=residuals, **options)
+    before = residuals.n_run
+    for layer in range(4):
+        with ablated(model, Ablation(remove=["mask"], layers=[layer])):
+            expected = capture_scores(model, vectors, layers=[3], **options)
+            ours = capture_scores(model, vectors, layers=[3], residuals=residuals, **options)
+        assert same(ours, expected)
+        assert residuals.n_run == before + (4 - layer) * N_BATCHES
+        before = residuals.n_run
 
 
 def test_removed_position_embeddings_change_what_enters_every_block(bridge: Any):
