@@ -240,7 +240,10 @@ def main() -> None:
         place = mutant.path.relative_to(tree / "nope_probe")
         results[place.parts[0]][result] += 1
         took = f"{time.monotonic() - started:.0f} s"
-        print(f"{result:9} {place}:{mutant.line}: {mutant.what} ({by}; {took})", flush=True)
+        print(
+            f"{result:9} {place}:{mutant.line}:{mutant.column}: {mutant.what} ({by}; {took})",
+            flush=True,
+        )
     for package, counts in results.items():
         ended = counts["killed"] + counts["survived"]
         without = counts.total() - ended

@@ -39,6 +39,7 @@ class Mutant:
 
     path: Path
     line: int
+    column: int
     what: str
     source: str
 
@@ -51,7 +52,8 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
             changed = copy.deepcopy(tree)
             change(next(each for i, each in enumerate(_code(changed)) if i == index))
             source = ast.unparse(ast.fix_missing_locations(changed))
-            yield Mutant(path=path, line=getattr(node, "lineno", 0), what=what, source=source)
+            line, column = getattr(node, "lineno", 0), getattr(node, "col_offset", -1) + 1
+            yield Mutant(path=path, line=line, column=column, what=what, source=source)
 
 
 def _code(tree: ast.AST) -> Iterator[ast.AST]:

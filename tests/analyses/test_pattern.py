@@ -132,6 +132,10 @@ def test_locality_is_one_if_scores_rise_towards_the_query_and_minus_one_if_they_
 def test_locality_of_a_flat_pattern_is_zero_and_of_too_few_keys_undefined():
     assert float(locality(row_centred(torch.zeros(13, 13)))) == 0
     assert locality(row_centred(torch.zeros(7, 7))).isnan()
+    rising = torch.arange(13.0).repeat(13, 1)
+    for skip_keys, truth in ((4, 1.0), (5, NAN), (11, NAN)):  # the last query has 12 keys
+        found = float(locality(rising, skip_keys))
+        assert found == pytest.approx(truth, nan_ok=True)
 
 
 def test_monotonicity_counts_pairs_by_hand():

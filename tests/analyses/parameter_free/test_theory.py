@@ -155,6 +155,25 @@ def test_just_above_the_critical_alpha_ten_layers_increase_and_just_below_one_do
     assert below.min() < 0 < above.min()
 
 
+@pytest.mark.parametrize("n", [29, 31, 37])
+def test_a_critical_alpha_near_zero_is_where_the_smallest_step_changes_sign(n):
+    critical = critical_alphas(n, 3, tolerance=1e-4)[2]
+    assert 1e-3 < critical < 1e-2
+    around = critical + torch.tensor([-2e-4, 2e-4], dtype=torch.float64)
+    below, above = smallest_step(theory_scores(around, n, 3))[:, 2]
+    assert below < 0 < above
+
+
+def test_a_batch_of_batches_is_carried_matrix_by_matrix():
+    spec = ParameterFreeSpec(d_model=10, rope=True)
+    grams = expected_gram(ALPHAS[:4], 7, spec).view(2, 2, 7, 7)
+    together = list(steps(grams, 3, spec))
+    for index in (0, 1):
+        for batched, alone in zip(together, steps(grams[index], 3, spec), strict=True):
+            for ours, theirs in zip(batched, alone, strict=True):
+                torch.testing.assert_close(ours[index], theirs)
+
+
 def test_without_correlation_the_papers_layers_3_and_4_do_not_increase_near_the_diagonal():
     scores = theory_scores(torch.tensor([0.0]), 50, 4)[0]
     assert smallest_step(scores)[2:].tolist() == pytest.approx([-2.8e-4, -4.4e-4], abs=5e-6)
