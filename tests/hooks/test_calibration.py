@@ -10,7 +10,7 @@ from support.hooked_runs import hooks_left
 from support.stream_checkpoints import Recorded
 from support.tiny_models import tokens
 
-from nope_probe.hooks.calibration import calibrate
+from nope_probe.hooks.calibration import Calibration, calibrate
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.replacements import (
     norm_gain,
@@ -70,3 +70,11 @@ def test_calibrating_reports_progress_and_leaves_no_hook(bridge: Callable[[str],
     calibrate(bridge("llama"), tokens(23), batch_size=10, checkpoint=recorded)
     assert recorded.batches == [10, 10, 3]
     assert not hooks_left(bridge("llama"))
+
+
+def test_a_calibration_survives_as_tensors(bridge: Callable[[str], Any]) -> None:
+    for seed in (None, 3):
+        measured = calibrate(bridge("llama"), tokens(7), seed=seed)
+        again = Calibration.from_tensors(measured.to_tensors())
+        assert (again.c, again.c_random, again.seed) == (measured.c, measured.c_random, seed)
+        assert all(torch.equal(mean, again.means[name]) for name, mean in measured.means.items())
