@@ -70,3 +70,9 @@ def test_a_loss_by_hand() -> None:
     losses = token_losses(logits, torch.tensor([[0, 1, 0]]))
     expected = torch.tensor([[torch.tensor(1 + torch.e**-3).log(), torch.tensor(2.0).log()]])
     torch.testing.assert_close(losses, expected)
+
+
+@pytest.mark.usefixtures("unenforced")
+def test_every_sequence_of_tokens_needs_logits() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        token_losses(torch.zeros(2, 5, 7), torch.zeros(3, 5, dtype=torch.int64))
