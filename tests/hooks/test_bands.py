@@ -41,6 +41,13 @@ def test_bands_add_up_to_the_map(spec: str, batch_size: int, model_of: Callable[
     assert (added - whole).nan_to_num().abs().max() <= 1e-5 * whole.nan_to_num().abs().max()
 
 
+def test_by_default_the_folds_are_those_of_captured_scores(bridge: Callable[[str], Any]):
+    inputs = tokens(N_SEQS, N_POS, seed=3)
+    whole = capture_scores(bridge("llama"), inputs).folds[:, :1]
+    maps = capture_bands(bridge("llama"), inputs, [[tuple(range(10))]])
+    torch.testing.assert_close(maps[:, :, 0], whole, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
 def test_bands_add_up_to_the_map_to_1e_9_in_float64(tiny: Callable[[str], Any]):
     from nope_probe.models.load import load
 
