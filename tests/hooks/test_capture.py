@@ -1,6 +1,7 @@
 """Streamed score maps equal the mean of the scores, for any batch size and kind of model."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from support.hooked_runs import hooks_left
 from support.plain_states import agree, per_fold, plain_states
 from support.stream_checkpoints import Recorded, Stopped, Stopping
-from support.tiny_models import N_POS, tokens
+from support.tiny_models import CONFIGS, N_POS, randomised, tokenizer, tokens
 
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.capture import capture_scores
@@ -16,6 +17,7 @@ from nope_probe.hooks.folds import fold_counts
 from nope_probe.hooks.forward import hooks_attached
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.score_sums import ScoreSums
+from nope_probe.models.load import load
 
 ModelOf = Callable[[str], tuple[Any, str]]
 TinyOf = Callable[[str], Any]
@@ -123,6 +125,23 @@ def test_scores_that_a_user_rewrites_are_read_as_rewritten(
         assert agree(maps.folds, fold_means(scores))
 
 
+@pytest.mark.parametrize("n_heads", [1, 2, 3])
+def test_rewritten_scores_are_averaged_over_any_number_of_heads(
+    n_heads: int, inputs: torch.Tensor, tmp_path: Path
+) -> None:
+    config = CONFIGS["gpt2"]()
+    config.n_head, config.n_embd = n_heads, 7 * n_heads
+    randomised(config).save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    model = load(str(tmp_path)).model
+    points = [
+        (layer.point("attn.hook_attn_scores"), lambda s, hook: 2 * s) for layer in layers_of(model)
+    ]
+    with hooks_attached(points):
+        maps = capture_scores(model, inputs, n_folds=N_FOLDS)
+        assert agree(maps.folds, fold_means(cached_scores(model, inputs)))
+
+
 @pytest.mark.parametrize("point", ["attn.hook_q", "attn.hook_k", "attn.hook_rot_q"])
 def test_queries_and_keys_that_a_user_rewrites_are_read_as_rewritten(
     point: str, bridge: BridgeOf, inputs: torch.Tensor
@@ -137,8 +156,6 @@ def test_queries_and_keys_that_a_user_rewrites_are_read_as_rewritten(
 def test_half_precision_is_averaged_in_higher_precision(
     bridge: BridgeOf, tiny: TinyOf, inputs: torch.Tensor
 ) -> None:
-    from nope_probe.models.load import load
-
     half = load(str(tiny("llama").folder), dtype=torch.bfloat16).model
     cached = fold_means(cached_scores(half, inputs))
     point = layers_of(half)[0].point("attn.hook_pattern")
