@@ -1,7 +1,7 @@
 """Time the conditions of the default ablate run against fused forward passes, side by side.
 
     python benchmarks/ablate.py [--model rope-tiny] [--n-seqs 512]
-    python benchmarks/ablate.py --model random --seq-len 1024 --n-seqs 4 --batch-size 4
+    python benchmarks/ablate.py --model random --seq-len 1024 --n-seqs 8 --batch-size 4 --every 7
 
 Each condition stands between two passes of the same model in transformers, with SDPA, to the
 logits, so that a busy machine slows both; the ratio is the result. `random` is a model of 4 layers,
@@ -41,6 +41,8 @@ class Settings:
     n_seqs: int = 512
     seq_len: int = 64
     batch_size: int = 32
+    every: int = 1
+    """Time every so many conditions: more than one where a condition takes long."""
     json: bool = False
     """Print the rows as JSON."""
 
@@ -54,7 +56,8 @@ def main(settings: Settings) -> None:
     plain = partial(fused_passes, fused, tokens.split(settings.batch_size))
     plain()
     ratios = []
-    for index, condition in enumerate(plan.conditions):
+    timed = [*enumerate(plan.conditions)][:: settings.every]
+    for index, condition in timed:
         before = seconds(plain)
         runner = ConditionRunner(model, plan, options, RunCheckpoint())
         ours = seconds(partial(runner.condition, str(index), data, condition, gains))

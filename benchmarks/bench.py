@@ -28,6 +28,7 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
     "first_layers": ("--rounds=4",),
     "ablate": ("--n-seqs=256",),
     "growth": (),
+    "memory": ("--lengths", "1024", "--layers", "2"),
     "simulation": (),
 }
 QUICK: dict[str, tuple[str, ...]] = {
@@ -36,6 +37,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "first_layers": ("--rounds=1",),
     "ablate": ("--n-seqs=32",),
     "growth": ("--rounds=1",),
+    "memory": ("--lengths", "256", "--layers", "1", "--d-model", "256"),
     "simulation": ("--n-samples=20000", "--repeats=1"),
 }
 GPU = "python benchmarks/gpu.py"

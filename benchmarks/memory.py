@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import tyro
 from rounds import resident
+from rows import Row, row, show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,24 +38,36 @@ class Settings:
     """A model's name or folder; by default a random one is built."""
     only: bool = False
     """Run the first length and number of layers in this process, and print what it took."""
+    json: bool = False
+    """Print the rows as JSON."""
 
 
 def main(settings: Settings) -> None:
     if settings.only:
         print(json.dumps(measured(settings)))
         return
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         model = settings.model or build(settings, Path(folder, "model"))
-        print("| layers | tokens | model, MB | capture, MB | analysis, MB | analysis / capture |")
-        print("|---|---|---|---|---|---|")
         for n_layers in settings.layers:
             for length in settings.lengths:
-                found = alone(settings, model, n_layers, length)
-                print(
-                    f"| {n_layers} | {length} | {found['model']:.0f} | +{found['capture']:.0f} | "
-                    f"+{found['analysis']:.0f} | {found['share']:.0%} |",
-                    flush=True,
-                )
+                rows += rows_of(n_layers, length, alone(settings, model, n_layers, length))
+    show(rows, as_json=settings.json)
+
+
+def rows_of(n_layers: int, length: int, found: dict[str, float]) -> list[Row]:
+    """Return what a run took: memory above the model's, and the time of its analysis."""
+    work = f"ablate, 40 conditions, {n_layers} layers, {length:,} tokens"
+    unit, goal = "MB above the loaded model", "under 2,000"
+    share = row(
+        f"{work}: analysis ({found['analysis_wall']:.0f} s)",
+        [found["share"]],
+        "of its time",
+        against=f"its capture ({found['capture_wall']:.0f} s)",
+        goal="under 0.15",
+    )
+    parts = ("capture", "analysis")
+    return [*(row(f"{work}: {each}", [found[each]], unit, goal=goal) for each in parts), share]
 
 
 def build(settings: Settings, folder: Path) -> str:
@@ -83,7 +96,7 @@ def alone(settings: Settings, model: str, n_layers: int, length: int) -> dict[st
     chosen = asdict(settings) | {"lengths": [length], "layers": [n_layers], "model": model}
     flags = ["--only"]
     for name, value in chosen.items():
-        if name != "only":
+        if name not in ("only", "json"):
             flags += [f"--{name.replace('_', '-')}"]
             flags += [str(each) for each in (value if isinstance(value, list) else [value])]
     ended = subprocess.run(

@@ -36,18 +36,19 @@ def product_parts(
 
     Each is one matrix product; for whole rounds of folds, all are one batched product.
     """
+    # Both factors keep the positions in front: a transposing copy takes longer than the product.
     at_least_float32 = torch.promote_types(x.dtype, torch.float32)
     x, y = x.to(at_least_float32), y.to(at_least_float32)
     if dealt_in_rounds(fold_of, n_folds):
         left = rearrange(x, "(seq fold) pos width -> fold pos (seq width)", fold=n_folds)
-        right = rearrange(y, "(seq fold) pos width -> fold (seq width) pos", fold=n_folds)
-        return [(slice(None), left @ right)]
+        right = rearrange(y, "(seq fold) pos width -> fold pos (seq width)", fold=n_folds)
+        return [(slice(None), left @ right.mT)]
     parts: list[Part] = []
     for fold in fold_of.unique().tolist():
         ours = (fold_of == fold).nonzero().flatten().to(x.device)
         left = rearrange(x[ours], "seq pos width -> pos (seq width)")
-        right = rearrange(y[ours], "seq pos width -> (seq width) pos")
-        parts.append((fold, left @ right))
+        right = rearrange(y[ours], "seq pos width -> pos (seq width)")
+        parts.append((fold, left @ right.mT))
     return parts
 
 
@@ -65,14 +66,14 @@ def head_products(
     n_folds = len(totals)
     if dealt_in_rounds(fold_of, n_folds):
         left = rearrange(x, "(seq fold) pos h width -> (fold h) pos (seq width)", fold=n_folds)
-        right = rearrange(y, "(seq fold) pos h width -> (fold h) (seq width) pos", fold=n_folds)
-        return [(totals.flatten(0, 1), (left, right))]
+        right = rearrange(y, "(seq fold) pos h width -> (fold h) pos (seq width)", fold=n_folds)
+        return [(totals.flatten(0, 1), (left, right.mT))]
     products: list[tuple[Tensor, tuple[Tensor, Tensor]]] = []
     for fold in fold_of.unique().tolist():
         ours = (fold_of == fold).nonzero().flatten().to(x.device)
         left = rearrange(x[ours], "seq pos head width -> head pos (seq width)")
-        right = rearrange(y[ours], "seq pos head width -> head (seq width) pos")
-        products.append((totals[fold], (left, right)))
+        right = rearrange(y[ours], "seq pos head width -> head pos (seq width)")
+        products.append((totals[fold], (left, right.mT)))
     return products
 
 
