@@ -175,7 +175,7 @@ def _bar(name: str, across: Sequence[Extent], y: float, panel: Panel) -> dict[st
         f"{name}.ypad": 0,
         f"{name}.thickness": 8,
         f"{name}.tickvals": ticks,
-        f"{name}.ticktext": [f"{float(f'{tick:.2g}'):g}" for tick in ticks],
+        f"{name}.ticktext": [f"{float(f'{tick:.2g}') + 0.0:g}" for tick in ticks],  # + 0.0: no "-0"
         f"{name}.tickangle": 0,
         f"{name}.outlinewidth": 0,
         f"{name}.tickfont.size": 11,
