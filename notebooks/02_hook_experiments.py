@@ -89,8 +89,8 @@ display(seen["scores"].shape)  # [batch, head, query_pos, key_pos]
 # %% [markdown]
 # ## Stages (a) to (i) of a block
 #
-# The paper's Figure 3. In a live figure, hover over a cell for query, key and value; the buttons
-# switch between the maps and what is left of them when each diagonal's mean is taken off.
+# The paper's Figure 3. In a live figure, hover over a cell for query, key and value; the menu
+# chooses the maps, their cosines, or the maps less the mean of each diagonal.
 
 # %%
 intact = capture_stages(model, tokens, layer=0)

@@ -116,7 +116,7 @@ def _panels(curves: Mapping[str, Curves], *, title: str, x_title: str, y_title: 
     place(figure, title, titles, wide, narrow)
     for layer, found in enumerate(ranges):
         if found is not None:
-            middle = {"tickvals": [sum(found) / 2], "tickformat": ".3f"}  # the rest is noise
+            middle = {"tickvals": [sum(found) / 2], "tickformat": ".3~f"}  # the rest is noise
             figure.update_layout({f"yaxis{axis(layer)}": {"range": list(found), **middle}})
         if layer:
             figure.update_layout({f"xaxis{axis(layer)}": {"matches": "x"}})
