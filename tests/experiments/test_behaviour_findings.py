@@ -24,10 +24,10 @@ def test_the_removal_that_raises_the_loss_most_is_named() -> None:
         difference("loss_suffix", "mlp", np.nan, np.nan, np.nan),
     ]
     assert findings.difference_finding(pd.DataFrame(rows)) == (
-        "Without the causal mask the loss rises most: +2 nats"
+        "Without the causal mask the suffix's loss rises most: +2 nats"
     )
     assert findings.difference_finding(pd.DataFrame(rows[3:])) == (
-        "No removal raises the loss beyond the noise"
+        "No removal raises the suffix's loss beyond the noise"
     )
     assert findings.difference_finding(pd.DataFrame(rows[:1])) == (
         "Without the causal mask the order rises most: +9 nats"
