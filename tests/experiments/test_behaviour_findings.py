@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 from nope_probe.experiments.behaviour import findings
+from nope_probe.experiments.behaviour.summary import headline
 
 
 def cells(column: str, value: float, low: float, high: float) -> dict[str, float]:
@@ -79,6 +80,11 @@ def test_position_is_readable_where_the_interval_ends_below_chance() -> None:
     )
     noisy = table.assign(distance_high=9.5)
     assert "cannot be read" in findings.decodability_finding(noisy)
+    behaviour = pd.DataFrame(columns=["measure", "condition", "value", "difference"])
+    for rows, said in ((table, "can be read"), (noisy, "cannot be read")):
+        tables = {"behaviour": behaviour, "decodability": rows}
+        [sentence] = headline({"model": {"name": "m"}}, tables)
+        assert sentence.startswith(f"Position {said} from the residual stream of m ")
 
 
 def test_correlations_over_all_layers_head_the_bridge() -> None:
