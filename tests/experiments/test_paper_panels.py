@@ -109,7 +109,10 @@ def test_another_model_is_drawn_beside_the_panel_and_not_subtracted() -> None:
     ("ours", "heading"),
     [
         ([[[2.0, 1.5]] * 2] * 2, "Figure 2, group: within one colour step of the paper's"),
-        ([[[2.0, 1.5]] * 2, [[9.0, 2.0]] * 2], "Figure 2, group: 1 of 2 panels agree with the"),
+        (
+            [[[2.0, 1.5]] * 2, [[9.0, 2.0]] * 2],
+            "Figure 2, group: 1 of 2 panels agree with the paper's within noise",
+        ),
     ],
 )
 def test_a_heading_says_how_many_panels_agree(ours: list[Any], heading: str) -> None:

@@ -115,7 +115,7 @@ def _heading(lead: str, found: Sequence[Agreement]) -> str:
     if all(each.within_one == 1 for each in found):
         return f"{lead}: within one colour step of the paper's"
     agree = sum(each.agrees for each in found)
-    return f"{lead}: {agree} of {len(found)} panels agree with the paper's"
+    return f"{lead}: {agree} of {len(found)} panels agree with the paper's within noise"
 
 
 def _caption(pairs: Sequence[Pair], found: Sequence[Agreement]) -> str:
