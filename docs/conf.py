@@ -18,6 +18,7 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
+    "command_lexer",
     "site_directives",
 ]
 exclude_patterns = ["_static", "images"]

@@ -14,6 +14,7 @@ from nope_probe.hooks.maps import diagonal_normalised
 
 OUT = Path(__file__).parent / "images" / "concepts"
 N, CELL, LEFT, TOP, GAP = 16, 11, 34, 30, 56
+SCORES = ("key position", "query position")
 TEXT = 'font-family="system-ui, sans-serif" fill="#222"'
 
 
@@ -43,10 +44,10 @@ def main() -> None:
         "sources": sources(i, j),
         "players": removals(near),
         "mean_term": mean_and_covariance(i, j),
-        "gram": grams(),
     }
     for name, maps in pictures.items():
         draw(name, maps)
+    draw("gram", grams(), ("position", "position"))
 
 
 def amplitudes(near: Tensor) -> dict[str, Tensor]:
@@ -125,13 +126,13 @@ def lower(scores: Tensor) -> Tensor:
     return scores.where(torch.ones(N, N).tril(-1).bool(), torch.nan)
 
 
-def draw(name: str, maps: dict[str, Tensor]) -> None:
+def draw(name: str, maps: dict[str, Tensor], axes: tuple[str, str] = SCORES) -> None:
     """Write maps side by side as an SVG; colours are centred on zero and share one scale."""
     side = N * CELL
     width, height = LEFT + len(maps) * (side + GAP), TOP + side + 26
     limit = max(values[values.isfinite()].abs().max().item() for values in maps.values())
     panels = "\n".join(
-        panel(title, values / limit, LEFT + at * (side + GAP))
+        panel(title, values / limit, LEFT + at * (side + GAP), axes)
         for at, (title, values) in enumerate(maps.items())
     )
     size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
@@ -143,7 +144,7 @@ def draw(name: str, maps: dict[str, Tensor]) -> None:
     )
 
 
-def panel(title: str, values: Tensor, x: int) -> str:
+def panel(title: str, values: Tensor, x: int, axes: tuple[str, str]) -> str:
     """Return one map with its title and axes; values are -1 to 1, NaN cells stay empty."""
     side = N * CELL
     cells = "\n".join(
@@ -157,9 +158,9 @@ def panel(title: str, values: Tensor, x: int) -> str:
         f'<text x="{x}" y="{TOP - 10}" {TEXT} font-size="13" font-weight="600">{title}</text>\n'
         f'{cells}\n<rect x="{x}" y="{TOP}" width="{side}" height="{side}" fill="none" '
         f'stroke="#bbb"/>\n<text x="{x + side / 2}" y="{TOP + side + 17}" text-anchor="middle" '
-        f'{TEXT} font-size="11">key position</text>\n<text transform="translate({x - 10} '
+        f'{TEXT} font-size="11">{axes[0]}</text>\n<text transform="translate({x - 10} '
         f'{TOP + side / 2}) rotate(-90)" text-anchor="middle" {TEXT} font-size="11">'
-        "query position</text>"
+        f"{axes[1]}</text>"
     )
 
 

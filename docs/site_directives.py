@@ -21,7 +21,7 @@ class PublicNames(SphinxDirective):
         package = importlib.import_module(self.arguments[0])
         public = [f"{package.__name__}.{name}" for name in package.__all__]
         public = [path for path in public if not isinstance(named(path), ModuleType)]
-        overview = ["| name | |", "|---|---|", *map(overview_row, public), ""]
+        overview = ["| name | what it does |", "|---|---|", *map(overview_row, public), ""]
         return self.parse_text_to_nodes("\n".join([*overview, *map(autodoc, public)]))
 
 

@@ -89,11 +89,12 @@ display(seen["scores"].shape)  # [batch, head, query_pos, key_pos]
 # %% [markdown]
 # ## Stages (a) to (i) of a block
 #
-# The paper's Figure 3. In a live figure, hover over a cell for query, key and value; the buttons
-# switch between the maps and what is left of them when each diagonal's mean is taken off.
+# The paper's Figure 3. In a live figure, hover over a cell for query, key and value; the menu
+# chooses the maps, their cosines, or the maps less the mean of each diagonal.
 
 # %%
-intact = capture_stages(model, tokens, layer=0)
+start = tokens[:, :26]  # fewer positions keep the notebook small
+intact = capture_stages(model, start, layer=0)
 display(intact)
 figures.circuit(intact, layer=0)
 
@@ -104,7 +105,7 @@ figures.circuit(intact, layer=0)
 
 # %%
 with ablated(model, Ablation(remove=["mask"])):
-    without = capture_stages(model, tokens, layer=0)
+    without = capture_stages(model, start, layer=0)
     scores_without = capture_scores(model, tokens, documents=data.documents)
 figures.circuit(without, layer=0, removed=["mask"], reference=intact)
 

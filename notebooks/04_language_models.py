@@ -117,7 +117,7 @@ pd.DataFrame(
 # ## Without RoPE, little of the pattern is left
 #
 # The first block of the model with RoPE, after RoPE is removed in every layer: its stages from the
-# input to the next block's scores. In a live figure, buttons switch to the change against the
+# input to the next block's scores. In a live figure, the menu chooses the change against the
 # intact model.
 
 # %%

@@ -36,7 +36,9 @@ def offset_finding(offsets: pd.DataFrame) -> str:
         step = near[0] - far[0]
         if (near[1] > far[2] or near[2] < far[1]) and abs(step) > largest[0]:
             side = "above" if step > 0 else "below"
-            text = f"in L{layer} near keys score {abs(step):.2g} nats {side} far ones"
+            text = (
+                f"in L{layer} the nearest quarter scores {abs(step):.2g} nats {side} the farthest"
+            )
             largest = abs(step), text
     return f"{title}: {largest[1]}"
 

@@ -225,8 +225,10 @@ def differences(table: pd.DataFrame, titles: Mapping[str, str]) -> go.Figure:
                 _difference_dot(rows[rows["condition"] == condition], condition, panel)
             )
     height = max(120, 22 * len(conditions))
-    wide = Grid(columns=4, panel=height, shared_y=True, left=130, bottom=40, row_gap=70)
-    narrow = replace(wide, columns=2, left=110, gap=0.1)
+    wide = Grid(
+        columns=min(4, len(shown)), panel=height, shared_y=True, left=130, bottom=40, row_gap=70
+    )
+    narrow = replace(wide, columns=min(2, len(shown)), left=110, gap=0.1)
     heading = "What each removal changes, less the intact model"
     place(figure, heading, [titles[name] for name in shown], wide, narrow)
     names = [removed(each) for each in reversed(conditions)]

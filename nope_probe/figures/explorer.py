@@ -111,9 +111,9 @@ class Explorer:
             "measures": [_measure(name) for name in MEASURES],
             "operations": self._operations(),
             "flows": {"wide": _flow(wide()), "narrow": _flow(narrow())},
-            "removed": sum(1 << list(self.players).index(name) for name in self.removed),
+            "removed": self._combination(),
             "layer": self.layer,
-            "panel": FIRST[self.views[0].kind],
+            "panel": self._first_panel(),
             "views": views,
         }
         return Template(_asset("html")).substitute(
@@ -145,6 +145,17 @@ class Explorer:
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror or error}") from error
         return path
+
+    def _combination(self) -> int:
+        """Return the number of the combination that is shown at first."""
+        return sum(1 << list(self.players).index(name) for name in self.removed)
+
+    def _first_panel(self) -> int:
+        """Return the first panel that what is removed at first changes, where anything is."""
+        view = self.views[0]
+        intact, shown = view.maps[0, self.layer], view.maps[self._combination(), self.layer]
+        changes = np.abs(np.nan_to_num(shown - intact)).max(axis=(1, 2)) > 0
+        return int(changes.argmax()) if changes.any() else FIRST[view.kind]
 
     def _operations(self) -> dict[str, list[tuple[str, str | None]]]:
         """Return each arrow's operations, without those that the model does not have."""

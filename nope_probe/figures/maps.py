@@ -102,7 +102,9 @@ def _side_by_side(
         if each:
             figure.layout[at].colorbar.update(tickvals=[float(scale.mean())], tickformat=".3f")
     patch(figure, _bars_below(wide, len(names)))
-    keep(figure, narrow={**figure.layout.meta["narrow"], **_bars_below(narrow, len(names))})
+    few = {f"{at}.colorbar.nticks": 2 for at in axes}  # a phone's bars have no room for more
+    bars_below = {**_bars_below(narrow, len(names)), **few}
+    keep(figure, narrow={**figure.layout.meta["narrow"], **bars_below})
     return figure
 
 
@@ -235,7 +237,7 @@ def _bars_below(grid: Grid, panels: int) -> dict[str, object]:
         keys |= {f"{bar}.x": sum(x) / 2, f"{bar}.xanchor": "center", f"{bar}.len": long}
         keys |= {f"{bar}.lenmode": "fraction", f"{bar}.yref": "paper", f"{bar}.y": y[0] - drop}
         keys |= {f"{bar}.yanchor": "top", f"{bar}.ypad": 0, f"{bar}.nticks": 3}
-        keys |= {f"{bar}.title.text": "", f"{bar}.ticksuffix": " nat"}
+        keys |= {f"{bar}.title.text": "", f"{bar}.ticksuffix": " nat", f"{bar}.tickangle": 0}
         keys |= {f"{bar}.showticksuffix": "last"}
     return keys
 
@@ -260,6 +262,8 @@ def _place_maps(
     narrow = replace(wide, columns=min(2, n), panel=145 if n > 1 else 300, left=50)
     place(figure, title, panels, wide, narrow)
     figure.update_layout(plot_bgcolor=BLANK)
+    if not bars:
+        figure.layout.coloraxis.colorbar.update(x=0.5, xanchor="center")  # below the maps
     square = {"constrain": "domain", "showgrid": False, "zeroline": False}
     down = {**square, "autorange": "reversed", "constraintoward": "top"}
     for at in (axis(index) for index in range(n)):

@@ -73,12 +73,14 @@ def panel_groups(groups: Sequence[Sequence[Panel]], *, title: str) -> go.Figure:
     figure.update_layout({f"coloraxis{axis(i)}": _coloraxis(p) for i, p in enumerate(panels)})
     columns = max(size, size * min(len(groups), ACROSS // size))
     wide = _grid(columns, int(min(330, WIDTH * (1 - GAP * (columns - 1)) / columns)), shared)
-    narrow = replace(wide, columns=min(size, 3), panel=300 // min(size, 3), left=40)
+    narrow = replace(wide, columns=min(size, 3), panel=300 // min(size, 3), left=50)
     place(figure, title, [panel.name for panel in panels], wide, narrow)
     figure.update_annotations(font={"size": 12})
     _share_axes(figure, len(panels))
     patch(figure, _bars(panels, size, wide, shared))
-    keep(figure, narrow={**figure.layout.meta["narrow"], **_bars(panels, size, narrow, shared)})
+    few = {f"{xy}axis{axis(i)}.nticks": 3 for i in range(len(panels)) for xy in "xy"}
+    bars = _bars(panels, size, narrow, shared)
+    keep(figure, narrow={**figure.layout.meta["narrow"], **bars, **few})
     return figure
 
 
@@ -175,7 +177,7 @@ def _bar(name: str, across: Sequence[Extent], y: float, panel: Panel) -> dict[st
         f"{name}.ypad": 0,
         f"{name}.thickness": 8,
         f"{name}.tickvals": ticks,
-        f"{name}.ticktext": [f"{float(f'{tick:.2g}'):g}" for tick in ticks],
+        f"{name}.ticktext": [f"{float(f'{tick:.2g}') + 0.0:g}" for tick in ticks],  # + 0.0: no "-0"
         f"{name}.tickangle": 0,
         f"{name}.outlinewidth": 0,
         f"{name}.tickfont.size": 11,

@@ -29,7 +29,7 @@ def band_amplitudes(table: pd.DataFrame) -> go.Figure:
     layers = _layers(table)
     for panel, layer in enumerate(layers):
         figure.add_trace(_bars(table[table["layer"] == layer], panel))
-    _place(figure, layers, "The positional pattern by RoPE band", "wavelength, positions", 120)
+    _place(figure, layers, "The positional pattern by RoPE band", "wavelength, positions", 120, 50)
     zoom_together(figure, len(layers))
     _keep_flat(figure, table, "amplitude")
     return figure
@@ -115,15 +115,18 @@ def _layers(table: pd.DataFrame) -> list[int]:
     return sorted({int(layer) for layer in table["layer"]})
 
 
-def _place(figure: go.Figure, layers: list[int], title: str, x_title: str, bottom: int) -> None:
+def _place(
+    figure: go.Figure, layers: list[int], title: str, x_title: str, bottom: int, ticks: int = 0
+) -> None:
+    """Place a panel per layer; its x axis's tick labels may stand on end, `ticks` px high."""
     names = [f"L{layer}" for layer in layers]
     wide = Grid(
         columns=min(COLUMNS, len(layers)),
         panel=200,
-        row_gap=90,
+        row_gap=90 + ticks,
         bottom=bottom,
         x_title=x_title,
         y_title="nats",
     )
-    narrow = replace(wide, columns=1, panel=160, row_gap=80, left=50)
+    narrow = replace(wide, columns=1, panel=160, row_gap=80 + ticks, left=50)
     place(figure, title, names, wide, narrow)

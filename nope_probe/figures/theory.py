@@ -14,7 +14,9 @@ from nope_probe.figures.captures import Layers, ScoreMapsLike
 from nope_probe.figures.grid import Grid, axis, keep, place
 from nope_probe.figures.maps import MAX_POSITIONS, score_maps
 from nope_probe.figures.noise import FLAT_WORDS, NOISE_ERRORS, NOISE_NATS, widened
-from nope_probe.figures.style import SEQUENTIAL, ZERO
+from nope_probe.figures.style import ZERO
+
+LINES = ["#7d6be0", "#1d87c9", "#2b9a58"]  # between them, all show on paper and on dark screens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +95,7 @@ def steps_by_distance(curves: Mapping[str, Curves]) -> go.Figure:
     figure = _panels(
         curves,
         title="Mean step of the score towards the query",
-        x_title="distance of the key from the query",
+        x_title="distance i - j",
         y_title="step, nats",
     )
     return figure.update_yaxes(zeroline=True, zerolinecolor=ZERO)
@@ -101,7 +103,7 @@ def steps_by_distance(curves: Mapping[str, Curves]) -> go.Figure:
 
 def _panels(curves: Mapping[str, Curves], *, title: str, x_title: str, y_title: str) -> go.Figure:
     n_layers = len(next(iter(curves.values())).values)
-    colours = sample_colorscale(SEQUENTIAL, list(np.linspace(0.1, 0.75, max(2, len(curves)))))
+    colours = sample_colorscale(LINES, list(np.linspace(0, 1, max(2, len(curves)))))
     figure = go.Figure()
     for (name, each), colour in zip(curves.items(), colours, strict=False):
         for layer in range(n_layers):
@@ -114,7 +116,8 @@ def _panels(curves: Mapping[str, Curves], *, title: str, x_title: str, y_title: 
     place(figure, title, titles, wide, narrow)
     for layer, found in enumerate(ranges):
         if found is not None:
-            figure.update_layout({f"yaxis{axis(layer)}": {"range": list(found)}})
+            middle = {"tickvals": [sum(found) / 2], "tickformat": ".3~f"}  # the rest is noise
+            figure.update_layout({f"yaxis{axis(layer)}": {"range": list(found), **middle}})
         if layer:
             figure.update_layout({f"xaxis{axis(layer)}": {"matches": "x"}})
     return figure

@@ -14,6 +14,6 @@ def explorer_section(explorer: Explorer | None) -> Iterator[Section]:
         yield Section(
             title="Try it: switch components off",
             html=explorer.frame(),
-            caption="All maps and numbers are those of the run: nothing is computed in the "
-            "browser, and nothing is loaded.",
+            caption="All maps and numbers were computed by the run and are in this page: the "
+            "browser computes nothing and loads nothing.",
         )

@@ -30,10 +30,12 @@ class Listing:
     Attributes:
         columns: the heading of each column.
         rows: a cell for each column.
+        labelled: whether a phone, which shows cells below each other, shows their columns' names.
     """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
+    labelled: bool = False
 
     def html(self) -> str:
         """Return the listing as HTML.
@@ -44,11 +46,17 @@ class Listing:
             '<tr><td><a href="figure2/report.html">Figure 2</a></td></tr></tbody></table>'
         """
         head = "".join(f'<th scope="col">{escape(each)}</th>' for each in self.columns)
-        rows = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in self.rows)
+        rows = "".join(f"<tr>{self._cells(row)}</tr>" for row in self.rows)
         return f'<table class="listing"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
 
+    def _cells(self, row: Sequence[Cell]) -> str:
+        """Return a row's cells; the first is its heading and has no label."""
+        labels = ["", *self.columns[1:]] if self.labelled else [""] * len(row)
+        return "".join(map(_cell, row, labels))
 
-def _cell(cell: Cell) -> str:
+
+def _cell(cell: Cell, label: str) -> str:
+    opened = f'<td data-label="{escape(label)}">' if label else "<td>"
     if isinstance(cell, Link):
-        return f'<td><a href="{escape(cell.href)}">{escape(cell.text)}</a></td>'
-    return f"<td>{escape(cell)}</td>"
+        return f'{opened}<a href="{escape(cell.href)}">{escape(cell.text)}</a></td>'
+    return f"{opened}{escape(cell)}</td>"

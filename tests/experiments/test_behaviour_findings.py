@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 from nope_probe.experiments.behaviour import findings
+from nope_probe.experiments.behaviour.summary import headline
 
 
 def cells(column: str, value: float, low: float, high: float) -> dict[str, float]:
@@ -24,10 +25,10 @@ def test_the_removal_that_raises_the_loss_most_is_named() -> None:
         difference("loss_suffix", "mlp", np.nan, np.nan, np.nan),
     ]
     assert findings.difference_finding(pd.DataFrame(rows)) == (
-        "Without the causal mask the loss rises most: +2 nats"
+        "Without the causal mask the suffix's loss rises most: +2 nats"
     )
     assert findings.difference_finding(pd.DataFrame(rows[3:])) == (
-        "No removal raises the loss beyond the noise"
+        "No removal raises the suffix's loss beyond the noise"
     )
     assert findings.difference_finding(pd.DataFrame(rows[:1])) == (
         "Without the causal mask the order rises most: +9 nats"
@@ -79,6 +80,11 @@ def test_position_is_readable_where_the_interval_ends_below_chance() -> None:
     )
     noisy = table.assign(distance_high=9.5)
     assert "cannot be read" in findings.decodability_finding(noisy)
+    behaviour = pd.DataFrame(columns=["measure", "condition", "value", "difference"])
+    for rows, said in ((table, "can be read"), (noisy, "cannot be read")):
+        tables = {"behaviour": behaviour, "decodability": rows}
+        [sentence] = headline({"model": {"name": "m"}}, tables)
+        assert sentence.startswith(f"Position {said} from the residual stream of m ")
 
 
 def test_correlations_over_all_layers_head_the_bridge() -> None:

@@ -142,6 +142,9 @@ def test_a_circuits_explorer_runs_no_more_sequences_than_it_may() -> None:
     assert list(found.players) == ["mask", "w_q", "w_k", "w_o", "w_v"]
     assert found.removed == ["w_o"]
     assert found.note.startswith("Means over 4 sequences of 13 positions.")
+    assert found.note.endswith(
+        "There is no switch for the norms' weights: removed in the figures below, intact here."
+    )
     with ablated(model, Ablation(remove=["w_o"]), calibrate(model, vectors.inputs[:4])):
         stages = capture_stages(model, vectors.inputs[:4], layer=0, n_folds=4)
     shown = found.views[0].maps[8, 0, LETTERS.index("d")]

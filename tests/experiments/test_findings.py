@@ -211,6 +211,8 @@ def test_bands_and_distances() -> None:
             for at, each in enumerate(falling)
         ]
     )
-    assert offset_finding(offsets).endswith("in L0 near keys score 2 nats above far ones")
+    assert offset_finding(offsets).endswith(
+        "in L0 the nearest quarter scores 2 nats above the farthest"
+    )
     wide = offsets.assign(mean_low=-9.0, mean_high=9.0)
     assert offset_finding(wide).endswith("near and far keys are not distinguishable")

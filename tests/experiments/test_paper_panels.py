@@ -1,6 +1,7 @@
 """Published panels against ours: their numbers, the difference in colour steps, the pages."""
 
 import json
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from nope_probe.experiments.paper.agreement import (
     resampled,
     verdict,
 )
+from nope_probe.experiments.paper.claim import Claim
+from nope_probe.experiments.paper.figure import verdicts
 from nope_probe.experiments.paper.index import run_all
-from nope_probe.experiments.paper.page import pairs_figure
+from nope_probe.experiments.paper.page import figure_page, pairs_figure
 from nope_probe.experiments.paper.pairs import pairs_of
 from nope_probe.experiments.paper.panels import Panel, published
 from nope_probe.experiments.paper.settings import (
@@ -100,6 +103,35 @@ def test_another_model_is_drawn_beside_the_panel_and_not_subtracted() -> None:
     assert shown.steps is None
     assert agreements([shown]) == []
     assert [each.name for each in pairs_figure([shown], "title").data] == ["paper, layer 1", "ours"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "heading"),
+    [
+        ([[[2.0, 1.5]] * 2] * 2, "Figure 2, group: within one colour step of the paper's"),
+        (
+            [[[2.0, 1.5]] * 2, [[9.0, 2.0]] * 2],
+            "Figure 2, group: 1 of 2 panels agree with the paper's within noise",
+        ),
+    ],
+)
+def test_a_heading_says_how_many_panels_agree(ours: list[Any], heading: str) -> None:
+    pairs = [pair([[1.0, 2.0]] * 2, each) for each in ours]
+    claims = [("", Claim(paper="it rises", reproduced=False, evidence="0"))]
+    html = figure_page("figure2", claims, pairs, {}, {"headline": [], "notes": []})
+    assert heading in unescape(html)
+
+
+def test_the_headline_names_the_claims_that_do_not_hold() -> None:
+    claims = [
+        ("", Claim(paper=name, reproduced=name == "b", evidence="")) for name in ("a", "b", "c")
+    ]
+    assert verdicts(claims) == [
+        "Reproduced: 1 of 3 claims of the paper.",
+        "Not reproduced: a; c.",
+    ]
+    assert verdicts(claims[1:2]) == ["Reproduced: 1 of 1 claims of the paper."]
+    assert verdicts([]) == []
 
 
 def test_a_map_resampled_to_fewer_pixels_keeps_a_constant_and_its_mean() -> None:

@@ -188,7 +188,7 @@ def test_the_rule_for_windows_and_the_bos_policy_reach_a_data_set(
 def test_the_report_is_offline_and_has_a_heat_map_of_the_heads(done: Path):
     page = (done / "report.html").read_text()
     assert "Diagonal-normalised scores" in page
-    assert "Each head: amplitude" in page
+    assert re.search(r'<details class="fold"><summary><h2[^>]*>Heads: amplitude', page)
     assert 'src="http' not in page
 
 

@@ -265,7 +265,8 @@ CIRCUIT = {"layer": 1, "model": {"name": "m"}, "removed": [], "absent": {}}
 def test_an_inversion_is_named_only_if_intervals_are_on_opposite_sides_of_zero() -> None:
     up, down, unsure = (0.9, 0.8, 0.95), (-0.2, -0.3, -0.1), (0.1, -0.1, 0.3)
     assert circuit_headline(CIRCUIT, stages(f=up, g=down, h=up)) == [
-        "In L1 of m, near keys have larger values at (f) (h); far keys have larger values at (g).",
+        "In L1 of m, near keys have larger values at (f) and (h); "
+        "far keys have larger values at (g).",
         "The rank correlation of a value with its key's position is +0.90 at (f), -0.20 at (g), "
         "+0.90 at (h): the positional pattern is inverted at (g), after the FFN, and restored at "
         "(h), after the next norm.",

@@ -300,6 +300,14 @@ def test_an_explorer_begins_with_what_a_run_removed(tmp_path: Path) -> None:
     assert re.findall(r'data-player="(\w+)"[^>]*aria-pressed="false"', elements) == ["mask", "ov"]
 
 
+def test_an_explorer_opens_on_the_first_stage_that_its_removals_change() -> None:
+    stages = view("circuit")
+    stages.maps[1, :, :4] = stages.maps[0, :, :4]  # the mask changes nothing before (e)
+    stages.maps[1, :, 1, 0, 1] = np.nan  # and what it uncovers is no change
+    opens = [explorer(views=(stages,), removed=each).html() for each in ([], ["mask"], ["rope"])]
+    assert [re.findall(r'"panel":(\d+),"views"', html) for html in opens] == [["1"], ["4"], ["0"]]
+
+
 @needs_chromium
 def test_an_explorer_is_used_by_keyboard_alone(tmp_path: Path) -> None:
     page = tmp_path / "page.html"

@@ -56,6 +56,7 @@ def test_maps_name_query_down_key_right_and_nats() -> None:
         assert figure.layout.title.text
         for word in ("query", "key", "nat"):
             assert word in figure.data[0].hovertemplate
+    assert (bar.x, bar.xanchor) == (0.5, "center")  # of the terms: below all of them
 
 
 def test_positions_count_from_zero_and_pooled_cells_are_at_their_blocks_middle() -> None:

@@ -38,6 +38,12 @@ def test_groups_on_scales_of_their_own_have_bars_of_their_own() -> None:
     assert list(figure.layout.coloraxis4.colorbar.ticktext) == ["0", "1.5", "3"]
 
 
+def test_a_scale_from_minus_zero_begins_at_zero() -> None:
+    panel = Panel(name="a", values=np.ones((3, 3)), low=-0.0, high=1.0)
+    bar = panel_groups([[panel]], title="title").layout.coloraxis.colorbar
+    assert list(bar.ticktext) == ["0", "0.5", "1"]
+
+
 def test_a_map_of_fewer_cells_spans_all_positions() -> None:
     panel = Panel(name="pooled", values=np.zeros((4, 4)), low=0.0, high=1.0, positions=40)
     (heat,) = panel_groups([[panel]], title="title").data

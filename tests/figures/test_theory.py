@@ -59,6 +59,7 @@ def test_curves_of_noise_are_drawn_flat_and_say_so() -> None:
     figure = rows_against_theory({"alpha=0": curves})
     low, high = figure.layout.yaxis.range
     assert (high - low, (high + low) / 2) == pytest.approx((10 * 8 * 1e-3, 1))
+    assert figure.layout.yaxis.tickvals == pytest.approx((1,))
     assert figure.layout.yaxis2.range is None
     assert [each.text for each in figure.layout.annotations] == [
         "L0: flat, within noise",

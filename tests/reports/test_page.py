@@ -20,6 +20,7 @@ from nope_probe.experiments.ablation.player_sections import conjunction_note
 from nope_probe.figures.explorer import Explorer, SwitchedMaps
 from nope_probe.figures.maps import term_maps
 from nope_probe.figures.words import MEASURES
+from nope_probe.reports.listing import Listing
 from nope_probe.reports.page import Section, page, positions
 
 INTACT = "mask+rope+w_q+w_k+w_o+w_v"
@@ -352,3 +353,8 @@ def test_a_report_shows_its_explorer_first_in_a_frame_that_is_as_high_as_it(tmp_
     elements = opened(html.replace("</body>", script), tmp_path, height=12000)
     assert 'data-removed="1"' in elements
     assert int(re.findall(r'data-missing="(-?\d+)"', elements)[0]) <= 0
+
+
+def test_a_phone_shows_the_name_of_each_cells_column() -> None:
+    listing = Listing(columns=("what", "<of>"), rows=[("a", "1")], labelled=True)
+    assert '<tr><td>a</td><td data-label="&lt;of&gt;">1</td></tr>' in listing.html()

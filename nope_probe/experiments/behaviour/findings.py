@@ -12,7 +12,7 @@ from nope_probe.figures.behaviour import removed
 from nope_probe.figures.words import phrase
 
 INTACT = "intact"
-LEADING = ("loss_suffix", "loss")  # what the heading of all differences is about
+LEADING = {"loss_suffix": "suffix's loss", "loss": "loss"}  # what the heading is about, if measured
 NOISE = "not distinguishable from noise"
 
 
@@ -22,7 +22,7 @@ def difference_finding(behaviour: pd.DataFrame) -> str:
     measured = set(known["measure"])
     name = next(each for each in (*LEADING, *QUANTITIES) if each in measured)
     about, rows = QUANTITIES[name], known[known["measure"] == name]
-    label = "loss" if name in LEADING else about.label
+    label = LEADING.get(name, about.label)
     clear = rows[rows["difference_low"] > 0]
     if clear.empty:
         return f"No removal raises the {label} beyond the noise"

@@ -70,6 +70,11 @@ def _position_sentence(name: str, table: pd.DataFrame) -> str:
     if rows.empty:
         return ""
     best = rows.sort_values("distance").iloc[0]
+    if not best["distance_high"] < best["chance"]:
+        return (
+            f"Position cannot be read from the residual stream of {name} beyond chance "
+            f"({best['chance']:.1f} positions)."
+        )
     text = (
         f"Position can be read from the residual stream of {name} to within "
         f"{interval_text(interval_of(best, 'distance'), '.1f')} positions (L{best['layer']:.0f}; "

@@ -9,7 +9,9 @@ from nope_probe.analyses.shapley import player_set
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.explore.run import CombinationRunner, ExplorerOptions, note_on
 from nope_probe.experiments.explore.views import stage_view
+from nope_probe.experiments.wording import listed
 from nope_probe.figures.explorer import Explorer
+from nope_probe.figures.words import phrase
 from nope_probe.hooks.components import components
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.protocols import HookedModel
@@ -53,8 +55,16 @@ def block_explorer(
         views=(stage_view(runner.stages([layer]), [layer], [why], options.skip_keys),),
         components=has,
         removed=[name for name in removed if name in has],
-        note=note_on(len(first), first.inputs.shape[1], options),
+        note=note_on(len(first), first.inputs.shape[1], options) + _ignored(removed, has),
     )
+
+
+def _ignored(removed: Sequence[str], has: Sequence[str]) -> str:
+    """Return which removals of the run have no switch, as the end of a note."""
+    names = [phrase(name) for name in removed if name not in has]
+    if not names:
+        return ""
+    return f" There is no switch for {listed(names)}: removed in the figures below, intact here."
 
 
 def _first(inputs: Sequences, n_seqs: int) -> Sequences:

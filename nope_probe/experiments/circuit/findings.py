@@ -7,7 +7,7 @@ from math import isnan
 
 import pandas as pd
 
-from nope_probe.experiments.wording import capitalised
+from nope_probe.experiments.wording import capitalised, listed
 from nope_probe.figures.intervals import ValueAndBounds, interval_of
 
 Rows = dict[str, ValueAndBounds]
@@ -34,9 +34,9 @@ def preferences(rows: Rows) -> str:
     kinds = {
         "near keys have larger values": near,
         "far keys have larger values": far,
-        "there is no significant trend": neither,
+        "no significant trend": neither,
     }
-    parts = [f"{kind} at {_list(stages)}" for kind, stages in kinds.items() if stages]
+    parts = [f"{kind} at {stage_list(stages)}" for kind, stages in kinds.items() if stages]
     return "; ".join(parts) or "a sliding window hides keys at every stage"
 
 
@@ -68,8 +68,8 @@ def inversion_finding(table: pd.DataFrame, removed: Sequence[str]) -> str:
                 flips.append(stage)
             last = stage
     if not flips:
-        return "The positional pattern of no stage is significantly inverted by the next"
-    return f"The positional pattern is inverted at {_list(flips)}"
+        return "No stage significantly inverts the positional pattern"
+    return f"The positional pattern is inverted at {stage_list(flips)}"
 
 
 def change_finding(table: pd.DataFrame) -> str:
@@ -83,5 +83,21 @@ def change_finding(table: pd.DataFrame) -> str:
     return f"Stage by stage: locality changes most at ({stage}), {change}"
 
 
-def _list(stages: Sequence[str]) -> str:
-    return " ".join(f"({stage})" for stage in stages)
+def stage_list(stages: Sequence[str]) -> str:
+    """Return stages by letter, runs of three and more as such.
+
+    Example:
+        >>> stage_list("abcdefgi"), stage_list("fg")
+        ('(a) to (g) and (i)', '(f) and (g)')
+    """
+    runs: list[str] = []
+    for stage in sorted(stages):
+        if runs and ord(stage) == ord(runs[-1][-1]) + 1:
+            runs[-1] += stage
+        else:
+            runs.append(stage)
+    words = [
+        [f"({run[0]}) to ({run[-1]})"] if len(run) > 2 else [f"({stage})" for stage in run]
+        for run in runs
+    ]
+    return listed([word for each in words for word in each])

@@ -26,6 +26,12 @@ from nope_probe.reports.page import Section, page, positions
 
 MOST_MAPS = 12  # of more, those that differ most are drawn
 COLOURS = qualitative.Safe
+TOPICS = {  # of the tables whose names are no words
+    "pattern": "Positional pattern",
+    "mean_covariance": "Mean and covariance term",
+    "non_relative": "Non-relative part",
+    "bands": "RoPE bands",
+}
 HOW_TO_READ = (
     notes.SCORE,
     notes.MAP_AXES,
@@ -142,7 +148,7 @@ def _clearest(members: Sequence[Member], table: pd.DataFrame) -> Iterator[Sectio
         yield Section(
             title="The clearest differences",
             caption="Those that are largest for their intervals; all are in the tables below.",
-            listing=Listing(columns=columns, rows=rows),
+            listing=Listing(columns=columns, rows=rows, labelled=True),
         )
 
 
@@ -151,12 +157,16 @@ def _measure_sections(members: Sequence[Member], table: pd.DataFrame) -> Iterato
         drawn = _main_rows(str(name), members)
         figure = compared_measures(drawn, _measures(drawn)) if drawn else None
         yield Section(
-            title=f"{str(name).replace('_', ' ').capitalize()}: {_n_different(rows)}",
+            title=f"{_topic(str(name))}: {_n_different(rows)}",
             caption="One number in twenty differs that far by chance. Intervals of the differences "
             f"are {' and '.join(sorted({*rows['method']}))}.",
             figure=figure,
             table=rows.drop(columns="table"),
         )
+
+
+def _topic(table: str) -> str:
+    return TOPICS.get(table, table.replace("_", " ").capitalize())
 
 
 def _n_different(rows: pd.DataFrame) -> str:

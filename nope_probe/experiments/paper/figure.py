@@ -91,7 +91,7 @@ def analyse(
     pairs = pairs_of(figure, {name: read_run(each) for name, each in folders.items()})
     found = agreements(pairs)
     as_the_paper = is_as_the_paper(settings)
-    headline = _count(claims)
+    headline = verdicts(claims)
     if found:
         headline.append(verdict(found))
     manifest: dict[str, Any] = {
@@ -148,6 +148,9 @@ def _relative(folder: Path, start: Path) -> str:
     return Path(os.path.relpath(folder, start)).as_posix()
 
 
-def _count(claims: list[tuple[str, Claim]]) -> list[str]:
-    held = sum(claim.reproduced for _, claim in claims)
-    return [f"Reproduced: {held} of {len(claims)} claims of the paper."] if claims else []
+def verdicts(claims: list[tuple[str, Claim]]) -> list[str]:
+    """Return how many claims of the paper are reproduced, and which are not, in sentences."""
+    failed = [one.paper for _, one in claims if not one.reproduced]
+    held = len(claims) - len(failed)
+    sentences = [f"Reproduced: {held} of {len(claims)} claims of the paper."] if claims else []
+    return sentences + ([f"Not reproduced: {'; '.join(failed)}."] if failed else [])

@@ -101,11 +101,21 @@ def _figures(figure: str, pairs: Sequence[Pair]) -> Iterator[Section]:
     for group, members in groups_of(pairs).items():
         found = agreements(members)
         yield Section(
-            title=f"{title_of(figure)}: {group}",
+            title=_heading(f"{title_of(figure)}, {group}", found),
             figure=pairs_figure(members, f"{title_of(figure)}: {group}"),
             caption=_caption(members, found),
             table=agreement_table(found) if found else None,
         )
+
+
+def _heading(lead: str, found: Sequence[Agreement]) -> str:
+    """Return what is shown, and how well it agrees with the paper's panels."""
+    if not found:
+        return lead
+    if all(each.within_one == 1 for each in found):
+        return f"{lead}: within one colour step of the paper's"
+    agree = sum(each.agrees for each in found)
+    return f"{lead}: {agree} of {len(found)} panels agree with the paper's within noise"
 
 
 def _caption(pairs: Sequence[Pair], found: Sequence[Agreement]) -> str:
@@ -119,7 +129,7 @@ def _caption(pairs: Sequence[Pair], found: Sequence[Agreement]) -> str:
         largest = max(each.largest for each in found)
         return f"{lead} All cells of all panels agree within one step, to {largest:.2f} steps."
     names = [pair.name for pair in pairs if pair.comparable]
-    each = [f"{name}: {result}" for name, result in zip(names, found, strict=True)]
+    each = [_sentence(f"{name}: {result}") for name, result in zip(names, found, strict=True)]
     return f"{lead} {'. '.join(each)}."
 
 

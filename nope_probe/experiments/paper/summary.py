@@ -35,5 +35,5 @@ def print_index(folder: Path) -> None:
         if row["figure"]:
             lines.append(str(row["figure"]))
         parts = [str(row[name]) for name in table.columns[1:] if row[name]]
-        lines.append("  " + "; ".join(parts))
+        lines.append("  " + "; ".join(parts).replace("\u00a0", " "))
     print_lines([*lines, f"report: {folder / 'report.html'}"])

@@ -30,7 +30,7 @@ def pattern_finding(pattern: pd.DataFrame) -> str:
 
 
 def level_finding(scores: Map, pattern: Map, layer: int) -> str:
-    """Return how much of the variance of a layer's mean scores is the level of its rows.
+    """Return how much of the variance of a layer's mean scores is that of its row means.
 
     Args:
         scores: the layer's mean scores.
@@ -43,7 +43,7 @@ def level_finding(scores: Map, pattern: Map, layer: int) -> str:
         return f"Mean scores: those of L{layer} do not differ"
     level = 1 - float(np.mean(pattern[cells] ** 2)) / variance
     share = percents(min(1.0, max(0.0, level)))
-    return f"Mean scores: {share} of L{layer}'s variance is the level of a row, unseen by softmax"
+    return f"Mean scores: {share} of L{layer}'s variance is row means, which softmax ignores"
 
 
 def distance_finding(pattern: pd.DataFrame) -> str:
@@ -70,9 +70,9 @@ def head_finding(heads: pd.DataFrame, measure: str) -> str:
     low, high = heads[f"{measure}_low"], heads[f"{measure}_high"]
     clear = heads[(low > 0) | (high < 0)]
     if clear.empty:
-        return f"Each head: {about.label} is {NOISE}"
+        return f"Heads: {about.label} is {NOISE}"
     top = clear.iloc[int(clear[measure].abs().to_numpy(float).argmax())]
     most, style = ("farthest from 0", "+.2g") if about.signed else ("largest", ".2g")
     name = f"L{top['layer']:.0f}H{top['head']:.0f}"
     unit = " nats" if about.unit == "nats" else ""
-    return f"Each head: {about.label} is {most} in {name}, {top[measure]:{style}}{unit}"
+    return f"Heads: {about.label} is {most} in {name}, {top[measure]:{style}}{unit}"

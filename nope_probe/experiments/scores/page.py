@@ -142,4 +142,5 @@ def _measure_sections(tables: Mapping[str, pd.DataFrame], intact: str) -> Iterat
                 figure=head_map(tables["heads"], measure),
                 caption=ABOUT[measure].caption,
                 table=None if index else tables["heads"],
+                folded=True,
             )
