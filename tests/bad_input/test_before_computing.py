@@ -203,6 +203,11 @@ PLACES = [
     ("reproduce all --out /proc/x", "cannot write to /proc/x: "),
     ("reproduce all --out file/x", "is a file"),
     ("reproduce all --out linkfile", "it is a file"),
+    ("train --preset nope-tiny --out full", "full holds other files"),
+    ("train --preset nope-tiny --out linkfull", "full holds other files"),
+    ("train --preset nope-tiny --out hidden", "hidden holds other files"),
+    ("train --preset nope-tiny --out deep", "deep holds other files"),
+    ("train --preset nope-tiny --out .", "it is in use; name a new folder in it"),
     ("train --preset nope-tiny --out /proc/x", "cannot write to /proc/x: "),
     ("train --preset nope-tiny --out loop", "is a link that leads nowhere"),
     ("train --preset nope-tiny --out /dev/null", "it is a file"),
@@ -242,9 +247,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         module, _, function = name.rpartition(".")
         monkeypatch.setattr(import_module(module), function, compute)
     monkeypatch.setattr("nope_probe.runtime.places.validate_browser", lambda: None)
-    for name in ("empty", "full", "dir.png", "target"):
-        (tmp_path / name).mkdir()
-    for name in ("file", "full/x"):
+    for name in ("empty", "full", "hidden", "deep/empty", "dir.png", "target"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("file", "full/x", "hidden/.x"):
         (tmp_path / name).touch()
     for name, target in {"loop": "loop", "dangling": "nowhere", "linkfull": "full"}.items():
         (tmp_path / name).symlink_to(target)
