@@ -3,6 +3,7 @@
 A row is a command line and a fragment of the line that it ends with. Nothing may be loaded or left.
 """
 
+import json
 import os
 import shlex
 import subprocess
@@ -102,6 +103,15 @@ NUMBERS = [
     ("simulate --n-samples 100 --target-se 0.1", "--n-samples or --target-se, not both"),
     ("simulate --alpha 0.2 0.2", "two alphas are the same"),
     ("simulate --d-model 65 --rope", "odd"),
+    # Beyond the context that a config.json states.
+    ("scores --seq-len 257", "--seq-len 257 is beyond the model's context 256"),
+    ("ablate --model nope-tiny --seq-len 257 --bos always", "is beyond the model's context 256"),
+    ("circuit --seq-len 300", "--seq-len 300 is beyond the model's context 256"),
+    ("behaviour --seq-len 513 --trained-len 128", "is beyond the model's context 512"),
+    ("layers --seq-len 257", "--seq-len 257 is beyond the model's context 256"),
+    (f"scores {FREE} --seq-len 4097 --n-seqs 8", "is beyond the model's context 4096"),
+    ("scores --model short", "--seq-len 64 is beyond the model's context 31"),
+    ("layers --model shorter --seq-len 20", "--seq-len 20 is beyond the model's context 19"),
     # What fits no machine.
     ("scores --n-seqs 2000000000", "this needs at least 1.02 TB of memory"),
     ("scores --seq-len 1000000 --layers 1 --n-seqs 8", "this needs at least 64 TB of memory"),
@@ -254,6 +264,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, target in {"loop": "loop", "dangling": "nowhere", "linkfull": "full"}.items():
         (tmp_path / name).symlink_to(target)
     (tmp_path / "linkfile").symlink_to("file")
+    # Folders that hold a config.json and nothing else: whatever reads weights fails.
+    contexts = {"short": {"max_position_embeddings": 31}}
+    contexts["shorter"] = {"n_positions": 19, "max_position_embeddings": 31}
+    for name, fields in contexts.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(fields))
     return tmp_path
 
 
