@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from tempfile import TemporaryFile
 from typing import ClassVar
 
 _UNWRITABLE = frozenset(
@@ -58,6 +63,45 @@ def is_unwritable(error: OSError) -> bool:
 def exit_code_of(signum: int) -> int:
     """Return the exit code of a process that a signal ends: 128 and its number."""
     return 128 + signum
+
+
+def is_rust_error(error: BaseException) -> bool:
+    """Return whether an error is one that a library in Rust raises without a class of its own.
+
+    `tokenizers` raises a bare Exception. A panic is a BaseException whose class has no name that
+    can be imported.
+    """
+    return type(error) is Exception or type(error).__name__ == "PanicException"
+
+
+@contextmanager
+def panics_unprinted() -> Iterator[None]:
+    """Keep a panic in Rust, which is raised as an error too, from printing its own message.
+
+    It writes on the process's standard error, past Python. All that is written there within the
+    context appears after it, or after a panic not at all.
+    """
+    try:
+        stderr = os.dup(2)
+    except OSError:  # closed: nothing can be printed
+        yield
+        return
+    with TemporaryFile() as held:
+        sys.stderr.flush()
+        os.dup2(held.fileno(), 2)
+        panicked = False
+        try:
+            yield
+        except BaseException as error:
+            panicked = is_rust_error(error)
+            raise
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            if not panicked:
+                held.seek(0)
+                os.write(2, held.read())
 
 
 def printable(text: str, keep: str = "") -> str:

@@ -16,7 +16,7 @@ from nope_probe.data.text_files import (
     validate_text_column,
     validate_texts,
 )
-from nope_probe.errors import UserError
+from nope_probe.errors import UserError, is_rust_error, panics_unprinted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -105,10 +105,26 @@ def _name_and_config(source: str) -> tuple[str, str]:
 
 
 def tokenised(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[list[int]]:
-    """Yield the tokens of each text; a batch at a time, since tokenizers keep far more than ids."""
+    """Yield the tokens of each text; a batch at a time, since tokenizers keep far more than ids.
+
+    Raises:
+        UserError: for a text that the tokenizer has no tokens for.
+    """
     remaining = iter(texts)
     while batch := list(islice(remaining, _BATCH)):
-        yield from tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]
+        yield from _tokens(batch, tokenizer)
+
+
+def _tokens(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    try:
+        with panics_unprinted():
+            return tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+    except BaseException as error:
+        if not is_rust_error(error):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        name = tokenizer.name_or_path
+        raise UserError(f"the tokenizer of {name} cannot take the text: {reason}") from error
 
 
 @contextmanager

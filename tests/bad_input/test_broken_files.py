@@ -11,7 +11,7 @@ from shutil import copytree
 
 import pandas as pd
 import pytest
-from support.broken_models import DEEP, ROWS
+from support.broken_models import DEEP, NO_TOKENS, ROWS, tokenizer_with
 from support.command_line import refused
 from support.refused_models import write_llama
 
@@ -41,6 +41,18 @@ def test_a_broken_model_is_one_line(
     assert len(line) < 300 + 2 * len(str(folder)) + 100
 
 
+@pytest.mark.parametrize("kind", NO_TOKENS)
+def test_a_text_that_a_tokenizer_has_no_tokens_for_is_one_line(
+    kind: str, whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fields, says = NO_TOKENS[kind]
+    folder = Path(copytree(whole, tmp_path / "model"))
+    tokenizer_with(model={"type": kind, **fields})(folder)
+    line = refused(capfd, tmp_path / "here", scores, *SMALL, "--model", folder)
+    assert line.startswith(f"the tokenizer of {folder} cannot take the text: ")
+    assert says in line
+
+
 @pytest.mark.parametrize("command", [ablate, scores, circuit, behaviour])
 def test_other_commands_refuse_a_broken_model_too(
     command: object, whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -49,7 +61,7 @@ def test_other_commands_refuse_a_broken_model_too(
     folder = Path(copytree(whole, tmp_path / "model"))
     apply(folder)
     first = ["--layer", 0] if command is circuit else ["--layers", 1]
-    first = [] if command is behaviour else first
+    first = ["--seq-len", 64] if command is behaviour else first
     line = refused(capfd, tmp_path / "here", command, "--model", folder, *first)
     assert says in line
 
