@@ -6,10 +6,12 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nope_probe.data.documents import local_path
 from nope_probe.data.held_out import is_held_out
+from nope_probe.data.nesting import validate_nesting
 from nope_probe.data.text_files import (
     SUFFIXES,
     validate_text,
@@ -50,6 +52,8 @@ def stream_texts(source: str) -> Iterator[str]:
     held_out_only = source.lower() in HELD_OUT
     name, config = HELD_OUT.get(source.lower(), _name_and_config(source))
     with _as_user_errors(source):
+        if os.path.isdir(name):
+            validate_nesting(Path(name))
         splits = load_dataset(name, config or None, streaming=True)
         for row in splits["train" if "train" in splits else next(iter(splits))]:
             validate_text_column(source, row)
