@@ -75,11 +75,11 @@ def is_rust_error(error: BaseException) -> bool:
 
 
 @contextmanager
-def panics_unprinted() -> Iterator[None]:
-    """Keep a panic in Rust, which is raised as an error too, from printing its own message.
+def stderr_held(*errors: type[BaseException]) -> Iterator[None]:
+    """Keep a library that raises an error from printing its own messages, past Python, as well.
 
-    It writes on the process's standard error, past Python. All that is written there within the
-    context appears after it, or after a panic not at all.
+    All that is written on the process's standard error within the context appears after it, or not
+    at all after a panic in Rust or another of these errors.
     """
     try:
         stderr = os.dup(2)
@@ -89,17 +89,17 @@ def panics_unprinted() -> Iterator[None]:
     with TemporaryFile() as held:
         sys.stderr.flush()
         os.dup2(held.fileno(), 2)
-        panicked = False
+        told = False
         try:
             yield
         except BaseException as error:
-            panicked = is_rust_error(error)
+            told = is_rust_error(error) or isinstance(error, errors)
             raise
         finally:
             sys.stderr.flush()
             os.dup2(stderr, 2)
             os.close(stderr)
-            if not panicked:
+            if not told:
                 held.seek(0)
                 os.write(2, held.read())
 

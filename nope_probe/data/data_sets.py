@@ -18,7 +18,7 @@ from nope_probe.data.text_files import (
     validate_text_column,
     validate_texts,
 )
-from nope_probe.errors import UserError, is_rust_error, panics_unprinted
+from nope_probe.errors import UserError, is_rust_error, stderr_held
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -121,7 +121,7 @@ def tokenised(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Itera
 
 def _tokens(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
     try:
-        with panics_unprinted():
+        with stderr_held():
             return tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
     except BaseException as error:
         if not is_rust_error(error):

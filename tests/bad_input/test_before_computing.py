@@ -240,6 +240,8 @@ ENVIRONMENTS = [
     ("WORLD_SIZE=2", "layers", "WORLD_SIZE is 2, and RANK, MASTER_ADDR, MASTER_PORT not set"),
     ("WORLD_SIZE=2 RANK=0", "ablate", "WORLD_SIZE is 2, and MASTER_ADDR, MASTER_PORT not set"),
     (f"{SEVERAL} MASTER_PORT=x", "behaviour", "MASTER_PORT is 'x': expected a number from 1"),
+    (f"{SEVERAL} MASTER_PORT=29500 NOPE_PROBE_JOIN_SECONDS=0", "scores", "JOIN_SECONDS is '0'"),
+    (f"{SEVERAL} MASTER_PORT=29500 NOPE_PROBE_JOIN_SECONDS=x", "ablate", "JOIN_SECONDS is 'x'"),
     ("WORLD_SIZE=2 RANK=5", "scores", "RANK is '5': expected a number from 0 to 1"),
     ("RANK=3", "scores", "RANK is '3': expected a number from 0 to 0"),
     ("RANK=banana", "compare a b", "RANK is 'banana'"),
