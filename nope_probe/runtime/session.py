@@ -124,10 +124,8 @@ class Session(Generic[Settings_co]):
         before = read_manifest(self.folder).get("sources")
         unknown = validate_unchanged(self.folder, before, self.settings.sources())
         if unknown:
-            _report(
-                f"the run in {self.folder} was finished before; whether its "
-                f"{' and '.join(unknown)} changed since was not compared"
-            )
+            what = f"{' and '.join(unknown)} changed since was not compared"
+            _report(f"the run in {self.folder} was finished before; whether its {what}")
 
     def _start(self, stack: ExitStack) -> None:
         """Join the processes, lock the run, load the model and open the checkpoint."""
