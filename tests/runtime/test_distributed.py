@@ -120,8 +120,7 @@ def test_a_process_that_cannot_load_the_model_ends_all_in_one_line(tmp_path: Pat
     assert not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("server", ["nobody", "mute"])
+@pytest.mark.parametrize(("rank", "server"), [(0, "nobody"), (1, "nobody"), (1, "mute")])
 def test_a_process_without_the_others_ends_in_one_line(
     rank: int,
     server: str,
