@@ -84,7 +84,7 @@ def test_a_command_for_one_process_is_refused_to_several(
     )
 
 
-@pytest.mark.parametrize(("missing", "lacks"), [("data", [2]), ("model", [1]), ("data", [0, 1, 2])])
+@pytest.mark.parametrize(("missing", "lacks"), [("data", [2]), ("model", [0, 1, 2])])
 def test_what_some_processes_lack_ends_all_in_one_line_that_says_which(
     missing: str, lacks: list[int], tmp_path: Path
 ):
