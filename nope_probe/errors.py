@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from tempfile import TemporaryFile
 from typing import ClassVar
 
 _UNWRITABLE = frozenset(
@@ -58,6 +63,45 @@ def is_unwritable(error: OSError) -> bool:
 def exit_code_of(signum: int) -> int:
     """Return the exit code of a process that a signal ends: 128 and its number."""
     return 128 + signum
+
+
+def is_rust_error(error: BaseException) -> bool:
+    """Return whether an error is one that a library in Rust raises without a class of its own.
+
+    `tokenizers` raises a bare Exception. A panic is a BaseException whose class has no name that
+    can be imported.
+    """
+    return type(error) is Exception or type(error).__name__ == "PanicException"
+
+
+@contextmanager
+def stderr_held(*errors: type[BaseException]) -> Iterator[None]:
+    """Keep a library that raises an error from printing its own messages, past Python, as well.
+
+    All that is written on the process's standard error within the context appears after it, or not
+    at all after a panic in Rust or another of these errors.
+    """
+    try:
+        stderr = os.dup(2)
+    except OSError:  # closed: nothing can be printed
+        yield
+        return
+    with TemporaryFile() as held:
+        sys.stderr.flush()
+        os.dup2(held.fileno(), 2)
+        told = False
+        try:
+            yield
+        except BaseException as error:
+            told = is_rust_error(error) or isinstance(error, errors)
+            raise
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            if not told:
+                held.seek(0)
+                os.write(2, held.read())
 
 
 def printable(text: str, keep: str = "") -> str:

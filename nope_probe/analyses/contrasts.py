@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nope_probe.analyses.jackknife import Interval, ProductSums, rms, rms_ratio, share
 from nope_probe.analyses.pattern_rows import centred_rows, n_kept_cells
+from nope_probe.analyses.rounding import beyond_rounding, mean_squares
 from nope_probe.analyses.shapley import Condition, Contrast
 from nope_probe.hooks.layer_folds import LayerFolds, row_blocks
 
@@ -33,6 +34,8 @@ class ContrastGram:
         conditions: the conditions, in the order of the Gram matrix.
         gram: the inner products of their patterns, as `cross_products` returns them, squared nats.
         counts: sequences per fold; all the same by default.
+        score_squares: the mean square of each condition's scores, squared nats: a contrast within
+            their rounding is 0, and nothing has a share of it.
     """
 
     def __init__(
@@ -40,9 +43,12 @@ class ContrastGram:
         conditions: Iterable[Condition],
         gram: Float[Tensor, "one_plus_folds condition condition"],
         counts: Int[Tensor, " fold"] | None = None,
+        score_squares: Float[Tensor, " condition"] | None = None,
     ) -> None:
         self.row = {condition: row for row, condition in enumerate(conditions)}
         self.gram, self.counts = gram, counts
+        none = torch.zeros(len(self.row), dtype=torch.float64)
+        self.score_squares = none if score_squares is None else score_squares
 
     @classmethod
     def of_layers(
@@ -64,12 +70,15 @@ class ContrastGram:
         layers, sums = list(folds.values()), ProductSums()
         n, n_folds = layers[0].n, layers[0].n_folds
         n_cells = n_kept_cells(n, skip_keys)
+        squares = torch.zeros(len(layers), dtype=torch.float64)
         for start, stop in row_blocks(n, len(layers) * n_folds, n_bytes):
             patterns = torch.empty(len(layers), n_folds, stop - start, stop, dtype=torch.float64)
-            for pattern, layer in zip(patterns, layers, strict=True):
-                pattern[:] = centred_rows(layer.rows(start, stop).double(), start, skip_keys)
+            for index, layer in enumerate(layers):
+                rows = layer.rows(start, stop).double()
+                squares[index] += mean_squares(rows, start, skip_keys, n_cells).mean()
+                patterns[index] = centred_rows(rows, start, skip_keys)
             sums.add(patterns)
-        return cls(folds, sums.cross_products(n_cells, counts), counts)
+        return cls(folds, sums.cross_products(n_cells, counts), counts, squares)
 
     def product(self, one: Contrast, other: Contrast) -> Float[Tensor, " one_plus_folds"]:
         """Return <one, other> as a mean over cells, in squared nats.
@@ -82,15 +91,20 @@ class ContrastGram:
 
     def rms(self, contrast: Contrast) -> Interval:
         """Return the RMS of a contrast, nats."""
-        return rms(self.product(contrast, contrast), self.counts)
+        return rms(self._square(contrast), self.counts)
 
     def share(self, part: Contrast, whole: Contrast) -> Interval:
         """Return <part, whole> / <whole, whole>."""
-        return share(self.product(part, whole), self.product(whole, whole), self.counts)
+        return share(self.product(part, whole), self._square(whole), self.counts)
 
     def rms_ratio(self, whole: Contrast, part: Contrast) -> Interval:
         """Return RMS whole / RMS part; undefined where either does not exceed its noise."""
-        return rms_ratio(self.product(whole, whole), self.product(part, part), self.counts)
+        return rms_ratio(self._square(whole), self._square(part), self.counts)
+
+    def _square(self, contrast: Contrast) -> Float[Tensor, " one_plus_folds"]:
+        """Return the mean square of a contrast, 0 within the rounding of its conditions' scores."""
+        score_square = self._coefficients(contrast).square() @ self.score_squares
+        return beyond_rounding(self.product(contrast, contrast), score_square)
 
     def _coefficients(self, contrast: Contrast) -> Float[Tensor, " condition"]:
         vector = torch.zeros(len(self.row), dtype=torch.float64)

@@ -21,6 +21,7 @@ from nope_probe.analyses.pattern_rows import (
     pattern_rows,
 )
 from nope_probe.analyses.relative import distance_sums
+from nope_probe.analyses.rounding import beyond_rounding, mean_squares
 from nope_probe.analyses.trends import LAG, TrendSums, query_stride
 from nope_probe.hooks.layer_folds import BLOCK_BYTES, LayerFolds, row_blocks
 
@@ -36,7 +37,8 @@ def measure_estimates(
 ) -> dict[str, Float[Tensor, " one_plus_folds"]]:
     """Return what `measure` makes intervals from: each on all folds, then without each fold.
 
-    `amplitude_squared` and `non_relative_squared` are unbiased mean squares, in squared nats.
+    `amplitude_squared` and `non_relative_squared` are unbiased mean squares, in squared nats, and 0
+    within the rounding of the scores.
 
     Args:
         folds: fold means of one layer's scores, nats.
@@ -46,12 +48,14 @@ def measure_estimates(
     """
     layer = as_layer(folds)
     n_cells = n_kept_cells(layer.n, skip_keys)
+    score_square = torch.zeros((), dtype=torch.float64)
     scores, patterns = _ScoreSums(layer, skip_keys), _PatternSums(layer, skip_keys)
     trends = TrendSums(1 + layer.n_folds, skip_keys, query_stride(layer.n))
     for start, stop in row_blocks(layer.n, layer.n_folds, n_bytes):
         raw = layer.rows(start, stop).double()
         rows = centred_rows(raw, start, skip_keys)
         scores.add(raw, start)
+        score_square += mean_squares(raw, start, skip_keys, n_cells).mean()
         patterns.add(rows, start)
         chosen = trends.chosen(start, stop)
         means = leave_one_out(rows[:, [query - start for query in chosen]], counts)
@@ -60,14 +64,19 @@ def measure_estimates(
     rest, fit = _PatternSums(layer, skip_keys), NonRelativeRows(patterns.by_distance, skip_keys)
     for start, rows in pattern_rows(layer, skip_keys, n_bytes):
         rest.add(fit.of(rows, start), start)
+    squares, rest_squares = (
+        beyond_rounding(each.products.cross_products(n_cells, counts)[:, 0, 0], score_square)
+        for each in (patterns, rest)
+    )
     return {
-        "amplitude_squared": patterns.products.cross_products(n_cells, counts)[:, 0, 0],
-        "non_relative_squared": rest.products.cross_products(n_cells, counts)[:, 0, 0],
+        "amplitude_squared": squares,
+        "non_relative_squared": rest_squares,
         "locality": trends.locality,
         "monotonicity": trends.monotonicity(LAG),
         "monotonicity_lag1": trends.monotonicity(1),
         "edge_contrast": leave_one_out(scores.edge_contrast(), counts),
-        "edge_contrast_visible": leave_one_out(rest.edge_contrast(), counts),
+        "edge_contrast_visible": leave_one_out(rest.edge_contrast(), counts)
+        * float(rest_squares.any()),
     }
 
 

@@ -18,6 +18,7 @@ from nope_probe.analyses.jackknife import (
     share,
 )
 from nope_probe.analyses.pattern import kept_cells, row_centred
+from nope_probe.analyses.rounding import beyond_rounding
 from nope_probe.analyses.trends import locality
 
 
@@ -79,9 +80,13 @@ def _kept(
     patterns, whole = row_centred(one, skip_keys), row_centred(intact, skip_keys)
     both = torch.stack([patterns[:, cells], whole[:, cells]])
     products = cross_products(both, both, counts)
+    ours, theirs = (
+        beyond_rounding(products[:, index, index], each[:, cells].square().mean())
+        for index, each in enumerate((one, intact))
+    )
     trend = jackknife(locality(leave_one_out(patterns, counts), skip_keys), counts)
     return KeptPattern(
-        amplitude=rms(products[:, 0, 0], counts),
-        locality=trend if products[:, 0, 0].any() else UNDEFINED,
-        share=share(products[:, 0, 1], products[:, 1, 1], counts),
+        amplitude=rms(ours, counts),
+        locality=trend if ours.any() else UNDEFINED,
+        share=share(products[:, 0, 1], theirs, counts),
     )

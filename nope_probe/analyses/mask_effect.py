@@ -13,11 +13,12 @@ from nope_probe.analyses.pattern_rows import (
     Folds,
     NonRelativeRows,
     as_layer,
+    centred_rows,
     n_kept_cells,
     pattern_distance_sums,
-    pattern_rows,
 )
-from nope_probe.hooks.layer_folds import LayerFolds
+from nope_probe.analyses.rounding import beyond_rounding, mean_squares
+from nope_probe.hooks.layer_folds import LayerFolds, row_blocks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +62,18 @@ def mask_effect(
 def non_relative_squares(
     folds: LayerFolds, skip_keys: int, counts: Int[Tensor, " fold"] | None
 ) -> Float[Tensor, " one_plus_folds"]:
-    """Return the mean square of the non-relative part, on all folds and without each."""
+    """Return the mean square of the non-relative part, on all folds and without each.
+
+    It is 0 within the rounding of the scores.
+    """
     n_cells, products = n_kept_cells(folds.n, skip_keys), ProductSums()
     rest = NonRelativeRows(pattern_distance_sums(folds, skip_keys), skip_keys)
-    for start, rows in pattern_rows(folds, skip_keys):
-        products.add(rest.of(rows, start)[None])
-    return products.cross_products(n_cells, counts)[:, 0, 0]
+    score_square = torch.zeros((), dtype=torch.float64)
+    for start, stop in row_blocks(folds.n, folds.n_folds):
+        raw = folds.rows(start, stop).double()
+        score_square += mean_squares(raw, start, skip_keys, n_cells).mean()
+        products.add(rest.of(centred_rows(raw, start, skip_keys), start)[None])
+    return beyond_rounding(products.cross_products(n_cells, counts)[:, 0, 0], score_square)
 
 
 def _roots(squares: Float[Tensor, " one_plus_folds"]) -> Float[Tensor, " one_plus_folds"]:

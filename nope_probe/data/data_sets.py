@@ -6,17 +6,19 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nope_probe.data.documents import local_path
 from nope_probe.data.held_out import is_held_out
+from nope_probe.data.nesting import validate_nesting
 from nope_probe.data.text_files import (
     SUFFIXES,
     validate_text,
     validate_text_column,
     validate_texts,
 )
-from nope_probe.errors import UserError
+from nope_probe.errors import UserError, is_rust_error, stderr_held
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -50,6 +52,8 @@ def stream_texts(source: str) -> Iterator[str]:
     held_out_only = source.lower() in HELD_OUT
     name, config = HELD_OUT.get(source.lower(), _name_and_config(source))
     with _as_user_errors(source):
+        if os.path.isdir(name):
+            validate_nesting(Path(name))
         splits = load_dataset(name, config or None, streaming=True)
         for row in splits["train" if "train" in splits else next(iter(splits))]:
             validate_text_column(source, row)
@@ -105,10 +109,26 @@ def _name_and_config(source: str) -> tuple[str, str]:
 
 
 def tokenised(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[list[int]]:
-    """Yield the tokens of each text; a batch at a time, since tokenizers keep far more than ids."""
+    """Yield the tokens of each text; a batch at a time, since tokenizers keep far more than ids.
+
+    Raises:
+        UserError: for a text that the tokenizer has no tokens for.
+    """
     remaining = iter(texts)
     while batch := list(islice(remaining, _BATCH)):
-        yield from tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]
+        yield from _tokens(batch, tokenizer)
+
+
+def _tokens(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    try:
+        with stderr_held():
+            return tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+    except BaseException as error:
+        if not is_rust_error(error):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        name = tokenizer.name_or_path
+        raise UserError(f"the tokenizer of {name} cannot take the text: {reason}") from error
 
 
 @contextmanager

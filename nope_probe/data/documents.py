@@ -10,6 +10,7 @@ from nope_probe.data.text_files import SUFFIXES, read_texts
 from nope_probe.errors import UserError
 
 LARGE = 1 << 26  # bytes of a file that is read once only, when the model is there
+MIN_FOLDS = 4  # of the data, that intervals are made from
 SOURCES = ("shipped", "stdlib", "random", "gaussian")
 
 
@@ -79,4 +80,23 @@ def validate_packing(source: str, start: str) -> None:
     if start == "start":
         raise UserError(
             "--pack begins sequences anywhere, --windows start where documents begin: take one"
+        )
+
+
+def validate_folds(source: str, n_documents: int, folds: int) -> None:
+    """Check that there are documents for every fold: the sequences of one are not independent.
+
+    Raises:
+        UserError: saying how many there are.
+    """
+    if n_documents < MIN_FOLDS:
+        raise UserError(
+            f"intervals need sequences of {MIN_FOLDS} documents or more, and --data {source} gives "
+            f"{n_documents} (a .txt file is one): take a .jsonl or .parquet file with a text in "
+            "each row"
+        )
+    if n_documents < folds:
+        raise UserError(
+            f"{n_documents} documents do not fill {folds} folds, since the sequences of a document "
+            f"share one: lower --folds to {n_documents}, or take more documents"
         )

@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nope_probe.errors import UserError
+from nope_probe.errors import UserError, stderr_held
 from nope_probe.models.hf_config import read_config
 from nope_probe.models.hf_tokenizer import load_tokenizer
 from nope_probe.models.hf_weights import is_quantised, load_quantised, read_weights
@@ -51,7 +51,7 @@ def load_hugging_face(
         with reading(source, "config.json"):
             config = read_config(source, n_layers=n_layers, revision=revision)
             n_numbers = 0 if is_quantised(config) else count_numbers(_kind(config), config)
-        with reading(source, "tokenizer"):
+        with reading(source, "tokenizer"), stderr_held():
             tokenizer = load_tokenizer(source, d_vocab=config.vocab_size, revision=revision)
         with reading(source, "weights"):
             model, report = _model(source, config, n_layers, dtype, revision, device_map, n_numbers)

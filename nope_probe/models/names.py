@@ -10,6 +10,7 @@ from pathlib import Path
 from nope_probe.errors import UserError
 
 PARAMETER_FREE = ("parameter-free", "parameter-free-rope")
+PARAMETER_FREE_CONTEXT = 4096  # positions: any number is right, since nothing is learned
 _SHIPPED = Path(__file__).parents[1] / "checkpoints"
 CHECKPOINTS = {name: _SHIPPED / name for name in ("nope-tiny", "rope-tiny")}
 FRIENDLY = {

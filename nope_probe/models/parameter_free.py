@@ -11,6 +11,7 @@ from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.names import NORMS, WEIGHTS, Norm
 from nope_probe.models.bridge import build_bridge
 from nope_probe.models.hooked import build_hooked
+from nope_probe.models.names import PARAMETER_FREE_CONTEXT
 
 if TYPE_CHECKING:
     from transformer_lens import (
@@ -127,7 +128,7 @@ def parameter_free_settings(
         d_model=d_model,
         d_head=d_model,
         n_heads=1,
-        n_ctx=4096,
+        n_ctx=PARAMETER_FREE_CONTEXT,
         d_vocab=1,
         attn_only=True,
         normalization_type="RMSPre" if norm == "l2" else "LNPre",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from nope_probe.errors import UserError
+from nope_probe.errors import UserError, is_rust_error
 from nope_probe.models.hub import not_cached
 
 MOST_CHARACTERS = 300
@@ -37,9 +37,7 @@ def reading(source: str, part: str) -> Iterator[None]:
     except (*python, *rarer, SafetensorError, StrictDataclassError) as error:
         raise _one_line(source, part, error) from error
     except BaseException as error:
-        # `tokenizers` raises a bare Exception, and what Rust's panics are raised as has no name
-        # that can be imported.
-        if type(error) is not Exception and type(error).__name__ != "PanicException":
+        if not is_rust_error(error):
             raise
         raise _one_line(source, part, error) from error
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 from nope_probe.errors import MachineError, UserError
+from nope_probe.runtime.environment import number_of
+from nope_probe.runtime.meeting import Told, join_seconds, meet, raise_first, told
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +22,7 @@ TIMEOUT = timedelta(days=1)
 _DEVICES = ("cpu", "cuda", "mps", "xpu")
 _OF_SEVERAL = ("RANK", "MASTER_ADDR", "MASTER_PORT")  # what each of several processes is told
 Value = TypeVar("Value")
+_joined: ContextVar[Processes | None] = ContextVar("joined", default=None)
 
 
 def is_first_process() -> bool:
@@ -37,9 +41,9 @@ def validate_launch() -> None:
     Raises:
         MachineError: for one that is wrong or missing.
     """
-    count = _variable("WORLD_SIZE", 1, 1, 2**31)
-    _variable("RANK", 0, 0, count)
-    _variable("LOCAL_RANK", 0, 0, count)
+    count = number_of("WORLD_SIZE", 1, 1, 2**31)
+    number_of("RANK", 0, 0, count)
+    number_of("LOCAL_RANK", 0, 0, count)
     if count == 1:
         return
     missing = [name for name in _OF_SEVERAL if not os.environ.get(name)]
@@ -48,18 +52,8 @@ def validate_launch() -> None:
             f"WORLD_SIZE is {count}, and {', '.join(missing)} not set: start several processes "
             "with torchrun, or unset WORLD_SIZE"
         )
-    _variable("MASTER_PORT", 0, 1, 2**16)
-
-
-def _variable(name: str, default: int, low: int, above: int) -> int:
-    text = os.environ.get(name, str(default))
-    value = int(text) if text.isascii() and text.isdecimal() else None
-    if value is None or (name in os.environ and not low <= value < above):
-        raise MachineError(
-            f"the environment variable {name} is {text!r}: expected a number from {low} to "
-            f"{above - 1}, as torchrun sets it"
-        )
-    return value
+    number_of("MASTER_PORT", 0, 1, 2**16)
+    join_seconds()
 
 
 def validate_one_process() -> None:
@@ -115,6 +109,22 @@ class Processes:
         dist.broadcast_object_list(values, src=0, device=_device())
         return values[0]
 
+    def raise_first(self, problem: UserError | None) -> None:
+        """Raise a problem in all processes if there is one in any: the first process's, if several.
+
+        Raises:
+            UserError: which says in which process, if not in the first.
+        """
+        if self.count == 1:
+            if problem is not None:
+                raise problem
+            return
+        import torch.distributed as dist
+
+        problems: list[Told] = [None] * self.count
+        dist.all_gather_object(problems, told(problem))
+        raise_first(problems, problem)
+
     def barrier(self) -> None:
         """Wait until every process has called this."""
         if self.count > 1:
@@ -124,29 +134,41 @@ class Processes:
 
 
 @contextmanager
-def process_group(device: str) -> Iterator[Processes]:
+def process_group(device: str, problem: UserError | None = None) -> Iterator[Processes]:
     """Join the other processes of a torchrun, if there are any, for as long as the context lasts.
 
     They communicate through NCCL on GPUs and through Gloo elsewhere. A process that has left the
     group cannot join it again: runs that follow one another share a context around them all.
+
+    Args:
+        device: of this process.
+        problem: why this process cannot take part.
+
+    Raises:
+        UserError: in all processes, for the first that has a problem.
+        MachineError: if the others are not there in time.
     """
-    count = process_count()
-    if count == 1:
-        yield Processes()
+    joined = _joined.get()
+    if process_count() == 1 or joined is not None:
+        processes = joined or Processes()
+        processes.raise_first(problem)
+        yield processes
         return
     import torch
     import torch.distributed as dist
 
-    if dist.is_initialized():
-        yield Processes(rank=dist.get_rank(), count=count)
-        return
+    store, rank, count = meet(problem)
+    store.set_timeout(TIMEOUT)
     on_gpu = torch.device(device).type == "cuda"
     if on_gpu:
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=TIMEOUT)
+    backend = "nccl" if on_gpu else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=TIMEOUT)
+    token = _joined.set(Processes(rank=rank, count=count))
     try:
-        yield Processes(rank=dist.get_rank(), count=count)
+        yield Processes(rank=rank, count=count)
     finally:
+        _joined.reset(token)
         dist.destroy_process_group()
 
 

@@ -7,9 +7,9 @@ permissions that say yes where nothing can be made. So a folder of a long name i
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from nope_probe.errors import UserError
 
@@ -21,7 +21,7 @@ NO_BROWSER = (
 )
 NAME_MAX, PATH_MAX = 255, 4096  # bytes, on the file systems of today
 LONGEST_FILE = 160  # bytes of the longest path in a run's folder
-_LONGEST_PREFIX = ".unfinished.."  # what the hidden folders beside a run's own add to its name
+_LONGEST_SUFFIX = ".unfinished.writable"  # of the hidden folders beside a run's own
 
 
 def output_folder(out: Path) -> Path:
@@ -109,12 +109,14 @@ def validate_name(path: Path) -> None:
     except UnicodeEncodeError as error:
         raise UserError(f"cannot write to {path}: its name is no UTF-8 text") from error
     too_long = sum(sizes) + len(sizes) + LONGEST_FILE > PATH_MAX or max(sizes) > NAME_MAX
-    if too_long or sizes[-1] + len(_LONGEST_PREFIX) + 8 > NAME_MAX:
+    if too_long or sizes[-1] + len(f".{_LONGEST_SUFFIX}") > NAME_MAX:
         raise UserError(f"cannot write to {shortened(path)}: its name is too long")
 
 
 def _make_and_remove(path: Path) -> None:
     """Make a hidden folder in the nearest folder above a path, and remove it.
+
+    One that a killed process left is taken over, and so removed too.
 
     Raises:
         UserError: if that is a file, or a link that leads nowhere is in the way.
@@ -130,8 +132,10 @@ def _make_and_remove(path: Path) -> None:
             raise UserError(f"cannot write to {path}: {each} is a link that leads nowhere")
     if not above.is_dir():
         raise UserError(f"cannot write to {path}: {above} is a file")
-    with TemporaryDirectory(prefix=f".{path.name}.unfinished.", dir=above):
-        pass
+    tested = above / f".{path.name}{_LONGEST_SUFFIX}"
+    tested.mkdir(exist_ok=True)
+    with suppress(FileNotFoundError):  # removed by another process that tests the same place
+        tested.rmdir()
 
 
 def shortened(path: Path) -> str:

@@ -7,17 +7,16 @@ signals into a saved state. What a command computes is in its own `run(settings)
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from nope_probe.errors import UserError, printable
+from nope_probe.runtime.default_place import default_output_dir
 from nope_probe.runtime.distributed import (
     Processes,
     is_first_process,
@@ -29,7 +28,6 @@ from nope_probe.runtime.folder import (
     check_output_dir,
     checkpoint_dir,
     read_manifest,
-    settings_hash,
     write_run,
 )
 from nope_probe.runtime.lock import FolderLock
@@ -125,32 +123,24 @@ class Session(Generic[Settings_co]):
         """Check that a finished run's model and data have not changed since."""
         before = read_manifest(self.folder).get("sources")
         unknown = validate_unchanged(self.folder, before, self.settings.sources())
-        if unknown and is_first_process():
-            sys.stderr.write(
-                f"the run in {printable(str(self.folder))} was finished before; whether its "
-                f"{' and '.join(unknown)} changed since was not compared\n"
-            )
+        if unknown:
+            what = f"{' and '.join(unknown)} changed since was not compared"
+            _report(f"the run in {self.folder} was finished before; whether its {what}")
 
     def _start(self, stack: ExitStack) -> None:
         """Join the processes, lock the run, load the model and open the checkpoint."""
         signals = stack.enter_context(Signals())
-        with status("looking for model and data"):
-            self.settings.validate_reach()
-        with status("loading torch"):
-            device = own_device(self.settings.device)
-            from nope_probe.runtime.checkpoint import RunCheckpoint
-            from nope_probe.runtime.fingerprint import fingerprint
-            from nope_probe.runtime.provenance import versions
-        self.processes = stack.enter_context(process_group(device))
+        device, problem = self._find_device()
+        self.processes = stack.enter_context(process_group(device, problem))
+        from nope_probe.runtime.checkpoint import RunCheckpoint
+        from nope_probe.runtime.fingerprint import fingerprint
+        from nope_probe.runtime.provenance import versions
+
         stack.enter_context(out_of_memory_is_a_user_error())
         lock = self._lock(stack)
         if self.finished:
             return
-        self.sources = record_sources(self.settings.sources())
-        loaded = self.settings.load_model(device)
-        if loaded is not None:
-            self.loaded = loaded
-            validate_room(self.settings.needs(loaded.info), self.folder, SIZES)
+        loaded = self._load(device)
         self.weights = "" if loaded is None else fingerprint(loaded.model)
         about = {
             "settings": self.recorded,
@@ -168,6 +158,34 @@ class Session(Generic[Settings_co]):
                 lock=lock,
             )
         )
+
+    def _find_device(self) -> tuple[str, UserError | None]:
+        """Return this process's device, or why it cannot run: all processes end with that."""
+        try:
+            with status("looking for model and data"):
+                self.settings.validate_reach()
+            with status("loading torch"):
+                return own_device(self.settings.device), None
+        except UserError as problem:
+            return "cpu", problem
+
+    def _load(self, device: str) -> LoadedModel | None:
+        """Load the model, and record where it and the data are from.
+
+        Raises:
+            UserError: in all processes, if one of them cannot.
+        """
+        loaded, problem = None, None
+        try:
+            self.sources = record_sources(self.settings.sources())
+            loaded = self.settings.load_model(device)
+            if loaded is not None:
+                self.loaded = loaded
+                validate_room(self.settings.needs(loaded.info), self.folder, SIZES)
+        except UserError as error:
+            problem = error
+        self.processes.raise_first(problem)
+        return loaded
 
     def _lock(self, stack: ExitStack) -> FolderLock | None:
         """Lock the run in the first process, and look again whether it is finished.
@@ -280,15 +298,3 @@ def _report(line: str) -> None:
     """Write a line on stderr, in the first process."""
     if is_first_process():
         sys.stderr.write(f"{printable(line)}\n")
-
-
-def default_output_dir(command: str, subject: str, recorded: dict[str, Any]) -> Path:
-    """Return the folder named after a run's command, its subject and the hash of its settings.
-
-    Example:
-        >>> default_output_dir("scores", "meta-llama/Llama-3.1-8B", {"seed": 0}).as_posix()
-        'runs/scores-Llama-3.1-8B-de7d7744'
-    """
-    name = re.sub(r"[^A-Za-z0-9.]+", "-", Path(subject).name or subject).strip("-")
-    parts = [command, *([name] if name else []), settings_hash(recorded)]
-    return Path("runs") / "-".join(parts)

@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import tyro
 
 from nope_probe.data.data_sets import is_data_set
-from nope_probe.data.documents import file_of, validate_packing, validate_readable
+from nope_probe.data.documents import (
+    MIN_FOLDS,
+    file_of,
+    validate_folds,
+    validate_packing,
+    validate_readable,
+)
 from nope_probe.errors import UserError
+from nope_probe.models.context import configured_context, validate_seq_len
 from nope_probe.models.hub import validate_hub_answers, validate_reachable
 from nope_probe.models.names import CHECKPOINTS, PARAMETER_FREE, folder_of, is_on_hub
 from nope_probe.runtime.bounds import ALPHA, COUNT, LARGEST, LAYERS, SEED, BoundedSettings, Bounds
@@ -30,7 +37,6 @@ FORMAT = 2
 # A run stops between batches: one of long sequences must not take minutes.
 AUTO_BATCH_TOKENS, AUTO_BATCH_SEQS = 8192, 32
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-MIN_DOCUMENTS = 4  # as many as folds
 SEQ_LEN = Bounds(4, LARGEST)
 D_MODEL = 64  # of the parameter-free models that have names
 
@@ -78,7 +84,7 @@ class RunSettings(BoundedSettings):
     ] = "auto"
     folds: Annotated[
         int,
-        Bounds(MIN_DOCUMENTS, LARGEST),
+        Bounds(MIN_FOLDS, LARGEST),
         _arg(help="Parts of the data that intervals are made from."),
     ] = 8
     skip_keys: Annotated[
@@ -143,13 +149,18 @@ class RunSettings(BoundedSettings):
         """Check that model and data are on this machine or within reach, without loading them.
 
         Raises:
-            UserError: naming what works offline.
+            UserError: naming what works offline; for sequences beyond the model's context.
         """
         validate_reachable(self.model, self.revision)
+        self.validate_context(self.configured_context())
         if not is_data_set(self.data):
             validate_readable(self.data)
         elif file_of(self.data) is None:
             validate_hub_answers(f"the data set {self.data}")
+
+    def configured_context(self) -> int | None:
+        """Return how many positions the model takes, by its config.json; None if that is silent."""
+        return configured_context(self.model, self.revision)
 
     def without_effect(self) -> dict[str, str]:
         """Return which settings have no effect beside the others, by name, and why."""
@@ -264,31 +275,16 @@ class RunSettings(BoundedSettings):
             pack=self.pack,
             shuffle=self.shuffle if shuffle is None else shuffle,
         )
-        self._validate_documents(made.n_documents)
+        validate_folds(self.data, made.n_documents, self.folds)
         return made
 
-    def _validate_documents(self, n_documents: int) -> None:
-        """Check that there are documents for every fold: those of one are not independent."""
-        if n_documents < MIN_DOCUMENTS:
-            raise UserError(
-                f"intervals need sequences of {MIN_DOCUMENTS} documents or more, and --data "
-                f"{self.data} gives {n_documents} (a .txt file is one): take a .jsonl or .parquet "
-                "file with a text in each row"
-            )
-        if n_documents < self.folds:
-            raise UserError(
-                f"{n_documents} documents do not fill {self.folds} folds, since the sequences of a "
-                f"document share one: lower --folds to {n_documents}, or take more documents"
-            )
-
-    def validate_context(self, n_ctx: int) -> None:
+    def validate_context(self, n_ctx: int | None) -> None:
         """Check that sequences are no longer than a model's context.
 
         Raises:
             UserError: if they are.
         """
-        if self.seq_len > n_ctx:
-            raise UserError(f"--seq-len {self.seq_len} is beyond the model's context {n_ctx}")
+        validate_seq_len(self.seq_len, n_ctx)
 
     def n_skipped(self, inputs: Sequences) -> int:
         """Return how many first keys the positional patterns leave out."""

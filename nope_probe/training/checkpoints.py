@@ -21,6 +21,7 @@ from nope_probe.training.recipes import RECIPES
 # torch.save reports what it cannot write as a RuntimeError of its zip writer.
 _TORCH_SAVE = re.compile("PytorchStreamWriter|inline_container")
 _RUN = "run.json"
+OWN_FILES = (_RUN, f".{_RUN}.partial")  # of a training that was killed before its first checkpoint
 _WHOLE = "checksums.json"  # written last into a checkpoint
 FINISHED = "training.json"  # written last into the folder of a trained model
 MODEL_FILES = (FINISHED, "config.json", "model.safetensors")

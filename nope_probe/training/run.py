@@ -20,6 +20,7 @@ from nope_probe.runtime.status import status
 from nope_probe.training.checkpoints import (
     FINISHED,
     MODEL_FILES,
+    OWN_FILES,
     full_disk_is_one_line,
     identity,
     newest_whole,
@@ -133,6 +134,8 @@ def validate(settings: Settings, out: Path) -> None:
         raise UserError(f"{out} holds checkpoints of a run: take --resume, or choose another --out")
     if any((out / name).exists() for name in MODEL_FILES):
         raise UserError(f"{out} holds a trained model; choose another --out")
+    if out.is_dir() and any(path.name not in OWN_FILES for path in out.iterdir()):
+        raise UserError(f"{out} holds other files; choose another --out")
 
 
 def _fix_randomness(seed: int, threads: int | None) -> None:

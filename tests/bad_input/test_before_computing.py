@@ -3,6 +3,7 @@
 A row is a command line and a fragment of the line that it ends with. Nothing may be loaded or left.
 """
 
+import json
 import os
 import shlex
 import subprocess
@@ -102,6 +103,15 @@ NUMBERS = [
     ("simulate --n-samples 100 --target-se 0.1", "--n-samples or --target-se, not both"),
     ("simulate --alpha 0.2 0.2", "two alphas are the same"),
     ("simulate --d-model 65 --rope", "odd"),
+    # Beyond the context that a config.json states.
+    ("scores --seq-len 257", "--seq-len 257 is beyond the model's context 256"),
+    ("ablate --model nope-tiny --seq-len 257 --bos always", "is beyond the model's context 256"),
+    ("circuit --seq-len 300", "--seq-len 300 is beyond the model's context 256"),
+    ("behaviour --seq-len 513 --trained-len 128", "is beyond the model's context 512"),
+    ("layers --seq-len 257", "--seq-len 257 is beyond the model's context 256"),
+    (f"scores {FREE} --seq-len 4097 --n-seqs 8", "is beyond the model's context 4096"),
+    ("scores --model short", "--seq-len 64 is beyond the model's context 31"),
+    ("layers --model shorter --seq-len 20", "--seq-len 20 is beyond the model's context 19"),
     # What fits no machine.
     ("scores --n-seqs 2000000000", "this needs at least 1.02 TB of memory"),
     ("scores --seq-len 1000000 --layers 1 --n-seqs 8", "this needs at least 64 TB of memory"),
@@ -203,6 +213,11 @@ PLACES = [
     ("reproduce all --out /proc/x", "cannot write to /proc/x: "),
     ("reproduce all --out file/x", "is a file"),
     ("reproduce all --out linkfile", "it is a file"),
+    ("train --preset nope-tiny --out full", "full holds other files"),
+    ("train --preset nope-tiny --out linkfull", "full holds other files"),
+    ("train --preset nope-tiny --out hidden", "hidden holds other files"),
+    ("train --preset nope-tiny --out deep", "deep holds other files"),
+    ("train --preset nope-tiny --out .", "it is in use; name a new folder in it"),
     ("train --preset nope-tiny --out /proc/x", "cannot write to /proc/x: "),
     ("train --preset nope-tiny --out loop", "is a link that leads nowhere"),
     ("train --preset nope-tiny --out /dev/null", "it is a file"),
@@ -225,6 +240,8 @@ ENVIRONMENTS = [
     ("WORLD_SIZE=2", "layers", "WORLD_SIZE is 2, and RANK, MASTER_ADDR, MASTER_PORT not set"),
     ("WORLD_SIZE=2 RANK=0", "ablate", "WORLD_SIZE is 2, and MASTER_ADDR, MASTER_PORT not set"),
     (f"{SEVERAL} MASTER_PORT=x", "behaviour", "MASTER_PORT is 'x': expected a number from 1"),
+    (f"{SEVERAL} MASTER_PORT=29500 NOPE_PROBE_JOIN_SECONDS=0", "scores", "JOIN_SECONDS is '0'"),
+    (f"{SEVERAL} MASTER_PORT=29500 NOPE_PROBE_JOIN_SECONDS=x", "ablate", "JOIN_SECONDS is 'x'"),
     ("WORLD_SIZE=2 RANK=5", "scores", "RANK is '5': expected a number from 0 to 1"),
     ("RANK=3", "scores", "RANK is '3': expected a number from 0 to 0"),
     ("RANK=banana", "compare a b", "RANK is 'banana'"),
@@ -242,13 +259,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         module, _, function = name.rpartition(".")
         monkeypatch.setattr(import_module(module), function, compute)
     monkeypatch.setattr("nope_probe.runtime.places.validate_browser", lambda: None)
-    for name in ("empty", "full", "dir.png", "target"):
-        (tmp_path / name).mkdir()
-    for name in ("file", "full/x"):
+    for name in ("empty", "full", "hidden", "deep/empty", "dir.png", "target"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("file", "full/x", "hidden/.x"):
         (tmp_path / name).touch()
     for name, target in {"loop": "loop", "dangling": "nowhere", "linkfull": "full"}.items():
         (tmp_path / name).symlink_to(target)
     (tmp_path / "linkfile").symlink_to("file")
+    # Folders that hold a config.json and nothing else: whatever reads weights fails.
+    contexts = {"short": {"max_position_embeddings": 31}}
+    contexts["shorter"] = {"n_positions": 19, "max_position_embeddings": 31}
+    for name, fields in contexts.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(fields))
     return tmp_path
 
 

@@ -11,7 +11,7 @@ from shutil import copytree
 
 import pandas as pd
 import pytest
-from support.broken_models import DEEP, ROWS
+from support.broken_models import DEEP, NO_TOKENS, ROWS, tokenizer_with
 from support.command_line import refused
 from support.refused_models import write_llama
 
@@ -41,6 +41,18 @@ def test_a_broken_model_is_one_line(
     assert len(line) < 300 + 2 * len(str(folder)) + 100
 
 
+@pytest.mark.parametrize("kind", NO_TOKENS)
+def test_a_text_that_a_tokenizer_has_no_tokens_for_is_one_line(
+    kind: str, whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fields, says = NO_TOKENS[kind]
+    folder = Path(copytree(whole, tmp_path / "model"))
+    tokenizer_with(model={"type": kind, **fields})(folder)
+    line = refused(capfd, tmp_path / "here", scores, *SMALL, "--model", folder)
+    assert line.startswith(f"the tokenizer of {folder} cannot take the text: ")
+    assert says in line
+
+
 @pytest.mark.parametrize("command", [ablate, scores, circuit, behaviour])
 def test_other_commands_refuse_a_broken_model_too(
     command: object, whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -49,7 +61,7 @@ def test_other_commands_refuse_a_broken_model_too(
     folder = Path(copytree(whole, tmp_path / "model"))
     apply(folder)
     first = ["--layer", 0] if command is circuit else ["--layers", 1]
-    first = [] if command is behaviour else first
+    first = ["--seq-len", 64] if command is behaviour else first
     line = refused(capfd, tmp_path / "here", command, "--model", folder, *first)
     assert says in line
 
@@ -101,6 +113,12 @@ DATA: dict[str, tuple[str, str | bytes | Callable[[Path], object] | None, str]] 
     "rows of null": ("a.jsonl", lines(None), "(line 1) is no valid jsonl file: expected an object"),
     "a row cut short": ("a.jsonl", ROW + '{"text": "a', "(line 2) is no valid jsonl file: Unterm"),
     "a deep row": ("a.jsonl", f'{ROW}{{"text": {DEEP}', "(line 2) is no valid jsonl file: maximum"),
+    "a deep row, closed": (
+        "a.jsonl",
+        f'{ROW}{{"text": {DEEP}{"]" * 100_000}}}',
+        "(line 2) is no valid jsonl file: maximum",
+    ),
+    "deep objects": ("a.jsonl", ROW + 100_000 * '{"a":', "(line 2) is no valid jsonl file: maxim"),
     "a huge number": ("a.jsonl", f'{{"n": {"9" * 5000}}}', "Exceeds the limit"),
     "another column": ("a.jsonl", lines({"body": "a"}), "no column 'text'; its columns: body"),
     "escapes": ("a.jsonl", lines({"\x1b[31m": "a"}), r"its columns: \x1b[31m"),
@@ -138,6 +156,17 @@ def test_broken_data_is_one_line(
     line = refused(capfd, tmp_path / "here", scores, *SMALL, "--data", path)
     assert says in line
     assert name in line
+
+
+@pytest.mark.parametrize("deep", [DEEP, 100_000 * '{"a":', DEEP + 100_000 * "]"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_a_data_set_with_a_deep_file_is_one_line(
+    name: str, deep: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / name).write_text(f'{16 * ROW}{{"text": "a", "x": {deep}}}\n')
+    line = refused(capfd, tmp_path / "here", scores, *SMALL, "--data", tmp_path / "texts")
+    assert line == f"{tmp_path / 'texts' / name} holds JSON that is nested more than 1000 deep"
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,12 @@
 """A run's maps do not depend on how many processes share it."""
 
+import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import numpy as np
@@ -13,9 +16,10 @@ from safetensors.numpy import load_file
 from support.command_line import refused
 from support.forks import forks
 
-from nope_probe import circuit, reproduce, simulate
+from nope_probe import circuit, reproduce, scores, simulate
 from nope_probe.errors import UserError
 from nope_probe.hooks.streaming import batches_of
+from nope_probe.models.names import CHECKPOINTS
 from nope_probe.runtime.distributed import own_device
 
 SMALL = ["--model", "nope-tiny", "--layers", "2", "--n-seqs", "61", "--seq-len", "19"]
@@ -77,6 +81,66 @@ def test_a_command_for_one_process_is_refused_to_several(
     line = refused(capfd, tmp_path, command, *arguments)
     assert line == (
         "only ablate, behaviour, scores and the figures of language models run in several processes"
+    )
+
+
+@pytest.mark.parametrize(("missing", "lacks"), [("data", [2]), ("model", [0, 1, 2])])
+def test_what_some_processes_lack_ends_all_in_one_line_that_says_which(
+    missing: str, lacks: list[int], tmp_path: Path
+):
+    text = "in the other one there is more than that " * 20
+    for rank in range(3):
+        (tmp_path / str(rank)).mkdir()
+        if rank not in lacks or missing != "data":
+            rows = f"{json.dumps({'text': text})}\n" * 64
+            (tmp_path / str(rank) / "texts.jsonl").write_text(rows)
+        if rank not in lacks or missing != "model":
+            copytree(CHECKPOINTS["nope-tiny"], tmp_path / str(rank) / "own")
+    small = ["--model", "own", "--layers", "1", "--n-seqs", "61", "--seq-len", "19"]
+    command = ["scores", *small, "--batch-size", "7", "--data", "texts.jsonl"]
+    codes, stderr = forks("apart", "3", tmp_path, command)
+    assert codes == [2, 2, 2], stderr
+    (line,) = [line for line in stderr.splitlines() if line]
+    who = "" if 0 in lacks else f"process {lacks[0]}: "
+    what = "no data 'texts.jsonl': " if missing == "data" else "unknown model 'own'; "
+    assert line.startswith(f"error: {who}{what}")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_process_that_cannot_load_the_model_ends_all_in_one_line(tmp_path: Path):
+    for rank in range(2):
+        copytree(CHECKPOINTS["nope-tiny"], tmp_path / str(rank) / "own")
+    (tmp_path / "1" / "own" / "model.safetensors").write_bytes(b"")
+    small = ["--model", "own", "--layers", "1", "--n-seqs", "61", "--seq-len", "19"]
+    codes, stderr = forks("apart", "2", tmp_path, ["scores", *small, "--batch-size", "7"])
+    assert codes == [2, 2], stderr
+    (line,) = [line for line in stderr.splitlines() if line]
+    assert line.startswith("error: process 1: ")
+    assert "model.safetensors is a broken safetensors file" in line
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(("rank", "server"), [(0, "nobody"), (1, "nobody"), (1, "mute")])
+def test_a_process_without_the_others_ends_in_one_line(
+    rank: int,
+    server: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+):
+    monkeypatch.setattr("nope_probe.runtime.meeting._GRACE", 1)
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        port = mute.getsockname()[1]
+        if server == "mute":
+            mute.listen()
+        variables = {"WORLD_SIZE": 2, "RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        for name, value in (variables | {"NOPE_PROBE_JOIN_SECONDS": 1}).items():
+            monkeypatch.setenv(name, str(value))
+        line = refused(capfd, tmp_path, scores, *SMALL, "--batch-size", 7, code=1)
+    assert line.startswith(f"2 processes did not meet at 127.0.0.1:{port} within 1 s (")
+    assert line.endswith(
+        ": start all of them with torchrun, unset WORLD_SIZE, or set NOPE_PROBE_JOIN_SECONDS"
     )
 
 

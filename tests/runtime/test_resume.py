@@ -107,7 +107,7 @@ def test_killed_at_random_moments_and_at_the_final_write_a_run_ends_in_the_same_
             scores = ["scores", *SHORT["scores"], "--seed", seed]
             forks("kill", "0", tmp_path / name, scores)
     given = [
-        str(tmp_path / each / "0" / "run") if each in ("one", "two") else each
+        str(tmp_path / each / "undisturbed" / "run") if each in ("one", "two") else each
         for each in LONG[command]
     ]
     report, stderr = forks("kill", "8", tmp_path / "kills", [command, *given])

@@ -47,6 +47,48 @@ def vocabulary(**fields: Any) -> Break:
     return apply
 
 
+def tokenizer_with(**parts: Any) -> Break:
+    """Change parts of the tokenizer, such as its normalizer."""
+
+    def apply(folder: Path) -> None:
+        tokenizer = json.loads((folder / TOKENIZER).read_text()) | parts
+        (folder / TOKENIZER).write_text(json.dumps(tokenizer))
+
+    return apply
+
+
+def charsmap(encoded: str) -> Break:
+    return tokenizer_with(normalizer={"type": "Precompiled", "precompiled_charsmap": encoded})
+
+
+def replacing(expression: str) -> Break:
+    replace = {"type": "Replace", "pattern": {"Regex": expression}, "content": ""}
+    return tokenizer_with(normalizer=replace)
+
+
+def nested_normalizers(depth: int) -> Break:
+    normalizer: dict[str, Any] = {"type": "Lowercase"}
+    for _ in range(depth):
+        normalizer = {"type": "Sequence", "normalizers": [normalizer]}
+    return tokenizer_with(normalizer=normalizer)
+
+
+def broken_tail(folder: Path) -> None:
+    (folder / TOKENIZER).write_text((folder / TOKENIZER).read_text() + "x")
+
+
+def template(*single: Any) -> Break:
+    """Put these pieces around every text."""
+    parts = {"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": {}}
+    return tokenizer_with(post_processor=parts)
+
+
+def added(**fields: Any) -> Break:
+    """Add one token to the tokenizer's vocabulary."""
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    return tokenizer_with(added_tokens=[{"id": 0, "content": "<s>", **flags, **fields}])
+
+
 def described(**fields: Any) -> Break:
     """Describe the tokenizer by these fields."""
     about = {"tokenizer_class": "PreTrainedTokenizerFast", **fields}
@@ -133,6 +175,8 @@ CONFIGS = [
     ("null", put(CONFIG, "null"), "config.json: argument of type 'NoneType'"),
     ("a number", put(CONFIG, "7"), "config.json: argument of type 'int'"),
     ("deep", put(CONFIG, DEEP), "config.json: maximum recursion depth"),
+    ("deep and closed", put(CONFIG, DEEP + "]" * 100_000), "config.json: maximum recursion depth"),
+    ("deep objects", put(CONFIG, '{"a":' * 100_000), "config.json: maximum recursion depth"),
     ("binary", put(CONFIG, bytes(range(256))), "is not a valid JSON file"),
     ("no type", change(model_type=None), "Should have a `model_type` key"),
     ("type a list", change(model_type=["llama"]), "config.json: unhashable type: 'list'"),
@@ -170,6 +214,43 @@ TOKENIZERS = [
     ("unknown model", vocabulary(type="Nope"), "tokenizer: data did not match any variant"),
     ("a list of tokens", vocabulary(vocab=[]), "tokenizer: invalid type: sequence"),
     ("unknown merges", vocabulary(merges=["no pe"]), "tokenizer: Token `no` out of vocabulary"),
+    ("deep and closed", put(TOKENIZER, DEEP + "]" * 100_000), "tokenizer: maximum recursion depth"),
+    ("deep objects", put(TOKENIZER, '{"a":' * 100_000), "tokenizer: maximum recursion depth"),
+    ("a deep normalizer", nested_normalizers(200), "tokenizer: recursion limit exceeded"),
+    ("text after it", broken_tail, "tokenizer: Extra data"),
+    ("a model that is null", tokenizer_with(model=None), "tokenizer: data did not match any"),
+    ("another version", tokenizer_with(version="9.9"), "Unknown tokenizer version '9.9'"),
+    ("an id of 2**40", vocabulary(vocab={"a": 2**40}, merges=[]), "expected u32"),
+    ("an id below 0", vocabulary(vocab={"a": -1}, merges=[]), "expected u32"),
+    ("no tokens and a merge", vocabulary(vocab={}, merges=[["a", "b"]]), "Token `a` out of vocab"),
+    ("a merge of three", vocabulary(merges=[["a", "b", "c"]]), "enum MergeType"),
+    ("added text", tokenizer_with(added_tokens="x"), "tokenizer: 'str' object has no attribute"),
+    ("an added string", tokenizer_with(added_tokens=["x"]), "tokenizer: 'str' object has no"),
+    ("an added id of 2**40", added(id=2**40), "tokenizer: invalid value: integer"),
+    ("an added null", added(content=None), "tokenizer: invalid type: null, expected a string"),
+    ("an added token too many", added(id=9999, content="zzz"), "has ids up to 263, but the model"),
+    ("unknown normalizer", tokenizer_with(normalizer={"type": "Fold"}), "NormalizerUntagged"),
+    ("half a regular expression", replacing("("), "Oniguruma error: end pattern with unmatched"),
+    # The parser panics: it has a message of its own, which is not printed.
+    ("long prefix", vocabulary(continuing_subword_prefix=9 * "#"), "(PanicException in"),
+    ("charsmap of nothing", charsmap(""), 'Precompiled: Error("Cannot parse precompiled_charsmap"'),
+    ("charsmap not base64", charsmap("%%"), 'Precompiled: Error("Invalid byte 37, offset 0."'),
+    ("charsmap out of bounds", charsmap("BAAAAP////8="), "index out of bounds: the len is 1"),
+    (
+        "pieces of no length",
+        tokenizer_with(pre_tokenizer={"type": "FixedLength", "length": 0}),
+        "tokenizer: chunk size must be non-zero",
+    ),
+    (
+        "a template without its token",
+        template({"SpecialToken": {"id": "X", "type_id": 0}}),
+        "no entry",
+    ),
+    (
+        "a template of a second text",
+        template({"Sequence": {"id": "B", "type_id": 0}}),
+        "out of bou",
+    ),
     ("described by a list", put(ABOUT_TOKENIZER, "[]"), "tokenizer: 'list' object"),
     ("described deep", put(ABOUT_TOKENIZER, DEEP), "tokenizer: maximum recursion depth"),
     ("class a number", described(tokenizer_class=7), "tokenizer: 'int' object"),
@@ -177,6 +258,27 @@ TOKENIZERS = [
     ("length a string", described(model_max_length="x"), "tokenizer: '>' not supported"),
     ("code a number", described(auto_map=[7]), "needs remote code (7)"),
 ]
+# What tokenizers of other kinds do not hold: shown by the text, not by the file.
+NO_TOKENS = {
+    "WordLevel": (
+        {"unk_token": "[UNK]", "vocab": {"a": 0}},
+        "WordLevel error: Missing [UNK] token",
+    ),
+    "WordPiece": (
+        {
+            "unk_token": "[UNK]",
+            "vocab": {"a": 0},
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+        },
+        "WordPiece error: Missing [UNK] token",
+    ),
+    "Unigram": (
+        {"unk_id": None, "vocab": [["a", -1.0]]},
+        "an unknown token but `unk_id` is missing",
+    ),
+    "BPE": ({"unk_token": "?", "vocab": {"a": 0}, "merges": []}, "Unk token `?` not found in the"),
+}
 WEIGHT_FILES = [
     ("absent", without(WEIGHTS), "has no safetensors weights"),
     ("empty", put(WEIGHTS, ""), "is a broken safetensors file: "),

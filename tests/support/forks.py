@@ -27,7 +27,7 @@ def forks(what: str, argument: str, out: Path, command: list[str]) -> tuple[dict
     """Run a command in forks, and return the report and all that was written to stderr.
 
     Args:
-        what: `kill`, `step`, `share`: the function below.
+        what: `kill`, `step`, `share`, `apart`: the function below.
         argument: its first argument.
         out: a folder. Each run of `step` and `kill` has a folder of its own there and writes `run`
             in it; the one that is not disturbed is in `undisturbed`.
@@ -61,7 +61,7 @@ def serve() -> None:
     prepare()
     for line in sys.stdin:
         what, argument, out, (command, *arguments) = json.loads(line)
-        action = {"kill": kill, "step": step, "share": share}[what]
+        action = {"kill": kill, "step": step, "share": share, "apart": apart}[what]
         with TemporaryFile() as printed:
             os.dup2(printed.fileno(), 1)
             os.dup2(printed.fileno(), 2)
@@ -204,16 +204,24 @@ def share(counts: str, out: Path, command: str, arguments: list[str]) -> dict[st
     return {count: share_among(count, out, command, arguments) for count in counts.split(",")}
 
 
-def share_among(count: str, out: Path, command: str, arguments: list[str]) -> list[int]:
+def apart(count: str, out: Path, command: str, arguments: list[str]) -> list[int]:
+    """Run a command in processes that share it, each in a folder of its own, named by its rank."""
+    return share_among(count, out, command, arguments, folders=True)
+
+
+def share_among(
+    count: str, out: Path, command: str, arguments: list[str], *, folders: bool = False
+) -> list[int]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     common = {"WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     given = [*arguments, "--out", str(out / count)]
-    pids = [
-        start(command, given, **common, RANK=str(rank), LOCAL_RANK=str(rank))
-        for rank in range(int(count))
-    ]
+    pids = []
+    for rank in range(int(count)):
+        if folders:
+            os.chdir(out / str(rank))
+        pids.append(start(command, given, **common, RANK=str(rank), LOCAL_RANK=str(rank)))
     return [exit_code(pid) for pid in pids]
 
 

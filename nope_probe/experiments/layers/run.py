@@ -10,6 +10,7 @@ import tyro
 
 from nope_probe.errors import UserError
 from nope_probe.experiments.layers.expect import LENGTHS, Expectation, parse_expectation
+from nope_probe.models.context import configured_context, validate_seq_len
 from nope_probe.models.hub import validate_reachable
 from nope_probe.models.names import folder_of, is_on_hub
 from nope_probe.runtime.bounds import LAYERS, SEED, BoundedSettings
@@ -123,6 +124,9 @@ def run(settings: Settings) -> Report:
     if len({*keys}) < len(keys):
         raise UserError(f"--expect names a key twice: {' '.join(settings.expect)}")
     validate_reachable(settings.model, settings.revision)
+    if settings.seq_len != "auto":
+        n_ctx = configured_context(settings.model, settings.revision)
+        validate_seq_len(settings.seq_len, n_ctx)
     loaded = load_model(settings)
     from nope_probe.data.sequences import forces_bos
     from nope_probe.experiments.layers.configured import differences
@@ -184,8 +188,7 @@ def n_positions(
         if each.key in LENGTHS and isinstance(each.value, float)
     ]
     if settings.seq_len != "auto":
-        if settings.seq_len > n_ctx:
-            raise UserError(f"--seq-len {settings.seq_len} is beyond the model's context {n_ctx}")
+        validate_seq_len(settings.seq_len, n_ctx)
         length = settings.seq_len
     else:
         config = hugging_face_config(loaded.model) or {}
