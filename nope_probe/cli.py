@@ -21,8 +21,8 @@ from typing import Annotated, Any, NoReturn, TypeVar
 
 import tyro
 
-from nope_probe.errors import MachineError, UserError, exit_code_of, printable
-from nope_probe.runtime.distributed import validate_launch
+from nope_probe.errors import UserError, exit_code_of, line_of, printable
+from nope_probe.runtime.distributed import hide_lost_connections, is_first_process, validate_launch
 from nope_probe.runtime.parent import end_with_torchrun
 from nope_probe.runtime.places import validate_image_place
 from nope_probe.runtime.signals import Signals
@@ -76,6 +76,7 @@ def parse(settings: type[Settings], examples: Sequence[str] = ()) -> Settings:
     with _one_line_for_a_box(typed):
         parsed = tyro.cli(settings, prog=typed, args=arguments, description="\n".join(lines))
     validate_launch()
+    hide_lost_connections()
     return parsed
 
 
@@ -222,8 +223,8 @@ def one_line_errors() -> Iterator[None]:
     """End the process with one line on stderr after whatever is no fault of the code.
 
     A user's mistake has exit code 2, a fault of the environment (a full disk, a closed terminal) 1,
-    an interruption 130 (SIGINT) or 143 (SIGTERM). Of several processes on one machine, the first
-    prints the line. A reader of stdout that goes away (`| head`) ends the process as SIGPIPE does.
+    an interruption 130 (SIGINT) or 143 (SIGTERM). Of several processes, the first that fails prints
+    the line. A reader of stdout that goes away (`| head`) ends the process as SIGPIPE does.
     """
     open_standard_streams()
     end_with_torchrun()
@@ -235,26 +236,28 @@ def one_line_errors() -> Iterator[None]:
             sys.stdout.flush()
             raise
         sys.stdout.flush()
-    except UserError as error:
-        _end(f"error: {error}", error.exit_code)
     except KeyboardInterrupt as error:
         said = f": {error}" if str(error) else ""
         _end(f"interrupted{said}", exit_code_of(getattr(error, "signum", signal.SIGINT)))
     except BrokenPipeError:
         discard_output()
         sys.exit(exit_code_of(signal.SIGPIPE))
-    except OSError as error:
-        discard_output()
-        where = f"{error.filename}: " if error.filename else ""
-        _end(f"error: {where}{error.strerror or error}", MachineError.exit_code)
-    except MemoryError as error:
-        _end(f"error: out of memory ({error})", MachineError.exit_code)
+    except (UserError, OSError, MemoryError) as error:
+        if isinstance(error, OSError):
+            discard_output()
+        line = line_of(error)
+        assert line is not None
+        text, code = line
+        _end(f"error: {text}", code, prints=getattr(error, "prints", None))
 
 
-def _end(message: str, code: int) -> NoReturn:
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        sys.stderr.write(f"{printable(message)}\n")
+def _end(message: str, code: int, *, prints: bool | None = None) -> NoReturn:
+    """End the process, after its line if it prints one: if not told, the first of a machine."""
+    if os.environ.get("LOCAL_RANK", "0") == "0" if prints is None else prints:
+        # The bar of the first process may have left the terminal in the middle of a line.
+        begin = "\n" if prints and not is_first_process() else ""
+        sys.stderr.write(f"{begin}{printable(message)}\n")
     elif code < exit_code_of(0):
-        # torchrun ends all processes as soon as one has: the first has to print before that.
+        # torchrun ends all processes as soon as one has: the line has to be printed before that.
         time.sleep(_HEAD_START)
     sys.exit(code)

@@ -22,9 +22,11 @@ class UserError(ValueError):
 
     Attributes:
         exit_code: of the process: 2 for a user's mistake.
+        prints: whether this process prints it; by default, the first of a machine's does.
     """
 
     exit_code: ClassVar[int] = 2
+    prints: bool | None = None
 
 
 class MachineError(UserError):
@@ -58,6 +60,18 @@ class TooFewLayersError(UserError):
 def is_unwritable(error: OSError) -> bool:
     """Return whether a file could not be written for want of room, right or a working disk."""
     return error.errno in _UNWRITABLE
+
+
+def line_of(error: BaseException) -> tuple[str, int] | None:
+    """Return the line that a command ends in and its exit code, unless the code is at fault."""
+    if isinstance(error, UserError):
+        return str(error), error.exit_code
+    if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}", MachineError.exit_code
+    if isinstance(error, MemoryError):
+        return f"out of memory ({error})", MachineError.exit_code
+    return None
 
 
 def exit_code_of(signum: int) -> int:

@@ -26,6 +26,7 @@ from nope_probe.runtime.distributed import Processes
 from nope_probe.runtime.folder import reason
 from nope_probe.runtime.identity import record_identity, validate_same_run
 from nope_probe.runtime.lock import FolderLock
+from nope_probe.runtime.peers import PeerEndedError
 from nope_probe.runtime.progress import open_bar, phase_of
 from nope_probe.runtime.signals import Signals
 from nope_probe.runtime.tensor_files import open_tensors, read_notes, read_tensors, write_tensors
@@ -86,10 +87,8 @@ class RunCheckpoint:
                     finished = sorted(path.stem for path in self.folder.glob(f"*{_ENDING}"))
                 except UserError as error:  # raised in all processes: they wait for this one
                     problem = error
-            finished, problem = self.processes.broadcast((finished, problem))
-            if problem is not None:
-                raise problem
-            self._finished = set(finished)
+            self.processes.raise_first(problem)
+            self._finished = set(self.processes.broadcast(finished))
             self.signals.message = "progress was saved; run the same command to resume"
         return self
 
@@ -105,7 +104,7 @@ class RunCheckpoint:
 
         After an error of the code what was computed is kept, and inputs alone are not.
         """
-        if issubclass(kind, UserError):
+        if issubclass(kind, UserError) and not issubclass(kind, PeerEndedError):
             return not issubclass(kind, StorageError)
         computed = any("inputs" not in name for name in self._finished)
         has_state = self.state_path is not None and self.state_path.exists()
@@ -265,7 +264,8 @@ class _SavedStream(StreamCheckpoint):
 
     def is_due(self) -> bool:
         self.n_batches += 1
-        return self.n_batches % self.run.every == 0 or self.run.signals.received is not None
+        ends = self.run.signals.received is not None or self.run.processes.one_has_ended
+        return ends or self.n_batches % self.run.every == 0
 
     def save(self, state: State) -> None:
         if self.run.state_path is not None:
@@ -279,6 +279,7 @@ class _SavedStream(StreamCheckpoint):
         if self.run.bar is not None:
             self.run.bar.update(n_seqs - counted)
         self.run.signals.raise_if_received()
+        self.run.processes.raise_if_ended()
 
     def all_reduce(self, totals: Sequence[Tensor]) -> None:
         self.run.signals.stop_deferring()

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from nope_probe.errors import MachineError, UserError
 from nope_probe.runtime.environment import number_of
-from nope_probe.runtime.meeting import Told, join_seconds, meet, raise_first, told
+from nope_probe.runtime.meeting import Told, join_seconds, raise_first, told
+from nope_probe.runtime.peers import Peers, join_peers
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +57,15 @@ def validate_launch() -> None:
     join_seconds()
 
 
+def hide_lost_connections() -> None:
+    """Keep torch, once it is loaded, from printing a stack of C++ for each that it loses.
+
+    They are warnings, and the end of a process that they follow is said in one line.
+    """
+    if process_count() > 1:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
 def validate_one_process() -> None:
     """Check that a command which runs in one process was not started in several.
 
@@ -76,10 +86,12 @@ class Processes:
     Attributes:
         rank: its number, from 0.
         count: how many processes there are.
+        peers: the others; None if there are none.
     """
 
     rank: int = 0
     count: int = 1
+    peers: Peers | None = None
 
     @property
     def is_first(self) -> bool:
@@ -88,25 +100,29 @@ class Processes:
 
     def all_reduce(self, totals: Sequence[torch.Tensor]) -> None:
         """Replace totals by their sums over all processes, in one all-reduce."""
-        if self.count == 1:
+        if self.peers is None:
             return
         import torch
         import torch.distributed as dist
 
         together = torch.cat([total.flatten().to(_device()) for total in totals])
-        dist.all_reduce(together)
+        with self.peers.waiting():
+            dist.all_reduce(together)
+            if together.is_cuda:
+                torch.cuda.current_stream().synchronize()
         sums = together.split([total.numel() for total in totals])
         for total, each in zip(totals, sums, strict=True):
             total.copy_(each.view_as(total))
 
     def broadcast(self, value: Value) -> Value:
         """Return the first process's value in every process."""
-        if self.count == 1:
+        if self.peers is None:
             return value
         import torch.distributed as dist
 
         values = [value]
-        dist.broadcast_object_list(values, src=0, device=_device())
+        with self.peers.waiting():
+            dist.broadcast_object_list(values, src=0, device=_device())
         return values[0]
 
     def raise_first(self, problem: UserError | None) -> None:
@@ -115,22 +131,41 @@ class Processes:
         Raises:
             UserError: which says in which process, if not in the first.
         """
-        if self.count == 1:
+        if self.peers is None:
             if problem is not None:
                 raise problem
             return
         import torch.distributed as dist
 
         problems: list[Told] = [None] * self.count
-        dist.all_gather_object(problems, told(problem))
-        raise_first(problems, problem)
+        with self.peers.waiting():
+            dist.all_gather_object(problems, told(problem))
+        try:
+            raise_first(problems, problem)
+        except UserError as error:
+            raise self.peers.share(error) from error.__cause__
 
     def barrier(self) -> None:
         """Wait until every process has called this."""
-        if self.count > 1:
+        if self.peers is not None:
             import torch.distributed as dist
 
-            dist.barrier()
+            with self.peers.waiting():
+                dist.barrier()
+
+    @property
+    def one_has_ended(self) -> bool:
+        """Whether another process has failed."""
+        return self.peers is not None and self.peers.failure is not None
+
+    def raise_if_ended(self) -> None:
+        """Raise what ends this process if another one has failed.
+
+        Raises:
+            UserError: which says which one.
+        """
+        if self.peers is not None:
+            self.peers.raise_if_ended()
 
 
 @contextmanager
@@ -157,19 +192,25 @@ def process_group(device: str, problem: UserError | None = None) -> Iterator[Pro
     import torch
     import torch.distributed as dist
 
-    store, rank, count = meet(problem)
-    store.set_timeout(TIMEOUT)
-    on_gpu = torch.device(device).type == "cuda"
-    if on_gpu:
-        torch.cuda.set_device(device)
-    backend = "nccl" if on_gpu else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=TIMEOUT)
-    token = _joined.set(Processes(rank=rank, count=count))
-    try:
-        yield Processes(rank=rank, count=count)
-    finally:
-        _joined.reset(token)
-        dist.destroy_process_group()
+    with join_peers(problem) as peers:
+        peers.store.set_timeout(TIMEOUT)
+        on_gpu = torch.device(device).type == "cuda"
+        if on_gpu:
+            torch.cuda.set_device(device)
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            store=dist.PrefixStore("group", peers.store),
+            rank=peers.rank,
+            world_size=peers.count,
+            timeout=TIMEOUT,
+        )
+        processes = Processes(rank=peers.rank, count=peers.count, peers=peers)
+        token = _joined.set(processes)
+        try:
+            yield processes
+        finally:
+            _joined.reset(token)
+            dist.destroy_process_group()
 
 
 def own_device(device: str) -> str:

@@ -57,7 +57,7 @@ def meet(problem: UserError | None) -> tuple[Store, int, int]:
     if any(problems):
         _leave(store, rank, count)
     raise_first(problems, problem)
-    return dist.PrefixStore("group", store), rank, count
+    return store, rank, count
 
 
 def _find(found: list[tuple[Store, int, int]]) -> None:

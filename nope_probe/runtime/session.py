@@ -200,9 +200,8 @@ class Session(Generic[Settings_co]):
                 self.finished = check_output_dir(self.folder, self.recorded)
             except UserError as error:  # raised in all processes: the others wait for this one
                 problem = error
-        self.finished, problem = self.processes.broadcast((self.finished, problem))
-        if problem is not None:
-            raise problem
+        self.processes.raise_first(problem)
+        self.finished = self.processes.broadcast(self.finished)
         return lock
 
     def __exit__(
@@ -237,17 +236,17 @@ class Session(Generic[Settings_co]):
         from nope_probe.data.sequences import Sequences
 
         if key not in self.checkpoint:
-            made: Sequences | UserError | None = None
+            made: Sequences | None = None
+            problem: UserError | None = None
             if self.is_first:
                 chosen = settings or self.settings
                 try:
                     with status(f"reading {chosen.data}"):
                         made = chosen.make_sequences(self.loaded, shuffle=shuffle)
                 except UserError as error:  # raised in all processes: the others wait for this one
-                    made = error
+                    problem = error
+            self.processes.raise_first(problem)
             made = self.processes.broadcast(made)
-            if isinstance(made, UserError):
-                raise made
             assert made is not None
             notes = {"name": made.name, "bos": str(made.bos)}
             tensors = {"inputs": made.inputs}

@@ -12,6 +12,7 @@ from typing import Any
 
 from nope_probe.errors import UserError
 from nope_probe.runtime.distributed import is_first_process
+from nope_probe.runtime.peers import PeerEndedError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STDERR = 2
@@ -36,8 +37,8 @@ class Signals:
     A signal raises at once. Inside `deferred` the first one sets `received`, and
     `raise_if_received` ends the run between two batches; a second one raises at once.
 
-    A process that waits for another one is told of its end by an error; if a signal came first,
-    that error is not shown.
+    A process that waits for another one ends by an error when that one does; if a signal came
+    first, that error is not shown.
 
     Attributes:
         message: the text of `Interrupted`.
@@ -63,7 +64,8 @@ class Signals:
     ) -> None:
         for each, handler in self._before.items():
             signal.signal(each, handler)
-        if self.received is not None and not isinstance(error, UserError | Interrupted):
+        own = isinstance(error, UserError | Interrupted) and not isinstance(error, PeerEndedError)
+        if self.received is not None and not own:
             raise Interrupted(self.received, self.message) from error
 
     @contextmanager

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from itertools import cycle
@@ -27,7 +27,7 @@ def forks(what: str, argument: str, out: Path, command: list[str]) -> tuple[dict
     """Run a command in forks, and return the report and all that was written to stderr.
 
     Args:
-        what: `kill`, `step`, `share`, `apart`: the function below.
+        what: `kill`, `step`, `share`, `apart`, `fail`: the function below.
         argument: its first argument.
         out: a folder. Each run of `step` and `kill` has a folder of its own there and writes `run`
             in it; the one that is not disturbed is in `undisturbed`.
@@ -48,7 +48,7 @@ def server() -> subprocess.Popen[str]:
     """Start this file, which ends with the process that started it."""
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", __file__],
-        env=os.environ | {"TOKENIZERS_PARALLELISM": "false"},
+        env=os.environ | {"TOKENIZERS_PARALLELISM": "false", "TORCH_CPP_LOG_LEVEL": "ERROR"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -61,7 +61,7 @@ def serve() -> None:
     prepare()
     for line in sys.stdin:
         what, argument, out, (command, *arguments) = json.loads(line)
-        action = {"kill": kill, "step": step, "share": share, "apart": apart}[what]
+        action = {"kill": kill, "step": step, "share": share, "apart": apart, "fail": fail}[what]
         with TemporaryFile() as printed:
             os.dup2(printed.fileno(), 1)
             os.dup2(printed.fileno(), 2)
@@ -87,6 +87,8 @@ def start(
     code = 0
     if change:
         get_signal_before(change, signum)
+    if "FAILURE" in environment:
+        import_module("support.failures").fail_in_second_batch(environment["FAILURE"])
     try:
         import_module(f"nope_probe.{command}").main()
     except SystemExit as stop:
@@ -209,19 +211,43 @@ def apart(count: str, out: Path, command: str, arguments: list[str]) -> list[int
     return share_among(count, out, command, arguments, folders=True)
 
 
+def fail(argument: str, out: Path, command: str, arguments: list[str]) -> list[int]:
+    """Run a command in processes that share it, some of which fail in their second batch.
+
+    Args:
+        argument: how many processes, and how each of them fails that does: `2 0:slow 1:disk`.
+        out: where the run is written.
+        command: the command.
+        arguments: its arguments.
+    """
+    count, *which = argument.split()
+    failures = {int(rank): failure for rank, failure in (each.split(":") for each in which)}
+    return share_among(count, out, command, arguments, failures=failures)
+
+
 def share_among(
-    count: str, out: Path, command: str, arguments: list[str], *, folders: bool = False
+    count: str,
+    out: Path,
+    command: str,
+    arguments: list[str],
+    *,
+    folders: bool = False,
+    failures: Mapping[int, str] | None = None,
 ) -> list[int]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     common = {"WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    common["ACCELERATE_USE_CPU"] = "true"  # Trainer shares no run otherwise without GPUs
     given = [*arguments, "--out", str(out / count)]
     pids = []
     for rank in range(int(count)):
         if folders:
             os.chdir(out / str(rank))
-        pids.append(start(command, given, **common, RANK=str(rank), LOCAL_RANK=str(rank)))
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        if failures is not None and rank in failures:
+            own["FAILURE"] = failures[rank]
+        pids.append(start(command, given, **common, **own))
     return [exit_code(pid) for pid in pids]
 
 

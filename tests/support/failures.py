@@ -1,0 +1,51 @@
+"""A process that fails in its second batch, or its second step of training."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import torch
+from transformers import Trainer
+
+from nope_probe.errors import UserError
+from nope_probe.hooks.streaming import BatchRunner
+
+
+def fail_in_second_batch(failure: str) -> None:
+    """Let this process fail in one of these ways, for good.
+
+    Args:
+        failure: `memory`, `mistake`, `disk`, `bug`, `SIGKILL`, `SIGTERM`; `slow` takes a second
+            for each batch instead.
+    """
+    for owner, name in ((BatchRunner, "run"), (Trainer, "training_step")):
+        setattr(owner, name, _failing(getattr(owner, name), failure))
+
+
+def _failing(function: Callable, failure: str) -> Callable:
+    n_calls = 0
+
+    def call(*args: object, **options: object) -> object:
+        nonlocal n_calls
+        n_calls += 1
+        if failure == "slow":
+            time.sleep(1)
+        elif n_calls == 2:
+            _fail(failure)
+        return function(*args, **options)
+
+    return call
+
+
+def _fail(failure: str) -> None:
+    if failure.startswith("SIG"):
+        os.kill(os.getpid(), signal.Signals[failure])
+        return
+    errors = {
+        "memory": torch.OutOfMemoryError("CUDA out of memory"),
+        "mistake": UserError("a mistake"),
+        "disk": OSError(28, "No space left on device", "state"),
+        "bug": RuntimeError("a bug"),
+    }
+    raise errors[failure]
