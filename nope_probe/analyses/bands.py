@@ -12,12 +12,13 @@ from math import floor, log2, pi
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import Interval, cross_products, rms, share
 from nope_probe.analyses.pattern import kept_cells, row_centred
 from nope_probe.analyses.rotation import Rotation
+from nope_probe.analyses.rounding import beyond_rounding
 
 UNROTATED = "unrotated"
 BandChoice = int | Literal["octaves"]
@@ -132,6 +133,8 @@ def split_bands(
 ) -> list[BandPattern]:
     """Return what each band has of its layer's pattern; a layer's empty bands are left out.
 
+    A pattern within the rounding of its map is 0, and nothing has a share of it.
+
     Args:
         scores: fold maps of the scores, nats.
         maps: fold maps of each band, as `capture_bands` returns them.
@@ -142,17 +145,27 @@ def split_bands(
     cells = kept_cells(scores.shape[-1], skip_keys)
     found: list[BandPattern] = []
     for layer, of_layer in enumerate(bands):
-        whole = row_centred(scores[:, layer].double(), skip_keys)[None, :, cells]
+        whole = scores[:, layer].double()
         for index, band in enumerate(of_layer):
             if band.coordinates:
-                part = row_centred(maps[:, layer, index].double(), skip_keys)[None, :, cells]
-                both = torch.cat([part, whole])
-                gram = cross_products(both, both, counts)
-                found.append(
-                    BandPattern(
-                        band=band,
-                        amplitude=rms(gram[:, 0, 0], counts),
-                        share=share(gram[:, 0, 1], gram[:, 1, 1], counts),
-                    )
-                )
+                part = maps[:, layer, index].double()
+                amplitude, of_whole = _band_pattern(part, whole, cells, skip_keys, counts)
+                found.append(BandPattern(band=band, amplitude=amplitude, share=of_whole))
     return found
+
+
+def _band_pattern(
+    part: Float[Tensor, "fold query_pos key_pos"],
+    whole: Float[Tensor, "fold query_pos key_pos"],
+    cells: Bool[Tensor, "query_pos key_pos"],
+    skip_keys: int,
+    counts: Int[Tensor, " fold"] | None,
+) -> tuple[Interval, Interval]:
+    """Return the amplitude of a band's pattern, and its share of the whole one."""
+    both = torch.stack([row_centred(each, skip_keys)[:, cells] for each in (part, whole)])
+    gram = cross_products(both, both, counts)
+    ours, theirs = (
+        beyond_rounding(gram[:, index, index], each[:, cells].square().mean())
+        for index, each in enumerate((part, whole))
+    )
+    return rms(ours, counts), share(gram[:, 0, 1], theirs, counts)

@@ -35,6 +35,7 @@ from nope_probe.analyses.jackknife import (
     share,
 )
 from nope_probe.analyses.pattern_rows import Folds, as_layer, centred_rows, n_kept_cells
+from nope_probe.analyses.rounding import beyond_rounding, exceeds_rounding, mean_squares
 from nope_probe.hooks.layer_folds import row_blocks
 
 
@@ -47,6 +48,8 @@ class MeanCovariance:
         mean, covariance: shares <term, v(all)> / <v(all), v(all)>; they add to 1.
         mean_rms, covariance_rms: RMS of each term's pattern, nats.
         dimensions: how many dimensions the positions' mean keys span (participation ratio).
+
+    A pattern or term within the rounding of the scores is 0, and nothing has a share of it.
     """
 
     layer: int
@@ -91,19 +94,20 @@ def split_layer(
 ) -> MeanCovariance:
     """Return the mean and covariance terms of one layer's pattern, as `split_mean_covariance`."""
     sums, scores, mean_term = ProductSums(), as_layer(scores), as_layer(mean_term)
+    n_cells, score_square = n_kept_cells(scores.n, skip_keys), torch.zeros((), dtype=torch.float64)
     for start, stop in row_blocks(scores.n, scores.n_folds):
-        whole, mean = (
-            centred_rows(each.rows(start, stop).double(), start, skip_keys)
-            for each in (scores, mean_term)
-        )
+        raw, raw_mean = (each.rows(start, stop).double() for each in (scores, mean_term))
+        score_square += mean_squares(raw, start, skip_keys, n_cells).mean()
+        whole, mean = (centred_rows(each, start, skip_keys) for each in (raw, raw_mean))
         sums.add(torch.stack([whole, mean, whole - mean]))
-    gram = sums.cross_products(n_kept_cells(scores.n, skip_keys), counts)
+    gram = sums.cross_products(n_cells, counts)
+    squares = [beyond_rounding(gram[:, each, each], score_square) for each in range(3)]
     return MeanCovariance(
         layer=layer,
-        mean=share(gram[:, 1, 0], gram[:, 0, 0], counts),
-        covariance=share(gram[:, 2, 0], gram[:, 0, 0], counts),
-        mean_rms=rms(gram[:, 1, 1], counts),
-        covariance_rms=rms(gram[:, 2, 2], counts),
+        mean=share(gram[:, 1, 0], squares[0], counts),
+        covariance=share(gram[:, 2, 0], squares[0], counts),
+        mean_rms=rms(squares[1], counts),
+        covariance_rms=rms(squares[2], counts),
         dimensions=participation_ratio(key_means[:, skip_keys:].double(), counts),
     )
 
@@ -159,14 +163,16 @@ def participation_ratio(
     """Return (tr C)^2 / tr C^2 of the covariance C of the positions' means, with its interval.
 
     C is taken between different folds, so that noise adds no dimensions to the trace. The ratio is
-    undefined where the trace does not exceed its noise: all positions have the same mean.
+    undefined where the trace does not exceed its noise, or the means' rounding: all positions have
+    the same mean.
     """
     centred = means - means.mean(1, keepdim=True)
     folds, weights = list(range(len(means))), fold_weights(len(means), counts)
     rests = [[f for f in folds if f != out] for out in (None, *folds)]
     grams = [_gram(centred[rest], weights[rest]) for rest in rests]
     traces = torch.stack([gram.trace() for gram in grams])
-    if not jackknife(traces, counts).low > 0:
+    square = means.square().sum((1, 2)).mean()
+    if not (jackknife(traces, counts).low > 0 and exceeds_rounding(traces, square)):
         return UNDEFINED
     ratios = traces.square() / torch.stack([gram.square().sum() for gram in grams])
     return jackknife(ratios, counts)

@@ -8,22 +8,32 @@ from torch import Tensor
 
 from nope_probe.analyses.jackknife import UNDEFINED, Interval, cross_products, jackknife
 from nope_probe.analyses.pattern import kept_cells, row_centred
+from nope_probe.analyses.rounding import exceeds_rounding
 
 Folds = Float[Tensor, "fold query_pos key_pos"]
 
 
 def positional_part(
-    scores: Folds, content: Folds, skip_keys: int = 0
+    scores: Folds,
+    content: Folds,
+    skip_keys: int = 0,
+    counts: Int[Tensor, " fold"] | None = None,
 ) -> Float[Tensor, "fold cell"]:
     """Return p, the pattern less the pattern without the sources, in the kept cells, nats.
+
+    It is 0 where it does not exceed the rounding of the scores.
 
     Args:
         scores: score maps, nats.
         content: those of the same model without mask and position encoding.
         skip_keys: how many first keys to leave out.
+        counts: sequences per fold; all the same by default.
     """
-    cells = kept_cells(scores.shape[-1], skip_keys)
-    return row_centred(scores.double() - content.double(), skip_keys)[..., cells]
+    cells, both = kept_cells(scores.shape[-1], skip_keys), (scores.double(), content.double())
+    part = row_centred(both[0] - both[1], skip_keys)[..., cells]
+    score_square = sum(each[..., cells].square().mean() for each in both)
+    squares = cross_products(part[None], part[None], counts)[:, 0, 0]
+    return part if exceeds_rounding(squares, score_square) else torch.zeros_like(part)
 
 
 def pattern_lost(

@@ -36,11 +36,13 @@ def mean_squares(
 def exceeds_rounding(squares: Estimates, score_square: float | Float[Tensor, ""]) -> bool:
     """Return whether the mean square of a pattern exceeds what rounding may leave of it.
 
+    One that is not a number does, so that it is not taken for 0.
+
     Args:
         squares: the estimates of the mean square, squared nats.
         score_square: the mean square of the scores, squared nats.
     """
-    return bool(squares[0].abs() > ROUNDING**2 * score_square)
+    return not bool(squares[0].abs() <= ROUNDING**2 * score_square)
 
 
 def beyond_rounding(squares: Estimates, score_square: float | Float[Tensor, ""]) -> Estimates:

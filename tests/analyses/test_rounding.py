@@ -8,10 +8,14 @@ from torch import Tensor
 
 from nope_probe import capture_scores, load
 from nope_probe.analyses.attribution import attribute
-from nope_probe.analyses.jackknife import Interval
+from nope_probe.analyses.bands import make_bands, split_bands
+from nope_probe.analyses.jackknife import Interval, cross_products, rms
 from nope_probe.analyses.kept_pattern import kept_patterns
 from nope_probe.analyses.mask_effect import mask_effect
+from nope_probe.analyses.mean_covariance import split_mean_covariance
 from nope_probe.analyses.pattern import kept_cells, measure, row_centred
+from nope_probe.analyses.pattern_lost import pattern_lost, positional_part
+from nope_probe.analyses.rotation import Rotation
 from nope_probe.analyses.rounding import ROUNDING, exceeds_rounding, mean_squares
 from nope_probe.analyses.shapley import player_set
 
@@ -104,6 +108,70 @@ def test_nothing_is_left_of_a_pattern_within_rounding() -> None:
     effect = mask_effect(digits[:, 0], maps()[:, 0])
     assert is_zero(effect.with_mask)
     assert is_zero(effect.difference)
+
+
+def test_a_pattern_that_is_no_number_is_not_taken_for_none() -> None:
+    assert exceeds_rounding(torch.tensor([torch.nan]), RMS**2)
+
+
+@pytest.mark.parametrize("times", [0.9, 1.1])
+def test_terms_of_a_pattern_within_rounding_are_none(times: float) -> None:
+    amplitude = times * RMS * ROUNDING
+    scores = maps(ripple(amplitude))
+    [found] = split_mean_covariance(scores, scores / 2, torch.ones(FOLDS, 1, N, 3))
+    if times < 1:
+        assert is_undefined(found.mean)
+        assert is_undefined(found.covariance)
+    else:
+        assert found.mean.value == pytest.approx(0.5)
+        assert found.covariance.value == pytest.approx(0.5)
+    assert is_zero(found.mean_rms)  # half of the pattern's
+    assert is_zero(found.covariance_rms)
+
+
+@pytest.mark.parametrize("times", [0.9, 1.1])
+def test_mean_keys_that_differ_within_rounding_span_no_dimensions(times: float) -> None:
+    means = torch.full((FOLDS, 1, 22, 3), RMS, dtype=torch.float64)
+    # Of three coordinates, one differs: by this, the RMS over all is `times` the bound.
+    means[..., 1] += times * RMS * ROUNDING * 3**0.5 * torch.tensor([1.0, -1.0]).repeat(11)
+    scores = maps(ripple(2.5))[..., :22, :22]
+    [found] = split_mean_covariance(scores, scores / 2, means)
+    if times < 1:
+        assert is_undefined(found.dimensions)
+    else:
+        assert found.dimensions.value == pytest.approx(1)
+
+
+@pytest.mark.parametrize("times", [0.9, 1.1])
+def test_a_band_within_rounding_has_no_amplitude_and_no_share(times: float) -> None:
+    amplitude = times * RMS * ROUNDING
+    turning = Rotation(
+        pairs=torch.tensor([[0, 2], [1, 3]]), frequencies=torch.tensor([1.0, 0.1]), size=1.0
+    )
+    bands = make_bands([turning], 4, 2)
+    part = maps(ripple(amplitude))
+    both = torch.stack([part, maps() - RMS], 2)
+    found = split_bands(part, both, bands)
+    assert is_zero(found[1].amplitude)
+    if times < 1:
+        assert is_zero(found[0].amplitude)
+        assert is_undefined(found[0].share)
+    else:
+        assert found[0].amplitude.value == pytest.approx(amplitude, rel=1e-4)
+        assert found[0].share.value == pytest.approx(1)
+
+
+@pytest.mark.parametrize("times", [0.9, 1.1])
+def test_a_positional_part_within_rounding_is_none(times: float) -> None:
+    amplitude = times * RMS * ROUNDING * 2**0.5  # of two score maps
+    part = positional_part(maps(ripple(amplitude))[:, 0], maps()[:, 0])
+    square = cross_products(part[None], part[None])[:, 0, 0]
+    if times < 1:
+        assert is_zero(rms(square))
+        assert is_undefined(pattern_lost(part, part / 2))
+    else:
+        assert rms(square).value == pytest.approx(amplitude, rel=1e-4)
+        assert pattern_lost(part, part / 2).value == pytest.approx(amplitude / 2, rel=1e-4)
 
 
 @pytest.mark.parametrize("n_tokens", [1, 16])

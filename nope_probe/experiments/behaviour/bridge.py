@@ -61,15 +61,17 @@ def bridge_table(
 def _pattern_lost(
     plan: Plan, measured: Measured, removal: Removal, layer: int, skip: int
 ) -> Interval:
+    counts = measured.maps[removal].counts
     whole, left = (
         positional_part(
             measured.maps[each].folds[:, layer],
             measured.maps[each.without(plan.sources)].folds[:, layer],
             skip,
+            counts,
         )
         for each in (Removal(), removal)
     )
-    return pattern_lost(whole, left, measured.maps[removal].counts)
+    return pattern_lost(whole, left, counts)
 
 
 def _difference(table: pd.DataFrame, condition: str, **where: object) -> ValueAndBounds:

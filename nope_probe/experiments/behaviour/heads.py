@@ -113,7 +113,7 @@ class HeadRunner:
         found = []
         for head in range(self.n_heads[layer]):
             scores, rest = (each[:, 0, head] for each in (whole.per_head, content.per_head))
-            part = positional_part(scores, rest, self.skip)[None]
+            part = positional_part(scores, rest, self.skip, whole.counts)[None]
             found.append(rms(cross_products(part, part, whole.counts)[:, 0, 0], whole.counts))
         return found
 
