@@ -9,8 +9,17 @@ from typing import Any
 from nope_probe.errors import UserError
 from nope_probe.models.names import PARAMETER_FREE, PARAMETER_FREE_CONTEXT, folder_of, resolve
 
-# Fields of a config.json, in the order in which TransformerLens looks for them.
-_FIELDS = ("n_positions", "max_position_embeddings")
+# Fields of a config.json, in the order in which TransformerLens looks for them. `n_ctx` is none of
+# them: where GPT-2's holds it, its positions are `n_positions` all the same.
+_FIELDS = (
+    "n_positions",
+    "max_position_embeddings",
+    "max_context_length",
+    "seq_length",  # BLOOM
+    "max_seq_len",  # MPT, DBRX
+    "max_sequence_length",
+)
+_OF_TEXT = "text_config"  # of models that read more than text, such as Gemma 3 and Llama 4
 
 
 def validate_seq_len(seq_len: int, n_ctx: int | None) -> None:
@@ -42,6 +51,8 @@ def configured_context(name: str, revision: str | None = None) -> int | None:
     folder = folder_of(name)
     config = _hub_config(resolve(name), revision) if folder is None else folder / "config.json"
     fields = {} if config is None else _fields(config)
+    if isinstance(fields.get(_OF_TEXT), dict):
+        fields = fields[_OF_TEXT]
     named = [fields[field] for field in _FIELDS if field in fields]
     return named[0] if named and isinstance(named[0], int) and named[0] > 0 else None
 

@@ -111,6 +111,7 @@ NUMBERS = [
     ("layers --seq-len 257", "--seq-len 257 is beyond the model's context 256"),
     (f"scores {FREE} --seq-len 4097 --n-seqs 8", "is beyond the model's context 4096"),
     ("scores --model short", "--seq-len 64 is beyond the model's context 31"),
+    ("scores --model bloom", "--seq-len 64 is beyond the model's context 31"),
     ("layers --model shorter --seq-len 20", "--seq-len 20 is beyond the model's context 19"),
     # What fits no machine.
     ("scores --n-seqs 2000000000", "this needs at least 1.02 TB of memory"),
@@ -268,6 +269,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "linkfile").symlink_to("file")
     # Folders that hold a config.json and nothing else: whatever reads weights fails.
     contexts = {"short": {"max_position_embeddings": 31}}
+    contexts["bloom"] = {"seq_length": 31}
     contexts["shorter"] = {"n_positions": 19, "max_position_embeddings": 31}
     for name, fields in contexts.items():
         (tmp_path / name).mkdir()

@@ -7,6 +7,14 @@ from pathlib import Path
 
 import pytest
 from support.fake_hub import HubHandler, online, serving
+from transformers import (
+    BloomConfig,
+    Gemma3Config,
+    GPT2Config,
+    MptConfig,
+    OPTConfig,
+    PretrainedConfig,
+)
 
 from nope_probe.errors import UserError
 from nope_probe.models.context import configured_context, validate_seq_len
@@ -20,6 +28,13 @@ COMMIT = "7" * 40
         ('{"max_position_embeddings": 31}', 31),
         ('{"n_positions": 19}', 19),
         ('{"max_position_embeddings": 31, "n_positions": 19}', 19),
+        ('{"n_positions": 19, "n_ctx": 31}', 19),
+        ('{"n_ctx": 31}', None),
+        ('{"max_sequence_length": 31}', 31),
+        ('{"max_context_length": 31}', 31),
+        ('{"text_config": {"max_position_embeddings": 19}, "max_position_embeddings": 31}', 19),
+        ('{"text_config": null, "max_position_embeddings": 31}', 31),
+        ('{"text_config": {}}', None),
         ("{}", None),
         ('{"max_position_embeddings": null}', None),
         ('{"max_position_embeddings": "31"}', None),
@@ -36,6 +51,24 @@ def test_a_context_is_that_of_the_file_or_unknown(
 ) -> None:
     (tmp_path / "config.json").write_text(text)
     assert configured_context(str(tmp_path)) == n_ctx
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GPT2Config(n_positions=31, n_ctx=47),
+        OPTConfig(max_position_embeddings=31),
+        BloomConfig(seq_length=31),
+        MptConfig(max_seq_len=31),
+        Gemma3Config(text_config={"max_position_embeddings": 31}),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_a_context_is_known_by_the_name_that_a_family_gives_it(
+    config: PretrainedConfig, tmp_path: Path
+) -> None:
+    config.save_pretrained(tmp_path)
+    assert configured_context(str(tmp_path)) == 31
 
 
 def test_a_sequence_as_long_as_the_context_fits() -> None:
