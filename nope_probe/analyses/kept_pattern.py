@@ -19,7 +19,7 @@ from nope_probe.analyses.jackknife import (
 )
 from nope_probe.analyses.pattern import kept_cells, row_centred
 from nope_probe.analyses.rounding import beyond_rounding
-from nope_probe.analyses.trends import locality
+from nope_probe.analyses.trends import TrendSums, query_stride
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class KeptPattern:
 
     Attributes:
         amplitude: RMS of v, corrected for noise; nats for scores.
-        locality: as `Measures.locality`, -1 to 1.
+        locality: as `Measures.locality`, -1 to 1; of every `query_stride(n)`-th query.
         share: <v, u> / <u, u>, the share of the intact positional pattern that is left: 1 for the
             intact model, undefined where u cannot be told from noise.
     """
@@ -84,9 +84,22 @@ def _kept(
         beyond_rounding(products[:, index, index], each[:, cells].square().mean())
         for index, each in enumerate((one, intact))
     )
-    trend = jackknife(locality(leave_one_out(patterns, counts), skip_keys), counts)
+    trend = jackknife(_locality(patterns, skip_keys, counts), counts)
     return KeptPattern(
         amplitude=rms(ours, counts),
         locality=trend if ours.any() else UNDEFINED,
         share=share(products[:, 0, 1], theirs, counts),
     )
+
+
+def _locality(
+    patterns: Float[Tensor, "fold query_pos key_pos"],
+    skip_keys: int,
+    counts: Int[Tensor, " fold"] | None,
+) -> Float[Tensor, " one_plus_folds"]:
+    """Return the locality on all folds and without each, of the queries that `measure` orders."""
+    n = patterns.shape[-1]
+    trends = TrendSums(1 + len(patterns), skip_keys, query_stride(n))
+    for query in trends.chosen(0, n):
+        trends.add(leave_one_out(patterns[:, query, skip_keys:query], counts))
+    return trends.locality

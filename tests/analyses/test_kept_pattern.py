@@ -35,6 +35,17 @@ def test_amplitude_and_locality_are_those_of_measure() -> None:
             assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), rel=1e-9)
 
 
+def test_of_long_sequences_it_orders_the_queries_that_measure_orders() -> None:
+    generator = torch.Generator().manual_seed(0)
+    n = 521  # of which every third query is ordered
+    one = torch.randn(4, 1, n, n, generator=generator, dtype=torch.float64)
+    one += torch.arange(n) / 100 * (torch.arange(n) % 3 - 1)[:, None]  # falls, is flat, rises
+    [kept], [measures] = kept_patterns(one, one, 1), measure(one, 1)
+    assert kept.locality.value < -0.5
+    assert kept.locality.value == pytest.approx(measures.locality.value, rel=1e-12)
+    assert kept.locality.high == pytest.approx(measures.locality.high, rel=1e-9)
+
+
 def test_of_noise_there_is_no_share() -> None:
     assert all(np.isnan(kept.share.value) for kept in kept_patterns(folds(0, 0.5), folds(1, 0.0)))
 

@@ -14,7 +14,7 @@ from nope_probe.analyses.shapley import player_set
 from nope_probe.errors import UserError
 from nope_probe.experiments.circuit.explorer import block_explorer
 from nope_probe.experiments.explore.conditions import explorer_of
-from nope_probe.experiments.explore.run import ExplorerOptions
+from nope_probe.experiments.explore.run import ExplorerOptions, note_on
 from nope_probe.experiments.explore.views import pattern_view
 from nope_probe.figures.explorer import Explorer
 from nope_probe.hooks.ablation import ablated
@@ -149,3 +149,9 @@ def test_a_circuits_explorer_runs_no_more_sequences_than_it_may() -> None:
         stages = capture_stages(model, vectors.inputs[:4], layer=0, n_folds=4)
     shown = found.views[0].maps[8, 0, LETTERS.index("d")]
     np.testing.assert_allclose(shown, stages.mean("d").numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_note_states_of_which_queries_locality_is() -> None:
+    assert "query" not in note_on(5, 512, ExplorerOptions())
+    note = note_on(5, 1024, ExplorerOptions())
+    assert note.endswith(" Locality is of 1 query in 4, counted from query 0.")

@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from nope_probe.analyses.pattern import kept_cells
 from nope_probe.analyses.shapley import Condition, PlayerSet
+from nope_probe.analyses.trends import query_stride
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.ablation.plan import make_plan
 from nope_probe.experiments.ablation.study import Inputs, as_sequences, name_of
@@ -132,10 +133,12 @@ def note_on(n_seqs: int, seq_len: int, options: ExplorerOptions) -> str:
     skipped = {0: "", 1: ", the first key left out"}.get(
         options.skip_keys, f", the first {options.skip_keys} keys left out"
     )
+    stride = query_stride(seq_len)
+    ordered = "" if stride == 1 else f" Locality is of 1 query in {stride}, counted from query 0."
     return (
         f"Means over {n_seqs} sequences of {seq_len} positions{skipped}. A switch removes its "
         f"component in every layer; a removed weight's replacement is {options.replacement}. "
-        "Brackets: 95% intervals."
+        f"Brackets: 95% intervals.{ordered}"
     )
 
 
