@@ -16,7 +16,7 @@ from torch import Tensor
 from nope_probe.hooks.attention import repeat_heads, unmasked
 from nope_probe.hooks.base_layer import Layer
 from nope_probe.hooks.block_ablation import mean_over_positions
-from nope_probe.hooks.forward import hooks_attached, run_forward
+from nope_probe.hooks.forward import StopForward, hooks_attached, run_forward
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.model import Inputs, position_point
 from nope_probe.hooks.protocols import Attachment, Hook, HookedModel, HookPoint
@@ -86,6 +86,38 @@ def visible_cells(
         found.append(unmasked(tensor[0]).cpu())
 
     hooks = [(layer.point("attn.hook_attn_scores"), keep) for layer in layers_of(model)]
+    with torch.inference_mode(), hooks_attached(hooks):
+        run_forward(model, inputs)
+    return found
+
+
+def read_rotations(
+    model: HookedModel, inputs: Inputs, n_layers: int
+) -> list[Float[Tensor, "two d_head d_head"]]:
+    """Return the matrix that each of the first blocks applies to a query at positions 0 and 1.
+
+    Nothing else is kept of a block when the next one runs. All positions are run, since the angles
+    of some models depend on how many there are.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge.
+        inputs: tokens, or vectors.
+        n_layers: how many blocks are read.
+    """
+    found: list[Tensor] = []
+    readers = [QKReader(layer) for layer in layers_of(model)[:n_layers]]
+
+    def keeping(reader: QKReader) -> Hook:
+        def keep(scores: Tensor, hook: HookPoint) -> None:
+            found.append(reader.rotation(reader.read("q"))[:2].cpu().clone())
+            reader.reset()
+            if len(found) == len(readers):
+                raise StopForward
+
+        return keep
+
+    hooks = [pair for reader in readers for pair in reader.hooks()]
+    hooks += [(each.layer.point("attn.hook_attn_scores"), keeping(each)) for each in readers]
     with torch.inference_mode(), hooks_attached(hooks):
         run_forward(model, inputs)
     return found

@@ -17,7 +17,7 @@ from nope_probe.hooks.attention import relative_error
 from nope_probe.hooks.bands import capture_bands
 from nope_probe.hooks.folds import pooled
 from nope_probe.hooks.layer import layers_of
-from nope_probe.hooks.layer_probe import read_layers
+from nope_probe.hooks.layer_probe import read_rotations
 from nope_probe.hooks.maps import ScoreMaps
 from nope_probe.hooks.model import Inputs
 from nope_probe.hooks.protocols import HookedModel
@@ -39,7 +39,7 @@ def bands_of(
     capped = [layer.index for layer in layers if layer.soft_cap is not None]
     if capped:
         raise UserError(f"--bands: the scores of L{capped[0]} are soft-capped, so they are no sum")
-    rotations = [recover_rotation(e.rotation) for e in read_layers(model, inputs[:1])[:n_layers]]
+    rotations = [recover_rotation(each) for each in read_rotations(model, inputs[:1], n_layers)]
     try:
         return make_bands(rotations, layers[0].d_head, choice)
     except ValueError as error:
