@@ -23,10 +23,10 @@ from nope_probe.hooks.layer_folds import Stored
 from nope_probe.hooks.streaming import StreamCheckpoint
 from nope_probe.runtime.checksums import json_checksum
 from nope_probe.runtime.distributed import Processes
+from nope_probe.runtime.failure import PeerEndedError
 from nope_probe.runtime.folder import reason
 from nope_probe.runtime.identity import record_identity, validate_same_run
 from nope_probe.runtime.lock import FolderLock
-from nope_probe.runtime.peers import PeerEndedError
 from nope_probe.runtime.progress import open_bar, phase_of
 from nope_probe.runtime.signals import Signals
 from nope_probe.runtime.tensor_files import open_tensors, read_notes, read_tensors, write_tensors

@@ -13,49 +13,24 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from nope_probe.errors import MachineError, UserError, line_of, printable
+from nope_probe.runtime.failure import Failure, brief, killed
 from nope_probe.runtime.meeting import meet
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
 EVERY = 0.5  # seconds between two looks
+LISTENING = 20  # looks between two at which all processes are listened to
 PATIENCE = 3.0  # seconds in which the others look at least once
 # A process that waits on a GPU may never learn of a broken connection; it is ended after so long.
 GRACE = 20.0
+SILENCE = 120.0  # after so long without a sign of life a process has ended
 STDERR = 2
-
-
-class PeerEndedError(MachineError):
-    """Raised where another process that shares the run has ended, through no mistake of a user."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """The end of a process before its time.
-
-    Attributes:
-        rank: which process it was.
-        code: its exit code.
-        text: why, in one line.
-        printed: whether the process prints the line itself.
-    """
-
-    rank: int
-    code: int
-    text: str
-    printed: bool
-
-    def error(self, rank: int) -> UserError:
-        """Return the error that ends another process for it."""
-        text = f"process {self.rank} ended{self.text and ': '}{self.text}"
-        error = UserError(text) if self.code == UserError.exit_code else PeerEndedError(text)
-        error.prints = not self.printed and rank == (1 if self.rank == 0 else 0)
-        return error
 
 
 class Peers:
@@ -84,6 +59,7 @@ class Peers:
         self._shared: UserError | None = None
         self._waiting_since: float | None = None
         self._store_is_lost = False
+        self._heard: dict[int, tuple[bytes, float]] = {}  # the last beat of each, and since when
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -152,7 +128,7 @@ class Peers:
         silent = [r for r in range(self.count) if r != self.rank and before[r] == after[r]]
         if not silent:
             return None
-        return Failure(rank=silent[0], code=MachineError.exit_code, text="", printed=False)
+        return killed(silent[0])
 
     def _beats(self) -> list[bytes]:
         """Return a number that each process changes at every look, or nothing of each."""
@@ -181,12 +157,31 @@ class Peers:
         try:
             self._store.set(f"beat/{self.rank}", str(n_looks))
             if not self._has("failed"):
+                if n_looks % LISTENING == 0:
+                    self._listen()
                 return
             failure = self._failure_of(int(self._store.get("failed")))
             self._store.set(f"done/{self.rank}", "")
             self.failure = failure
         except RuntimeError:
-            self._store_is_lost = True
+            self._lose_store()
+
+    def _listen(self) -> None:
+        """Find a process that was killed: nothing is heard of it, and it has not left."""
+        now = time.monotonic()
+        for rank, beat in enumerate(self._beats()):
+            before, since = self._heard.get(rank, (b"", now))
+            if beat != before or rank == self.rank:
+                self._heard[rank] = beat, now
+            elif beat and now - since > SILENCE and not self._has(f"done/{rank}"):
+                self.failure = killed(rank)
+                return
+
+    def _lose_store(self) -> None:
+        """Note that the store is gone, and with it the first process, unless torchrun keeps it."""
+        self._store_is_lost = True
+        if self.rank != 0 and "TORCHELASTIC_RUN_ID" not in os.environ:
+            self.failure = killed(0)
 
     def _end_at_once(self) -> None:
         """End this process, whose main thread waits where no error reaches it."""
@@ -210,7 +205,7 @@ class Peers:
         Where several fail at once, only the first of them prints why.
         """
         line = line_of(error)
-        text, code = line or (_brief(error), MachineError.exit_code)
+        text, code = line or (brief(error), MachineError.exit_code)
         interrupted = isinstance(error, KeyboardInterrupt)
         # The first process of a machine says that it was interrupted; tracebacks name no process.
         printed = line is not None or (interrupted and os.environ.get("LOCAL_RANK", "0") == "0")
@@ -268,11 +263,3 @@ def join_peers(problem: UserError | None = None) -> Iterator[Peers]:
     """
     with Peers(*meet(problem)) as peers:
         yield peers
-
-
-def _brief(error: BaseException) -> str:
-    """Return an error in one line of its kind and text."""
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted"
-    lines = str(error).splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"[:200].rstrip(": ")

@@ -12,7 +12,7 @@ from typing import Any
 
 from nope_probe.errors import UserError
 from nope_probe.runtime.distributed import is_first_process
-from nope_probe.runtime.peers import PeerEndedError
+from nope_probe.runtime.failure import PeerEndedError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STDERR = 2

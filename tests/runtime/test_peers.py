@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from support.forks import forks
 
+from nope_probe.errors import MachineError
 from nope_probe.runtime import peers
+from nope_probe.runtime.tensor_files import read_notes
 
 SMALL = ["--model", "nope-tiny", "--layers", "2", "--n-seqs", "61", "--seq-len", "19"]
 SCORES = ["scores", *SMALL, "--batch-size", "7"]
@@ -51,7 +53,7 @@ def test_an_error_of_the_code_has_one_traceback_and_ends_the_others(tmp_path: Pa
     assert codes == [1, 1], stderr
     assert stderr.count("Traceback") == 1
     assert "\nRuntimeError: a bug\n" in stderr
-    assert lines_of(stderr)[-1] == "error: process 1 ended: RuntimeError: a bug"
+    assert lines_of(stderr).count("error: process 1 ended: RuntimeError: a bug") == 1
 
 
 def test_a_process_ends_before_its_last_batch_where_another_one_has_failed(tmp_path: Path):
@@ -61,6 +63,32 @@ def test_a_process_ends_before_its_last_batch_where_another_one_has_failed(tmp_p
     assert lines_of(stderr) == [f"error: process 1: {DISK}"]
     codes, stderr = forks("share", "2", tmp_path, SCORES)
     assert codes == {"2": [0, 0]}, stderr
+
+
+def test_a_process_ends_before_its_last_batch_where_the_first_was_killed(tmp_path: Path):
+    codes, stderr = forks("fail", "2 0:SIGKILL 1:slow", tmp_path, SCORES)
+    assert codes == [-9, 1], stderr
+    assert lines_of(stderr) == ["error: process 0 ended"]
+    [state] = tmp_path.glob(".2.unfinished/state-1.partial")
+    assert int(read_notes(state)["done"]) < 28 - 7
+
+
+def test_a_process_of_which_nothing_is_heard_has_ended(monkeypatch: pytest.MonkeyPatch):
+    from torch.distributed import PrefixStore, TCPStore
+
+    for name, value in {"EVERY": 0.01, "LISTENING": 1, "SILENCE": 0.1, "PATIENCE": 0.1}.items():
+        monkeypatch.setattr(peers, name, value)
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for rank in (1, 2):
+        PrefixStore("peers", server).set(f"beat/{rank}", "7")
+    PrefixStore("peers", server).set("done/1", "")  # it has left, which is no failure
+    with peers.Peers(server, 0, 3) as others:
+        until = time.monotonic() + 9
+        while others.failure is None and time.monotonic() < until:
+            time.sleep(0.01)
+        with pytest.raises(MachineError, match=r"^process 2 ended$") as raised:
+            others.raise_if_ended()
+    assert raised.value.prints
 
 
 def wait_for_ever(port: int, stderr: int) -> None:
