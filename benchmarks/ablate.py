@@ -86,7 +86,9 @@ def shipped(settings: Settings) -> tuple[Any, Any, Sequences]:
 
     loaded = load(settings.model)
     folder = Path(sys.modules["nope_probe"].__path__[0], "checkpoints", settings.model)
-    fused = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa").eval()
+    fused = AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="sdpa", dtype=loaded.model.cfg.dtype
+    ).eval()
     n_seqs, n_pos = settings.n_seqs, settings.seq_len
     data = sequences(tokenizer=loaded.tokenizer, n_seqs=n_seqs, seq_len=n_pos)
     return loaded.model, fused, data

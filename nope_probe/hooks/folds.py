@@ -43,13 +43,15 @@ def product_parts(
         left = rearrange(x, "(seq fold) pos width -> fold pos (seq width)", fold=n_folds)
         right = rearrange(y, "(seq fold) pos width -> fold pos (seq width)", fold=n_folds)
         return [(slice(None), left @ right.mT)]
-    parts: list[Part] = []
-    for fold in fold_of.unique().tolist():
-        ours = (fold_of == fold).nonzero().flatten().to(x.device)
-        left = rearrange(x[ours], "seq pos width -> pos (seq width)")
-        right = rearrange(y[ours], "seq pos width -> pos (seq width)")
-        parts.append((fold, left @ right.mT))
-    return parts
+    order = fold_of.argsort(stable=True).to(x.device)
+    left, right = (
+        rearrange(each.transpose(0, 1).index_select(1, order), "pos seq width -> pos (seq width)")
+        for each in (x, y)
+    )
+    folds, sizes = fold_of.unique(return_counts=True)
+    widths = (sizes * x.shape[2]).tolist()
+    pairs = zip(left.split(widths, 1), right.split(widths, 1), strict=True)
+    return [(fold, a @ b.mT) for fold, (a, b) in zip(folds.tolist(), pairs, strict=True)]
 
 
 def head_products(

@@ -69,13 +69,17 @@ def attend(q: Heads, k: Keys, v: Values, visible: Visible, scale: float) -> Head
         scale: the factor between q.k and a score.
     """
     dtype = v.dtype
+    if k.shape[2] != v.shape[2]:  # a removed W_K or W_V leaves a head per query head
+        k, v = repeat_heads(k, q.shape[2]), repeat_heads(v, q.shape[2])
     q, k, v = (
-        rearrange(repeat_heads(x, q.shape[2]), "batch pos head d_head -> batch head pos d_head")
+        rearrange(x, "batch pos head d_head -> batch head pos d_head")
         for x in (q, k, v.to(q.dtype))
     )
     causal = torch.equal(visible, torch.ones_like(visible).tril())
     mask = None if causal or bool(visible.all()) else visible
-    z = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
+    z = scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=k.shape[1] < q.shape[1]
+    )
     return rearrange(z, "batch head pos d_head -> batch pos head d_head").to(dtype)
 
 
