@@ -6,7 +6,7 @@ Hook names are TransformerLens's own, without the `blocks.l.` in front.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -193,10 +193,17 @@ class Layer(ABC):
         return [self.point(f"attn.{name}") for name in self._UNFUSED if self.has(f"attn.{name}")]
 
     @abstractmethod
-    def fused_forward(self, attend: Attend) -> Callable[..., Any]:
+    def fused_forward(
+        self, attend: Attend, replaced: Collection[Projection] = ()
+    ) -> Callable[..., Any]:
         """Return a forward pass of attention in which `attend` stands for scores and pattern.
 
         Norms, RoPE, projections and their hook points are the model's own.
+
+        Args:
+            attend: computes z.
+            replaced: projections whose output a hook replaces, before any other hook reads it: it
+                need not be computed.
         """
 
     def rotary_columns(self, pairs: Bool[Tensor, " pair"]) -> Bool[Tensor, " d_head"]:

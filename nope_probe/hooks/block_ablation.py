@@ -76,7 +76,10 @@ class BlockAblation:
 
     def write_q(self, tensor: Tensor, hook: HookPoint) -> Tensor:
         """Replace the output of W_Q; the model then norms and rotates it."""
-        return self.removal.in_heads(self._outputs("w_q").to(tensor.dtype), tensor, dim=2)
+        new = self._outputs("w_q").to(tensor.dtype)
+        if self.removal.heads is None:
+            return new  # the model's own may be empty: fused attention leaves it out
+        return self.removal.in_heads(new, tensor, dim=2)
 
     def write_scores(self, tensor: Tensor, hook: HookPoint) -> Tensor:
         """Replace the scores by rebuilt ones."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any
 
@@ -117,7 +117,10 @@ class BridgeLayer(Layer):
         known = all(hasattr(self.attn, name) for name in ("q", "k", "v", "o"))
         return known and not options and self.soft_cap is None and not self.has_sinks
 
-    def fused_forward(self, attend: Attend) -> Callable[..., Any]:
+    def fused_forward(
+        self, attend: Attend, replaced: Collection[Projection] = ()
+    ) -> Callable[..., Any]:
+        # All are computed: a bridge's projections have hook points of their own, for others' hooks.
         attn = self.attn
 
         def forward(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:

@@ -18,6 +18,7 @@ from nope_probe.hooks.attention import repeat_heads
 from nope_probe.hooks.base_layer import Heads, Keys, Layer, Values, Visible
 from nope_probe.hooks.block_ablation import BlockAblation
 from nope_probe.hooks.forward import StopForward
+from nope_probe.hooks.names import Projection
 
 Read = Callable[[Heads, Keys, Visible], None]
 
@@ -42,6 +43,11 @@ class FusedAttention:
         is_last: bool = False,
     ) -> None:
         self.layer, self.readers, self.ablation, self.is_last = layer, read, ablation, is_last
+
+    @property
+    def replaced(self) -> frozenset[Projection]:
+        """The projections whose output a hook of the ablation writes."""
+        return frozenset(() if self.ablation is None else self.ablation.removal.replaced)
 
     def __call__(self, q: Heads, k: Keys, v: Values, visible: Visible) -> Heads:
         """Return the values weighted by attention.
@@ -94,7 +100,7 @@ def fused(attentions: Iterable[FusedAttention]) -> Iterator[None]:
         for each in attentions:
             modules.append(each.layer.attn)
             # In the instance's dict: a bridge's own __setattr__ would pass it on to the HF module.
-            each.layer.attn.__dict__["forward"] = each.layer.fused_forward(each)
+            each.layer.attn.__dict__["forward"] = each.layer.fused_forward(each, each.replaced)
         yield
     finally:
         for module in modules:

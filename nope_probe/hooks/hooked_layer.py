@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any, Literal
 
@@ -119,16 +119,22 @@ class HookedLayer(Layer):
     def has_plain_attention(self) -> bool:
         return self.soft_cap is None and not any(getattr(self.cfg, each, False) for each in OPTIONS)
 
-    def fused_forward(self, attend: Attend) -> Callable[..., Any]:
+    def fused_forward(
+        self, attend: Attend, replaced: Collection[Projection] = ()
+    ) -> Callable[..., Any]:
         attn, rotary = self.attn, self.cfg.positional_embedding_type == "rotary"
 
         def forward(
             query_input: Tensor, key_input: Tensor, value_input: Tensor, **_: Any
         ) -> Tensor:
+            if "w_q" in replaced:  # all of q comes from a hook: of no position it costs nothing
+                query_input = query_input[:, :0]
             q, k, v = attn.calculate_qkv_matrices(query_input, key_input, value_input)
             if rotary:
                 q, k = attn.hook_rot_q(attn.apply_rotary(q)), attn.hook_rot_k(attn.apply_rotary(k))
             z = attn.hook_z(attend(q, k, v, self._visible(q)))
+            if "w_o" in replaced:
+                return z.new_zeros(()).expand(*z.shape[:2], self.d_model)
             return torch.einsum("bqhd,hdm->bqm", z, attn.W_O) + attn.b_O
 
         return forward

@@ -1,7 +1,7 @@
 """Fused attention gives the maps that hooked scores give, and gives way to hooks on scores."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -149,6 +149,25 @@ def test_a_hook_of_the_users_elsewhere_acts_and_sees_the_passes_of_the_capture_a
     assert sizes == [3, 3, 1]
     seen = intact.visible[0]
     assert relative_error(turned.mean[0][seen], -intact.mean[0][seen]) <= 1e-5
+
+
+@pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
+def test_a_hook_of_the_users_sees_what_replaces_a_removed_weight(
+    spec: str, model_of: ModelOf
+) -> None:
+    model, _ = model_of(spec)
+    block = layers_of(model)[0]
+    seen: dict[str, list[Tensor]] = {"attn.hook_q": [], block.attn_out_point: []}
+    with ExitStack() as stack:
+        for name, tensors in seen.items():
+            stack.enter_context(
+                user_hook(block.point(name), lambda x, hook, t=tensors: t.append(x))
+            )
+        stack.enter_context(ablated(model, Ablation(remove=["w_q", "w_o"], gain="norm")))
+        both_ways(model)
+    for name, (first, second, *hooked) in seen.items():  # the batches, fused and then hooked
+        assert torch.cat((first, second)).std() > 0, name
+        assert relative_error(torch.cat((first, second)), torch.cat(hooked)) <= 1e-5, name
 
 
 @pytest.mark.parametrize("spec", ["llama", "smollm3-rope"])
