@@ -28,7 +28,7 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
     "first_layers": ("--rounds=4",),
     "ablate": ("--n-seqs=256",),
     "growth": (),
-    "memory": ("--lengths", "1024", "--layers", "2"),
+    "memory": ("--lengths", "1024", "--layers", "2", "--d-model", "512"),
     "simulation": (),
 }
 QUICK: dict[str, tuple[str, ...]] = {
