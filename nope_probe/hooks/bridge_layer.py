@@ -73,14 +73,16 @@ class BridgeLayer(Layer):
         yield first(self.point(f"{norm}.hook_out"), write)
 
     def hooks_without_rope(self, rope: RemovedPairs) -> Iterator[PlacedHook]:
-        def write(tensor: Tensor, hook: HookPoint, value: float) -> Tensor:
-            pairs = rope.mask(tensor.shape[1]).to(tensor.device)
-            columns = pairs.repeat_interleave(2) if self._angles_twice else pairs.repeat(2)
-            return tensor.masked_fill(columns, value)
-
         if self.has("attn.hook_cos"):
-            yield first(self.point("attn.hook_cos"), partial(write, value=1.0))
-            yield first(self.point("attn.hook_sin"), partial(write, value=0.0))
+            yield first(self.point("attn.hook_cos"), partial(self._fill_pairs, rope, 1.0))
+            yield first(self.point("attn.hook_sin"), partial(self._fill_pairs, rope, 0.0))
+
+    def _fill_pairs(
+        self, rope: RemovedPairs, value: float, tensor: Tensor, hook: HookPoint
+    ) -> Tensor:
+        pairs = rope.mask(tensor.shape[1]).to(tensor.device)
+        columns = pairs.repeat_interleave(2) if self._angles_twice else pairs.repeat(2)
+        return tensor.masked_fill(columns, value)
 
     def frequencies(self, fired: dict[str, Tensor]) -> Float[Tensor, " pair"] | None:
         if "hook_cos" not in fired:  # a NoPE layer: RoPE's hooks did not fire
@@ -121,24 +123,23 @@ class BridgeLayer(Layer):
         self, attend: Attend, replaced: Collection[Projection] = ()
     ) -> Callable[..., Any]:
         # All are computed: a bridge's projections have hook points of their own, for others' hooks.
+        return partial(self._attention, attend)
+
+    def _attention(self, attend: Attend, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
         attn = self.attn
-
-        def forward(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-            x = attn.hook_in(kwargs["hidden_states"] if "hidden_states" in kwargs else args[0])
-            q, k, v = (
-                rearrange(project(x), "batch pos (head d) -> batch pos head d", d=self.d_head)
-                for project in (attn.q, attn.k, attn.v)
-            )
-            q, k = self.qk_norm(q, "q"), self.qk_norm(k, "k")
-            angles = kwargs.get("position_embeddings")
-            if angles is not None and getattr(self.hf_attn, "use_rope", True):
-                cos, sin = attn._apply_position_embedding_hooks(angles)
-                fired = {"hook_cos": cos, "hook_sin": sin}
-                q, k = self.rotate(q, fired), self.rotate(k, fired)
-            z = attend(q, k, v, self._visible(q, kwargs.get("attention_mask")))
-            return attn.hook_out(attn.o(z.flatten(2))), None
-
-        return forward
+        x = attn.hook_in(kwargs["hidden_states"] if "hidden_states" in kwargs else args[0])
+        q, k, v = (
+            rearrange(project(x), "batch pos (head d) -> batch pos head d", d=self.d_head)
+            for project in (attn.q, attn.k, attn.v)
+        )
+        q, k = self.qk_norm(q, "q"), self.qk_norm(k, "k")
+        angles = kwargs.get("position_embeddings")
+        if angles is not None and getattr(self.hf_attn, "use_rope", True):
+            cos, sin = attn._apply_position_embedding_hooks(angles)
+            fired = {"hook_cos": cos, "hook_sin": sin}
+            q, k = self.rotate(q, fired), self.rotate(k, fired)
+        z = attend(q, k, v, self._visible(q, kwargs.get("attention_mask")))
+        return attn.hook_out(attn.o(z.flatten(2))), None
 
     def _visible(self, q: Heads, mask: Tensor | None) -> Visible:
         n = q.shape[1]

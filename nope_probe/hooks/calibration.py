@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from einops import rearrange
@@ -16,7 +17,7 @@ from nope_probe.hooks.folds import Part
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.model import Inputs
 from nope_probe.hooks.names import WEIGHTS, Projection
-from nope_probe.hooks.protocols import Attachment, Hook, HookedModel, HookPoint
+from nope_probe.hooks.protocols import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.replacements import (
     RandomWeight,
     project_identity,
@@ -164,19 +165,16 @@ class _OutputAccumulator(Accumulator):
         layer = self.layer
         yield layer.point(layer.norm_point("ln1")), self.read_input
         for name in ("q", "k", "v"):
-            yield layer.point(f"attn.hook_{name}"), self._reader(f"w_{name}")
+            yield layer.point(f"attn.hook_{name}"), partial(self._read_output, f"w_{name}")
         yield layer.point("attn.hook_z"), self.read_z
         yield layer.point(layer.attn_out_point), self.update
 
     def reset(self) -> None:
         self.parts.clear()
 
-    def _reader(self, key: str) -> Hook:
-        def read(tensor: Tensor, hook: HookPoint) -> None:
-            self._sum(key, tensor.flatten(2))
-            self._square(key, tensor)
-
-        return read
+    def _read_output(self, key: str, tensor: Tensor, hook: HookPoint) -> None:
+        self._sum(key, tensor.flatten(2))
+        self._square(key, tensor)
 
     def read_input(self, tensor: Tensor, hook: HookPoint) -> None:
         y = self.layer.norm_output("ln1", tensor)

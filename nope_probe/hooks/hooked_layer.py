@@ -122,22 +122,27 @@ class HookedLayer(Layer):
     def fused_forward(
         self, attend: Attend, replaced: Collection[Projection] = ()
     ) -> Callable[..., Any]:
-        attn, rotary = self.attn, self.cfg.positional_embedding_type == "rotary"
+        return partial(self._attention, attend, replaced)
 
-        def forward(
-            query_input: Tensor, key_input: Tensor, value_input: Tensor, **_: Any
-        ) -> Tensor:
-            if "w_q" in replaced:  # all of q comes from a hook: of no position it costs nothing
-                query_input = query_input[:, :0]
-            q, k, v = attn.calculate_qkv_matrices(query_input, key_input, value_input)
-            if rotary:
-                q, k = attn.hook_rot_q(attn.apply_rotary(q)), attn.hook_rot_k(attn.apply_rotary(k))
-            z = attn.hook_z(attend(q, k, v, self._visible(q)))
-            if "w_o" in replaced:
-                return z.new_zeros(()).expand(*z.shape[:2], self.d_model)
-            return torch.einsum("bqhd,hdm->bqm", z, attn.W_O) + attn.b_O
-
-        return forward
+    def _attention(
+        self,
+        attend: Attend,
+        replaced: Collection[Projection],
+        query_input: Tensor,
+        key_input: Tensor,
+        value_input: Tensor,
+        **_: Any,
+    ) -> Tensor:
+        attn = self.attn
+        if "w_q" in replaced:  # all of q comes from a hook: of no position it costs nothing
+            query_input = query_input[:, :0]
+        q, k, v = attn.calculate_qkv_matrices(query_input, key_input, value_input)
+        if self.cfg.positional_embedding_type == "rotary":
+            q, k = attn.hook_rot_q(attn.apply_rotary(q)), attn.hook_rot_k(attn.apply_rotary(k))
+        z = attn.hook_z(attend(q, k, v, self._visible(q)))
+        if "w_o" in replaced:
+            return z.new_zeros(()).expand(*z.shape[:2], self.d_model)
+        return torch.einsum("bqhd,hdm->bqm", z, attn.W_O) + attn.b_O
 
     def _visible(self, q: Heads) -> Visible:
         n = q.shape[1]

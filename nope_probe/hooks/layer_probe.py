@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float
@@ -67,7 +68,7 @@ def read_layers(
     """
     readers = [_Reader(layer) for layer in layers_of(model)]
     writers = [
-        (reader.layer.point("hook_resid_pre"), _writing(residual))
+        (reader.layer.point("hook_resid_pre"), partial(_write, residual))
         for reader, residual in zip(readers, residuals, strict=False)
     ]
     hooks = [pair for reader in readers for pair in reader.hooks()]
@@ -154,11 +155,8 @@ def hooks_without_learned_positions(model: HookedModel) -> Iterator[Attachment]:
         yield point, mean_over_positions
 
 
-def _writing(residual: Tensor) -> Hook:
-    def write(tensor: Tensor, hook: HookPoint) -> Tensor:
-        return residual
-
-    return write
+def _write(residual: Tensor, tensor: Tensor, hook: HookPoint) -> Tensor:
+    return residual
 
 
 class _Reader:

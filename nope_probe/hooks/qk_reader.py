@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.hooks.base_layer import Heads, Layer, QueryOrKey
-from nope_probe.hooks.protocols import Attachment, Hook, HookPoint
+from nope_probe.hooks.protocols import Attachment, HookPoint
 
 
 class QKReader:
@@ -31,13 +32,10 @@ class QKReader:
     def hooks(self, names: Sequence[str] = _NAMES) -> list[Attachment]:
         """Return the hooks that record, one per hook point that the block has."""
         found = [name for name in names if self.layer.has(f"attn.{name}")]
-        return [(self.layer.point(f"attn.{name}"), self._recorder(name)) for name in found]
+        return [(self.layer.point(f"attn.{name}"), partial(self._record, name)) for name in found]
 
-    def _recorder(self, name: str) -> Hook:
-        def record(tensor: Tensor, hook: HookPoint) -> None:
-            self.fired[name] = tensor
-
-        return record
+    def _record(self, name: str, tensor: Tensor, hook: HookPoint) -> None:
+        self.fired[name] = tensor
 
     def reset(self) -> None:
         """Drop the tensors of the current pass."""
