@@ -2,8 +2,8 @@
 (() => {
 const data = JSON.parse(document.getElementById("data").textContent);
 const find = (selector) => document.querySelector(selector);
-const VIRIDIS = ["#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725"];
-const DIVERGING = ["#053061", "#2166ac", "#4393c3", "#92c5de", "#d1e5f0", "#f7f7f7", "#fddbc7", "#f4a582", "#d6604d", "#b2182b", "#67001f"];
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const diverging = () => (dark.matches ? data.colours.divergingOnDark : data.colours.diverging);
 const NARROW = 640; // px: below it the stages stand in one column
 
 function buffer(text) {
@@ -229,7 +229,7 @@ function drawTriple(view) {
     const of = canvas.dataset.of;
     const change = of === "difference";
     const scale = change && !signed ? limits([maps.difference], view.n, true) : both;
-    const names = change || signed ? DIVERGING : VIRIDIS;
+    const names = change || signed ? diverging() : data.colours.sequential;
     paint(canvas, maps[of], view.n, scale, names);
     const figure = canvas.parentElement;
     canvas.setAttribute("aria-label", of + ": " + view.panels[state.panel].label + " of L" + view.layers[state.layer]);
@@ -367,7 +367,7 @@ function drawCircuit() {
     const ablated = values(circuit, state.removed, state.layer, index);
     const shown = change ? difference(ablated, intact) : ablated;
     const scale = limits(change ? [shown] : [intact, ablated], circuit.n, change);
-    paint(holder.querySelector("canvas"), shown, circuit.n, scale, change ? DIVERGING : VIRIDIS);
+    paint(holder.querySelector("canvas"), shown, circuit.n, scale, change ? diverging() : data.colours.sequential);
     holder.setAttribute("aria-pressed", views[state.view] === circuit && state.panel === index);
     const [before, now] = [0, state.removed].map((each) => show(measure(circuit, each, state.layer, index, 1)[0]));
     holder.querySelector("small").innerHTML = "locality <span>" + now + "</span>" + (state.removed ? "<br>intact " + before : "");
@@ -381,6 +381,7 @@ function drawCircuit() {
 }
 
 find("#changes input").addEventListener("change", draw);
+dark.addEventListener("change", draw);
 new ResizeObserver(() => {
   if (circuit) drawCircuit();
   // In a frame of a page or notebook, the frame is as high as what it holds.

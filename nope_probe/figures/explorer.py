@@ -23,7 +23,7 @@ from nope_probe.figures.circuit_figure import formula
 from nope_probe.figures.circuit_layout import OPERATIONS, Flow, narrow, wide
 from nope_probe.figures.downsample import pool
 from nope_probe.figures.explorer_bytes import Maps, PackedMaps, encoded, pack
-from nope_probe.figures.style import colour
+from nope_probe.figures.style import STOPS, colour
 from nope_probe.figures.words import BOTH_WAYS, words
 from nope_probe.hooks.names import LETTERS, SCORE_STAGES, STAGE_MEANINGS, Letter
 
@@ -107,6 +107,7 @@ class Explorer:
         room = self.max_bytes - sum(map(len, map(_asset, ("html", "css", "js"))))
         views = [view_content(view, maps) for view, maps in fitted(self.views, room)]
         content = {
+            "colours": STOPS,
             "players": [_player(name, each) for name, each in self.players.items()],
             "measures": [_measure(name) for name in MEASURES],
             "operations": self._operations(),

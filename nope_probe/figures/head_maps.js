@@ -3,7 +3,7 @@
 const root = document.currentScript.parentElement;
 const data = JSON.parse(root.querySelector("script[type='application/json']").textContent);
 const { n, block, layers, n_heads: nHeads, amplitudes, noise } = data;
-const COLOURS = ["#053061", "#2166ac", "#4393c3", "#92c5de", "#d1e5f0", "#f7f7f7", "#fddbc7", "#f4a582", "#d6604d", "#b2182b", "#67001f"];
+const dark = matchMedia("(prefers-color-scheme: dark)");
 const BLANK = -128;
 
 function bytes(text) {
@@ -18,12 +18,15 @@ const largest = new Float32Array(bytes(data.largest)); // a code of 127, in nats
 const limits = new Float32Array(bytes(data.limits));
 const size = (n * (n + 1)) / 2;
 const top = Math.max(...limits);
-const stops = COLOURS.map((name) => [1, 3, 5].map((i) => parseInt(name.slice(i, i + 2), 16)));
-const table = Array.from({ length: 256 }, (_, i) => {
-  const place = (i / 255) * (stops.length - 1);
-  const from = Math.min(stops.length - 2, Math.floor(place));
-  return stops[from].map((c, k) => Math.round(c + (place - from) * (stops[from + 1][k] - c)));
+const tables = [data.colours.diverging, data.colours.divergingOnDark].map((names) => {
+  const stops = names.map((name) => [1, 3, 5].map((i) => parseInt(name.slice(i, i + 2), 16)));
+  return Array.from({ length: 256 }, (_, i) => {
+    const place = (i / 255) * (stops.length - 1);
+    const from = Math.min(stops.length - 2, Math.floor(place));
+    return stops[from].map((c, k) => Math.round(c + (place - from) * (stops[from + 1][k] - c)));
+  });
 });
+const colours = () => tables[Number(dark.matches)];
 
 // Noise is drawn on the scale of the strongest head, so that it is as flat as it is.
 const same = root.querySelector("input");
@@ -40,6 +43,7 @@ function value(map, query, key) {
 
 function paint(canvas, map) {
   canvas.width = canvas.height = n;
+  const table = colours();
   const context = canvas.getContext("2d");
   const image = context.createImageData(n, n);
   for (let query = 0; query < n; query++) for (let key = 0; key <= query; key++) {
@@ -112,7 +116,7 @@ function ticks() {
   bar.width = 256;
   bar.height = 1;
   const image = bar.getContext("2d").createImageData(256, 1);
-  table.forEach((colour, i) => image.data.set([...colour, 255], 4 * i));
+  colours().forEach((colour, i) => image.data.set([...colour, 255], 4 * i));
   bar.getContext("2d").putImageData(image, 0, 0);
 }
 
@@ -174,8 +178,10 @@ big.addEventListener("keydown", (event) => {
   const [query, key] = cell.map((index, i) => Math.max(0, Math.min(n - 1, index + steps[event.key][i])));
   read(query, key);
 });
-same.addEventListener("change", () => {
+function repaint() {
   paintAll();
   if (open !== null) enlarge(open);
-});
+}
+same.addEventListener("change", repaint);
+dark.addEventListener("change", repaint);
 })();

@@ -18,6 +18,7 @@ from nope_probe.figures.downsample import Pooled, pool
 from nope_probe.figures.explorer_bytes import encoded
 from nope_probe.figures.limits import CLIPPED
 from nope_probe.figures.noise import FLOOR
+from nope_probe.figures.style import STOPS
 
 MAX_BYTES = 4_000_000  # of all maps in base64
 MAX_POSITIONS = 256
@@ -67,6 +68,7 @@ class HeadMaps:
         scaled = below / np.maximum(largest, np.finfo(np.float32).tiny)[:, None]
         codes[known] = np.rint(LARGEST * scaled[known])
         return {
+            "colours": STOPS,
             "n": n,
             "block": self.pooled.block,
             "n_positions": self.n_positions,

@@ -26,7 +26,7 @@ from nope_probe.figures.noise import (
     WITHIN,
     widened,
 )
-from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, colour_bar
+from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, ColourScale, colour_bar
 from nope_probe.figures.words import words
 
 MAX_POSITIONS = 256
@@ -202,7 +202,7 @@ def _heat(pooled: Pooled, layer: int, panel: int, name: str, coloraxis: str) -> 
 def _layered(
     pooled: Sequence[Pooled],
     names: Sequence[str],
-    scale: str,
+    scale: ColourScale,
     scales: np.ndarray,
     first: int,
     patches: Sequence[Mapping[str, object]] | None = None,
@@ -223,7 +223,7 @@ def _layered(
     return figure
 
 
-def _coloraxis(colours: str, scale: np.ndarray) -> dict[str, object]:
+def _coloraxis(colours: ColourScale, scale: np.ndarray) -> dict[str, object]:
     return {"colorscale": colours, **colour_limits(scale), "colorbar": colour_bar("nats")}
 
 

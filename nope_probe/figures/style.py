@@ -1,15 +1,28 @@
 """The visual style of all figures: colours, markers, the template, colour bars.
 
-The report page replaces the three neutral colours INK, GRID and BLANK on dark screens.
+On dark screens, pages replace the colours of ON_DARK.
 """
 
 from __future__ import annotations
 
 import plotly.graph_objects as go
+from plotly.colors import sequential
 
 INK, GRID, BLANK, ZERO = "#1b1f24", "#d9dce1", "#eceef1", "#8b949e"
 TITLE_HEIGHT = 16  # px of a figure's top margin that its title takes
-SEQUENTIAL, DIVERGING = "Viridis", "RdBu_r"
+# Signed values, blue to red (ColorBrewer's RdBu): zero is light on paper, and dark on dark screens.
+_SIGNED = "#053061 #2166ac #4393c3 #92c5de #d1e5f0 #f7f7f7 #fddbc7 #f4a582 #d6604d #b2182b #67001f"
+_DARK = "#a9d8fb #6cb6ee #4190d0 #2d689b #1e4361 #16191d #592a23 #913f30 #c95d43 #ee8b6b #fdc5ab"
+STOPS = {  # as the scripts of explorers and of head maps read them
+    "sequential": list(sequential.Viridis),
+    "diverging": _SIGNED.split(),
+    "divergingOnDark": _DARK.split(),
+}
+ColourScale = str | list[tuple[float, str]]
+SEQUENTIAL: ColourScale = "Viridis"
+DIVERGING: ColourScale = [(index / 10, stop) for index, stop in enumerate(STOPS["diverging"])]
+ON_DARK = {INK: "#e8eaed", GRID: "#3a4048", BLANK: "#262b32"}
+ON_DARK |= dict(zip(STOPS["diverging"], STOPS["divergingOnDark"], strict=True))
 COLOURS = {
     "content": "#7a7a7a",
     "mask": "#d55e00",

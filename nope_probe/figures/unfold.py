@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from nope_probe.figures.panels import Panel, panel_groups
-from nope_probe.figures.style import DIVERGING
+from nope_probe.figures.style import DIVERGING, ColourScale
 
 
 def unfold_layers(figure: go.Figure) -> go.Figure:
@@ -40,8 +40,8 @@ def unfold_layers(figure: go.Figure) -> go.Figure:
     return panel_groups(groups, title=figure.layout.title.text or "")
 
 
-def _colours(name: str) -> Any:
-    return go.layout.Coloraxis(colorscale=name).colorscale
+def _colours(scale: ColourScale) -> Any:
+    return go.layout.Coloraxis(colorscale=scale).colorscale
 
 
 def _panel(

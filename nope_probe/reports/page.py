@@ -22,7 +22,7 @@ from plotly.offline import get_plotlyjs
 from nope_probe.figures.export import without_controls
 from nope_probe.figures.intervals import NO_PATTERN
 from nope_probe.figures.maps import MAX_POSITIONS
-from nope_probe.figures.style import BLANK, GRID, INK, TITLE_HEIGHT
+from nope_probe.figures.style import ON_DARK, TITLE_HEIGHT
 from nope_probe.reports import notes
 from nope_probe.reports.listing import Listing
 
@@ -87,7 +87,7 @@ def page(
             f"<li>{escape(each)}</li>" for each in (*how_to_read, *notes.run_notes(manifest))
         ),
         manifest=escape(json.dumps(manifest, indent=1, default=str)),
-        neutral=json.dumps({"ink": INK, "grid": GRID, "blank": BLANK}),
+        on_dark=json.dumps(ON_DARK),
         plotly=get_plotlyjs(),
     )
 

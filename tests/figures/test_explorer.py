@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from html import unescape
 from itertools import product
 from pathlib import Path
@@ -14,6 +15,7 @@ from support.chromium import needs_chromium, open_tab, opened
 from nope_probe.errors import UserError
 from nope_probe.figures.explorer import MAX_BYTES, MEASURES, Explorer, SwitchedMaps, fitted
 from nope_probe.figures.explorer_bytes import pack, quantise, shape_of
+from nope_probe.figures.style import STOPS
 from nope_probe.hooks.names import LETTERS
 
 N, LAYERS, HEADS = 7, 2, 3
@@ -342,3 +344,22 @@ def test_an_explorer_is_used_by_keyboard_alone(tmp_path: Path) -> None:
             found = press("ArrowDown")
         assert (found["view"], found["panel"]) == (1, 1), "and go on to the stages"
         assert tab.said == []
+
+
+@needs_chromium
+def test_zero_is_light_on_paper_and_dark_on_a_dark_screen(tmp_path: Path) -> None:
+    page = explorer().save(tmp_path / "page.html")
+    red = (  # of a cell, in the difference of the intact model to itself
+        'document.querySelector("canvas[data-of=difference]").getContext("2d")'
+        ".getImageData(1, 3, 1, 1).data[0]"
+    )
+    with open_tab(page) as tab:
+        for scheme, stops in (("light", "diverging"), ("dark", "divergingOnDark")):
+            features = [{"name": "prefers-color-scheme", "value": scheme}]
+            tab.call("Emulation.setEmulatedMedia", features=features)
+            zero = int(STOPS[stops][5][1:3], 16)
+            end = time.monotonic() + 20  # the page is drawn again with the browser's next frame
+            while abs(tab.evaluate(red) - zero) > 3:
+                assert time.monotonic() < end, (scheme, tab.evaluate(red))
+                time.sleep(0.05)
+        assert not tab.said

@@ -40,7 +40,7 @@ def test_terms_share_one_scale_centred_on_zero() -> None:
     assert figure.layout.coloraxis.cmin == -figure.layout.coloraxis.cmax
     assert {trace.coloraxis for trace in figure.data} == {"coloraxis"}
     red = figure.layout.coloraxis.colorscale[-1][1]
-    assert red == "rgb(103,0,31)", "the largest value is red"
+    assert red == "#67001f", "the largest value is red"
 
 
 def test_maps_name_query_down_key_right_and_nats() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nope_probe.figures.style import COLOURS, SYMBOLS
+from nope_probe.figures.style import COLOURS, DIVERGING, ON_DARK, STOPS, SYMBOLS
 
 TOGETHER = (
     ("content", "mask", "rope", "interaction"),
@@ -56,3 +56,22 @@ def test_every_component_stands_out_on_light_and_dark_paper(paper: str) -> None:
         if name != "intact":
             light, dark = sorted([weights @ linear(colour), weights @ linear(paper)])[::-1]
             assert (light + 0.05) / (dark + 0.05) >= 3, name
+
+
+@pytest.mark.parametrize(
+    ("stops", "zero_is"), [("diverging", "light"), ("divergingOnDark", "dark")]
+)
+def test_signed_colours_leave_their_paper_on_both_sides_of_zero(stops: str, zero_is: str) -> None:
+    lightness = [lab(linear(stop))[0] for stop in STOPS[stops]]
+    below, above = lightness[5::-1], lightness[5:]
+    for side in (below, above):
+        steps = np.diff(side) * (-1 if zero_is == "light" else 1)
+        assert (steps > 5).all()
+    np.testing.assert_allclose(below, above, atol=10)  # neither sign is the louder one
+    assert lightness[5] < 10 if zero_is == "dark" else lightness[5] > 95
+
+
+def test_a_dark_screen_replaces_each_signed_colour_by_that_of_the_same_value() -> None:
+    dark = [ON_DARK[stop] for _, stop in DIVERGING]
+    assert dark == STOPS["divergingOnDark"]
+    assert not ON_DARK.keys() & set(ON_DARK.values())  # else one would be replaced twice
