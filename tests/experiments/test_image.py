@@ -55,7 +55,7 @@ def test_maps_behind_a_layer_slider_are_all_drawn_each_layer_on_its_own_colours(
         np.testing.assert_allclose(trace.z, list(terms.values())[term][layer], rtol=1e-6)
         scale = found.layout[trace.coloraxis]
         assert scale.cmin == -scale.cmax
-        assert scale.colorscale[-1][1] == "rgb(103,0,31)"
+        assert scale.colorscale[-1][1] == "#67001f"
         tops.append(scale.cmax)
     assert tops[n_terms] > 4 * tops[-1]
     assert not found.layout.sliders
