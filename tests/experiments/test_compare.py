@@ -164,6 +164,13 @@ def test_three_runs_are_drawn_with_two_differences_each_layer(tmp_path: Path) ->
     assert set(found.tables["differences"]["run"]) == {"y", "z"}
     page = (tmp_path / "out" / "report.html").read_text()
     assert "difference of z" in page
+    assert "What was compared: 3 runs of scores" in page
+    rows = found.tables["differences"]
+    arms = (rows["difference_high"] - rows["difference_low"]) / 2
+    clearest = rows.loc[(rows["difference"].abs() / arms).idxmax()]
+    [heading] = re.findall("The clearest difference: (.*?): ", page)[:1]
+    assert heading.startswith(f"{clearest['item']}, ")
+    assert heading.endswith(f" of {clearest['run']}")
     assert 'href="../a/report.html"' in page
 
 

@@ -89,6 +89,7 @@ def test_the_intact_model_keeps_all_of_its_pattern_and_without_mask_nope_has_non
     [intact, without] = explorer.views[0].measures[:, 2, 0, 2]
     assert intact == pytest.approx([1, 1, 1])
     assert without[1] < 0 < without[2] < 0.5
+    assert explorer.layer == 2, "it opens on the layer with the strongest pattern"
 
 
 def test_a_component_that_the_model_lacks_is_the_users_mistake(

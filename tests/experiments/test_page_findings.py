@@ -6,7 +6,8 @@ import pytest
 
 from nope_probe.experiments.circuit import findings as circuit
 from nope_probe.experiments.scores import findings as scores
-from nope_probe.experiments.simulation.page import gap_finding, order_finding
+from nope_probe.experiments.simulation import findings as simulation
+from nope_probe.figures.theory import Curves
 
 NAN = np.nan
 
@@ -90,7 +91,52 @@ def test_the_simulation_names_the_worst_gap_and_the_layers_in_order(worst: int) 
     table["verdict"] = ["flat", "increasing", "falling", "flat"]
     table["gap_rms"] = [0.03 if row == worst else 0.001 for row in range(4)]
     where = {0: "L0 at alpha = 0", 3: "L1 at alpha = 0.2"}[worst]
-    assert gap_finding(table).endswith(f"differ by 0.03 nats RMS at most, in {where}")
-    assert order_finding(table) == (
+    assert simulation.gap_finding(table).endswith(f"differ by 0.03 nats RMS at most, in {where}")
+    assert simulation.order_finding(table) == (
         "Layers in which nearer keys score higher: L1 at alpha = 0; none at alpha = 0.2"
     )
+
+
+def test_the_spread_of_scores_is_that_of_the_layer_with_the_largest() -> None:
+    scores = np.array([[[np.nan, np.nan], [1.0, np.nan]], [[np.nan, 2.0], [2.75, np.nan]]])
+    assert simulation.scale_finding("alpha = 0", scores, 1.0) == (
+        "Scores at alpha = 0, on the paper's scale of 0 to 1 nat: a layer's span 0.75 at most"
+    )
+
+
+def test_layers_whose_scores_are_flat_are_not_named() -> None:
+    rows = pd.DataFrame({"layer": [0, 1, 2, 3], "verdict": ["flat", *["increasing"] * 3]})
+    assert simulation.layers_finding("a", rows).endswith("those of L1 to L3 depend on distance")
+    assert simulation.layers_finding("a", rows[:1]).endswith("none depend on distance")
+
+
+def test_what_is_no_function_of_distance_is_named_where_it_exceeds_its_noise() -> None:
+    maps = np.full((2, 3, 3), 0.5)
+    maps[1] = -1.3
+    quiet, loud = np.full((2, 3, 3), 0.5), np.full((2, 3, 3), 2.0)
+    for normalised, errors, expected in (
+        ({"a": maps, "b": maps / 2}, {"a": quiet, "b": quiet}, "1.2 nats RMS are no function of "),
+        ({"a": maps}, {"a": loud}, "nothing but distance matters beyond the noise"),
+    ):
+        found = simulation.rest_finding(normalised, errors)
+        assert found.startswith(f"Diagonal-normalised scores: {expected}")
+        assert found.endswith("in L1 at a") == (errors["a"] is quiet)
+
+
+def test_scores_count_as_near_theory_within_their_errors() -> None:
+    values = np.array([[1.0, 2.0, 3.0, 4.0, 5.0]])
+    row = Curves(
+        x=np.arange(5.0),
+        values=values,
+        errors=np.full((1, 5), 0.5),
+        theory=values + np.array([0.4, -0.4, 0.6, 0.0, 9.0]),
+    )
+    assert simulation.row_finding([row]) == (
+        "The last query's scores: 60% are within two standard errors of theory"
+    )
+
+
+def test_the_variance_ratios_are_those_of_the_layers_that_have_variance() -> None:
+    rows = pd.DataFrame({"layer": [0, 1, 2], "variance_ratio": [1e13, 528.8, 57.4]})
+    assert simulation.variance_finding(rows).endswith("the variance by 57 to 529 after L0")
+    assert simulation.variance_finding(rows[:1]) == "The numbers of every layer"

@@ -65,8 +65,8 @@ def test_the_manifest_records_the_settings_and_the_files_checksums(folder):
 def test_the_report_shows_each_alpha_on_both_colour_scales(folder):
     page = (folder / "report.html").read_text()
     for alpha in ("0", "0.25"):
-        assert page.count(f"Mean scores, alpha = {alpha}, on the paper") >= 1
-        assert page.count(f"Mean scores, alpha = {alpha}, each layer on a scale") >= 1
+        assert f"Scores at alpha = {alpha}, on the paper&#x27;s scale of 0 to" in page
+        assert f"Scores at alpha = {alpha}, each layer on its own colours: those of L" in page
     assert "Theory and simulation differ by" in page
 
 

@@ -146,10 +146,15 @@ def _clearest(members: Sequence[Member], table: pd.DataFrame) -> Iterator[Sectio
         of = members[0].label
         columns = ("what", "run", "value", f"of {of}", "difference, with its 95% interval", "")
         yield Section(
-            title="The clearest differences",
+            title=_clearest_finding(rows[0], len(members)),
             caption="Those that are largest for their intervals; all are in the tables below.",
             listing=Listing(columns=columns, rows=rows, labelled=True),
         )
+
+
+def _clearest_finding(row: Sequence[str], n_runs: int) -> str:
+    what, run, _, _, difference, _ = row
+    return f"The clearest difference: {what}{f' of {run}' if n_runs > 2 else ''}: {difference}"
 
 
 def _measure_sections(members: Sequence[Member], table: pd.DataFrame) -> Iterator[Section]:
@@ -201,7 +206,7 @@ def _runs(members: Sequence[Member], links: Sequence[str]) -> Section:
         for each, link in zip(members, links, strict=True)
     ]
     return Section(
-        title="The runs",
+        title=f"What was compared: {len(members)} runs of {members[0].kind}",
         caption="Their own reports; the first is the one that the others are compared with.",
         listing=Listing(columns=("run", "command", "folder"), rows=rows),
     )

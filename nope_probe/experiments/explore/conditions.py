@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from nope_probe.analyses.kept_pattern import KeptPattern
 from nope_probe.analyses.shapley import Condition, PlayerSet, player_set
-from nope_probe.experiments.explore.views import combinations, mean_pattern_view
-from nope_probe.figures.explorer import MEASURES, Explorer
+from nope_probe.experiments.explore.views import combinations, mean_pattern_view, strongest_layer
+from nope_probe.figures.explorer import Explorer
 from nope_probe.hooks.stored_maps import StoredMaps
 
 PAGE_BYTES = 900_000  # beside all other maps of a report
@@ -42,13 +40,12 @@ def explorer_of(
     view = mean_pattern_view(
         [maps[each] for each in found], [kept[each] for each in found], skip_keys
     )
-    amplitudes = view.measures[0, :, 0, MEASURES.index("amplitude"), 0]
     return Explorer(
         title="Remove components, and see what is left of the positional pattern",
         players={each.name: sorted(each.components) for each in players.players},
         views=(view,),
         components=[],
-        layer=int(np.argmax(np.nan_to_num(amplitudes))),
+        layer=strongest_layer(view),
         note="A switch removes its component as the run did; brackets are 95% intervals.",
         max_bytes=PAGE_BYTES,
     )

@@ -15,7 +15,12 @@ from nope_probe.analyses.trends import query_stride
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.ablation.plan import make_plan
 from nope_probe.experiments.ablation.study import Inputs, as_sequences, name_of
-from nope_probe.experiments.explore.views import combinations, pattern_view, stage_view
+from nope_probe.experiments.explore.views import (
+    combinations,
+    pattern_view,
+    stage_view,
+    strongest_layer,
+)
 from nope_probe.figures.explorer import Explorer, SwitchedMaps
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.ablation_settings import Ablation
@@ -66,7 +71,8 @@ def explore(
     """Run a model in every combination of removed components, and return switches for a notebook.
 
     The model runs 2^k times for k players, once per combination for the patterns of all heads and
-    once per layer for its stages. A progress bar goes to stderr.
+    once per layer for its stages. A progress bar goes to stderr. The explorer opens on the layer
+    with the strongest pattern.
 
     Args:
         model: a HookedTransformer or TransformerBridge.
@@ -115,7 +121,7 @@ def explore(
         players={each.name: sorted(each.components) for each in runner.players.players},
         views=tuple(views),
         components=has,
-        layer=min(1, len(layers_of(model)) - 1),
+        layer=strongest_layer(views[0]),
         note=note_on(len(inputs), inputs.inputs.shape[1], options),
     )
 

@@ -102,6 +102,12 @@ def pattern_view(
     )
 
 
+def strongest_layer(view: SwitchedMaps) -> int:
+    """Return the place of the layer whose intact pattern, the mean over heads, is strongest."""
+    amplitudes = view.measures[0, :, 0, MEASURES.index("amplitude"), 0]
+    return int(np.argmax(np.nan_to_num(amplitudes)))
+
+
 def mean_pattern_view(
     maps: Sequence[StoredMaps],
     kept: Sequence[Sequence[KeptPattern]],

@@ -10,7 +10,15 @@ import pandas as pd
 from jaxtyping import Float
 
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
-from nope_probe.experiments.wording import numbered_layers
+from nope_probe.experiments.simulation.findings import (
+    gap_finding,
+    layers_finding,
+    order_finding,
+    rest_finding,
+    row_finding,
+    scale_finding,
+    variance_finding,
+)
 from nope_probe.figures.maps import term_maps
 from nope_probe.figures.theory import (
     Curves,
@@ -74,50 +82,57 @@ class _Parts:
 
     def map_sections(self) -> Iterator[Section]:
         for alpha in self.alphas:
-            scores, name = self.maps[f"score/{alpha}"], alpha.replace("=", " = ")
-            yield Section(
-                title=f"Mean scores, {name}, on the paper's colour scale",
-                figure=fixed_scale_maps(
-                    scores,
-                    title=f"Mean scores, {name}, 0 to {self.high:g}",
-                    high=self.high,
-                    max_positions=self.size,
-                ),
-                caption="All layers on one scale, as in the paper's figures.",
-            )
-            yield Section(
-                title=f"Mean scores, {name}, each layer on a scale of its own",
-                figure=maps_above_noise(
-                    _off_diagonal(scores),
-                    _off_diagonal(self.maps[f"se/{alpha}"]),
-                    max_positions=self.size,
-                ),
-                caption="The same maps without their diagonal, where a query meets its own key: "
-                "small differences between keys are visible. A layer that shows only noise is "
-                "drawn flat.",
-            )
+            yield from self._score_sections(alpha)
+        normalised = {_words(a): self.maps[f"normalised/{a}"] for a in self.alphas}
+        errors = {_words(a): self.maps[f"se/{a}"] for a in self.alphas}
         yield self._terms(
-            {alpha: self.maps[f"normalised/{alpha}"] for alpha in self.alphas},
-            "Diagonal-normalised maps",
+            normalised,
+            rest_finding(normalised, errors),
             "The mean of each diagonal is subtracted: nothing would remain of a relative pattern.",
         )
-        gaps = {a: self.maps[f"score/{a}"] - self.maps[f"theory/{a}"] for a in self.alphas}
         yield self._terms(
-            gaps, "Simulation less theory", "The error of the mean field at this dimension."
+            {_words(a): self.maps[f"score/{a}"] - self.maps[f"theory/{a}"] for a in self.alphas},
+            gap_finding(self.layers),
+            "Simulation less theory: the error of the mean field at this dimension.",
+        )
+
+    def _score_sections(self, alpha: str) -> Iterator[Section]:
+        scores, name = self.maps[f"score/{alpha}"], _words(alpha)
+        rows = self.layers[self.layers["alpha"].map("alpha={:g}".format) == alpha]
+        yield Section(
+            title=scale_finding(name, _off_diagonal(scores), self.high),
+            figure=fixed_scale_maps(
+                scores,
+                title=f"Mean scores, {name}, 0 to {self.high:g}",
+                high=self.high,
+                max_positions=self.size,
+            ),
+            caption="All layers on one scale, as in the paper's figures.",
+        )
+        yield Section(
+            title=layers_finding(name, rows),
+            figure=maps_above_noise(
+                _off_diagonal(scores),
+                _off_diagonal(self.maps[f"se/{alpha}"]),
+                max_positions=self.size,
+            ),
+            caption="The same maps without their diagonal, where a query meets its own key: "
+            "small differences between keys are visible. A layer that shows only noise is "
+            "drawn flat.",
         )
 
     def _terms(self, terms: dict[str, np.ndarray], title: str, caption: str) -> Section:
-        named = {name.replace("=", " = "): each for name, each in terms.items()}
         layer = next(iter(terms.values())).shape[0] - 1
-        errors = np.stack([self.maps[f"se/{alpha}"] for alpha in terms])
+        errors = np.stack([self.maps[f"se/{alpha}"] for alpha in self.alphas])
         noise = np.sqrt(np.nanmean(errors**2, axis=(0, 2, 3))).tolist()
-        figure = term_maps(named, title=title, layer=layer, max_positions=self.size, noise=noise)
+        figure = term_maps(terms, title=title, layer=layer, max_positions=self.size, noise=noise)
         return Section(title=title, figure=figure, caption=caption)
 
     def line_sections(self) -> Iterator[Section]:
+        curves = {alpha: self._last_row(alpha) for alpha in self.alphas}
         yield Section(
-            title=gap_finding(self.layers),
-            figure=rows_against_theory({a: self._last_row(a) for a in self.alphas}),
+            title=row_finding(list(curves.values())),
+            figure=rows_against_theory(curves),
             caption="Scores of the last query for each key before it: dots are simulated, with two "
             "standard errors; lines are the mean field.",
         )
@@ -152,33 +167,9 @@ class _Parts:
         )
 
 
-def gap_finding(layers: pd.DataFrame) -> str:
-    """Return how far theory is from the simulation in the worst layer.
-
-    Args:
-        layers: `layers.csv`.
-    """
-    worst = layers.iloc[int(layers["gap_rms"].to_numpy(float).argmax())]
-    where = f"L{worst['layer']:.0f} at alpha = {worst['alpha']:g}"
-    return f"Theory and simulation differ by {worst['gap_rms']:.1g} nats RMS at most, in {where}"
-
-
-def order_finding(layers: pd.DataFrame) -> str:
-    """Return in which layers nearer keys score higher at every distance, for each alpha.
-
-    Args:
-        layers: `layers.csv`.
-    """
-    parts = []
-    for alpha, rows in layers.groupby("alpha", sort=False):
-        at = rows[rows["verdict"] == "increasing"]["layer"]
-        parts.append(f"{numbered_layers(at) or 'none'} at alpha = {alpha:g}")
-    return f"Layers in which nearer keys score higher: {'; '.join(parts)}"
-
-
 def _numbers(table: pd.DataFrame) -> Section:
     return Section(
-        title="The numbers of every layer",
+        title=variance_finding(table),
         caption="Per layer: the standard error with and without the control variate, the ratio of "
         "the variances, the gap to the mean field, and the tests of the steps in j with 95% "
         "intervals. Unfold the table.",
@@ -190,3 +181,7 @@ def _off_diagonal(
     scores: Float[np.ndarray, "layer query_pos key_pos"],
 ) -> Float[np.ndarray, "layer query_pos key_pos"]:
     return np.where(np.eye(scores.shape[-1], dtype=bool), np.nan, scores)
+
+
+def _words(alpha: str) -> str:
+    return alpha.replace("=", " = ")
