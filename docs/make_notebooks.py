@@ -136,7 +136,7 @@ def _behind_a_still(alt: str, image: str, html: str, frame: str) -> dict[str, st
 def _screenshot(html: str, place: Path) -> bytes:
     """Return a picture of an explorer, as high as its script makes it, drawn by Chromium."""
     page, picture = place / "explorer.html", place / "explorer.png"
-    page.write_text(f"<!doctype html><body style='margin:0'>{html}")
+    page.write_text(f"<!doctype html><meta charset='utf-8'><body style='margin:0'>{html}")
     elements = _chromium(page, place, HEIGHT, "--dump-dom").decode()
     height = int(re.search(r'<iframe class="explorer"[^>]*?height: ?(\d+)', elements)[1])
     _chromium(page, place, height + 8, f"--screenshot={picture}")

@@ -106,7 +106,7 @@ function paint(canvas, map, n, [low, high], names) {
 }
 
 function show(value) {
-  if (Number.isNaN(value)) return "–";
+  if (Number.isNaN(value)) return "\u2013";
   return String(Number(value.toPrecision(3))).replace("-", "\u2212");
 }
 
@@ -270,7 +270,7 @@ function drawReadout() {
     return;
   }
   const [query, key] = state.cell;
-  const about = view.block > 1 ? "≈ " : "";
+  const about = view.block > 1 ? "\u2248 " : "";
   const place = (index) => about + Math.round(index * view.block + (view.block - 1) / 2);
   const parts = Object.keys(maps).map((of) => of + " " + show(maps[of][query * view.n + key]));
   find("#readout").textContent = "query " + place(query) + ", key " + place(key) + ": " + parts.join(", ") + " " + view.panels[state.panel].unit;
@@ -308,9 +308,9 @@ function arrows(flow, point) {
     const players = [...new Set(data.operations[name].map(([, each]) => playerOf[each]).filter((each) => each !== undefined))];
     const hit = players.length === 1 ? '<path class="hit" data-toggle="' + players[0] + '" d="' + line + '"/>' : "";
     const [[mx, my], [nx, ny]] = points;
-    parts.push('<g data-arrow="' + name + '"><path d="' + line + '"/><polygon points="' + x1 + "," + y1 + " " + corner(1) + " " + corner(-1) + '"/>' + hit + '<text class="cross" x="' + (mx + nx) / 2 + '" y="' + (my + ny) / 2 + '">✕</text></g>');
+    parts.push('<g data-arrow="' + name + '"><path d="' + line + '"/><polygon points="' + x1 + "," + y1 + " " + corner(1) + " " + corner(-1) + '"/>' + hit + '<text class="cross" x="' + (mx + nx) / 2 + '" y="' + (my + ny) / 2 + '">\u2715</text></g>');
   }
-  for (const [x, y] of flow.joins.map(point)) parts.push('<text x="' + x + '" y="' + y + '">⊕</text>');
+  for (const [x, y] of flow.joins.map(point)) parts.push('<text x="' + x + '" y="' + y + '">\u2295</text>');
   const [x, y] = point(flow.x);
   svg.innerHTML = parts.join("") + '<text x="' + x + '" y="' + y + '"><tspan font-weight="bold" font-size="16">X</tspan></text>';
   svg.addEventListener("click", (event) => { if (event.target.dataset.toggle) toggle(Number(event.target.dataset.toggle)); });

@@ -117,13 +117,15 @@ class Explorer:
             "panel": self._first_panel(),
             "views": views,
         }
-        return Template(_asset("html")).substitute(
+        page = Template(_asset("html")).substitute(
             title=escape(self.title),
             note=escape(" ".join([self.note, *_pooling_note(views)]).strip()),
             style=_asset("css"),
             data=json.dumps(content, separators=(",", ":")).replace("</", "<\\/"),
             script=_asset("js"),
         )
+        # Whoever embeds the page may not say in which encoding.
+        return page.encode("ascii", "xmlcharrefreplace").decode("ascii")
 
     def frame(self) -> str:
         """Return the explorer in a frame of its own, so that several stand in one page."""

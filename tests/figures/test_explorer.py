@@ -13,7 +13,14 @@ import pytest
 from support.chromium import needs_chromium, open_tab, opened
 
 from nope_probe.errors import UserError
-from nope_probe.figures.explorer import MAX_BYTES, MEASURES, Explorer, SwitchedMaps, fitted
+from nope_probe.figures.explorer import (
+    MAX_BYTES,
+    MEASURES,
+    Explorer,
+    SwitchedMaps,
+    _asset,
+    fitted,
+)
 from nope_probe.figures.explorer_bytes import pack, quantise, shape_of
 from nope_probe.figures.style import STOPS
 from nope_probe.hooks.names import LETTERS
@@ -95,7 +102,7 @@ def test_maps_that_are_too_many_are_pooled_the_largest_first_and_the_page_says_s
     players = {name: [name] for name in COMPONENTS[:5]}
     html = explorer(players=players, views=views).html()
     assert len(html.encode()) < MAX_BYTES + 1000
-    assert "A cell of the stages is a mean over 2 × 2 positions" in html
+    assert "A cell of the stages is a mean over 2 × 2 positions" in unescape(html)
     assert "A cell of the patterns" not in html
     [_, (small, _)] = fitted(views, MAX_BYTES - 100_000)
     np.testing.assert_allclose(
@@ -109,6 +116,14 @@ def test_the_page_loads_nothing_and_escapes_words() -> None:
     assert re.findall(r'(?:src|href)="(?!data:)', html) == []
     loaders = r"@import|url\(|fetch\(|XMLHttp|https?://(?!www\.w3\.org/2000/svg)"
     assert not re.search(loaders, html)
+
+
+def test_the_page_reads_the_same_in_every_encoding() -> None:
+    assert _asset("js").isascii()  # no character reference helps within a script
+    html = explorer(title="κ × 2", note="≈ 1").html()
+    assert html.isascii()
+    assert "<title>κ × 2</title>" in unescape(html)
+    assert "≈ 1" in unescape(html)
 
 
 def test_a_notebook_shows_the_page_in_a_frame_of_its_own() -> None:
