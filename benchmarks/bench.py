@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 SCRIPTS: dict[str, tuple[str, ...]] = {
     "startup": (),
-    "fused": (),
+    "fused": ("--rounds=4",),
     "first_layers": ("--rounds=4",),
     "ablate": ("--n-seqs=256",),
     "growth": (),
