@@ -249,7 +249,7 @@ def test_the_bridge_has_a_row_per_condition_and_layer(done: Path) -> None:
     for name in REMOVED:
         assert bridge.loc[name, 1]["loss"] == pytest.approx(rise[name], rel=1e-6)
     both = bridge.xs("mask+rope")["pattern"]  # without its sources, all of the part is lost
-    others = bridge.drop(index="mask+rope")["pattern"].unstack("layer")
+    others = bridge.sort_index().drop(index="mask+rope")["pattern"].unstack("layer")
     assert (both.dropna() > 0).all()
     assert np.isnan(both[0]) or others.loc["mask", 0] == pytest.approx(0, abs=1e-6)
 
