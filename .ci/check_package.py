@@ -29,6 +29,7 @@ NOT_CODE = (
     "reports/page.html",
     "figures/explorer.html",
     "figures/explorer.css",
+    "figures/colours.js",
     "figures/explorer.js",
     "experiments/paper/panels.safetensors",
     "experiments/paper/PANELS.md",

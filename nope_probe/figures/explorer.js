@@ -1,9 +1,5 @@
-"use strict";
-(() => {
 const data = JSON.parse(document.getElementById("data").textContent);
 const find = (selector) => document.querySelector(selector);
-const dark = matchMedia("(prefers-color-scheme: dark)");
-const diverging = () => (dark.matches ? data.colours.divergingOnDark : data.colours.diverging);
 const NARROW = 640; // px: below it the stages stand in one column
 
 function buffer(text) {
@@ -76,19 +72,6 @@ function limits(maps, n, signed) {
   if (high === -Infinity) return [0, 1];
   if (signed) return [-(high || 1), high || 1];
   return high > low ? [low, high] : [low - 1, low + 1];
-}
-
-const tables = new Map();
-function colours(names) {
-  if (!tables.has(names)) {
-    const stops = names.map((name) => [1, 3, 5].map((i) => parseInt(name.slice(i, i + 2), 16)));
-    tables.set(names, Array.from({ length: 256 }, (_, i) => {
-      const place = (i / 255) * (stops.length - 1);
-      const from = Math.min(stops.length - 2, Math.floor(place));
-      return stops[from].map((c, k) => Math.round(c + (place - from) * (stops[from + 1][k] - c)));
-    }));
-  }
-  return tables.get(names);
 }
 
 function paint(canvas, map, n, [low, high], names) {
@@ -391,4 +374,3 @@ new ResizeObserver(() => {
 }).observe(document.querySelector("main"));
 draw();
 document.body.explorer = { data, state, views, values, measure, draw };
-})();

@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from importlib import resources
 from pathlib import Path
 from string import Template
 from typing import Any, Literal
@@ -19,6 +18,7 @@ import numpy as np
 from jaxtyping import Float
 
 from nope_probe.errors import UserError
+from nope_probe.figures.assets import asset, script
 from nope_probe.figures.circuit_figure import formula
 from nope_probe.figures.circuit_layout import OPERATIONS, Flow, narrow, wide
 from nope_probe.figures.downsample import pool
@@ -104,7 +104,9 @@ class Explorer:
 
     def html(self) -> str:
         """Return the explorer as a page of its own, which loads nothing."""
-        room = self.max_bytes - sum(map(len, map(_asset, ("html", "css", "js"))))
+        template, style = Template(asset("explorer.html")), asset("explorer.css")
+        code = script("explorer.js")
+        room = self.max_bytes - sum(map(len, (template.template, style, code)))
         views = [view_content(view, maps) for view, maps in fitted(self.views, room)]
         content = {
             "colours": STOPS,
@@ -117,12 +119,12 @@ class Explorer:
             "panel": self._first_panel(),
             "views": views,
         }
-        page = Template(_asset("html")).substitute(
+        page = template.substitute(
             title=escape(self.title),
             note=escape(" ".join([self.note, *_pooling_note(views)]).strip()),
-            style=_asset("css"),
+            style=style,
             data=json.dumps(content, separators=(",", ":")).replace("</", "<\\/"),
-            script=_asset("js"),
+            script=code,
         )
         # Whoever embeds the page may not say in which encoding.
         return page.encode("ascii", "xmlcharrefreplace").decode("ascii")
@@ -235,7 +237,3 @@ def _panel(kind: str, name: str, shape: str) -> dict[str, str]:
 
 def _flow(flow: Flow) -> dict[str, Any]:
     return {key: value for key, value in flow.__dict__.items()}
-
-
-def _asset(ending: str) -> str:
-    return resources.files("nope_probe.figures").joinpath(f"explorer.{ending}").read_text("utf-8")

@@ -1,9 +1,6 @@
-"use strict";
-(() => {
 const root = document.currentScript.parentElement;
 const data = JSON.parse(root.querySelector("script[type='application/json']").textContent);
 const { n, block, layers, n_heads: nHeads, amplitudes, noise } = data;
-const dark = matchMedia("(prefers-color-scheme: dark)");
 const BLANK = -128;
 
 function bytes(text) {
@@ -18,15 +15,6 @@ const largest = new Float32Array(bytes(data.largest)); // a code of 127, in nats
 const limits = new Float32Array(bytes(data.limits));
 const size = (n * (n + 1)) / 2;
 const top = Math.max(...limits);
-const tables = [data.colours.diverging, data.colours.divergingOnDark].map((names) => {
-  const stops = names.map((name) => [1, 3, 5].map((i) => parseInt(name.slice(i, i + 2), 16)));
-  return Array.from({ length: 256 }, (_, i) => {
-    const place = (i / 255) * (stops.length - 1);
-    const from = Math.min(stops.length - 2, Math.floor(place));
-    return stops[from].map((c, k) => Math.round(c + (place - from) * (stops[from + 1][k] - c)));
-  });
-});
-const colours = () => tables[Number(dark.matches)];
 
 // Noise is drawn on the scale of the strongest head, so that it is as flat as it is.
 const same = root.querySelector("input");
@@ -43,7 +31,7 @@ function value(map, query, key) {
 
 function paint(canvas, map) {
   canvas.width = canvas.height = n;
-  const table = colours();
+  const table = colours(diverging());
   const context = canvas.getContext("2d");
   const image = context.createImageData(n, n);
   for (let query = 0; query < n; query++) for (let key = 0; key <= query; key++) {
@@ -116,7 +104,7 @@ function ticks() {
   bar.width = 256;
   bar.height = 1;
   const image = bar.getContext("2d").createImageData(256, 1);
-  colours().forEach((colour, i) => image.data.set([...colour, 255], 4 * i));
+  colours(diverging()).forEach((colour, i) => image.data.set([...colour, 255], 4 * i));
   bar.getContext("2d").putImageData(image, 0, 0);
 }
 
@@ -184,4 +172,3 @@ function repaint() {
 }
 same.addEventListener("change", repaint);
 dark.addEventListener("change", repaint);
-})();

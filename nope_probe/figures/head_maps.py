@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
+from nope_probe.figures.assets import asset, script
 from nope_probe.figures.downsample import Pooled, pool
 from nope_probe.figures.explorer_bytes import encoded
 from nope_probe.figures.limits import CLIPPED
@@ -52,10 +52,10 @@ class HeadMaps:
         content = json.dumps(self._content(), separators=(",", ":"))
         few = " few" if self.n_heads <= FEW else ""
         return (
-            f'<div class="heads{few}"><style>{_asset("css")}</style>'
+            f'<div class="heads{few}"><style>{asset("head_maps.css")}</style>'
             '<p><label><input type="checkbox"> same colours in every head</label></p>'
             f'<script type="application/json">{content}</script>'
-            f"<script>{_asset('js')}</script></div>"
+            f"<script>{script('head_maps.js')}</script></div>"
         )
 
     def _content(self) -> dict[str, Any]:
@@ -116,7 +116,3 @@ def positions_of_heads(n_maps: int, max_bytes: int = MAX_BYTES) -> int:
 def _limit(cells: Float[np.ndarray, " cell"]) -> float:
     known = np.abs(cells[np.isfinite(cells)])
     return max(FLOOR, float(np.percentile(known, 100 - CLIPPED)) if known.size else 0.0)
-
-
-def _asset(ending: str) -> str:
-    return resources.files("nope_probe.figures").joinpath(f"head_maps.{ending}").read_text("utf-8")

@@ -13,12 +13,12 @@ import pytest
 from support.chromium import needs_chromium, open_tab, opened
 
 from nope_probe.errors import UserError
+from nope_probe.figures.assets import script
 from nope_probe.figures.explorer import (
     MAX_BYTES,
     MEASURES,
     Explorer,
     SwitchedMaps,
-    _asset,
     fitted,
 )
 from nope_probe.figures.explorer_bytes import pack, quantise, shape_of
@@ -119,7 +119,7 @@ def test_the_page_loads_nothing_and_escapes_words() -> None:
 
 
 def test_the_page_reads_the_same_in_every_encoding() -> None:
-    assert _asset("js").isascii()  # no character reference helps within a script
+    assert script("explorer.js").isascii()  # no character reference helps within a script
     html = explorer(title="κ × 2", note="≈ 1").html()
     assert html.isascii()
     assert "<title>κ × 2</title>" in unescape(html)
