@@ -79,8 +79,11 @@ class _Parts:
         self.high = spec.score_scale
         n_points = 2 * 4 * n * len(self.alphas)  # rows and steps: x, value, error and theory
         self.size = positions(4 * len(self.alphas), n_layers, n_points)
+        errors = np.stack([maps[f"se/{alpha}"] for alpha in self.alphas])
+        self.noise = np.sqrt(np.nanmean(errors**2, axis=(0, 2, 3))).tolist()
 
     def map_sections(self) -> Iterator[Section]:
+        """Return the sections of maps: scores of each alpha, normalised, and less theory."""
         for alpha in self.alphas:
             yield from self._score_sections(alpha)
         normalised = {_words(a): self.maps[f"normalised/{a}"] for a in self.alphas}
@@ -97,10 +100,11 @@ class _Parts:
         )
 
     def _score_sections(self, alpha: str) -> Iterator[Section]:
-        scores, name = self.maps[f"score/{alpha}"], _words(alpha)
-        rows = self.layers[self.layers["alpha"].map("alpha={:g}".format) == alpha]
+        name = _words(alpha)
+        scores, errors = (self.maps[f"{kind}/{alpha}"] for kind in ("score", "se"))
+        shown = _off_diagonal(scores)
         yield Section(
-            title=scale_finding(name, _off_diagonal(scores), self.high),
+            title=scale_finding(name, shown, self.high),
             figure=fixed_scale_maps(
                 scores,
                 title=f"Mean scores, {name}, 0 to {self.high:g}",
@@ -110,12 +114,8 @@ class _Parts:
             caption="All layers on one scale, as in the paper's figures.",
         )
         yield Section(
-            title=layers_finding(name, rows),
-            figure=maps_above_noise(
-                _off_diagonal(scores),
-                _off_diagonal(self.maps[f"se/{alpha}"]),
-                max_positions=self.size,
-            ),
+            title=layers_finding(name, _rows_of(alpha, self.layers)),
+            figure=maps_above_noise(shown, _off_diagonal(errors), max_positions=self.size),
             caption="The same maps without their diagonal, where a query meets its own key: "
             "small differences between keys are visible. A layer that shows only noise is "
             "drawn flat.",
@@ -123,12 +123,12 @@ class _Parts:
 
     def _terms(self, terms: dict[str, np.ndarray], title: str, caption: str) -> Section:
         layer = next(iter(terms.values())).shape[0] - 1
-        errors = np.stack([self.maps[f"se/{alpha}"] for alpha in self.alphas])
-        noise = np.sqrt(np.nanmean(errors**2, axis=(0, 2, 3))).tolist()
-        figure = term_maps(terms, title=title, layer=layer, max_positions=self.size, noise=noise)
+        size, noise = self.size, self.noise
+        figure = term_maps(terms, title=title, layer=layer, max_positions=size, noise=noise)
         return Section(title=title, figure=figure, caption=caption)
 
     def line_sections(self) -> Iterator[Section]:
+        """Return the sections of curves: the last query's scores, and the steps by distance."""
         curves = {alpha: self._last_row(alpha) for alpha in self.alphas}
         yield Section(
             title=row_finding(list(curves.values())),
@@ -154,7 +154,7 @@ class _Parts:
         )
 
     def _steps(self, alpha: str) -> Curves:
-        rows = self.steps[self.steps["alpha"].map("alpha={:g}".format) == alpha]
+        rows = _rows_of(alpha, self.steps)
         of = {
             name: rows.pivot(index="layer", columns="distance", values=name)
             for name in ("step", "se", "theory")
@@ -181,6 +181,10 @@ def _off_diagonal(
     scores: Float[np.ndarray, "layer query_pos key_pos"],
 ) -> Float[np.ndarray, "layer query_pos key_pos"]:
     return np.where(np.eye(scores.shape[-1], dtype=bool), np.nan, scores)
+
+
+def _rows_of(alpha: str, table: pd.DataFrame) -> pd.DataFrame:
+    return table[table["alpha"].map("alpha={:g}".format) == alpha]
 
 
 def _words(alpha: str) -> str:
