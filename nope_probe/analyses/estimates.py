@@ -95,6 +95,7 @@ class _PatternSums:
         self.first = torch.zeros(layer.n_folds, dtype=torch.float64)
 
     def add(self, rows: Float[Tensor, "fold row key_pos"], start: int) -> None:
+        """Add a block of rows, from the query `start` on."""
         self.products.add(rows[None])
         self.by_distance += distance_sums(rows, start, self.n)
         self.first += rows[..., self.skip_keys : self.edge].sum((1, 2))

@@ -193,9 +193,7 @@ class Layer(ABC):
         return [self.point(f"attn.{name}") for name in self._UNFUSED if self.has(f"attn.{name}")]
 
     @abstractmethod
-    def fused_forward(
-        self, attend: Attend, replaced: Collection[Projection] = ()
-    ) -> Callable[..., Any]:
+    def fused_forward(self, attend: Attend, replaced: Collection[Projection]) -> Callable[..., Any]:
         """Return a forward pass of attention in which `attend` stands for scores and pattern.
 
         Norms, RoPE, projections and their hook points are the model's own.

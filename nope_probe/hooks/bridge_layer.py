@@ -119,9 +119,7 @@ class BridgeLayer(Layer):
         known = all(hasattr(self.attn, name) for name in ("q", "k", "v", "o"))
         return known and not options and self.soft_cap is None and not self.has_sinks
 
-    def fused_forward(
-        self, attend: Attend, replaced: Collection[Projection] = ()
-    ) -> Callable[..., Any]:
+    def fused_forward(self, attend: Attend, replaced: Collection[Projection]) -> Callable[..., Any]:
         # All are computed: a bridge's projections have hook points of their own, for others' hooks.
         return partial(self._attention, attend)
 

@@ -119,9 +119,7 @@ class HookedLayer(Layer):
     def has_plain_attention(self) -> bool:
         return self.soft_cap is None and not any(getattr(self.cfg, each, False) for each in OPTIONS)
 
-    def fused_forward(
-        self, attend: Attend, replaced: Collection[Projection] = ()
-    ) -> Callable[..., Any]:
+    def fused_forward(self, attend: Attend, replaced: Collection[Projection]) -> Callable[..., Any]:
         return partial(self._attention, attend, replaced)
 
     def _attention(

@@ -200,7 +200,7 @@ class Peers:
         return own
 
     def _tell(self, error: BaseException) -> None:
-        """Tell the others of an error of this process, and learn whether one before has failed.
+        """Report an error of this process to the others, and find out whether one failed before.
 
         Where several fail at once, only the first of them prints why.
         """

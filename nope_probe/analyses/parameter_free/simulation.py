@@ -218,6 +218,7 @@ class _Sums:
         )
 
     def add(self, stop: int) -> None:
+        """Add the samples from the last one on up to `stop`."""
         x = self.sample(self.n_samples, stop)
         self.scores.add(x)
         if self.control_variate is not None:
@@ -246,6 +247,7 @@ class _Sums:
             self.control_variate.rotated_sums.copy_(state["rotated_sums"])
 
     def result(self) -> Simulation:
+        """Return the estimates from the samples so far."""
         plain = Estimate(folds=self.scores.means(), counts=self.scores.counts)
         controlled = None
         if self.control_variate is not None:
