@@ -1,14 +1,30 @@
-"""The errors that commands print in one line, and how a line is printed."""
+"""The errors that commands print in one line, how it is printed, and the door for choices."""
 
 from __future__ import annotations
 
 import errno
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache, wraps
+from inspect import signature, unwrap
 from tempfile import TemporaryFile
-from typing import ClassVar
+from types import NoneType, SimpleNamespace, UnionType
+from typing import (
+    Annotated,
+    ClassVar,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+Arguments = ParamSpec("Arguments")
+Returned = TypeVar("Returned")
 
 _UNWRITABLE = frozenset(
     (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
@@ -55,6 +71,92 @@ class TooFewLayersError(UserError):
             f"{source} has {depth} layers, {requested} were asked for; try --layers all"
         )
         self.source, self.depth = source, depth
+
+
+def closed_choices(
+    *names: str,
+) -> Callable[[Callable[Arguments, Returned]], Callable[Arguments, Returned]]:
+    """Return a decorator that checks some arguments of a public function against their `Literal`s.
+
+    Args:
+        names: the arguments.
+
+    Example:
+        >>> from nope_probe import sequences
+        >>> sequences(tokenizer=None, bos="Always")
+        Traceback (most recent call last):
+        nope_probe.errors.UserError: unknown bos 'Always'; there are auto, always, never
+    """
+
+    def decorate(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
+        parameters = list(signature(function).parameters)
+
+        @cache
+        def hints() -> dict[str, object]:
+            # Only these arguments': the types of others may be imported for type checkers alone.
+            written = unwrap(function)
+            some = SimpleNamespace(__annotations__={n: written.__annotations__[n] for n in names})
+            return get_type_hints(some, written.__globals__)
+
+        @wraps(function)
+        def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
+            given = dict(zip(parameters, args, strict=False)) | kwargs
+            validate_choices({n: hints()[n] for n in names if n in given}, given)
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
+def validate_choices(hints: Mapping[str, object], values: Mapping[str, object]) -> None:
+    """Check values, or the elements of sequences, against the `Literal`s in their types.
+
+    Args:
+        hints: the types by name; one without a `Literal` accepts everything, and a number or None
+            beside a `Literal` is left alone.
+        values: the values by name.
+
+    Raises:
+        UserError: naming the argument, the value and the choices.
+    """
+    for name, hint in hints.items():
+        kinds, value = list(_members(hint)), values[name]
+        words, of_elements = _words(kinds), _words(_elements(kinds))
+        if isinstance(value, Collection) and of_elements and not (words and isinstance(value, str)):
+            unknown = [each for each in value if each not in of_elements]
+        elif not words or (value is None and NoneType in kinds):
+            unknown = []
+        else:
+            is_closed = isinstance(value, str) or not {int, float, str} & {*kinds}
+            unknown = [value] if is_closed and str not in kinds and value not in words else []
+        if unknown:
+            number = ", or a number" if {int, float} & {*kinds} else ""
+            known = ", ".join(map(str, words or of_elements))
+            raise UserError(f"unknown {name} {unknown[0]!r}; there are {known}{number}")
+
+
+def _members(hint: object) -> Iterator[object]:
+    """Yield the types that a type is a union of, without annotations."""
+    origin = get_origin(hint)
+    if origin is Annotated:
+        yield from _members(get_args(hint)[0])
+    elif origin in (Union, UnionType):
+        for each in get_args(hint):
+            yield from _members(each)
+    else:
+        yield hint
+
+
+def _elements(kinds: Collection[object]) -> list[object]:
+    """Return the types of the elements of the sequences among some types."""
+    sequences = [each for each in kinds if get_origin(each) not in (None, Literal)]
+    return [kind for each in sequences for kind in _members(get_args(each)[0])]
+
+
+def _words(kinds: Collection[object]) -> list[object]:
+    """Return the choices of the `Literal`s among some types."""
+    return [word for each in kinds if get_origin(each) is Literal for word in get_args(each)]
 
 
 def is_unwritable(error: OSError) -> bool:

@@ -41,6 +41,7 @@ from nope_probe.analyses.shapley import (
     position_term,
     source_terms,
 )
+from nope_probe.errors import closed_choices
 from nope_probe.hooks.layer_folds import LayerFolds
 from nope_probe.hooks.names import Component
 
@@ -95,6 +96,7 @@ class LayerAttribution:
         return len(shares) > 1 and all(abs(s - equal) < CONJUNCTION_TOLERANCE for s in shares)
 
 
+@closed_choices("position", "skip_keys")
 def attribute(
     maps: Mapping[Removed, AnyMaps],
     player_sets: Sequence[PlayerSet] = (),

@@ -24,6 +24,7 @@ from nope_probe.analyses.estimates import edge_keys, measure_estimates
 from nope_probe.analyses.jackknife import UNDEFINED, Interval, jackknife, rms, share
 from nope_probe.analyses.pattern_rows import Folds, centred_rows, kept_cells
 from nope_probe.analyses.relative import distance_rows, distance_sums, relative_fit
+from nope_probe.errors import closed_choices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,7 @@ class Measures:
     edge_contrast_visible: Interval
 
 
+@closed_choices("skip_keys")
 def measure(
     maps: AnyMaps,
     skip_keys: int | Literal["auto"] = "auto",

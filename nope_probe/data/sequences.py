@@ -21,7 +21,7 @@ from nope_probe.data.data_sets import first_documents, is_data_set, long_documen
 from nope_probe.data.documents import documents, validate_packing
 from nope_probe.data.packing import pack as pack_documents
 from nope_probe.data.packing import separator_of
-from nope_probe.errors import UserError
+from nope_probe.errors import UserError, closed_choices
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -62,6 +62,7 @@ class Sequences:
         return len(self.inputs)
 
 
+@closed_choices("start", "bos")
 def sequences(
     source: str = "shipped",
     *,
@@ -92,7 +93,8 @@ def sequences(
             cut sequences across documents, which attend to the ones before them.
 
     Raises:
-        UserError: if the source cannot be read or holds too few long documents (it says how many).
+        UserError: for an unknown choice, and if the source cannot be read or holds too few long
+            documents (it says how many).
 
     Example:
         >>> from nope_probe import load, sequences

@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 import plotly.graph_objects as go
 
+from nope_probe.errors import closed_choices
 from nope_probe.figures.captures import Layers, ScoreMapsLike, keys_left_out, layer_maps
 from nope_probe.figures.downsample import Pooled, pool
 from nope_probe.figures.grid import Grid, axis, keep, patch, place
@@ -36,6 +37,7 @@ BAR_DROP = 54  # from a panel to the colour bar below it, px
 BAR_LENGTH = 0.8  # of the panel above it
 
 
+@closed_choices("skip_keys")
 def score_maps(
     maps: Layers | ScoreMapsLike | Pooled,
     *,
@@ -108,6 +110,7 @@ def _side_by_side(
     return figure
 
 
+@closed_choices("skip_keys")
 def term_maps(
     terms: Mapping[str, Layers | ScoreMapsLike | Pooled],
     *,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_type_hints
 
+from nope_probe.errors import validate_choices
 from nope_probe.hooks.names import (
     CIRCUITS,
     COMPONENTS,
-    GAINS,
     PER_HEAD,
-    REPLACEMENTS,
     WEIGHTS,
     Gain,
     Projection,
@@ -63,12 +63,7 @@ class Ablation:
 
     def __post_init__(self) -> None:
         names = expanded(self.remove)
-        for kind, value, known in (
-            ("replacement", self.replacement, REPLACEMENTS),
-            ("gain", self.gain, GAINS),
-        ):
-            if value not in known:
-                raise ValueError(f"unknown {kind} {value!r}; there are {', '.join(known)}")
+        validate_choices(get_type_hints(type(self)), vars(self))
         if self.heads is not None:
             self._validate_heads(names)
         if self.prefix is not None:

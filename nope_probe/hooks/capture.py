@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from nope_probe.errors import closed_choices
 from nope_probe.hooks.accumulators import (
     Accumulator,
     GramAccumulator,
@@ -105,6 +106,7 @@ def capture_scores(
     )
 
 
+@closed_choices("stages")
 def capture_stages(
     model: HookedModel,
     inputs: Inputs,

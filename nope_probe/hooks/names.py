@@ -6,9 +6,7 @@ from collections.abc import Collection
 from typing import Literal, get_args
 
 Norm = Literal["l2", "layernorm-sqrt-d", "layernorm-d"]
-NORMS: tuple[Norm, ...] = get_args(Norm)
 Gain = Literal["output", "norm", "identity"]
-GAINS: tuple[Gain, ...] = get_args(Gain)
 Replacement = Literal["identity", "random", "mean", "zero"]
 REPLACEMENTS: tuple[Replacement, ...] = get_args(Replacement)
 Projection = Literal["w_q", "w_k", "w_o", "w_v"]

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from nope_probe.errors import closed_choices
 from nope_probe.hooks.layer import layers_of
-from nope_probe.hooks.names import NORMS, WEIGHTS, Norm
+from nope_probe.hooks.names import WEIGHTS, Norm
 from nope_probe.models.bridge import build_bridge
 from nope_probe.models.hooked import build_hooked
 from nope_probe.models.names import PARAMETER_FREE_CONTEXT
@@ -32,6 +33,7 @@ def has_hooked_transformer() -> bool:
     return int(version("transformer-lens").partition(".")[0]) < 4
 
 
+@closed_choices("norm")
 def parameter_free(
     n_layers: int = 4,
     d_model: int = 64,
@@ -112,7 +114,7 @@ def parameter_free_settings(
     """Return the fields of the parameter-free transformer's configuration.
 
     Raises:
-        ValueError: for no layers, no dimensions, an odd dimension with RoPE or an unknown norm.
+        ValueError: for no layers, no dimensions or an odd dimension with RoPE.
     """
     if n_layers < 1 or d_model < 1:
         raise ValueError(f"expected at least 1 layer and 1 dimension, got {n_layers}, {d_model}")
@@ -120,8 +122,6 @@ def parameter_free_settings(
         raise ValueError(
             f"RoPE turns pairs of coordinates: expected an even d_model, got {d_model}"
         )
-    if norm not in NORMS:
-        raise ValueError(f"unknown norm {norm!r}; there are {', '.join(NORMS)}")
     return dict(
         model_name="parameter-free-rope" if rope else "parameter-free",
         n_layers=n_layers,

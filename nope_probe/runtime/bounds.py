@@ -1,4 +1,4 @@
-"""Which numbers each flag may have: stated beside the flag, checked when settings are made."""
+"""Which values each flag may have: stated beside the flag, checked when settings are made."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, get_type_hints
 
-from nope_probe.errors import UserError
+from nope_probe.errors import UserError, validate_choices
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ ALPHA = Bounds(0, 1, open_above=True)
 
 
 class BoundedSettings:
-    """A base for dataclasses of settings whose numbers have `Bounds` in their annotations.
+    """A base for dataclasses of settings, which have `Bounds` and `Literal`s in their annotations.
 
     Example:
         >>> from nope_probe.scores import Settings
@@ -57,6 +57,8 @@ class BoundedSettings:
     """
 
     def __post_init__(self) -> None:
+        kind: type = type(self)
+        validate_choices(_hints_of(kind), vars(self))
         validate_bounds(self)
 
 
@@ -87,9 +89,14 @@ def flag_of(name: str) -> str:
 
 
 @cache
-def _bounds_of(settings: type) -> dict[str, Bounds]:
+def _hints_of(settings: type) -> dict[str, Any]:
     hints = get_type_hints(settings, include_extras=True)
-    found = {}
+    return {each.name: hints[each.name] for each in fields(settings)}
+
+
+@cache
+def _bounds_of(settings: type) -> dict[str, Bounds]:
+    hints, found = _hints_of(settings), {}
     for each in fields(settings):
         for note in getattr(hints[each.name], "__metadata__", ()):
             if isinstance(note, Bounds):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_type_hints
 
+from nope_probe.errors import validate_choices
 from nope_probe.hooks.names import Norm
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class ParameterFreeSpec:
         causal: whether keys j > i are masked; False is the encoder of Figure 10.
 
     Raises:
-        ValueError: for a dimension that the norm or RoPE does not allow.
+        ValueError: for an unknown norm, or a dimension that the norm or RoPE does not allow.
 
     Example:
         >>> import torch
@@ -40,6 +41,7 @@ class ParameterFreeSpec:
     causal: bool = True
 
     def __post_init__(self) -> None:
+        validate_choices(get_type_hints(type(self)), vars(self))
         if self.d_model is None and (self.norm != "l2" or self.rope):
             raise ValueError("RoPE and LayerNorm depend on the dimension: give d_model")
         if self.rope and self.dimension % 2:

@@ -19,6 +19,7 @@ from torch import Tensor
 from nope_probe.analyses.attribution import LayerAttribution
 from nope_probe.analyses.pattern import kept_cells, measure
 from nope_probe.data.sequences import Sequences
+from nope_probe.errors import closed_choices
 from nope_probe.experiments.ablation.analyse import (
     attribute_layers,
     tables_of,
@@ -122,6 +123,7 @@ class AblationStudy:
         return self.tables["mean_covariance"]
 
 
+@closed_choices("replacement", "gain", "scope", "skip_keys")
 def run_ablations(
     model: HookedModel,
     tokens: Inputs,

@@ -13,6 +13,7 @@ from nope_probe.analyses.pattern import kept_cells
 from nope_probe.analyses.shapley import Condition, PlayerSet
 from nope_probe.analyses.trends import query_stride
 from nope_probe.data.sequences import Sequences
+from nope_probe.errors import closed_choices
 from nope_probe.experiments.ablation.plan import make_plan
 from nope_probe.experiments.ablation.study import Inputs, as_sequences, name_of
 from nope_probe.experiments.explore.views import (
@@ -56,6 +57,7 @@ class ExplorerOptions:
     skip_keys: int = 0
 
 
+@closed_choices("replacement", "gain", "skip_keys")
 def explore(
     model: HookedModel,
     tokens: Inputs,

@@ -1,0 +1,146 @@
+"""Every closed choice of a public name is checked at the door, in Python as on the command line."""
+
+import builtins
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import is_dataclass
+from inspect import isfunction, signature, unwrap
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import pytest
+import torch
+
+import nope_probe
+from nope_probe import figures, run_behaviour, sequences
+from nope_probe.errors import UserError, validate_choices
+from nope_probe.experiments.ablation.run import Settings as AblateSettings
+from nope_probe.experiments.behaviour.settings import Settings as BehaviourSettings
+from nope_probe.experiments.circuit.run import Settings as CircuitSettings
+from nope_probe.experiments.layers.run import Settings as LayersSettings
+from nope_probe.experiments.scores.run import Settings as ScoresSettings
+from nope_probe.experiments.simulation.run import Settings as SimulateSettings
+
+SETTINGS = [
+    AblateSettings,
+    BehaviourSettings,
+    CircuitSettings,
+    LayersSettings,
+    ScoresSettings,
+    SimulateSettings,
+]
+MISSING = object()  # for arguments that have no default: they are not looked at before the choices
+
+
+class Names(dict[str, Any]):
+    """The names of a module; one that it imports for type checkers alone stands for any object."""
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(builtins, name, object)
+
+
+def words_in(hint: Any) -> list[Any]:
+    """Return the choices in a type, those of the elements of sequences too."""
+    if get_origin(hint) is Literal:
+        return list(get_args(hint))
+    return [word for each in get_args(hint) for word in words_in(each)]
+
+
+def takes_several(hint: Any) -> bool:
+    """Return whether a type is, or has among others, that of sequences of choices."""
+    is_sequence = get_origin(hint) in (tuple, Sequence)
+    return is_sequence or any(takes_several(each) for each in get_args(hint))
+
+
+def choices_of(made: Any) -> Iterator[tuple[str, list[Any], bool]]:
+    """Yield each parameter that has choices, the choices, and whether it takes several."""
+    names = None if is_dataclass(made) else Names(unwrap(made).__globals__)
+    hints = get_type_hints(unwrap(made), localns=names)
+    for name in signature(made).parameters:
+        if words := words_in(hints[name]):
+            yield name, words, takes_several(hints[name])
+
+
+def public() -> Iterator[tuple[str, Any]]:
+    for module in (nope_probe, figures):
+        for name in module.__all__:
+            yield name, getattr(module, name)
+    for settings in SETTINGS:
+        yield settings.__module__.removeprefix("nope_probe.experiments."), settings
+
+
+PARAMETERS = [
+    pytest.param(made, name, words, several, id=f"{of}-{name}")
+    for of, made in public()
+    if isfunction(made) or is_dataclass(made)
+    for name, words, several in choices_of(made)
+]
+
+
+def call(made: Callable[..., Any], **choice: Any) -> None:
+    required = {
+        name: MISSING
+        for name, each in signature(made).parameters.items()
+        if each.default is each.empty
+        and each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)
+    }
+    made(**required | choice)
+
+
+def refusal(made: Callable[..., Any], **choice: Any) -> str:
+    """Return why a call ends that was given nothing to work on but a choice."""
+    try:
+        call(made, **choice)
+    except Exception as error:  # noqa: BLE001
+        return str(error)
+    return ""
+
+
+@pytest.mark.usefixtures("unenforced")
+@pytest.mark.parametrize(("made", "name", "words", "several"), PARAMETERS)
+def test_a_right_choice_passes_the_door_and_a_wrong_one_is_refused_by_name(
+    made: Any, name: str, words: list[Any], several: bool
+) -> None:
+    for word in words:
+        assert not refusal(made, **{name: (word,) if several else word}).startswith("unknown")
+    for wrong in ("Auto", ("auto", "x")) if several else ("x", "Auto", ""):
+        with pytest.raises(UserError, match=rf"^unknown {name} .*; there are {words[0]}"):
+            call(made, **{name: wrong})
+
+
+def test_choices_are_found_in_the_types_of_all_public_names() -> None:
+    ids = {str(each.id) for each in PARAMETERS}
+    assert {"run_ablations-scope", "sequences-bos", "Ablation-gain", "score_maps-skip_keys"} <= ids
+    assert {"capture_stages-stages", "explore-replacement", "behaviour.settings-measures"} <= ids
+    assert len(PARAMETERS) >= 40
+
+
+@pytest.mark.usefixtures("unenforced")
+def test_a_choice_is_refused_by_position_too_and_numbers_beside_words_are_not() -> None:
+    maps = torch.zeros(4, 1, 11, 11)
+    with pytest.raises(UserError, match="unknown skip_keys 'one'; there are auto, or a number"):
+        nope_probe.measure(maps, "one")  # type: ignore[arg-type]
+    assert len(nope_probe.measure(maps, 1)) == 1
+    with pytest.raises(UserError, match="unknown bos 'Always'; there are auto, always, never"):
+        sequences(tokenizer=None, bos="Always")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="unknown measures 'losses'; there are loss, in-context"):
+        run_behaviour("nope-tiny", measures=["loss", "losses"])
+
+
+@pytest.mark.parametrize(
+    ("hint", "right", "wrong"),
+    [
+        (Literal["a", "b"], ["a", "b"], ["c", None, 3]),
+        (Literal["a"] | None, ["a", None], ["b", 0]),
+        (int | Literal["auto"], [0, 7, "auto"], ["7"]),
+        (Literal["a"] | tuple[Literal["a"], ...], ["a", ("a",), ()], ["b", ("a", "b")]),
+        (str | Literal["a"], ["anything"], []),
+        (tuple[int, ...] | None, [(1,), None, "not a choice"], []),
+    ],
+)
+def test_values_are_checked_against_the_literals_of_their_types(
+    hint: Any, right: list[object], wrong: list[object]
+) -> None:
+    for value in right:
+        validate_choices({"x": hint}, {"x": value})
+    for value in wrong:
+        with pytest.raises(UserError, match="unknown x"):
+            validate_choices({"x": hint}, {"x": value})
