@@ -85,7 +85,7 @@ def capture_bands(
     groups: Sequence[Groups],
     *,
     batch_size: int = 32,
-    n_folds: int = 8,
+    n_folds: int | None = None,
     documents: Int[Tensor, " seq"] | None = None,
     checkpoint: StreamCheckpoint | None = None,
 ) -> Float[Tensor, "fold layer band query_pos key_pos"]:
@@ -97,7 +97,8 @@ def capture_bands(
         groups: for each of the first layers, the coordinates of each group; the groups of a layer
             share no coordinate, and where they hold all of them, their maps add up to the map.
         batch_size: sequences per forward pass.
-        n_folds: into how many parts the sequences are dealt, for intervals.
+        n_folds: into how many parts the sequences are dealt, for intervals; by default 8, or as
+            many as there are sequences (documents) if these are fewer.
         documents: the document of each sequence: those of one document share a fold.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
 
@@ -108,11 +109,12 @@ def capture_bands(
     capped = [layer.index for layer in layers if layer.soft_cap is not None]
     if capped:
         raise NotImplementedError(f"the scores of L{capped[0]} are soft-capped: they are no sum")
+    fold_of = folds_of(len(inputs), n_folds, documents)
+    counts = fold_of.bincount()
     accumulators = [
-        BandAccumulator(layer, n_folds, of_layer)
+        BandAccumulator(layer, len(counts), of_layer)
         for layer, of_layer in zip(layers, groups, strict=True)
     ]
-    fold_of = folds_of(len(inputs), n_folds, documents)
     stream(
         model,
         inputs,
@@ -122,5 +124,4 @@ def capture_bands(
         batch_size=batch_size,
         checkpoint=checkpoint,
     )
-    counts = fold_of.bincount(minlength=n_folds)
     return torch.stack([each.fold_means(counts) for each in accumulators], 1)

@@ -41,7 +41,7 @@ def capture_scores(
     *,
     layers: Sequence[int] | None = None,
     batch_size: int = 32,
-    n_folds: int = 8,
+    n_folds: int | None = None,
     documents: Int[Tensor, " seq"] | None = None,
     mean_term: bool = False,
     per_head: bool = False,
@@ -55,7 +55,8 @@ def capture_scores(
         inputs: token sequences of equal length, or input vectors.
         layers: block numbers from 0; all by default.
         batch_size: sequences per forward pass.
-        n_folds: into how many parts the sequences are dealt, for intervals.
+        n_folds: into how many parts the sequences are dealt, for intervals; by default 8, or as
+            many as there are sequences (documents) if these are fewer.
         documents: the document of each sequence (`Sequences.documents`), whose sequences go to one
             fold; by default each sequence is independent.
         mean_term: whether to keep the mean term too (needs 2 sequences in every fold).
@@ -68,7 +69,8 @@ def capture_scores(
 
     Raises:
         IndexError: for a layer that the model does not have.
-        ValueError: for an empty fold, or the mean term of a fold of one sequence.
+        ValueError: for no token of the model, an empty fold, or the mean term of a fold of one
+            sequence.
         NotImplementedError: for the mean term of scores that are not q.k (soft-capped ones).
 
     Example:
@@ -79,7 +81,8 @@ def capture_scores(
     """
     blocks = _chosen(layers_of(model), layers)
     fold_of = folds_of(len(inputs), n_folds, documents)
-    counts = fold_of.bincount(minlength=n_folds)
+    counts = fold_of.bincount()
+    n_folds = len(counts)
     if mean_term and counts.min() < 2:
         raise ValueError("the mean term needs 2 sequences in every fold: a fold has only one")
     scores = [ScoreAccumulator(layer, n_folds, mean_term) for layer in blocks]
@@ -114,7 +117,7 @@ def capture_stages(
     layer: int = 0,
     stages: Sequence[Letter] | None = None,
     batch_size: int = 32,
-    n_folds: int = 8,
+    n_folds: int | None = None,
     documents: Int[Tensor, " seq"] | None = None,
     checkpoint: StreamCheckpoint | None = None,
 ) -> StageMaps:
@@ -126,7 +129,8 @@ def capture_stages(
         layer: the block under study, from 0.
         stages: letters; all that the block has by default.
         batch_size: sequences per forward pass.
-        n_folds: into how many parts the sequences are dealt, for intervals.
+        n_folds: into how many parts the sequences are dealt, for intervals; by default 8, or as
+            many as there are sequences (documents) if these are fewer.
         documents: the document of each sequence (`Sequences.documents`), whose sequences go to one
             fold; by default each sequence is independent.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
@@ -144,7 +148,8 @@ def capture_stages(
     blocks = layers_of(model)
     letters = _letters(blocks, layer, stages)
     fold_of = folds_of(len(inputs), n_folds, documents)
-    counts = fold_of.bincount(minlength=n_folds)
+    counts = fold_of.bincount()
+    n_folds = len(counts)
     accumulators = {
         letter: _accumulator(STAGES[letter], blocks[layer + STAGES[letter].block], n_folds)
         for letter in letters

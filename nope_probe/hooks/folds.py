@@ -7,6 +7,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
+DEFAULT_FOLDS = 8
 Part = tuple[int | slice, Tensor]  # which folds of a total, and the tensor to add to them
 
 
@@ -148,19 +149,31 @@ def grouped_folds(documents: Int[Tensor, " seq"], n_folds: int) -> Int[Tensor, "
 
 
 def folds_of(
-    n_seqs: int, n_folds: int, documents: Int[Tensor, " seq"] | None
+    n_seqs: int, n_folds: int | None, documents: Int[Tensor, " seq"] | None
 ) -> Int[Tensor, " seq"]:
     """Return the fold of each sequence, by its document if it has one, else by its number.
+
+    Args:
+        n_seqs: how many sequences.
+        n_folds: how many folds; by default 8, or as many as there are sequences (documents).
+        documents: the document of each sequence; by default each sequence is independent.
 
     Raises:
         ValueError: if a fold would be empty, or there is not one document per sequence.
     """
-    if documents is None:
+    if documents is not None and len(documents) != n_seqs:
+        raise ValueError(f"expected the documents of {n_seqs} sequences, got {len(documents)}")
+    if n_folds is None:
+        n_folds = default_folds(n_seqs if documents is None else len(documents.unique()))
+    if documents is None or n_folds < 1:
         fold_counts(n_seqs, n_folds)
         return interleaved_folds(n_seqs, n_folds)
-    if len(documents) != n_seqs:
-        raise ValueError(f"expected the documents of {n_seqs} sequences, got {len(documents)}")
     return grouped_folds(documents, n_folds)
+
+
+def default_folds(n_documents: int) -> int:
+    """Return how many folds the data is dealt to by default: 8, or one per document if fewer."""
+    return min(DEFAULT_FOLDS, n_documents)
 
 
 def fold_counts(n_seqs: int, n_folds: int) -> Int[Tensor, " fold"]:

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from nope_probe.errors import UserError
 from nope_probe.hooks.layer import is_bridge, layers_of
 from nope_probe.hooks.protocols import HookedModel, HookPoint
 
@@ -30,6 +31,21 @@ def begins_alike(inputs: Inputs) -> bool:
     if inputs.is_floating_point() or len(inputs) < 2:
         return False
     return bool((inputs[:, 0] == inputs[0, 0]).all())
+
+
+def validate_inputs(model: HookedModel, inputs: Inputs) -> None:
+    """Check that tokens are of a model's vocabulary; -1 would be read as the last of its tokens.
+
+    Raises:
+        UserError: naming the token and the vocabulary.
+    """
+    if inputs.is_floating_point() or not inputs.numel():
+        return
+    hooked: Any = model
+    low, high, n_tokens = int(inputs.min()), int(inputs.max()), len(hooked.embed.W_E)
+    if low < 0 or high >= n_tokens:
+        wrong = low if low < 0 else high
+        raise UserError(f"token {wrong}: the model's tokens are from 0 to {n_tokens - 1}")
 
 
 def forward(model: HookedModel, inputs: Inputs) -> None:

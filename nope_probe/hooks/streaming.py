@@ -20,7 +20,7 @@ from nope_probe.hooks.forward import StopForward, hooks_attached, run_forward
 from nope_probe.hooks.fusable import can_fuse
 from nope_probe.hooks.fused import FusedAttention, fused
 from nope_probe.hooks.layer import layers_of
-from nope_probe.hooks.model import Inputs, logits_of
+from nope_probe.hooks.model import Inputs, logits_of, validate_inputs
 from nope_probe.hooks.protocols import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.residual_cache import ResidualCache, may_skip_blocks
 
@@ -86,9 +86,11 @@ def stream(
             begin unless somebody else has hooks on the model; none by default.
 
     Raises:
-        ValueError: if there are fewer batches than processes.
+        ValueError: for tokens that the model does not have, batches of no sequences, or fewer
+            batches than processes.
         torch.OutOfMemoryError: if a single sequence does not fit.
     """
+    validate_inputs(model, inputs)
     checkpoint = checkpoint or StreamCheckpoint()
     batches = batches_of(len(inputs), batch_size, checkpoint.rank, checkpoint.n_processes)
     restore(accumulators, checkpoint.restore())
@@ -113,8 +115,10 @@ def batches_of(n_seqs: int, batch_size: int, rank: int, n_processes: int) -> lis
     """Return the batches of one process as (start, stop), dealt out in turn.
 
     Raises:
-        ValueError: if it gets none.
+        ValueError: if it gets none, or a batch has no sequences.
     """
+    if batch_size < 1:
+        raise ValueError(f"expected batches of 1 sequence or more, got {batch_size}")
     starts = range(rank * batch_size, n_seqs, n_processes * batch_size)
     if not starts:
         raise ValueError(

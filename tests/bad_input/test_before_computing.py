@@ -102,6 +102,8 @@ NUMBERS = [
     ("behaviour --prefix 127", "expected a --prefix from 4 to 124 of 128 tokens"),
     ("simulate --n-samples 100 --target-se 0.1", "--n-samples or --target-se, not both"),
     ("simulate --alpha 0.2 0.2", "two alphas are the same"),
+    ("simulate --alpha 0 -0.0", "two alphas are the same"),
+    ("behaviour --measures bos --bos never", "--bos never: the measure bos needs sequences"),
     ("simulate --d-model 65 --rope", "odd"),
     # Beyond the context that a config.json states.
     ("scores --seq-len 257", "--seq-len 257 is beyond the model's context 256"),

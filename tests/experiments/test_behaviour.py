@@ -376,6 +376,10 @@ def test_position_is_decodable_in_nope_with_the_mask_and_at_chance_without_it(
             ["--measures", "loss", "--max-len", 99],
             "--max-len has no effect without the measure extrapolation",
         ),
+        (
+            ["--measures", "extrapolation", "--trained-len", 64, "--max-len", 64],
+            "nothing to measure (extrapolation: the trained context of 64 tokens is not shorter",
+        ),
     ],
 )
 def test_a_users_mistake_is_one_line_and_exit_code_2(

@@ -234,6 +234,16 @@ def test_runs_that_cannot_be_compared_are_refused(
     assert message in refused(capfd, tmp_path, compare, base, other)
 
 
+def test_a_comparison_is_not_written_into_a_run_that_it_compares(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    runs = [write(tmp_path / name, maps(seed), model=name) for seed, name in enumerate("ab")]
+    run_command(compare, *runs, "--out", tmp_path / "a-b")
+    message = f"is in the run {runs[1]}: take --out outside of the runs"
+    assert message in refused(capfd, tmp_path, compare, *runs, "--out", runs[1] / "compared")
+    assert message in refused(capfd, runs[1], compare, *runs)  # whose runs/ would be in it
+
+
 def test_what_is_no_finished_run_is_refused(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -124,6 +124,7 @@ def test_a_parameter_free_model_takes_vectors() -> None:
     ("settings", "message"),
     [
         ({"n_folds": 3}, "expected from 4 to 23 folds for 23 sequences, got 3"),
+        ({"n_folds": -1}, "expected from 4 to 23 folds for 23 sequences, got -1"),
         ({"n_folds": 24}, "expected from 4 to 23 folds for 23 sequences, got 24"),
         ({"n_layers": 3}, "expected from 1 to 2 layers, got 3"),
         ({"skip_keys": 15}, "expected from 0 to 14 skipped keys at 17 positions, got 15"),
@@ -138,6 +139,17 @@ def test_mistakes_are_named_before_anything_is_run(
     monkeypatch.setattr("nope_probe.hooks.streaming.run_forward", None)
     with pytest.raises(ValueError, match=message):
         run_ablations(loaded.model, tokens, **settings)
+
+
+def test_few_sequences_are_as_many_folds_and_fewer_than_four_have_no_intervals(
+    loaded: Any,
+) -> None:
+    tokens = sequences(tokenizer=loaded.tokenizer, **SMALL).inputs
+    few = run_ablations(loaded.model, tokens[:5], players=["mask"])
+    same = run_ablations(loaded.model, tokens[:5], players=["mask"], n_folds=5)
+    assert few.sources.equals(same.sources)
+    with pytest.raises(ValueError, match="expected 4 sequences or more for intervals, got 3"):
+        run_ablations(loaded.model, tokens[:3])
 
 
 def test_the_model_is_what_it_was_afterwards(loaded: Any, study: AblationStudy) -> None:

@@ -39,6 +39,19 @@ def test_fewer_documents_than_folds_are_an_error() -> None:
         folds_of(5, 7, None)
 
 
+def test_by_default_there_are_eight_folds_or_one_per_document() -> None:
+    assert folds_of(29, None, None).max() == 7
+    assert folds_of(5, None, None).tolist() == [0, 1, 2, 3, 4]
+    assert folds_of(7, None, torch.tensor([2, 2, 5, 5, 5, 3, 2])).unique().tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("documents", [None, torch.tensor([2, 2, 5, 5, 3])])
+@pytest.mark.parametrize("n_folds", [0, -1])
+def test_no_folds_are_an_error(n_folds: int, documents: torch.Tensor | None) -> None:
+    with pytest.raises(ValueError, match=f"from 1 to 5 folds for 5 sequences, got {n_folds}"):
+        folds_of(5, n_folds, documents)
+
+
 @pytest.mark.parametrize("batch_size", [3, 8, 64])
 def test_fold_means_are_those_of_the_documents_at_any_batch_size(batch_size: int) -> None:
     model = load("parameter-free", n_layers=2).model

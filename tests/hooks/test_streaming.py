@@ -11,11 +11,13 @@ from support.plain_states import agree
 from support.stream_checkpoints import Recorded, Stopped, Stopping
 from support.tiny_models import tokens
 
+from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.calibration import calibrate
 from nope_probe.hooks.capture import capture_scores, capture_stages
 from nope_probe.hooks.forward import hooks_attached
 from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.losses import capture_losses
 from nope_probe.hooks.streaming import StreamCheckpoint
 
 BridgeOf = Callable[[str], Any]
@@ -56,6 +58,43 @@ def test_mean_terms_stages_and_gains_are_halved_too(bridge: BridgeOf):
             assert agree(halved.folds[letter], folds)
         for name, c in calibrate(model, inputs).c.items():
             assert c == pytest.approx(gains.c[name], rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["bridge", "hooked"])
+@pytest.mark.parametrize("wrong", [-1, 263, 2**31])
+def test_a_token_that_the_model_lacks_is_refused_before_anything_is_run(
+    wrong: int, kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+):
+    model, inputs = request.getfixturevalue(kind)("llama"), tokens(N_SEQS, seed=3)
+    inputs[0, :2] = torch.tensor([0, 262])  # the first and the last token there is
+    calls = (
+        lambda: capture_scores(model, inputs),
+        lambda: capture_stages(model, inputs),
+        lambda: capture_losses(model, inputs),
+        lambda: calibrate(model, inputs),
+    )
+    for call in calls:
+        call()
+    inputs[-1, -1] = wrong
+    monkeypatch.setattr("nope_probe.hooks.streaming.BatchRunner.run", None)
+    for call in calls:
+        with pytest.raises(
+            UserError, match=f"^token {wrong}: the model's tokens are from 0 to 262"
+        ):
+            call()
+
+
+@pytest.mark.parametrize("batch_size", [0, -3])
+def test_a_batch_of_no_sequences_is_an_error(batch_size: int, bridge: BridgeOf):
+    with pytest.raises(ValueError, match=f"batches of 1 sequence or more, got {batch_size}"):
+        capture_scores(bridge("llama"), tokens(N_SEQS), batch_size=batch_size)
+
+
+def test_fewer_than_eight_sequences_are_captured_without_naming_folds(bridge: BridgeOf):
+    maps = capture_scores(bridge("llama"), tokens(5))
+    assert maps.counts.tolist() == [1, 1, 1, 1, 1]
+    assert agree(maps.mean, capture_scores(bridge("llama"), tokens(5), n_folds=1).mean)
+    assert capture_stages(bridge("llama"), tokens(3)).counts.tolist() == [1, 1, 1]
 
 
 def test_a_single_sequence_that_does_not_fit_is_an_error(bridge: BridgeOf):

@@ -34,6 +34,7 @@ from nope_probe.experiments.ablation.conditions import (
 from nope_probe.experiments.ablation.maps import RunMaps
 from nope_probe.experiments.ablation.plan import Plan, make_plan
 from nope_probe.hooks.components import components
+from nope_probe.hooks.folds import default_folds
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.layer_folds import n_cells
 from nope_probe.hooks.model import begins_alike
@@ -131,7 +132,7 @@ def run_ablations(
     players: Sequence[str] | None = None,
     n_layers: int | None = None,
     batch_size: int = 32,
-    n_folds: int = 8,
+    n_folds: int | None = None,
     replacement: Replacement | Sequence[Replacement] = "identity",
     gain: Gain = "output",
     scope: Scope = "both",
@@ -155,7 +156,7 @@ def run_ablations(
         n_layers: how many first layers to map; all by default.
         batch_size: sequences per forward pass.
         n_folds: parts of the data that intervals are made from, 4 or more; the sequences of one
-            document share one.
+            document share one. By default 8, or as many as there are documents if these are fewer.
         replacement: what a removed weight is replaced by; of several, the tables of players and
             interactions have all, and everything else the first.
         gain: the size of the replacements identity and random.
@@ -182,7 +183,8 @@ def run_ablations(
     """
     inputs, depth = as_sequences(tokens), len(layers_of(model))
     skipped = int(inputs.bos) if skip_keys == "auto" else skip_keys
-    _validate(inputs, n_folds, depth, n_layers)
+    n_folds = folds_for_intervals(inputs, n_folds)
+    _validate_layers(depth, n_layers)
     kept_cells(inputs.inputs.shape[1], skipped)  # raises where no keys are left
     plan = make_plan(components(model), players, describe(model, name_of(model)).parameter_free)
     options = CaptureOptions(
@@ -261,9 +263,22 @@ def name_of(model: HookedModel) -> str:
     return str(getattr(model.cfg, "model_name", ""))
 
 
-def _validate(inputs: Sequences, n_folds: int, depth: int, n_layers: int | None) -> None:
+def folds_for_intervals(inputs: Sequences, n_folds: int | None) -> int:
+    """Return how many folds the sequences are dealt to, 4 at least; by default 8 or fewer.
+
+    Raises:
+        ValueError: for too few folds, or more than there are sequences (documents).
+    """
     most, kind = inputs.n_documents, "sequences" if inputs.documents is None else "documents"
+    if most < 4:
+        raise ValueError(f"expected 4 {kind} or more for intervals, got {most}")
+    if n_folds is None:
+        return default_folds(most)
     if not 4 <= n_folds <= most:
         raise ValueError(f"expected from 4 to {most} folds for {most} {kind}, got {n_folds}")
+    return n_folds
+
+
+def _validate_layers(depth: int, n_layers: int | None) -> None:
     if n_layers is not None and not 1 <= n_layers <= depth:
         raise ValueError(f"expected from 1 to {depth} layers, got {n_layers}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import log
 from typing import TYPE_CHECKING
@@ -74,6 +75,17 @@ def validate_documents(text: Sequences) -> None:
             f"{len(text)} sequences from {n_documents} documents: {MIN_DOCUMENTS} documents are "
             "needed; raise --n-seqs, or take other --data"
         )
+
+
+def validate_measures(measures: Sequence[Measure], skipped: Mapping[str, str]) -> None:
+    """Check that something is left to measure.
+
+    Raises:
+        UserError: saying for each measure why it is not.
+    """
+    if not {*measures} - {*skipped}:
+        reasons = "; ".join(f"{name}: {skipped[name]}" for name in measures)
+        raise UserError(f"nothing to measure ({reasons})")
 
 
 def uniform_loss(tokenizer: PreTrainedTokenizerBase) -> float:

@@ -67,10 +67,16 @@ def plan_of(session: Session[Settings]) -> Plan:
     """Return what to measure on which sequences.
 
     Raises:
-        UserError: for a condition that the model does not have, or too few documents.
+        UserError: for a condition that the model does not have, too few documents, or measures none
+            of which the model or the data can show.
     """
     from nope_probe.experiments.behaviour.conditions import make_conditions, sources_of
-    from nope_probe.experiments.behaviour.plan import Plan, uniform_loss, validate_documents
+    from nope_probe.experiments.behaviour.plan import (
+        Plan,
+        uniform_loss,
+        validate_documents,
+        validate_measures,
+    )
     from nope_probe.experiments.behaviour.sequences import make_probes
     from nope_probe.experiments.components import validate_bands
     from nope_probe.hooks.components import components
@@ -85,6 +91,7 @@ def plan_of(session: Session[Settings]) -> Plan:
     text = session.sequences()
     validate_documents(text)
     probes, skipped = make_probes(session, has)
+    validate_measures(settings.measures, skipped)
     return Plan(
         conditions=conditions,
         sources=sources_of(has),

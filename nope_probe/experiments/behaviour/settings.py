@@ -96,6 +96,8 @@ class Settings(RunSettings):
         super().validate()
         if not self.measures or len({*self.measures}) < len(self.measures):
             raise UserError("expected one or more different values of --measures")
+        if self.bos == "never" and "bos" in self.measures and self.measures != MEASURES:
+            raise UserError("--bos never: the measure bos needs sequences that begin with BOS")
         validate_replacements(self.replacement, self.gain)
         for measure in self.measures:
             if self.seq_len < SHORTEST[measure]:

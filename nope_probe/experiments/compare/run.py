@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from nope_probe.errors import UserError
 from nope_probe.runtime.distributed import validate_one_process
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.provenance import command_line, versions
@@ -95,12 +96,24 @@ def run(settings: Settings) -> Path:
     Raises:
         UserError: for runs that cannot be compared.
     """
-    members = settings.members
-    with Session("compare", settings) as session:
+    members, session = settings.members, Session("compare", settings)
+    validate_outside(session.folder, members)
+    with session:
         if not session.finished:
             with status("comparing and writing"):
                 session.write(analyse(session, members))
     return session.folder
+
+
+def validate_outside(folder: Path, members: Sequence[Member]) -> None:
+    """Check that a comparison is not written into one of the runs that it compares.
+
+    Raises:
+        UserError: naming the run.
+    """
+    for each in members:
+        if folder.resolve().is_relative_to(each.folder.resolve()):
+            raise UserError(f"{folder} is in the run {each.folder}: take --out outside of the runs")
 
 
 def recorded_settings(members: Sequence[Member]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from nope_probe.analyses.trends import query_stride
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import closed_choices
 from nope_probe.experiments.ablation.plan import make_plan
-from nope_probe.experiments.ablation.study import Inputs, as_sequences, name_of
+from nope_probe.experiments.ablation.study import Inputs, as_sequences, folds_for_intervals, name_of
 from nope_probe.experiments.explore.views import (
     combinations,
     pattern_view,
@@ -65,7 +65,7 @@ def explore(
     players: Sequence[str] | None = None,
     circuit: bool = True,
     batch_size: int = 32,
-    n_folds: int = 8,
+    n_folds: int | None = None,
     replacement: Replacement = "identity",
     gain: Gain = "output",
     skip_keys: int | Literal["auto"] = "auto",
@@ -83,7 +83,8 @@ def explore(
             `w_q+mlp`. By default mask, rope, w_q, w_k and w_o, as far as the model has them.
         circuit: whether to show the stages (a) to (i) of every block too.
         batch_size: sequences per forward pass.
-        n_folds: parts of the data that intervals are made from, 4 or more.
+        n_folds: parts of the data that intervals are made from, 4 or more; by default 8, or as many
+            as there are sequences (documents) if these are fewer.
         replacement: what a removed weight is replaced by.
         gain: the size of the replacements identity and random.
         skip_keys: first keys that patterns leave out; `auto`: 1 where all sequences begin with the
@@ -108,7 +109,7 @@ def explore(
     plan = make_plan(has, players, describe(model, name).parameter_free)
     options = ExplorerOptions(
         batch_size=batch_size,
-        n_folds=n_folds,
+        n_folds=folds_for_intervals(inputs, n_folds),
         replacement=replacement,
         gain=gain,
         skip_keys=int(inputs.bos) if skip_keys == "auto" else skip_keys,

@@ -68,6 +68,11 @@ class Settings(BoundedSettings):
     device = "cpu"  # not a field: chunks have the size of a CPU's cache
     subject = ""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # -0.0 is 0: of another name in tables and folders, it would be a second simulation of it.
+        object.__setattr__(self, "alpha", tuple(alpha + 0.0 for alpha in self.alpha))
+
     @property
     def samples(self) -> int | None:
         """How many samples per alpha; None if a target decides."""
