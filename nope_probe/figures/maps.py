@@ -16,8 +16,7 @@ import plotly.graph_objects as go
 from nope_probe.errors import closed_choices
 from nope_probe.figures.captures import Layers, ScoreMapsLike, keys_left_out, layer_maps
 from nope_probe.figures.downsample import Pooled, pool
-from nope_probe.figures.grid import Grid, axis, keep, patch, place
-from nope_probe.figures.layer_slider import add_slider, colour_limits
+from nope_probe.figures.grid import Grid, add_slider, axis, colour_limits, keep, patch, place
 from nope_probe.figures.limits import CLIPPED, flattened, percentiles, symmetric
 from nope_probe.figures.noise import (
     FLAT_WORDS,

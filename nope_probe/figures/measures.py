@@ -1,9 +1,9 @@
-"""Measures of the pattern -> plotly figures: over layers, in controls, and during training."""
+"""Measures of the pattern -> plotly figures: over layers, in controls, in training, of runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -149,3 +149,39 @@ def _line(rows: pd.DataFrame, measure: str, panel: int, layer: int) -> go.Scatte
         showlegend=panel == 0,
         hovertemplate=f"step %{{customdata:.0f}}: %{{y:.3g}}<extra>L{layer}</extra>",
     )
+
+
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star", "hexagon")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One run's measures.
+
+    Attributes:
+        label: its name in the legend.
+        colour: its colour.
+        rows: `layer`, and each measure with its bounds.
+    """
+
+    label: str
+    colour: str
+    rows: pd.DataFrame
+
+
+def compared_measures(runs: Sequence[Series], measures: Sequence[str]) -> go.Figure:
+    """Draw each measure of the pattern over layers, one series for each run.
+
+    Args:
+        runs: the runs.
+        measures: the measures to draw, by their names in the tables.
+    """
+    panels = {
+        MEASURES[name].title: [dots(each.rows, "intact", name, each.label) for each in runs]
+        for name in measures
+    }
+    figure = over_layers(panels, "Measures of the positional pattern, per layer", columns=4)
+    for index, trace in enumerate(figure.data):
+        run = index % len(runs)
+        trace.marker.update(color=runs[run].colour, symbol=SYMBOLS[run % len(SYMBOLS)])
+    return figure
