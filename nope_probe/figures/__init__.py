@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nope_probe.figures.bridge import heads_and_behaviour, pattern_and_behaviour
     from nope_probe.figures.circuit_figure import circuit
     from nope_probe.figures.heads import head_map
-    from nope_probe.figures.maps import score_maps, term_maps
+    from nope_probe.figures.maps import score_maps, sweep_maps, term_maps
     from nope_probe.figures.measures import (
         controls,
         mask_effect,
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     )
     from nope_probe.figures.splits import band_amplitudes, offset_profiles
     from nope_probe.figures.stages import stage_measures
-    from nope_probe.figures.sweeps import sweep_maps
     from nope_probe.figures.theory import fixed_scale_maps
 
 _HOME = {
@@ -63,7 +62,7 @@ _HOME = {
     "score_maps": "nope_probe.figures.maps",
     "source_shares": "nope_probe.figures.shares",
     "stage_measures": "nope_probe.figures.stages",
-    "sweep_maps": "nope_probe.figures.sweeps",
+    "sweep_maps": "nope_probe.figures.maps",
     "term_maps": "nope_probe.figures.maps",
     "training_dynamics": "nope_probe.figures.measures",
 }

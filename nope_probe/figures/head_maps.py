@@ -16,8 +16,7 @@ from jaxtyping import Float
 from nope_probe.figures.assets import asset, script
 from nope_probe.figures.downsample import Pooled, pool
 from nope_probe.figures.explorer_bytes import encoded
-from nope_probe.figures.limits import CLIPPED
-from nope_probe.figures.noise import FLOOR
+from nope_probe.figures.noise import CLIPPED, FLOOR
 from nope_probe.figures.style import STOPS
 
 MAX_BYTES = 4_000_000  # of all maps in base64

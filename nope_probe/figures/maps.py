@@ -1,4 +1,4 @@
-"""Maps -> plotly figures: score maps, and term maps side by side on one zero-centred scale.
+"""Maps -> plotly figures: score maps, sweeps of them, and term maps on one zero-centred scale.
 
 Every function returns a `go.Figure`; none shows or writes. The query axis points down, the key axis
 to the right, both count positions from 0; cells without a number stay blank.
@@ -17,13 +17,16 @@ from nope_probe.errors import closed_choices
 from nope_probe.figures.captures import Layers, ScoreMapsLike, keys_left_out, layer_maps
 from nope_probe.figures.downsample import Pooled, pool
 from nope_probe.figures.grid import Grid, add_slider, axis, colour_limits, keep, patch, place
-from nope_probe.figures.limits import CLIPPED, flattened, percentiles, symmetric
 from nope_probe.figures.noise import (
+    CLIPPED,
     FLAT_WORDS,
     NOISE_ERRORS,
     NOISE_NATS,
     PALE,
     WITHIN,
+    flattened,
+    percentiles,
+    symmetric,
     widened,
 )
 from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, ColourScale, colour_bar
@@ -33,6 +36,8 @@ MAX_POSITIONS = 256
 MAX_MULTIPLES = 4
 WIDTH = 1050
 BAR_DROP = 54  # from a panel to the colour bar below it, px
+# Percent of a sweep's cells beyond each colour limit: the diagonal would hide the rest.
+SWEEP_CLIPPED = 5.0
 BAR_LENGTH = 0.8  # of the panel above it
 
 
@@ -273,3 +278,39 @@ def _place_maps(
         same_x, same_y = ({"matches": "x"}, {"matches": "y"}) if at else ({}, {"scaleanchor": "x"})
         figure.update_layout({f"xaxis{at}": {**square, **same_x}, f"yaxis{at}": {**down, **same_y}})
     return wide, narrow
+
+
+def sweep_maps(
+    maps: Layers, values: Sequence[float], *, name: str, title: str, first: int = 0
+) -> go.Figure:
+    """Draw one map per value of a quantity, such as alpha, with a slider over the values.
+
+    Args:
+        maps: a score map per value, nats.
+        values: the quantity's values, in the slider's order.
+        name: what the quantity is called.
+        title: the figure's title.
+        first: which value is shown first.
+
+    Raises:
+        ValueError: unless there is a map for each value.
+
+    Example:
+        >>> import numpy as np
+        >>> from nope_probe import figures
+        >>> figure = figures.sweep_maps(np.zeros((2, 5, 5)), [0.0, 0.2], name="alpha", title="L1")
+        >>> figure.layout.sliders[0].currentvalue.prefix, figure.layout.sliders[0].steps[1].label
+        ('alpha = ', '0.2')
+    """
+    if len(maps) != len(values):
+        raise ValueError(f"expected a map for each of {len(values)} values, got {len(maps)}")
+    figure = score_maps(maps, title=title, layer=first, multiples=0, clipped=SWEEP_CLIPPED)
+    slider, labels = figure.layout.sliders[0], [f"{value:g}" for value in values]
+    slider.currentvalue.prefix = f"{name} = "
+    for step, trace, label in zip(slider.steps, figure.data, labels, strict=True):
+        step.label = label
+        trace.hovertemplate = trace.hovertemplate.replace(
+            f"<extra>{trace.name}<", f"<extra>{name} = {label}<"
+        )
+        trace.name = f"{name} = {label}"
+    return figure
