@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from nope_probe.cli import one_line_errors, parse
 from nope_probe.experiments.circuit.run import Settings, run
-from nope_probe.runtime.folder import read_run
 
 EXAMPLES = (
     "--model nope-tiny",
@@ -17,13 +16,10 @@ def main() -> None:
     with one_line_errors():
         settings = parse(Settings, EXAMPLES)
         folder = run(settings)
-        from nope_probe.experiments.circuit.summary import print_summary
+        from nope_probe.experiments.circuit.sections import report
+        from nope_probe.experiments.sections import show
 
-        print_summary(read_run(folder), folder)
-        if settings.image is not None:
-            from nope_probe.experiments.circuit.page import export_image
-
-            export_image(read_run(folder), settings.image)
+        show(report, folder, settings.image)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from nope_probe.cli import one_line_errors, parse_with_image
 from nope_probe.experiments.simulation.run import Settings, run
-from nope_probe.runtime.folder import read_manifest
 
 EXAMPLES = (
     "--alpha 0 0.2",
@@ -17,13 +16,10 @@ def main() -> None:
     with one_line_errors():
         settings, image = parse_with_image(Settings, EXAMPLES)
         folder = run(settings)
-        from nope_probe.experiments.simulation.summary import print_summary
+        from nope_probe.experiments.sections import show
+        from nope_probe.experiments.simulation.sections import report
 
-        print_summary(read_manifest(folder), folder)
-        if image is not None:
-            from nope_probe.experiments.image import draw_image
-
-            draw_image(folder, image)
+        show(report, folder, image)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,17 @@
-"""Pieces of sentences: lists, layers and percentages, as headings have them."""
+"""Pieces of the sentences that say what a run found: headings, headlines, tables in text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from math import isnan
+from typing import Any
+
+import pandas as pd
+
+from nope_probe.figures.intervals import interval_of, interval_text
+
+NOISE = "not distinguishable from noise"
+NO_PATTERN = f"The positional pattern is {NOISE} in any layer"
 
 
 def capitalised(text: str) -> str:
@@ -53,3 +62,55 @@ def numbered_layers(numbers: Iterable[int]) -> str:
         f"L{run[0]} to L{run[-1]}" if len(run) > 2 else ", ".join(f"L{each}" for each in run)
         for run in runs
     )
+
+
+def strongest(rows: pd.DataFrame) -> pd.Series | None:
+    """Return the row with the largest amplitude that exceeds its noise, if there is one.
+
+    Args:
+        rows: `pattern.csv` of one model, one row per layer.
+    """
+    above = rows[rows["amplitude_low"] > 0]
+    return None if above.empty else above.sort_values("amplitude").iloc[-1]
+
+
+def no_pattern(name: str) -> str:
+    """Return the headline of a model without a positional pattern."""
+    return f"{name} shows no positional pattern in its attention that exceeds the noise."
+
+
+def preference(row: Mapping[Any, Any] | pd.Series) -> str:
+    """Return which keys a pattern prefers, with the number that shows it, where there is one."""
+    if isnan(row["locality"]):
+        return "has too few keys per query to rank them"
+    keys = "near" if row["locality"] > 0 else "far"
+    return f"prefers {keys} keys (rank correlation with the key's position {row['locality']:+.2f})"
+
+
+def nats(row: Mapping[Any, Any] | pd.Series, column: str) -> str:
+    """Return an estimate of a table's row with its interval, to a thousandth."""
+    return interval_text(interval_of(row, column))
+
+
+def preferred_keys(row: Mapping[str, float] | pd.Series) -> str:
+    """Return which keys a row's pattern prefers: near, far, or neither, an empty word."""
+    if row["locality_low"] > 0:
+        return "near"
+    return "far" if row["locality_high"] < 0 else ""
+
+
+def measure_finding(pattern: pd.DataFrame) -> str:
+    """Return in which layers near keys are preferred, and in which far ones.
+
+    Args:
+        pattern: the measures of one model, a row per layer.
+    """
+    above = pattern[pattern["amplitude_low"] > 0]
+    if above.empty:
+        return f"Measures: the positional pattern is {NOISE} in any layer"
+    kinds: dict[str, list[int]] = {"near": [], "far": [], "": []}
+    for _, row in above.iterrows():
+        kinds[preferred_keys(row)].append(int(row["layer"]))
+    names = {"near": "near keys", "far": "far keys", "": "neither near nor far keys"}
+    parts = [f"{names[kind]} in {numbered_layers(at)}" for kind, at in kinds.items() if at]
+    return f"Measures: attention prefers {', '.join(parts)}"

@@ -7,7 +7,7 @@ come into view or are unfolded, in the reader's colour scheme and for the width 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
@@ -41,7 +41,7 @@ class Section:
     Attributes:
         title: heading.
         caption: one or two lines below the figure.
-        figure: the figure; None for a section of words.
+        figure: the figure, or what draws it when it is needed; None for a section of words.
         html: an interactive element instead of a figure.
         table: the figure's numbers, shown folded.
         listing: lines of text and links, shown open.
@@ -50,11 +50,15 @@ class Section:
 
     title: str
     caption: str
-    figure: go.Figure | None = None
+    figure: go.Figure | Callable[[], go.Figure] | None = None
     html: str = ""
     table: pd.DataFrame | None = None
     listing: Listing | None = None
     folded: bool = False
+
+    def drawn(self) -> go.Figure | None:
+        """Return the figure, drawn now if it was not."""
+        return self.figure() if callable(self.figure) else self.figure
 
 
 def page(
@@ -144,10 +148,11 @@ def _section(index: int, section: Section) -> str:
 
 def _figure(section: Section) -> str:
     caption = escape(section.caption)
-    if section.figure is None:
+    figure = section.drawn()
+    if figure is None:
         return f"{section.html}<p>{caption}</p>"
-    spec = _for_page(section.figure)
-    label = escape(f"{section.figure.layout.title.text or section.title}. {section.caption}")
+    spec = _for_page(figure)
+    label = escape(f"{figure.layout.title.text or section.title}. {section.caption}")
     return (
         f'<figure><div class="plot" role="img" aria-label="{label}" '
         f'style="min-height:{spec["layout"].get("height", 400)}px"></div>'

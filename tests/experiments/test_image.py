@@ -10,7 +10,7 @@ from support.command_line import refused, run_command
 
 from nope_probe import behaviour, reproduce, scores, simulate
 from nope_probe.errors import UserError
-from nope_probe.experiments import image
+from nope_probe.experiments import sections
 from nope_probe.experiments.image import first_figure
 from nope_probe.figures.maps import term_maps
 from nope_probe.figures.theory import fixed_scale_maps
@@ -71,7 +71,7 @@ def test_a_command_draws_its_image_and_records_the_run_as_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = {}
-    monkeypatch.setattr(image, "export", lambda figure, path: drawn.update({path: figure}))
+    monkeypatch.setattr(sections, "export", lambda figure, path: drawn.update({path: figure}))
     monkeypatch.setattr("nope_probe.runtime.places.validate_browser", lambda: None)
     run = ["--n-samples", 32, "--seq-len", 5, "--out", tmp_path / "run"]
     run_command(simulate, *run, "--image", tmp_path / "figure.svg")

@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nope_probe.experiments.circuit import findings as circuit
-from nope_probe.experiments.scores import findings as scores
-from nope_probe.experiments.simulation import findings as simulation
+from nope_probe.experiments.circuit import sections as circuit
+from nope_probe.experiments.scores import sections as scores
+from nope_probe.experiments.simulation import sections as simulation
 from nope_probe.figures.theory import Curves
 
 NAN = np.nan

@@ -17,8 +17,9 @@ from support.plain_states import plain_states
 from support.tiny_models import tokenizer, tokens
 
 from nope_probe import ablate, scores
-from nope_probe.experiments.scores.page import _map_sections
+from nope_probe.experiments.scores.sections import _map_sections
 from nope_probe.hooks.capture import capture_scores
+from nope_probe.runtime.folder import Run
 
 N_SEQS, N_POS, N_FOLDS, N_HEADS = 29, 13, 5, 6
 SMALL = ["--n-seqs", "29", "--seq-len", "13", "--folds", "5", "--batch-size", "11"]
@@ -223,15 +224,20 @@ def test_the_page_leads_with_the_pattern_and_its_colours_leave_skipped_keys_out(
     random = np.random.default_rng(0)
     pattern = np.where(np.tri(11, k=-1, dtype=bool), random.normal(size=(2, 11, 11)), np.nan)
     pattern[:, :, 0] *= 100
-    maps = {"pattern": pattern, "score": pattern, "normalised": pattern, "se": 0 * pattern}
+    maps = {"score": pattern, "normalised": pattern, "se": 0 * pattern}
     measures = pd.DataFrame({"layer": [0, 1], "amplitude": [0.7, 1.3], "amplitude_low": [0.6, 1.2]})
     measures[["locality_low", "locality_high", "relative_r2"]] = (-0.1, 0.1, 0.8)
     for skip_keys, largest in ((0, 50), (1, 5)):
-        sections = [*_map_sections(maps, skip_keys, measures)]
+        run = Run(
+            manifest={"skip_keys": skip_keys}, arrays={"maps": maps}, tables={"pattern": measures}
+        )
+        sections = [*_map_sections(run)]
         assert sections[0].title.startswith("The positional pattern is strongest in L1, 1.3 nats")
-        for section in sections:
-            [_low, high] = section.figure.layout.meta["scales"][0]
+        figures = [section.drawn() for section in sections]
+        for section, figure in zip(sections, figures, strict=True):
+            assert figure is not None
+            [_low, high] = figure.layout.meta["scales"][0]
             assert (high > 50) == (largest == 50)
             assert ("leave out the first key" in section.caption) == bool(skip_keys)
-        for section in (sections[0], sections[2]):
-            assert section.figure.layout.coloraxis.cmin == -section.figure.layout.coloraxis.cmax
+        for figure in (figures[0], figures[2]):
+            assert figure.layout.coloraxis.cmin == -figure.layout.coloraxis.cmax

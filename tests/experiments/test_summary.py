@@ -7,9 +7,10 @@ import pandas as pd
 import pytest
 
 from nope_probe.experiments.ablation.summary import headline, print_summary
-from nope_probe.experiments.circuit.summary import headline as circuit_headline
-from nope_probe.experiments.circuit.summary import print_summary as print_circuit
-from nope_probe.experiments.scores.summary import headline as scores_headline
+from nope_probe.experiments.circuit.sections import _stages_as_text
+from nope_probe.experiments.circuit.sections import headline as circuit_headline
+from nope_probe.experiments.scores.sections import headline as scores_headline
+from nope_probe.experiments.sections import Report, print_report
 from nope_probe.runtime.folder import Run
 
 MANIFEST: dict[str, Any] = {
@@ -164,17 +165,17 @@ def test_circuit_prints_the_measures_of_every_stage(
         for model, shift in (("intact", 0.0), ("ablated", 0.5))
         for stage in "ab"
     ]
-    manifest = MANIFEST | {"layer": 1, "headline": ["A sentence."]}
     for table in (rows, rows[:2]):
-        run = Run(manifest=manifest, tables={"stages": pd.DataFrame(table)})
-        print_circuit(run, Path("runs/x"))
+        terminal = {"stages": _stages_as_text(pd.DataFrame(table))}
+        found = Report(title="", headline=["A sentence."], sections=[], terminal=terminal)
+        print_report(found, {}, Path("runs/x"))
         lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
         measures = "0.25 [0.20, 0.30] -0.50 [-0.62, -0.38] 0.75 [0.73, 0.77]"
         of_both = len(table) > 2
         assert f"(b){' intact' if of_both else ''} {measures}" in lines
         ablated = "(a) ablated 0.75 [0.70, 0.80] 0.00 [-0.12, 0.12] 0.75 [0.73, 0.77]"
         assert (ablated in lines) == of_both
-        assert lines[-2:] == ["A sentence.", "report: runs/x/report.html"]
+        assert lines[-3:] == ["A sentence.", "", "open runs/x/report.html"]
 
 
 def test_a_model_without_controls_has_none_beside_its_pattern(capsys: pytest.CaptureFixture[str]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -13,8 +13,7 @@ from torch import Tensor
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import kept_cells, measure
 from nope_probe.analyses.trends import query_stride
-from nope_probe.experiments.circuit.page import circuit_page
-from nope_probe.experiments.circuit.summary import headline
+from nope_probe.experiments.circuit.sections import headline, report
 from nope_probe.experiments.tables import measures_table
 from nope_probe.figures.explorer import Explorer
 from nope_probe.hooks.components import components
@@ -65,12 +64,12 @@ def analyse(session: Session[RunSettings], stages: Stages, explorer: Explorer | 
     }
     manifest["headline"] = headline(manifest, table)
     arrays = {name: each.float().cpu().numpy() for name, each in _arrays(maps).items()}
-    return Run(
+    run = Run(
         manifest=manifest,
         arrays={"maps": arrays, "tokens": input_arrays(inputs), "folds": _folds(maps[-1])},
         tables={"stages": table},
-        page=circuit_page(arrays, table, manifest, explorer),
     )
+    return replace(run, page=report(run, explorer).html(manifest))
 
 
 def _arrays(maps: Sequence[StageMaps]) -> dict[str, Float[Tensor, "row_pos col_pos"]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -14,9 +15,8 @@ from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import measure, row_centred
 from nope_probe.analyses.trends import query_stride
 from nope_probe.experiments.scores.heads import head_columns
-from nope_probe.experiments.scores.page import scores_page
+from nope_probe.experiments.scores.sections import report
 from nope_probe.experiments.scores.splits import BandMaps, band_arrays, split_tables
-from nope_probe.experiments.scores.summary import headline
 from nope_probe.experiments.tables import columns_of, interval_names, measures_table
 from nope_probe.figures.head_maps import HeadMaps, head_maps
 from nope_probe.figures.heads import HEAD_MEASURES
@@ -58,20 +58,13 @@ def analyse(
         "query_stride": query_stride(measured.folds.shape[-1]),
         "conditions": [INTACT],
     }
-    pattern = row_centred(measured.mean, skip_keys).float().numpy()
-    sentences = headline(manifest, tables)
-    return Run(
+    run = Run(
         manifest=manifest,
         arrays={"tokens": input_arrays(inputs), "maps": maps, **_folds(measured)},
         tables=tables,
-        page=scores_page(
-            {**maps, "pattern": pattern},
-            tables,
-            manifest,
-            sentences,
-            head_patterns(measured, tables, skip_keys),
-        ),
     )
+    shown = report(run, head_patterns(measured, tables, skip_keys))
+    return replace(run, page=shown.html(manifest))
 
 
 def _head_tables(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,7 @@ from nope_probe.analyses.parameter_free.monotonicity import (
 )
 from nope_probe.analyses.parameter_free.simulation import Simulation
 from nope_probe.analyses.parameter_free.spec import spec_of
-from nope_probe.experiments.simulation.page import simulation_page
-from nope_probe.experiments.simulation.summary import headline
+from nope_probe.experiments.simulation.sections import report
 from nope_probe.experiments.tables import columns_of
 from nope_probe.hooks.maps import diagonal_normalised
 from nope_probe.hooks.protocols import HookedModel
@@ -59,8 +59,29 @@ def analyse(session: Session[SessionSettings], simulations: Mapping[float, Simul
         "headline": sentences,
     }
     maps = _maps(simulations, theory)
-    page = simulation_page(maps, tables, manifest, sentences)
-    return Run(manifest=manifest, arrays={"maps": maps}, tables=tables, page=page)
+    run = Run(manifest=manifest, arrays={"maps": maps}, tables=tables)
+    return replace(run, page=report(run).html(manifest))
+
+
+def headline(alpha: float, tests: Sequence[MonotonicityTest], simulation: Simulation) -> str:
+    """Return which layers increase in j at one alpha, from how many samples, with what error."""
+    verdicts = "; ".join(f"L{test.layer} {_verdict(test)}" for test in tests)
+    worst = float(simulation.best.pooled_se.max())
+    return (
+        f"alpha = {alpha:g}, in j: {verdicts}. {simulation.n_samples} samples, "
+        f"standard error {worst:.1e} nats in the worst layer."
+    )
+
+
+def _verdict(test: MonotonicityTest) -> str:
+    fall = test.fall
+    if fall.high < 0:
+        half = (fall.high - fall.low) / 2
+        return (
+            f"{test.verdict} (where theory falls, by {fall.value:.1e} ± {half:.0e} nats a step, "
+            f"theory {test.theory_fall:.1e})"
+        )
+    return test.verdict
 
 
 def theory_of(

@@ -1,0 +1,304 @@
+"""What a run of `circuit` shows: a block stage by stage, with a sentence for each figure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from math import isnan
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from nope_probe.experiments.sections import Report, with_intervals
+from nope_probe.experiments.wording import capitalised, listed
+from nope_probe.figures.circuit_figure import circuit
+from nope_probe.figures.circuit_views import limits
+from nope_probe.figures.downsample import pool
+from nope_probe.figures.explorer import Explorer
+from nope_probe.figures.intervals import ValueAndBounds, interval_of
+from nope_probe.figures.panels import Panel, panel_groups
+from nope_probe.figures.stages import STAGE_MEASURES, stage_measures
+from nope_probe.figures.words import MEASURES, phrase
+from nope_probe.hooks.names import SCORE_STAGES
+from nope_probe.reports import notes
+from nope_probe.reports.explorer import explorer_section
+from nope_probe.reports.page import Section
+from nope_probe.runtime.folder import Run
+
+Rows = dict[str, ValueAndBounds]
+SHOWN = {"amplitude": "#.2g", "locality": "z.2f", "relative_r2": "z.2f"}
+SIDE_BY_SIDE = 64  # positions of a map in the figure of all stages
+HOW_TO_READ = (
+    f"{notes.MAP_AXES} Gram maps hold the mean inner product of the vectors at two positions; (b) "
+    "and (i) hold attention scores, in nats, blank where the causal mask hides the key.",
+    "Colours run over the middle 90% of the cells off the diagonal: the diagonal, a vector's own "
+    f"squared length, and attention sinks would dominate them; {notes.HOVER}.",
+    "Less diagonal means: the mean of each diagonal is subtracted, so that nothing remains of a "
+    "pattern that depends on distance alone. Red is above, blue below.",
+    "Cosines: mean inner products over the root mean square lengths of both positions' vectors, so "
+    "that stages can be compared; (b) and (i) have none and stay scores. The other switch puts all "
+    "stages' cosines on one scale, from -1 to 1.",
+    "Vectors differ in length by an order of magnitude from stage to stage, so each stage has "
+    "colours of its own; the intact and the ablated model share them.",
+    *map(notes.measure_note, STAGE_MEASURES),
+    "Bars are 95% intervals.",
+)
+
+
+def report(run: Run, explorer: Explorer | None = None) -> Report:
+    """Return what a run shows.
+
+    Args:
+        run: maps `gram/<letter>`, `normalised/<letter>` and, for an ablation,
+            `reference/<letter>`, [pos, pos]; the table `stages`.
+        explorer: the block in all combinations of removed components, if the page shows it.
+    """
+    manifest, table = run.manifest, run.tables["stages"]
+    name, layer = manifest["model"]["name"], manifest["layer"]
+    return Report(
+        title=f"L{layer} of {name}, stage by stage",
+        headline=manifest["headline"],
+        sections=[*explorer_section(explorer), *_sections(run)],
+        how_to_read=HOW_TO_READ,
+        terminal={f"{name}, L{layer}: each stage's map, as a pattern": _stages_as_text(table)},
+    )
+
+
+def _stages_as_text(stages: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per stage: the measures of its map, of the intact model and the ablated one."""
+    rows = stages.sort_values("stage", kind="stable")
+    names = [f"({stage})" for stage in rows["stage"]]
+    if stages["model"].nunique() > 1:
+        names = [f"{name} {model}" for name, model in zip(names, rows["model"], strict=True)]
+    columns = {MEASURES[name].label: (name, style) for name, style in SHOWN.items()}
+    return with_intervals({"stage": names}, rows, columns)
+
+
+def _sections(run: Run) -> Iterator[Section]:
+    maps, manifest, table = run.maps, run.manifest, run.tables["stages"]
+    removed = tuple(manifest["removed"])
+    compared = ": of the ablated model, of the intact one, and their difference" if removed else ""
+    yield Section(
+        title=flow_finding(table, removed),
+        figure=partial(circuit_figure, maps, manifest),
+        caption="Each map is at the point of the data flow at which it is read. The first "
+        f"switch shows the maps, their cosines, or the maps less the mean of each diagonal"
+        f"{compared}. What is removed is struck through.",
+    )
+    yield from _side_by_side(maps, removed, table)
+    if len(table):
+        yield Section(
+            title=inversion_finding(table, removed),
+            figure=partial(stage_measures, table, removed),
+            caption="Above the dotted line, near keys have larger values at this stage; below it, "
+            "far keys. Where the line is crossed, the positional pattern is inverted.",
+            table=table,
+        )
+
+
+def _side_by_side(
+    maps: Mapping[str, Any], removed: Sequence[str], table: pd.DataFrame
+) -> Iterator[Section]:
+    """Yield the section of all stages of the intact and the ablated model, if there are both."""
+    intact, ablated = _group(maps, "reference"), _group(maps, "gram")
+    if not intact:
+        return
+    without = f"without {' and '.join(map(phrase, removed))}"
+    groups = [_triple(letter, intact[letter], ablated[letter]) for letter in sorted(ablated)]
+    yield Section(
+        title=change_finding(table),
+        figure=partial(
+            panel_groups, groups, title=f"The stages of the intact model, and {without}"
+        ),
+        caption="Each stage of the intact model, of the ablated one on the same colours, and the "
+        "ablated less the intact, red above zero and blue below.",
+    )
+
+
+def _triple(letter: str, intact: np.ndarray, ablated: np.ndarray) -> list[Panel]:
+    """Return a stage's maps of both models, on one scale, and their difference."""
+    unit = "nats" if letter in SCORE_STAGES else "inner product"
+    both, change = limits([intact, ablated], False), limits([ablated - intact], True)
+    drawn = (
+        ("intact", intact, both),
+        ("ablated", ablated, both),
+        ("difference", ablated - intact, change),
+    )
+    return [
+        Panel(
+            name=f"({letter}) {name}",
+            values=pool(values[None], SIDE_BY_SIDE).values[0],
+            low=low,
+            high=high,
+            unit=unit,
+            diverging=name == "difference",
+            positions=len(values),
+        )
+        for name, values, (low, high) in drawn
+    ]
+
+
+def circuit_figure(maps: Mapping[str, Any], manifest: Mapping[str, Any]) -> go.Figure:
+    """Draw the circuit figure of a run from its maps and manifest."""
+    return circuit(
+        _group(maps, "gram"),
+        layer=manifest["layer"],
+        removed=manifest["removed"],
+        reference=_group(maps, "reference"),
+        normalised=_group(maps, "normalised"),
+        components=manifest["components"],
+        absent=manifest["absent"],
+    )
+
+
+def _group(maps: Mapping[str, Any], name: str) -> dict[str, np.ndarray]:
+    prefix = f"{name}/"
+    return {
+        key.removeprefix(prefix): np.asarray(each)
+        for key, each in maps.items()
+        if key.startswith(prefix)
+    }
+
+
+def headline(manifest: Mapping[str, Any], table: pd.DataFrame) -> list[str]:
+    """Return which keys each stage prefers, and whether (g) inverts the pattern.
+
+    Args:
+        manifest: the run's `layer`, `model`, `removed` components and `absent` stages.
+        table: `stages.csv`.
+    """
+    layer, name, removed = manifest["layer"], manifest["model"]["name"], manifest["removed"]
+    without = f" without {' and '.join(map(phrase, removed))}" if removed else ""
+    intact, ablated = localities(table, "intact"), localities(table, "ablated")
+    shown = ablated if removed else intact
+    sentences = [
+        f"In L{layer} of {name}{without}, {preferences(shown)}.",
+        _inversion(shown, "mlp" in removed),
+    ]
+    if ablated:
+        sentences.append(_against_intact(ablated, intact))
+    if "h" in manifest["absent"]:
+        sentences.append(
+            f"L{layer} is the last, so there is no next layer: (h) and (i) do not exist."
+        )
+    return sentences
+
+
+def _inversion(rows: Rows, no_ffn: bool) -> str:
+    """Return how the pattern changes from (f) over (g) to (h), which the paper cannot explain."""
+    values = ", ".join(f"{rows[stage][0]:+.2f} at ({stage})" for stage in "fgh" if stage in rows)
+    if "f" not in rows or "g" not in rows:
+        return "This block has no (f) to compare (g) with: an inversion by its FFN is undefined."
+    if any(isnan(rows[stage][0]) for stage in "fgh" if stage in rows):
+        return (
+            "Some of (f), (g) and (h) have no order of keys to compare: an inversion is undefined."
+        )
+    lead = f"The rank correlation of a value with its key's position is {values}: "
+    lead += "the positional pattern is "
+    if not have_opposite_signs(rows["f"], rows["g"]):
+        return lead + "not significantly inverted at (g)."
+    inverted = f"inverted at (g), after {'the residual sum' if no_ffn else 'the FFN'}"
+    if "h" not in rows:
+        return f"{lead}{inverted}."
+    restored = "" if have_opposite_signs(rows["g"], rows["h"]) else "not significantly "
+    return f"{lead}{inverted}, and {restored}restored at (h), after the next norm."
+
+
+def _against_intact(rows: Rows, intact: Rows) -> str:
+    most = most_changed(rows, intact)
+    if not most:
+        return "No stage has an order of keys to compare with the intact model's."
+    parts = [f"from {intact[s][0]:+.2f} to {rows[s][0]:+.2f} at ({s})" for s in most]
+    return f"Compared with the intact model it changes most {' and '.join(parts)}."
+
+
+def localities(table: pd.DataFrame, model: str) -> Rows:
+    """Return per stage the rank correlation of a value with its key's position.
+
+    Args:
+        table: `stages.csv`.
+        model: intact or ablated.
+    """
+    if not len(table):
+        return {}
+    rows = table[table["model"] == model]
+    return {str(row["stage"]): interval_of(row, "locality") for _, row in rows.iterrows()}
+
+
+def preferences(rows: Rows) -> str:
+    """Return at which stages near keys have larger values, and at which far keys."""
+    near = [stage for stage, (_, low, _) in rows.items() if low > 0]
+    far = [stage for stage, (_, _, high) in rows.items() if high < 0]
+    neither = [stage for stage in rows if stage not in (*near, *far)]
+    kinds = {
+        "near keys have larger values": near,
+        "far keys have larger values": far,
+        "no significant trend": neither,
+    }
+    parts = [f"{kind} at {stage_list(stages)}" for kind, stages in kinds.items() if stages]
+    return "; ".join(parts) or "a sliding window hides keys at every stage"
+
+
+def have_opposite_signs(one: ValueAndBounds, other: ValueAndBounds) -> bool:
+    """Return whether two stages' correlations significantly differ in sign."""
+    return bool((one[1] > 0 and other[2] < 0) or (one[2] < 0 and other[1] > 0))
+
+
+def most_changed(rows: Rows, intact: Rows, n: int = 2) -> list[str]:
+    """Return the stages whose correlation an ablation changes most, the first the most."""
+    both = [s for s in rows if s in intact and not isnan(rows[s][0] - intact[s][0])]
+    return sorted(both, key=lambda stage: -abs(rows[stage][0] - intact[stage][0]))[:n]
+
+
+def flow_finding(table: pd.DataFrame, removed: Sequence[str]) -> str:
+    """Return which keys each stage of the drawn model prefers."""
+    return capitalised(preferences(localities(table, "ablated" if removed else "intact")))
+
+
+def inversion_finding(table: pd.DataFrame, removed: Sequence[str]) -> str:
+    """Return at which stages the positional pattern changes its sign."""
+    rows = localities(table, "ablated" if removed else "intact")
+    order = sorted(stage for stage, (value, _, _) in rows.items() if not isnan(value))
+    flips: list[str] = []
+    last = ""
+    for stage in order:
+        if rows[stage][1] > 0 or rows[stage][2] < 0:
+            if last and have_opposite_signs(rows[last], rows[stage]):
+                flips.append(stage)
+            last = stage
+    if not flips:
+        return "No stage significantly inverts the positional pattern"
+    return f"The positional pattern is inverted at {stage_list(flips)}"
+
+
+def change_finding(table: pd.DataFrame) -> str:
+    """Return the stage that an ablation changes most."""
+    rows, intact = localities(table, "ablated"), localities(table, "intact")
+    most = most_changed(rows, intact, 1)
+    if not most:
+        return "Stage by stage: intact, ablated, difference"
+    [stage] = most
+    change = f"from {intact[stage][0]:+.2f} to {rows[stage][0]:+.2f}"
+    return f"Stage by stage: locality changes most at ({stage}), {change}"
+
+
+def stage_list(stages: Sequence[str]) -> str:
+    """Return stages by letter, runs of three and more as such.
+
+    Example:
+        >>> stage_list("abcdefgi"), stage_list("fg")
+        ('(a) to (g) and (i)', '(f) and (g)')
+    """
+    runs: list[str] = []
+    for stage in sorted(stages):
+        if runs and ord(stage) == ord(runs[-1][-1]) + 1:
+            runs[-1] += stage
+        else:
+            runs.append(stage)
+    words = [
+        [f"({run[0]}) to ({run[-1]})"] if len(run) > 2 else [f"({stage})" for stage in run]
+        for run in runs
+    ]
+    return listed([word for each in words for word in each])

@@ -1,0 +1,223 @@
+"""What a finished run shows, declared once: on its page, in the terminal, as an image."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from nope_probe.errors import UserError, printable
+from nope_probe.figures.export import export
+from nope_probe.figures.intervals import interval_of, interval_text, percent
+from nope_probe.figures.style import TITLE_HEIGHT
+from nope_probe.figures.unfold import unfold_layers
+from nope_probe.reports import notes
+from nope_probe.reports.page import Section, page
+from nope_probe.runtime.folder import Run, read_run
+
+WIDTH, GAP = 80, 2  # of a terminal, and between two columns of a table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a run found.
+
+    Attributes:
+        title: of the page.
+        headline: the result, a sentence each.
+        sections: figures with their sentences and tables, in the page's order.
+        how_to_read: how to read the figures, a sentence or two each.
+        terminal: tables of text by their titles, which the terminal shows before the headline.
+        closing: what the terminal says of intervals, after the headline.
+    """
+
+    title: str
+    headline: Sequence[str]
+    sections: Sequence[Section]
+    how_to_read: Sequence[str] = notes.HOW_TO_READ
+    terminal: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    closing: str = ""
+
+    def html(self, manifest: Mapping[str, Any]) -> str:
+        """Return the page of a run, given what was run."""
+        return page(self.title, self.headline, self.sections, manifest, self.how_to_read)
+
+    def image(self) -> go.Figure:
+        """Return the first figure, all layers of its maps, with its section's title.
+
+        Raises:
+            UserError: if the report has no figure.
+        """
+        for section in self.sections:
+            figure = section.drawn()
+            if figure is not None:
+                return _titled(figure, section.title)
+        raise UserError("there is no figure on the page to draw as an image")
+
+
+def _titled(figure: go.Figure, title: str) -> go.Figure:
+    unfolded = unfold_layers(figure)
+    if unfolded is figure:
+        # The height that a figure's own title has is there already.
+        room = 0 if figure.layout.title.text else TITLE_HEIGHT
+        figure = go.Figure(figure)
+        figure.layout.height += room
+        figure.layout.margin.t += room
+        unfolded = figure
+    return unfolded.update_layout(title={"text": title})
+
+
+def show(report_of: Callable[[Run], Report], folder: Path, image: Path | None = None) -> None:
+    """Print what a finished run found, and draw its first figure into a file.
+
+    Args:
+        report_of: what a run of this command shows.
+        folder: the finished run.
+        image: a .png or .svg file, which is overwritten; None for no image.
+
+    Raises:
+        UserError: if the image cannot be drawn or written.
+    """
+    run = read_run(folder)
+    report = report_of(run)
+    print_report(report, run.manifest, folder)
+    if image is not None:
+        export(report.image(), image)
+
+
+def print_report(report: Report, manifest: Mapping[str, Any], folder: Path) -> None:
+    """Print a run's tables, its headline, what its intervals are, and the path of its page."""
+    console = PlainConsole()
+    for title, table in report.terminal.items():
+        for part in tables_that_fit(title, table):
+            console.print(part)
+            console.print()
+    for sentence in report.headline:
+        console.print(sentence, end="\n\n")
+    if report.closing:
+        console.print(report.closing, style="dim")
+    for note in notes.run_notes(manifest):
+        console.print(note)
+    console.print(f"open {folder / 'report.html'}", soft_wrap=True)
+
+
+def closing_of(manifest: Mapping[str, Any]) -> str:
+    """Return what the brackets of a run are, and which keys its measures leave out."""
+    skip, documents = manifest["skip_keys"], manifest.get("documents")
+    of_documents = "" if documents is None else f" of {documents} documents"
+    return (
+        f"Brackets are 95% intervals from {manifest['settings']['folds']} folds{of_documents}; "
+        f"{skip} first key{'' if skip == 1 else 's'} skipped; noise biases locality towards 0."
+    )
+
+
+def with_intervals(
+    names: Mapping[str, Iterable[str]], rows: pd.DataFrame, columns: Mapping[str, tuple[str, str]]
+) -> pd.DataFrame:
+    """Return estimates with their intervals as text, for a table on the terminal.
+
+    Args:
+        names: the first columns, by their headings.
+        rows: the estimates, each with its bounds beside it.
+        columns: by their headings, the estimate and the format of its numbers; a format that ends
+            in `%` shows percent.
+
+    Example:
+        >>> rows = pd.DataFrame({"share": [0.5], "share_low": [0.4], "share_high": [0.6]})
+        >>> with_intervals({"layer": ["L0"]}, rows, {"%": ("share", "z.0%")}).iloc[0].tolist()
+        ['L0', '50 [40, 60]']
+    """
+    table = pd.DataFrame({heading: list(values) for heading, values in names.items()})
+    for heading, (column, style) in columns.items():
+        intervals = [interval_of(row, column) for row in rows.to_dict("records")]
+        if style.endswith("%"):
+            intervals, style = [percent(each) for each in intervals], f"{style[:-1]}f"
+        table[heading] = [interval_text(interval, style) for interval in intervals]
+    return table
+
+
+def tables_that_fit(title: str, texts: pd.DataFrame, room: int = WIDTH) -> Iterator[Table]:
+    """Yield a table of text as tables that are narrow enough for a terminal.
+
+    The first column names the rows and is in every table; rows with an empty name belong to the
+    row before, and a rule stands between such groups.
+    """
+    headings = list(texts.columns)
+    is_grouped = bool((texts[headings[0]] == "").any())
+    widths = [
+        max(len(line) for text in (heading, *texts[heading]) for line in str(text).split("\n"))
+        for heading in headings
+    ]
+    for group in columns_that_fit(widths, room):
+        more = ", continued" if group[1] > 1 else ""
+        table = Table(
+            title=f"{title}{more}",
+            box=SIMPLE_HEAD,
+            collapse_padding=True,
+            pad_edge=False,
+            show_edge=False,
+        )
+        for place in group:
+            is_number = place > 0 and texts[headings[place]].map(_is_number).all()
+            table.add_column(
+                headings[place], justify="right" if is_number else "left", no_wrap=True
+            )
+        for index, row in enumerate(texts.itertuples(index=False)):
+            if is_grouped and index and row[0]:
+                table.add_section()
+            table.add_row(*(str(row[place]) for place in group))
+        yield table
+
+
+def _is_number(text: str) -> bool:
+    return not text or text[0] in "+-0123456789" or text == "no pattern"
+
+
+def columns_that_fit(widths: Sequence[int], room: int = WIDTH, gap: int = GAP) -> list[list[int]]:
+    """Return the places of a table's columns, in groups that are narrow enough for a terminal.
+
+    Args:
+        widths: of the columns; the first names the rows, and stands in every group.
+        room: characters in a line.
+        gap: characters between two columns.
+
+    Example:
+        >>> columns_that_fit([5, 9, 9, 20], room=30, gap=1)
+        [[0, 1, 2], [0, 3]]
+    """
+    groups: list[list[int]] = []
+    for place in range(1, len(widths)):
+        here = [*groups[-1], place] if groups else [0, place]
+        if not groups or sum(widths[column] + gap for column in here) - gap > room:
+            groups.append([0, place])
+        else:
+            groups[-1].append(place)
+    return groups
+
+
+class PlainConsole(Console):
+    """A console on stdout that reads no markup, and shows control characters escaped.
+
+    Tables and sentences hold names of models, files and folders, which others chose.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return a text as rich prints it; markup stays as it is written."""
+        return super().render_str(printable(text, keep="\n"), **options | {"markup": False})
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines on stdout, with control characters escaped."""
+    sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))
