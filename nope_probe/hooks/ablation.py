@@ -7,8 +7,12 @@ every removal is written through hook points, and equals the model edited by han
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
+from inspect import signature
+from typing import Any
 
 from nope_probe.hooks.ablation_settings import Ablation
 from nope_probe.hooks.active import ABLATED, ActiveAblation
@@ -16,6 +20,7 @@ from nope_probe.hooks.block_ablation import BlockAblation, mean_over_positions
 from nope_probe.hooks.block_removal import BlockRemoval
 from nope_probe.hooks.calibration import Calibration, calibrate
 from nope_probe.hooks.model import Inputs, position_module, position_point
+from nope_probe.hooks.names import LOCAL, OF_LENGTH
 from nope_probe.hooks.placed import HookGroup, first, hooks_in_place
 from nope_probe.hooks.protocols import HookedModel, Model
 from nope_probe.hooks.replaced_weight import replaced_weight
@@ -33,7 +38,9 @@ def ablated(
     """Run a model without some of its components for as long as the context lasts.
 
     Other hooks see what is written here and may change it, whether they were added before or
-    inside the context; what they write is read here.
+    inside the context; what they write is read here. Padding stays hidden without the mask. Text is
+    generated without a cache, with a warning, where keys and values of earlier positions change
+    with the next one.
 
     Args:
         model: a HookedTransformer or TransformerBridge; its outputs are bit-identical afterwards.
@@ -46,8 +53,9 @@ def ablated(
         ValueError: if the model lacks a component, layer, head or band, if neither or both of
             calibration and tokens are given where one is needed, or for a prefix longer than the
             model's context. In a forward pass, for a prefix longer than the sequences, scores that
-            are not q.k times the scale where they have to be rebuilt, or another hook that changes
-            a tensor which the removal leaves without effect.
+            are not q.k times the scale where they have to be rebuilt, another hook that changes a
+            tensor which the removal leaves without effect, keys and values from a cache that cannot
+            hold, or padding that cannot be told from tokens or changes what is removed.
         RuntimeError: inside another `ablated` on this model: two writers of the attention scores
             do not commute. Name all components in one Ablation. In a forward pass, if
             `reset_hooks` removed the ablation.
@@ -71,7 +79,7 @@ def ablated(
         groups=groups,
     )
     try:
-        with hooks_in_place(groups):
+        with hooks_in_place(groups), _whole_sequences(model, ablation):
             yield model
     finally:
         ABLATED.pop(model, None)
@@ -138,3 +146,75 @@ def _position_groups(model: HookedModel, ablation: Ablation) -> Iterator[HookGro
             hooks=[first(point, mean_over_positions)],
             start=lambda: None,
         )
+
+
+@contextmanager
+def _whole_sequences(model: HookedModel, ablation: Ablation) -> Iterator[None]:
+    """Generate without a cache, and refuse texts that are padded unseen, where either is wrong."""
+    removed = [name for name in ablation.components if name not in LOCAL]
+    seen = [name for name in removed if name == "mask" or name in OF_LENGTH]
+    own, methods = vars(model), {}
+    if removed:
+        warn = _warning_once(f"generating without a KV cache: it is wrong without {removed[0]}")
+        for name in ("generate", "generate_stream", "hf_generate"):
+            if hasattr(model, name):
+                methods[name] = _without_cache(getattr(model, name), warn)
+    if seen:
+        methods["forward"] = _without_unseen_padding(model, seen[0])
+    before = {name: own[name] for name in methods if name in own}
+    own.update(methods)
+    try:
+        yield
+    finally:
+        for name in methods:
+            del own[name]
+        own.update(before)
+
+
+def _warning_once(text: str) -> Callable[[], None]:
+    said: list[str] = []
+
+    def warn() -> None:
+        if not said:
+            said.append(text)
+            warnings.warn(text, stacklevel=3)
+
+    return warn
+
+
+def _without_cache(method: Callable[..., Any], warn: Callable[[], None]) -> Callable[..., Any]:
+    """Return a method that generates from whole sequences, and warns if that was not asked for."""
+
+    @wraps(method)
+    def generate(*args: object, **options: object) -> object:
+        if method.__name__ == "hf_generate":
+            options["use_cache"] = False
+        call = signature(method).bind(*args, **options)
+        if call.arguments.get("use_past_kv_cache", True):
+            warn()
+        call.arguments["use_past_kv_cache"] = False
+        return method(*call.args, **call.kwargs)
+
+    return generate
+
+
+def _without_unseen_padding(model: Any, removed: str) -> Callable[..., Any]:
+    """Return a forward pass that refuses texts which TransformerLens pads without a mask.
+
+    It leaves the mask out on the right, where the causal mask hides padding from all that precedes.
+    """
+    run = model.forward
+
+    @wraps(run)
+    def forward(*args: object, **options: object) -> object:
+        call = signature(run).bind(*args, **options).arguments
+        texts = call["input"]
+        is_padded = isinstance(texts, list) and len({model.to_tokens(t).shape[1] for t in texts}) > 1
+        if is_padded and call.get("attention_mask") is None:
+            raise ValueError(
+                f"texts of different lengths are padded, and without {removed} padding has an "
+                "effect: pass texts one by one, or tokens with their attention_mask"
+            )
+        return run(*args, **options)
+
+    return forward

@@ -19,6 +19,19 @@ def unmasked(
     return ~(scores <= torch.finfo(scores.dtype).min / 2)
 
 
+def check_no_cache(n_queries: int, n_keys: int) -> None:
+    """Check that keys are of the same positions as queries.
+
+    Raises:
+        ValueError: if some keys come from a cache.
+    """
+    if n_queries != n_keys:
+        raise ValueError(
+            f"{n_keys} keys for {n_queries} queries: in this ablation a position depends on all "
+            "others, so that no cache of keys and values holds; pass whole sequences"
+        )
+
+
 def relative_error(values: Float[Tensor, "*shape"], expected: Float[Tensor, "*shape"]) -> float:
     """Return the largest difference relative to the largest expected value.
 

@@ -157,12 +157,15 @@ class Layer(ABC):
         """Apply the q-norm or k-norm, if the block has one."""
 
     @abstractmethod
-    def rotate(self, x: Heads, fired: dict[str, Tensor]) -> Heads:
+    def rotate(
+        self, x: Heads, fired: dict[str, Tensor], real: Bool[Tensor, "batch pos"] | None = None
+    ) -> Heads:
         """Apply RoPE as the block applies it in a forward pass.
 
         Args:
             x: normed queries or keys.
             fired: the tensors of that pass by the names of attention's hook points.
+            real: which positions are not padding; None for all.
         """
 
     @abstractmethod

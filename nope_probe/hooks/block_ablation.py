@@ -8,14 +8,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from nope_probe.hooks.attention import check_no_cache, unmasked
 from nope_probe.hooks.base_layer import Heads, Keys, Layer, Values, Vectors, Visible
 from nope_probe.hooks.block_removal import BlockRemoval
 from nope_probe.hooks.discarded import discarded_hooks
-from nope_probe.hooks.names import Projection
+from nope_probe.hooks.names import LOCAL, OF_LENGTH, Projection
 from nope_probe.hooks.norm_weights import norm_hooks
 from nope_probe.hooks.placed import HookGroup, PlacedHook, first, last
 from nope_probe.hooks.protocols import HookPoint
-from nope_probe.hooks.rebuilt_scores import ScoreBuilder
+from nope_probe.hooks.rebuilt_scores import ScoreBuilder, real_positions
 
 
 class BlockAblation:
@@ -48,6 +49,8 @@ class BlockAblation:
             yield first(point("attn.hook_q"), self.write_q)
         if self.removal.rope is not None and self.removal.heads is None:
             yield from self.layer.hooks_without_rope(self.removal.rope)
+        if not remove <= LOCAL:
+            yield first(point("attn.hook_attn_scores"), self.check_sequences)
         if self.removal.rebuilds_scores:
             yield from self.builder.hooks()
             yield first(point("attn.hook_attn_scores"), self.write_scores)
@@ -73,6 +76,20 @@ class BlockAblation:
 
     def read_z(self, tensor: Tensor, hook: HookPoint) -> None:
         self.read["z"] = tensor
+
+    def check_sequences(self, tensor: Tensor, hook: HookPoint) -> None:
+        """Check that a pass is over whole sequences, unpadded where their length matters.
+
+        Raises:
+            ValueError: if keys come from a cache, or for padding which the removal would count.
+        """
+        check_no_cache(*tensor.shape[-2:])
+        names = sorted(self.removal.components & OF_LENGTH)
+        if names and not real_positions(unmasked(tensor)).all():
+            raise ValueError(
+                f"removing {' and '.join(names)} depends on the length of the sequences, which "
+                "padding changes: pass sequences of one length, without padding"
+            )
 
     def write_q(self, tensor: Tensor, hook: HookPoint) -> Tensor:
         """Replace the output of W_Q; the model then norms and rotates it."""

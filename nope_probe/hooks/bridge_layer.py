@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from einops import rearrange
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from nope_probe.hooks.attention import rotated, unmasked
@@ -105,7 +105,9 @@ class BridgeLayer(Layer):
         x = module.original_component(x)
         return rearrange(x, "batch head pos d_head -> batch pos head d_head")
 
-    def rotate(self, x: Heads, fired: dict[str, Tensor]) -> Heads:
+    def rotate(
+        self, x: Heads, fired: dict[str, Tensor], real: Bool[Tensor, "batch pos"] | None = None
+    ) -> Heads:
         if "hook_cos" not in fired:  # a NoPE layer: RoPE's hooks did not fire
             return x
         cos, sin = fired["hook_cos"], fired["hook_sin"]

@@ -42,9 +42,10 @@ def can_fuse(model: HookedModel, inputs: Inputs) -> bool:
         return False  # heads may differ in their masks
     if has_foreign_hooks(model, (p for layer in blocks for p in layer.unfused_points())):
         return False
+    if not all(layer.has_plain_attention for layer in blocks):
+        return False  # an option of TransformerLens, which may be set and unset at any time
     if model not in _SEEN:
-        plain = all(layer.has_plain_attention for layer in blocks)
-        _SEEN[model] = plain and _is_equal(model, blocks, inputs[:N_SEQS, :N_POS])
+        _SEEN[model] = _is_equal(model, blocks, inputs[:N_SEQS, :N_POS])
     return _SEEN[model]
 
 

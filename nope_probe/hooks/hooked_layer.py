@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import torch
 from einops import rearrange
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from nope_probe.hooks.attention import unmasked
+from nope_probe.hooks.attention import check_no_cache, unmasked
 from nope_probe.hooks.base_layer import (
     OPTIONS,
     Attend,
@@ -90,6 +90,7 @@ class HookedLayer(Layer):
 
     def _unrotated(self, x: Heads, turned: Heads, which: QueryOrKey, rope: RemovedPairs) -> Heads:
         """Return the rotated q or k with some pairs as they were before, after q/k-norm."""
+        check_no_cache(x.shape[1], turned.shape[1])
         columns = self.rotary_columns(rope.mask(x.shape[1])).to(x.device)
         return torch.where(columns, self.qk_norm(x, which), turned)
 
@@ -111,9 +112,13 @@ class HookedLayer(Layer):
         flat = module(rearrange(x, "batch pos head d_head -> (batch pos head) d_head"))
         return flat.view_as(x)
 
-    def rotate(self, x: Heads, fired: dict[str, Tensor]) -> Heads:
-        rotary = self.cfg.positional_embedding_type == "rotary"
-        return self.attn.apply_rotary(x) if rotary else x
+    def rotate(
+        self, x: Heads, fired: dict[str, Tensor], real: Bool[Tensor, "batch pos"] | None = None
+    ) -> Heads:
+        if self.cfg.positional_embedding_type != "rotary":
+            return x
+        # TransformerLens counts the positions of RoPE without padding.
+        return self.attn.apply_rotary(x, 0, None if real is None else real.long())
 
     @property
     def has_plain_attention(self) -> bool:

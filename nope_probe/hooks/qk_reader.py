@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from nope_probe.hooks.base_layer import Heads, Layer, QueryOrKey
@@ -55,9 +55,14 @@ class QKReader:
         """Return q or k of the current pass after the norm and before RoPE."""
         return self.layer.qk_norm(self.fired[f"hook_{which}"], which)
 
-    def rotate(self, x: Heads) -> Heads:
-        """Rotate normed queries or keys as this pass rotates its own."""
-        return self.layer.rotate(x, self.fired)
+    def rotate(self, x: Heads, real: Bool[Tensor, "batch pos"] | None = None) -> Heads:
+        """Rotate normed queries or keys as this pass rotates its own.
+
+        Args:
+            x: normed queries or keys.
+            real: which positions are not padding; None for all.
+        """
+        return self.layer.rotate(x, self.fired, real)
 
     def rotation(self, q: Heads) -> Float[Tensor, "pos d_head d_head"]:
         """Return the matrix that turns a query at each position, from what every unit becomes."""

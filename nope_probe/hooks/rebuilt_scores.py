@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from nope_probe.hooks.attention import relative_error, repeat_heads, score_tolerance, unmasked
-from nope_probe.hooks.base_layer import Heads, Layer, Visible
+from nope_probe.hooks.base_layer import Heads, Layer
 from nope_probe.hooks.block_removal import BlockRemoval
 from nope_probe.hooks.placed import PlacedHook, last
 from nope_probe.hooks.qk_reader import QKReader
@@ -48,12 +48,13 @@ class ScoreBuilder:
         """
         removal = self.removal
         self.check(scores)
-        rebuilt = self.layer.scores(self._queries(), self.keys(new_keys)).to(scores.dtype)
+        seen = unmasked(scores[:, 0])  # one head shows the mask of all
+        keys = self.keys(new_keys, real_positions(seen))
+        rebuilt = self.layer.scores(self._queries(), keys).to(scores.dtype)
         bias = None if "alibi" in removal.components else self.layer.score_bias(scores.shape[-1])
         if bias is not None:
             rebuilt = rebuilt + bias.to(scores)
-        # One sequence and head shows the mask of all: lengths are equal, without padding.
-        visible = self.visible(unmasked(scores[0, 0]))
+        visible = self.visible(seen)[:, None]
         if not visible.all():
             rebuilt = torch.where(visible, rebuilt, scores)
         return removal.in_heads(rebuilt, scores, dim=1)
@@ -81,30 +82,36 @@ class ScoreBuilder:
                 f"rebuilt without {' and '.join(sorted(self.removal.components))}"
             )
 
-    def visible(self, visible: Visible) -> Visible:
-        """Return which keys each query is to attend to.
+    def visible(
+        self, visible: Bool[Tensor, "*batch query_pos key_pos"]
+    ) -> Bool[Tensor, "*batch query_pos key_pos"]:
+        """Return which keys each query is to attend to: never to padding.
 
         Args:
             visible: which ones it attends to in the intact model.
         """
         if "mask" not in self.removal.components:
             return visible
-        prefix = self.removal.prefix
-        return torch.ones_like(visible) if prefix is None else with_prefix(visible, prefix)
+        if self.removal.prefix is not None:
+            return with_prefix(visible, self.removal.prefix)
+        return real_positions(visible)[..., None, :].expand_as(visible)
 
     def _queries(self) -> Heads:
         q = self.reader.read("q")
         return self._without_rope(self.reader.unrotated("q"), q) if self._undoes_rope else q
 
-    def keys(self, new_keys: Heads | None) -> Heads:
+    def keys(
+        self, new_keys: Heads | None, real: Bool[Tensor, "batch pos"] | None = None
+    ) -> Heads:
         """Return the keys of each query head, as they are multiplied.
 
         Args:
             new_keys: the output of the replacement of W_K, if that is removed.
+            real: which positions are not padding; None for all.
         """
         if new_keys is not None:
             keys = self.layer.qk_norm(new_keys, "k")
-            return self._without_rope(keys, self.reader.rotate(keys))
+            return self._without_rope(keys, self.reader.rotate(keys, real))
         keys = self.reader.read("k")
         if self._undoes_rope:
             keys = self._without_rope(self.reader.unrotated("k"), keys)
@@ -123,21 +130,28 @@ class ScoreBuilder:
         return torch.where(columns, unrotated, turned)
 
 
+def real_positions(
+    visible: Bool[Tensor, "*batch query_pos key_pos"],
+) -> Bool[Tensor, "*batch key_pos"]:
+    """Return which positions are not padding: a mask hides padding even from itself."""
+    return visible.diagonal(dim1=-2, dim2=-1)
+
+
 def with_prefix(
-    visible: Bool[Tensor, "query_pos key_pos"], prefix: int
-) -> Bool[Tensor, "query_pos key_pos"]:
-    """Return a mask whose first positions attend to one another both ways.
+    visible: Bool[Tensor, "*batch query_pos key_pos"], prefix: int
+) -> Bool[Tensor, "*batch query_pos key_pos"]:
+    """Return a mask whose first positions, counted without padding, attend to one another.
 
     Args:
         visible: which keys each query attends to.
         prefix: how many first positions.
 
     Raises:
-        ValueError: if the sequences are shorter than the prefix.
+        ValueError: if a sequence is shorter than the prefix.
     """
-    n = visible.shape[-1]
+    real = real_positions(visible)
+    n = int(real.sum(-1).min())
     if prefix > n:
         raise ValueError(f"a prefix of {prefix} positions, but the sequences have {n}")
-    visible = visible.clone()
-    visible[:prefix, :prefix] = True
-    return visible
+    inside = real & (real.cumsum(-1) <= prefix)
+    return visible | (inside[..., :, None] & inside[..., None, :])
