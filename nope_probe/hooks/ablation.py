@@ -209,7 +209,9 @@ def _without_unseen_padding(model: Any, removed: str) -> Callable[..., Any]:
     def forward(*args: object, **options: object) -> object:
         call = signature(run).bind(*args, **options).arguments
         texts = call["input"]
-        is_padded = isinstance(texts, list) and len({model.to_tokens(t).shape[1] for t in texts}) > 1
+        is_padded = (
+            isinstance(texts, list) and len({model.to_tokens(t).shape[1] for t in texts}) > 1
+        )
         if is_padded and call.get("attention_mask") is None:
             raise ValueError(
                 f"texts of different lengths are padded, and without {removed} padding has an "

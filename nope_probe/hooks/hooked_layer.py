@@ -88,7 +88,13 @@ class HookedLayer(Layer):
             yield last(self.point(f"attn.hook_{which}"), keep)
             yield first(self.point(f"attn.hook_rot_{which}"), write)
 
-    def _unrotated(self, x: Heads, turned: Heads, which: QueryOrKey, rope: RemovedPairs) -> Heads:
+    def _unrotated(
+        self,
+        x: Heads,
+        turned: Float[Tensor, "batch turned_pos head d_head"],
+        which: QueryOrKey,
+        rope: RemovedPairs,
+    ) -> Heads:
         """Return the rotated q or k with some pairs as they were before, after q/k-norm."""
         check_no_cache(x.shape[1], turned.shape[1])
         columns = self.rotary_columns(rope.mask(x.shape[1])).to(x.device)

@@ -15,7 +15,7 @@ Component = Literal["mask", "rope", "w_q", "w_k", "w_o", "w_v", "mlp", "pos_embe
 COMPONENTS: tuple[Component, ...] = get_args(Component)
 # What can be removed in some heads only.
 PER_HEAD: tuple[Component, ...] = ("mask", "rope", "w_q", "w_k", "w_o", "w_v", "alibi")
-# What is removed at each position from that position alone, so that a cache of keys and values holds.
+# What is removed at a position depends on that one alone: a cache of keys and values holds.
 LOCAL = frozenset(("w_q", "w_o", "mlp", "norms"))
 # What is removed depends on how long a sequence is, so that padding would change it.
 OF_LENGTH = frozenset(("rope_high", "rope_low", "pos_embed"))

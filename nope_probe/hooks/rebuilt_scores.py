@@ -100,9 +100,7 @@ class ScoreBuilder:
         q = self.reader.read("q")
         return self._without_rope(self.reader.unrotated("q"), q) if self._undoes_rope else q
 
-    def keys(
-        self, new_keys: Heads | None, real: Bool[Tensor, "batch pos"] | None = None
-    ) -> Heads:
+    def keys(self, new_keys: Heads | None, real: Bool[Tensor, "batch pos"] | None = None) -> Heads:
         """Return the keys of each query head, as they are multiplied.
 
         Args:

@@ -240,3 +240,24 @@ def test_attention_without_scores_is_softmax_of_the_visible_scores_times_values(
         pattern = scores.masked_fill(~visible, -torch.inf).softmax(-1)
         expected[:, :, head] = pattern @ v[:, :, head // 2]
     assert relative_error(attend(q, k, v, visible, 0.3), expected) <= 1e-6
+
+
+@pytest.mark.hooked_transformer
+def test_an_option_that_is_set_later_ends_fused_attention_until_it_is_unset(
+    model_of: ModelOf,
+) -> None:
+    model, _ = model_of("hooked:smollm3-rope")
+    shapes: list[torch.Size] = []
+    with user_hook(
+        layers_of(model)[0].point("attn.hook_result"),
+        lambda tensor, hook: shapes.append(tensor.shape),
+    ):
+        assert can_fuse(model, TOKENS)
+        model.set_use_attn_result(True)
+        try:
+            capture_scores(model, TOKENS, n_folds=3)
+        finally:
+            model.set_use_attn_result(False)
+    assert shapes
+    assert {shape[1:] for shape in shapes} == {(13, 6, model.cfg.d_model)}
+    assert can_fuse(model, TOKENS)
