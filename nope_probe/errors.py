@@ -170,7 +170,7 @@ def line_of(error: BaseException) -> tuple[str, int] | None:
         return str(error), error.exit_code
     if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
         where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror or error}", MachineError.exit_code
+        return f"{where}{error.strerror or ' '.join(str(error).split())}", MachineError.exit_code
     if isinstance(error, MemoryError):
         return f"out of memory ({error})", MachineError.exit_code
     return None

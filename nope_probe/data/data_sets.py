@@ -9,7 +9,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nope_probe.data.documents import local_path
 from nope_probe.data.held_out import is_held_out
 from nope_probe.data.nesting import validate_nesting
 from nope_probe.data.text_files import (
@@ -19,6 +18,7 @@ from nope_probe.data.text_files import (
     validate_texts,
 )
 from nope_probe.errors import UserError, is_rust_error, stderr_held
+from nope_probe.files import local_path, validate_regular_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -53,6 +53,7 @@ def stream_texts(source: str) -> Iterator[str]:
     name, config = HELD_OUT.get(source.lower(), _name_and_config(source))
     with _as_user_errors(source):
         if os.path.isdir(name):
+            validate_regular_files(Path(name))
             validate_nesting(Path(name))
         splits = load_dataset(name, config or None, streaming=True)
         for row in splits["train" if "train" in splits else next(iter(splits))]:

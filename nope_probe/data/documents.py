@@ -8,6 +8,7 @@ from pathlib import Path
 from nope_probe.data.stdlib import SHIPPED, stdlib_documents
 from nope_probe.data.text_files import SUFFIXES, read_texts
 from nope_probe.errors import UserError
+from nope_probe.files import local_path, validate_regular
 
 LARGE = 1 << 26  # bytes of a file that is read once only, when the model is there
 MIN_FOLDS = 4  # of the data, that intervals are made from
@@ -43,15 +44,10 @@ def validate_readable(source: str) -> None:
         documents(source)
 
 
-def local_path(source: str) -> Path:
-    """Return a source as a path; `~nobody/x` stays as it is where there is no such user."""
-    return Path(os.path.expanduser(source))
-
-
 def file_of(source: str) -> Path | None:
     """Return the file, or the folder of a data set, that a source is read from; None if neither."""
     path = SHIPPED if source == "shipped" else local_path(source)
-    return path if os.path.exists(path) and source not in SOURCES[1:] else None
+    return path if source and os.path.exists(path) and source not in SOURCES[1:] else None
 
 
 def validate_file(source: str, path: Path) -> None:
@@ -60,6 +56,7 @@ def validate_file(source: str, path: Path) -> None:
     Raises:
         UserError: listing the sources or kinds of files that there are.
     """
+    validate_regular(path)
     if not os.path.isfile(path):  # False too for names that no file can have
         raise UserError(
             f"no data {source!r}: expected {', '.join(SOURCES)} or a file that exists, "

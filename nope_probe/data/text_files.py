@@ -150,10 +150,10 @@ def validate_string_column(path: Path, column: pa.ChunkedArray) -> None:
     from pyarrow import types
 
     kind = column.type.value_type if types.is_dictionary(column.type) else column.type
-    if column.null_count and column.null_count < len(column):
-        what = f"something else than text in {column.null_count} of {len(column)} rows"
-    elif not (types.is_string(kind) or types.is_large_string(kind)):
+    if not (types.is_string(kind) or types.is_large_string(kind)):
         what = f"something else than text ({column.type})"
+    elif column.null_count:
+        what = f"something else than text in {column.null_count} of {len(column)} rows"
     else:
         return
     raise UserError(f"{path}: the column 'text' holds {what}")

@@ -25,6 +25,7 @@ from nope_probe.figures.downsample import pool
 from nope_probe.figures.explorer_bytes import Maps, PackedMaps, encoded, pack
 from nope_probe.figures.style import STOPS, colour
 from nope_probe.figures.words import BOTH_WAYS, words
+from nope_probe.files import local_path
 from nope_probe.hooks.names import LETTERS, SCORE_STAGES, STAGE_MEANINGS, Letter
 
 MAX_BYTES = 4_900_000  # of an explorer in a notebook or a file
@@ -144,7 +145,7 @@ class Explorer:
         Raises:
             UserError: if the file cannot be written.
         """
-        path = Path(path)
+        path = local_path(path)
         try:
             path.write_text(self.html(), encoding="utf-8")
         except OSError as error:

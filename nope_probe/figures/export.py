@@ -8,6 +8,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from nope_probe.errors import UserError
+from nope_probe.files import local_path
 
 ENDINGS = (".png", ".svg")
 WIDTH = 1200
@@ -35,6 +36,7 @@ def export(figure: go.Figure, path: Path, *, width: int = WIDTH) -> None:
     Raises:
         UserError: if kaleido or Chrome is missing, or the file cannot be written.
     """
+    path = local_path(path)
     validate_image_path(path)
     if find_spec("kaleido") is None:
         raise UserError("images need kaleido: pip install 'nope-probe[export]'")

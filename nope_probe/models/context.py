@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from nope_probe.errors import UserError
+from nope_probe.files import read_json
 from nope_probe.models.names import PARAMETER_FREE, PARAMETER_FREE_CONTEXT, folder_of, resolve
 
 # Fields of a config.json, in the order in which TransformerLens looks for them. `n_ctx` is none of
@@ -59,8 +59,8 @@ def configured_context(name: str, revision: str | None = None) -> int | None:
 
 def _fields(config: Path) -> dict[str, Any]:
     try:
-        fields = json.loads(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        fields = read_json(config)
+    except (OSError, ValueError):
         return {}
     return fields if isinstance(fields, dict) else {}
 

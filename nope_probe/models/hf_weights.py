@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nope_probe.errors import UserError
+from nope_probe.files import read_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,8 +57,8 @@ def shards_of(index: Path, n_layers: int | None) -> dict[str, list[str]]:
         UserError: for a broken index, or one that lists files outside its folder.
     """
     try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"].items()
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        weight_map = read_json(index)["weight_map"].items()
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{index} is no valid index of safetensors files") from error
     files: dict[str, list[str]] = {}
     for key, file in weight_map:

@@ -7,13 +7,14 @@ lines. Nothing here imports torch or transformers.
 from __future__ import annotations
 
 import ssl
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Thread
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from nope_probe.errors import UserError
+from nope_probe.errors import MachineError, UserError
 from nope_probe.models.names import CHECKPOINTS, PARAMETER_FREE, is_on_hub, resolve
 
 SECONDS = 3.0
@@ -30,11 +31,22 @@ def validate_reachable(name: str, revision: str | None = None) -> None:
     Raises:
         UserError: for an unknown name, a folder without a model, or naming what works offline.
     """
+    validate_docstrings()
     if name.lower() in (*CHECKPOINTS, *PARAMETER_FREE):
         return
     source = resolve(name)
     if is_on_hub(name) and not is_cached(source, revision) and is_offline():
         raise not_cached(source)
+
+
+def validate_docstrings() -> None:
+    """Check that Python keeps docstrings: transformers reads its own, and fails without them.
+
+    Raises:
+        MachineError: under `python -OO`.
+    """
+    if sys.flags.optimize > 1:
+        raise MachineError("python -OO drops the docstrings that transformers reads: leave out -OO")
 
 
 def validate_hub_answers(what: str) -> None:

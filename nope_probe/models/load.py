@@ -12,9 +12,10 @@ import torch
 from nope_probe.errors import UserError
 from nope_probe.models.bridge import boot_bridge, wrap_in_bridge
 from nope_probe.models.hooked import hooked_weights
+from nope_probe.models.hub import validate_docstrings
 from nope_probe.models.huggingface import DeviceMap, load_hugging_face
 from nope_probe.models.info import ModelInfo, describe
-from nope_probe.models.names import CHECKPOINTS, PARAMETER_FREE, resolve
+from nope_probe.models.names import CHECKPOINTS, PARAMETER_FREE, resolve, validate_revision
 from nope_probe.models.parameter_free import build, has_hooked_transformer, parameter_free
 from nope_probe.models.parity import check_parity, reference_logits
 from nope_probe.models.presets import hooked_config
@@ -28,7 +29,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class LoadedModel:
-    """A hooked model, its tokenizer (None for parameter-free models) and its info."""
+    """A hooked model, its tokenizer (None for parameter-free models) and its info.
+
+    The tokenizer is the one on disk. `model.tokenizer` is a copy in which TransformerLens has set
+    the special tokens that are missing: BOS to EOS, for one.
+    """
 
     model: HookedTransformer | TransformerBridge
     tokenizer: PreTrainedTokenizerBase | None
@@ -50,13 +55,13 @@ def to_hooked(
         ValueError: for RoPE in some layers only, which HookedTransformer does not have.
     """
     if not has_hooked_transformer():
-        return wrap_in_bridge(deepcopy(hf).to("cpu", torch.float32), tokenizer)
+        return wrap_in_bridge(deepcopy(hf).to("cpu", torch.float32), deepcopy(tokenizer))
     model = build(hooked_config(hf.config))
     state = model.state_dict()
     state.update(hooked_weights(hf, hf.config.num_attention_heads, hf.config.num_key_value_heads))
     model.load_state_dict(state)
     if tokenizer is not None:
-        model.set_tokenizer(tokenizer)
+        model.set_tokenizer(deepcopy(tokenizer))
     return model
 
 
@@ -87,14 +92,18 @@ def load(
             no learned ones. Other models with RoPE have no limit of this kind.
 
     Raises:
-        UserError: if there is no such model, or it fails parity.
+        UserError: if there is no such model, it is not on the Hub and a revision is given, or it
+            fails parity.
 
     Example:
         >>> from nope_probe import load
         >>> load("nope-tiny").info.rope_layers
         (False, False, False, False)
     """
+    validate_docstrings()
     key = name.lower()
+    if revision is not None:
+        validate_revision(name)
     if device_map is not None and key in (*CHECKPOINTS, *PARAMETER_FREE):
         raise UserError(f"{name} is small and stays on one device: --device-map is for others")
     if key in PARAMETER_FREE:
@@ -157,7 +166,8 @@ def _load_bridge(
         hf = hf.to(device)
     with reading(source, "forward pass"):
         reference = reference_logits(hf)  # before the bridge rewires the model in place
-    model = boot_bridge(source, hf, tokenizer, dtype, device if device_map is None else None)
+    on_one = device if device_map is None else None
+    model = boot_bridge(source, hf, deepcopy(tokenizer), dtype, on_one)
     info = describe(
         model,
         name,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 
 from nope_probe.errors import UserError
+from nope_probe.files import local_path, read_json, validate_regular_files
 
 PARAMETER_FREE = ("parameter-free", "parameter-free-rope")
 PARAMETER_FREE_CONTEXT = 4096  # positions: any number is right, since nothing is learned
@@ -36,38 +37,78 @@ def is_on_hub(name: str) -> bool:
         (True, False)
     """
     ours = (*PARAMETER_FREE, *CHECKPOINTS)
-    return name.lower() not in ours and not os.path.isdir(os.path.expanduser(name))
+    return name.lower() not in ours and folder_of(name) is None
 
 
 def folder_of(name: str) -> Path | None:
     """Return the folder of a shipped model or a local one; None for a model on the Hub."""
     if name.lower() in CHECKPOINTS:
         return CHECKPOINTS[name.lower()]
-    folder = Path(os.path.expanduser(name))
-    return folder if os.path.isdir(folder) else None
+    folder = local_path(name)
+    return folder if name and os.path.isdir(folder) else None  # False for what is no folder's name
+
+
+def validate_revision(name: str) -> None:
+    """Check that a model whose revision is given is on the Hub.
+
+    Raises:
+        UserError: if it is not.
+    """
+    if not is_on_hub(name):
+        raise UserError(f"--revision is for models on the Hub, and {name} is not there")
 
 
 def resolve(name: str) -> str:
-    """Return the Hub id or folder of a friendly name, a Hub id or a folder.
+    """Return the Hub id or folder of a friendly name, a Hub id, a folder or TransformerLens's name.
 
     Raises:
         UserError: for a folder without a config.json, or an unknown name (with the nearest known
             names).
     """
-    folder = Path(os.path.expanduser(name))
+    folder = local_path(name)
     if name and os.path.isdir(folder):  # False too for names that no folder can have
+        validate_regular_files(folder)
         if not (folder / "config.json").is_file():
             raise UserError(f"the folder {name} has no config.json: it holds no Hugging Face model")
         return str(folder)
     if name.lower() in FRIENDLY:
         return FRIENDLY[name.lower()]
-    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+    if name.count("/") == 1 and is_hub_id(name):
         return name
+    if name and "/" not in name and name.lower() in _lens_names():
+        return _lens_names()[name.lower()]
     near = get_close_matches(name.lower(), NAMES, n=3, cutoff=0.3) or NAMES
     raise UserError(
         f"unknown model {name!r}; the nearest names are {', '.join(near)}; a Hub id "
         "(owner/name) or a local folder works too"
     )
+
+
+def is_hub_id(name: str) -> bool:
+    """Return whether the Hub can have a model of this name.
+
+    Example:
+        >>> is_hub_id("Qwen/Qwen3-8B"), is_hub_id("nope-tiny/")
+        (True, False)
+    """
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
+
+
+@cache
+def _lens_names() -> dict[str, str]:
+    """Return the Hub ids that TransformerLens has names for, by these in lower case."""
+    from transformer_lens.supported_models import MODEL_ALIASES, OFFICIAL_MODEL_NAMES
+
+    found = {alias.lower(): source for source in MODEL_ALIASES for alias in MODEL_ALIASES[source]}
+    for source in OFFICIAL_MODEL_NAMES:
+        found.setdefault(source.rpartition("/")[2].lower(), source)
+    return found
 
 
 def trained_length(name: str) -> int | None:
@@ -80,5 +121,5 @@ def trained_length(name: str) -> int | None:
     folder = CHECKPOINTS.get(name.lower())
     if folder is None:
         return None
-    record = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+    record = read_json(folder / "training.json")
     return int(record["recipe"]["seq_len"])

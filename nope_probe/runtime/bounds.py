@@ -1,13 +1,15 @@
-"""Which values each flag may have: stated beside the flag, checked when settings are made."""
+"""What holds as soon as settings are made: values that flags may have, and absolute paths."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any, get_type_hints
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 from nope_probe.errors import UserError, validate_choices
+from nope_probe.files import local_path
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ ALPHA = Bounds(0, 1, open_above=True)
 class BoundedSettings:
     """A base for dataclasses of settings, which have `Bounds` and `Literal`s in their annotations.
 
+    Paths become absolute; in Python they may be given as text.
+
     Example:
         >>> from nope_probe.scores import Settings
         >>> Settings(n_seqs=0)
@@ -60,6 +64,8 @@ class BoundedSettings:
         kind: type = type(self)
         validate_choices(_hints_of(kind), vars(self))
         validate_bounds(self)
+        for name in _paths_of(kind):
+            object.__setattr__(self, name, _local_paths(flag_of(name), getattr(self, name)))
 
 
 def validate_bounds(settings: Any) -> None:
@@ -102,6 +108,25 @@ def _bounds_of(settings: type) -> dict[str, Bounds]:
             if isinstance(note, Bounds):
                 found[each.name] = note
     return found
+
+
+@cache
+def _paths_of(settings: type) -> list[str]:
+    """Return the names of the settings that are paths, or tuples of paths."""
+    hints = get_type_hints(settings, include_extras=True)
+    return [each.name for each in fields(settings) if _mentions_path(hints[each.name])]
+
+
+def _mentions_path(hint: Any) -> bool:
+    return hint is Path or any(map(_mentions_path, get_args(hint)))
+
+
+def _local_paths(flag: str, value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_local_paths(flag, each) for each in value)
+    if value is not None and not isinstance(value, str | Path):
+        raise UserError(f"{flag} {value!r}: expected a path")
+    return None if value is None else local_path(value)
 
 
 def _numbers(value: Any) -> Iterator[int | float]:

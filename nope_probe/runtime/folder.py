@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from nope_probe.errors import StorageError, UserError
+from nope_probe.files import local_path, read_json
 from nope_probe.runtime.checksums import file_checksum, json_checksum
-from nope_probe.runtime.lock import FolderLock
+from nope_probe.runtime.lock import FolderLock, remove
 from nope_probe.runtime.places import shortened, validate_folder_place, validate_name
 
 if TYPE_CHECKING:  # importing pandas takes half a second
@@ -71,7 +72,7 @@ def write_run(out: Path, run: Run, partial: Path | None = None) -> None:
             lock.clear()
         return
     try:
-        shutil.rmtree(partial, ignore_errors=True)
+        remove(partial)
         partial.mkdir(parents=True)
         _write_files(partial, run)
         if out.is_dir():
@@ -80,7 +81,7 @@ def write_run(out: Path, run: Run, partial: Path | None = None) -> None:
     except (OSError, SafetensorError) as error:
         raise StorageError(f"cannot write the run to {out}: {reason(error)}") from error
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        remove(partial)
 
 
 @contextmanager
@@ -174,10 +175,10 @@ def read_manifest(out: Path) -> dict[str, Any]:
 
 def _parsed_manifest(out: Path) -> dict[str, Any]:
     try:
-        manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
+        manifest = read_json(out / "manifest.json")
     except FileNotFoundError as error:
         raise UserError(f"{out} holds no run: it has no manifest.json") from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise _broken_manifest(out) from error
     if not isinstance(manifest, dict):
         raise _broken_manifest(out)
@@ -260,7 +261,7 @@ def read_run(folder: Path | str) -> Run:
     """
     from safetensors.numpy import load_file
 
-    out = Path(folder)
+    out = local_path(folder)
     manifest = read_manifest(out)
     validate_files(out, manifest)
     files = [out / name for name in sorted(manifest["checksums"])]

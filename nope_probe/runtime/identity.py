@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nope_probe.errors import StorageError, UserError
+from nope_probe.files import read_json
 from nope_probe.runtime.folder import atomic_write
 
 _ABOUT = "about.json"
@@ -28,9 +29,9 @@ def validate_same_run(folder: Path, about: Mapping[str, Any]) -> None:
         StorageError: if the file that says what it has is broken.
     """
     try:
-        found = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
+        found = read_json(folder / _ABOUT)
         other = [name for name, value in about.items() if found.get(name) != value]
-    except (ValueError, AttributeError, RecursionError) as error:
+    except (ValueError, AttributeError) as error:
         raise StorageError(f"{folder / _ABOUT} is broken; remove {folder} and run again") from error
     if other:
         raise UserError(

@@ -17,6 +17,7 @@ from types import TracebackType
 from filelock import FileLock, Timeout
 
 from nope_probe.errors import UserError
+from nope_probe.files import read_json, validate_regular_files
 
 LOCK, HOLDER = "lock", "process.json"
 
@@ -52,6 +53,7 @@ class FolderLock:
         self._made = [parent for parent in self.folder.parents if not parent.exists()]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            validate_regular_files(self.folder)
             self._lock.acquire(timeout=0)
             self._write_holder()
         except Timeout as error:
@@ -92,18 +94,24 @@ class FolderLock:
     def clear(self) -> None:
         """Remove everything in the folder but the lock."""
         for path in list(self.folder.iterdir()):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            elif path.name not in (LOCK, HOLDER):
-                with suppress(OSError):
-                    path.unlink(missing_ok=True)
+            if path.name not in (LOCK, HOLDER):
+                remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a folder with all that is in it, or a link, not what it leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def holder(folder: Path) -> str:
     """Return which process holds a folder, in words."""
     try:
-        found = json.loads((folder / HOLDER).read_text(encoding="utf-8"))
+        found = read_json(folder / HOLDER)
         pid, host = int(found["pid"]), str(found["host"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         return "another process"
     return f"process {pid}" + ("" if host == socket.gethostname() else f" on {host}")

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from nope_probe.errors import UserError
+from nope_probe.files import validate_regular
 
 IMAGE_ENDINGS = (".png", ".svg")
 NO_KALEIDO = "images need kaleido: pip install 'nope-probe[export]'"
@@ -74,6 +75,7 @@ def validate_image_place(path: Path, out: Path | None = None) -> None:
         validate_name(path)
         if path.is_dir():
             raise UserError(f"cannot draw {path}: it is a folder")
+        validate_regular(path)
         if path.exists():
             path.open("ab").close()
         else:

@@ -32,7 +32,7 @@ def provenance(
         loaded: the model.
         weights: its fingerprint.
         settings: the recorded settings of the run.
-        started: when the run started, in seconds since the epoch.
+        started: when the run started, in seconds of the monotonic clock.
     """
     return {
         "command": command_line(),
@@ -43,7 +43,7 @@ def provenance(
         "device": devices_of(loaded.model),
         "dtype": str(next(loaded.model.parameters()).dtype).removeprefix("torch."),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seconds": round(time.time() - started, 3),
+        "seconds": round(time.monotonic() - started, 3),
     }
 
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nope_probe.errors import UserError
+from nope_probe.runtime.folder import checkpoint_dir
 
 NUMBER = 8  # bytes: tokens are int64, sums float64
+PAGE = 4_800_000  # bytes: the script of the page, which draws its figures
 _CGROUP_LIMITS = (
     "/sys/fs/cgroup/memory.max",
     "/sys/fs/cgroup/memory/memory.limit_in_bytes",
@@ -22,7 +24,7 @@ class Needs:
 
     Attributes:
         memory: at one time.
-        disk: for the run's folder.
+        disk: for the arrays in the run's folder.
     """
 
     memory: int = 0
@@ -46,12 +48,20 @@ def validate_room(needs: Needs, folder: Path | None, lower: str) -> None:
             f"this needs at least {in_bytes(needs.memory)} of memory, and {in_bytes(memory)} are "
             f"here; lower {lower}"
         )
-    free = None if folder is None else disk_here(folder)
-    if free is not None and needs.disk > free:
+    if folder is None:
+        return
+    free, missing = disk_here(folder), PAGE + max(0, needs.disk - saved(folder))
+    if free is not None and missing > free:
         raise UserError(
-            f"this needs at least {in_bytes(needs.disk)} of disk space, and {in_bytes(free)} are "
+            f"this needs at least {in_bytes(missing)} of disk space, and {in_bytes(free)} are "
             f"free at {folder}; lower {lower}"
         )
+
+
+def saved(folder: Path) -> int:
+    """Return how many bytes an unfinished run has saved already."""
+    files = checkpoint_dir(folder).rglob("*")
+    return sum(path.stat().st_size for path in files if path.is_file())
 
 
 def memory_here() -> int | None:

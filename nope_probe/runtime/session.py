@@ -7,7 +7,6 @@ signals into a saved state. What a command computes is in its own `run(settings)
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -30,7 +29,7 @@ from nope_probe.runtime.folder import (
     read_manifest,
     write_run,
 )
-from nope_probe.runtime.lock import FolderLock
+from nope_probe.runtime.lock import FolderLock, remove
 from nope_probe.runtime.memory import out_of_memory_is_a_user_error
 from nope_probe.runtime.places import output_folder
 from nope_probe.runtime.resources import validate_room
@@ -66,7 +65,7 @@ class Session(Generic[Settings_co]):
         weights: its fingerprint; empty without a model.
         sources: what identifies the files of the model and of the data.
         checkpoint: the finished parts of the run, and its stream in progress.
-        started: when, in seconds since the epoch.
+        started: when, in seconds of the monotonic clock: clocks of the day are set back.
 
     Raises:
         UserError: on entering, for settings, a folder or a model that cannot be used; on leaving,
@@ -84,7 +83,7 @@ class Session(Generic[Settings_co]):
         self._command = command
         default = default_output_dir(command, settings.subject, self.recorded)
         self.folder = default if settings.out is None else output_folder(settings.out)
-        self.finished, self.started = False, time.time()
+        self.finished, self.started = False, time.monotonic()
         self.processes = Processes()
         self._exits = ExitStack()
 
@@ -114,7 +113,7 @@ class Session(Generic[Settings_co]):
     def _show_again(self) -> None:
         """Check a finished run, and say that it is shown again."""
         # A process may have been killed after it wrote the run and before it cleaned up.
-        shutil.rmtree(checkpoint_dir(self.folder), ignore_errors=True)
+        remove(checkpoint_dir(self.folder))
         self._validate_sources()
         seconds = read_manifest(self.folder).get("seconds", 0)
         _report(f"finished before, in {seconds:.0f} s: shown again from {self.folder}")

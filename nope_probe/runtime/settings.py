@@ -19,7 +19,13 @@ from nope_probe.data.documents import (
 from nope_probe.errors import UserError
 from nope_probe.models.context import configured_context, validate_seq_len
 from nope_probe.models.hub import validate_hub_answers, validate_reachable
-from nope_probe.models.names import CHECKPOINTS, PARAMETER_FREE, folder_of, is_on_hub
+from nope_probe.models.names import (
+    CHECKPOINTS,
+    PARAMETER_FREE,
+    folder_of,
+    is_on_hub,
+    validate_revision,
+)
 from nope_probe.runtime.bounds import ALPHA, COUNT, LARGEST, LAYERS, SEED, BoundedSettings, Bounds
 from nope_probe.runtime.distributed import process_count
 from nope_probe.runtime.effects import MEANINGLESS, validate_effects
@@ -142,8 +148,8 @@ class RunSettings(BoundedSettings):
             raise UserError(f"no dtype {self.dtype!r}: expected auto, {', '.join(DTYPES)}")
         self._validate_devices()
         self._validate_data()
-        if self.revision is not None and not is_on_hub(self.model):
-            raise UserError(f"--revision is for models on the Hub, and {self.model} is not there")
+        if self.revision is not None:
+            validate_revision(self.model)
 
     def validate_reach(self) -> None:
         """Check that model and data are on this machine or within reach, without loading them.

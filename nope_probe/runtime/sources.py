@@ -5,12 +5,12 @@ A finished run is shown again only if they have not changed since. Reading needs
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from nope_probe.errors import UserError
+from nope_probe.files import read_json
 from nope_probe.runtime.checksums import file_checksum, json_checksum
 
 Record = dict[str, dict[str, Any]]  # per file name
@@ -65,9 +65,9 @@ def _checksum(path: Path) -> str:
     """Return the checksum of a file; of a configuration, without what changes no number."""
     if path.name == "config.json":
         try:
-            config = json.loads(path.read_text(encoding="utf-8"))
+            config = read_json(path)
             return json_checksum({k: v for k, v in config.items() if k not in _UNUSED_CONFIG})
-        except (ValueError, AttributeError, RecursionError):
+        except (ValueError, AttributeError):
             pass  # whoever loads the model says what is wrong with it
     return file_checksum(path)
 

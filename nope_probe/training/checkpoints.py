@@ -14,6 +14,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from nope_probe.errors import StorageError, UserError, is_unwritable
+from nope_probe.files import read_json
 from nope_probe.runtime.checksums import file_checksum, json_checksum
 from nope_probe.runtime.folder import atomic_write, reason
 from nope_probe.training.recipes import RECIPES
@@ -69,9 +70,9 @@ def validate_same_training(out: Path, about: Mapping[str, Any]) -> None:
         what = "checkpoints of an unknown run" if any(out.glob("checkpoint-*")) else "no checkpoint"
         raise UserError(f"--resume: {out} holds {what}")
     try:
-        found = json.loads((out / _RUN).read_text(encoding="utf-8"))
+        found = read_json(out / _RUN)
         other = [name for name, value in about.items() if found.get(name) != value]
-    except (ValueError, AttributeError, RecursionError) as error:
+    except (ValueError, AttributeError) as error:
         raise UserError(f"{out / _RUN} is broken; remove {out} and train again") from error
     if other:
         given = ", ".join(f"{name} {found.get(name)}" for name in other if name != "recipe")
@@ -101,8 +102,8 @@ def newest_whole(out: Path, about: Mapping[str, Any]) -> Path | None:
         return None
     newest = max(whole, key=step_of)
     try:
-        record = json.loads((newest / _WHOLE).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
+        record = read_json(newest / _WHOLE)
+    except ValueError:
         record = None
     expected = {
         "run": json_checksum(about),

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from nope_probe.errors import UserError
+from nope_probe.models.hub import validate_hub_answers, validate_reachable
 from nope_probe.runtime.bounds import COUNT, SEED, BoundedSettings
 from nope_probe.runtime.distributed import is_first_process, process_count
 from nope_probe.runtime.folder import checkpoint_dir
@@ -68,6 +69,7 @@ def run(settings: Settings) -> None:
     """
     out = output_folder(settings.out or Path("runs") / f"train-{settings.preset}")
     validate(settings, out)
+    validate_reach(settings)
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
         problem = _lock(stack, settings, out)
@@ -142,7 +144,10 @@ def validate(settings: Settings, out: Path) -> None:
         UserError: naming the flag.
     """
     validate_folder_place(out)
-    validate_batch(RECIPES[settings.preset.split("-")[1]], process_count())
+    recipe = RECIPES[settings.preset.split("-")[1]]
+    validate_batch(recipe, process_count())
+    if settings.steps is not None and settings.steps > recipe.steps:
+        raise UserError(f"--steps {settings.steps}: {settings.preset} has {recipe.steps:,} steps")
     if settings.resume:
         validate_same_training(out, settings.identity)
         return
@@ -152,6 +157,18 @@ def validate(settings: Settings, out: Path) -> None:
         raise UserError(f"{out} holds a trained model; choose another --out")
     if out.is_dir() and any(path.name not in OWN_FILES for path in out.iterdir()):
         raise UserError(f"{out} holds other files; choose another --out")
+
+
+def validate_reach(settings: Settings) -> None:
+    """Check that what a preset trains on is on this machine or within reach.
+
+    Raises:
+        UserError: naming what is not.
+    """
+    recipe = RECIPES[settings.preset.split("-")[1]]
+    if recipe.size != "tiny":
+        validate_reachable(recipe.tokenizer)
+        validate_hub_answers(f"the data set {recipe.data}")
 
 
 def _fix_randomness(seed: int, threads: int | None) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from nope_probe.errors import UserError
+from nope_probe.runtime.bounds import BoundedSettings
 from nope_probe.runtime.distributed import validate_one_process
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.provenance import command_line, versions
@@ -32,7 +33,7 @@ _arg = tyro.conf.arg
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(BoundedSettings):
     """Compare finished runs of one command with the first of them.
 
     Draws their positional patterns on one scale and their differences, with intervals that are
@@ -145,7 +146,7 @@ def analyse(session: Session[Settings], members: Sequence[Member]) -> Run:
         "headline": headline(members, maps, table),
         "versions": versions(),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seconds": round(time.time() - session.started, 3),
+        "seconds": round(time.monotonic() - session.started, 3),
     }
     links = [
         Path(os.path.relpath(each.folder / "report.html", session.folder)).as_posix()

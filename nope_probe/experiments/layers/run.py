@@ -12,7 +12,7 @@ from nope_probe.errors import UserError
 from nope_probe.experiments.layers.expect import LENGTHS, Expectation, parse_expectation
 from nope_probe.models.context import configured_context, validate_seq_len
 from nope_probe.models.hub import validate_reachable
-from nope_probe.models.names import folder_of, is_on_hub
+from nope_probe.models.names import folder_of, is_on_hub, validate_revision
 from nope_probe.runtime.bounds import LAYERS, SEED, BoundedSettings
 from nope_probe.runtime.resources import Needs, bytes_of_maps, validate_room
 from nope_probe.runtime.settings import SEQ_LEN
@@ -79,8 +79,8 @@ class Settings(BoundedSettings):
         """
         if self.seq_len != "auto":
             validate_room(Needs(memory=bytes_of_maps(1, self.seq_len)), None, "--seq-len")
-        if self.revision is not None and not is_on_hub(self.model):
-            raise UserError(f"--revision is for models on the Hub, and {self.model} is not there")
+        if self.revision is not None:
+            validate_revision(self.model)
 
 
 @dataclass(frozen=True, kw_only=True)

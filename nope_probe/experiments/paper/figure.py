@@ -45,7 +45,7 @@ def run_figure(settings: Settings) -> Path:
             model or data have changed.
     """
     settings.validate()
-    started, experiments = time.time(), experiments_of(settings)
+    started, experiments = time.monotonic(), experiments_of(settings)
     recorded = recorded_settings(settings.figure, experiments)
     default = default_output_dir("reproduce", settings.figure, recorded)
     folder = default if settings.out is None else output_folder(settings.out)
@@ -106,7 +106,7 @@ def analyse(
         "notes": notes_of(figure, settings.models, as_the_paper),
         "versions": versions(),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seconds": round(time.time() - started, 3),
+        "seconds": round(time.monotonic() - started, 3),
     }
     links = {name: f"{each}/report.html" for name, each in manifest["experiments"].items()}
     return Run(

@@ -11,6 +11,7 @@ from nope_probe.errors import UserError
 from nope_probe.experiments.layers.run import Settings, run
 from nope_probe.experiments.layers.summary import as_json
 from nope_probe.experiments.repeat.same import TOLERANCE, Comparison, changes
+from nope_probe.files import read_json
 from nope_probe.runtime.sources import validate_sources_kept
 
 
@@ -41,8 +42,8 @@ def read_report(file: Path) -> dict[str, Any]:
         UserError: for anything else.
     """
     try:
-        report = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        report = read_json(file)
+    except (OSError, ValueError) as error:
         raise UserError(f"{file} is no file of layers --json, and no run's folder") from error
     if not isinstance(report, dict):
         raise UserError(f"{file} is no file of layers --json, and no run's folder")

@@ -15,6 +15,8 @@ import tyro
 from nope_probe.errors import UserError
 from nope_probe.experiments.repeat.layers import repeat_layers
 from nope_probe.experiments.repeat.same import Comparison, compare_runs
+from nope_probe.files import validate_regular
+from nope_probe.runtime.bounds import BoundedSettings
 from nope_probe.runtime.folder import read_manifest, validate_files
 from nope_probe.runtime.settings import FORMAT
 from nope_probe.runtime.sources import validate_sources_kept
@@ -31,7 +33,7 @@ MODULES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(BoundedSettings):
     """Repeat a finished run from its manifest, and say whether it came out the same.
 
     The same command is run with the same settings, and its files are compared: byte for byte where
@@ -54,6 +56,7 @@ def run(settings: Settings) -> Comparison:
     Raises:
         UserError: for a folder without a run, or one whose model or data changed or is not there.
     """
+    validate_regular(settings.run)
     if settings.run.is_file():
         if settings.out is not None:
             raise UserError("--out is for runs with a folder, and layers has none")

@@ -14,7 +14,8 @@ from nope_probe.hooks.names import Norm
 from nope_probe.runtime.bounds import ALPHA, LARGEST, LAYERS, BoundedSettings, Bounds
 from nope_probe.runtime.resources import Needs, bytes_of_maps, validate_room
 
-N_ALPHAS = 17  # of the grid, each with a map
+N_ALPHAS = 17  # of the grid
+N_LIVE = 11  # maps of each alpha at one time, as measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,12 @@ class Settings(BoundedSettings):
     norm: Annotated[Norm, tyro.conf.arg(help="Norm of the residual stream.")] = "l2"
     rope: Annotated[bool, tyro.conf.arg(help="Rotate queries and keys.")] = False
 
+    def needs(self) -> Needs:
+        """Return what the mean field needs at least: the maps of its alphas, or of RoPE's angles."""
+        of_alphas = N_LIVE * max(N_ALPHAS, len(self.alpha))
+        of_angles = self.d_model if self.rope and self.d_model else 0  # a map and its cosine a pair
+        return Needs(memory=bytes_of_maps(max(of_alphas, of_angles), self.seq_len))
+
 
 def print_critical_alphas(settings: Settings) -> None:
     """Print each layer's critical alpha, and its smallest step at the given alphas.
@@ -44,8 +51,7 @@ def print_critical_alphas(settings: Settings) -> None:
         UserError: for settings that are not possible.
     """
     spec = make_spec(settings.d_model, settings.norm, settings.rope)
-    maps = bytes_of_maps(N_ALPHAS, settings.seq_len)
-    validate_room(Needs(memory=maps), None, "--seq-len")
+    validate_room(settings.needs(), None, "--seq-len")
     import torch
     from tqdm import tqdm
 
