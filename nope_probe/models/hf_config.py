@@ -7,6 +7,7 @@ weight is read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nope_probe.errors import TooFewLayersError, UserError
@@ -34,7 +35,7 @@ def read_config(
     """
     from transformers import AutoConfig, PreTrainedConfig
 
-    without_rope = source.lower() in WITHOUT_ROPE
+    without_rope = "/".join(Path(source).parts[-2:]).lower() in WITHOUT_ROPE
     fields, _ = PreTrainedConfig.get_config_dict(source, revision=revision)
     if not isinstance(fields, Mapping):
         raise UserError(f"{source} has a config.json that is no JSON object")

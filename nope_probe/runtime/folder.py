@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
@@ -27,6 +28,27 @@ from nope_probe.runtime.places import shortened, validate_folder_place, validate
 if TYPE_CHECKING:  # importing pandas takes half a second
     import numpy as np
     import pandas as pd
+
+
+# What the fields of a manifest hold that others read; a run need not have all of them.
+FIELDS: Mapping[str, type | tuple[type, ...]] = {
+    "checksums": dict,
+    "conditions": list,
+    "data": dict,
+    "fold_sizes": (list, NoneType),
+    "headline": list,
+    "kind": str,
+    "layer": int,
+    "layer_passes": (dict, NoneType),
+    "model": (dict, NoneType),
+    "removed": list,
+    "seconds": (int, float),
+    "settings": dict,
+    "skip_keys": int,
+    "sources": (dict, NoneType),
+    "threads": int,
+    "versions": dict,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +192,25 @@ def read_manifest(out: Path) -> dict[str, Any]:
         raise _not_as_written(out, "manifest.json")
     if not manifest.get("complete"):
         raise UserError(f"the run in {out} is not complete")
+    _validate_fields(out, manifest)
     return manifest
+
+
+def _validate_fields(out: Path, manifest: Mapping[str, Any]) -> None:
+    """Check the types of a manifest's fields.
+
+    Raises:
+        UserError: naming a field that holds something else than a run writes there.
+    """
+    found = {name: manifest[name] for name in FIELDS if name in manifest}
+    odd = [name for name, value in found.items() if not isinstance(value, FIELDS[name])]
+    if not odd and not all(isinstance(each, str) for each in found.get("checksums", {}).values()):
+        odd = ["checksums"]
+    for name in odd:
+        raise UserError(
+            f"{out} holds no run: its manifest has {str(manifest[name])[:60]!r} as {name}; remove "
+            f"{out} and run again"
+        )
 
 
 def _parsed_manifest(out: Path) -> dict[str, Any]:

@@ -96,6 +96,7 @@ NUMBERS = [
     ("reproduce figure5 --model rope-tiny --layers 0", "expected 1 <= layers"),
     ("train --preset nope-tiny --steps 0", "expected 1 <= steps"),
     ("train --preset nope-tiny --seed 4294967296", "expected 0 <= seed <= 4294967295"),
+    ("train --preset nope-tiny --steps 5001", "--steps 5001: nope-tiny has 5,000 steps"),
     # Numbers that do not fit each other.
     ("scores --n-seqs 8 --folds 9", "8 sequences do not fill 9 folds"),
     ("scores --skip-keys 62", "--skip-keys 62 leaves no keys of 64"),
@@ -124,7 +125,11 @@ NUMBERS = [
     ("behaviour --max-len 1048576 --trained-len 1048576 --n-seqs 2000000000", "TB of memory"),
     ("layers --seq-len 100000000", "this needs at least 80 PB of memory"),
     ("simulate --d-model 65536 --n-layers 1000", "this needs at least 68.7 TB of memory"),
-    ("theory --seq-len 1000000", "this needs at least 136 TB of memory"),
+    ("theory --seq-len 1000000", "this needs at least 1.5 PB of memory"),
+    (
+        "theory --seq-len 100000 --rope --d-model 65536",
+        "this needs at least 5.24 PB of memory",
+    ),
     # Expectations of a model.
     ("layers --expect sliding_window=nan", "expected a number or none, got 'nan'"),
     ("layers --expect rope_base=inf", "expected a number or none, got 'inf'"),
@@ -137,6 +142,12 @@ NUMBERS = [
         "expected layer numbers such as",
     ),
     ("layers --expect rope_base=none rope_base=10000", "--expect names a key twice"),
+    # Names of models.
+    ("scores --model nope-tiny/", "unknown model 'nope-tiny/'; the nearest names are nope-tiny"),
+    ("layers --model \u00e9/\u00fc", "unknown model '\u00e9/\u00fc'"),
+    ("ablate --model a/.b", "unknown model 'a/.b'"),
+    ("scores --model OLMo-2-1b", "allenai/OLMo-2-0425-1B is not in the local cache"),
+    ("train --preset nope-1.5b", "meta-llama/Llama-3.1-8B is not in the local cache"),
     # Devices.
     ("scores --device meta", "--device meta holds no numbers"),
     ("scores --device banana", "no device 'banana' on this machine"),
@@ -195,7 +206,7 @@ PLACES = [
     ("scores --out ''", "holds other files"),
     ("scores --out empty/..", "holds other files"),
     ("scores --out new/..", "holds other files"),
-    ("scores --out file", "cannot write to file: it is a file"),
+    ("scores --out file", "file: it is a file"),
     ("scores --out file/x", "is a file"),
     ("scores --out linkfile", "it is a file"),
     ("scores --out full", "full holds other files"),
@@ -224,13 +235,26 @@ PLACES = [
     ("train --preset nope-tiny --out /proc/x", "cannot write to /proc/x: "),
     ("train --preset nope-tiny --out loop", "is a link that leads nowhere"),
     ("train --preset nope-tiny --out /dev/null", "it is a file"),
+    ("scores --out http://x/y", "http:/x/y is a URL: name a path on this machine"),
+    ("ablate --out=file:///x", "file:/x is a URL"),
+    ("simulate --out s3://x/y", "s3:/x/y is a URL"),
+    ("train --preset nope-tiny --out http://x/y", "is a URL"),
+    ("reproduce figure2 --out http://x/y", "is a URL"),
+    ("reproduce http://x/y", "is a URL"),
+    ("compare http://x/y full", "is a URL"),
+    ("scores --image http://x/y.png", "is a URL"),
+    ("scores --data https://x/y.jsonl", "https://x/y.jsonl is a URL"),
+    ("scores --model https://x/y", "https://x/y is a URL"),
+    ("scores --data pipe.jsonl", "pipe.jsonl is a pipe, a socket or a device: only regular files"),
+    ("reproduce ./pipe.jsonl", "pipe.jsonl is a pipe"),
+    ("scores --image pipe.png", "pipe.png is a pipe"),
     ("scores --image x.jpg", "expected a name that ends in .png or .svg"),
-    ("scores --image dir.png", "cannot draw dir.png: it is a folder"),
+    ("scores --image dir.png", "dir.png: it is a folder"),
     ("scores --image file/x.png", "is a file"),
     ("scores --image /proc/x.png", "cannot draw /proc/x.png: "),
-    ("scores --image x.png --out x.png", "--image and --out are both x.png"),
+    ("scores --image x.png --out x.png", "x.png"),
     ("simulate --image loop/x.svg", "is a link that leads nowhere"),
-    ("circuit --image dir.png", "cannot draw dir.png: it is a folder"),
+    ("circuit --image dir.png", "dir.png: it is a folder"),
     (f"ablate --image {LONG}.png", "its name is too long"),
 ]
 SEVERAL = "WORLD_SIZE=2 RANK=0 MASTER_ADDR=localhost"
@@ -269,6 +293,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, target in {"loop": "loop", "dangling": "nowhere", "linkfull": "full"}.items():
         (tmp_path / name).symlink_to(target)
     (tmp_path / "linkfile").symlink_to("file")
+    for name in ("pipe.jsonl", "pipe.png"):
+        os.mkfifo(tmp_path / name)
     # Folders that hold a config.json and nothing else: whatever reads weights fails.
     contexts = {"short": {"max_position_embeddings": 31}}
     contexts["bloom"] = {"seq_length": 31}
@@ -330,6 +356,15 @@ def test_a_stdout_that_takes_nothing_ends_a_command_without_a_traceback(
         line = line.replace("--help ", "")
     ended = subprocess.run(["bash", "-c", line], stderr=subprocess.PIPE, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (code, printed)
+
+
+def test_docstrings_that_python_left_out_are_not_blamed_on_the_model() -> None:
+    command = [sys.executable, "-OO", "-m", "nope_probe.scores"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (
+        1,
+        "error: python -OO drops the docstrings that transformers reads: leave out -OO\n",
+    )
 
 
 def test_a_locale_without_unicode_reads_and_prints_what_it_can() -> None:

@@ -5,6 +5,7 @@ with exit code 2, one line on stderr, nothing on stdout, and nothing left behind
 """
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
@@ -15,7 +16,10 @@ from support.broken_models import DEEP, NO_TOKENS, ROWS, tokenizer_with
 from support.command_line import refused
 from support.refused_models import write_llama
 
-from nope_probe import ablate, behaviour, circuit, compare, layers, scores, train
+from nope_probe import ablate, behaviour, circuit, compare, layers, reproduce, scores, train
+from nope_probe.errors import UserError
+from nope_probe.runtime.checksums import json_checksum
+from nope_probe.runtime.folder import Run, read_run, write_run
 
 SMALL = ["--layers", 1, "--n-seqs", 16, "--seq-len", 16, "--folds", 4]
 TEXT = "in the other one there is more than that " * 20
@@ -81,6 +85,13 @@ def table(**columns: list[object]) -> Callable[[Path], None]:
     return lambda path: pd.DataFrame(columns).to_parquet(path)
 
 
+def nulls(path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow.parquet import write_table
+
+    write_table(pa.table({"text": pa.array([None, None], pa.string())}), path)
+
+
 def corrupt(path: Path) -> None:
     """Write a table whose bytes, but not whose footer, are broken."""
     table(text=[f"{TEXT} {index}" for index in range(8)])(path)
@@ -138,6 +149,7 @@ DATA: dict[str, tuple[str, str | bytes | Callable[[Path], object] | None, str]] 
     "a table without": ("a.parquet", table(body=["a"]), "no column 'text'; its columns: body"),
     "a doubled column": ("a.parquet", doubled, "has 2 columns 'text', expected one"),
     "a null in a table": ("a.parquet", table(text=["a", None]), "than text in 1 of 2 rows"),
+    "nulls in a table": ("a.parquet", nulls, "than text in 2 of 2 rows"),
     "numbers in a table": ("a.parquet", table(text=[1]), "something else than text (int64)"),
     "bytes in a table": ("a.parquet", table(text=[b"a"]), "something else than text (binary)"),
 }
@@ -186,6 +198,77 @@ def test_a_name_that_is_no_model_is_one_line(
 ) -> None:
     line = refused(capfd, tmp_path, layers, "--model", name)
     assert "unknown model" in line
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "model.safetensors", "generation_config.json"])
+def test_a_pipe_in_a_models_folder_is_not_opened(
+    file: str, whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(copytree(whole, tmp_path / "model"))
+    (folder / file).unlink(missing_ok=True)
+    os.mkfifo(folder / file)
+    line = refused(capfd, tmp_path / "here", layers, "--model", folder)
+    assert line == f"{folder / file} is a pipe, a socket or a device: only regular files are opened"
+
+
+def test_a_device_among_the_texts_of_a_data_set_is_not_opened(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.jsonl").symlink_to("/dev/zero")
+    line = refused(capfd, tmp_path / "here", scores, *SMALL, "--data", tmp_path / "texts")
+    assert line.startswith(f"{tmp_path / 'texts' / 'a.jsonl'} is a pipe, a socket or a device")
+
+
+def test_a_manifest_that_is_a_pipe_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "manifest.json")
+    with pytest.raises(UserError, match="holds no run: its manifest cannot be read"):
+        read_run(tmp_path)
+
+
+ODD = {
+    "checksums": [{"maps.safetensors": 7}, ["maps.safetensors"]],
+    "conditions": [{}],
+    "data": ["tokens"],
+    "fold_sizes": [8],
+    "kind": [["scores"]],
+    "layer": ["first"],
+    "model": ["llama"],
+    "seconds": ["long"],
+    "settings": [["seed"]],
+    "skip_keys": ["a"],
+    "sources": [["model"]],
+    "threads": ["all"],
+}
+
+
+@pytest.mark.parametrize(("field", "value"), [(name, each) for name in ODD for each in ODD[name]])
+def test_a_manifest_of_odd_types_is_one_line(
+    field: str, value: object, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    manifest = {"kind": "simulate", "settings": {}, "checksums": {}, "complete": True}
+    manifest |= {field: value}
+    run = tmp_path / "here" / "run"
+    for folder in (run, tmp_path / "here" / "other"):
+        folder.mkdir(parents=True)
+        written = {**manifest, "checksum": json_checksum(manifest)}
+        (folder / "manifest.json").write_text(json.dumps(written))
+    told = f"{run} holds no run: its manifest has {str(value)!r} as {field}; remove {run} and run "
+    for command, others in ((compare, ["other"]), (reproduce, [])):
+        assert refused(capfd, run.parent, command, run, *others).startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("n_samples", "many"), ("alpha", [[0]]), ("rope", 1), ("norm", "l7")]
+)
+def test_settings_of_odd_types_are_not_repeated(
+    name: str, value: object, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "here" / "run"
+    write_run(run, Run(manifest={"kind": "simulate", "settings": {name: value}}))
+    line = refused(capfd, run.parent, reproduce, run)
+    assert line.startswith(f"{run} cannot be repeated: its manifest has ")
+    assert line.endswith(f" as {name}")
 
 
 BROKEN = {

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,20 @@ COMMANDS = {
     ),
     "circuit": (circuit, ["--n-seqs", 8, "--seq-len", 16, "--folds", 4]),
 }
+
+
+class ClosedPipe(StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_a_reader_that_goes_away_ends_a_summary_as_it_ends_a_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdout", ClosedPipe())
+    for write in (PlainConsole().print, lambda line: print_lines([line])):
+        with pytest.raises(BrokenPipeError):
+            write("a line")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -69,4 +84,4 @@ def test_refusals_are_one_line_without_escapes(tmp_path: Path, capfd: pytest.Cap
     assert "\\x1b[2J" in line
     (tmp_path / "a\nfile").write_text("")
     line = refused(capfd, tmp_path, simulate, "--out", "a\nfile")
-    assert line == "cannot write to a\\nfile: it is a file"
+    assert line == f"cannot write to {tmp_path}/a\\nfile: it is a file"

@@ -1,5 +1,6 @@
 """Loaded and converted models equal plain transformers."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
@@ -11,6 +12,7 @@ from support.edited_model import edited
 from support.plain_states import plain_states
 from support.tiny_models import CONFIGS, distance, plain, randomised, smollm3_config, tokens
 
+from nope_probe.data.sequences import sequences
 from nope_probe.errors import UserError
 from nope_probe.hooks.capture import capture_scores
 from nope_probe.hooks.forward import hooks_attached, run_forward
@@ -138,6 +140,37 @@ def test_a_bridge_takes_vectors_as_input_embeddings(
     with torch.inference_mode(), hooks_attached([(point, lambda t, hook: outputs.append(t))]):
         run_forward(bridge("smollm3"), hf.model.embed_tokens(inputs))
     assert distance(outputs[0], plain_states(hf, inputs)[2].output) <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["nope-tiny", "parameter-free", "folder"])
+def test_a_revision_of_a_model_that_is_not_on_the_hub_is_refused(
+    name: str, tiny: Callable[[str], Any]
+) -> None:
+    name = str(tiny("llama").folder) if name == "folder" else name
+    with pytest.raises(UserError, match=r"is for models on the Hub, and .* is not there"):
+        load(name, revision="x")
+
+
+@pytest.mark.parametrize("tokens_left", [("eos_token",), ()])
+def test_a_tokenizer_keeps_the_special_tokens_that_it_has_on_disk(
+    tokens_left: tuple[str, ...], tiny: Callable[[str], Any], tmp_path: Path
+) -> None:
+    folder = Path(copytree(tiny("llama").folder, tmp_path / "model"))
+    path = folder / "tokenizer_config.json"
+    about = json.loads(path.read_text())
+    for name in {"bos_token", "eos_token"} - {*tokens_left}:
+        about.pop(name)
+    path.write_text(json.dumps(about))
+    loaded = load(str(folder))
+    assert loaded.tokenizer.bos_token is None
+    assert ("eos_token" in tokens_left) == (loaded.tokenizer.eos_token is not None)
+    for bos in ("auto", "never"):
+        made = sequences("random", tokenizer=loaded.tokenizer, n_seqs=3, seq_len=7, bos=bos)
+        assert not made.bos
+        assert made.inputs.shape == (3, 7)
+        loaded.model(made.inputs)
+    with pytest.raises(UserError, match="--bos always: the model's tokenizer has no BOS token"):
+        sequences("random", tokenizer=loaded.tokenizer, n_seqs=3, seq_len=7, bos="always")
 
 
 @pytest.mark.parametrize("n_layers", [0, -1, 3])

@@ -37,6 +37,17 @@ def test_what_is_written_is_read_back(tmp_path: Path):
     assert not list((tmp_path / "deep").glob(".*"))
 
 
+def test_a_link_in_the_way_of_a_run_is_removed_and_what_it_leads_to_stays(tmp_path: Path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "kept").touch()
+    (tmp_path / ".run.unfinished").mkdir()
+    (tmp_path / ".run.unfinished" / "run").symlink_to(tmp_path / "elsewhere")
+    write_run(tmp_path / "run", a_run())
+    assert read_run(tmp_path / "run").manifest["complete"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "run"]
+    assert (tmp_path / "elsewhere" / "kept").is_file()
+
+
 def test_a_run_without_tokens_is_read_from_a_path_as_text(tmp_path: Path):
     maps = {"score/alpha=0": np.ones((2, 3, 3), np.float32)}
     write_run(tmp_path / "run", Run(manifest={"settings": {}}, arrays={"maps": maps}))

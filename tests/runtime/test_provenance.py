@@ -1,12 +1,14 @@
 """A manifest records how a run was made."""
 
 import sys
+import time
 
 import numpy as np
 import pytest
 import torch
 
 from nope_probe.data.sequences import Sequences
+from nope_probe.experiments.simulation.run import Settings
 from nope_probe.models.load import load
 from nope_probe.runtime.provenance import (
     command_line,
@@ -14,6 +16,7 @@ from nope_probe.runtime.provenance import (
     input_record,
     provenance,
 )
+from nope_probe.runtime.session import Session
 
 
 def test_the_command_line_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,6 +43,13 @@ def test_the_documents_of_sequences_are_recorded() -> None:
     )
     np.testing.assert_array_equal(input_arrays(inputs)["documents"], [7, 2, 7])
     assert input_record(inputs, 1, torch.tensor([2, 1]))["documents"] == 2
+
+
+def test_a_clock_that_is_set_back_does_not_shorten_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session("simulate", Settings())
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    record = provenance(load("parameter-free", n_layers=1), "", {}, session.started)
+    assert 0 <= record["seconds"] < 600
 
 
 def test_model_versions_device_and_settings_are_recorded() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -91,18 +91,33 @@ def restored(kind: type[Any], folder: Path, recorded: Mapping[str, Any]) -> Any:
         UserError: if an older or newer version wrote them.
     """
     values = {name: _value(value) for name, value in recorded.items() if name != "format"}
-    known = {field.name for field in fields(kind)}
-    if recorded.get("format", FORMAT) != FORMAT or not set(values) <= known:
+    known = get_type_hints(kind)
+    if recorded.get("format", FORMAT) != FORMAT or not set(values) <= set(known):
         raise UserError(
             f"{folder} holds a run of another version of nope_probe, which means other numbers by "
             "its settings: it cannot be repeated with this one"
         )
+    for name, value in values.items():
+        if not _is_of(value, known[name]):
+            raise UserError(f"{folder} cannot be repeated: its manifest has {value!r} as {name}")
     return kind(**values)
 
 
 def _value(value: Any) -> Any:
     """Return a value from JSON as the settings hold it."""
     return tuple(value) if isinstance(value, list) else value
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    """Return whether a value from JSON is of a setting's type."""
+    of, inner = get_origin(hint), get_args(hint)
+    if of is Literal:
+        return any(value == each and type(value) is type(each) for each in inner)
+    if of is tuple:
+        return isinstance(value, tuple) and all(_is_of(each, inner[0]) for each in value)
+    if inner:  # a union
+        return any(_is_of(value, each) for each in inner)
+    return type(value) is hint or (hint is float and type(value) is int)
 
 
 def set_threads(count: int | None) -> None:

@@ -38,7 +38,7 @@ class Settings(BoundedSettings):
     rope: Annotated[bool, tyro.conf.arg(help="Rotate queries and keys.")] = False
 
     def needs(self) -> Needs:
-        """Return what the mean field needs at least: the maps of its alphas, or of RoPE's angles."""
+        """Return what the mean field needs at least: maps of its alphas, or of RoPE's angles."""
         of_alphas = N_LIVE * max(N_ALPHAS, len(self.alpha))
         of_angles = self.d_model if self.rope and self.d_model else 0  # a map and its cosine a pair
         return Needs(memory=bytes_of_maps(max(of_alphas, of_angles), self.seq_len))
