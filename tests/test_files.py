@@ -93,7 +93,7 @@ def test_json_that_cannot_be_read_is_a_value_error(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     for content in (b"[" * 100_000, b"{", b"\xff"):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match="nested|Expecting|decode"):
+        with pytest.raises(ValueError, match=r"nested|Expecting|decode"):
             read_json(path)
     path.write_text(json.dumps({"a": 1}))
     assert read_json(path) == {"a": 1}

@@ -60,4 +60,4 @@ def test_model_versions_device_and_settings_are_recorded() -> None:
     assert record["model"]["weights"] == "abc"
     assert (record["device"], record["dtype"]) == ("cpu", "float32")
     assert record["versions"]["torch"] == torch.__version__
-    assert record["seconds"] > 1e9  # since the epoch
+    assert record["seconds"] > 0

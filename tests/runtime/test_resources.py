@@ -29,7 +29,5 @@ def test_what_is_saved_is_not_needed_again_and_the_page_is_needed(
 
 def test_theory_needs_the_maps_that_the_mean_field_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "memory_here", lambda: 16 * 10**9)
-    with pytest.raises(
-        UserError, match=r"at least 25\.1 GB of memory, and 16 GB are here; lower -"
-    ):
+    with pytest.raises(UserError, match=r"at least 25\.1 GB of memory, and 16 GB are here; l"):
         print_critical_alphas(Settings(seq_len=4096))
