@@ -113,8 +113,7 @@ def _bounds_of(settings: type) -> dict[str, Bounds]:
 @cache
 def _paths_of(settings: type) -> list[str]:
     """Return the names of the settings that are paths, or tuples of paths."""
-    hints = get_type_hints(settings, include_extras=True)
-    return [each.name for each in fields(settings) if _mentions_path(hints[each.name])]
+    return [name for name, hint in _hints_of(settings).items() if _mentions_path(hint)]
 
 
 def _mentions_path(hint: Any) -> bool:
