@@ -1,7 +1,7 @@
 """The maps that `measure` and `attribute` take: what captures return, or their fold means.
 
 A condition is the model with some components removed. Users name it by what is removed (`()`,
-`"mask"`, `("mask", "rope")`); here such a name becomes a frozenset of components.
+`"mask"`, `("mask", "rope")`); `condition` makes a frozenset of components of such a name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nope_probe.analyses.shapley import (
     MASK,
     Condition,
     PlayerSet,
-    player,
+    condition,
     source_terms,
 )
 from nope_probe.hooks.layer_folds import LayerFolds, TensorFolds
@@ -61,23 +61,6 @@ def fold_counts_of(maps: Iterable[AnyMaps]) -> FoldCounts | None:
     if any(not torch.equal(each, counts[0]) for each in counts):
         raise ValueError("the maps have folds of different sizes: they are of other sequences")
     return counts[0] if counts else None
-
-
-def condition(removed: str | Iterable[str]) -> Condition:
-    """Return the condition in which some components are removed.
-
-    Args:
-        removed: names of components, circuits (`qk`, `ov`) or unions (`mask+rope`), or one of them.
-
-    Raises:
-        ValueError: for a name that does not exist.
-
-    Example:
-        >>> sorted(condition(["mask", "qk"])), sorted(condition("rope")), condition(())
-        (['mask', 'w_k', 'w_q'], ['rope'], frozenset())
-    """
-    names = [removed] if isinstance(removed, str) else removed
-    return frozenset[str]().union(*(player(name).components for name in names))
 
 
 def folds_by_condition(maps: Mapping[Removed, AnyMaps]) -> dict[Condition, list[LayerFolds]]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import chain, combinations
 from math import factorial
 
+from nope_probe.hooks.ablation_settings import validate_disjoint
 from nope_probe.hooks.names import CIRCUITS, COMPONENTS, SOURCES, Component
 from nope_probe.hooks.rope_names import ROPE_HALVES, is_rope
 
@@ -23,6 +24,27 @@ Condition = frozenset[str]  # of components, and of bands of RoPE where these pl
 Contrast = Mapping[Condition, float]
 INTACT: Condition = frozenset()
 MASK: Condition = frozenset({"mask"})
+MOST_CONDITIONS = 1024  # the coalitions of 10 players
+
+
+def removal(names: Iterable[str], bands: Iterable[str] = ROPE_HALVES) -> Condition:
+    """Return the condition that removes some components: all bands of RoPE together are `rope`.
+
+    Every condition of player sets, plans and explorers is made here, so that a map is looked up
+    under the name that it was captured under.
+
+    Args:
+        names: components and bands of RoPE.
+        bands: bands of RoPE that together are all of it.
+
+    Example:
+        >>> sorted(removal(["mask", "rope_high"])), sorted(removal(["rope_low", "rope_high"]))
+        (['mask', 'rope_high'], ['rope'])
+    """
+    condition, whole = frozenset(names), frozenset(bands)
+    if "rope" not in condition and not (whole and whole <= condition):
+        return condition
+    return frozenset(name for name in condition if not is_rope(name)) | {"rope"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +67,12 @@ class PlayerSet:
     Attributes:
         name: the set's name.
         players: the players.
-        bands: bands of RoPE that together are all of it: without them a model is one without RoPE.
+        bands: bands of RoPE that together are all of it.
     """
 
     name: str
     players: tuple[Player, ...]
-    bands: Condition = frozenset()
+    bands: Condition = frozenset(ROPE_HALVES)
 
     @property
     def has_source(self) -> bool:
@@ -65,10 +87,7 @@ class PlayerSet:
     def condition(self, kept: Sequence[Player]) -> Condition:
         """Return the condition in which only these players are kept."""
         gone = [player.components for player in self.players if player not in kept]
-        condition: Condition = frozenset(chain.from_iterable(gone))
-        if self.bands and self.bands <= condition:
-            return condition - self.bands | {"rope"}
-        return condition
+        return removal(chain.from_iterable(gone), self.bands)
 
 
 def player(name: str) -> Player:
@@ -77,14 +96,15 @@ def player(name: str) -> Player:
     Bands of RoPE (`rope_high`, `rope_low`, `rope[a:b]`) count as components.
 
     Raises:
-        ValueError: if there is no such component or circuit.
+        ValueError: if there is no such component or circuit, or parts share a component.
 
     Example:
         >>> sorted(player("qk+mlp").components)
         ['mlp', 'w_k', 'w_q']
     """
     components: set[str] = set()
-    for part in name.split("+"):
+    parts = name.split("+")
+    for part in parts:
         if part in CIRCUITS:
             components |= set(CIRCUITS[part])
         elif part in COMPONENTS or is_rope(part):
@@ -94,7 +114,27 @@ def player(name: str) -> Player:
             raise ValueError(
                 f"unknown player {part!r}; there are {known}, and unions such as w_q+w_k"
             )
-    return Player(name=name, components=frozenset(components))
+    validate_disjoint(parts)
+    return Player(name=name, components=removal(components))
+
+
+def condition(removed: str | Iterable[str]) -> Condition:
+    """Return the condition in which some components are removed.
+
+    Args:
+        removed: names of components, circuits (`qk`, `ov`) or unions (`mask+rope`), or one of them.
+
+    Raises:
+        ValueError: for a name that does not exist, or two that share a component.
+
+    Example:
+        >>> sorted(condition(["mask", "qk"])), sorted(condition("rope")), condition(())
+        (['mask', 'w_k', 'w_q'], ['rope'], frozenset())
+    """
+    names = [removed] if isinstance(removed, str) else [*removed]
+    players = [player(name) for name in names]
+    validate_disjoint(names)
+    return removal(name for each in players for name in each.components)
 
 
 def player_set(
@@ -108,26 +148,35 @@ def player_set(
         bands: bands of RoPE that together are all of it; they matter if they all play.
 
     Raises:
-        ValueError: for no player, an unknown one, or two that share a component.
+        ValueError: for no player, an unknown one, two that share a component, or so many that their
+            coalitions are more than 1,024 conditions.
 
     Example:
         >>> from nope_probe import player_set
         >>> len(player_set(["mask", "rope", "qk"]).conditions)
         8
     """
+    if isinstance(names, str):
+        raise ValueError(f'expected a list of players, such as ["mask", "qk"], got {names!r}')
     players = tuple(player(each) for each in names)
     if not players:
         raise ValueError("expected at least one player")
-    for one, other in combinations(players, 2):
-        shared = one.components & other.components
-        if shared:
-            raise ValueError(f"the players {one.name} and {other.name} share {sorted(shared)[0]}")
-    everything = frozenset(chain.from_iterable(each.components for each in players))
-    if "rope" in everything and any(is_rope(each) for each in everything - {"rope"}):
-        raise ValueError("expected rope or its bands among the players, not both")
-    complete = frozenset(bands)
-    return PlayerSet(
-        name=name, players=players, bands=complete if complete <= everything else frozenset()
+    validate_disjoint(names)
+    if 2 ** len(players) > MOST_CONDITIONS:
+        raise ValueError(_too_many(len(players)))
+    return PlayerSet(name=name, players=players, bands=frozenset(bands))
+
+
+def _too_many(n_players: int) -> str:
+    if n_players > 40:
+        number, time = f"2^{n_players}", "over 30,000 years"
+    else:
+        hours = 2**n_players / 3600
+        number = f"{2**n_players:,}"
+        time = f"{hours:.2g} hours" if hours < 48 else f"{hours / 24:,.0f} days"
+    return (
+        f"{n_players} players have {number} conditions, which take {time} at 1 s per condition; "
+        f"at most {MOST_CONDITIONS:,} are run: name fewer players or bands"
     )
 
 

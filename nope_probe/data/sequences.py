@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 WindowStart = Literal["random", "start"]
 Bos = Literal["auto", "always", "never"]
+Kind = Literal["text", "shuffled", "random", "vectors"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,7 @@ class Sequences:
         inputs: token ids, or vectors for the parameter-free models.
         name: their source.
         bos: whether each sequence begins with a BOS token (an attention sink).
+        kind: what the inputs are: tokens of texts, those tokens shuffled, random tokens or vectors.
         documents: the number of the document that each sequence is from; None where each is drawn
             by itself. The sequences of one document are not independent and share a fold.
     """
@@ -46,6 +48,7 @@ class Sequences:
     inputs: Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
     name: str
     bos: bool = False
+    kind: Kind = "text"
     documents: Int[Tensor, " seq"] | None = None
 
     @property
@@ -125,7 +128,8 @@ def sequences(
     if begins:
         tokens = torch.nn.functional.pad(tokens, (1, 0), value=tokenizer.bos_token_id)
     name = source + (" packed" if pack else "") + (" shuffled" if shuffle else "")
-    return Sequences(inputs=tokens, name=name, bos=begins, documents=documents)
+    kind: Kind = "shuffled" if shuffle else "random" if source == "random" else "text"
+    return Sequences(inputs=tokens, name=name, bos=begins, kind=kind, documents=documents)
 
 
 def gaussian(
@@ -157,7 +161,7 @@ def gaussian(
     own = torch.randn(n_seqs, seq_len, d_model, generator=generator)
     shared = torch.randn(n_seqs, 1, d_model, generator=generator)
     x = torch.nn.functional.normalize(own + (alpha / (1 - alpha)) ** 0.5 * shared, dim=-1)
-    return Sequences(inputs=x, name=f"gaussian alpha={alpha:g}")
+    return Sequences(inputs=x, name=f"gaussian alpha={alpha:g}", kind="vectors")
 
 
 def _long_documents(

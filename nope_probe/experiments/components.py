@@ -1,15 +1,15 @@
-"""The components that a user names, against those that the model has."""
+"""The components that a user names, and bands of RoPE, against those that the model has."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.ablation_settings import Ablation
+from nope_probe.hooks.components import components, rope_frequencies
 from nope_probe.hooks.names import Component, removal_order
 from nope_probe.hooks.protocols import HookedModel
-from nope_probe.hooks.rope_names import is_rope
-from nope_probe.hooks.targets import resolve_targets
+from nope_probe.hooks.rope_names import equal_bands, is_rope
+from nope_probe.hooks.targets import removed_pairs
 
 
 def validate_components(wanted: Collection[str], has: Sequence[Component]) -> None:
@@ -31,6 +31,22 @@ def validate_bands(model: HookedModel, removable: Collection[str]) -> None:
         UserError: naming one that it lacks, and the pairs that it has.
     """
     try:
-        resolve_targets(model, Ablation(remove=[name for name in removable if is_rope(name)]))
+        removed_pairs(model, [name for name in removable if is_rope(name)])
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def bands_of(model: HookedModel, n_bands: int) -> tuple[str, ...]:
+    """Return the names of equal bands of a model's rotary pairs.
+
+    Raises:
+        UserError: for a model without RoPE, or more bands than pairs.
+    """
+    pairs = [len(angles) for angles in rope_frequencies(model) if angles is not None]
+    if not pairs:
+        has = ", ".join(components(model))
+        raise UserError(f"--bands divides RoPE, and the model has none; it has {has}")
+    try:
+        return equal_bands(min(pairs), n_bands)
     except ValueError as error:
         raise UserError(str(error)) from error

@@ -16,6 +16,7 @@ from nope_probe.figures.noise import axis_range, is_noise
 from nope_probe.figures.style import ZERO, colour, symbol
 from nope_probe.figures.words import words
 from nope_probe.hooks.names import SOURCES
+from nope_probe.hooks.rope_names import is_rope
 
 INTACT = "intact"
 WIDE, NARROW = 1000, 290  # px of a legend
@@ -68,7 +69,7 @@ def _panels(conditions: Sequence[str]) -> dict[str, list[str]]:
 
 def _is_source(condition: str) -> bool:
     """Return whether nothing but sources, or bands of RoPE, is removed."""
-    return all(part in SOURCES or part.startswith("rope_") for part in condition.split("+"))
+    return all(part in SOURCES or is_rope(part) for part in condition.split("+"))
 
 
 def _line_and_band(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations, product
 from typing import get_type_hints
 
 from nope_probe.errors import validate_choices
@@ -16,7 +17,7 @@ from nope_probe.hooks.names import (
     Projection,
     Replacement,
 )
-from nope_probe.hooks.rope_names import ROPE_HALVES, is_rope
+from nope_probe.hooks.rope_names import ROPE_HALVES, is_rope, share_pairs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +45,9 @@ class Ablation:
             later queries keep theirs (causal, or a sliding window). None: the mask is off for all.
 
     Raises:
-        ValueError: for a component, replacement or gain that does not exist, heads of a component
-            that has none, or a prefix without the mask.
+        ValueError: for a component, replacement or gain that does not exist, names that share a
+            component, layers that are no numbers, heads of a component that has none, or a prefix
+            without the mask.
 
     Example:
         >>> from nope_probe import Ablation
@@ -62,7 +64,15 @@ class Ablation:
     prefix: int | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.remove, str):
+            raise ValueError(
+                f'expected a list of components, such as remove=["mask"], got {self.remove!r}'
+            )
         names = expanded(self.remove)
+        validate_disjoint(self.remove)
+        for layer in self.layers if self.layers is not None else self.heads or ():
+            if isinstance(layer, bool):
+                raise ValueError(f"expected the numbers of layers, such as [0, 1], got {layer}")
         validate_choices(get_type_hints(type(self)), vars(self))
         if self.heads is not None:
             self._validate_heads(names)
@@ -99,6 +109,30 @@ class Ablation:
         if self.replacement in ("mean", "zero"):
             return self.replacement == "mean" and bool(self.weights)
         return self.gain == "output" and bool(self.weights)
+
+
+def validate_disjoint(names: Sequence[str]) -> None:
+    """Check that no two components, circuits, bands of RoPE or unions remove the same thing.
+
+    Raises:
+        ValueError: naming two that do, and what they share.
+
+    Example:
+        >>> validate_disjoint(["w_q+mlp", "qk"])
+        Traceback (most recent call last):
+        ValueError: w_q+mlp and qk share w_q
+    """
+    for one, other in combinations(names, 2):
+        if one == other:
+            raise ValueError(f"{one} is named twice")
+        parts = product(expanded(one.split("+")), expanded(other.split("+")))
+        for first, second in parts:
+            if first == second:
+                raise ValueError(f"{one} and {other} share {first}")
+            if share_pairs(first, second):
+                is_certain = "rope" in (first, second) or not {first, second} & {*ROPE_HALVES}
+                share = "share" if is_certain else "can share"
+                raise ValueError(f"{one} and {other} {share} rotary pairs")
 
 
 def expanded(names: Iterable[str]) -> tuple[str, ...]:

@@ -51,7 +51,7 @@ def resolve_targets(model: HookedModel, ablation: Ablation) -> list[Target]:
     else:
         per_layer = {index: named for index, named in heads.items() if len(named)}
     _validate_layers(per_layer, len(blocks))
-    rope = _removed_pairs(model, bands)
+    rope = removed_pairs(model, bands)
     return [
         Target(layer=blocks[index], heads=_heads(blocks[index], named), rope=rope[index])
         for index, named in per_layer.items()
@@ -87,7 +87,12 @@ def _heads(layer: Layer, named: Sequence[int] | None) -> list[int] | None:
     return None if len(heads) == layer.n_heads else heads
 
 
-def _removed_pairs(model: HookedModel, bands: Sequence[str]) -> list[RemovedPairs | None]:
+def removed_pairs(model: HookedModel, bands: Sequence[str]) -> list[RemovedPairs | None]:
+    """Return for each block the rotary pairs in some bands of RoPE; None where it rotates none.
+
+    Raises:
+        ValueError: for a band that the model does not have; the message says what there is.
+    """
     if not bands:
         return [None] * len(layers_of(model))
     frequencies = rope_frequencies(model)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
 
 from nope_probe.errors import UserError, printable
 from nope_probe.runtime.default_place import default_output_dir
@@ -232,7 +232,7 @@ class Session(Generic[Settings_co]):
         Raises:
             UserError: in all processes, if they cannot be made.
         """
-        from nope_probe.data.sequences import Sequences
+        from nope_probe.data.sequences import Kind, Sequences
 
         if key not in self.checkpoint:
             made: Sequences | None = None
@@ -247,7 +247,7 @@ class Session(Generic[Settings_co]):
             self.processes.raise_first(problem)
             made = self.processes.broadcast(made)
             assert made is not None
-            notes = {"name": made.name, "bos": str(made.bos)}
+            notes = {"name": made.name, "bos": str(made.bos), "kind": made.kind}
             tensors = {"inputs": made.inputs}
             if made.documents is not None:
                 tensors["documents"] = made.documents
@@ -257,8 +257,31 @@ class Session(Generic[Settings_co]):
             inputs=kept["inputs"],
             name=notes["name"],
             bos=notes["bos"] == "True",
+            kind=next(kind for kind in get_args(Kind) if kind == notes["kind"]),
             documents=kept.get("documents"),
         )
+
+    def announce(
+        self,
+        n_conditions: int,
+        passes: Collection[str],
+        *,
+        n_seqs: int | None = None,
+        what: str = "condition",
+    ) -> None:
+        """Say on stderr how much is about to be run.
+
+        Args:
+            n_conditions: models that differ in what is removed.
+            passes: the checkpoint's keys of all passes over sequences.
+            n_seqs: how many sequences each pass has; None where they differ.
+            what: what a condition is called, in the singular.
+        """
+        n_done = sum(key in self.checkpoint for key in passes)
+        over = "" if n_seqs is None else f" over {_counted(n_seqs, 'sequence')}"
+        done = f", {n_done:,} of them done before" if n_done else ""
+        runs = f"{_counted(n_conditions, what)} in {_counted(len(passes), 'pass', 'passes')}"
+        _report(f"running {runs}{over}{done}")
 
     @property
     def n_own_seqs(self: Session[RunSettings]) -> int:
@@ -290,6 +313,11 @@ def _saved_passes(manifest: Mapping[str, Any]) -> str:
     if passes["run"] == passes["needed"]:
         return ""
     return f", ran {passes['run']:,} of {passes['needed']:,} layer passes"
+
+
+def _counted(n: int, one: str, several: str = "") -> str:
+    """Return a number of things in words, such as `1 pass` or `1,024 conditions`."""
+    return f"{n:,} {one if n == 1 else several or f'{one}s'}"
 
 
 def _report(line: str) -> None:

@@ -337,5 +337,5 @@ def test_players_are_components_circuits_or_unions():
 
 
 def test_players_that_share_a_component_are_refused():
-    with pytest.raises(ValueError, match="the players qk and w_q share w_q"):
+    with pytest.raises(ValueError, match="qk and w_q share w_q"):
         player_set(["qk", "w_q"])

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from nope_probe import attribute, measure, player_set
-from nope_probe.analyses.conditions import condition, position_of
+from nope_probe.analyses.conditions import position_of
+from nope_probe.analyses.shapley import condition
 from nope_probe.hooks.maps import ScoreMaps
 
 INTACT, MASK, ROPE, BOTH = (
@@ -37,6 +38,9 @@ FOLDS = {removed: each.folds for removed, each in MAPS.items()}
         ("qk", "w_k w_q"),
         (frozenset({"ov", "mlp"}), "mlp w_o w_v"),
         ((name for name in ("w_q",)), "w_q"),
+        ("rope_low", "rope_low"),
+        (("rope_high", "rope_low", "mask"), "mask rope"),
+        ("rope_low+rope_high", "rope"),
     ],
 )
 def test_a_condition_is_named_by_what_is_removed(removed, components: str) -> None:

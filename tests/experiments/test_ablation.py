@@ -2,7 +2,10 @@
 
 import json
 import re
+from base64 import b64decode
+from html import unescape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,7 +14,8 @@ import torch
 from safetensors.numpy import load_file
 from support.command_line import refused, run_command
 
-from nope_probe import ablate
+from nope_probe import ablate, load
+from nope_probe.analyses.pattern import row_centred
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.calibration import calibrate
 from nope_probe.hooks.capture import capture_scores
@@ -167,9 +171,14 @@ def test_a_run_does_not_depend_on_the_batch_size(tmp_path: Path):
         np.testing.assert_allclose(folds, all_at_once[name], rtol=1e-5, atol=1e-6)
 
 
-def test_sources_alone_run_no_condition_of_players(tmp_path: Path):
+def test_sources_alone_run_no_condition_of_players(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     nope = ["--model", "nope-tiny", "--players", "sources"]
     run_command(ablate, *SMALL, *nope, "--out", str(tmp_path / "run"))
+    # Two conditions, on text and on shuffled tokens.
+    said = capsys.readouterr().err.splitlines()
+    assert "running 2 conditions in 4 passes over 24 sequences" in said
     maps = load_file(tmp_path / "run" / "maps.safetensors")
     scores = {name for name in maps if name.startswith("score/")}
     assert scores == {"score/mask", "score/none"}
@@ -180,6 +189,17 @@ def test_sources_alone_run_no_condition_of_players(tmp_path: Path):
         assert {"layer", "game", "share", "share_low", "share_high"} < set(table)
 
 
+@pytest.mark.parametrize("name", ["shuffled_books.txt", "random.txt"])
+def test_a_files_name_does_not_say_what_its_tokens_are(name: str, tmp_path: Path):
+    words = np.random.default_rng(0).choice(["def", "return", "while", "x", "=", "1", "\n"], 2000)
+    (tmp_path / name).write_text(" ".join(words))
+    chosen = ["--players", "sources", "--layers", "2", "--data", tmp_path / name]
+    small = ["--n-seqs", "8", "--seq-len", "11", "--folds", "4", "--pack"]
+    run_command(ablate, *small, *chosen, "--out", tmp_path / "run")
+    rows = pd.read_csv(tmp_path / "run" / "non_relative.csv")
+    assert rows["tokens"].tolist() == ["text", "text", "shuffled", "shuffled"]
+
+
 def test_players_can_be_unions_and_have_a_range_over_reparametrisations(tmp_path: Path):
     chosen = ["--players", "rope", "w_q+mlp", "w_k", "--reparametrise", "1", "--layers", "2"]
     run_command(ablate, *SMALL, *chosen, "--out", str(tmp_path / "run"))
@@ -188,6 +208,69 @@ def test_players_can_be_unions_and_have_a_range_over_reparametrisations(tmp_path
     assert w_k["lost_reparametrised_min"] < w_k["lost_reparametrised_max"]
     assert w_k["lost_reparametrised_min"] <= w_k["lost"] <= w_k["lost_reparametrised_max"]
     assert list(players.loc[0].index) == ["rope", "w_q+mlp", "w_k"]
+
+
+PLAYERS = {
+    "halves of RoPE": ["--players", "mask", "rope_high", "rope_low", "w_q"],
+    "one half": ["--players", "mask", "rope_high"],
+    "all pairs by number": ["--players", "rope[0:3]", "rope[3:8]+mask"],
+    "bands": ["--bands", "3"],
+    "replacements": ["--bands", "2", "--players", "rope", "qk", "--replacement", "mean", "zero"],
+    "own layer": ["--bands", "2", "--scope", "own"],
+    "reparametrised": ["--bands", "2", "--players", "rope", "w_k", "--reparametrise", "1"],
+    "sources": ["--players", "sources"],
+}
+
+
+@pytest.mark.parametrize("case", PLAYERS)
+def test_the_pages_explorer_shows_the_model_without_what_is_switched_off(case: str, tmp_path: Path):
+    small = ["--n-seqs", "8", "--seq-len", "11", "--folds", "4", "--layers", "2"]
+    run_command(ablate, *small, *PLAYERS[case], "--out", tmp_path / "run")
+    manifest, explorer = manifest_of(tmp_path / "run"), explorer_on(tmp_path / "run")
+    shown = patterns_in(explorer, n_layers=2)
+    players = [each["components"] for each in explorer["players"]]
+    assert len(shown) == 2 ** len(players)
+    tokens = torch.from_numpy(load_file(tmp_path / "run/tokens.safetensors")["tokens"])
+    model = load("rope-tiny", n_layers=2).model
+    gains, settings = calibrate(model, tokens), manifest["settings"]
+    for number, patterns in enumerate(shown):
+        removed = [name for bit, each in enumerate(players) if number >> bit & 1 for name in each]
+        for layer, pattern in enumerate(patterns):
+            where = {"both": None, "own": [layer], "upstream": list(range(layer))}
+            ablation = Ablation(
+                remove=removed,
+                layers=where[settings["scope"]],
+                replacement=settings["replacement"][0],
+            )
+            with ablated(model, ablation, gains if ablation.needs_calibration else None):
+                scores = capture_scores(model, tokens, n_folds=4)
+            expected = row_centred(scores.mean, manifest["skip_keys"])[layer].numpy()
+            step = np.nanmax(np.abs(expected)) / 32767
+            np.testing.assert_allclose(pattern, expected, atol=step + 1e-5)
+    names = manifest["conditions"]
+    assert len(names) == len({*names})
+
+
+def explorer_on(out: Path) -> dict[str, Any]:
+    [frame] = re.findall(r'srcdoc="([^"]*)"', (out / "report.html").read_text("utf-8"))
+    pattern = r'<script type="application/json" id="data">(.*?)</script>'
+    [content] = re.findall(pattern, unescape(frame), re.S)
+    return json.loads(content)
+
+
+def patterns_in(explorer: dict[str, Any], n_layers: int) -> np.ndarray:
+    """Return the patterns [combination, layer, query_pos, key_pos] that an explorer draws."""
+    [view] = explorer["views"]
+    assert [each["shape"] for each in view["panels"]] == ["below"]
+    codes = np.frombuffer(b64decode(view["cells"]), "<i2").astype(float)
+    codes[codes == -32768] = np.nan
+    offsets = np.frombuffer(b64decode(view["offsets"]), "<u4").astype(int)
+    scales = np.frombuffer(b64decode(view["scales"]), "<f4")
+    below = np.tri(view["n"], k=-1, dtype=bool)
+    maps = np.full((len(offsets), *below.shape), np.nan)
+    for place, (offset, scale) in enumerate(zip(offsets, scales, strict=True)):
+        maps[place][below] = codes[offset : offset + below.sum()] * scale
+    return maps.reshape(-1, n_layers, *below.shape)
 
 
 def test_a_scope_limits_the_layers_in_which_a_removal_acts(tmp_path: Path):
@@ -239,7 +322,7 @@ BAD = {
         "the model has no rope; it has mask, w_q, w_k, w_o, w_v, mlp",
     ),
     "an unknown player": (["--players", "w_x"], "unknown player 'w_x'"),
-    "overlapping players": (["--players", "qk", "w_q"], "the players qk and w_q share w_q"),
+    "overlapping players": (["--players", "qk", "w_q"], "--players: qk and w_q share w_q"),
     "beyond the context": (["--seq-len", "5000"], "--seq-len 5000 is beyond the model's context"),
     "longer than documents": (
         ["--data", "DOCUMENT.txt", "--seq-len", "200"],

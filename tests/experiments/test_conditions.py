@@ -72,6 +72,23 @@ def test_the_conditions_of_the_sources_are_run_for_all_players():
     assert plan.name(frozenset({"w_q"})) == "mask+rope+mlp"
 
 
+@pytest.mark.parametrize(
+    "players",
+    [
+        ["mask", "rope_high"],
+        ["rope_low+w_q", "mask"],
+        ["rope[0:3]", "rope[5:7]"],
+        ["mask", "rope_high", "rope_low"],
+        ["mask", "rope_high+rope_low"],
+    ],
+)
+def test_no_two_conditions_have_one_name(players: list[str]):
+    plan = make_plan(LLAMA, players)
+    names = [plan.name(condition) for condition in plan.conditions]
+    assert len({*names}) == len(names)
+    assert frozenset({"rope"}) in plan.conditions, "one of the sources'"
+
+
 def test_an_encoder_without_a_mask_is_refused():
     with pytest.raises(UserError, match="no causal mask"):
         make_plan(("w_q", "w_k", "w_o", "w_v"), None)

@@ -120,14 +120,34 @@ def test_an_ablation_runs_explorer_takes_the_conditions_of_the_run(
     whole = captured[frozenset()].folds
     kept = {key: kept_patterns(each.folds, whole, 1) for key, each in captured.items()}
     maps = {key: StoredMaps.of(each) for key, each in captured.items()}
-    for sets in ((player_set(["mask"]),), ()):
-        found = explorer_of(maps, sets, 1, kept)
-        assert found is not None
-        assert found.players == {"mask": ["mask"]}
-        expected = row_centred(maps[mask].mean, 1).numpy()
-        np.testing.assert_allclose(found.views[0].maps[1, :, 0], expected, rtol=1e-5, atol=1e-6)
-        intact = row_centred(maps[frozenset()].mean, 1).numpy()
-        assert found.layer == np.argmax(np.nanstd(intact, axis=(1, 2)))
+    found = explorer_of(maps, player_set(["mask"]), 1, kept)
+    assert found.players == {"mask": ["mask"]}
+    expected = row_centred(maps[mask].mean, 1).numpy()
+    np.testing.assert_allclose(found.views[0].maps[1, :, 0], expected, rtol=1e-5, atol=1e-6)
+    intact = row_centred(maps[frozenset()].mean, 1).numpy()
+    assert found.layer == np.argmax(np.nanstd(intact, axis=(1, 2)))
+
+
+def test_the_sources_can_be_switched_alone() -> None:
+    from nope_probe import load, sequences
+
+    loaded = load("rope-tiny", n_layers=1)
+    text = sequences("random", tokenizer=loaded.tokenizer, n_seqs=8, seq_len=7)
+    wanted = {"circuit": False, "n_folds": 4}
+    alone, named = (
+        figures.explore(loaded.model, text, players=players, **wanted)
+        for players in (["sources"], ["mask", "rope"])
+    )
+    assert alone.players == named.players == {"mask": ["mask"], "rope": ["rope"]}
+    np.testing.assert_array_equal(alone.views[0].maps, named.views[0].maps)
+
+
+def test_more_combinations_than_a_session_runs_are_refused_before_any(
+    model: Any, tokens: torch.Tensor
+) -> None:
+    players = [f"rope[{pair}:{pair + 1}]" for pair in range(11)]
+    with pytest.raises(UserError, match="11 players have 2,048 conditions"):
+        figures.explore(model, tokens, players=players)
 
 
 def test_a_circuits_explorer_runs_no_more_sequences_than_it_may() -> None:

@@ -114,7 +114,7 @@ def test_a_condition_without_any_band_is_the_one_without_rope() -> None:
 def test_bands_are_sources_and_do_not_play_beside_rope() -> None:
     assert player("rope_high").is_source
     assert player("rope[0:3]+w_q").is_source
-    with pytest.raises(ValueError, match="rope or its bands among the players, not both"):
+    with pytest.raises(ValueError, match="rope and rope_low share rotary pairs"):
         player_set(["rope", "rope_low"])
 
 

@@ -130,6 +130,8 @@ def test_a_parameter_free_model_takes_vectors() -> None:
         ({"skip_keys": 15}, "expected from 0 to 14 skipped keys at 17 positions, got 15"),
         ({"players": ["mlp", "w_x"]}, "unknown player 'w_x'"),
         ({"players": ["pos_embed"]}, "the model has no pos_embed; it has mask, rope"),
+        ({"players": ["sources"], "reparametrise": 1}, "reparametrise has no effect where no"),
+        ({"players": [f"rope[{n}:{n + 1}]" for n in range(11)]}, "11 players have 2,048 cond"),
     ],
 )
 def test_mistakes_are_named_before_anything_is_run(
@@ -156,3 +158,9 @@ def test_the_model_is_what_it_was_afterwards(loaded: Any, study: AblationStudy) 
     untouched = load("rope-tiny", n_layers=2).model
     tokens = torch.arange(1, 12)[None]
     assert torch.equal(loaded.model(tokens), untouched(tokens))
+
+
+def test_shuffled_tokens_have_no_shuffled_control(loaded: Any) -> None:
+    tokens = sequences(tokenizer=loaded.tokenizer, shuffle=True, **SMALL)
+    with pytest.raises(ValueError, match="the tokens are shuffled already"):
+        run_ablations(loaded.model, tokens, shuffled=tokens)

@@ -100,6 +100,16 @@ def test_two_models_may_be_ablated_at_once(bridge: Callable[[str], Any]) -> None
     [
         ({"remove": ["mask", "w_qk"]}, "unknown component 'w_qk'; there are mask, rope"),
         ({"gain": "loud"}, "unknown gain 'loud'; there are output, norm, identity"),
+        ({"remove": "mask"}, "expected a list of components, such as remove="),
+        ({"remove": ["mask", "mask"]}, "mask is named twice"),
+        ({"remove": ["qk", "w_q"]}, "qk and w_q share w_q"),
+        ({"remove": ["rope_low", "rope"]}, "rope_low and rope share rotary pairs"),
+        ({"remove": ["rope[0:9]", "rope[7:16]"]}, r"rope\[0:9\] and rope\[7:16\] share rotary"),
+        (
+            {"remove": ["mask"], "layers": [True]},
+            r"the numbers of layers, such as \[0, 1\], got Tr",
+        ),
+        ({"remove": ["mask"], "heads": {True: [0]}}, "expected the numbers of layers"),
     ],
 )
 @pytest.mark.usefixtures("unenforced")

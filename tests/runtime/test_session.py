@@ -74,6 +74,7 @@ def test_a_finished_run_needs_no_model_and_says_that_it_is_shown_again(
     run(settings)
     again = f"s: shown again from {tmp_path / 'run'}\n"
     first = capsys.readouterr().err
+    assert "running 1 condition in 1 pass over 13 sequences\n" in first
     assert first.rpartition("\ntook ")[2].removesuffix(" s\n").isdigit()
     assert again not in first
     monkeypatch.setattr(Settings, "load_model", not_reached)

@@ -15,7 +15,7 @@ from nope_probe.analyses.mean_covariance import split_layer
 from nope_probe.analyses.pattern import Measures, measure
 from nope_probe.analyses.shapley import INTACT, MASK, Condition, PlayerSet
 from nope_probe.analyses.trends import query_stride
-from nope_probe.data.sequences import Sequences
+from nope_probe.data.sequences import Kind
 from nope_probe.experiments.ablation.conditions import ConditionMaps, Measured
 from nope_probe.experiments.ablation.maps import RunMaps, write_folds, write_maps
 from nope_probe.experiments.ablation.offsets import source_offsets_table
@@ -45,7 +45,7 @@ def analyse(session: Session[RunSettings], plan: Plan, measured: Measured) -> Ru
     inputs, skip_keys = session.sequences(), session.settings.n_skipped(session.sequences())
     layers = attribute_layers(measured.maps, plan, plan.player_sets, skip_keys)
     measures = {each: measure(maps, skip_keys) for each, maps in measured.maps.items()}
-    tables = tables_of(plan, measured, layers, measures, tokens_kind(inputs), skip_keys)
+    tables = tables_of(plan, measured, layers, measures, inputs.kind, skip_keys)
     maps, folds = (session.checkpoint.scratch(name) for name in ("maps", "folds"))
     write_maps(maps, RunMaps(plan, measured, skip_keys))
     write_folds(folds, plan, measured)
@@ -66,7 +66,7 @@ def analyse(session: Session[RunSettings], plan: Plan, measured: Measured) -> Ru
             manifest,
             headline(manifest, tables),
             explorer_of(
-                measured.maps, plan.player_sets, skip_keys, kept_patterns_of(layers, measures)
+                measured.maps, plan.switches, skip_keys, kept_patterns_of(layers, measures)
             ),
         ),
     )
@@ -84,7 +84,7 @@ def tables_of(
     measured: Measured,
     layers: Sequence[LayerAttribution],
     measures: ConditionMeasures,
-    tokens: str,
+    tokens: Kind,
     skip_keys: int,
 ) -> dict[str, pd.DataFrame]:
     """Return the run's tables by name.
@@ -94,7 +94,7 @@ def tables_of(
         measured: their score maps.
         layers: the attribution of each layer.
         measures: per condition, the measures of each layer's pattern.
-        tokens: the kind of the run's inputs, as `tokens_kind` returns it.
+        tokens: the kind of the run's inputs.
         skip_keys: how many first keys to leave out.
     """
     again = [
@@ -144,7 +144,7 @@ def _attribution_record(
 
 
 def _mask_effects(
-    tokens: str, layers: Sequence[LayerAttribution], measured: Measured, skip_keys: int
+    tokens: Kind, layers: Sequence[LayerAttribution], measured: Measured, skip_keys: int
 ) -> dict[str, list[MaskEffect]]:
     """Return the mask's effect on the non-relative part, on the run's tokens and on shuffled."""
     effects = {tokens: [each.non_relative for each in layers]}
@@ -157,14 +157,7 @@ def _mask_effects(
     return effects
 
 
-def tokens_kind(inputs: Sequences) -> str:
-    """Return the kind of a run's inputs: text, shuffled, random or vectors."""
-    if inputs.inputs.is_floating_point():
-        return "vectors"
-    return next((kind for kind in ("shuffled", "random") if kind in inputs.name), "text")
-
-
-def _controls_table(tokens: str, plan: Plan, measured: Measured, skip_keys: int) -> pd.DataFrame:
+def _controls_table(tokens: Kind, plan: Plan, measured: Measured, skip_keys: int) -> pd.DataFrame:
     """Return the measures without skipped keys, and on shuffled tokens."""
     runs = [(tokens, measured.maps[INTACT], 0, INTACT)] if skip_keys else []
     runs += [

@@ -27,6 +27,13 @@ class Plan:
     conditions: tuple[Condition, ...]
 
     @property
+    def switches(self) -> PlayerSet:
+        """The first player set, or of the sources alone: what an explorer switches."""
+        if self.player_sets:
+            return self.player_sets[0]
+        return player_set(["mask"] + ([self.position] if self.position else []))
+
+    @property
     def removable(self) -> Condition:
         """All components that some condition removes."""
         return frozenset().union(*self.conditions)
@@ -42,11 +49,17 @@ class Plan:
         return [each for each in self.conditions if each & set(WEIGHTS)]
 
     def name(self, condition: Condition) -> str:
-        """Return a condition's name: what it keeps of the removable components."""
+        """Return a condition's name: what it keeps of the removable components.
+
+        RoPE is named as a whole, but where a part of it is removed. Then `rope_rest` are the pairs
+        that no condition removes by themselves.
+        """
         bands = {name for name in self.removable if name != "rope" and is_rope(name)}
         kept = self.removable - condition
-        # RoPE is named as a whole, but where a part of it is removed.
-        return kept_name(kept - ({"rope"} if condition & bands else bands))
+        if not condition & bands:
+            return kept_name(kept - bands)
+        is_whole = any(each.bands <= bands for each in self.player_sets)
+        return kept_name(kept - {"rope"} | (set() if is_whole else {"rope_rest"}))
 
 
 def make_plan(
@@ -65,7 +78,7 @@ def make_plan(
 
     Raises:
         UserError: for a player that does not exist, that the model lacks, or that shares a
-            component with another.
+            component with another, or too many players.
     """
     if "mask" not in has:
         raise UserError("the model has no causal mask: its attention is bidirectional")

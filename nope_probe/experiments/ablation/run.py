@@ -11,6 +11,7 @@ import tyro
 from nope_probe.errors import UserError
 from nope_probe.experiments.replacements import validate_replacements, without_weights
 from nope_probe.hooks.names import SOURCES, WEIGHTS
+from nope_probe.hooks.rope_names import ROPE_HALVES, equal_bands, with_bands
 from nope_probe.runtime.bounds import Bounds
 from nope_probe.runtime.effects import validate_effects
 from nope_probe.runtime.resources import Needs
@@ -78,6 +79,7 @@ class Settings(RunSettings):
     ] = 0
     residuals_gb: Annotated[
         float,
+        Bounds(0, 1_000_000),
         _arg(
             help="With --scope own or upstream: up to how many GB of residual streams to keep for "
             "conditions that have them in common, in the memory of the model's device."
@@ -89,12 +91,15 @@ class Settings(RunSettings):
     def validate(self) -> None:
         """Check what can be checked without the model."""
         super().validate()
-        if self.residuals_gb < 0:
-            raise UserError(f"expected --residuals-gb of 0 or more, got {self.residuals_gb}")
         if self.bands and self.players is not None and "rope" not in self.players:
             raise UserError("--bands divides the player rope, and it is not among --players")
         validate_replacements(self.replacement, self.gain)
         self._validate_removals()
+
+    def without_effect(self) -> dict[str, str]:
+        """Return which settings have no effect beside the others, by name, and why."""
+        whole = {"residuals_gb": "with --scope both: no two conditions share residual streams"}
+        return super().without_effect() | (whole if self.scope == "both" else {})
 
     def _validate_removals(self) -> None:
         """Check the players by name, and the flags that need players of a kind."""
@@ -107,7 +112,7 @@ class Settings(RunSettings):
         """Return the components of the players, as far as their names tell; None by default.
 
         Raises:
-            UserError: for players that do not exist, or that share a component.
+            UserError: for players that do not exist or share a component, or too many.
         """
         from nope_probe.analyses.shapley import player_set
 
@@ -117,9 +122,14 @@ class Settings(RunSettings):
         if names == ("sources",):
             return frozenset(SOURCES)
         try:
+            if self.bands:
+                player_set(names)  # as they were named: bands of other players are no fault
+                pairs = equal_bands(self.bands, self.bands)  # in place of the model's
+                names = tuple(with_bands(names, pairs))
             players = player_set(names).players
         except ValueError as error:
-            raise UserError(f"--players: {error}") from error
+            flag = "--bands" if self.players is None else "--players"
+            raise UserError(f"{flag}: {error}") from error
         return frozenset().union(*(each.components for each in players))
 
     def _validate_scope(self, removed: frozenset[str] | None) -> None:
@@ -175,11 +185,9 @@ def plan_of(session: Session[Settings]) -> Plan:
     Raises:
         UserError: for players that the model does not have, or flags that need others.
     """
-    from nope_probe.experiments.ablation.bands import bands_of, with_bands
     from nope_probe.experiments.ablation.plan import make_plan
-    from nope_probe.experiments.components import validate_bands
+    from nope_probe.experiments.components import bands_of, validate_bands
     from nope_probe.hooks.components import components
-    from nope_probe.hooks.rope_names import ROPE_HALVES
 
     settings, loaded = session.settings, session.loaded
     players = settings.player_names
@@ -201,7 +209,9 @@ def run_conditions(session: Session[Settings], plan: Plan) -> Measured:
     inputs, shuffled = inputs_of(session)
     runner = ConditionRunner(session.loaded.model, plan, options_of(session), session.checkpoint)
     runner.validate(inputs)
-    with session.checkpoint.progress(runner.keys(shuffled is not None), session.n_own_seqs):
+    keys = runner.keys(shuffled is not None)
+    session.announce(len(plan.conditions), keys, n_seqs=len(inputs))
+    with session.checkpoint.progress(keys, session.n_own_seqs):
         return runner.run(inputs, shuffled)
 
 

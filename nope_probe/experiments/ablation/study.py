@@ -18,12 +18,11 @@ from torch import Tensor
 
 from nope_probe.analyses.attribution import LayerAttribution
 from nope_probe.analyses.pattern import kept_cells, measure
-from nope_probe.data.sequences import Sequences
+from nope_probe.data.sequences import Kind, Sequences
 from nope_probe.errors import closed_choices
 from nope_probe.experiments.ablation.analyse import (
     attribute_layers,
     tables_of,
-    tokens_kind,
 )
 from nope_probe.experiments.ablation.conditions import (
     CaptureOptions,
@@ -151,8 +150,8 @@ def run_ablations(
         model: a HookedTransformer or TransformerBridge.
         tokens: sequences of equal length; vectors for a parameter-free model.
         players: what is kept or removed: components, the circuits `qk` and `ov`, unions such as
-            `w_q+mlp`; or `["sources"]` alone. By default mask, rope, w_q, w_k and w_o, and the
-            circuits beside.
+            `w_q+mlp`, at most 10; or `["sources"]` alone. By default mask, rope, w_q, w_k and w_o,
+            and the circuits beside.
         n_layers: how many first layers to map; all by default.
         batch_size: sequences per forward pass.
         n_folds: parts of the data that intervals are made from, 4 or more; the sequences of one
@@ -168,8 +167,9 @@ def run_ablations(
         seed: the seed of these, and of the replacement random.
 
     Raises:
-        ValueError: for players that the model lacks, too few sequences or layers, scores that are
-            not finite, or a layer with a sliding window.
+        ValueError: for players that the model lacks or more than 10, too few sequences or layers,
+            reparametrisations without a weight, a control for shuffled tokens, scores that are not
+            finite, or a layer with a sliding window.
 
     Example:
         >>> from nope_probe import load, run_ablations, sequences
@@ -183,10 +183,15 @@ def run_ablations(
     """
     inputs, depth = as_sequences(tokens), len(layers_of(model))
     skipped = int(inputs.bos) if skip_keys == "auto" else skip_keys
+    control = None if shuffled is None else as_sequences(shuffled)
     n_folds = folds_for_intervals(inputs, n_folds)
     _validate_layers(depth, n_layers)
+    if control is not None and inputs.kind == "shuffled":
+        raise ValueError("the tokens are shuffled already: shuffled tokens are no control for them")
     kept_cells(inputs.inputs.shape[1], skipped)  # raises where no keys are left
     plan = make_plan(components(model), players, describe(model, name_of(model)).parameter_free)
+    if reparametrise and not plan.removes_weights:
+        raise ValueError("reparametrise has no effect where no weight is removed")
     options = CaptureOptions(
         n_layers=depth if n_layers is None else n_layers,
         batch_size=batch_size,
@@ -197,7 +202,6 @@ def run_ablations(
         n_reparametrisations=reparametrise,
         seed=seed,
     )
-    control = None if shuffled is None else as_sequences(shuffled)
     with _checkpoint(_bytes_of_folds(plan, options, inputs.inputs.shape[1])) as checkpoint:
         runner = ConditionRunner(model, plan, options, checkpoint)
         runner.validate(inputs)
@@ -236,7 +240,7 @@ def study_of(plan: Plan, measured: Measured, inputs: Sequences, skip_keys: int) 
     layers = attribute_layers(measured.maps, plan, plan.player_sets, skip_keys)
     measures = {each: measure(maps, skip_keys) for each, maps in measured.maps.items()}
     return AblationStudy(
-        tables=tables_of(plan, measured, layers, measures, tokens_kind(inputs), skip_keys),
+        tables=tables_of(plan, measured, layers, measures, inputs.kind, skip_keys),
         maps=_maps(RunMaps(plan, measured, skip_keys)),
         layers=layers,
         skip_keys=skip_keys,
@@ -255,7 +259,8 @@ def as_sequences(tokens: Inputs) -> Sequences:
     """Return tokens with what is known of them; a first token that all share is a BOS token."""
     if isinstance(tokens, Sequences):
         return tokens
-    return Sequences(inputs=tokens.cpu(), name="tokens", bos=begins_alike(tokens))
+    kind: Kind = "vectors" if tokens.is_floating_point() else "text"
+    return Sequences(inputs=tokens.cpu(), name="tokens", bos=begins_alike(tokens), kind=kind)
 
 
 def name_of(model: HookedModel) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
-from nope_probe.analyses.conditions import condition
-from nope_probe.analyses.shapley import INTACT, MASK, Condition
+from nope_probe.analyses.shapley import INTACT, MASK, Condition, condition, removal
 from nope_probe.errors import UserError
 from nope_probe.experiments.components import validate_components
 from nope_probe.hooks.names import (
@@ -66,9 +66,8 @@ class Removal:
         return sorted(self.components, key=removal_order)
 
     def without(self, more: Condition) -> Removal:
-        """Return the removal of more components; bands of RoPE are part of RoPE."""
-        ours = {name for name in self.components if not (is_rope(name) and "rope" in more)}
-        return Removal(components=more | ours, replacement=self.replacement)
+        """Return the removal of more components."""
+        return Removal(components=removal(more | self.components), replacement=self.replacement)
 
     def is_source(self, sources: Condition) -> bool:
         """Return whether nothing but sources, or bands of RoPE, is removed."""
@@ -115,6 +114,9 @@ def _components(has: Sequence[Component], names: Sequence[str] | None) -> dict[s
     found = {name: _condition(name) for name in names if name != INTACT_NAME}
     for removed in found.values():
         validate_components(removed, has)
+    for (one, removed), (other, again) in combinations(found.items(), 2):
+        if removed == again:
+            raise UserError(f"--remove: {one} and {other} remove the same")
     return found
 
 

@@ -79,6 +79,11 @@ class HeadRunner:
             },
         )
 
+    @property
+    def n_conditions(self) -> int:
+        """In how many heads W_Q is removed, in one after the other."""
+        return sum(self.n_heads)
+
     def _heads(self) -> Iterator[tuple[int, int]]:
         for layer, n_heads in enumerate(self.n_heads):
             yield from ((layer, head) for head in range(n_heads))

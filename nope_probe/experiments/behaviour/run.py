@@ -127,5 +127,7 @@ def run_conditions(session: Session[Settings], plan: Plan) -> tuple[Measured, Me
     )
     runner = BehaviourRunner(session.loaded.model, plan, options, session.checkpoint)
     heads = HeadRunner(runner, plan, options.skip) if settings.heads else None
-    with session.checkpoint.progress(runner.streams() | (heads.streams() if heads else {})):
+    streams = runner.streams() | (heads.streams() if heads else {})
+    session.announce(len(plan.conditions) + (heads.n_conditions if heads else 0), [*streams])
+    with session.checkpoint.progress(streams):
         return runner.run(), heads.run(runner.calibrate()) if heads else None

@@ -44,8 +44,8 @@ def block_explorer(
         None where a combination would have fewer documents than there are folds.
     """
     has = components(model)
-    first = _first(inputs, min(len(inputs), times * len(inputs) // 2 ** len(has)))
-    if not has or first.n_documents < options.n_folds:
+    first = explored(inputs, len(has), times, options.n_folds)
+    if first is None:
         return None
     runner = CombinationRunner(model, first, player_set(has), options)
     why = absent_stages(layers_of(model), layer)
@@ -67,6 +67,16 @@ def _ignored(removed: Sequence[str], has: Sequence[str]) -> str:
     return f" There is no switch for {listed(names)}: removed in the figures below, intact here."
 
 
-def _first(inputs: Sequences, n_seqs: int) -> Sequences:
+def explored(inputs: Sequences, n_switches: int, times: int, n_folds: int) -> Sequences | None:
+    """Return the sequences that each combination runs; None where they would be too few.
+
+    Args:
+        inputs: the run's sequences.
+        n_switches: how many components have a switch.
+        times: how many times the run's sequences all combinations may take together.
+        n_folds: parts of the data that intervals are made from.
+    """
+    n_seqs = min(len(inputs), times * len(inputs) // 2**n_switches)
     documents = None if inputs.documents is None else inputs.documents[:n_seqs]
-    return replace(inputs, inputs=inputs.inputs[:n_seqs], documents=documents)
+    first = replace(inputs, inputs=inputs.inputs[:n_seqs], documents=documents)
+    return first if n_switches and first.n_documents >= n_folds else None

@@ -101,15 +101,14 @@ class Settings(RunSettings):
         """The components to remove, circuits as their weights.
 
         Raises:
-            UserError: for a name that does not exist.
+            UserError: for a name that does not exist, or names that share a component.
         """
-        from nope_probe.analyses.shapley import player
+        from nope_probe.analyses.shapley import condition
 
-        names = [name for name in self.remove if name != "norms"]
-        if len({*self.remove}) < len(self.remove):
-            raise UserError(f"--remove names something twice: {' '.join(self.remove)}")
+        if self.remove.count("norms") > 1:
+            raise UserError("--remove: norms is named twice")
         try:
-            return frozenset(each for name in names for each in player(name).components)
+            return condition(name for name in self.remove if name != "norms")
         except ValueError as error:
             raise UserError(f"--remove: {error}") from error
 
@@ -161,6 +160,7 @@ def capture(session: Session[Settings]) -> Stages:
     inputs, gains = session.sequences().inputs, None
     needs_gains = ablation_of(settings, removed).needs_calibration
     keys = ["intact", *["gains"] * needs_gains, *["ablated"] * bool(removed)]
+    session.announce(1 + bool(removed), keys, n_seqs=len(inputs))
     with session.checkpoint.progress(keys, session.n_own_seqs):
         intact, without = stage_maps(session, "intact"), None
         if needs_gains:
@@ -182,10 +182,16 @@ def capture(session: Session[Settings]) -> Stages:
 
 def explorer_of(session: Session[Settings], stages: Stages) -> Explorer | None:
     """Return the page's explorer, as far as the run's sequences suffice for one."""
-    from nope_probe.experiments.circuit.explorer import block_explorer
+    from nope_probe.experiments.circuit.explorer import block_explorer, explored
     from nope_probe.experiments.explore.run import ExplorerOptions
+    from nope_probe.hooks.components import components
 
     settings, inputs = session.settings, session.sequences()
+    n_switches = len(components(session.loaded.model))
+    first = explored(inputs, n_switches, settings.explore, settings.folds)
+    if first is not None:
+        passes = [f"explorer/{number}" for number in range(2**n_switches)]
+        session.announce(len(passes), passes, n_seqs=len(first), what="explorer combination")
     options = ExplorerOptions(
         batch_size=settings.seqs_per_batch,
         n_folds=settings.folds,

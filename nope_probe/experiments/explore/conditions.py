@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from nope_probe.analyses.kept_pattern import KeptPattern
-from nope_probe.analyses.shapley import Condition, PlayerSet, player_set
+from nope_probe.analyses.shapley import Condition, PlayerSet
 from nope_probe.experiments.explore.views import combinations, mean_pattern_view, strongest_layer
 from nope_probe.figures.explorer import Explorer
 from nope_probe.hooks.stored_maps import StoredMaps
@@ -15,27 +15,20 @@ PAGE_BYTES = 900_000  # beside all other maps of a report
 
 def explorer_of(
     maps: Mapping[Condition, StoredMaps],
-    player_sets: Sequence[PlayerSet],
+    players: PlayerSet,
     skip_keys: int,
     kept: Mapping[Condition, Sequence[KeptPattern]],
-) -> Explorer | None:
-    """Return the explorer of the first player set, or of the mask and the position encoding.
+) -> Explorer:
+    """Return the explorer of the conditions of some players, which the run has captured.
 
     It opens on the layer with the strongest pattern.
 
     Args:
         maps: score maps of all conditions.
-        player_sets: the run's; none where it has the sources alone.
+        players: what the switches remove.
         skip_keys: how many first keys the patterns leave out.
         kept: what each condition leaves of every layer's pattern.
-
-    Returns:
-        None if there is nothing to switch.
     """
-    sources = sorted({name for condition in maps for name in condition})
-    if not player_sets and not sources:
-        return None
-    players = player_sets[0] if player_sets else player_set(sources)
     found = combinations(players)
     view = mean_pattern_view(
         [maps[each] for each in found], [kept[each] for each in found], skip_keys

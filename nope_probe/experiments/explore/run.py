@@ -80,7 +80,8 @@ def explore(
         model: a HookedTransformer or TransformerBridge.
         tokens: sequences of equal length; vectors for a parameter-free model. Some dozens suffice.
         players: what each switch removes: components, the circuits `qk` and `ov`, unions such as
-            `w_q+mlp`. By default mask, rope, w_q, w_k and w_o, as far as the model has them.
+            `w_q+mlp`; `["sources"]` for the mask and the position encoding. At most 10. By default
+            mask, rope, w_q, w_k and w_o, as far as the model has them.
         circuit: whether to show the stages (a) to (i) of every block too.
         batch_size: sequences per forward pass.
         n_folds: parts of the data that intervals are made from, 4 or more; by default 8, or as many
@@ -94,7 +95,7 @@ def explore(
         An explorer that notebooks show, and that `save` writes as a page.
 
     Raises:
-        UserError: for players that the model lacks.
+        UserError: for players that the model lacks, or more than 10.
 
     Example:
         >>> from nope_probe import figures, load, sequences
@@ -115,7 +116,7 @@ def explore(
         skip_keys=int(inputs.bos) if skip_keys == "auto" else skip_keys,
     )
     kept_cells(inputs.inputs.shape[1], options.skip_keys)  # raises where no keys are left
-    runner = CombinationRunner(model, inputs, plan.player_sets[0], options)
+    runner = CombinationRunner(model, inputs, plan.switches, options)
     views = [pattern_view(runner.scores(), options.skip_keys)]
     if circuit:
         views.append(_circuit_view(runner, model, options.skip_keys))

@@ -33,8 +33,8 @@ def combinations(players: PlayerSet) -> list[Condition]:
         [[], ['mask'], ['rope'], ['mask', 'rope']]
     """
     return [
-        frozenset[str]().union(
-            *(each.components for bit, each in enumerate(players.players) if number >> bit & 1)
+        players.condition(
+            [each for bit, each in enumerate(players.players) if not number >> bit & 1]
         )
         for number in range(2 ** len(players.players))
     ]

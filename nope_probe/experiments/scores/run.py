@@ -120,6 +120,7 @@ def capture(session: Session[Settings]) -> ScoreMaps:
     n_layers = settings.n_layers_of(session.loaded)
     if "scores" not in session.checkpoint:
         validate_first_sequence(session.loaded.model, data.inputs, n_layers)
+    session.announce(1, ["scores", *["bands"] * (settings.bands is not None)], n_seqs=len(data))
     with session.checkpoint.progress(["scores"], session.n_own_seqs):
         maps = scores_once(
             session.checkpoint,
