@@ -189,12 +189,13 @@ def test_sources_alone_run_no_condition_of_players(
         assert {"layer", "game", "share", "share_low", "share_high"} < set(table)
 
 
-@pytest.mark.parametrize("name", ["shuffled_books.txt", "random.txt"])
+@pytest.mark.parametrize("name", ["shuffled_books.jsonl", "random.jsonl"])
 def test_a_files_name_does_not_say_what_its_tokens_are(name: str, tmp_path: Path):
-    words = np.random.default_rng(0).choice(["def", "return", "while", "x", "=", "1", "\n"], 2000)
-    (tmp_path / name).write_text(" ".join(words))
+    words = np.random.default_rng(0).choice(["def", "return", "while", "x", "="], (11, 200))
+    texts = [json.dumps({"text": " ".join(row)}) for row in words]
+    (tmp_path / name).write_text("\n".join(texts))
     chosen = ["--players", "sources", "--layers", "2", "--data", tmp_path / name]
-    small = ["--n-seqs", "8", "--seq-len", "11", "--folds", "4", "--pack"]
+    small = ["--n-seqs", "8", "--seq-len", "11", "--folds", "4"]
     run_command(ablate, *small, *chosen, "--out", tmp_path / "run")
     rows = pd.read_csv(tmp_path / "run" / "non_relative.csv")
     assert rows["tokens"].tolist() == ["text", "text", "shuffled", "shuffled"]

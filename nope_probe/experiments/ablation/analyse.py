@@ -147,7 +147,7 @@ def _mask_effects(
     tokens: Kind, layers: Sequence[LayerAttribution], measured: Measured, skip_keys: int
 ) -> dict[str, list[MaskEffect]]:
     """Return the mask's effect on the non-relative part, on the run's tokens and on shuffled."""
-    effects = {tokens: [each.non_relative for each in layers]}
+    effects: dict[str, list[MaskEffect]] = {tokens: [each.non_relative for each in layers]}
     if measured.shuffled:
         with_mask, without = (measured.shuffled[c] for c in (INTACT, MASK))
         effects["shuffled"] = [
