@@ -17,7 +17,7 @@ from nope_probe.hooks.attention import repeat_heads
 from nope_probe.hooks.names import Projection
 from nope_probe.hooks.placed import PlacedHook
 from nope_probe.hooks.protocols import HookPoint
-from nope_probe.hooks.rope_bands import RemovedPairs
+from nope_probe.hooks.rope_bands import RemovedPairs, Rotary
 
 Kind = Literal["HookedTransformer", "TransformerBridge"]
 NormName = Literal["ln1", "ln2"]
@@ -137,15 +137,15 @@ class Layer(ABC):
 
     @abstractmethod
     def hooks_without_rope(self, rope: RemovedPairs) -> Iterator[PlacedHook]:
-        """Return the hooks that leave some rotary pairs of q and k unrotated."""
+        """Return the hooks that rotate some pairs of q and k as at position 0, everywhere."""
 
     @abstractmethod
-    def frequencies(self, fired: dict[str, Tensor]) -> Float[Tensor, " pair"] | None:
-        """Return the angle per position of each rotary pair, radians; None in a NoPE layer.
+    def rotary(self, fired: dict[str, Tensor]) -> Rotary | None:
+        """Return how the block rotates queries and keys; None in a NoPE layer.
 
         Args:
-            fired: the tensors of a pass over 2 positions or more, by the names of attention's hook
-                points.
+            fired: the tensors of a pass over 2 positions or more, from 0 on, by the names of
+                attention's hook points.
         """
 
     def score_bias(self, n_pos: int) -> Float[Tensor, "head query_pos key_pos"] | None:
@@ -206,6 +206,17 @@ class Layer(ABC):
             replaced: projections whose output a hook replaces, before any other hook reads it: it
                 need not be computed.
         """
+
+    def with_unrotated(self, normed: Heads, turned: Heads, rope: RemovedPairs) -> Heads:
+        """Return rotated queries or keys with the removed pairs as at position 0.
+
+        Args:
+            normed: queries or keys before RoPE, after q/k-norm.
+            turned: the same after RoPE.
+            rope: the removed pairs.
+        """
+        columns = self.rotary_columns(rope.mask(turned.shape[1])).to(turned.device)
+        return torch.where(columns, normed * rope.rotary.factor, turned)
 
     def rotary_columns(self, pairs: Bool[Tensor, " pair"]) -> Bool[Tensor, " d_head"]:
         """Return which coordinates of each head belong to some rotary pairs."""

@@ -26,7 +26,7 @@ from nope_probe.hooks.carry import carry
 from nope_probe.hooks.names import Projection
 from nope_probe.hooks.placed import PlacedHook, first, last
 from nope_probe.hooks.protocols import HookPoint
-from nope_probe.hooks.rope_bands import RemovedPairs, angle_per_pair
+from nope_probe.hooks.rope_bands import RemovedPairs, Rotary, angle_per_pair
 
 
 class BridgeLayer(Layer):
@@ -74,7 +74,9 @@ class BridgeLayer(Layer):
 
     def hooks_without_rope(self, rope: RemovedPairs) -> Iterator[PlacedHook]:
         if self.has("attn.hook_cos"):
-            yield first(self.point("attn.hook_cos"), partial(self._fill_pairs, rope, 1.0))
+            yield first(
+                self.point("attn.hook_cos"), partial(self._fill_pairs, rope, rope.rotary.factor)
+            )
             yield first(self.point("attn.hook_sin"), partial(self._fill_pairs, rope, 0.0))
 
     def _fill_pairs(
@@ -84,11 +86,12 @@ class BridgeLayer(Layer):
         columns = pairs.repeat_interleave(2) if self._angles_twice else pairs.repeat(2)
         return tensor.masked_fill(columns, value)
 
-    def frequencies(self, fired: dict[str, Tensor]) -> Float[Tensor, " pair"] | None:
+    def rotary(self, fired: dict[str, Tensor]) -> Rotary | None:
         if "hook_cos" not in fired:  # a NoPE layer: RoPE's hooks did not fire
             return None
-        cos, sin = fired["hook_cos"][0, 1].double(), fired["hook_sin"][0, 1].double()
-        return angle_per_pair(torch.atan2(sin, cos), self._angles_twice)
+        cos, sin = fired["hook_cos"][0].double(), fired["hook_sin"][0].double()
+        frequencies = angle_per_pair(torch.atan2(sin[1], cos[1]), self._angles_twice)
+        return Rotary(frequencies=frequencies, factor=float(cos[0, 0]))
 
     @property
     def _angles_twice(self) -> bool:

@@ -12,6 +12,7 @@ from nope_probe.hooks.model import has_alibi, is_causal, position_point
 from nope_probe.hooks.names import COMPONENTS, Component
 from nope_probe.hooks.protocols import HookedModel
 from nope_probe.hooks.qk_reader import QKReader
+from nope_probe.hooks.rope_bands import Rotary
 
 
 def components(model: HookedModel) -> tuple[Component, ...]:
@@ -38,11 +39,16 @@ def has_component(model: HookedModel, name: Component) -> bool:
 
 def rope_layers(model: HookedModel) -> tuple[bool, ...]:
     """Return for each block whether it rotates q and k."""
-    return tuple(angles is not None for angles in rope_frequencies(model))
+    return tuple(rotary is not None for rotary in rotaries(model))
 
 
 def rope_frequencies(model: HookedModel) -> tuple[Float[Tensor, " pair"] | None, ...]:
-    """Return for each block the angle per position of its rotary pairs, or None if it has none.
+    """Return for each block the angle per position of its rotary pairs, or None if it has none."""
+    return tuple(None if rotary is None else rotary.frequencies for rotary in rotaries(model))
+
+
+def rotaries(model: HookedModel) -> tuple[Rotary | None, ...]:
+    """Return for each block how it rotates queries and keys, or None if it does not.
 
     One short forward pass shows it: in a NoPE layer RoPE's hook points do not fire, whatever the
     configuration says.
@@ -53,4 +59,4 @@ def rope_frequencies(model: HookedModel) -> tuple[Float[Tensor, " pair"] | None,
     with torch.inference_mode(), hooks_attached(hooks):
         if hooks:
             run_forward(model, torch.zeros(1, 2, dtype=torch.long))
-    return tuple(reader.layer.frequencies(reader.fired) for reader in readers)
+    return tuple(reader.layer.rotary(reader.fired) for reader in readers)

@@ -26,7 +26,7 @@ from nope_probe.hooks.carry import carry
 from nope_probe.hooks.names import Projection
 from nope_probe.hooks.placed import PlacedHook, first, last
 from nope_probe.hooks.protocols import HookPoint
-from nope_probe.hooks.rope_bands import RemovedPairs, angle_per_pair
+from nope_probe.hooks.rope_bands import RemovedPairs, Rotary, angle_per_pair
 
 
 class HookedLayer(Layer):
@@ -95,16 +95,16 @@ class HookedLayer(Layer):
         which: QueryOrKey,
         rope: RemovedPairs,
     ) -> Heads:
-        """Return the rotated q or k with some pairs as they were before, after q/k-norm."""
+        """Return the rotated q or k with some pairs as after q/k-norm, times RoPE's factor."""
         check_no_cache(x.shape[1], turned.shape[1])
-        columns = self.rotary_columns(rope.mask(x.shape[1])).to(x.device)
-        return torch.where(columns, self.qk_norm(x, which), turned)
+        return self.with_unrotated(self.qk_norm(x, which), turned, rope)
 
-    def frequencies(self, fired: dict[str, Tensor]) -> Float[Tensor, " pair"] | None:
+    def rotary(self, fired: dict[str, Tensor]) -> Rotary | None:
         if "hook_rot_q" not in fired:
             return None
-        cos, sin = self.attn.rotary_cos[1].double(), self.attn.rotary_sin[1].double()
-        return angle_per_pair(torch.atan2(sin, cos), self.adjacent)
+        cos, sin = self.attn.rotary_cos.double(), self.attn.rotary_sin.double()
+        frequencies = angle_per_pair(torch.atan2(sin[1], cos[1]), self.adjacent)
+        return Rotary(frequencies=frequencies, factor=float(cos[0, 0]))
 
     def score_bias(self, n_pos: int) -> Float[Tensor, "head query_pos key_pos"] | None:
         if self.cfg.positional_embedding_type != "alibi":

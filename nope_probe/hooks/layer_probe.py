@@ -22,7 +22,7 @@ from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.model import Inputs, position_point
 from nope_probe.hooks.protocols import Attachment, Hook, HookedModel, HookPoint
 from nope_probe.hooks.qk_reader import QKReader
-from nope_probe.hooks.rope_bands import RemovedPairs
+from nope_probe.hooks.rope_bands import RemovedPairs, Rotary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class LayerReading:
         products: q.k of every query and key, without scale and soft cap.
         q, k: queries, and keys repeated for each query head, as they are multiplied.
         rotation: the matrix that the block applies to a query at each position.
-        frequencies: the angles per position that its RoPE is set to; empty if it did not run.
+        rotary: what its RoPE is set to; None if it did not run.
     """
 
     residual: Float[Tensor, "batch pos d_model"]
@@ -44,7 +44,7 @@ class LayerReading:
     q: Float[Tensor, "batch pos head d_head"]
     k: Float[Tensor, "batch pos head d_head"]
     rotation: Float[Tensor, "pos d_head d_head"]
-    frequencies: Float[Tensor, " pair"]
+    rotary: Rotary | None
 
     @property
     def visible(self) -> Bool[Tensor, "head query_pos key_pos"]:
@@ -132,8 +132,8 @@ def hooks_without_rope(model: HookedModel, intact: Sequence[LayerReading]) -> It
         intact: the reading of every block.
     """
     for layer, reading in zip(layers_of(model), intact, strict=True):
-        if len(reading.frequencies):
-            pairs = RemovedPairs(bands=("rope",), frequencies=reading.frequencies)
+        if reading.rotary is not None:
+            pairs = RemovedPairs(bands=("rope",), rotary=reading.rotary)
             for placed in layer.hooks_without_rope(pairs):
                 yield placed.point, placed.hook
 
@@ -165,6 +165,7 @@ class _Reader:
     def __init__(self, layer: Layer) -> None:
         self.layer, self.reader = layer, QKReader(layer)
         self.read: dict[str, Tensor] = {}
+        self.rotary: Rotary | None = None
 
     def hooks(self) -> Iterator[Attachment]:
         yield self.layer.point("hook_resid_pre"), self.keep_residual
@@ -177,9 +178,8 @@ class _Reader:
     def keep_scores(self, scores: Tensor, hook: HookPoint) -> None:
         q = self.reader.read("q")
         k = repeat_heads(self.reader.read("k"), q.shape[2])
-        frequencies = self.layer.frequencies(self.reader.fired)
+        self.rotary = self.layer.rotary(self.reader.fired)
         self.read |= {
-            "frequencies": torch.empty(0) if frequencies is None else frequencies.cpu(),
             "scores": scores.cpu(),
             "products": torch.einsum("bqhd,bkhd->bhqk", q, k).cpu(),
             "q": q.cpu(),
@@ -189,4 +189,4 @@ class _Reader:
         self.reader.reset()
 
     def reading(self) -> LayerReading:
-        return LayerReading(**self.read)
+        return LayerReading(**self.read, rotary=self.rotary)

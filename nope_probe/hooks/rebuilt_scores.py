@@ -121,11 +121,8 @@ class ScoreBuilder:
         return self.removal.rope is not None and self.removal.heads is not None
 
     def _without_rope(self, unrotated: Heads, turned: Heads) -> Heads:
-        if self.removal.rope is None:
-            return turned
-        pairs = self.removal.rope.mask(turned.shape[1])
-        columns = self.layer.rotary_columns(pairs).to(turned.device)
-        return torch.where(columns, unrotated, turned)
+        rope = self.removal.rope
+        return turned if rope is None else self.layer.with_unrotated(unrotated, turned, rope)
 
 
 def real_positions(

@@ -14,22 +14,36 @@ from nope_probe.hooks.rope_names import BAND
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Rotary:
+    """How one block rotates queries and keys.
+
+    Attributes:
+        frequencies: the angle per position of each pair, radians.
+        factor: what rotated queries and keys are multiplied with at every position, 1 as a rule;
+            the attention factor of YaRN and LongRoPE.
+    """
+
+    frequencies: Float[Tensor, " pair"]
+    factor: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class RemovedPairs:
-    """The rotary pairs of one block that are removed.
+    """The rotary pairs of one block that are removed: rotated as at position 0.
 
     Attributes:
         bands: names of bands, or `rope`.
-        frequencies: the angle per position of each pair, radians.
+        rotary: how the block rotates its pairs.
 
     Raises:
         ValueError: for a band of pairs that do not exist.
     """
 
     bands: Collection[str]
-    frequencies: Float[Tensor, " pair"]
+    rotary: Rotary
 
     def __post_init__(self) -> None:
-        n = len(self.frequencies)
+        n = len(self.rotary.frequencies)
         for name in self.bands:
             begin, end = self._limits(name)
             if not 0 <= begin < end <= n:
@@ -37,12 +51,12 @@ class RemovedPairs:
 
     def _limits(self, name: str) -> tuple[int, int]:
         found = BAND.fullmatch(name)
-        return (int(found[1]), int(found[2])) if found else (0, len(self.frequencies))
+        return (int(found[1]), int(found[2])) if found else (0, len(self.rotary.frequencies))
 
     def mask(self, n_pos: int) -> Bool[Tensor, " pair"]:
         """Return which pairs are removed in sequences of some length."""
-        removed = torch.zeros(len(self.frequencies), dtype=torch.bool)
-        is_high = 2 * pi / self.frequencies < n_pos
+        removed = torch.zeros(len(self.rotary.frequencies), dtype=torch.bool)
+        is_high = 2 * pi / self.rotary.frequencies < n_pos
         for name in self.bands:
             begin, end = self._limits(name)
             every = {"rope_high": is_high, "rope_low": ~is_high}.get(name, torch.ones_like(is_high))

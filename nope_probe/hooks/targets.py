@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nope_probe.hooks.ablation_settings import Ablation
 from nope_probe.hooks.base_layer import Layer
-from nope_probe.hooks.components import components, has_component, rope_frequencies
+from nope_probe.hooks.components import components, has_component, rotaries
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.names import COMPONENTS
 from nope_probe.hooks.protocols import HookedModel
@@ -95,10 +95,9 @@ def removed_pairs(model: HookedModel, bands: Sequence[str]) -> list[RemovedPairs
     """
     if not bands:
         return [None] * len(layers_of(model))
-    frequencies = rope_frequencies(model)
-    if all(angles is None for angles in frequencies):
+    per_layer = rotaries(model)
+    if all(rotary is None for rotary in per_layer):
         raise _lacks(model, bands[0])
     return [
-        None if angles is None else RemovedPairs(bands=bands, frequencies=angles)
-        for angles in frequencies
+        None if rotary is None else RemovedPairs(bands=bands, rotary=rotary) for rotary in per_layer
     ]

@@ -5,6 +5,7 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
+import torch
 from support.edited_model import (
     SEVEN,
     WEIGHTS,
@@ -74,6 +75,43 @@ def test_removals_equal_an_edited_model_with_a_sliding_window_and_a_soft_cap(
 ) -> None:
     removals = [*subsets(("mask", "rope", "w_q", "w_k")), SEVEN]
     assert not errors_above(1e-5, bridge(name), tiny(name), removals)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-yarn", "phi3-longrope"])
+def test_without_rope_every_query_and_key_is_rotated_as_at_position_0(
+    name: str, bridge: Callable[[str], Any], tiny: TinyOf
+) -> None:
+    model, hf, tokens = bridge(name), tiny(name).hf, tiny(name).tokens
+    # A mask is given, since transformers takes equal position ids for sequences of one token.
+    nowhere = {"position_ids": tokens * 0, "attention_mask": torch.ones_like(tokens)}
+    with ablated(model, Ablation(remove=["rope"])):
+        assert largest_error(hooked_run(model, tokens), plain_run(hf, tokens, **nowhere)) <= 1e-5
+    removals = [*subsets(("rope", "mask", "w_q", "w_k")), SEVEN]
+    assert not errors_above(1e-5, model, tiny(name), removals)
+
+
+@pytest.mark.hooked_transformer
+def test_without_rope_a_hooked_transformer_keeps_the_factor_of_yarn() -> None:
+    from transformer_lens import HookedTransformer
+
+    torch.manual_seed(0)
+    model = HookedTransformer(
+        {
+            **{"n_layers": 2, "d_model": 21, "n_heads": 3, "d_head": 10, "d_vocab": 23},
+            **{"n_ctx": 64, "act_fn": "silu", "positional_embedding_type": "rotary"},
+            **{"rotary_dim": 6, "use_yarn_rope": True, "yarn_factor": 4.0},
+            **{"yarn_original_max_position_embeddings": 16, "yarn_attention_factor": 1.3},
+        }
+    )
+    tokens, at_zero = torch.randint(23, (3, 11)), deepcopy(model)
+    for block in at_zero.blocks:
+        for angles in (block.attn.rotary_cos, block.attn.rotary_sin):
+            angles.copy_(angles[0].clone().expand_as(angles))
+    for others in ((), ("w_k",), ("mask",)):
+        with ablated(model, Ablation(remove=["rope", *others], gain="norm")):
+            outputs = hooked_run(model, tokens)
+        with ablated(at_zero, Ablation(remove=others, gain="norm")):
+            assert largest_error(outputs, hooked_run(at_zero, tokens)) <= 1e-5
 
 
 def test_removing_learned_positions_equals_a_model_with_their_mean(

@@ -13,7 +13,7 @@ from support.hooked_runs import hooked_run, largest_error
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.ablation_settings import Ablation
 from nope_probe.hooks.components import rope_frequencies
-from nope_probe.hooks.rope_bands import RemovedPairs
+from nope_probe.hooks.rope_bands import RemovedPairs, Rotary
 from nope_probe.hooks.rope_names import equal_bands
 
 ModelOf = Callable[[str], tuple[Any, str]]
@@ -22,11 +22,13 @@ TinyOf = Callable[[str], Any]
 # Rotary pairs: 5 of Llama and SmolLM3, 4 of Phi-3's 7 (partial), 3 of Qwen3.
 N_PAIRS = {"llama": 5, "phi3": 4, "qwen3": 3, "smollm3": 5, "smollm3-rope": 5}
 SPECS = ("bridge:llama", "bridge:phi3", "bridge:qwen3", "bridge:smollm3", "hooked:smollm3-rope")
+# Their rotated queries and keys are multiplied by 1.14 and 1.22 at every position, 0 included.
+SCALED = ("bridge:llama-yarn", "bridge:phi3-longrope")
 
 
 @pytest.mark.parametrize("heads", [None, [1, 3]], ids=["all", "named"])
 @pytest.mark.parametrize("others", [(), ("mask", "w_k"), ("w_q",)], ids="+".join)
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", [*SPECS, *SCALED])
 def test_a_band_equals_an_edited_rotary_embedding(
     spec: str, others: tuple[str, ...], heads: list[int] | None, model_of: ModelOf, tiny: TinyOf
 ) -> None:
@@ -92,7 +94,9 @@ def test_frequencies_are_those_of_the_rotary_embedding(
 
 
 def test_pairs_of_a_length_that_nothing_turns_within_are_low() -> None:
-    rope = RemovedPairs(bands=["rope_low"], frequencies=torch.tensor([1.0, 0.5, 0.0]))
+    rope = RemovedPairs(
+        bands=["rope_low"], rotary=Rotary(frequencies=torch.tensor([1.0, 0.5, 0.0]), factor=1.0)
+    )
     assert rope.mask(7).tolist() == [False, True, True]
     assert rope.mask(13).tolist() == [False, False, True]
     assert rope.mask(6).tolist() == [True, True, True]

@@ -2,7 +2,7 @@
 
 Nothing here uses a hook point of TransformerLens or a line of nope_probe. Grouped key and value
 heads are first repeated, one per query head, which changes nothing; then weights are replaced. Mask
-and RoPE are not weights: each attention module gets a zero mask, or cos = 1 and sin = 0.
+and RoPE are not weights: each attention module gets a zero mask, or the cos and sin of position 0.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -169,7 +169,7 @@ def unmask_and_unrotate(
     heads: Sequence[int] | None = None,
     pairs: Sequence[int] | None = None,
 ) -> None:
-    """Pass an attention module a 4-D mask that is 0 (in the prefix), or cos = 1 and sin = 0."""
+    """Pass an attention module a 4-D mask that is 0 (in the prefix), or position 0's cos and sin."""
 
     def receive(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         which = slice(None) if heads is None else list(heads)
@@ -184,21 +184,21 @@ def unmask_and_unrotate(
             angles = kwargs["position_embeddings"]
             n_heads = module.config.num_attention_heads
             kwargs["position_embeddings"] = tuple(
-                PerHead(unrotated(x, n_heads, value, which, pairs))
-                for x, value in zip(angles, (1.0, 0.0), strict=True)
+                PerHead(unrotated(x, n_heads, which, pairs)) for x in angles
             )
         return args, kwargs
 
     attn.register_forward_pre_hook(receive, with_kwargs=True)
 
 
-def unrotated(x: Tensor, n_heads: int, value: float, heads: Any, pairs: Any) -> Tensor:
-    """Return cos or sin per head, with one value in some heads and pairs."""
+def unrotated(x: Tensor, n_heads: int, heads: Any, pairs: Any) -> Tensor:
+    """Return cos or sin per head, with the value of position 0 in some heads and pairs."""
     half = x.shape[-1] // 2
     columns = range(half) if pairs is None else pairs
     out = x[:, None].repeat(1, n_heads, 1, 1)
     for column in columns:
-        out[:, heads, :, column] = out[:, heads, :, column + half] = value
+        for each in (column, column + half):
+            out[:, heads, :, each] = x[:, None, :1, each]
     return out
 
 
@@ -277,8 +277,8 @@ class Outputs(NamedTuple):
     patterns: Tensor  # [layer, batch, head, query_pos, key_pos]
 
 
-def plain_run(hf: PreTrainedModel, tokens: Tensor) -> Outputs:
+def plain_run(hf: PreTrainedModel, tokens: Tensor, **inputs: Tensor) -> Outputs:
     """Return the logits and attention probabilities of plain transformers."""
     with torch.inference_mode():
-        out = hf(tokens, output_attentions=True)
+        out = hf(tokens, output_attentions=True, **inputs)
     return Outputs(out.logits, torch.stack(out.attentions))

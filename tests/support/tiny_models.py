@@ -79,6 +79,37 @@ def _llama_scaled() -> PreTrainedConfig:
     return LlamaConfig(**_SHARED, **sizes, rope_parameters=rope)
 
 
+def _llama_yarn() -> PreTrainedConfig:
+    """YaRN: slow pairs are slowed down, and rotated queries and keys grow by 1 + 0.1 ln 4."""
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 100.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+    }
+    sizes = {"hidden_size": 42, "head_dim": 10, "num_hidden_layers": 2}
+    return LlamaConfig(**_SHARED, **sizes, rope_parameters=rope)
+
+
+def _phi3_longrope() -> PreTrainedConfig:
+    """LongRoPE on 8 of 14 coordinates: each pair slows down, and the rotated ones grow."""
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10_000.0,
+        "partial_rotary_factor": 4 / 7,
+        "short_factor": [1.0, 1.5, 2.0, 3.0],
+        "long_factor": [2.0, 3.0, 5.0, 7.0],
+        "original_max_position_embeddings": 16,
+    }
+    return Phi3Config(
+        **_SHARED,
+        hidden_size=84,
+        num_hidden_layers=2,
+        original_max_position_embeddings=16,
+        rope_parameters=rope,
+    )
+
+
 def _phi3() -> PreTrainedConfig:
     """Fused qkv, GQA, RoPE on 8 of 14 coordinates."""
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 4 / 7}
@@ -163,7 +194,9 @@ CONFIGS = {
     "llama": _llama,
     "llama-without-rope": _llama_without_rope,
     "llama-scaled": _llama_scaled,
+    "llama-yarn": _llama_yarn,
     "phi3": _phi3,
+    "phi3-longrope": _phi3_longrope,
     "qwen3": _qwen3,
     "smollm3": lambda: smollm3_config([1, 0, 1]),
     "smollm3-rope": lambda: smollm3_config([1, 1]),
