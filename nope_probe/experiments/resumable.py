@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from nope_probe.experiments.finite import validate_finite
-from nope_probe.hooks.calibration import Calibration, calibrate
+from nope_probe.hooks.calibration import Calibration, calibrate, weights_checksum
 from nope_probe.hooks.capture import capture_scores, capture_stages
 from nope_probe.hooks.losses import capture_losses
 from nope_probe.hooks.maps import ScoreMaps, StageMaps
@@ -79,9 +79,13 @@ def calibration_once(
     batch_size: int,
     seed: int | None = None,
 ) -> Calibration:
-    """Return gains and means, measured with `calibrate` unless the checkpoint has them."""
+    """Return gains and means, measured with `calibrate` unless the checkpoint has them.
+
+    The checkpoint belongs to a run of one model. Weights that are rewritten on another device may
+    differ from the stored gains' in the last bit, so that no checksum is stored beside these.
+    """
     if key not in checkpoint:
         with checkpoint.stream(key) as stream:
             measured = calibrate(model, inputs, batch_size=batch_size, seed=seed, checkpoint=stream)
         checkpoint.save(key, measured.to_tensors())
-    return Calibration.from_tensors(checkpoint.load(key))
+    return Calibration.from_tensors(checkpoint.load(key), weights_checksum(model))

@@ -18,7 +18,7 @@ from nope_probe.hooks.ablation_settings import Ablation
 from nope_probe.hooks.active import ABLATED, ActiveAblation
 from nope_probe.hooks.block_ablation import BlockAblation, mean_over_positions
 from nope_probe.hooks.block_removal import BlockRemoval
-from nope_probe.hooks.calibration import Calibration, calibrate
+from nope_probe.hooks.calibration import Calibration, calibrate, weights_checksum
 from nope_probe.hooks.model import Inputs, position_module, position_point
 from nope_probe.hooks.names import LOCAL, OF_LENGTH
 from nope_probe.hooks.placed import HookGroup, first, hooks_in_place
@@ -45,17 +45,18 @@ def ablated(
     Args:
         model: a HookedTransformer or TransformerBridge; its outputs are bit-identical afterwards.
         ablation: what to remove, and where.
-        calibration: what `calibrate` returned; needed for the gain `output` and the replacement
-            `mean` when a weight is removed.
+        calibration: what `calibrate` returned for this model; needed for the gain `output` and the
+            replacement `mean` when a weight is removed.
         tokens: instead of a calibration, the tokens (or vectors) on which to `calibrate` first.
 
     Raises:
         ValueError: if the model lacks a component, layer, head or band, if neither or both of
-            calibration and tokens are given where one is needed, or for a prefix longer than the
-            model's context. In a forward pass, for a prefix longer than the sequences, scores that
-            are not q.k times the scale where they have to be rebuilt, another hook that changes a
-            tensor which the removal leaves without effect, keys and values from a cache that cannot
-            hold, or padding that cannot be told from tokens or changes what is removed.
+            calibration and tokens are given where one is needed, for a calibration of another model
+            or of other weights, or for a prefix longer than the model's context. In a forward pass,
+            for a prefix longer than the sequences, scores that are not q.k times the scale where
+            they have to be rebuilt, another hook that changes a tensor which the removal leaves
+            without effect, keys and values from a cache that cannot hold, or padding that cannot be
+            told from tokens or changes what is removed.
         RuntimeError: inside another `ablated` on this model: two writers of the attention scores
             do not commute. Name all components in one Ablation. In a forward pass, if
             `reset_hooks` removed the ablation.
@@ -100,6 +101,11 @@ def _calibration(
         return calibrate(model, tokens, seed=ablation.seed if is_random else None)
     if calibration is None:
         raise ValueError(_how_to_calibrate(ablation))
+    if calibration.checksum != weights_checksum(model):
+        raise ValueError(
+            "the calibration belongs to another model, or to other weights: pass "
+            "calibrate(model, tokens) of this one"
+        )
     if is_random and calibration.seed != ablation.seed:
         raise ValueError(
             f"the random replacement of seed {ablation.seed} is not calibrated: pass "

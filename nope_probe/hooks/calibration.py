@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import sha256
 
 import torch
 from einops import rearrange
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from nope_probe.hooks.accumulators import Accumulator, State
+from nope_probe.hooks.active import ABLATED
 from nope_probe.hooks.base_layer import Layer
 from nope_probe.hooks.folds import Part
 from nope_probe.hooks.layer import layers_of
@@ -27,6 +29,7 @@ from nope_probe.hooks.replacements import (
 from nope_probe.hooks.streaming import StreamCheckpoint, stream
 
 MEANS = ("w_q", "w_k", "w_v", "w_o", "z")
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,8 +43,10 @@ class Calibration:
         seed: the seed of R, if it was drawn.
         means: the mean over tokens and positions of each projection's output, bias included, and of
             `z`, the input of W_O; heads are concatenated (key heads for w_k and w_v).
+        checksum: the `weights_checksum` of the model, which no other model may be ablated with.
     """
 
+    checksum: str
     c: Mapping[Projection, tuple[float, ...]]
     c_random: Mapping[Projection, tuple[float, ...]] = field(default_factory=dict)
     seed: int | None = None
@@ -56,7 +61,7 @@ class Calibration:
         return self.c_random[name][layer]
 
     def to_tensors(self) -> State:
-        """Return the calibration as tensors, for `from_tensors`."""
+        """Return gains and means as tensors, for `from_tensors`."""
         state = {f"mean/{name}": mean for name, mean in self.means.items()}
         for prefix, gains in (("c", self.c), ("c_random", self.c_random)):
             for name, c in gains.items():
@@ -64,15 +69,20 @@ class Calibration:
         return state if self.seed is None else state | {"seed": torch.tensor(self.seed)}
 
     @classmethod
-    def from_tensors(cls, state: State) -> Calibration:
-        """Return the calibration from which `to_tensors` made the tensors."""
+    def from_tensors(cls, state: State, checksum: str) -> Calibration:
+        """Return the calibration from which `to_tensors` made the tensors.
+
+        Args:
+            state: the tensors.
+            checksum: the `weights_checksum` of the model that they belong to.
+        """
         c, c_random = (
             {n: tuple(state[f"{prefix}/{n}"].tolist()) for n in WEIGHTS if f"{prefix}/{n}" in state}
             for prefix in ("c", "c_random")
         )
         means = {name: state[f"mean/{name}"] for name in MEANS if f"mean/{name}" in state}
         seed = int(state["seed"]) if "seed" in state else None
-        return cls(c=c, c_random=c_random, seed=seed, means=means)
+        return cls(checksum=checksum, c=c, c_random=c_random, seed=seed, means=means)
 
 
 def calibrate(
@@ -92,6 +102,9 @@ def calibrate(
         seed: of the replacement `random`, to measure its gains too.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
 
+    Raises:
+        RuntimeError: inside `ablated` on this model: gains are those of the intact model.
+
     Example:
         >>> from nope_probe import Ablation, ablated, calibrate, load
         >>> model, tokens = load("nope-tiny").model, torch.tensor([[0, 5, 9], [0, 7, 2]])
@@ -99,6 +112,10 @@ def calibrate(
         >>> with ablated(model, Ablation(remove=["w_q"], replacement="mean"), calibration):
         ...     logits = model(tokens)
     """
+    if model in ABLATED:
+        raise RuntimeError(
+            "the model is ablated: calibrate it before `ablated`, while it is intact"
+        )
     accumulators = [_OutputAccumulator(layer, seed) for layer in layers_of(model)]
     stream(
         model,
@@ -114,11 +131,39 @@ def calibrate(
         for kind in (["identity"] if seed is None else ["identity", "random"])
     }
     return Calibration(
+        checksum=weights_checksum(model),
         c=by_kind["identity"],
         c_random=by_kind.get("random", {}),
         seed=seed,
         means={name: torch.stack([each.mean(name) for each in accumulators]) for name in MEANS},
     )
+
+
+def weights_checksum(model: nn.Module) -> str:
+    """Return a checksum of a model's parameters: equal if all bits are, on whichever device.
+
+    The bits of each row are summed as integers, which is exact in any order and reads the weights
+    once, where they are: it is quick enough for every ablation.
+
+    Example:
+        >>> layer = torch.nn.Linear(3, 2)
+        >>> before = weights_checksum(layer)
+        >>> layer.weight.data[1, 2] += 1
+        >>> before == weights_checksum(layer)
+        False
+    """
+    digest = sha256()
+    for _, parameter in model.named_parameters():
+        digest.update(_row_sums(parameter.detach()).cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _row_sums(weight: Tensor) -> Tensor:
+    """Return the sum of the bits of each row as 64-bit integers."""
+    rows = (weight.flatten(1) if weight.ndim > 1 else weight.reshape(1, -1)).contiguous()
+    size = rows.element_size()
+    aligned = all(n * size % 8 == 0 for n in (rows.shape[-1], rows.storage_offset()))
+    return rows.view(_INTEGERS[8 if aligned else size]).sum(-1, dtype=torch.int64)
 
 
 def mean_output(

@@ -10,8 +10,10 @@ from support.hooked_runs import hooks_left
 from support.stream_checkpoints import Recorded
 from support.tiny_models import tokens
 
-from nope_probe.hooks.calibration import Calibration, calibrate
+from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.calibration import Calibration, calibrate, weights_checksum
 from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.reparametrise import reparametrised
 from nope_probe.hooks.replacements import (
     norm_gain,
     project_identity,
@@ -75,6 +77,67 @@ def test_calibrating_reports_progress_and_leaves_no_hook(bridge: Callable[[str],
 def test_a_calibration_survives_as_tensors(bridge: Callable[[str], Any]) -> None:
     for seed in (None, 3):
         measured = calibrate(bridge("llama"), tokens(7), seed=seed)
-        again = Calibration.from_tensors(measured.to_tensors())
+        again = Calibration.from_tensors(measured.to_tensors(), measured.checksum)
         assert (again.c, again.c_random, again.seed) == (measured.c, measured.c_random, seed)
         assert all(torch.equal(mean, again.means[name]) for name, mean in measured.means.items())
+
+
+@pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
+def test_an_ablated_model_is_not_calibrated(spec: str, model_of: ModelOf) -> None:
+    model = model_of(spec)[0]
+    with (
+        ablated(model, Ablation(remove=["mask"])),
+        pytest.raises(RuntimeError, match=r"^the model is ablated: calibrate it before"),
+    ):
+        calibrate(model, tokens(7))
+    assert not hooks_left(model)
+
+
+@pytest.mark.parametrize("spec", ["bridge:llama", "bridge:gpt2", "hooked:smollm3-rope"])
+def test_a_calibration_serves_the_model_and_weights_that_it_was_measured_on(
+    spec: str, model_of: ModelOf
+) -> None:
+    model, inputs = model_of(spec)[0], tokens(7)
+    without_query = Ablation(remove=["w_q"])
+
+    def run(calibration: Calibration) -> torch.Tensor:
+        with torch.inference_mode(), ablated(model, without_query, calibration):
+            return model(inputs)
+
+    refused = pytest.raises(ValueError, match=r"^the calibration belongs to another model")
+    own, other = calibrate(model, inputs), calibrate(model_of("bridge:phi3")[0], inputs)
+    expected = run(own)
+    with refused:
+        run(other)
+    with reparametrised(model, torch.Generator().manual_seed(0)):
+        run(calibrate(model, inputs))
+        with refused:
+            run(own)
+    entry = layers_of(model)[0].weight("w_v").data
+    before = entry[0, 1].clone()
+    entry[0, 1] += 1  # as a user edits a weight, which no version counter of torch counts
+    with refused:
+        run(own)
+    entry[0, 1] = before
+    assert torch.equal(run(own), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.uint8])
+@pytest.mark.parametrize("shape", [(), (7,), (8,), (3, 5), (2, 3, 8)])
+def test_the_checksum_of_weights_notices_every_entry_and_swapped_rows(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    stored = torch.arange(1.0, 60.0).to(dtype)  # the weight begins at an odd place of its storage
+    size = torch.Size(shape).numel()
+    holder, weight = torch.nn.Module(), stored[1 : 1 + size].view(shape)
+    holder.weight = torch.nn.Parameter(weight, requires_grad=False)
+    before, changed = weights_checksum(holder), []
+    for index in range(size):
+        stored[1 + index] += 1
+        changed.append(weights_checksum(holder))
+        stored[1 + index] -= 1
+    assert weights_checksum(holder) == before
+    if len(shape) > 1:
+        holder.weight = torch.nn.Parameter(weight.flip(0), requires_grad=False)
+        changed.append(weights_checksum(holder))
+    assert before not in changed

@@ -169,7 +169,7 @@ def unmask_and_unrotate(
     heads: Sequence[int] | None = None,
     pairs: Sequence[int] | None = None,
 ) -> None:
-    """Pass an attention module a 4-D mask that is 0 (in the prefix), or position 0's cos and sin."""
+    """Pass an attention module a 4-D mask of 0 (in the prefix), or cos and sin of position 0."""
 
     def receive(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         which = slice(None) if heads is None else list(heads)
