@@ -6,6 +6,8 @@ fold (paired): what the sequences have in common cancels. Elsewhere variances ad
 
 from __future__ import annotations
 
+from math import hypot
+
 from jaxtyping import Float
 from torch import Tensor
 
@@ -90,7 +92,11 @@ def pattern_difference(
     x_means, y_means = leave_one_out(x, n_x), leave_one_out(y, n_y)
     x_y, y_x = (x_means * y_means[0]).mean(-1), (y_means * x_means[0]).mean(-1)
     # <x, x> - 2 <x, y> + <y, y>: one term varies with the folds of x, the other with those of y.
-    half = _arm(jackknife(x_x - 2 * x_y, n_x), jackknife(y_y - 2 * y_x, n_y))
+    arms = (
+        jackknife(estimates, counts)
+        for estimates, counts in ((x_x - 2 * x_y, n_x), (y_y - 2 * y_x, n_y))
+    )
+    half = hypot(*(each.high - each.value for each in arms))
     square = float(x_x[0] - 2 * x_y[0] + y_y[0])
     return Interval(
         value=signed_root(square), low=signed_root(square - half), high=signed_root(square + half)
@@ -98,14 +104,21 @@ def pattern_difference(
 
 
 def independent_difference(one: Interval, other: Interval) -> Interval:
-    """Return the difference of estimates from independent data: their arms add in squares."""
-    value, half = one.value - other.value, _arm(one, other)
-    return Interval(value=value, low=value - half, high=value + half)
+    """Return the difference of estimates from independent data.
 
+    Its arms are those of the two in squares: down where one is lower or the other higher, and up
+    where it is the other way round (Zou and Donner 2008), since the interval of an RMS or a ratio
+    is longer on one side.
 
-def _arm(*intervals: Interval) -> float:
-    """Return the half width of a sum or difference of independent estimates."""
-    return float(sum((each.high - each.value) ** 2 for each in intervals) ** 0.5)
+    Example:
+        >>> one, other = Interval(value=5, low=2, high=17), Interval(value=1, low=-4, high=5)
+        >>> independent_difference(one, other)
+        4 [-1, 17]
+    """
+    value = one.value - other.value
+    down = hypot(one.value - one.low, other.high - other.value)
+    up = hypot(one.high - one.value, other.value - other.low)
+    return Interval(value=value, low=value - down, high=value + up)
 
 
 def _estimates(folds: Folds, skip_keys: int, counts: FoldCounts | None) -> Estimates:

@@ -308,6 +308,29 @@ def test_the_mask_effect_is_the_paired_change_of_the_non_relative_part():
     assert effect.difference.value == pytest.approx(effect.without_mask.value)
 
 
+@pytest.mark.parametrize("skip_keys", [0, 3])
+def test_the_mask_effect_leaves_the_skipped_keys_out(skip_keys: int):
+    generator = torch.Generator().manual_seed(7)
+    with_mask, without = torch.randn(2, N, N, generator=generator).double()
+    with_mask[:, 0] += 9.0  # a sink
+    cells = [(i, j) for i in range(N) for j in range(skip_keys, i)]
+    # a(i) + f(i - j) by least squares, over the kept cells alone
+    design = torch.zeros(len(cells), 2 * N, dtype=torch.float64)
+    for row, (i, j) in enumerate(cells):
+        design[row, i] = design[row, N + i - j] = 1
+    expected = []
+    for scores in (with_mask, without):
+        kept = torch.stack([scores[cell] for cell in cells])
+        rest = kept - design @ torch.linalg.pinv(design) @ kept
+        expected.append(float(rest.square().mean().sqrt()))
+    values = as_folds({INTACT: with_mask, frozenset({"mask"}): without})
+    [layer] = attribute(values, position=None, skip_keys=skip_keys)
+    effect = layer.non_relative
+    assert effect.with_mask.value == pytest.approx(expected[0])
+    assert effect.without_mask.value == pytest.approx(expected[1])
+    assert effect.difference.value == pytest.approx(expected[0] - expected[1])
+
+
 def test_a_missing_condition_is_an_error():
     with pytest.raises(KeyError):
         attribute({INTACT: torch.zeros(5, 1, N, N)}, position="rope")

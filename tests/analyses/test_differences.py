@@ -9,7 +9,7 @@ from nope_probe.analyses.differences import (
     measure_differences,
     pattern_difference,
 )
-from nope_probe.analyses.jackknife import Interval
+from nope_probe.analyses.jackknife import Interval, jackknife
 from nope_probe.analyses.pattern import measure, row_centred
 
 N, FOLDS = 13, 5
@@ -60,9 +60,46 @@ def test_an_unpaired_square_takes_no_product_within_a_model_s_fold() -> None:
     assert found.value * abs(found.value) == pytest.approx(square)
 
 
-def test_arms_of_independent_estimates_add_in_squares() -> None:
-    one, other = Interval(value=7.0, low=4.0, high=10.0), Interval(value=2.0, low=-2.0, high=6.0)
-    assert independent_difference(one, other) == Interval(value=5.0, low=0.0, high=10.0)
+def without(fold: int | None) -> list[int]:
+    return [each for each in range(FOLDS) if each != fold]
+
+
+@pytest.mark.parametrize("counts", [[1] * FOLDS, [2, 3, 5, 7, 11]], ids=["even", "uneven"])
+def test_the_arms_of_an_unpaired_square_are_those_of_the_jackknife_over_each_models_folds(
+    counts: list[int],
+) -> None:
+    sizes = torch.tensor(counts)
+    cells = torch.ones(N, N).tril(-1).bool()
+    one, other = folds(6, slope=2.0), folds(7)
+    x, y = (row_centred(each)[:, cells] for each in (one, other))
+
+    def mean(maps: Tensor, kept: list[int]) -> Tensor:
+        return sum(counts[f] * maps[f] for f in kept) / sum(counts[f] for f in kept)
+
+    def square(maps: Tensor, kept: list[int]) -> float:
+        pairs = [(a, b) for a in kept for b in kept if a != b]
+        total = sum(counts[a] * counts[b] * float((maps[a] * maps[b]).mean()) for a, b in pairs)
+        return total / sum(counts[a] * counts[b] for a, b in pairs)
+
+    half = 0.0
+    for maps, constant in ((x, mean(y, without(None))), (y, mean(x, without(None)))):
+        estimates = [
+            square(maps, kept) - 2 * float((mean(maps, kept) * constant).mean())
+            for kept in (without(None), *map(without, range(FOLDS)))
+        ]
+        interval = jackknife(torch.tensor(estimates, dtype=torch.float64), sizes)
+        half += (interval.high - interval.value) ** 2
+    found = pattern_difference(one, other, paired=False, counts=(sizes, sizes))
+    low, value, high = (each * abs(each) for each in (found.low, found.value, found.high))
+    assert high - value == pytest.approx(half**0.5)
+    assert value - low == pytest.approx(half**0.5)
+
+
+def test_arms_of_independent_estimates_add_in_squares_on_each_side() -> None:
+    one, other = Interval(value=5.0, low=2.0, high=17.0), Interval(value=1.0, low=-4.0, high=5.0)
+    assert independent_difference(one, other) == Interval(value=4.0, low=-1.0, high=17.0)
+    one, other = Interval(value=1.0, low=1.0, high=4.0), Interval(value=0.0, low=-4.0, high=0.0)
+    assert independent_difference(one, other) == Interval(value=1.0, low=1.0, high=6.0)
 
 
 def test_a_relative_share_without_a_pattern_has_no_difference() -> None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from nope_probe.analyses.jackknife import jackknife
 from nope_probe.analyses.offsets import offset_means, offset_profile
 
 
@@ -36,6 +37,21 @@ def test_bounds_are_those_of_the_jackknife_at_each_offset():
     assert found.value[1, 2] == pytest.approx(float(values.mean()))
     assert found.high[1, 2] - found.value[1, 2] == pytest.approx(float(half))
     assert found.value[1, 2] - found.low[1, 2] == pytest.approx(float(half))
+
+
+def test_bounds_of_unequal_folds_are_those_of_the_jackknife_over_all_sequences():
+    sizes = [2, 3, 5, 7]
+    sequences = torch.randn(17, 7, 7, generator=torch.Generator().manual_seed(2)).double()
+    parts = sequences.split(sizes)
+    found = offset_profile(
+        torch.stack([part.mean(0) for part in parts]), counts=torch.tensor(sizes)
+    )
+    values = [part.diagonal(-3, -2, -1).mean(-1) for part in parts]
+    estimates = [torch.cat(values).mean()]
+    estimates += [torch.cat(values[:fold] + values[fold + 1 :]).mean() for fold in range(4)]
+    expected = jackknife(torch.stack(estimates), torch.tensor(sizes))
+    assert found.value[2] == pytest.approx(expected.value)
+    assert (found.low[2], found.high[2]) == pytest.approx((expected.low, expected.high))
 
 
 def test_too_few_folds_are_refused():

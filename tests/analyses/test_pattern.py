@@ -5,6 +5,7 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 
+from nope_probe.analyses.estimates import edge_keys
 from nope_probe.analyses.pattern import (
     edge_contrast,
     kept_cells,
@@ -190,6 +191,19 @@ def test_edge_contrast_compares_the_first_twentieth_of_the_keys_with_the_others(
     maps = torch.zeros(41, 41)
     maps[:, 1:3] = -2.0
     assert float(edge_contrast(maps, skip_keys=1)) == pytest.approx(-2)
+
+
+@pytest.mark.parametrize(
+    ("n", "skip_keys", "n_first"),
+    [(5, 0, 1), (29, 0, 1), (31, 0, 2), (36, 0, 2), (37, 3, 2), (49, 0, 2), (53, 2, 3)],
+)
+def test_the_first_twentieth_of_the_keys_is_rounded_to_the_nearest(
+    n: int, skip_keys: int, n_first: int
+) -> None:
+    maps = torch.zeros(n, n, dtype=torch.float64)
+    maps[:, skip_keys : skip_keys + n_first] = 1  # its mean is 1 and the others' 0, or less apart
+    assert float(edge_contrast(maps, skip_keys)) == pytest.approx(1)
+    assert edge_keys(n, skip_keys) == skip_keys + n_first
 
 
 def test_an_edge_contrast_can_differ_in_sign_from_that_of_the_non_relative_part():

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from nope_probe.analyses.jackknife import jackknife
 from nope_probe.analyses.pattern_lost import pattern_lost, positional_part
 
 N, N_FOLDS = 13, 5
@@ -50,3 +51,28 @@ def test_the_interval_covers_the_noise_between_folds() -> None:
     lost = pattern_lost(whole, torch.zeros_like(whole))
     assert lost.low < rms_of_the_part(p) < lost.high
     assert lost.low > 0
+
+
+def test_unequal_folds_have_the_weight_of_their_sequences() -> None:
+    counts = [2, 3, 5, 7, 11]
+    generator = torch.Generator().manual_seed(2)
+    slope = torch.arange(31.0).double() / 7
+    whole = slope + torch.randn(N_FOLDS, 31, generator=generator).double()
+    left = slope / 3 + torch.randn(N_FOLDS, 31, generator=generator).double()
+
+    def estimate(dropped: int | None) -> float:
+        kept = [fold for fold in range(N_FOLDS) if fold != dropped]
+        square = product = weight = 0.0
+        for a in kept:
+            for b in kept:
+                if a != b:
+                    square += counts[a] * counts[b] * float((whole[a] * whole[b]).mean())
+                    product += counts[a] * counts[b] * float((left[a] * whole[b]).mean())
+                    weight += counts[a] * counts[b]
+        return (square - product) / weight / (square / weight) ** 0.5
+
+    estimates = torch.tensor([estimate(each) for each in (None, *range(N_FOLDS))]).double()
+    sizes = torch.tensor(counts)
+    expected, lost = jackknife(estimates, sizes), pattern_lost(whole, left, sizes)
+    assert lost.value == pytest.approx(expected.value, rel=1e-5)
+    assert (lost.low, lost.high) == pytest.approx((expected.low, expected.high), rel=1e-5)

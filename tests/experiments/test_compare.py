@@ -18,7 +18,6 @@ from nope_probe.analyses.differences import pattern_difference
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import measure
 from nope_probe.experiments.compare.run import Settings, run
-from nope_probe.experiments.compare.tables import _independent
 from nope_probe.experiments.tables import measures_table
 from nope_probe.hooks.folds import pack_triangle
 from nope_probe.runtime.folder import Run, read_manifest, read_run, write_run
@@ -188,12 +187,6 @@ def test_html_in_names_is_shown_as_text_in_page_and_figures(tmp_path: Path) -> N
     assert not re.search(r"<script>document\.title", found)
     assert not re.search(r"<tspan[^>]*>y</tspan>", found)
     assert "&lt;a href=" in found
-
-
-def test_independent_arms_add_in_squares_on_each_side() -> None:
-    assert _independent((5.0, 2.0, 8.0), (1.0, -3.0, 5.0)) == (4.0, -1.0, 9.0)
-    low, high = _independent((1.0, 1.0, 4.0), (0.0, -4.0, 0.0))[1:]
-    assert (low, high) == (1.0, 6.0)
 
 
 def test_the_intact_models_of_models_with_other_components_are_compared(tmp_path: Path) -> None:

@@ -72,6 +72,14 @@ def test_a_loss_by_hand() -> None:
     torch.testing.assert_close(losses, expected)
 
 
+def test_losses_of_bfloat16_logits_are_float32() -> None:
+    logits = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0)).bfloat16()
+    ids = torch.tensor([[0, 1, 2, 3, 4], [6, 5, 4, 3, 2]])
+    losses = token_losses(logits, ids)
+    assert losses.dtype == torch.float32
+    torch.testing.assert_close(losses, plain_losses(logits, ids).float(), rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.usefixtures("unenforced")
 def test_every_sequence_of_tokens_needs_logits() -> None:
     with pytest.raises(ValueError, match="zip"):

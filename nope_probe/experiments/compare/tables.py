@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
+from nope_probe.analyses.differences import independent_difference, measure_differences
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.experiments.compare.members import INTACT, Member, share_sequences
-from nope_probe.figures.intervals import bound_columns, interval_of
+from nope_probe.figures.intervals import bound_columns
 from nope_probe.figures.words import MEASURES
 
 PAIRED, UNPAIRED = "paired", "unpaired"
+OF_OTHER = " of other"  # ends the columns of the second run
 COLUMNS = ["table", "item", "measure", "run", "value", "low", "high", "base_value"]
 COLUMNS += ["difference", "difference_low", "difference_high", "method"]
 LABELS = (
@@ -56,7 +57,7 @@ def _rows(base: Member, other: Member) -> Iterator[dict[str, Any]]:
         measures = [each for each in _measures(one) if each in two]
         if not keys or not measures or not len(one) or not len(two):
             continue
-        both = one.merge(two, on=keys, suffixes=("", " of other"), how="inner")
+        both = one.merge(two, on=keys, suffixes=("", OF_OTHER), how="inner")
         for _, row in both.iterrows():
             found = _paired(base, other, name, row) if paired else {}
             for measure in measures:
@@ -65,7 +66,7 @@ def _rows(base: Member, other: Member) -> Iterator[dict[str, Any]]:
                     "item": _item(row, keys),
                     "measure": measure,
                     "run": other.label,
-                    **_compared(row, measure, found.get(measure), base, other),
+                    **_compared(row, measure, found.get(measure)),
                 }
 
 
@@ -102,37 +103,22 @@ def _item(row: pd.Series, keys: Sequence[str]) -> str:
     return ", ".join(parts).replace(", H", "H", 1) if "head" in keys else ", ".join(parts)
 
 
-def _compared(
-    row: pd.Series, measure: str, paired: Interval | None, base: Member, other: Member
-) -> dict[str, Any]:
-    before = interval_of(row, measure)
-    bounds = [f"{each} of other" for each in (measure, *bound_columns(measure))]
-    value, low, high = (float(row[each]) for each in bounds)
-    if paired is not None:
-        difference, method = (paired.value, paired.low, paired.high), PAIRED
-    else:
-        difference, method = _independent((value, low, high), before), UNPAIRED
-    names = ("difference", "difference_low", "difference_high")
+def _compared(row: pd.Series, measure: str, paired: Interval | None) -> dict[str, Any]:
+    low, high = bound_columns(measure)
+    names = {"value": measure, "low": low, "high": high}
+    before, after = (
+        Interval(**{name: float(row[f"{column}{suffix}"]) for name, column in names.items()})
+        for suffix in ("", OF_OTHER)
+    )
+    difference = independent_difference(after, before) if paired is None else paired
     return {
-        **{"value": value, "low": low, "high": high, "base_value": before[0]},
-        **dict(zip(names, difference, strict=True)),
-        "method": method,
+        **{"value": after.value, "low": after.low, "high": after.high},
+        "base_value": before.value,
+        "difference": difference.value,
+        "difference_low": difference.low,
+        "difference_high": difference.high,
+        "method": UNPAIRED if paired is None else PAIRED,
     }
-
-
-def _independent(
-    one: tuple[float, float, float], other: tuple[float, float, float]
-) -> tuple[float, float, float]:
-    """Return the difference of independent estimates: the arms of their intervals add in squares.
-
-    Example:
-        >>> _independent((5.0, 2.0, 8.0), (1.0, -3.0, 5.0))
-        (4.0, -1.0, 9.0)
-    """
-    down = float(np.hypot(one[0] - one[1], other[2] - other[0]))
-    up = float(np.hypot(one[2] - one[0], other[0] - other[1]))
-    value = one[0] - other[0]
-    return value, value - down, value + up
 
 
 def _paired(base: Member, other: Member, table: str, row: pd.Series) -> dict[str, Interval]:
@@ -141,7 +127,6 @@ def _paired(base: Member, other: Member, table: str, row: pd.Series) -> dict[str
         return {}
     import torch
 
-    from nope_probe.analyses.differences import measure_differences
     from nope_probe.hooks.folds import unpack_triangle
 
     name = f"({row['stage']})" if table == "stages" else f"L{row['layer']:.0f}"
