@@ -139,7 +139,7 @@ def calibrate(
     )
 
 
-def weights_checksum(model: nn.Module) -> str:
+def weights_checksum(model: HookedModel | nn.Module) -> str:
     """Return a checksum of a model's parameters: equal if all bits are, on whichever device.
 
     The bits of each row are summed as integers, which is exact in any order and reads the weights
@@ -153,7 +153,7 @@ def weights_checksum(model: nn.Module) -> str:
         False
     """
     digest = sha256()
-    for _, parameter in model.named_parameters():
+    for parameter in model.parameters():
         digest.update(_row_sums(parameter.detach()).cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
 
