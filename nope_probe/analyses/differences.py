@@ -111,7 +111,8 @@ def independent_difference(one: Interval, other: Interval) -> Interval:
     is longer on one side.
 
     Example:
-        >>> one, other = Interval(value=5, low=2, high=17), Interval(value=1, low=-4, high=5)
+        >>> one = Interval(value=5.0, low=2.0, high=17.0)
+        >>> other = Interval(value=1.0, low=-4.0, high=5.0)
         >>> independent_difference(one, other)
         4 [-1, 17]
     """
