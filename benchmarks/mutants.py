@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -159,6 +160,10 @@ def run_tests(tree: Path, tests: list[str], timeout: float) -> tuple[str, Outcom
 def _run_child(tree: Path, tests: list[str], sending: Connection) -> None:
     os.chdir(tree)
     sys.path.insert(0, str(tree))
+    os.environ["PYTHONPATH"] = str(tree)  # of the processes that tests start
+    importlib.invalidate_caches()  # a folder that was absent when Python started counts as empty
+    origin = str(getattr(find_spec("nope_probe"), "origin", None))
+    assert origin.startswith(str(tree)), f"the tests would run {origin}"
     outcome = Outcome()
     options = ["-q", "-x", "--no-header", "-W", "ignore", "--tb=no", "-p", "no:cacheprovider"]
     with (
