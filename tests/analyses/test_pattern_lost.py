@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from nope_probe.analyses.jackknife import jackknife
+from nope_probe.analyses.jackknife import cross_products, jackknife
 from nope_probe.analyses.pattern_lost import pattern_lost, positional_part
 
 N, N_FOLDS = 13, 5
@@ -76,3 +76,11 @@ def test_unequal_folds_have_the_weight_of_their_sequences() -> None:
     expected, lost = jackknife(estimates, sizes), pattern_lost(whole, left, sizes)
     assert lost.value == pytest.approx(expected.value, rel=1e-5)
     assert (lost.low, lost.high) == pytest.approx((expected.low, expected.high), rel=1e-5)
+
+
+def test_it_is_undefined_where_the_positional_part_differs_as_much_between_folds() -> None:
+    p, _, _ = draws()
+    sizes = torch.tensor([1.0, 1.0, 1.0, 1.0, 19.0])  # every product of two folds is positive
+    whole = sizes.double()[:, None] * p[1:].flatten()
+    assert jackknife(cross_products(whole[None], whole[None])[:, 0, 0]).low < 0
+    assert math.isnan(pattern_lost(whole, whole / 2).value)
