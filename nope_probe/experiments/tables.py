@@ -10,12 +10,11 @@ from typing import Any
 
 import pandas as pd
 
-from nope_probe.analyses.attribution import LayerAttribution
+from nope_probe.analyses.attribution import LayerAttribution, PlayerAttribution
 from nope_probe.analyses.jackknife import Interval
-from nope_probe.analyses.mask_effect import MaskEffect
 from nope_probe.analyses.mean_covariance import MeanCovariance
 from nope_probe.analyses.pattern import Measures
-from nope_probe.analyses.player_attribution import PlayerAttribution
+from nope_probe.analyses.pattern_changes import MaskEffect
 from nope_probe.figures.intervals import bound_columns
 
 Row = dict[str, Any]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nope_probe import attribute, measure, player_set
-from nope_probe.analyses.conditions import condition, position_of
+from nope_probe.analyses.attribution import condition, position_of
 from nope_probe.hooks.maps import ScoreMaps
 
 INTACT, MASK, ROPE, BOTH = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nope_probe.analyses.conditions import condition
+from nope_probe.analyses.attribution import condition
 from nope_probe.analyses.shapley import INTACT, MASK, Condition
 from nope_probe.errors import UserError
 from nope_probe.experiments.components import validate_components

@@ -141,7 +141,7 @@ def _paired(base: Member, other: Member, table: str, row: pd.Series) -> dict[str
         return {}
     import torch
 
-    from nope_probe.analyses.differences import measure_differences
+    from nope_probe.analyses.pattern_changes import measure_differences
     from nope_probe.hooks.folds import unpack_triangle
 
     name = f"({row['stage']})" if table == "stages" else f"L{row['layer']:.0f}"

@@ -17,11 +17,7 @@ from torch import Tensor
 
 from nope_probe.analyses.parameter_free.critical_alpha import theory_scores
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
-from nope_probe.analyses.pattern import (
-    edge_contrast,
-    relative_part,
-    row_centred,
-)
+from nope_probe.analyses.pattern import edge_contrast, relative_part, row_centred
 from nope_probe.experiments.paper.claim import Claim
 from nope_probe.hooks.maps import diagonal_normalised
 from nope_probe.runtime.folder import read_run
