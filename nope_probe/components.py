@@ -6,7 +6,7 @@ Nothing here needs torch, so that the command line, figures and pages read the s
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, get_args
