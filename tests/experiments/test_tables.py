@@ -98,7 +98,7 @@ def test_a_player_has_its_share_alone_and_lost_with_bounds():
     [row] = players_table([layer(2)]).to_dict("records")
     assert row == {
         "layer": 2,
-        "game": "players",
+        "player_set": "players",
         "player": "w_q",
         **{"share": 5, "share_low": 4, "share_high": 7},
         **{"alone": 6, "alone_low": 5, "alone_high": 8},
