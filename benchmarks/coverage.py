@@ -20,8 +20,9 @@ from tqdm import tqdm
 
 from nope_probe import Ablation, ablated, calibrate, capture_scores, gaussian, load, sequences
 from nope_probe.analyses.contrasts import ContrastGram
+from nope_probe.analyses.distances import kept_cells
 from nope_probe.analyses.jackknife import Interval, cross_products, jackknife, leave_one_out
-from nope_probe.analyses.pattern import kept_cells, row_centred
+from nope_probe.analyses.pattern import row_centred
 from nope_probe.analyses.shapley import (
     INTACT,
     MASK,

@@ -9,7 +9,8 @@ import torch
 from plotly.colors import sample_colorscale
 from torch import Tensor
 
-from nope_probe.analyses.pattern import kept_cells, measure, relative_part, row_centred
+from nope_probe.analyses.distances import kept_cells
+from nope_probe.analyses.pattern import measure, relative_part, row_centred
 from nope_probe.hooks.maps import diagonal_normalised
 
 OUT = Path(__file__).parent / "images" / "concepts"

@@ -36,8 +36,8 @@ def is_path(arguments: list[str]) -> bool:
 def repeat() -> None:
     """Repeat a run from its manifest, and print whether it came out the same."""
     from nope_probe.experiments.console import print_lines
-    from nope_probe.experiments.repeat.run import Settings as RepeatSettings
-    from nope_probe.experiments.repeat.run import run
+    from nope_probe.experiments.repeat import Settings as RepeatSettings
+    from nope_probe.experiments.repeat import run
 
     found = run(parse(RepeatSettings, RUN_EXAMPLES))
     print_lines([str(found)])
@@ -54,7 +54,7 @@ def reproduce_figure() -> None:
 
     folder = run(settings)
     if is_first_process():
-        from nope_probe.experiments.paper.summary import print_index, print_summary
+        from nope_probe.experiments.paper.sections import print_index, print_summary
 
         (print_index if settings.figure == "all" else print_summary)(folder)
         if image is not None:

@@ -19,7 +19,7 @@ from command_reference import settings_of
 
 import nope_probe
 from nope_probe import figures, reproduce
-from nope_probe.experiments.repeat import run as repeat
+from nope_probe.experiments import repeat
 from nope_probe.models.parameter_free import has_hooked_transformer
 
 ROOT = Path(__file__).parent.parent

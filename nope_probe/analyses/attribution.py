@@ -2,50 +2,53 @@
 
 Only the mask and position encodings break the symmetry between positions: they are the sources.
 Weights shape what the sources start: a weight can be a player, and is never called a source.
+
+A condition is the model with some components removed. Users name it by what is removed (`()`,
+`"mask"`, `("mask", "rope")`); here such a name becomes a frozenset of components.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from itertools import combinations
+from typing import Literal, TypeVar
 
-from jaxtyping import Int
-from torch import Tensor
-
-from nope_probe.analyses.conditions import (
-    AnyMaps,
-    Removed,
-    fold_counts_of,
-    folds_by_condition,
-    position_of,
-    skipped_keys,
-    validate_complete,
-)
 from nope_probe.analyses.contrasts import ContrastGram
-from nope_probe.analyses.jackknife import Interval
-from nope_probe.analyses.mask_effect import MaskEffect, mask_effect
-from nope_probe.analyses.player_attribution import (
-    BASE,
-    Interaction,
-    PlayerAttribution,
-    attribute_interactions,
-    attribute_players,
+from nope_probe.analyses.jackknife import UNDEFINED, Interval
+from nope_probe.analyses.pattern import (
+    AnyMaps,
+    FoldCounts,
+    fold_counts_of,
+    layer_folds,
+    skipped_keys,
 )
+from nope_probe.analyses.pattern_changes import MaskEffect, mask_effect
 from nope_probe.analyses.shapley import (
     INTACT,
     MASK,
     Condition,
     Contrast,
+    Player,
     PlayerSet,
+    alone,
+    base,
+    condition,
+    lost,
+    moebius,
     position_term,
+    positional_whole,
+    shapley,
     source_terms,
+    without,
 )
 from nope_probe.errors import closed_choices
 from nope_probe.hooks.layer_folds import LayerFolds
-from nope_probe.hooks.names import Component
+from nope_probe.hooks.names import POSITION_ENCODINGS, Component
 
+BASE = "base"
 CONJUNCTION_TOLERANCE = 0.1
+Removed = TypeVar("Removed", bound=str | Iterable[str])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +63,39 @@ class Source:
 
     term: str
     rms: Interval
+    share: Interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayerAttribution:
+    """A player's part in p(all) = v(all) - v(all less the sources).
+
+    All are undefined where <p(all), p(all)> does not exceed its noise.
+
+    Attributes:
+        player_set, player: their names; `base`: p(none), where no source plays.
+        share: <phi_c, p(all)> / <p(all), p(all)>, the Shapley share; with that of `base`, where
+            there is one, the shares of all players add to 1.
+        lost: the same of p(all) - p(all less c), what is lost without this player.
+        alone: the same of p({c}), of sources only: a weight alone has no positional part.
+        amplification: RMS p(all) / RMS p(all less c); undefined where the latter does not exceed
+            its noise.
+    """
+
+    player_set: str
+    player: str
+    share: Interval
+    lost: Interval = UNDEFINED
+    alone: Interval = UNDEFINED
+    amplification: Interval = UNDEFINED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interaction:
+    """The share of a Moebius term: what these players add only when all of them are kept."""
+
+    player_set: str
+    players: tuple[str, ...]
     share: Interval
 
 
@@ -156,7 +192,7 @@ def _attribute_layer(
     player_sets: Sequence[PlayerSet],
     position: Component | None,
     skip_keys: int,
-    counts: Int[Tensor, " fold"] | None,
+    counts: FoldCounts | None,
 ) -> LayerAttribution:
     gram = ContrastGram.of_layers(folds, skip_keys, counts)
     return LayerAttribution(
@@ -174,3 +210,79 @@ def _attribute_layer(
 
 def _source(gram: ContrastGram, name: str, term: Contrast) -> Source:
     return Source(term=name, rms=gram.rms(term), share=gram.share(term, {INTACT: 1.0}))
+
+
+def attribute_players(gram: ContrastGram, players: PlayerSet) -> Iterator[PlayerAttribution]:
+    """Yield the parts of all players of a set, and `base` where no source plays."""
+    whole = positional_whole(players)
+    for each in players.players:
+        yield _attribute_player(gram, players, each)
+    if not players.has_source:
+        yield PlayerAttribution(
+            player_set=players.name, player=BASE, share=gram.share(base(players), whole)
+        )
+
+
+def _attribute_player(gram: ContrastGram, players: PlayerSet, one: Player) -> PlayerAttribution:
+    whole = positional_whole(players)
+    return PlayerAttribution(
+        player_set=players.name,
+        player=one.name,
+        share=gram.share(shapley(players, one), whole),
+        lost=gram.share(lost(players, one), whole),
+        alone=gram.share(alone(players, one), whole) if one.is_source else UNDEFINED,
+        amplification=gram.rms_ratio(whole, without(players, one)),
+    )
+
+
+def attribute_interactions(gram: ContrastGram, players: PlayerSet) -> Iterator[Interaction]:
+    """Yield the shares of all Moebius terms of two players or more that can be other than 0."""
+    whole = positional_whole(players)
+    for size in range(2, len(players.players) + 1):
+        for members in combinations(players.players, size):
+            if any(each.is_source for each in members) or not players.has_source:
+                yield Interaction(
+                    player_set=players.name,
+                    players=tuple(player.name for player in members),
+                    share=gram.share(moebius(players, members), whole),
+                )
+
+
+def folds_by_condition(maps: Mapping[Removed, AnyMaps]) -> dict[Condition, list[LayerFolds]]:
+    """Return the fold means of each layer in each condition.
+
+    Raises:
+        ValueError: for a name that does not exist, two names of one condition, or no maps.
+    """
+    found = {condition(removed): layer_folds(each) for removed, each in maps.items()}
+    if len(found) < len(maps) or not found:
+        raise ValueError(f"expected one entry per condition, got {list(maps)}")
+    return found
+
+
+def position_of(conditions: Iterable[Condition]) -> Component | None:
+    """Return the position encoding that a condition removes, alone or with the mask, or None.
+
+    Example:
+        >>> position_of([condition(()), condition("mask"), condition("rope")])
+        'rope'
+    """
+    beside_mask = {each - MASK for each in conditions}
+    return next((name for name in POSITION_ENCODINGS if {name} in beside_mask), None)
+
+
+def validate_complete(
+    conditions: Collection[Condition],
+    player_sets: Sequence[PlayerSet],
+    position: Component | None,
+) -> None:
+    """Check that there are maps of all conditions of the sources and players.
+
+    Raises:
+        KeyError: naming one that is missing.
+    """
+    needed = {INTACT, MASK}.union(*source_terms(position).values())
+    missing = needed.union(*(each.conditions for each in player_sets)) - set(conditions)
+    if missing:
+        names = " + ".join(sorted(min(missing, key=sorted))) or "nothing"
+        raise KeyError(f"no maps of the model with {names} removed")

@@ -15,10 +15,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from nope_probe.analyses.distances import kept_cells
 from nope_probe.analyses.jackknife import Interval, cross_products, rms, share
-from nope_probe.analyses.pattern import kept_cells, row_centred
-from nope_probe.analyses.rotation import Rotation
-from nope_probe.analyses.rounding import beyond_rounding
+from nope_probe.analyses.pattern import row_centred
+from nope_probe.analyses.pattern_rows import beyond_rounding
+from nope_probe.analyses.recover import Rotation
 
 UNROTATED = "unrotated"
 BandChoice = int | Literal["octaves"]
@@ -72,7 +73,7 @@ def make_bands(rotations: Sequence[Rotation], d_head: int, choice: BandChoice) -
         ValueError: if no layer has RoPE, or for more bands than pairs.
 
     Example:
-        >>> from nope_probe.analyses.rotation import Rotation
+        >>> from nope_probe.analyses.recover import Rotation
         >>> pairs = torch.tensor([[0, 2], [1, 3]])
         >>> turns = Rotation(pairs=pairs, frequencies=torch.tensor([1.0, 0.1]), size=1.0)
         >>> [band.name for band in make_bands([turns], 4, "octaves")[0]]

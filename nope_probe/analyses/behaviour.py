@@ -1,21 +1,27 @@
-"""What losses say of a model's behaviour: one number per document, and their mean over documents.
+"""What losses and residual streams say of a model's behaviour.
 
-A target is a token with the position that it has in its sequence; the first token has no loss.
-Losses come as [document, target], in nats, column t - 1 holding target t.
+A loss has one number per document, and a mean over documents. A target is a token with the position
+that it has in its sequence; the first token has no loss. Losses come as [document, target], in
+nats, column t - 1 holding target t. A residual stream tells a position's index as far as a ridge
+regression decodes it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Generator, Tensor
 
 from nope_probe.analyses.jackknife import Interval, jackknife, leave_one_out, standard_error
 
 Losses = Float[Tensor, "document target"]
 PerDocument = Float[Tensor, " document"]
+PENALTY = 1e-3
+MIN_PAIRS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,3 +123,104 @@ def extrapolation_cost(losses: Losses, trained: int) -> PerDocument:
         trained: the length that the model was trained at, in tokens.
     """
     return span_loss(losses, trained) - span_loss(losses, trained - trained // 4, trained)
+
+
+def ridge(
+    xx: Float[Tensor, "*batch row row"],
+    xy: Float[Tensor, "*batch row target"],
+    penalty: float = PENALTY,
+) -> Float[Tensor, "*batch row target"]:
+    """Return the weights of ridge regressions with a constant, which is not penalised.
+
+    Columns are standardised: the result minimises |y - Xw - b|^2 / n + penalty * sum (s_j w_j)^2,
+    where s_j is the standard deviation of column j, so it does not depend on the columns' units.
+
+    Args:
+        xx: X'X, where X has a last column of ones: its last cell is n.
+        xy: X'y.
+        penalty: of a weight on a standardised column.
+
+    Returns:
+        w, and b as last row.
+
+    Example:
+        >>> x = torch.tensor([[0.0, 1.0], [1.0, 1.0], [2.0, 1.0]])
+        >>> ridge(x.T @ x, x.T @ (3 * x[:, :1] + 5), penalty=0.0).flatten().round(decimals=3)
+        tensor([3., 5.], dtype=torch.float64)
+    """
+    xx, xy = xx.double(), xy.double()
+    n = xx[..., -1:, -1:]
+    mean_x, mean_y = xx[..., :-1, -1:] / n, xy[..., -1:, :] / n
+    cov_xx = xx[..., :-1, :-1] / n - mean_x * mean_x.mT
+    cov_xy = xy[..., :-1, :] / n - mean_x * mean_y
+    variance = cov_xx.diagonal(dim1=-2, dim2=-1).clamp_min(0)
+    # A constant column has no variance to standardise by; its weight is 0 whatever is added here.
+    added = torch.where(variance > 0, penalty * variance, 1.0)
+    w = torch.linalg.solve(cov_xx + torch.diag_embed(added), cov_xy)
+    return torch.cat([w, mean_y - mean_x.mT @ w], -2)
+
+
+def index_targets(
+    n_seqs: int, seq_len: int, skip: int, generator: Generator
+) -> Float[Tensor, "seq pos target"]:
+    """Return each position's index, and as control the indices permuted within each sequence.
+
+    Args:
+        n_seqs: how many sequences.
+        seq_len: positions in each.
+        skip: how many first positions are left out, and stay where they are.
+        generator: of the permutations.
+    """
+    index = torch.arange(seq_len, dtype=torch.float64).expand(n_seqs, seq_len)
+    order = torch.rand(n_seqs, seq_len - skip, generator=generator).argsort(-1)
+    shuffled = torch.cat([index[:, :skip], index[:, skip:].gather(1, order)], 1)
+    return torch.stack([index, shuffled], -1)
+
+
+def chance_distance(seq_len: int, skip: int) -> float:
+    """Return the mean absolute distance of the middle index from all: what a constant achieves.
+
+    Example:
+        >>> chance_distance(5, 0), chance_distance(5, 1)
+        (1.2, 1.0)
+    """
+    index = torch.arange(skip, seq_len, dtype=torch.float64)
+    return float((index - index.mean()).abs().mean())
+
+
+def halves(documents: Int[Tensor, " seq"]) -> tuple[Int[Tensor, " fit"], Int[Tensor, " held_out"]]:
+    """Return the sequences to fit on and those to evaluate on; no document is in both.
+
+    Every other document, in the order of their numbers, is held out.
+    """
+    place = documents.unique(return_inverse=True)[1]
+    held_out = place % 2 == 1
+    return (~held_out).nonzero().flatten(), held_out.nonzero().flatten()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankCorrelation:
+    """Spearman's rho over n pairs; NaN for fewer than 5 pairs, or where one list is constant."""
+
+    rho: float
+    p: float
+    n: int
+
+
+def rank_correlation(x: Sequence[float], y: Sequence[float]) -> RankCorrelation:
+    """Return Spearman's rho of the pairs that are both finite; p is two-sided, for rho = 0.
+
+    Example:
+        >>> found = rank_correlation([1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 4.0, 9.0, 16.0, 25.0])
+        >>> round(found.rho, 6), found.n
+        (1.0, 5)
+    """
+    from scipy.stats import spearmanr
+
+    pairs = np.array([x, y], float)
+    pairs = pairs[:, np.isfinite(pairs).all(0)]
+    n = pairs.shape[1]
+    if n < MIN_PAIRS or (np.ptp(pairs, 1) == 0).any():
+        return RankCorrelation(rho=float("nan"), p=float("nan"), n=n)
+    found = spearmanr(*pairs)
+    return RankCorrelation(rho=float(found.statistic), p=float(found.pvalue), n=n)

@@ -25,6 +25,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from nope_probe.analyses.distances import n_kept_cells
 from nope_probe.analyses.jackknife import (
     UNDEFINED,
     Interval,
@@ -34,8 +35,14 @@ from nope_probe.analyses.jackknife import (
     rms,
     share,
 )
-from nope_probe.analyses.pattern_rows import Folds, as_layer, centred_rows, n_kept_cells
-from nope_probe.analyses.rounding import beyond_rounding, exceeds_rounding, mean_squares
+from nope_probe.analyses.pattern_rows import (
+    Folds,
+    as_layer,
+    beyond_rounding,
+    centred_rows,
+    exceeds_rounding,
+    mean_squares,
+)
 from nope_probe.hooks.layer_folds import row_blocks
 
 

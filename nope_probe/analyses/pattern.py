@@ -2,29 +2,59 @@
 
 Softmax ignores a constant per row. The pattern is therefore the score map less each row's mean over
 the keys j < i. It is defined on the cells j < i, and NaN elsewhere.
+
+Estimates are added up over blocks of rows of a layer's folds. Sums over cells, over the cells of a
+distance and over the first keys are linear in the maps: they are kept per fold. Only the order of
+values is not; it is that of the means without each fold.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.analyses.conditions import (
-    AnyMaps,
-    FoldCounts,
-    fold_counts_of,
-    layer_folds,
-    skipped_keys,
+from nope_probe.analyses.distances import (
+    cells_by_distance,
+    distance_rows,
+    distance_sums,
+    edge_keys,
+    first_cells_by_distance,
+    kept_cells,
+    n_kept_cells,
+    relative_fit,
 )
-from nope_probe.analyses.estimates import edge_keys, measure_estimates
-from nope_probe.analyses.jackknife import UNDEFINED, Interval, jackknife, rms, share
-from nope_probe.analyses.pattern_rows import Folds, centred_rows, kept_cells
-from nope_probe.analyses.relative import distance_rows, distance_sums, relative_fit
+from nope_probe.analyses.jackknife import (
+    UNDEFINED,
+    Interval,
+    ProductSums,
+    jackknife,
+    leave_one_out,
+    rms,
+    share,
+)
+from nope_probe.analyses.pattern_rows import (
+    Folds,
+    NonRelativeRows,
+    as_layer,
+    beyond_rounding,
+    centred_rows,
+    mean_squares,
+    pattern_rows,
+)
+from nope_probe.analyses.trends import LAG, TrendSums, query_stride
 from nope_probe.errors import closed_choices
+from nope_probe.hooks.layer_folds import BLOCK_BYTES, LayerFolds, TensorFolds, row_blocks
+from nope_probe.hooks.maps import ScoreMaps
+from nope_probe.hooks.stored_maps import StoredMaps
+
+FoldMeans: TypeAlias = Float[Tensor, "fold layer query_pos key_pos"]
+AnyMaps: TypeAlias = ScoreMaps | StoredMaps | FoldMeans
+FoldCounts: TypeAlias = Int[Tensor, " fold"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +134,141 @@ def _measure(folds: Folds, skip_keys: int, counts: FoldCounts | None) -> Measure
         edge_contrast=jackknife(found["edge_contrast"], counts),
         edge_contrast_visible=jackknife(found["edge_contrast_visible"], counts),
     )
+
+
+def layer_folds(maps: AnyMaps) -> list[LayerFolds]:
+    """Return the fold means of each layer's scores, in nats."""
+    if isinstance(maps, StoredMaps):
+        return [each.folds for each in maps.layers]
+    folds = maps.folds if isinstance(maps, ScoreMaps) else maps
+    return [TensorFolds(folds[:, layer]) for layer in range(folds.shape[1])]
+
+
+def skipped_keys(maps: Iterable[AnyMaps], skip_keys: int | Literal["auto"]) -> int:
+    """Return how many first keys to leave out of some maps.
+
+    `auto` is 1 where all captured sequences begin with the same token (a BOS token, which is an
+    attention sink), else 0; of fold means, which do not say, 0.
+    """
+    if skip_keys == "auto":
+        return int(any(not isinstance(each, Tensor) and each.bos for each in maps))
+    return skip_keys
+
+
+def fold_counts_of(maps: Iterable[AnyMaps]) -> FoldCounts | None:
+    """Return the sequences per fold of maps on the same sequences; None if none of them says.
+
+    Raises:
+        ValueError: if they differ.
+    """
+    counts = [each.counts for each in maps if not isinstance(each, Tensor)]
+    if any(not torch.equal(each, counts[0]) for each in counts):
+        raise ValueError("the maps have folds of different sizes: they are of other sequences")
+    return counts[0] if counts else None
+
+
+def measure_estimates(
+    folds: Folds,
+    skip_keys: int,
+    counts: FoldCounts | None = None,
+    *,
+    n_bytes: int = BLOCK_BYTES,
+) -> dict[str, Float[Tensor, " one_plus_folds"]]:
+    """Return what `measure` makes intervals from: each on all folds, then without each fold.
+
+    `amplitude_squared` and `non_relative_squared` are unbiased mean squares, in squared nats, and 0
+    within the rounding of the scores.
+
+    Args:
+        folds: fold means of one layer's scores, nats.
+        skip_keys: how many first keys to leave out.
+        counts: sequences per fold; all the same by default.
+        n_bytes: of a block of rows.
+    """
+    layer = as_layer(folds)
+    n_cells = n_kept_cells(layer.n, skip_keys)
+    score_square = torch.zeros((), dtype=torch.float64)
+    scores, patterns = _ScoreSums(layer, skip_keys), _PatternSums(layer, skip_keys)
+    trends = TrendSums(1 + layer.n_folds, skip_keys, query_stride(layer.n))
+    for start, stop in row_blocks(layer.n, layer.n_folds, n_bytes):
+        raw = layer.rows(start, stop).double()
+        rows = centred_rows(raw, start, skip_keys)
+        scores.add(raw, start)
+        score_square += mean_squares(raw, start, skip_keys, n_cells).mean()
+        patterns.add(rows, start)
+        chosen = trends.chosen(start, stop)
+        means = leave_one_out(rows[:, [query - start for query in chosen]], counts)
+        for index, query in enumerate(chosen):
+            trends.add(means[:, index, skip_keys:query])
+    rest, fit = _PatternSums(layer, skip_keys), NonRelativeRows(patterns.by_distance, skip_keys)
+    for start, rows in pattern_rows(layer, skip_keys, n_bytes):
+        rest.add(fit.of(rows, start), start)
+    squares, rest_squares = (
+        beyond_rounding(each.products.cross_products(n_cells, counts)[:, 0, 0], score_square)
+        for each in (patterns, rest)
+    )
+    return {
+        "amplitude_squared": squares,
+        "non_relative_squared": rest_squares,
+        "locality": trends.locality,
+        "monotonicity": trends.monotonicity(LAG),
+        "monotonicity_lag1": trends.monotonicity(1),
+        "edge_contrast": leave_one_out(scores.edge_contrast(), counts),
+        "edge_contrast_visible": leave_one_out(rest.edge_contrast(), counts)
+        * float(rest_squares.any()),
+    }
+
+
+class _PatternSums:
+    """Sums over blocks of rows that are 0 outside the kept cells: patterns, or a part of them."""
+
+    def __init__(self, layer: LayerFolds, skip_keys: int) -> None:
+        self.n, self.skip_keys, self.products = layer.n, skip_keys, ProductSums()
+        self.edge = edge_keys(layer.n, skip_keys)
+        self.by_distance = torch.zeros(layer.n_folds, layer.n, dtype=torch.float64)
+        self.first = torch.zeros(layer.n_folds, dtype=torch.float64)
+
+    def add(self, rows: Float[Tensor, "fold row key_pos"], start: int) -> None:
+        """Add a block of rows, from the query `start` on."""
+        self.products.add(rows[None])
+        self.by_distance += distance_sums(rows, start, self.n)
+        self.first += rows[..., self.skip_keys : self.edge].sum((1, 2))
+
+    def edge_contrast(self) -> Float[Tensor, " fold"]:
+        """Return the mean over the first 5% of kept keys less that over the others."""
+        n_first = first_cells_by_distance(self.n, self.skip_keys).sum()
+        n_others = n_kept_cells(self.n, self.skip_keys) - n_first
+        return self.first / n_first - (self.by_distance.sum(1) - self.first) / n_others
+
+
+class _ScoreSums:
+    """Sums over blocks of rows of scores, of which the mean of each diagonal is subtracted."""
+
+    def __init__(self, layer: LayerFolds, skip_keys: int) -> None:
+        self.n, self.skip_keys, self.edge = layer.n, skip_keys, edge_keys(layer.n, skip_keys)
+        self.sums = torch.zeros(layer.n_folds, layer.n, dtype=torch.float64)
+        self.counts = torch.zeros(layer.n, dtype=torch.float64)
+        self.kept = torch.zeros(layer.n_folds, layer.n, dtype=torch.float64)
+        self.first = torch.zeros(layer.n_folds, dtype=torch.float64)
+        self.total = torch.zeros(layer.n_folds, dtype=torch.float64)
+
+    def add(self, rows: Float[Tensor, "fold row key_pos"], start: int) -> None:
+        query = torch.arange(start, start + rows.shape[1])[:, None]
+        key = torch.arange(rows.shape[2])
+        known = rows.isfinite().all(0) & (key <= query)
+        self.sums += distance_sums(rows.where(known, 0.0), start, self.n)
+        self.counts += distance_sums(known.double(), start, self.n)
+        kept = rows.where((key < query) & (key >= self.skip_keys), 0.0)
+        self.first += kept[..., : self.edge].sum((1, 2))
+        self.total += kept.sum((1, 2))
+
+    def edge_contrast(self) -> Float[Tensor, " fold"]:
+        """Return the edge contrast of the scores less the mean of each diagonal."""
+        first = first_cells_by_distance(self.n, self.skip_keys)
+        others = cells_by_distance(self.n, self.skip_keys) - first
+        contrast = self.first / first.sum() - (self.total - self.first) / others.sum()
+        weights = first / first.sum() - others / others.sum()
+        return contrast - (self.sums / self.counts.clamp_min(1)) @ weights
 
 
 def row_centred(

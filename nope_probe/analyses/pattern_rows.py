@@ -1,4 +1,9 @@
-"""Patterns and their non-relative parts a block of rows at a time, however long the maps are."""
+"""Patterns and their non-relative parts a block of rows at a time, however long the maps are.
+
+Where all tokens are equal, or a removed component had no effect, a pattern of the last digits is
+left. It is the same in every fold, so that no noise hides it: what does not exceed the rounding of
+the scores is 0.
+"""
 
 from __future__ import annotations
 
@@ -6,52 +11,27 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.relative import distance_rows, distance_sums, relative_fit
+from nope_probe.analyses.distances import (
+    block_cells,
+    distance_rows,
+    distance_sums,
+    relative_fit,
+)
+from nope_probe.analyses.jackknife import Estimates
 from nope_probe.hooks.layer_folds import BLOCK_BYTES, LayerFolds, TensorFolds, row_blocks
 
 Folds: TypeAlias = LayerFolds | Float[Tensor, "fold query_pos key_pos"]
 Rows: TypeAlias = Float[Tensor, "*map row key_pos"]
+# Of the RMS score. Models in float32 leave up to half of it (one token at all of 128 positions).
+ROUNDING = 8 * torch.finfo(torch.float32).eps
 
 
 def as_layer(folds: Folds) -> LayerFolds:
     """Return the fold maps of a layer as ones that are read by rows."""
     return folds if isinstance(folds, LayerFolds) else TensorFolds(folds)
-
-
-def kept_cells(n: int, skip_keys: int = 0) -> Bool[Tensor, "query_pos key_pos"]:
-    """Return the cells on which patterns are defined: skip_keys <= j < i.
-
-    Raises:
-        ValueError: if no row has two of them.
-    """
-    n_kept_cells(n, skip_keys)
-    return block_cells(0, n, skip_keys)
-
-
-def n_kept_cells(n: int, skip_keys: int) -> int:
-    """Return on how many cells patterns are defined.
-
-    Raises:
-        ValueError: if no row has two of them.
-
-    Example:
-        >>> n_kept_cells(5, 1), int(kept_cells(5, 1).sum())
-        (6, 6)
-    """
-    if not 0 <= skip_keys <= n - 3:
-        raise ValueError(
-            f"expected from 0 to {n - 3} skipped keys at {n} positions, got {skip_keys}"
-        )
-    return (n - skip_keys) * (n - skip_keys - 1) // 2
-
-
-def block_cells(start: int, stop: int, skip_keys: int) -> Bool[Tensor, "row key_pos"]:
-    """Return the cells skip_keys <= j < i of a block of rows, with the keys before `stop`."""
-    key = torch.arange(stop)
-    return (key < torch.arange(start, stop)[:, None]) & (key >= skip_keys)
 
 
 def centred_rows(rows: Rows, start: int, skip_keys: int) -> Rows:
@@ -113,3 +93,37 @@ class NonRelativeRows:
         stop = start + patterns.shape[-2]
         fit = distance_rows(self.f, start, stop) + self.a[:, start:stop, None]
         return (patterns - fit).where(block_cells(start, stop, self.skip_keys), 0.0)
+
+
+def mean_squares(
+    scores: Float[Tensor, "fold row key_pos"], start: int, skip_keys: int, n_cells: int
+) -> Float[Tensor, " fold"]:
+    """Return what a block of rows adds to the mean square of scores over skip_keys <= j < i.
+
+    Args:
+        scores: fold maps of the queries from `start` on, nats.
+        start: the first query.
+        skip_keys: how many first keys to leave out.
+        n_cells: on how many cells the mean is taken, in all blocks.
+    """
+    key = torch.arange(scores.shape[2])
+    query = torch.arange(start, start + scores.shape[1])[:, None]
+    kept = scores.where((key < query) & (key >= skip_keys), 0.0)
+    return kept.square().sum((1, 2)) / n_cells
+
+
+def exceeds_rounding(squares: Estimates, score_square: float | Float[Tensor, ""]) -> bool:
+    """Return whether the mean square of a pattern exceeds what rounding may leave of it.
+
+    One that is not a number does, so that it is not taken for 0.
+
+    Args:
+        squares: the estimates of the mean square, squared nats.
+        score_square: the mean square of the scores, squared nats.
+    """
+    return not bool(squares[0].abs() <= ROUNDING**2 * score_square)
+
+
+def beyond_rounding(squares: Estimates, score_square: float | Float[Tensor, ""]) -> Estimates:
+    """Return the estimates of a mean square, or zeros where they do not exceed rounding."""
+    return squares if exceeds_rounding(squares, score_square) else torch.zeros_like(squares)

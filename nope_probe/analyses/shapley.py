@@ -5,7 +5,7 @@ A contrast is a linear combination of conditions' maps: a source, a Shapley map,
 it holds the coefficients alone, every share is an inner product in one Gram matrix of the maps.
 
 v(T) is the pattern when of the players only T is kept. Weights cannot make position, they shape
-what the sources make; so what players share is the position game p(T) = v(T) - v(T less the
+what the sources make; so what players share is the positional part p(T) = v(T) - v(T less the
 sources), and v(none), the content pattern that replaced weights have, takes no part in it.
 """
 
@@ -76,7 +76,7 @@ class PlayerSet:
 
     @property
     def has_source(self) -> bool:
-        """Whether a source plays; if none does, the position game is v itself."""
+        """Whether a source plays; if none does, the positional part p is v itself."""
         return any(player.is_source for player in self.players)
 
     @property

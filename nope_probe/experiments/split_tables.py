@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.bands import BandPattern
-from nope_probe.analyses.offsets import OffsetProfile, offset_profile
+from nope_probe.analyses.distances import OffsetProfile, offset_profile
 from nope_probe.experiments.tables import interval_columns, interval_names
 
 MEAN = interval_names("mean")

@@ -10,12 +10,11 @@ from typing import Any
 
 import pandas as pd
 
-from nope_probe.analyses.attribution import LayerAttribution
+from nope_probe.analyses.attribution import LayerAttribution, PlayerAttribution
 from nope_probe.analyses.jackknife import Interval
-from nope_probe.analyses.mask_effect import MaskEffect
 from nope_probe.analyses.mean_covariance import MeanCovariance
 from nope_probe.analyses.pattern import Measures
-from nope_probe.analyses.player_attribution import PlayerAttribution
+from nope_probe.analyses.pattern_changes import MaskEffect
 from nope_probe.figures.intervals import bound_columns
 
 Row = dict[str, Any]
@@ -85,18 +84,22 @@ def players_table(
     layers: Sequence[LayerAttribution],
     reparametrisations: Sequence[Sequence[LayerAttribution]] = (),
 ) -> pd.DataFrame:
-    """Return the table of players: layer, game (the player set), player, and each of its parts.
+    """Return the table of players: layer, player_set, player, and each of its parts.
 
     Args:
         layers: the attribution of each layer.
         reparametrisations: the same in random reparametrisations, whose range is added as columns.
     """
-    columns = ["layer", "game", "player", *interval_names(*PARTS)]
+    columns = ["layer", "player_set", "player", *interval_names(*PARTS)]
     rows = []
     for index, layer in enumerate(layers):
         others = [each[index] for each in reparametrisations]
         for player in layer.players:
-            row: Row = {"layer": layer.layer, "game": player.player_set, "player": player.player}
+            row: Row = {
+                "layer": layer.layer,
+                "player_set": player.player_set,
+                "player": player.player,
+            }
             row |= columns_of(player, PARTS)
             rows.append(row | (_reparametrised_range(player, others) if others else {}))
     return pd.DataFrame(rows) if rows else pd.DataFrame(columns=columns)
@@ -118,18 +121,18 @@ def _reparametrised_range(player: PlayerAttribution, others: Sequence[LayerAttri
 
 
 def interactions_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:
-    """Return the table of interactions: layer, game (the player set), players, share."""
+    """Return the table of interactions: layer, player_set, players, share."""
     rows = [
         {
             "layer": each.layer,
-            "game": interaction.player_set,
+            "player_set": interaction.player_set,
             "players": "+".join(interaction.players),
             **interval_columns(interaction.share),
         }
         for each in layers
         for interaction in each.interactions
     ]
-    return pd.DataFrame(rows, columns=["layer", "game", "players", *interval_names("share")])
+    return pd.DataFrame(rows, columns=["layer", "player_set", "players", *interval_names("share")])
 
 
 def measures_table(

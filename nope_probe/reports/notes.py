@@ -36,7 +36,7 @@ MEASURES = (
     "Locality above 0 and monotonicity above 1/2 mean that near keys are preferred. A relative "
     "pattern depends on distance alone. Edge contrast: the first keys against the others."
 )
-POSITION_GAME = (
+POSITIONAL_PART = (
     "Shares are of the part of the pattern that the mask and position encoding bring: the pattern "
     "less what it is without these. Weights cannot make position; they shape what the sources make."
 )

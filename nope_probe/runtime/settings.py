@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _arg = tyro.conf.arg
 # Raised when the same settings begin to mean other numbers or tables: older runs are not taken up.
-FORMAT = 2
+FORMAT = 3
 # A run stops between batches: one of long sequences must not take minutes.
 AUTO_BATCH_TOKENS, AUTO_BATCH_SEQS = 8192, 32
 DTYPES = ("float32", "float64", "bfloat16", "float16")

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from nope_probe.analyses.attribution import CONJUNCTION_TOLERANCE, attribute
 from nope_probe.analyses.contrasts import ContrastGram, contrast_map
+from nope_probe.analyses.distances import kept_cells
 from nope_probe.analyses.jackknife import cross_products
-from nope_probe.analyses.pattern import kept_cells, row_centred
+from nope_probe.analyses.pattern import row_centred
 from nope_probe.analyses.shapley import (
     INTACT,
     Condition,
@@ -45,7 +46,7 @@ def as_folds(values: dict[Condition, Tensor]) -> dict[Condition, Tensor]:
     return {condition: each.repeat(FOLDS, 1, 1, 1) for condition, each in values.items()}
 
 
-def game(ours, values: dict[Condition, Tensor], kept) -> Tensor:
+def worth(ours, values: dict[Condition, Tensor], kept) -> Tensor:
     """Return p(T) = v(T) - v(T less the sources) from the maps; v(T) where no source plays."""
     less = [each for each in kept if not {"mask", "rope", "pos_embed"} & each.components]
     plays = any({"mask", "rope", "pos_embed"} & each.components for each in ours.players)
@@ -61,8 +62,8 @@ def test_shapley_maps_average_what_a_player_adds_over_all_orders(players: list[s
         added = []
         for order in permutations(ours.players):
             before = order[: order.index(one)]
-            with_one = game(ours, values, (*before, one))
-            added.append(with_one - game(ours, values, before))
+            with_one = worth(ours, values, (*before, one))
+            added.append(with_one - worth(ours, values, before))
         truth = torch.stack(added).mean(0)
         torch.testing.assert_close(contrast_map(shapley(ours, one), values), truth)
 
@@ -72,7 +73,7 @@ def test_shapley_maps_and_the_base_add_up_to_p_all(players: list[str]):
     ours = player_set(players)
     values = random_values(ours, seed=1)
     total = sum(contrast_map(shapley(ours, one), values) for one in ours.players)
-    error = total + contrast_map(base(ours), values) - game(ours, values, ours.players)
+    error = total + contrast_map(base(ours), values) - worth(ours, values, ours.players)
     assert float(error.abs().max() / values[INTACT].abs().max()) < 1e-9
 
 
@@ -83,7 +84,7 @@ def test_moebius_terms_of_all_coalitions_add_up_to_p_all(players: list[str]):
     total = sum(
         contrast_map(moebius(ours, members), values) for members in coalitions(ours.players)
     )
-    torch.testing.assert_close(total, game(ours, values, ours.players))
+    torch.testing.assert_close(total, worth(ours, values, ours.players))
 
 
 def test_weights_alone_have_no_positional_part_and_no_moebius_term():
@@ -115,7 +116,7 @@ def test_what_all_players_share_is_the_sum_of_the_sources_without_content():
     assert position_term(None) == source_terms(None)["mask"]
 
 
-def test_the_position_game_of_two_players_by_hand():
+def test_the_positional_parts_of_two_players_by_hand():
     ours = player_set(["mask", "w_q"])
     mask, w_q = ours.players
     values = random_values(ours, seed=3)
@@ -139,7 +140,7 @@ def test_a_source_that_does_not_play_is_kept():
     assert positional_whole(ours) == {INTACT: 1, frozenset({"rope"}): -1}
 
 
-def test_what_replaced_weights_bring_of_their_own_is_no_part_of_the_game():
+def test_what_replaced_weights_bring_of_their_own_is_no_part_of_what_they_share():
     """Replaced weights have a content pattern fourteen times what is to be explained."""
     ours = player_set(["rope", "qk"])
     key = torch.arange(N).double().repeat(N, 1)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nope_probe.analyses.bands import make_bands, split_bands
-from nope_probe.analyses.rotation import Rotation
+from nope_probe.analyses.recover import Rotation
 
 
 def turning(*frequencies: float) -> Rotation:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nope_probe import attribute, measure, player_set
-from nope_probe.analyses.conditions import position_of
+from nope_probe.analyses.attribution import position_of
 from nope_probe.analyses.shapley import condition
 from nope_probe.hooks.maps import ScoreMaps
 

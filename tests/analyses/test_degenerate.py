@@ -8,15 +8,13 @@ import torch
 from torch import Tensor
 
 from nope_probe.analyses.attribution import attribute
-from nope_probe.analyses.behaviour import position_means
+from nope_probe.analyses.behaviour import position_means, rank_correlation, ridge
+from nope_probe.analyses.distances import kept_cells
 from nope_probe.analyses.jackknife import Interval
-from nope_probe.analyses.kept_pattern import kept_patterns
 from nope_probe.analyses.mean_covariance import participation_ratio, split_mean_covariance
-from nope_probe.analyses.pattern import Measures, kept_cells, measure, row_centred
-from nope_probe.analyses.pattern_lost import pattern_lost
-from nope_probe.analyses.rank_correlation import rank_correlation
-from nope_probe.analyses.ridge import ridge
-from nope_probe.analyses.score_product import fit_score_product
+from nope_probe.analyses.pattern import Measures, measure, row_centred
+from nope_probe.analyses.pattern_changes import kept_patterns, pattern_lost
+from nope_probe.analyses.recover import fit_score_product
 from nope_probe.analyses.shapley import player_set
 
 FOLDS = 5

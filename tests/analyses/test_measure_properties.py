@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from nope_probe.analyses.distances import kept_cells
 from nope_probe.analyses.jackknife import (
     Interval,
     cross_products,
@@ -15,13 +16,7 @@ from nope_probe.analyses.jackknife import (
     leave_one_out,
     standard_error,
 )
-from nope_probe.analyses.pattern import (
-    Measures,
-    kept_cells,
-    measure,
-    relative_part,
-    row_centred,
-)
+from nope_probe.analyses.pattern import Measures, measure, relative_part, row_centred
 from nope_probe.analyses.trends import locality, monotonicity
 
 SEEDS = st.integers(0, 2**32 - 1)

@@ -5,14 +5,8 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from nope_probe.analyses.estimates import edge_keys
-from nope_probe.analyses.pattern import (
-    edge_contrast,
-    kept_cells,
-    measure,
-    relative_part,
-    row_centred,
-)
+from nope_probe.analyses.distances import edge_keys, kept_cells
+from nope_probe.analyses.pattern import edge_contrast, measure, relative_part, row_centred
 from nope_probe.analyses.trends import locality, monotonicity
 from nope_probe.hooks.maps import diagonal_normalised
 

@@ -6,9 +6,9 @@ from scipy.stats import spearmanr
 
 from nope_probe.analyses.attribution import attribute
 from nope_probe.analyses.contrasts import ContrastGram
-from nope_probe.analyses.estimates import measure_estimates
+from nope_probe.analyses.distances import kept_cells
 from nope_probe.analyses.jackknife import cross_products, leave_one_out
-from nope_probe.analyses.pattern import edge_contrast, kept_cells, relative_part, row_centred
+from nope_probe.analyses.pattern import edge_contrast, measure_estimates, relative_part, row_centred
 from nope_probe.analyses.shapley import player_set
 from nope_probe.analyses.trends import TrendSums, locality, monotonicity
 from nope_probe.hooks.folds import pack_triangle

@@ -9,14 +9,18 @@ from torch import Tensor
 from nope_probe import capture_scores, load
 from nope_probe.analyses.attribution import attribute
 from nope_probe.analyses.bands import make_bands, split_bands
+from nope_probe.analyses.distances import kept_cells
 from nope_probe.analyses.jackknife import Interval, cross_products, rms
-from nope_probe.analyses.kept_pattern import kept_patterns
-from nope_probe.analyses.mask_effect import mask_effect
 from nope_probe.analyses.mean_covariance import split_mean_covariance
-from nope_probe.analyses.pattern import kept_cells, measure, row_centred
-from nope_probe.analyses.pattern_lost import pattern_lost, positional_part
-from nope_probe.analyses.rotation import Rotation
-from nope_probe.analyses.rounding import ROUNDING, exceeds_rounding, mean_squares
+from nope_probe.analyses.pattern import measure, row_centred
+from nope_probe.analyses.pattern_changes import (
+    kept_patterns,
+    mask_effect,
+    pattern_lost,
+    positional_part,
+)
+from nope_probe.analyses.pattern_rows import ROUNDING, exceeds_rounding, mean_squares
+from nope_probe.analyses.recover import Rotation
 from nope_probe.analyses.shapley import player_set
 
 FOLDS, N = 5, 23

@@ -21,7 +21,7 @@ COMPUTED = (
     "nope_probe.models.load.load",
     "nope_probe.models.parameter_free.build",
     "nope_probe.analyses.parameter_free.critical_alpha.critical_alphas",
-    "nope_probe.experiments.paper.figure.run_experiments",
+    "nope_probe.experiments.paper.run.run_experiments",
     "nope_probe.training.corpus.corpus_of",
 )
 BANDS = " ".join(f"rope[{pair}:{pair + 1}]" for pair in range(10))

@@ -47,7 +47,7 @@ def test_a_run_holds_every_file_whose_checksum_is_in_its_manifest(default_run: P
 
 def test_the_default_player_sets_are_five_single_players_and_the_circuits(default_run: Path):
     players = pd.read_csv(default_run / "players.csv")
-    by_set = players.groupby("game")["player"].unique().map(list).to_dict()
+    by_set = players.groupby("player_set")["player"].unique().map(list).to_dict()
     assert by_set == {
         "players": ["mask", "rope", "w_q", "w_k", "w_o"],
         "circuits": ["mask", "rope", "qk", "ov"],
@@ -186,7 +186,7 @@ def test_sources_alone_run_no_condition_of_players(
     for name in ("players", "interactions"):
         table = pd.read_csv(tmp_path / "run" / f"{name}.csv")
         assert len(table) == 0
-        assert {"layer", "game", "share", "share_low", "share_high"} < set(table)
+        assert {"layer", "player_set", "share", "share_low", "share_high"} < set(table)
 
 
 @pytest.mark.parametrize("name", ["shuffled_books.jsonl", "random.jsonl"])

@@ -14,9 +14,9 @@ from support.chromium import needs_chromium, opened
 from support.command_line import refused, run_command
 
 from nope_probe import circuit, compare, scores
-from nope_probe.analyses.differences import pattern_difference
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import measure
+from nope_probe.analyses.pattern_changes import pattern_difference
 from nope_probe.experiments.compare.run import Settings, run
 from nope_probe.experiments.tables import measures_table
 from nope_probe.hooks.folds import pack_triangle

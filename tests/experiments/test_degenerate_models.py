@@ -100,8 +100,8 @@ def test_tables_without_rows_keep_their_header(dead: Path, tmp_path: Path):
     run_command(ablate, "--model", dead, *STUDY, "--players", "sources", "--out", tmp_path / "run")
     tables = tables_of(tmp_path / "run")
     for name, columns in {
-        "players": ["layer", "game", "player", "share", "share_low"],
-        "interactions": ["layer", "game", "players", "share"],
+        "players": ["layer", "player_set", "player", "share", "share_low"],
+        "interactions": ["layer", "player_set", "players", "share"],
     }.items():
         assert len(tables[name]) == 0
         assert set(columns) <= set(tables[name]), name

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from nope_probe import figures
-from nope_probe.analyses.kept_pattern import kept_patterns
 from nope_probe.analyses.pattern import measure, row_centred
+from nope_probe.analyses.pattern_changes import kept_patterns
 from nope_probe.analyses.shapley import player_set
 from nope_probe.errors import UserError
 from nope_probe.experiments.circuit.explorer import block_explorer

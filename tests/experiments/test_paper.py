@@ -13,12 +13,16 @@ from support.forks import forks
 from support.tiny_models import tokenizer
 
 from nope_probe import reproduce
-from nope_probe.experiments.paper.circuit import figure3, off_diagonal_ratio
-from nope_probe.experiments.paper.claim import Claim
-from nope_probe.experiments.paper.language_models import score_claims
+from nope_probe.experiments.paper.claims import (
+    Claim,
+    _listed,
+    figure3,
+    off_diagonal_ratio,
+    score_claims,
+)
 from nope_probe.experiments.paper.settings import FigureName, Settings, experiments_of
 from nope_probe.experiments.scores import run as scores_run
-from nope_probe.runtime.folder import Run, read_manifest, read_run, write_run
+from nope_probe.runtime.folder import Run, read_manifest, read_run
 
 THREE = ("llama-3.1-8b", "phi-4", "qwen3-8b")
 
@@ -134,7 +138,7 @@ def test_a_flag_that_a_figure_does_not_have_is_one_line(
 
 
 def claims(
-    folder: Path, *, contrast: float = 0.5, first: float = 0.01, later: float = 0.2, top: float = 9
+    *, contrast: float = 0.5, first: float = 0.01, later: float = 0.2, top: float = 9
 ) -> list[Claim]:
     """Check the claims on a run of three layers written by hand, every interval ±0.05 wide."""
     rows = pd.DataFrame({"layer": [0, 1, 2]})
@@ -150,15 +154,13 @@ def claims(
     score = square.copy()
     score[1, 50:, :30] = top  # 1,530 of 5,151 cells, in L1
     maps = {"score": score, "normalised": square, "se": square * 0.01}
-    arrays = {"maps": maps, "tokens": {"tokens": np.zeros(1, np.int64)}}
-    write_run(folder, Run(manifest={}, arrays=arrays, tables={"pattern": rows}))
-    return list(score_claims(folder, "both"))
+    return list(
+        score_claims(Run(manifest={}, arrays={"maps": maps}, tables={"pattern": rows}), "both")
+    )
 
 
-def test_a_run_like_the_papers_figures_reproduces_all_but_the_sign_of_figure_four(
-    tmp_path: Path,
-) -> None:
-    found = claims(tmp_path / "run")
+def test_a_run_like_the_papers_figures_reproduces_all_but_the_sign_of_figure_four() -> None:
+    found = claims()
     assert [each.reproduced for each in found] == [True, True, True, True, True, False]
     assert "between 0.5 (L0) and 9 nats (L1), with a standard error of 0.005" in str(found[0])
     assert "+0.2 [+0.15, +0.25] (L1), +0.2 [+0.15, +0.25] (L2)" in str(found[2])
@@ -178,14 +180,12 @@ def test_a_run_like_the_papers_figures_reproduces_all_but_the_sign_of_figure_fou
     ],
 )
 def test_each_claim_depends_on_its_own_measure(
-    changed: dict[str, float], reproduced: list[bool], tmp_path: Path
+    changed: dict[str, float], reproduced: list[bool]
 ) -> None:
-    assert [each.reproduced for each in claims(tmp_path / "run", **changed)] == reproduced
+    assert [each.reproduced for each in claims(**changed)] == reproduced
 
 
-def test_of_many_layers_the_smallest_and_the_largest_are_named(tmp_path: Path) -> None:
-    from nope_probe.experiments.paper.language_models import _listed
-
+def test_of_many_layers_the_smallest_and_the_largest_are_named() -> None:
     rows = pd.DataFrame({"layer": range(2, 33), "rms": [(i * 7) % 31 / 10 for i in range(31)]})
     rows["rms_low"], rows["rms_high"] = rows["rms"] - 1, rows["rms"] + 1
     assert _listed(rows, "rms") == "+0 [-1, +1] (L2) to +3 [+2, +4] (L24)"
@@ -207,16 +207,15 @@ def test_reproducing_figure_3_checks_each_claim_of_the_paper(
     assert ". Reproduced: rank correlation" in claims[5]
 
 
-def figure_3(folder: Path, **trends: float) -> list[bool]:
+def figure_3(**trends: float) -> list[bool]:
     """Check figure 3's claims on a run written by hand, every interval ±0.1 wide."""
     localities = {"f": 0.5, "g": -0.5, "h": 0.5, "i": 0.5} | trends
     rows = pd.DataFrame({"stage": list(localities), "locality": list(localities.values())})
     rows["locality_low"], rows["locality_high"] = rows["locality"] - 0.1, rows["locality"] + 0.1
     falling = np.diag(np.arange(41.0, 0, -1)).astype(np.float32)
     maps = {"gram/a": np.eye(41, dtype=np.float32), "gram/c": falling}
-    arrays = {"maps": maps, "tokens": {"tokens": np.zeros(1, np.int64)}}
-    write_run(folder, Run(manifest={}, arrays=arrays, tables={"stages": rows}))
-    return [claim.reproduced for claim in figure3(folder)]
+    run = Run(manifest={}, arrays={"maps": maps}, tables={"stages": rows})
+    return [claim.reproduced for claim in figure3(run)]
 
 
 @pytest.mark.parametrize(
@@ -230,9 +229,9 @@ def figure_3(folder: Path, **trends: float) -> list[bool]:
     ],
 )
 def test_claims_of_figure_3_depend_on_the_trends_of_their_stages(
-    trends: dict[str, float], reproduced: list[bool], tmp_path: Path
+    trends: dict[str, float], reproduced: list[bool]
 ) -> None:
-    assert figure_3(tmp_path / "run", **trends) == reproduced
+    assert figure_3(**trends) == reproduced
 
 
 def test_the_ratio_off_the_diagonal_leaves_the_first_position_out() -> None:

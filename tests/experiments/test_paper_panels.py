@@ -11,19 +11,20 @@ import pytest
 from support.command_line import refused, run_command
 
 from nope_probe import reproduce
-from nope_probe.experiments.paper.agreement import (
+from nope_probe.experiments.paper.analyse import verdicts
+from nope_probe.experiments.paper.claims import Claim
+from nope_probe.experiments.paper.panels import (
     Pair,
+    Panel,
     agreement,
     agreements,
+    pairs_of,
+    published,
     resampled,
     verdict,
 )
-from nope_probe.experiments.paper.claim import Claim
-from nope_probe.experiments.paper.figure import verdicts
-from nope_probe.experiments.paper.index import run_all
-from nope_probe.experiments.paper.page import figure_page, pairs_figure
-from nope_probe.experiments.paper.pairs import pairs_of
-from nope_probe.experiments.paper.panels import Panel, published
+from nope_probe.experiments.paper.run import run_all
+from nope_probe.experiments.paper.sections import figure_page, pairs_figure
 from nope_probe.experiments.paper.settings import (
     LANGUAGE_MODELS,
     NAMES,
@@ -287,7 +288,7 @@ def test_the_page_of_all_figures_names_what_was_not_run(
         write_run(settings.out, Run(manifest=manifest))
         return settings.out
 
-    monkeypatch.setattr("nope_probe.experiments.paper.index.run_figure", write_claims)
+    monkeypatch.setattr("nope_probe.experiments.paper.run.run_figure", write_claims)
     folder = run_all(Settings(figure="all", out=tmp_path / "all"))
     table = pd.read_csv(folder / "figures.csv", keep_default_na=False)
     missing = table[table["verdict"] == "○\u00a0not\u00a0run\u00a0yet"]

@@ -16,9 +16,9 @@ from support.command_line import refused, run_command
 from support.refused_models import change
 
 from nope_probe import ablate, behaviour, circuit, layers, reproduce, scores, simulate
-from nope_probe.experiments.repeat.layers import compare_reports
-from nope_probe.experiments.repeat.same import (
+from nope_probe.experiments.repeat import (
     Comparison,
+    compare_reports,
     compare_runs,
     relative_difference,
     same_rows,

@@ -56,7 +56,13 @@ def test_statements_that_hold_under_all_replacements_are_told_from_the_others() 
         ("mean", "w_o"): float("nan"),
     }
     rows = [
-        {"layer": 2, "game": "players", "player": name, "replacement": kind, "lost_low": value}
+        {
+            "layer": 2,
+            "player_set": "players",
+            "player": name,
+            "replacement": kind,
+            "lost_low": value,
+        }
         for (kind, name), value in low.items()
     ]
     manifest = {
@@ -73,9 +79,11 @@ def test_statements_that_hold_under_all_replacements_are_told_from_the_others() 
 
 
 def test_the_first_replacement_is_that_of_page_and_figures() -> None:
-    table = pd.DataFrame({"layer": [0], "game": ["players"], "player": ["w_q"], "share": [0.5]})
+    table = pd.DataFrame(
+        {"layer": [0], "player_set": ["players"], "player": ["w_q"], "share": [0.5]}
+    )
     both = side_by_side({"mean": table, "zero": table.assign(share=0.7)})
-    assert list(both.columns) == ["layer", "game", "player", "replacement", "share"]
+    assert list(both.columns) == ["layer", "player_set", "player", "replacement", "share"]
     first = of_first({"replacements": ["mean", "zero"]}, {"players": both, "sources": table})
     pd.testing.assert_frame_equal(first["players"], table)
     pd.testing.assert_frame_equal(first["sources"], table)

@@ -43,7 +43,7 @@ def tables(amplitude: float = 0.5) -> dict[str, pd.DataFrame]:
     ]
     lost = {"mask": 0.05, "qk": 0.9, "ov": -0.4}
     players = [
-        {"layer": layer, "game": "circuits", "player": player}
+        {"layer": layer, "player_set": "circuits", "player": player}
         | interval("share", 1 / 3, 0.01)
         | interval("alone", 0.1, 0.01)
         | interval("lost", value, 0.1)

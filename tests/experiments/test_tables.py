@@ -6,12 +6,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from nope_probe.analyses.attribution import LayerAttribution, Source
+from nope_probe.analyses.attribution import Interaction, LayerAttribution, PlayerAttribution, Source
 from nope_probe.analyses.jackknife import Interval
-from nope_probe.analyses.mask_effect import MaskEffect
 from nope_probe.analyses.mean_covariance import MeanCovariance
 from nope_probe.analyses.pattern import Measures
-from nope_probe.analyses.player_attribution import Interaction, PlayerAttribution
+from nope_probe.analyses.pattern_changes import MaskEffect
 from nope_probe.experiments.tables import (
     interactions_table,
     mean_covariance_table,
@@ -99,7 +98,7 @@ def test_a_player_has_its_share_alone_and_lost_with_bounds():
     [row] = players_table([layer(2)]).to_dict("records")
     assert row == {
         "layer": 2,
-        "game": "players",
+        "player_set": "players",
         "player": "w_q",
         **{"share": 5, "share_low": 4, "share_high": 7},
         **{"alone": 6, "alone_low": 5, "alone_high": 8},

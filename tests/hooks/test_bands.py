@@ -9,7 +9,7 @@ from support.plain_states import plain_states
 from support.tiny_models import tokens
 
 from nope_probe.analyses.bands import make_bands
-from nope_probe.analyses.rotation import recover_rotation
+from nope_probe.analyses.recover import recover_rotation
 from nope_probe.hooks.bands import capture_bands
 from nope_probe.hooks.capture import capture_scores
 from nope_probe.hooks.layer import layers_of

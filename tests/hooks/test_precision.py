@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nope_probe.analyses.pattern import kept_cells, row_centred
+from nope_probe.analyses.distances import kept_cells
+from nope_probe.analyses.pattern import row_centred
 from nope_probe.hooks.capture import capture_scores
 from nope_probe.models.load import load
 

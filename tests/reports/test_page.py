@@ -54,13 +54,13 @@ def tables(layers: int) -> dict[str, pd.DataFrame]:
             {"layer": i, "term": term, **rms, **estimate} for i in each for term in SOURCES
         ],
         "players": [
-            {"layer": i, "game": player_set, "player": player, **estimate, **parts}
+            {"layer": i, "player_set": player_set, "player": player, **estimate, **parts}
             for i in each
             for player_set, players in PLAYER_SETS.items()
             for player in players
         ],
         "interactions": [
-            {"layer": i, "game": "players", "players": "mask+rope", **estimate} for i in each
+            {"layer": i, "player_set": "players", "players": "mask+rope", **estimate} for i in each
         ],
         "pattern": [{"layer": i, "kept": INTACT, **measures} for i in each],
         "controls": [

@@ -14,7 +14,6 @@ from nope_probe.errors import UserError
 from nope_probe.experiments.ablation import run as ablation
 from nope_probe.experiments.behaviour import run as behaviour
 from nope_probe.experiments.circuit import run as circuit
-from nope_probe.experiments.paper.simulated import read_evidence
 from nope_probe.experiments.scores.run import Settings, run
 from nope_probe.experiments.simulation import run as simulation
 from nope_probe.runtime.folder import checkpoint_dir, read_run
@@ -184,10 +183,10 @@ def test_tables_that_the_run_did_not_write_are_not_read(settings: Settings):
 def test_a_simulations_files_are_checked(tmp_path: Path):
     small = simulation.Settings(n_samples=64, n_layers=2, seq_len=7, out=tmp_path / "run")
     folder = simulation.run(small)
-    assert read_evidence(folder).layers["layer"].tolist() == [0, 1, 0, 1]
+    assert read_run(folder).tables["layers"]["layer"].tolist() == [0, 1, 0, 1]
     table = folder / "layers.csv"
     table.write_text(table.read_text().replace("flat", "increasing", 1) + " ")
-    for use in (simulation.run, lambda _: read_evidence(folder)):
+    for use in (simulation.run, lambda _: read_run(folder)):
         with pytest.raises(UserError, match=r"layers\.csv is not the file that the run wrote"):
             use(small)
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from math import ceil
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.parameter_free.control_variate import ControlVariate
 from nope_probe.analyses.parameter_free.mean_field import visible
-from nope_probe.analyses.parameter_free.sampling import BLOCK, sample_inputs
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec, spec_of
 from nope_probe.hooks.accumulators import State
 from nope_probe.hooks.folds import pooled
@@ -24,6 +24,7 @@ from nope_probe.hooks.protocols import HookedModel
 from nope_probe.hooks.score_sums import ScoreSums
 from nope_probe.hooks.streaming import StreamCheckpoint
 
+BLOCK = 64  # samples that one seed draws
 N_BLOCKS = 32
 FIRST_GOAL = 4 * BLOCK
 
@@ -254,3 +255,34 @@ class _Sums:
             folds = plain.folds - self.control_variate.deviations()
             controlled = Estimate(folds=folds, counts=plain.counts)
         return Simulation(n_samples=self.n_samples, plain=plain, controlled=controlled)
+
+
+def sample_inputs(
+    start: int, stop: int, *, alpha: float, seq_len: int, d_model: int, seed: int
+) -> Float[Tensor, "sample pos d_model"]:
+    """Return the samples start <= s < stop: unit vectors with E<x_i, x_j> near alpha (eq. 2).
+
+    Each vector is Gaussian noise of its own plus l times noise that its sample shares,
+    l^2 = alpha / (1 - alpha), normalised. Noise is seeded per block of 64 samples, so that sample s
+    of a seed is the same in every run; all alphas share the noise.
+
+    Raises:
+        ValueError: for alpha outside [0, 1) or a negative seed.
+    """
+    if not 0 <= alpha < 1:
+        raise ValueError(f"expected 0 <= alpha < 1, got {alpha}")
+    blocks = range(start // BLOCK, -(-stop // BLOCK))
+    noise = torch.cat([_noise(seed, block, seq_len, d_model) for block in blocks])
+    noise = noise[start - blocks.start * BLOCK : stop - blocks.start * BLOCK]
+    x = noise[:, 1:]
+    if alpha > 0:
+        x = x + (alpha / (1 - alpha)) ** 0.5 * noise[:, :1]
+    return torch.nn.functional.normalize(x, dim=-1)
+
+
+def _noise(seed: int, block: int, seq_len: int, d_model: int) -> Tensor:
+    """Return a block's noise; position 0 is the shared part."""
+    # The generator takes 32 bits: with an odd stride all blocks of a run have different seeds.
+    (base,) = np.random.SeedSequence(seed).generate_state(1).tolist()
+    generator = torch.Generator().manual_seed((base + block * 0x9E3779B1) % 2**32)
+    return torch.randn(BLOCK, seq_len + 1, d_model, generator=generator)

@@ -9,10 +9,9 @@ from typing import Any
 import pandas as pd
 
 from nope_probe.analyses.attribution import LayerAttribution, attribute
-from nope_probe.analyses.kept_pattern import KeptPattern
-from nope_probe.analyses.mask_effect import MaskEffect, mask_effect
 from nope_probe.analyses.mean_covariance import split_layer
 from nope_probe.analyses.pattern import Measures, measure
+from nope_probe.analyses.pattern_changes import KeptPattern, MaskEffect, mask_effect
 from nope_probe.analyses.shapley import INTACT, MASK, Condition, PlayerSet
 from nope_probe.analyses.trends import query_stride
 from nope_probe.data.sequences import Kind

@@ -11,9 +11,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from nope_probe.analyses.attribution import BASE
 from nope_probe.analyses.contrasts import contrast_map
-from nope_probe.analyses.pattern_rows import block_cells, centred_rows
-from nope_probe.analyses.player_attribution import BASE
+from nope_probe.analyses.distances import block_cells
+from nope_probe.analyses.pattern_rows import centred_rows
 from nope_probe.analyses.shapley import INTACT, Condition, Contrast, base, shapley, source_terms
 from nope_probe.experiments.ablation.conditions import ConditionMaps, Measured
 from nope_probe.experiments.ablation.plan import Plan

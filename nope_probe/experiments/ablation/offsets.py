@@ -8,10 +8,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.contrasts import contrast_map
-from nope_probe.analyses.estimates import cells_by_distance
-from nope_probe.analyses.offsets import profile_of_means
-from nope_probe.analyses.pattern_rows import block_cells, pattern_distance_sums
-from nope_probe.analyses.relative import distance_sums
+from nope_probe.analyses.distances import (
+    block_cells,
+    cells_by_distance,
+    distance_sums,
+    profile_of_means,
+)
+from nope_probe.analyses.pattern_rows import pattern_distance_sums
 from nope_probe.analyses.shapley import INTACT, source_terms
 from nope_probe.experiments.ablation.conditions import Measured
 from nope_probe.experiments.ablation.plan import Plan

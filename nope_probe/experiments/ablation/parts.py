@@ -81,7 +81,7 @@ class Parts:
     def rows(self, name: str, player_set: str) -> pd.DataFrame | None:
         """Return a player set's rows of a table, of all replacements."""
         table = self.several.get(name)
-        rows = None if table is None else table[table["game"] == player_set]
+        rows = None if table is None else table[table["player_set"] == player_set]
         return rows if rows is not None and len(rows) else None
 
     def conjunctions(self, player_set: str) -> Sequence[int]:

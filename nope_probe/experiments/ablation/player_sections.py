@@ -38,13 +38,13 @@ def _players(parts: Parts, player_set: str) -> Iterator[Section]:
     yield Section(
         title=findings.player_finding(ours, parts.layer, player_set) + _replaced_by(parts),
         figure=shares.player_shares(table),
-        caption=f"{notes.POSITION_GAME} Lost without it: the player is needed. There alone: "
+        caption=f"{notes.POSITIONAL_PART} Lost without it: the player is needed. There alone: "
         "the source is enough. Amplification: the strength with the player, over that without, "
         "where any is left. "
         "A weight can amplify and is never a source. "
         + conjunction_note(players, parts.conjunctions(player_set))
         + _rows_note(parts),
-        table=_blank_where_undefined(table.drop(columns="game")),
+        table=_blank_where_undefined(table.drop(columns="player_set")),
     )
 
 

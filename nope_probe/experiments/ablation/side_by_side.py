@@ -51,7 +51,7 @@ def agreement(manifest: Mapping[str, Any], layer: int, players: pd.DataFrame) ->
     """
     names = replacements_of(manifest)
     for player_set, members in manifest["player_sets"].items() if len(names) > 1 else ():
-        ours = players[(players["layer"] == layer) & (players["game"] == player_set)]
+        ours = players[(players["layer"] == layer) & (players["player_set"] == player_set)]
         needed = {member: _needing(ours[ours["player"] == member], names) for member in members}
         always = [phrase(member) for member in members if len(needed[member]) == len(names)]
         never = [phrase(member) for member in members if not needed[member]]
@@ -88,7 +88,7 @@ def lost_table(manifest: Mapping[str, Any], player_set: str, players: pd.DataFra
     table.add_column("player")
     for name in names:
         table.add_column(name, justify="right")
-    ours = players[players["game"] == player_set]
+    ours = players[players["player_set"] == player_set]
     for layer, rows in ours.groupby("layer"):
         for index, member in enumerate(manifest["player_sets"][player_set]):
             of_member = rows[rows["player"] == member]

@@ -17,7 +17,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.attribution import LayerAttribution
-from nope_probe.analyses.pattern import kept_cells, measure
+from nope_probe.analyses.distances import kept_cells
+from nope_probe.analyses.pattern import measure
 from nope_probe.data.sequences import Kind, Sequences
 from nope_probe.errors import closed_choices
 from nope_probe.experiments.ablation.analyse import (

@@ -63,7 +63,7 @@ def _source_sentence(name: str, best: pd.Series, sources: pd.DataFrame) -> str:
 
 def _player_sentence(manifest: Mapping[str, Any], layer: int, players: pd.DataFrame) -> str:
     player_set = "circuits" if "circuits" in manifest["player_sets"] else "players"
-    ours = players[(players["layer"] == layer) & (players["game"] == player_set)]
+    ours = players[(players["layer"] == layer) & (players["player_set"] == player_set)]
     names = manifest["player_sets"][player_set]
     subject = _positional_part(names)
     if ours["share"].isna().all():
@@ -189,7 +189,7 @@ def _players_table(player_set: str, names: Sequence[str], players: pd.DataFrame)
     table.add_column("player")
     for heading in (*SHARES.values(), "amplifies"):
         table.add_column(heading, justify="right")
-    ours = players[players["game"] == player_set]
+    ours = players[players["player_set"] == player_set]
     for layer, rows in ours.groupby("layer"):
         for index, row in enumerate(rows.to_dict("records")):
             cells = list(_player_cells(row))

@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from nope_probe.analyses.behaviour import mean_interval, position_means, span_loss
-from nope_probe.analyses.decodability import chance_distance
+from nope_probe.analyses.behaviour import chance_distance, mean_interval, position_means, span_loss
 from nope_probe.analyses.jackknife import UNDEFINED, Interval
 from nope_probe.errors import UserError
 from nope_probe.experiments.behaviour.bridge import (

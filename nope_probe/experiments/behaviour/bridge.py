@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pandas as pd
 
+from nope_probe.analyses.behaviour import rank_correlation
 from nope_probe.analyses.jackknife import Interval
-from nope_probe.analyses.pattern_lost import pattern_lost, positional_part
-from nope_probe.analyses.rank_correlation import rank_correlation
+from nope_probe.analyses.pattern_changes import pattern_lost, positional_part
 from nope_probe.experiments.behaviour.conditions import INTACT_NAME, Removal
 from nope_probe.experiments.behaviour.plan import Plan
 from nope_probe.experiments.behaviour.runner import Measured

@@ -9,7 +9,7 @@ import pandas as pd
 
 from nope_probe.analyses.behaviour import mean_interval, second_copy_loss, span_loss
 from nope_probe.analyses.jackknife import Interval, cross_products, rms
-from nope_probe.analyses.pattern_lost import positional_part
+from nope_probe.analyses.pattern_changes import positional_part
 from nope_probe.experiments.behaviour.conditions import INTACT_NAME, Removal
 from nope_probe.experiments.behaviour.plan import Plan
 from nope_probe.experiments.behaviour.runner import BehaviourRunner, DocumentLosses, Measured

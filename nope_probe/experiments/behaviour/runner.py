@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.decodability import halves, index_targets
-from nope_probe.analyses.ridge import ridge
+from nope_probe.analyses.behaviour import halves, index_targets, ridge
 from nope_probe.experiments.behaviour.conditions import Removal
 from nope_probe.experiments.behaviour.plan import Plan
 from nope_probe.experiments.behaviour.probes import Probe

@@ -10,8 +10,9 @@ import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
 
+from nope_probe.analyses.distances import kept_cells
 from nope_probe.analyses.jackknife import standard_error
-from nope_probe.analyses.pattern import kept_cells, measure
+from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.trends import query_stride
 from nope_probe.experiments.circuit.sections import headline, report
 from nope_probe.experiments.tables import measures_table

@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from nope_probe.analyses.differences import independent_difference, measure_differences
 from nope_probe.analyses.jackknife import Interval
+from nope_probe.analyses.pattern_changes import independent_difference, measure_differences
 from nope_probe.experiments.compare.members import INTACT, Member, share_sequences
 from nope_probe.figures.intervals import bound_columns
 from nope_probe.figures.words import MEASURES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from nope_probe.analyses.kept_pattern import KeptPattern
+from nope_probe.analyses.pattern_changes import KeptPattern
 from nope_probe.analyses.shapley import Condition, PlayerSet
 from nope_probe.experiments.explore.views import combinations, mean_pattern_view, strongest_layer
 from nope_probe.figures.explorer import Explorer

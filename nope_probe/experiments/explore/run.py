@@ -9,7 +9,7 @@ from typing import Literal
 
 from tqdm import tqdm
 
-from nope_probe.analyses.pattern import kept_cells
+from nope_probe.analyses.distances import kept_cells
 from nope_probe.analyses.shapley import Condition, PlayerSet
 from nope_probe.analyses.trends import query_stride
 from nope_probe.data.sequences import Sequences

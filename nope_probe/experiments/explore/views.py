@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.analyses.kept_pattern import KeptPattern, kept_patterns
 from nope_probe.analyses.pattern import row_centred
+from nope_probe.analyses.pattern_changes import KeptPattern, kept_patterns
 from nope_probe.analyses.shapley import Condition, PlayerSet
 from nope_probe.figures.downsample import pool
 from nope_probe.figures.explorer import MEASURES, SwitchedMaps

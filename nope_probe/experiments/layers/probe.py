@@ -10,9 +10,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nope_probe.analyses.mask_shape import MaskShape, mask_shape
-from nope_probe.analyses.rotation import Rotation, power_law, recover_rotation
-from nope_probe.analyses.score_product import ScoreProduct, fit_score_product
+from nope_probe.analyses.recover import (
+    MaskShape,
+    Rotation,
+    ScoreProduct,
+    fit_score_product,
+    mask_shape,
+    power_law,
+    recover_rotation,
+)
 from nope_probe.hooks.layer_probe import (
     LayerReading,
     hooks_scaling,

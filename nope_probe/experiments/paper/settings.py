@@ -165,25 +165,35 @@ class Settings(BoundedSettings):
         return self.model or SCORES[self.figure][0] if self.figure in SCORES else ()
 
 
+# The command of which an experiment is a run, and its module, by the class of its settings.
+COMMANDS: dict[type, tuple[str, ModuleType]] = {
+    simulation_run.Settings: ("simulate", simulation_run),
+    circuit_run.Settings: ("circuit", circuit_run),
+    scores_run.Settings: ("scores", scores_run),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
     """One experiment of a figure: a run of another command.
 
     Attributes:
         name: the model, or which half of the figure; empty for the only one.
-        command: the command, as in the folder's name.
-        module: the command's run, `module.run(settings)`.
-        settings: its settings.
+        settings: the command's settings.
     """
 
     name: str
-    command: str
-    module: ModuleType
     settings: ExperimentSettings
+
+    @property
+    def command(self) -> str:
+        """The command, as in the folder's name."""
+        return COMMANDS[type(self.settings)][0]
 
     def run(self, beside: Path) -> Path:
         """Run the experiment unless it is finished, and return its folder, in `beside`."""
-        folder: Path = self.module.run(replace(self.settings, out=self.folder(beside)))
+        module = COMMANDS[type(self.settings)][1]
+        folder: Path = module.run(replace(self.settings, out=self.folder(beside)))
         return folder
 
     def folder(self, beside: Path) -> Path:
@@ -209,21 +219,18 @@ def flags_of(figure: str) -> tuple[str, ...]:
 
 def experiments_of(settings: Settings) -> list[Experiment]:
     """Return the experiments of a figure, with the paper's settings where none is given."""
-    if settings.figure in SIMULATED:
-        n_samples = N_SAMPLES if settings.n_samples is None else settings.n_samples
+    if settings.figure not in SIMULATED:
         return [
-            Experiment(
-                name=name,
-                command="simulate",
-                module=simulation_run,
-                settings=replace(chosen, n_samples=n_samples, seed=settings.seed),
-            )
-            for name, chosen in SIMULATED[settings.figure].items()
+            Experiment(name=each, settings=_of_model(settings, each)) for each in settings.models
         ]
-    return [_of_model(settings, model) for model in settings.models]
+    n_samples = N_SAMPLES if settings.n_samples is None else settings.n_samples
+    return [
+        Experiment(name=half, settings=replace(chosen, n_samples=n_samples, seed=settings.seed))
+        for half, chosen in SIMULATED[settings.figure].items()
+    ]
 
 
-def _of_model(settings: Settings, model: str) -> Experiment:
+def _of_model(settings: Settings, model: str) -> ExperimentSettings:
     given: dict[str, Any] = {
         "model": model,
         "n_seqs": DEFAULT_SEQS if settings.n_seqs is None else settings.n_seqs,
@@ -231,21 +238,14 @@ def _of_model(settings: Settings, model: str) -> Experiment:
         **_data(settings, model),
     }
     if settings.figure == "figure3":
-        return Experiment(
-            name=model,
-            command="circuit",
-            module=circuit_run,
-            settings=circuit_run.Settings(**given, layer=0, seq_len=NOPE_TOKENS),
-        )
-    layers: int | Literal["all"] = "all"
-    seq_len = NOPE_TOKENS
-    if settings.figure in SCORES:
-        layers = SCORES[settings.figure][1] if settings.layers is None else settings.layers
-        shipped = model.lower() in CHECKPOINTS
-        default = scores_run.Settings.seq_len if shipped else DEFAULT_TOKENS
-        seq_len = default if settings.seq_len is None else settings.seq_len
-    chosen = scores_run.Settings(**given, layers=layers, seq_len=seq_len)
-    return Experiment(name=model, command="scores", module=scores_run, settings=chosen)
+        return circuit_run.Settings(**given, layer=0, seq_len=NOPE_TOKENS)
+    if settings.figure == "figure8":
+        return scores_run.Settings(**given, layers="all", seq_len=NOPE_TOKENS)
+    layers = SCORES[settings.figure][1] if settings.layers is None else settings.layers
+    shipped = model.lower() in CHECKPOINTS
+    default = scores_run.Settings.seq_len if shipped else DEFAULT_TOKENS
+    seq_len = default if settings.seq_len is None else settings.seq_len
+    return scores_run.Settings(**given, layers=layers, seq_len=seq_len)
 
 
 def _data(settings: Settings, model: str) -> dict[str, str]:
@@ -266,3 +266,13 @@ def papers_name(figure: str, model: str) -> str | None:
     papers = (NOPE_MODEL,) if figure in NOPE_FIGURES else LANGUAGE_MODELS
     names = {alias.lower(): name for name in papers for alias in (name, FRIENDLY[name])}
     return names.get(model.lower())
+
+
+def is_as_the_paper(settings: Settings) -> bool:
+    """Return whether a figure was run on the paper's models and with its settings."""
+    papers = Settings(figure=settings.figure)
+    if not settings.models:
+        return True
+    same = all(papers_name(settings.figure, model) for model in settings.models)
+    given = ("n_seqs", "seq_len", "data", "windows", "layers")
+    return same and all(getattr(settings, name) == getattr(papers, name) for name in given)

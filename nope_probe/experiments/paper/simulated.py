@@ -9,22 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import pandas as pd
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from nope_probe.analyses.parameter_free.closed_form import second_layer_scores
 from nope_probe.analyses.parameter_free.critical_alpha import theory_scores
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
-from nope_probe.analyses.pattern import (
-    edge_contrast,
-    relative_part,
-    row_centred,
-)
-from nope_probe.experiments.paper.claim import Claim
+from nope_probe.analyses.pattern import edge_contrast, relative_part, row_centred
+from nope_probe.experiments.paper.claims import Claim
 from nope_probe.hooks.maps import diagonal_normalised
-from nope_probe.runtime.folder import read_run
+from nope_probe.runtime.folder import Run
 
 LayerMaps = Float[Tensor, "layer query_pos key_pos"]
 PerLayer = Float[Tensor, " layer"]
@@ -54,10 +51,6 @@ class Evidence:
 
 def figure1() -> Iterator[Claim]:
     """Check the second layer's scores at n = 3 and alpha = 0 (eq. 4)."""
-    import torch
-
-    from nope_probe.analyses.parameter_free.closed_form import second_layer_scores
-
     scores = second_layer_scores(torch.tensor([0.0]), 3)[0]
     for (i, j), printed in {(1, 0): 0.154, (2, 0): 0.132, (2, 1): 0.150}.items():
         value = float(scores[i, j])
@@ -123,8 +116,6 @@ def figure9(found: Evidence) -> Iterator[Claim]:
 
 def figure10(found: Evidence) -> Iterator[Claim]:
     """Check that without the mask RoPE's pattern stays relative."""
-    import torch
-
     masked = theory_scores(torch.tensor([0.0]), 50, 4, ParameterFreeSpec(d_model=64, rope=True))[0]
     without, with_mask = (non_relative(maps)[1:] for maps in (found.scores[0.0], masked))
     yield Claim(
@@ -206,14 +197,11 @@ def _each(values: PerLayer, sign: str = "") -> str:
     return ", ".join(format(float(value), f"{sign}.2g") for value in values)
 
 
-def read_evidence(folder: Path) -> Evidence:
-    """Return the evidence in a simulation's folder."""
-    import torch
-
-    run = read_run(folder)
+def evidence_of(run: Run) -> Evidence:
+    """Return the evidence in a finished simulation."""
     scores = {
-        float(name.removeprefix("score/alpha=")): torch.from_numpy(each).double()
-        for name, each in run.maps.items()
+        float(name.removeprefix("score/alpha=")): torch.from_numpy(maps).double()
+        for name, maps in run.maps.items()
         if name.startswith("score/")
     }
     return Evidence(scores=scores, layers=run.tables["layers"])

@@ -11,8 +11,7 @@ from torch.func import jvp
 from nope_probe.analyses.parameter_free.control_variate import ControlVariate
 from nope_probe.analyses.parameter_free.critical_alpha import theory_scores
 from nope_probe.analyses.parameter_free.mean_field import expected_gram, frequency_steps, steps
-from nope_probe.analyses.parameter_free.sampling import sample_inputs
-from nope_probe.analyses.parameter_free.simulation import Estimate, simulate_scores
+from nope_probe.analyses.parameter_free.simulation import Estimate, sample_inputs, simulate_scores
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec, spec_of
 from nope_probe.models.parameter_free import build, parameter_free
 

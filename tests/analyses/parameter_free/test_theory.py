@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from support import appendix
 
 from nope_probe.analyses.parameter_free import closed_form as paper
 from nope_probe.analyses.parameter_free.critical_alpha import (
@@ -25,10 +26,10 @@ from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec, spec_of
 
 ALPHAS = torch.tensor([0.0, 0.05, 0.2, 0.5, 0.9], dtype=torch.float64)
 PAIRS = [
-    (paper.g, paper.g_difference),
-    (paper.h_squared, paper.h_squared_difference),
-    (paper.g_no_residual, paper.g_no_residual_difference),
-    (paper.h_squared_no_residual, paper.h_squared_no_residual_difference),
+    (paper.g, appendix.g_difference),
+    (paper.h_squared, appendix.h_squared_difference),
+    (appendix.g_no_residual, appendix.g_no_residual_difference),
+    (appendix.h_squared_no_residual, appendix.h_squared_no_residual_difference),
 ]
 
 
@@ -65,7 +66,7 @@ def test_g_and_h_are_entries_of_the_gram_matrix_after_the_first_layer(alpha):
     a, i = torch.tensor([alpha], dtype=torch.float64), torch.arange(1, n + 1)
     for residual, g, h in [
         (1.0, paper.g, paper.h_squared),
-        (0.0, paper.g_no_residual, paper.h_squared_no_residual),
+        (0.0, appendix.g_no_residual, appendix.h_squared_no_residual),
     ]:
         _, out = layer_by_hand(gram, residual)
         assert g(a, i)[0, 4].item() == pytest.approx(out[4][1], abs=1e-12)
@@ -101,8 +102,8 @@ def test_the_formulas_as_printed_differ_from_the_direct_difference():
     printed = (quadratic * j**2 + linear * j + constant) / bottom
     sign = (a - 1) * big * (2 * e**3 - 2 * e**2 * big * (j - 1) + big**3 * j * (j - 1)) / bottom
     alpha, at = torch.tensor([a], dtype=torch.float64), torch.tensor([j])
-    assert abs(paper.h_squared_difference(alpha, at).item() - printed) > 1e-2
-    assert abs(paper.h_squared_no_residual_difference(alpha, at).item() - sign) > 1e-2
+    assert abs(appendix.h_squared_difference(alpha, at).item() - printed) > 1e-2
+    assert abs(appendix.h_squared_no_residual_difference(alpha, at).item() - sign) > 1e-2
 
 
 def test_figure_one_shows_0_154_0_132_and_0_151():
@@ -228,7 +229,7 @@ def test_layernorm_over_d_tends_to_one_second_layer_as_the_dimension_grows():
     # The residual is 1/sqrt(d) of the attention output, so it vanishes: eq. (4) without residual.
     spec = ParameterFreeSpec(d_model=10**6, norm="layernorm-d")
     alpha, i = torch.tensor([0.2], dtype=torch.float64), torch.tensor([4, 7])
-    g, h = paper.g_no_residual(alpha, i)[0], paper.h_squared_no_residual(alpha, i)[0].sqrt()
+    g, h = appendix.g_no_residual(alpha, i)[0], appendix.h_squared_no_residual(alpha, i)[0].sqrt()
     second = theory_scores(alpha, 7, 2, spec)[0, 1]
     assert second[6, 3].item() == pytest.approx((g[1] / (h[0] * h[1])).item(), abs=1e-2)
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from nope_probe.analyses.distances import offset_means, offset_profile
 from nope_probe.analyses.jackknife import jackknife
-from nope_probe.analyses.offsets import offset_means, offset_profile
 
 
 def test_a_profile_is_the_mean_of_each_diagonal():

@@ -1,28 +1,36 @@
-"""The page of one reproduced figure: the published panels, ours, their difference, the claims."""
+"""The pages of one figure and of all sixteen, and the lines that the command prints."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 
-from nope_probe.experiments.paper.agreement import (
+from nope_probe.experiments.console import print_lines
+from nope_probe.experiments.paper.claims import Claim
+from nope_probe.experiments.paper.panels import (
     Agreement,
     Pair,
     agreement,
     agreement_table,
     agreements,
+    groups_of,
 )
-from nope_probe.experiments.paper.claim import Claim
-from nope_probe.experiments.paper.pairs import groups_of
+from nope_probe.experiments.paper.settings import SIMULATED
 from nope_probe.figures.downsample import pool
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.reports import notes
-from nope_probe.reports.listing import Link, Listing
+from nope_probe.reports.listing import Cell, Link, Listing
 from nope_probe.reports.page import Section, page
+from nope_probe.runtime.folder import read_manifest
+from nope_probe.runtime.provenance import command_line, versions
 
 UNITS = {"gram": "inner product"}
 Scale = tuple[float, float, str, bool]  # the ends, the unit, whether it centres on zero
@@ -37,6 +45,31 @@ HOW_TO_READ = (
     "(without a control variate) and of ours.",
     "The paper counts layers from 1, and we from 0: its layer 1 is L0.",
 )
+HOW_TO_READ_ALL = (
+    "A verdict is about the run that is linked; figures of trained models name theirs.",
+    "Published panels are compared cell by cell, in steps of their own 256 colours.",
+    "A figure of which there are several finished runs shows the one on the paper's models, or "
+    "else the newest.",
+)
+COLUMNS = ("figure", "the paper's claim", "verdict", "numbers")
+SHOWS = {
+    "figure1": "the second layer's scores of three tokens, eq. (4)",
+    "figure2": "simulated scores without RoPE, alpha = 0 and 0.2",
+    "figure3": "a trained NoPE model's first block, stage by stage",
+    "figure4": "simulated scores with RoPE, alpha = 0",
+    "figure5": "three language models, less diagonal means, first four layers",
+    "figure6": "simulated scores, alpha = 0.4, 0.6 and 0.8",
+    "figure7": "simulated scores with LayerNorm",
+    "figure8": "a trained NoPE model's scores, every layer",
+    "figure9": "simulated scores with RoPE, alpha = 0.5",
+    "figure10": "simulated scores with RoPE and without the mask",
+    "figure11": "Llama-3.1-8B, every layer",
+    "figure12": "Phi-4, every layer",
+    "figure13": "Qwen3-8B, every layer",
+    "figure14": "Llama-3.1-8B, every layer, less diagonal means",
+    "figure15": "Phi-4, every layer, less diagonal means",
+    "figure16": "Qwen3-8B, every layer, less diagonal means",
+}
 
 
 def figure_page(
@@ -193,3 +226,122 @@ def _own_scale(values: np.ndarray, kind: str) -> Scale:
     known = values[cells & np.isfinite(values)]
     low, high = np.quantile(known, [0.01, 0.99]) if known.size else (0.0, 1.0)
     return _scale(kind, float(low), float(high if high > low else low + 1))
+
+
+def print_summary(folder: Path) -> None:
+    """Print a figure's claims with their verdicts, its headline, and the path of its page."""
+    manifest = read_manifest(folder)
+    figure = manifest["settings"]["figure"]
+    lines = [f"{figure}: {each}" for each in manifest["notes"]]
+    for entry in manifest["claims"]:
+        claim = {name: entry[name] for name in ("paper", "reproduced", "evidence")}
+        lead = f"{figure}, {entry['experiment']}" if entry["experiment"] else figure
+        lines.append(f"{lead}, {Claim(**claim)}")
+    lines += [f"{figure}: {each}" for each in manifest["headline"]]
+    for each in manifest["experiments"].values():
+        lines.append(f"experiment: {Path(os.path.normpath(folder / each)) / 'report.html'}")
+    print_lines([*lines, f"report: {folder / 'report.html'}"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A figure on the page, with its finished run if there is one.
+
+    Attributes:
+        figure: its name.
+        folder: the run's folder; None if it was not run.
+        manifest: the run's manifest.
+    """
+
+    figure: str
+    folder: Path | None
+    manifest: Mapping[str, Any]
+
+
+def entry_of(figure: str, own: Path | None, beside: Path) -> Entry:
+    """Return a figure's best run: on the paper's models, then this command's own, then newest."""
+    found = {}
+    for path in beside.glob("*/manifest.json"):
+        manifest = read_manifest(path.parent)
+        about = manifest.get("settings", {})
+        if manifest.get("kind") == "reproduce" and about.get("figure") == figure:
+            found[path.parent] = manifest
+    if not found:
+        return Entry(figure=figure, folder=None, manifest={})
+    best = max(
+        found,
+        key=lambda each: (found[each]["as_the_paper"], each == own, found[each]["finished"]),
+    )
+    return Entry(figure=figure, folder=best, manifest=found[best])
+
+
+def rows_of(entry: Entry, start: Path) -> list[list[Cell]]:
+    """Return the lines of a figure: one for each claim, and one for its published panels."""
+    title = f"{title_of(entry.figure)}: {SHOWS[entry.figure]}"
+    if entry.folder is None:
+        command = f"python -m nope_probe.reproduce {entry.figure}"
+        return [[title, "", "○\u00a0not\u00a0run\u00a0yet", f"run: {command}"]]
+    href = f"{Path(os.path.relpath(entry.folder, start)).as_posix()}/report.html"
+    rows: list[list[Cell]] = []
+    for claim in entry.manifest["claims"]:
+        name = claim["experiment"]
+        of = f"{name}: " if name and entry.figure not in SIMULATED else ""
+        rows.append(["", claim["paper"], verdict_mark(claim["reproduced"]), of + claim["evidence"]])
+    panels = entry.manifest["panels"]
+    if panels["compared"]:
+        agrees = panels["agree"] == panels["compared"]
+        rows.append(["", "(the published panels)", verdict_mark(agrees), panels["verdict"]])
+    elif panels["published"]:
+        why = f"{panels['published']} shown beside ours, which are of another model"
+        rows.append(["", "(the published panels)", "○\u00a0not\u00a0compared", why])
+    rows = rows or [[""] * len(COLUMNS)]
+    rows[0][0] = Link(text=title, href=href)
+    return rows
+
+
+def index_page(entries: Sequence[Entry], rows: Sequence[Sequence[Cell]]) -> str:
+    """Return the page of all figures."""
+    sections = [
+        Section(
+            title="Figure by figure",
+            caption="Each claim of the paper, whether it is reproduced, and by which numbers.",
+            listing=Listing(columns=COLUMNS, rows=rows),
+        )
+    ]
+    manifest = {
+        "command": command_line(),
+        "figures": {each.figure: str(each.folder) for each in entries if each.folder},
+        "versions": versions(),
+    }
+    return page("The paper, reproduced", headline(entries), sections, manifest, HOW_TO_READ_ALL)
+
+
+def headline(entries: Sequence[Entry]) -> list[str]:
+    """Return how many figures were run, claims reproduced and panels matched."""
+    done = [each for each in entries if each.folder is not None]
+    claims = [claim for each in done for claim in each.manifest["claims"]]
+    panels = [each.manifest["panels"] for each in done]
+    sentences = [
+        f"{len(done)} of the paper's {len(entries)} figures have been run; "
+        f"{sum(claim['reproduced'] for claim in claims)} of {len(claims)} claims about them are "
+        "reproduced.",
+        f"{sum(each['exact'] for each in panels)} of {sum(each['compared'] for each in panels)} "
+        "published panels agree with ours within one 8-bit colour step, and "
+        f"{sum(each['agree'] - each['exact'] for each in panels)} more within sampling noise.",
+    ]
+    missing = [title_of(each.figure) for each in entries if each.folder is None]
+    if missing:
+        sentences.append(f"Not run yet: {', '.join(missing)}.")
+    return sentences
+
+
+def print_index(folder: Path) -> None:
+    """Print the lines of the page, and its path."""
+    table = pd.read_csv(folder / "figures.csv", keep_default_na=False)
+    lines = []
+    for row in table.to_dict("records"):
+        if row["figure"]:
+            lines.append(str(row["figure"]))
+        parts = [str(row[name]) for name in table.columns[1:] if row[name]]
+        lines.append("  " + "; ".join(parts).replace("\u00a0", " "))
+    print_lines([*lines, f"report: {folder / 'report.html'}"])

@@ -1,11 +1,35 @@
-"""RoPE recovered from rotation matrices that are written down by hand."""
+"""Masks, rotations and scores that are written down by hand get their names and numbers back."""
 
 from math import cos, pi, sin
 
 import pytest
 import torch
 
-from nope_probe.analyses.rotation import power_law, recover_rotation
+from nope_probe.analyses.recover import fit_score_product, mask_shape, power_law, recover_rotation
+
+N = 11
+ROW, J = torch.arange(N)[:, None], torch.arange(N)[None, :]
+
+
+@pytest.mark.parametrize(
+    ("visible", "kind", "size"),
+    [
+        (J <= ROW, "causal", None),
+        ((J <= ROW) | (J > ROW), "bidirectional", None),
+        ((J <= ROW) & (ROW - J < 3), "window", 3),
+        ((J <= ROW) & (ROW - J < 10), "window", 10),
+        ((J <= ROW) & (ROW - J < 1), "window", 1),
+        ((J <= ROW) & (ROW // 4 == J // 4), "chunks", 4),
+        ((J <= ROW) & (ROW // 10 == J // 10), "chunks", 10),
+        ((J <= ROW) | ((ROW < 5) & (J < 5)), "prefix", 5),
+        ((ROW - J).abs() < 3, "two-sided window", 3),
+        ((J <= ROW) & ((ROW - J < 3) | (J == 0)), "other", None),
+        (J < ROW, "other", None),
+    ],
+)
+def test_a_mask_has_its_kind_and_size(visible: torch.Tensor, kind: str, size: int | None):
+    shape = mask_shape(visible)
+    assert (shape.kind, shape.size, shape.n_positions) == (kind, size, N)
 
 
 def turning(angles: dict[tuple[int, int], float], n: int, size: float = 1.0) -> torch.Tensor:
@@ -71,3 +95,26 @@ def test_two_pairs_on_a_line_are_no_law_where_the_third_is_off():
     law = power_law(torch.tensor([1.0, 0.5, 0.1, 0.02]))
     assert (law.base, law.n_following) == (None, 2)
     assert power_law(torch.tensor([1.0, 0.5])).base == pytest.approx(4)
+
+
+PRODUCTS = torch.linspace(-90, 110, 211, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("scale", [0.3, -0.2, 5.0])
+def test_a_multiple_of_the_product_has_its_factor_and_no_cap(scale: float):
+    fit = fit_score_product(PRODUCTS, scale * PRODUCTS)
+    assert fit.scale == pytest.approx(scale)
+    assert fit.soft_cap is None
+    assert fit.error < 1e-12
+
+
+@pytest.mark.parametrize("cap", [7.0, 50.0])
+def test_a_soft_cap_and_the_scale_inside_it_are_recovered(cap: float):
+    fit = fit_score_product(PRODUCTS, cap * torch.tanh(0.3 * PRODUCTS / cap))
+    assert fit.scale == pytest.approx(0.3, rel=1e-6)
+    assert fit.soft_cap == pytest.approx(cap, rel=1e-6)
+
+
+def test_scores_that_are_something_else_are_off():
+    bias = torch.linspace(0, 9, 211, dtype=torch.float64).flip(0)
+    assert fit_score_product(PRODUCTS, 0.3 * PRODUCTS + bias).error > 0.05

@@ -1,4 +1,4 @@
-"""Shapley shares, Moebius terms and the position game for any game, against brute force."""
+"""Shapley shares, Moebius terms and the positional part for any values, against brute force."""
 
 import math
 from itertools import combinations, permutations
@@ -32,10 +32,10 @@ PLAYERS = st.lists(
     max_size=4,
     unique=True,
 )
-Game = dict[Condition, Tensor]
+Values = dict[Condition, Tensor]
 
 
-def random_game(players: PlayerSet, seed: int) -> Game:
+def random_values(players: PlayerSet, seed: int) -> Values:
     """Return one random map for every coalition that is kept."""
     generator = torch.Generator().manual_seed(seed)
     return {
@@ -44,12 +44,12 @@ def random_game(players: PlayerSet, seed: int) -> Game:
     }
 
 
-def worth(players: PlayerSet, game: Game, kept: tuple[Player, ...]) -> Tensor:
+def worth(players: PlayerSet, values: Values, kept: tuple[Player, ...]) -> Tensor:
     """Return p(T) as the words have it: v(T) less v(T without its sources), if a source plays."""
 
     def value(some: tuple[Player, ...]) -> Tensor:
         gone = set().union(*(each.components for each in players.players if each not in some))
-        return game[frozenset(gone)]
+        return values[frozenset(gone)]
 
     if not any(each.components & SOURCES for each in players.players):
         return value(kept)
@@ -61,41 +61,41 @@ def assert_equal(one: Tensor, other: Tensor) -> None:
 
 
 @given(PLAYERS, SEEDS)
-def test_every_quantity_is_that_of_the_position_game(names: list[str], seed: int):
+def test_every_quantity_is_that_of_the_positional_part(names: list[str], seed: int):
     ours = player_set(names)
-    game = random_game(ours, seed)
+    values = random_values(ours, seed)
     everyone = ours.players
     for kept in coalitions(everyone):
-        assert_equal(contrast_map(positional(ours, kept), game), worth(ours, game, kept))
+        assert_equal(contrast_map(positional(ours, kept), values), worth(ours, values, kept))
     for one in everyone:
         others = tuple(each for each in everyone if each != one)
-        assert_equal(contrast_map(alone(ours, one), game), worth(ours, game, (one,)))
-        assert_equal(contrast_map(without(ours, one), game), worth(ours, game, others))
-        difference = worth(ours, game, everyone) - worth(ours, game, others)
-        assert_equal(contrast_map(lost(ours, one), game), difference)
+        assert_equal(contrast_map(alone(ours, one), values), worth(ours, values, (one,)))
+        assert_equal(contrast_map(without(ours, one), values), worth(ours, values, others))
+        difference = worth(ours, values, everyone) - worth(ours, values, others)
+        assert_equal(contrast_map(lost(ours, one), values), difference)
 
 
 @given(PLAYERS, SEEDS)
 def test_shapley_maps_are_means_over_all_orders_and_add_up(names: list[str], seed: int):
     ours = player_set(names)
-    game = random_game(ours, seed)
-    total = contrast_map(base(ours), game)
+    values = random_values(ours, seed)
+    total = contrast_map(base(ours), values)
     for one in ours.players:
         added = [
-            worth(ours, game, order[: order.index(one) + 1])
-            - worth(ours, game, order[: order.index(one)])
+            worth(ours, values, order[: order.index(one) + 1])
+            - worth(ours, values, order[: order.index(one)])
             for order in permutations(ours.players)
         ]
-        phi = contrast_map(shapley(ours, one), game)
+        phi = contrast_map(shapley(ours, one), values)
         assert_equal(phi, torch.stack(added).mean(0))
         total = total + phi
-    assert_equal(total, worth(ours, game, ours.players))
+    assert_equal(total, worth(ours, values, ours.players))
 
 
 @given(PLAYERS, SEEDS)
-def test_shapley_maps_of_a_sum_of_games_are_the_sums_of_theirs(names: list[str], seed: int):
+def test_shapley_maps_of_a_sum_of_values_are_the_sums_of_theirs(names: list[str], seed: int):
     ours = player_set(names)
-    one, other = random_game(ours, seed), random_game(ours, seed + 1)
+    one, other = random_values(ours, seed), random_values(ours, seed + 1)
     both = {condition: 2 * one[condition] - 3 * other[condition] for condition in one}
     for each in ours.players:
         phi = shapley(ours, each)
@@ -107,14 +107,14 @@ def test_shapley_maps_of_a_sum_of_games_are_the_sums_of_theirs(names: list[str],
 def test_a_player_that_changes_nothing_gets_nothing(names: list[str], seed: int, data):
     ours = player_set(names)
     dummy = data.draw(st.sampled_from(ours.players))
-    game = random_game(ours, seed)
+    values = random_values(ours, seed)
     for kept in coalitions([each for each in ours.players if each != dummy]):
-        game[ours.condition((*kept, dummy))] = game[ours.condition(kept)]
-    assert_equal(contrast_map(shapley(ours, dummy), game), torch.zeros(2, 3).double())
-    assert_equal(contrast_map(lost(ours, dummy), game), torch.zeros(2, 3).double())
+        values[ours.condition((*kept, dummy))] = values[ours.condition(kept)]
+    assert_equal(contrast_map(shapley(ours, dummy), values), torch.zeros(2, 3).double())
+    assert_equal(contrast_map(lost(ours, dummy), values), torch.zeros(2, 3).double())
     for size in range(len(ours.players)):
         for others in combinations([each for each in ours.players if each != dummy], size):
-            term = contrast_map(moebius(ours, (dummy, *others)), game)
+            term = contrast_map(moebius(ours, (dummy, *others)), values)
             assert_equal(term, torch.zeros(2, 3).double())
 
 
@@ -122,11 +122,11 @@ def test_a_player_that_changes_nothing_gets_nothing(names: list[str], seed: int,
 def test_players_of_one_kind_that_do_the_same_get_the_same(names: list[str], seed: int):
     ours = player_set(names)
     one, other = [each for each in ours.players if each.name in ("qk", "mlp")]
-    game = random_game(ours, seed)
+    values = random_values(ours, seed)
     rest = [each for each in ours.players if each not in (one, other)]
     for kept in coalitions(rest):
-        game[ours.condition((*kept, other))] = game[ours.condition((*kept, one))]
-    shares = [contrast_map(shapley(ours, each), game) for each in (one, other)]
+        values[ours.condition((*kept, other))] = values[ours.condition((*kept, one))]
+    shares = [contrast_map(shapley(ours, each), values) for each in (one, other)]
     assert_equal(*shares)
     assert float(shares[0].abs().max()) > 1e-6
 
@@ -136,14 +136,14 @@ def test_moebius_terms_add_up_in_every_coalition_and_are_shared_equally(
     names: list[str], seed: int
 ):
     ours = player_set(names)
-    game = random_game(ours, seed)
-    terms = {t: contrast_map(moebius(ours, t), game) for t in coalitions(ours.players)}
+    values = random_values(ours, seed)
+    terms = {t: contrast_map(moebius(ours, t), values) for t in coalitions(ours.players)}
     for kept in terms:
         inside = [term for members, term in terms.items() if set(members) <= set(kept)]
-        assert_equal(torch.stack(inside).sum(0), worth(ours, game, kept))
+        assert_equal(torch.stack(inside).sum(0), worth(ours, values, kept))
     for one in ours.players:
         parts = [term / len(t) for t, term in terms.items() if one in t]
-        assert_equal(torch.stack(parts).sum(0), contrast_map(shapley(ours, one), game))
+        assert_equal(torch.stack(parts).sum(0), contrast_map(shapley(ours, one), values))
 
 
 @given(PLAYERS)

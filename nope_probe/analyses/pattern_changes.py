@@ -1,0 +1,334 @@
+"""How the positional pattern of a layer differs between two models, or two states of one.
+
+All of it goes one way: patterns in the kept cells, their products between folds, the jackknife.
+Where both models ran on the same sequences, dealt to the same folds, differences are taken fold by
+fold (paired): what the sequences have in common cancels. Elsewhere variances add up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import hypot
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from nope_probe.analyses.distances import kept_cells, n_kept_cells
+from nope_probe.analyses.jackknife import (
+    UNDEFINED,
+    Estimates,
+    Interval,
+    ProductSums,
+    cross_products,
+    jackknife,
+    leave_one_out,
+    rms,
+    share,
+    signed_root,
+)
+from nope_probe.analyses.pattern import FoldCounts, measure_estimates, row_centred
+from nope_probe.analyses.pattern_rows import (
+    Folds,
+    NonRelativeRows,
+    as_layer,
+    beyond_rounding,
+    centred_rows,
+    exceeds_rounding,
+    mean_squares,
+    pattern_distance_sums,
+)
+from nope_probe.analyses.trends import TrendSums, query_stride
+from nope_probe.hooks.layer_folds import LayerFolds, row_blocks
+
+FoldMaps = Float[Tensor, "fold query_pos key_pos"]
+OtherFoldMaps = Float[Tensor, "other_fold query_pos key_pos"]
+BothCounts = tuple[FoldCounts | None, FoldCounts | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptPattern:
+    """Measures of one positional pattern v beside the intact model's u, with 95% intervals.
+
+    Attributes:
+        amplitude: RMS of v, corrected for noise; nats for scores.
+        locality: as `Measures.locality`, -1 to 1; of every `query_stride(n)`-th query.
+        share: <v, u> / <u, u>, the share of the intact positional pattern that is left: 1 for the
+            intact model, undefined where u cannot be told from noise.
+    """
+
+    amplitude: Interval
+    locality: Interval
+    share: Interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskEffect:
+    """RMS of the non-relative part with and without the mask, nats (the paper's section 5).
+
+    Attributes:
+        difference: with the mask less without it, paired.
+    """
+
+    with_mask: Interval
+    without_mask: Interval
+    difference: Interval
+
+
+def kept_patterns(
+    maps: Float[Tensor, "fold map query_pos key_pos"],
+    intact: Float[Tensor, "fold map query_pos key_pos"],
+    skip_keys: int = 0,
+    counts: FoldCounts | None = None,
+) -> list[KeptPattern]:
+    """Measure the positional pattern of each map, beside the intact model's.
+
+    All is undefined for a map that hides keys before the query, as a sliding window does.
+
+    Args:
+        maps: fold means of scores, or of Gram maps, with some components removed.
+        intact: the same of the intact model, on the same sequences.
+        skip_keys: how many first keys to leave out.
+        counts: sequences per fold; all the same by default.
+
+    Example:
+        >>> folds = torch.randn(4, 1, 11, 11)
+        >>> kept_patterns(2 * folds, folds)[0].share.value
+        nan
+        >>> folds = folds + torch.arange(11.0)
+        >>> round(kept_patterns(2 * folds, folds)[0].share.value, 6)
+        2.0
+    """
+    return [
+        _kept(maps[:, index].double(), intact[:, index].double(), skip_keys, counts)
+        for index in range(maps.shape[1])
+    ]
+
+
+def _kept(
+    maps: FoldMaps, intact: FoldMaps, skip_keys: int, counts: FoldCounts | None
+) -> KeptPattern:
+    cells = kept_cells(maps.shape[-1], skip_keys)
+    if not (maps[:, cells].isfinite().all() and intact[:, cells].isfinite().all()):
+        return KeptPattern(amplitude=UNDEFINED, locality=UNDEFINED, share=UNDEFINED)
+    v, u = _pattern_cells(maps, skip_keys), _pattern_cells(intact, skip_keys)
+    v_v = beyond_rounding(_inner(v, v, counts), maps[:, cells].square().mean())
+    u_u = beyond_rounding(_inner(u, u, counts), intact[:, cells].square().mean())
+    locality = jackknife(_locality(row_centred(maps, skip_keys), skip_keys, counts), counts)
+    return KeptPattern(
+        amplitude=rms(v_v, counts),
+        locality=locality if v_v.any() else UNDEFINED,
+        share=share(_inner(v, u, counts), u_u, counts),
+    )
+
+
+def _locality(patterns: FoldMaps, skip_keys: int, counts: FoldCounts | None) -> Estimates:
+    """Return the locality on all folds and without each, of the queries that `measure` orders."""
+    n = patterns.shape[-1]
+    trends = TrendSums(1 + len(patterns), skip_keys, query_stride(n))
+    for query in trends.chosen(0, n):
+        trends.add(leave_one_out(patterns[:, query, skip_keys:query], counts))
+    return trends.locality
+
+
+def positional_part(
+    scores: FoldMaps,
+    content: FoldMaps,
+    skip_keys: int = 0,
+    counts: FoldCounts | None = None,
+) -> Float[Tensor, "fold cell"]:
+    """Return p, the pattern less the pattern without the sources, in the kept cells, nats.
+
+    It is 0 where it does not exceed the rounding of the scores.
+
+    Args:
+        scores: score maps, nats.
+        content: those of the same model without mask and position encoding.
+        skip_keys: how many first keys to leave out.
+        counts: sequences per fold; all the same by default.
+    """
+    cells, both = kept_cells(scores.shape[-1], skip_keys), (scores.double(), content.double())
+    part = _pattern_cells(both[0] - both[1], skip_keys)
+    score_square = sum(maps[..., cells].square().mean() for maps in both)
+    exceeds = exceeds_rounding(_inner(part, part, counts), score_square)
+    return part if exceeds else torch.zeros_like(part)
+
+
+def pattern_lost(
+    whole: Float[Tensor, "fold cell"],
+    left: Float[Tensor, "fold cell"],
+    counts: FoldCounts | None = None,
+) -> Interval:
+    """Return what a removal takes from the positional part p(all) of one layer, in nats.
+
+    It is <p(all) - p(left), p(all)> / RMS of p(all): that RMS if the part is gone, 0 if it stays,
+    more if it is reversed. Undefined where p(all) does not exceed its noise.
+
+    Args:
+        whole: the positional part of the intact model.
+        left: the positional part of the model without the removed components.
+        counts: sequences per fold; all the same by default.
+    """
+    square, kept = _inner(whole, whole, counts), _inner(left, whole, counts)
+    if not jackknife(square, counts).low > 0 or not (square > 0).all():
+        return UNDEFINED
+    return jackknife((square - kept) / square.sqrt(), counts)
+
+
+def mask_effect(
+    with_mask: Folds,
+    without_mask: Folds,
+    skip_keys: int = 0,
+    counts: FoldCounts | None = None,
+) -> MaskEffect:
+    """Return the RMS of one layer's non-relative part with and without the mask, and its change.
+
+    Args:
+        with_mask: fold maps of the intact model's score, nats.
+        without_mask: the same without the mask, on the same sequences.
+        skip_keys: how many first keys to leave out.
+        counts: sequences per fold; all the same by default.
+    """
+    with_square, without_square = (
+        non_relative_squares(as_layer(maps), skip_keys, counts)
+        for maps in (with_mask, without_mask)
+    )
+    return MaskEffect(
+        with_mask=rms(with_square, counts),
+        without_mask=rms(without_square, counts),
+        difference=jackknife(_roots(with_square) - _roots(without_square), counts),
+    )
+
+
+def non_relative_squares(folds: LayerFolds, skip_keys: int, counts: FoldCounts | None) -> Estimates:
+    """Return the mean square of the non-relative part, on all folds and without each.
+
+    It is 0 within the rounding of the scores.
+    """
+    n_cells, products = n_kept_cells(folds.n, skip_keys), ProductSums()
+    rest = NonRelativeRows(pattern_distance_sums(folds, skip_keys), skip_keys)
+    score_square = torch.zeros((), dtype=torch.float64)
+    for start, stop in row_blocks(folds.n, folds.n_folds):
+        raw = folds.rows(start, stop).double()
+        score_square += mean_squares(raw, start, skip_keys, n_cells).mean()
+        products.add(rest.of(centred_rows(raw, start, skip_keys), start)[None])
+    return beyond_rounding(products.cross_products(n_cells, counts)[:, 0, 0], score_square)
+
+
+def measure_differences(
+    one: FoldMaps,
+    other: OtherFoldMaps,
+    *,
+    skip_keys: int = 0,
+    paired: bool,
+    counts: BothCounts = (None, None),
+) -> dict[str, Interval]:
+    """Return by how much the measures of one model's pattern exceed those of another's.
+
+    Args:
+        one: fold means of scores of one layer, nats.
+        other: those of the model to compare with.
+        skip_keys: how many first keys to leave out.
+        paired: whether fold f holds the same sequences in both.
+        counts: of each model, the sequences per fold; all the same by default.
+
+    Returns:
+        Differences by the names of `Measures`, undefined where a share is.
+
+    Example:
+        >>> import torch
+        >>> folds = torch.randn(4, 13, 13, generator=torch.Generator().manual_seed(0))
+        >>> found = measure_differences(folds + 1, folds, paired=True)
+        >>> abs(found["amplitude"].value) < 1e-6, abs(found["locality"].value) < 1e-6
+        (True, True)
+    """
+    x = _measure_estimates(one.double(), skip_keys, counts[0])
+    y = _measure_estimates(other.double(), skip_keys, counts[1])
+    found = {"relative_r2": UNDEFINED}
+    for name in (name for name in x if name in y):
+        if paired:
+            found[name] = jackknife(x[name] - y[name], counts[0])
+        else:
+            alone = jackknife(x[name], counts[0]), jackknife(y[name], counts[1])
+            found[name] = independent_difference(*alone)
+    return found
+
+
+def pattern_difference(
+    one: FoldMaps,
+    other: OtherFoldMaps,
+    *,
+    skip_keys: int = 0,
+    paired: bool,
+    counts: BothCounts = (None, None),
+) -> Interval:
+    """Return the RMS of the difference of two patterns, nats, with noise subtracted.
+
+    Arguments are those of `measure_differences`.
+    """
+    x, y = _pattern_cells(one, skip_keys), _pattern_cells(other, skip_keys)
+    n_x, n_y = counts
+    if paired:
+        return rms(_inner(x - y, x - y, n_x), n_x)
+    x_x, y_y = _inner(x, x, n_x), _inner(y, y, n_y)
+    x_means, y_means = leave_one_out(x, n_x), leave_one_out(y, n_y)
+    x_y, y_x = (x_means * y_means[0]).mean(-1), (y_means * x_means[0]).mean(-1)
+    # <x, x> - 2 <x, y> + <y, y>: one term varies with the folds of x, the other with those of y.
+    arms = (
+        jackknife(estimates, counts)
+        for estimates, counts in ((x_x - 2 * x_y, n_x), (y_y - 2 * y_x, n_y))
+    )
+    half = hypot(*(each.high - each.value for each in arms))
+    square = float(x_x[0] - 2 * x_y[0] + y_y[0])
+    return Interval(
+        value=signed_root(square), low=signed_root(square - half), high=signed_root(square + half)
+    )
+
+
+def independent_difference(one: Interval, other: Interval) -> Interval:
+    """Return the difference of estimates from independent data.
+
+    Its arms are those of the two in squares: down where one is lower or the other higher, and up
+    where it is the other way round (Zou and Donner 2008), since the interval of an RMS or a ratio
+    is longer on one side.
+
+    Example:
+        >>> one = Interval(value=5.0, low=2.0, high=17.0)
+        >>> other = Interval(value=1.0, low=-4.0, high=5.0)
+        >>> independent_difference(one, other)
+        4 [-1, 17]
+    """
+    value = one.value - other.value
+    down = hypot(one.value - one.low, other.high - other.value)
+    up = hypot(one.high - one.value, other.value - other.low)
+    return Interval(value=value, low=value - down, high=value + up)
+
+
+def _measure_estimates(
+    folds: FoldMaps, skip_keys: int, counts: FoldCounts | None
+) -> dict[str, Estimates]:
+    """Return the measures on all folds and without each; the relative share if it is defined."""
+    found = measure_estimates(folds, skip_keys, counts)
+    p_p, r_r = found.pop("amplitude_squared"), found.pop("non_relative_squared")
+    found["amplitude"], found["non_relative"] = _roots(p_p), _roots(r_r)
+    if jackknife(p_p, counts).low > 0:
+        found["relative_r2"] = 1 - r_r / p_p
+    return found
+
+
+def _pattern_cells(
+    maps: Float[Tensor, "fold query_pos key_pos"], skip_keys: int
+) -> Float[Tensor, "fold cell"]:
+    """Return the patterns of fold maps in the kept cells, in float64."""
+    return row_centred(maps.double(), skip_keys)[:, kept_cells(maps.shape[-1], skip_keys)]
+
+
+def _inner(
+    x: Float[Tensor, "fold cell"], y: Float[Tensor, "fold cell"], counts: FoldCounts | None
+) -> Estimates:
+    """Return <x, y> between different folds, on all folds and without each."""
+    return cross_products(x[None], y[None], counts)[:, 0, 0]
+
+
+def _roots(squares: Estimates) -> Estimates:
+    return squares.sign() * squares.abs().sqrt()

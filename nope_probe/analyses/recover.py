@@ -1,0 +1,213 @@
+"""Recover what a block applies: the shape of its mask, the rotation of RoPE, scale and soft cap."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Kind = Literal["causal", "window", "chunks", "prefix", "bidirectional", "two-sided window", "other"]
+Layout = Literal["halves", "adjacent", "other"]
+SLOWEST = 1e-10  # radians per position; below it a coordinate does not turn
+FOLLOWS = 1e-3  # relative deviation of a frequency that still follows the power law
+LINEAR = 1e-4  # relative error up to which scores are a multiple of q.k
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskShape:
+    """Which keys each query attends to.
+
+    Attributes:
+        kind: `causal`: all j <= i. `window`: the last `size` of these, i itself included. `chunks`:
+            those in its own chunk of `size` positions. `prefix`: the first `size` positions attend
+            to each other, later ones are causal. `bidirectional`: all. `two-sided window`: those
+            less than `size` away. `other`: none of these.
+        size: of a window, chunk or prefix; else None.
+        n_positions: how many positions were seen: a longer window or chunk does not show.
+    """
+
+    kind: Kind
+    size: int | None = None
+    n_positions: int
+
+    def __str__(self) -> str:
+        return self.kind if self.size is None else f"{self.kind} of {self.size}"
+
+
+def mask_shape(visible: Bool[Tensor, "query_pos key_pos"]) -> MaskShape:
+    """Return the shape of a mask.
+
+    Example:
+        >>> str(mask_shape(torch.ones(5, 5, dtype=torch.bool).tril().triu(-2)))
+        'window of 3'
+    """
+    n = len(visible)
+    i, j = torch.arange(n)[:, None], torch.arange(n)[None, :]
+    causal, reach = j <= i, int(((i - j) * visible).max()) + 1
+    chunk, prefix = _first_row_without_key_0(visible), int(visible[0].sum())
+    shapes: list[tuple[Kind, int | None, Tensor]] = [
+        ("causal", None, causal),
+        ("bidirectional", None, torch.ones_like(causal)),
+        ("window", reach, causal & (i - j < reach)),
+        ("chunks", chunk, causal & (i // chunk == j // chunk)),
+        ("prefix", prefix, causal | (j < prefix)),
+        ("two-sided window", reach, (i - j).abs() < reach),
+    ]
+    for kind, size, cells in shapes:
+        if torch.equal(cells, visible):
+            return MaskShape(kind=kind, size=size, n_positions=n)
+    return MaskShape(kind="other", n_positions=n)
+
+
+def _first_row_without_key_0(visible: Bool[Tensor, "query_pos key_pos"]) -> int:
+    hidden = (~visible[:, 0]).nonzero()
+    return int(hidden[0]) if len(hidden) and int(hidden[0]) else len(visible)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotation:
+    """How a block turns the coordinates of its queries and keys.
+
+    Attributes:
+        pairs: the two coordinates of each pair that turns, in the order of the first.
+        frequencies: by how much each pair turns from one position to the next, radians.
+        size: the length of a turned unit vector at position 0 (1, unless RoPE also scales).
+    """
+
+    pairs: Int[Tensor, "pair two"]
+    frequencies: Float[Tensor, " pair"]
+    size: float
+
+    @property
+    def layout(self) -> Layout | None:
+        """`halves` for the pairs (f, f + n), `adjacent` for (2f, 2f + 1); None without pairs."""
+        if not len(self.pairs):
+            return None
+        low, high = self.pairs.T
+        f, n = torch.arange(len(self.pairs)), len(self.pairs)
+        if torch.equal(low, f) and torch.equal(high, f + n):
+            return "halves"
+        adjacent = torch.equal(low, 2 * f) and torch.equal(high, 2 * f + 1)
+        return "adjacent" if adjacent else "other"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PowerLaw:
+    """Frequencies theta_0 base^(-f/n) of the pairs f = 0, ..., n - 1.
+
+    Attributes:
+        base: RoPE's base; None if no law shows: of a single pair, or if the third pair is off.
+        fastest: theta_0, 1 unless positions are interpolated.
+        n_following: how many of the first pairs follow the law; further ones are slowed down, as in
+            Llama 3.1 and YaRN.
+    """
+
+    base: float | None
+    fastest: float
+    n_following: int
+
+
+def recover_rotation(matrices: Float[Tensor, "pos d_head d_head"]) -> Rotation:
+    """Return the rotation from the matrix that a block applies at each position.
+
+    Args:
+        matrices: M of y = M x at positions 0, 1, ...; only the first two are used.
+
+    Example:
+        >>> turn = torch.tensor([[0.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+        >>> recover_rotation(torch.stack([torch.eye(3), turn])).pairs
+        tensor([[0, 1]])
+    """
+    first, second = matrices[:2].double()
+    step = second @ torch.linalg.inv(first)
+    off = step - torch.diag(step.diag())
+    strength, partner = off.abs().max(-1)
+    low = ((strength > SLOWEST) & (torch.arange(len(step)) < partner)).nonzero().flatten()
+    high = partner[low]
+    angles = torch.atan2(step[high, low], step[low, low])
+    size = float(first[:, low].norm(dim=0).mean()) if len(low) else 1.0
+    return Rotation(pairs=torch.stack([low, high], -1), frequencies=angles, size=size)
+
+
+def power_law(frequencies: Float[Tensor, " pair"]) -> PowerLaw:
+    """Return the power law that the first frequencies follow.
+
+    Example:
+        >>> law = power_law(100.0 ** (-torch.arange(4.0) / 4))
+        >>> round(law.base), law.n_following
+        (100, 4)
+    """
+    logs = frequencies.abs().double().log()
+    n = len(logs)
+    if n < 2:
+        return PowerLaw(base=None, fastest=float(frequencies[0]), n_following=n)
+    f = torch.arange(n, dtype=torch.float64)
+    follows = (logs - (logs[0] + f * (logs[1] - logs[0]))).abs() < FOLLOWS
+    m = int(follows.long().cumprod(0).sum())
+    centred = f[:m] - f[:m].mean()
+    slope = float((centred * logs[:m]).sum() / centred.square().sum())
+    shows = m >= min(3, n)  # any two points lie on a line
+    base = float(torch.tensor(-slope * n, dtype=torch.float64).exp()) if shows else None
+    return PowerLaw(base=base, fastest=float(frequencies[0]), n_following=m)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreProduct:
+    """A score as c tanh(scale q.k / c), or scale q.k without a soft cap c.
+
+    Attributes:
+        scale: the factor of q.k.
+        soft_cap: c, nats, or None.
+        error: the largest difference to the scores, relative to the largest score.
+    """
+
+    scale: float
+    soft_cap: float | None
+    error: float
+
+
+def fit_score_product(
+    products: Float[Tensor, " cell"], scores: Float[Tensor, " cell"]
+) -> ScoreProduct:
+    """Return scale and soft cap by least squares.
+
+    A soft cap shows only if some scores come near it; without one, `error` is 1e-4 at most.
+
+    Args:
+        products: q.k of some cells, from small to large.
+        scores: what the block feeds to softmax there, nats.
+
+    Example:
+        >>> products = torch.linspace(-9, 9, 19).double()
+        >>> fit = fit_score_product(products, 5 * torch.tanh(0.5 * products / 5))
+        >>> round(fit.scale, 6), round(fit.soft_cap, 6)
+        (0.5, 5.0)
+    """
+    x, y = products.double(), scores.double()
+    largest = float(y.abs().max())
+    if largest == 0 or not x.any():
+        return ScoreProduct(scale=0.0, soft_cap=None, error=float(largest > 0))
+    scale = float((x @ y) / (x @ x))
+    error = float((scale * x - y).abs().max()) / largest
+    if error <= LINEAR:
+        return ScoreProduct(scale=scale, soft_cap=None, error=error)
+    scale, cap = _fit_cap(x.numpy(), y.numpy())
+    fitted = cap * torch.tanh(scale * x / cap)
+    return ScoreProduct(scale=scale, soft_cap=cap, error=float((fitted - y).abs().max()) / largest)
+
+
+def _fit_cap(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    from scipy.optimize import curve_fit
+
+    small = np.abs(x) <= np.quantile(np.abs(x), 0.1)
+    slope = float((x[small] @ y[small]) / (x[small] @ x[small]))
+
+    def capped(x: np.ndarray, scale: float, cap: float) -> np.ndarray:
+        return cap * np.tanh(scale * x / cap)
+
+    (scale, cap), _ = curve_fit(capped, x, y, p0=(slope, np.abs(y).max()), xtol=1e-12, ftol=1e-12)
+    return float(scale), float(cap)
