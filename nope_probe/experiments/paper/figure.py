@@ -30,10 +30,9 @@ from nope_probe.experiments.paper.settings import (
     experiments_of,
     papers_name,
 )
-from nope_probe.runtime.default_place import default_output_dir
-from nope_probe.runtime.distributed import is_first_process, own_device, process_group
-from nope_probe.runtime.folder import Run, check_output_dir, read_run, write_run
+from nope_probe.runtime.folder import Run, check_output_dir, default_output_dir, read_run, write_run
 from nope_probe.runtime.places import output_folder
+from nope_probe.runtime.processes import is_first_process, own_device, process_group
 from nope_probe.runtime.provenance import command_line, versions
 
 

@@ -24,10 +24,9 @@ from nope_probe.experiments.paper.settings import (
 )
 from nope_probe.reports.listing import Cell, Link, Listing
 from nope_probe.reports.page import Section, page
-from nope_probe.runtime.default_place import default_output_dir
-from nope_probe.runtime.distributed import validate_one_process
-from nope_probe.runtime.folder import atomic_write, read_manifest
+from nope_probe.runtime.folder import atomic_write, default_output_dir, read_manifest
 from nope_probe.runtime.places import output_folder, validate_folder_place
+from nope_probe.runtime.processes import validate_one_process
 from nope_probe.runtime.provenance import command_line, versions
 
 FILES = {"report.html", "figures.csv"}

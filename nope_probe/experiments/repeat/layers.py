@@ -12,7 +12,7 @@ from nope_probe.experiments.layers.run import Settings, run
 from nope_probe.experiments.layers.summary import as_json
 from nope_probe.experiments.repeat.same import TOLERANCE, Comparison, changes
 from nope_probe.files import read_json
-from nope_probe.runtime.sources import validate_sources_kept
+from nope_probe.runtime.identity import validate_repeatable
 
 
 def repeat_layers(file: Path) -> Comparison:
@@ -30,7 +30,7 @@ def repeat_layers(file: Path) -> Comparison:
         raise UserError(
             f"{file} holds no settings of layers; print it again with --json"
         ) from error
-    validate_sources_kept(file, recorded, settings.sources())
+    validate_repeatable(file, recorded, settings.sources())
     again = json.loads(as_json(run(settings), settings))
     return compare_reports(file, before, again)
 

@@ -18,8 +18,8 @@ from nope_probe.experiments.repeat.same import Comparison, compare_runs
 from nope_probe.files import validate_regular
 from nope_probe.runtime.bounds import BoundedSettings
 from nope_probe.runtime.folder import read_manifest, validate_files
+from nope_probe.runtime.identity import validate_repeatable
 from nope_probe.runtime.settings import FORMAT
-from nope_probe.runtime.sources import validate_sources_kept
 
 _arg = tyro.conf.arg
 # Which experiment a manifest's `kind` is.
@@ -71,7 +71,7 @@ def run(settings: Settings) -> Comparison:
         )
     experiment: Any = import_module(f"nope_probe.experiments.{MODULES[kind]}.run")
     recorded = restored(experiment.Settings, settings.run, manifest["settings"])
-    validate_sources_kept(settings.run, manifest.get("sources"), recorded.sources())
+    validate_repeatable(settings.run, manifest.get("sources"), recorded.sources())
     with ExitStack() as stack:
         out = settings.out or Path(stack.enter_context(TemporaryDirectory()), "run")
         set_threads(manifest.get("threads"))
