@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from nope_probe.cli import one_line_errors, parse_with_image
 from nope_probe.experiments.ablation.run import Settings, run
-from nope_probe.runtime.distributed import is_first_process
 from nope_probe.runtime.folder import read_run
+from nope_probe.runtime.processes import is_first_process
 
 EXAMPLES = (
     "--model rope-tiny",

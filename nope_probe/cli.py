@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import os
 import re
 import signal
 import sys
@@ -22,15 +21,18 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import tyro
 
 from nope_probe.errors import UserError, exit_code_of, line_of, printable
-from nope_probe.runtime.distributed import hide_lost_connections, is_first_process, validate_launch
-from nope_probe.runtime.parent import end_with_torchrun
 from nope_probe.runtime.places import validate_image_place
-from nope_probe.runtime.signals import Signals
-from nope_probe.runtime.streams import discard_output, open_standard_streams
+from nope_probe.runtime.processes import (
+    HEAD_START,
+    Signals,
+    is_first_of_machine,
+    record_error,
+    validate_launch,
+)
+from nope_probe.runtime.terminal import discard_output, open_standard_streams
 
 Settings = TypeVar("Settings")
 _subcommand: ContextVar[str | None] = ContextVar("subcommand", default=None)
-_HEAD_START = 2.0  # seconds
 IMAGE = "image"
 IMAGE_HELP = "Draw the first figure of the page into this .png or .svg file too (needs Chrome)."
 # What tyro says of a value that it cannot read, and the same in one line.
@@ -76,7 +78,6 @@ def parse(settings: type[Settings], examples: Sequence[str] = ()) -> Settings:
     with _one_line_for_a_box(typed):
         parsed = tyro.cli(settings, prog=typed, args=arguments, description="\n".join(lines))
     validate_launch()
-    hide_lost_connections()
     return parsed
 
 
@@ -223,11 +224,11 @@ def one_line_errors() -> Iterator[None]:
     """End the process with one line on stderr after whatever is no fault of the code.
 
     A user's mistake has exit code 2, a fault of the environment (a full disk, a closed terminal) 1,
-    an interruption 130 (SIGINT) or 143 (SIGTERM). Of several processes, the first that fails prints
-    the line. A reader of stdout that goes away (`| head`) ends the process as SIGPIPE does.
+    an interruption 130 (SIGINT) or 143 (SIGTERM). Of the processes that torchrun starts on a
+    machine, the first prints its line; torchrun prints which failed first, and its error. A reader
+    of stdout that goes away (`| head`) ends the process as SIGPIPE does.
     """
     open_standard_streams()
-    end_with_torchrun()
     try:
         try:
             with Signals(message=""):
@@ -248,16 +249,18 @@ def one_line_errors() -> Iterator[None]:
         line = line_of(error)
         assert line is not None
         text, code = line
-        _end(f"error: {text}", code, prints=getattr(error, "prints", None))
+        record_error(UserError(text))  # without a traceback
+        _end(f"error: {text}", code)
+    except Exception as error:
+        record_error(error)
+        raise
 
 
-def _end(message: str, code: int, *, prints: bool | None = None) -> NoReturn:
-    """End the process, after its line if it prints one: if not told, the first of a machine."""
-    if os.environ.get("LOCAL_RANK", "0") == "0" if prints is None else prints:
-        # The bar of the first process may have left the terminal in the middle of a line.
-        begin = "\n" if prints and not is_first_process() else ""
-        sys.stderr.write(f"{begin}{printable(message)}\n")
+def _end(message: str, code: int) -> NoReturn:
+    """End the process, after its line if it is the first of its machine."""
+    if is_first_of_machine():
+        sys.stderr.write(f"{printable(message)}\n")
     elif code < exit_code_of(0):
         # torchrun ends all processes as soon as one has: the line has to be printed before that.
-        time.sleep(_HEAD_START)
+        time.sleep(HEAD_START)
     sys.exit(code)

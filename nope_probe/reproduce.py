@@ -7,7 +7,7 @@ import sys
 
 from nope_probe.cli import one_line_errors, parse, parse_with_image, typed_arguments
 from nope_probe.experiments.paper.settings import NAMES, Settings
-from nope_probe.runtime.distributed import is_first_process
+from nope_probe.runtime.processes import is_first_process
 
 EXAMPLES = (
     "figure2",

@@ -23,8 +23,8 @@ from nope_probe.experiments.layers.summary import as_json
 from nope_probe.files import read_json, validate_regular
 from nope_probe.runtime.bounds import BoundedSettings
 from nope_probe.runtime.folder import read_manifest, read_table, validate_files
+from nope_probe.runtime.identity import validate_repeatable
 from nope_probe.runtime.settings import FORMAT
-from nope_probe.runtime.sources import validate_sources_kept
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,7 +83,7 @@ def run(settings: Settings) -> Comparison:
         )
     experiment: Any = import_module(f"nope_probe.experiments.{MODULES[kind]}.run")
     recorded = restored(experiment.Settings, settings.run, manifest["settings"])
-    validate_sources_kept(settings.run, manifest.get("sources"), recorded.sources())
+    validate_repeatable(settings.run, manifest.get("sources"), recorded.sources())
     with ExitStack() as stack:
         out = settings.out or Path(stack.enter_context(TemporaryDirectory()), "run")
         set_threads(manifest.get("threads"))
@@ -292,7 +292,7 @@ def repeat_layers(file: Path) -> Comparison:
         raise UserError(
             f"{file} holds no settings of layers; print it again with --json"
         ) from error
-    validate_sources_kept(file, recorded, settings.sources())
+    validate_repeatable(file, recorded, settings.sources())
     again = json.loads(as_json(layers_run.run(settings), settings))
     return compare_reports(file, before, again)
 

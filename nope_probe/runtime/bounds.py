@@ -1,8 +1,11 @@
-"""What holds as soon as settings are made: values that flags may have, and absolute paths."""
+"""What holds as soon as settings are made: values that flags may have, and absolute paths.
+
+A flag that has no effect beside the other flags is refused, never ignored.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -46,6 +49,11 @@ SEED = Bounds(0, 2**32 - 1)  # as NumPy takes it
 COUNT = Bounds(1, LARGEST)
 LAYERS = Bounds(1, 1000)
 ALPHA = Bounds(0, 1, open_above=True)
+# Which settings mean nothing for a source of data; another value than the default is refused.
+MEANINGLESS = {
+    "gaussian": ("windows", "pack", "bos", "shuffle"),
+    "random": ("windows", "pack", "alpha", "shuffle"),
+}
 
 
 class BoundedSettings:
@@ -132,3 +140,18 @@ def _numbers(value: Any) -> Iterator[int | float]:
     for each in value if isinstance(value, tuple) else (value,):
         if isinstance(each, int | float):
             yield each
+
+
+def validate_effects(settings: Any, without_effect: Mapping[str, str]) -> None:
+    """Check that no flag without an effect was given another value than its default.
+
+    Args:
+        settings: a dataclass.
+        without_effect: by setting, why it has none, as in `no effect on --data random`.
+
+    Raises:
+        UserError: naming the flag, and why it has no effect.
+    """
+    for each in fields(settings):
+        if each.name in without_effect and getattr(settings, each.name) != each.default:
+            raise UserError(f"{flag_of(each.name)} has no effect {without_effect[each.name]}")

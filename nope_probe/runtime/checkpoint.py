@@ -18,20 +18,19 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nope_probe.errors import StorageError, UserError
+from nope_probe.files import read_json
 from nope_probe.hooks.accumulators import State
 from nope_probe.hooks.layer_folds import Stored
 from nope_probe.hooks.streaming import StreamCheckpoint
-from nope_probe.runtime.checksums import json_checksum
-from nope_probe.runtime.distributed import Processes
-from nope_probe.runtime.failure import PeerEndedError
-from nope_probe.runtime.folder import reason
-from nope_probe.runtime.identity import record_identity, validate_same_run
+from nope_probe.runtime.folder import atomic_write, reason
+from nope_probe.runtime.identity import json_checksum
 from nope_probe.runtime.lock import FolderLock
-from nope_probe.runtime.progress import open_bar, phase_of
-from nope_probe.runtime.signals import Signals
-from nope_probe.runtime.tensor_files import open_tensors, read_notes, read_tensors, write_tensors
+from nope_probe.runtime.processes import PeerEndedError, Processes, Signals
+from nope_probe.runtime.tensors import open_tensors, read_notes, read_tensors, write_tensors
+from nope_probe.runtime.terminal import open_bar, phase_of
 
 _ENDING = ".safetensors"
+_ABOUT = "about.json"  # which run a folder holds
 _DONE = "done"  # the note that says how many sequences of a stream are in its saved state
 
 
@@ -77,17 +76,14 @@ class RunCheckpoint:
         """Lock the folder, and find what an earlier process finished.
 
         Raises:
-            UserError: in all processes, if another one is using it or it belongs to another run.
+            UserError: in the first process, if another one is using it or it belongs to another
+                run.
         """
         if self.folder is not None:
-            finished, problem = [], None
+            finished = []
             if self.processes.is_first:
-                try:
-                    self._lock = self._claim(self.folder)
-                    finished = sorted(path.stem for path in self.folder.glob(f"*{_ENDING}"))
-                except UserError as error:  # raised in all processes: they wait for this one
-                    problem = error
-            self.processes.raise_first(problem)
+                self._lock = self._claim(self.folder)
+                finished = sorted(path.stem for path in self.folder.glob(f"*{_ENDING}"))
             self._finished = set(self.processes.broadcast(finished))
             self.signals.message = "progress was saved; run the same command to resume"
         return self
@@ -114,13 +110,32 @@ class RunCheckpoint:
         """Lock the folder for this run, and write down in it which run it is."""
         with ExitStack() as stack:
             lock = stack.enter_context(self._lock or FolderLock(folder))
-            try:
-                record_identity(folder, self.about)
-            except OSError as error:
-                raise StorageError(f"cannot write to {folder}: {reason(error)}") from error
-            validate_same_run(folder, self.about)
+            self._validate_same_run(folder / _ABOUT)
             stack.pop_all()
         return lock
+
+    def _validate_same_run(self, path: Path) -> None:
+        """Check the settings, versions, weights and data of the run in a folder, or write them.
+
+        Raises:
+            UserError: naming what differs.
+            StorageError: if the file cannot be written, or is broken.
+        """
+        try:
+            if not path.is_file():
+                with atomic_write(path) as partial:
+                    partial.write_text(json.dumps(self.about, indent=2) + "\n", encoding="utf-8")
+            before = read_json(path)
+            other = [name for name, value in self.about.items() if before.get(name) != value]
+        except OSError as error:
+            raise StorageError(f"cannot write to {path.parent}: {reason(error)}") from error
+        except (ValueError, AttributeError) as error:
+            raise StorageError(f"{path} is broken; remove {path.parent} and run again") from error
+        if other:
+            raise UserError(
+                f"{path.parent} holds an unfinished run with other {' and '.join(other)}; "
+                "remove it, or choose another --out"
+            )
 
     def discard(self) -> None:
         """Remove what was kept: the run is written, or cannot be."""
@@ -264,8 +279,7 @@ class _SavedStream(StreamCheckpoint):
 
     def is_due(self) -> bool:
         self.n_batches += 1
-        ends = self.run.signals.received is not None or self.run.processes.one_has_ended
-        return ends or self.n_batches % self.run.every == 0
+        return self.run.signals.received is not None or self.n_batches % self.run.every == 0
 
     def save(self, state: State) -> None:
         if self.run.state_path is not None:
@@ -279,7 +293,6 @@ class _SavedStream(StreamCheckpoint):
         if self.run.bar is not None:
             self.run.bar.update(n_seqs - counted)
         self.run.signals.raise_if_received()
-        self.run.processes.raise_if_ended()
 
     def all_reduce(self, totals: Sequence[Tensor]) -> None:
         self.run.signals.stop_deferring()

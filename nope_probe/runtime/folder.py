@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,7 +22,7 @@ from safetensors import SafetensorError
 
 from nope_probe.errors import StorageError, UserError
 from nope_probe.files import local_path, read_json
-from nope_probe.runtime.checksums import file_checksum, json_checksum
+from nope_probe.runtime.identity import file_checksum, json_checksum
 from nope_probe.runtime.lock import FolderLock, remove
 from nope_probe.runtime.places import shortened, validate_folder_place, validate_name
 
@@ -329,3 +330,15 @@ def settings_hash(settings: Mapping[str, Any]) -> str:
     """Return the hash of a run's settings, eight hexadecimal characters."""
     text = json.dumps(settings, sort_keys=True, default=str)
     return sha256(text.encode()).hexdigest()[:8]
+
+
+def default_output_dir(command: str, subject: str, recorded: dict[str, Any]) -> Path:
+    """Return the folder named after a run's command, its subject and the hash of its settings.
+
+    Example:
+        >>> default_output_dir("scores", "meta-llama/Llama-3.1-8B", {"seed": 0}).as_posix()
+        'runs/scores-Llama-3.1-8B-de7d7744'
+    """
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", Path(subject).name or subject).strip("-")
+    parts = [command, *([name] if name else []), settings_hash(recorded)]
+    return Path("runs") / "-".join(parts)

@@ -9,44 +9,85 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Mapping
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, get_args, runtime_checkable
 
 from nope_probe.errors import UserError, printable
-from nope_probe.runtime.default_place import default_output_dir
-from nope_probe.runtime.distributed import (
-    Processes,
-    is_first_process,
-    own_device,
-    process_group,
-)
 from nope_probe.runtime.folder import (
     Run,
     check_output_dir,
     checkpoint_dir,
+    default_output_dir,
     read_manifest,
     write_run,
 )
+from nope_probe.runtime.identity import record_sources, validate_unchanged
 from nope_probe.runtime.lock import FolderLock, remove
-from nope_probe.runtime.memory import out_of_memory_is_a_user_error
 from nope_probe.runtime.places import output_folder
-from nope_probe.runtime.resources import validate_room
-from nope_probe.runtime.session_settings import SessionSettings
-from nope_probe.runtime.signals import Signals
-from nope_probe.runtime.sources import record_sources, validate_unchanged
-from nope_probe.runtime.status import status
+from nope_probe.runtime.processes import (
+    Processes,
+    Signals,
+    is_first_process,
+    own_device,
+    process_group,
+)
+from nope_probe.runtime.resources import Needs, validate_room
+from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
     from nope_probe.data.sequences import Sequences
+    from nope_probe.models.info import ModelInfo
     from nope_probe.models.load import LoadedModel
     from nope_probe.runtime.checkpoint import RunCheckpoint
+    from nope_probe.runtime.identity import Record
     from nope_probe.runtime.settings import RunSettings
-    from nope_probe.runtime.sources import Record
 
 
 SIZES = "--seq-len, the number of sequences or samples, or that of layers"
+
+
+@runtime_checkable
+class SessionSettings(Protocol):
+    """The settings of a command that runs in a session."""
+
+    @property
+    def out(self) -> Path | None:
+        """The folder of the run; None for the default."""
+
+    @property
+    def device(self) -> str:
+        """The torch device, or `auto`."""
+
+    @property
+    def checkpoint_every(self) -> int:
+        """Batches between two saved states."""
+
+    @property
+    def subject(self) -> str:
+        """What the default folder is named after."""
+
+    def validate(self) -> None:
+        """Check what can be checked without the model."""
+
+    def validate_reach(self) -> None:
+        """Check that model and data are within reach, without loading them."""
+
+    def needs(self, info: ModelInfo | None = None) -> Needs:
+        """Return what the run needs at least, of the model once it is loaded."""
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the settings that identify the run, as the manifest holds them."""
+
+    def sources(self) -> dict[str, Path | None]:
+        """Return where the files of the model and of the data are; None for those elsewhere."""
+
+    def load_model(self, device: str) -> LoadedModel | None:
+        """Load the model of the run; None for a run without a model."""
+
+
 Settings_co = TypeVar("Settings_co", covariant=True, bound=SessionSettings)
 
 
@@ -114,29 +155,30 @@ class Session(Generic[Settings_co]):
         """Check a finished run, and say that it is shown again."""
         # A process may have been killed after it wrote the run and before it cleaned up.
         remove(checkpoint_dir(self.folder))
-        self._validate_sources()
-        seconds = read_manifest(self.folder).get("seconds", 0)
-        _report(f"finished before, in {seconds:.0f} s: shown again from {self.folder}")
-
-    def _validate_sources(self) -> None:
-        """Check that a finished run's model and data have not changed since."""
-        before = read_manifest(self.folder).get("sources")
-        unknown = validate_unchanged(self.folder, before, self.settings.sources())
+        manifest = read_manifest(self.folder)
+        sources = manifest.get("sources")
+        unknown = validate_unchanged(self.folder, sources, self.settings.sources())
         if unknown:
             what = f"{' and '.join(unknown)} changed since was not compared"
             _report(f"the run in {self.folder} was finished before; whether its {what}")
+        seconds = manifest.get("seconds", 0)
+        _report(f"finished before, in {seconds:.0f} s: shown again from {self.folder}")
 
     def _start(self, stack: ExitStack) -> None:
         """Join the processes, lock the run, load the model and open the checkpoint."""
         signals = stack.enter_context(Signals())
-        device, problem = self._find_device()
-        self.processes = stack.enter_context(process_group(device, problem))
+        device = self._find_device()
+        self.processes = stack.enter_context(process_group(device))
         from nope_probe.runtime.checkpoint import RunCheckpoint
-        from nope_probe.runtime.fingerprint import fingerprint
+        from nope_probe.runtime.identity import fingerprint
         from nope_probe.runtime.provenance import versions
 
         stack.enter_context(out_of_memory_is_a_user_error())
-        lock = self._lock(stack)
+        lock = None
+        if self.is_first:
+            lock = stack.enter_context(FolderLock(checkpoint_dir(self.folder)))
+            self.finished = check_output_dir(self.folder, self.recorded)  # again, now locked
+        self.finished = self.processes.broadcast(self.finished)
         if self.finished:
             return
         loaded = self._load(device)
@@ -158,50 +200,20 @@ class Session(Generic[Settings_co]):
             )
         )
 
-    def _find_device(self) -> tuple[str, UserError | None]:
-        """Return this process's device, or why it cannot run: all processes end with that."""
-        try:
-            with status("looking for model and data"):
-                self.settings.validate_reach()
-            with status("loading torch"):
-                return own_device(self.settings.device), None
-        except UserError as problem:
-            return "cpu", problem
+    def _find_device(self) -> str:
+        with status("looking for model and data"):
+            self.settings.validate_reach()
+        with status("loading torch"):
+            return own_device(self.settings.device)
 
     def _load(self, device: str) -> LoadedModel | None:
-        """Load the model, and record where it and the data are from.
-
-        Raises:
-            UserError: in all processes, if one of them cannot.
-        """
-        loaded, problem = None, None
-        try:
-            self.sources = record_sources(self.settings.sources())
-            loaded = self.settings.load_model(device)
-            if loaded is not None:
-                self.loaded = loaded
-                validate_room(self.settings.needs(loaded.info), self.folder, SIZES)
-        except UserError as error:
-            problem = error
-        self.processes.raise_first(problem)
+        """Load the model, and record where it and the data are from."""
+        self.sources = record_sources(self.settings.sources())
+        loaded = self.settings.load_model(device)
+        if loaded is not None:
+            self.loaded = loaded
+            validate_room(self.settings.needs(loaded.info), self.folder, SIZES)
         return loaded
-
-    def _lock(self, stack: ExitStack) -> FolderLock | None:
-        """Lock the run in the first process, and look again whether it is finished.
-
-        Raises:
-            UserError: in all processes, if another one holds it or its folder cannot be made.
-        """
-        lock, problem = None, None
-        if self.is_first:
-            try:
-                lock = stack.enter_context(FolderLock(checkpoint_dir(self.folder)))
-                self.finished = check_output_dir(self.folder, self.recorded)
-            except UserError as error:  # raised in all processes: the others wait for this one
-                problem = error
-        self.processes.raise_first(problem)
-        self.finished = self.processes.broadcast(self.finished)
-        return lock
 
     def __exit__(
         self,
@@ -230,21 +242,16 @@ class Session(Generic[Settings_co]):
             settings: which sequences to make, if others than the run's own.
 
         Raises:
-            UserError: in all processes, if they cannot be made.
+            UserError: in the first process, if they cannot be made.
         """
         from nope_probe.data.sequences import Kind, Sequences
 
         if key not in self.checkpoint:
             made: Sequences | None = None
-            problem: UserError | None = None
             if self.is_first:
                 chosen = settings or self.settings
-                try:
-                    with status(f"reading {chosen.data}"):
-                        made = chosen.make_sequences(self.loaded, shuffle=shuffle)
-                except UserError as error:  # raised in all processes: the others wait for this one
-                    problem = error
-            self.processes.raise_first(problem)
+                with status(f"reading {chosen.data}"):
+                    made = chosen.make_sequences(self.loaded, shuffle=shuffle)
             made = self.processes.broadcast(made)
             assert made is not None
             notes = {"name": made.name, "bos": str(made.bos), "kind": made.kind}
@@ -324,3 +331,26 @@ def _report(line: str) -> None:
     """Write a line on stderr, in the first process."""
     if is_first_process():
         sys.stderr.write(f"{printable(line)}\n")
+
+
+@contextmanager
+def out_of_memory_is_a_user_error() -> Iterator[None]:
+    """Turn an out-of-memory error that smaller batches did not cure into one line."""
+    import torch
+
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        # On a CPU, torch raises a plain RuntimeError.
+        if isinstance(error, RuntimeError) and not _is_out_of_memory(error):
+            raise
+        raise UserError(
+            "a single sequence, or the model, does not fit into the memory of the device; lower "
+            "--seq-len or --layers, or take --device-map auto"
+        ) from error
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

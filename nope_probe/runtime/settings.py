@@ -26,11 +26,20 @@ from nope_probe.models.names import (
     is_on_hub,
     validate_revision,
 )
-from nope_probe.runtime.bounds import ALPHA, COUNT, LARGEST, LAYERS, SEED, BoundedSettings, Bounds
-from nope_probe.runtime.distributed import process_count
-from nope_probe.runtime.effects import MEANINGLESS, validate_effects
+from nope_probe.runtime.bounds import (
+    ALPHA,
+    COUNT,
+    LARGEST,
+    LAYERS,
+    MEANINGLESS,
+    SEED,
+    BoundedSettings,
+    Bounds,
+    validate_effects,
+)
+from nope_probe.runtime.processes import process_count
 from nope_probe.runtime.resources import NUMBER, Needs, bytes_of_maps
-from nope_probe.runtime.status import status
+from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
     from nope_probe.data.sequences import Sequences

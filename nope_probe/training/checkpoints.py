@@ -15,8 +15,8 @@ from safetensors import SafetensorError
 
 from nope_probe.errors import StorageError, UserError, is_unwritable
 from nope_probe.files import read_json
-from nope_probe.runtime.checksums import file_checksum, json_checksum
 from nope_probe.runtime.folder import atomic_write, reason
+from nope_probe.runtime.identity import file_checksum, json_checksum
 from nope_probe.training.recipes import RECIPES
 
 # torch.save reports what it cannot write as a RuntimeError of its zip writer.

@@ -12,13 +12,11 @@ import tyro
 from nope_probe.errors import UserError
 from nope_probe.models.hub import validate_hub_answers, validate_reachable
 from nope_probe.runtime.bounds import COUNT, SEED, BoundedSettings
-from nope_probe.runtime.distributed import is_first_process, process_count
 from nope_probe.runtime.folder import checkpoint_dir
 from nope_probe.runtime.lock import FolderLock
-from nope_probe.runtime.peers import join_peers
 from nope_probe.runtime.places import output_folder, validate_folder_place
-from nope_probe.runtime.signals import Signals
-from nope_probe.runtime.status import status
+from nope_probe.runtime.processes import Signals, is_first_process, meet, process_count
+from nope_probe.runtime.terminal import status
 from nope_probe.training.checkpoints import (
     FINISHED,
     MODEL_FILES,
@@ -72,27 +70,15 @@ def run(settings: Settings) -> None:
     validate_reach(settings)
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
-        problem = _lock(stack, settings, out)
-        if process_count() > 1:
-            peers = stack.enter_context(join_peers(problem))
-            stack.enter_context(peers.waiting())  # Trainer waits for them in every step
-        elif problem is not None:
-            raise problem
+        # Trainer joins the others; a minute is enough to see that there are none.
+        store = meet() if process_count() > 1 else None
+        if is_first_process():
+            stack.enter_context(FolderLock(checkpoint_dir(out)))
+            validate(settings, out)  # another process may have ended in between
         if not (settings.resume and (out / FINISHED).is_file()):
             stack.enter_context(full_disk_is_one_line(out))
             _train(settings, out, signals)
-
-
-def _lock(stack: ExitStack, settings: Settings, out: Path) -> UserError | None:
-    """Lock the folder in the first process; return what prevents it, which ends all of them."""
-    if not is_first_process():
-        return None
-    try:
-        stack.enter_context(FolderLock(checkpoint_dir(out)))
-        validate(settings, out)  # another process may have ended in between
-    except UserError as problem:
-        return problem
-    return None
+        del store  # which the first process may keep for the others
 
 
 def _train(settings: Settings, out: Path, signals: Signals) -> None:

@@ -20,15 +20,15 @@ from transformers import (
 )
 
 from nope_probe.errors import UserError
-from nope_probe.runtime.distributed import is_first_process, process_count
 from nope_probe.runtime.folder import atomic_write
+from nope_probe.runtime.processes import is_first_process, process_count
 from nope_probe.training.checkpoints import FINISHED, mark_whole
 from nope_probe.training.corpus import Corpus
 from nope_probe.training.dynamics import Dynamics
 from nope_probe.training.recipes import split_batch
 
 if TYPE_CHECKING:
-    from nope_probe.runtime.signals import Signals
+    from nope_probe.runtime.processes import Signals
     from nope_probe.training.recipes import Recipe
 
 

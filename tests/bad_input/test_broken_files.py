@@ -18,8 +18,8 @@ from support.refused_models import write_llama
 
 from nope_probe import ablate, behaviour, circuit, compare, layers, reproduce, scores, train
 from nope_probe.errors import UserError
-from nope_probe.runtime.checksums import json_checksum
 from nope_probe.runtime.folder import Run, read_run, write_run
+from nope_probe.runtime.identity import json_checksum
 
 SMALL = ["--layers", 1, "--n-seqs", 16, "--seq-len", 16, "--folds", 4]
 TEXT = "in the other one there is more than that " * 20

@@ -76,7 +76,7 @@ def test_layers_is_repeated_from_what_it_printed(
     assert repeated(capfd, file) == (0, f"{file}: the same, byte for byte\n")
     change(folder, sliding_window=4)
     line = refused(capfd, tmp_path / "here", reproduce, file)
-    assert line.startswith(f"the model has changed since {file} was made: ")
+    assert line.startswith(f"the model has changed since the run in {file}: ")
     file.write_text("[]")
     line = refused(capfd, tmp_path / "here", reproduce, file)
     assert line == f"{file} is no file of layers --json, and no run's folder"
@@ -92,7 +92,7 @@ def test_data_and_models_that_changed_or_are_gone_are_named(
     run_command(scores, *SMALL, "--model", model, "--data", data, "--out", run)
     data.write_text("".join(rows[1:]))
     line = refused(capfd, tmp_path / "here", reproduce, run)
-    assert line.startswith(f"the data has changed since {run} was made: {data} (a.jsonl); ")
+    assert line.startswith(f"the data has changed since the run in {run}: {data} (a.jsonl); ")
     data.unlink()
     line = refused(capfd, tmp_path / "here", reproduce, run)
     assert line == f"the data that {run} was made from is not there any more"

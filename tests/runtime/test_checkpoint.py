@@ -1,6 +1,5 @@
 """A checkpoint holds the finished parts of a run, for the same run alone."""
 
-import os
 import signal
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import torch
 
 from nope_probe.errors import StorageError, UserError
 from nope_probe.runtime.checkpoint import RunCheckpoint
-from nope_probe.runtime.signals import Signals
+from nope_probe.runtime.processes import Signals
 
 MAPS = {"folds": torch.arange(66.0).double().view(2, 3, 11), "counts": torch.tensor([5, 7])}
 
@@ -93,15 +92,6 @@ def test_an_unfinished_run_of_something_else_is_not_resumed(about: dict, what: s
         pass
 
 
-def test_a_broken_file_is_named(tmp_path: Path):
-    with checkpoint(tmp_path) as first:
-        first.save("score", MAPS)
-    file = tmp_path / ".run.unfinished" / "score.safetensors"
-    file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(StorageError, match=f"{file} is broken"), checkpoint(tmp_path) as second:
-        second.load("score")
-
-
 def test_one_flipped_bit_of_a_kept_file_is_noticed(tmp_path: Path):
     with checkpoint(tmp_path) as first, first.stream("score/rope") as stream:
         first.save("score/mask", MAPS, {"name": "text"})
@@ -150,17 +140,6 @@ def test_another_runs_file_is_noticed(tmp_path: Path):
         run.load("score")
 
 
-def test_a_run_in_progress_is_locked(tmp_path: Path):
-    with checkpoint(tmp_path) as first:
-        with (
-            pytest.raises(UserError, match=f"process {os.getpid()} is at work on the run in"),
-            checkpoint(tmp_path),
-        ):
-            pass
-        first.save("score", MAPS)
-    assert (tmp_path / ".run.unfinished" / "score.safetensors").is_file()
-
-
 def fail(out: Path, error: Exception) -> None:
     """Save a map, and end in an error."""
     with checkpoint(out) as ours:
@@ -190,21 +169,3 @@ def test_a_failure_before_anything_was_computed_leaves_nothing(tmp_path: Path):
     with pytest.raises(ZeroDivisionError):
         fail_early()
     assert not list(tmp_path.iterdir())
-
-
-def test_what_cannot_be_written_is_a_users_error(tmp_path: Path):
-    (tmp_path / ".run.unfinished" / ".score.safetensors.partial").mkdir(parents=True)
-    with pytest.raises(StorageError, match=r"cannot write .*score\.safetensors"):
-        fail(tmp_path, RuntimeError("not reached"))
-
-
-def test_a_progress_bar_begins_with_the_finished_streams(capsys: pytest.CaptureFixture[str]):
-    with RunCheckpoint() as run:
-        run.save("a", MAPS)
-        with run.progress(["a", "b", "c"], 7), run.stream("b") as stream:
-            stream.advance(2)
-        run.save("d", MAPS)  # no bar is left to advance
-    shown = capsys.readouterr()
-    assert "7/21" in shown.err
-    assert "9/21" in shown.err
-    assert shown.out == ""

@@ -69,7 +69,15 @@ def assert_same_results(tmp_path: Path, n_runs: int) -> None:
         assert [name for name in found if found[name] != undisturbed[name]] == []
 
 
-@pytest.mark.parametrize("command", SHORT)
+# One command that streams batches of a model, and one that samples without a model.
+BY_DEFAULT = ("ablate", "simulate")
+COMMANDS = [
+    command if command in BY_DEFAULT else pytest.param(command, marks=pytest.mark.every_combination)
+    for command in SHORT
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_killed_before_changes_on_disk_a_run_ends_in_the_same_bytes(command: str, tmp_path: Path):
     report, stderr = forks("step", f"9 {CHANGES[command]}", tmp_path, [command, *SHORT[command]])
     assert report["code"] == 0, stderr
@@ -78,19 +86,11 @@ def test_killed_before_changes_on_disk_a_run_ends_in_the_same_bytes(command: str
     assert_same_results(tmp_path, 1)
 
 
-@pytest.mark.parametrize(
-    ("signum", "command"),
-    [
-        (signal.SIGINT, "scores"),
-        (signal.SIGTERM, "ablate"),
-        (signal.SIGINT, "circuit"),
-        (signal.SIGTERM, "behaviour"),
-        (signal.SIGTERM, "simulate"),
-    ],
-)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_signal_ends_a_run_in_one_line_and_it_resumes_to_the_same_bytes(
-    signum: int, command: str, tmp_path: Path
+    command: str, tmp_path: Path
 ):
+    signum = signal.SIGINT if command in ("scores", "simulate") else signal.SIGTERM
     steps = f"{signum:d} {CHANGES[command]}"
     report, stderr = forks("step", steps, tmp_path, [command, *SHORT[command]])
     assert report["code"] == 0, stderr

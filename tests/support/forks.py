@@ -27,7 +27,7 @@ def forks(what: str, argument: str, out: Path, command: list[str]) -> tuple[dict
     """Run a command in forks, and return the report and all that was written to stderr.
 
     Args:
-        what: `kill`, `step`, `share`, `apart`, `fail`: the function below.
+        what: `kill`, `step`, `share`, `fail`: the function below.
         argument: its first argument.
         out: a folder. Each run of `step` and `kill` has a folder of its own there and writes `run`
             in it; the one that is not disturbed is in `undisturbed`.
@@ -61,7 +61,7 @@ def serve() -> None:
     prepare()
     for line in sys.stdin:
         what, argument, out, (command, *arguments) = json.loads(line)
-        action = {"kill": kill, "step": step, "share": share, "apart": apart, "fail": fail}[what]
+        action = {"kill": kill, "step": step, "share": share, "fail": fail}[what]
         with TemporaryFile() as printed:
             os.dup2(printed.fileno(), 1)
             os.dup2(printed.fileno(), 2)
@@ -206,11 +206,6 @@ def share(counts: str, out: Path, command: str, arguments: list[str]) -> dict[st
     return {count: share_among(count, out, command, arguments) for count in counts.split(",")}
 
 
-def apart(count: str, out: Path, command: str, arguments: list[str]) -> list[int]:
-    """Run a command in processes that share it, each in a folder of its own, named by its rank."""
-    return share_among(count, out, command, arguments, folders=True)
-
-
 def fail(argument: str, out: Path, command: str, arguments: list[str]) -> list[int]:
     """Run a command in processes that share it, some of which fail in their second batch.
 
@@ -222,7 +217,7 @@ def fail(argument: str, out: Path, command: str, arguments: list[str]) -> list[i
     """
     count, *which = argument.split()
     failures = {int(rank): failure for rank, failure in (each.split(":") for each in which)}
-    return share_among(count, out, command, arguments, failures=failures)
+    return share_among(count, out, command, arguments, failures)
 
 
 def share_among(
@@ -230,8 +225,6 @@ def share_among(
     out: Path,
     command: str,
     arguments: list[str],
-    *,
-    folders: bool = False,
     failures: Mapping[int, str] | None = None,
 ) -> list[int]:
     with socket.socket() as free:
@@ -242,8 +235,6 @@ def share_among(
     given = [*arguments, "--out", str(out / count)]
     pids = []
     for rank in range(int(count)):
-        if folders:
-            os.chdir(out / str(rank))
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         if failures is not None and rank in failures:
             own["FAILURE"] = failures[rank]

@@ -13,7 +13,7 @@ from transformers import Trainer, TrainerCallback, TrainerState
 
 from nope_probe.errors import StorageError, UserError
 from nope_probe.runtime.lock import FolderLock, LockedError
-from nope_probe.runtime.signals import Interrupted
+from nope_probe.runtime.processes import Interrupted
 from nope_probe.training import trainer as trainer_module
 from nope_probe.training.recipes import RECIPES, split_batch
 from nope_probe.training.run import Settings, run

@@ -21,7 +21,7 @@ from nope_probe.experiments.ablation.plan import Plan
 from nope_probe.hooks.folds import pooled
 from nope_probe.hooks.layer_folds import row_blocks
 from nope_probe.hooks.stored_maps import StoredMaps
-from nope_probe.runtime.tensor_writer import TensorWriter
+from nope_probe.runtime.tensors import tensor_writer
 
 MAPS_BYTES = 1 << 26
 Rows = Float[Tensor, "row key_pos"]
@@ -170,9 +170,9 @@ def write_maps(path: Path, maps: RunMaps) -> None:
     Raises:
         StorageError: if it cannot be written.
     """
-    with TensorWriter(path, maps.shapes) as writer:
+    with tensor_writer(path, maps.shapes) as write:
         for block in maps.blocks():
-            writer.write(block.name, (block.layer, block.start), block.rows.float().numpy())
+            write(block.name, (block.layer, block.start), block.rows.float().numpy())
 
 
 def write_folds(path: Path, plan: Plan, measured: Measured) -> None:
@@ -184,8 +184,8 @@ def write_folds(path: Path, plan: Plan, measured: Measured) -> None:
     named = named_scores(plan, measured)
     cells = {name: [each.folds.cells for each in maps.layers] for name, maps in named.items()}
     shapes = {name: (each[0].shape[0], len(each), each[0].shape[1]) for name, each in cells.items()}
-    with TensorWriter(path, shapes) as writer:
+    with tensor_writer(path, shapes) as write:
         for name, layers in cells.items():
             for layer, folds in enumerate(layers):
                 for fold in range(folds.shape[0]):
-                    writer.write(name, (fold, layer), folds[fold].float().numpy())
+                    write(name, (fold, layer), folds[fold].float().numpy())

@@ -12,12 +12,11 @@ from nope_probe.errors import UserError
 from nope_probe.experiments.replacements import validate_replacements, without_weights
 from nope_probe.hooks.names import SOURCES, WEIGHTS
 from nope_probe.hooks.rope_names import ROPE_HALVES, equal_bands, with_bands
-from nope_probe.runtime.bounds import Bounds
-from nope_probe.runtime.effects import validate_effects
+from nope_probe.runtime.bounds import Bounds, validate_effects
 from nope_probe.runtime.resources import Needs
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
-from nope_probe.runtime.status import status
+from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
     from nope_probe.data.sequences import Sequences

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from nope_probe.experiments.behaviour.settings import Settings
 from nope_probe.runtime.folder import Run, read_run
 from nope_probe.runtime.session import Session
-from nope_probe.runtime.status import status
+from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
     from nope_probe.experiments.behaviour.heads import MeasuredHeads

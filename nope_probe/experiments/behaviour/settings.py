@@ -13,8 +13,7 @@ from nope_probe.experiments.behaviour.measures import MEASURES, SHORTEST, Measur
 from nope_probe.experiments.replacements import validate_replacements, without_weights
 from nope_probe.hooks.names import COMPONENTS
 from nope_probe.models.names import trained_length
-from nope_probe.runtime.bounds import COUNT, LARGEST, LAYERS, Bounds
-from nope_probe.runtime.effects import validate_effects
+from nope_probe.runtime.bounds import COUNT, LARGEST, LAYERS, Bounds, validate_effects
 from nope_probe.runtime.resources import Needs
 from nope_probe.runtime.settings import SEQ_LEN, RunSettings
 

@@ -12,14 +12,13 @@ import tyro
 from nope_probe.errors import TooFewLayersError, UserError
 from nope_probe.experiments.replacements import validate_replacements, without_weights
 from nope_probe.hooks.names import WEIGHTS
-from nope_probe.runtime.bounds import COUNT, LARGEST, LAYERS, Bounds
-from nope_probe.runtime.distributed import validate_one_process
-from nope_probe.runtime.effects import validate_effects
+from nope_probe.runtime.bounds import COUNT, LARGEST, LAYERS, Bounds, validate_effects
 from nope_probe.runtime.places import validate_image_place
+from nope_probe.runtime.processes import validate_one_process
 from nope_probe.runtime.resources import Needs, bytes_of_maps
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import SEQ_LEN, RunSettings
-from nope_probe.runtime.status import status
+from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
     from nope_probe.experiments.circuit.analyse import Stages

@@ -15,12 +15,12 @@ import tyro
 
 from nope_probe.errors import UserError
 from nope_probe.runtime.bounds import BoundedSettings
-from nope_probe.runtime.distributed import validate_one_process
 from nope_probe.runtime.folder import Run
+from nope_probe.runtime.processes import validate_one_process
 from nope_probe.runtime.provenance import command_line, versions
 from nope_probe.runtime.resources import Needs
 from nope_probe.runtime.session import Session
-from nope_probe.runtime.status import status
+from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:  # --help needs neither numpy nor pandas
     import numpy as np

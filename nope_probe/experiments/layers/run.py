@@ -16,7 +16,7 @@ from nope_probe.models.names import folder_of, is_on_hub, validate_revision
 from nope_probe.runtime.bounds import LAYERS, SEED, BoundedSettings
 from nope_probe.runtime.resources import Needs, bytes_of_maps, validate_room
 from nope_probe.runtime.settings import SEQ_LEN
-from nope_probe.runtime.status import status
+from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
     from nope_probe.experiments.layers.configured import Difference
@@ -157,7 +157,7 @@ def load_model(settings: Settings) -> LoadedModel:
     doing = f"loading TransformerLens and {settings.model}"
     with status(doing, has_bars=is_on_hub(settings.model)):
         from nope_probe.models.load import load
-        from nope_probe.runtime.distributed import own_device
+        from nope_probe.runtime.processes import own_device
 
         return load(
             settings.model,

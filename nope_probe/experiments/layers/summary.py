@@ -12,8 +12,8 @@ from rich.table import Table
 from nope_probe.experiments.console import PlainConsole
 from nope_probe.experiments.layers.probe import LayerFindings
 from nope_probe.experiments.layers.run import Report, Settings
+from nope_probe.runtime.identity import record_sources
 from nope_probe.runtime.provenance import threads, versions
-from nope_probe.runtime.sources import record_sources
 
 COLUMNS = ("layer", "RoPE", "pairs", "base", "turned", "mask", "q/k-norm", "cap", "scale")
 LEARNED = "learned"  # a column of models that have learned position embeddings

@@ -24,15 +24,14 @@ from nope_probe.experiments.paper.settings import (
     experiments_of,
 )
 from nope_probe.reports.listing import Link
-from nope_probe.runtime.default_place import default_output_dir
-from nope_probe.runtime.distributed import (
+from nope_probe.runtime.folder import atomic_write, check_output_dir, default_output_dir, write_run
+from nope_probe.runtime.places import output_folder, validate_folder_place
+from nope_probe.runtime.processes import (
     is_first_process,
     own_device,
     process_group,
     validate_one_process,
 )
-from nope_probe.runtime.folder import atomic_write, check_output_dir, write_run
-from nope_probe.runtime.places import output_folder, validate_folder_place
 
 FILES = {"report.html", "figures.csv"}
 

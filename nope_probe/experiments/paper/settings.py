@@ -15,7 +15,7 @@ from nope_probe.experiments.scores import run as scores_run
 from nope_probe.experiments.simulation import run as simulation_run
 from nope_probe.models.names import CHECKPOINTS, FRIENDLY
 from nope_probe.runtime.bounds import COUNT, LAYERS, SEED, BoundedSettings, Bounds
-from nope_probe.runtime.default_place import default_output_dir
+from nope_probe.runtime.folder import default_output_dir
 from nope_probe.runtime.settings import SEQ_LEN
 
 _arg = tyro.conf.arg

@@ -12,7 +12,7 @@ from nope_probe.runtime.bounds import Bounds
 from nope_probe.runtime.resources import Needs
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
-from nope_probe.runtime.status import status
+from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,8 +12,7 @@ from nope_probe.hooks.maps import ScoreMaps
 from nope_probe.hooks.stored_maps import StoredMaps, packed_tensors
 from nope_probe.runtime.checkpoint import RunCheckpoint
 from nope_probe.runtime.folder import StorageError, StoredArrays
-from nope_probe.runtime.tensor_files import open_tensors
-from nope_probe.runtime.tensor_writer import TensorWriter
+from nope_probe.runtime.tensors import open_tensors, tensor_writer
 
 N, FOLDS = 11, 5
 
@@ -22,12 +21,12 @@ def test_blocks_in_any_order_make_the_file_that_safetensors_reads(tmp_path: Path
     rng = np.random.default_rng(0)
     arrays = {name: rng.standard_normal((3, 7, 5)).astype(np.float32) for name in ("b", "a/ä")}
     path = tmp_path / "maps.safetensors"
-    with TensorWriter(path, {name: each.shape for name, each in arrays.items()}) as writer:
+    with tensor_writer(path, {name: each.shape for name, each in arrays.items()}) as write:
         for start in (4, 0, 2):
             for layer in (2, 0, 1):
                 for name, each in arrays.items():
                     rows = each[layer, start : start + (3 if start == 4 else 2)]
-                    writer.write(name, (layer, start), rows)
+                    write(name, (layer, start), rows)
     for found in (load_file(path), StoredArrays(path)):
         assert sorted(found) == sorted(arrays)
         for name, each in arrays.items():
@@ -36,15 +35,15 @@ def test_blocks_in_any_order_make_the_file_that_safetensors_reads(tmp_path: Path
 
 def test_what_cannot_be_finished_leaves_no_file(tmp_path: Path) -> None:
     path = tmp_path / "maps.safetensors"
-    with pytest.raises(KeyError), TensorWriter(path, {"x": (3, 7)}) as writer:
-        writer.write("y", (0, 0), np.ones(7, np.float32))
+    with pytest.raises(KeyError), tensor_writer(path, {"x": (3, 7)}) as write:
+        write("y", (0, 0), np.ones(7, np.float32))
     assert not path.exists()
 
 
 def test_a_full_disk_is_one_line_and_gets_its_room_back(tmp_path: Path) -> None:
     path = tmp_path / "maps.safetensors"
     path.symlink_to("/dev/full")
-    with pytest.raises(StorageError, match="No space left"), TensorWriter(path, {}):
+    with pytest.raises(StorageError, match="No space left"), tensor_writer(path, {}):
         pass
     assert not path.is_symlink()
 

@@ -1,0 +1,390 @@
+"""How processes share a run, and how a process ends: torchrun, the process group, and signals.
+
+torchrun watches the processes that it starts. When one of them fails, torchrun sends SIGTERM to the
+others, which save their progress, and prints the error that the first one recorded.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import timedelta
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from nope_probe.errors import MachineError, UserError, stderr_held
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import Store
+
+JOIN_SECONDS = "NOPE_PROBE_JOIN_SECONDS"
+# A process waits so long for the first one, which may stream a data set or write a large run.
+TIMEOUT = timedelta(hours=3)
+HEAD_START = 2.0  # seconds until torchrun ends the other processes of a machine
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STDERR = 2
+_STOPPING = b"\nstopping after this batch; press Ctrl-C again to stop now\n"
+_DEVICES = ("cpu", "cuda", "mps", "xpu")
+_OF_SEVERAL = ("RANK", "MASTER_ADDR", "MASTER_PORT")  # what torchrun tells each process
+Value = TypeVar("Value")
+_joined: ContextVar[Processes | None] = ContextVar("joined", default=None)
+
+
+class PeerEndedError(MachineError):
+    """Raised where another process that shares the run has ended, or does not answer."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Raised where a signal ends a run; its text says whether progress was saved.
+
+    Attributes:
+        signum: the signal's number; a process that it ends exits with 128 more.
+    """
+
+    def __init__(self, signum: int, message: str) -> None:
+        super().__init__(message)
+        self.signum = signum
+
+
+def is_first_process() -> bool:
+    """Return whether this process is alone, or the first of those that share the run."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def is_first_of_machine() -> bool:
+    """Return whether this process prints the errors of this machine's processes."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+def process_count() -> int:
+    """Return how many processes torchrun started for this command; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def join_seconds() -> int:
+    """Return how long a process waits for the others to start.
+
+    Raises:
+        MachineError: if the environment variable is no such number.
+    """
+    return number_of(JOIN_SECONDS, 60, 1, 86_401)
+
+
+def number_of(name: str, default: int, low: int, above: int) -> int:
+    """Return the number in an environment variable.
+
+    Args:
+        name: the variable.
+        default: its value where it is not set.
+        low: the lowest number that it may be.
+        above: the first number above those.
+
+    Raises:
+        MachineError: for anything else.
+    """
+    text = os.environ.get(name, str(default))
+    value = int(text) if text.isascii() and text.isdecimal() else None
+    if value is None or (name in os.environ and not low <= value < above):
+        raise MachineError(
+            f"the environment variable {name} is {text!r}: expected a number from {low} to "
+            f"{above - 1}"
+        )
+    return value
+
+
+def validate_launch() -> None:
+    """Check the variables by which torchrun tells a process which of several it is.
+
+    torch, once it is loaded, prints no stack of C++ for a connection that it loses.
+
+    Raises:
+        MachineError: for a variable that is wrong or missing.
+    """
+    count = number_of("WORLD_SIZE", 1, 1, 2**31)
+    number_of("RANK", 0, 0, count)
+    number_of("LOCAL_RANK", 0, 0, count)
+    if count == 1:
+        return
+    missing = [name for name in _OF_SEVERAL if not os.environ.get(name)]
+    if missing:
+        raise MachineError(
+            f"WORLD_SIZE is {count}, and {', '.join(missing)} not set: start several processes "
+            "with torchrun, or unset WORLD_SIZE"
+        )
+    number_of("MASTER_PORT", 0, 1, 2**16)
+    join_seconds()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
+def validate_one_process() -> None:
+    """Check that a command which runs in one process was not started in several.
+
+    Raises:
+        UserError: if torchrun started several.
+    """
+    if process_count() > 1:
+        raise UserError(
+            "only ablate, behaviour, scores and the figures of language models run in several "
+            "processes"
+        )
+
+
+def record_error(error: Exception) -> None:
+    """Write an error where the torchrun that started this process reads it, if one did.
+
+    torchrun prints the error that was recorded first, whichever process it ended.
+    """
+    if "TORCHELASTIC_ERROR_FILE" in os.environ:
+        from torch.distributed.elastic.multiprocessing.errors import record
+
+        with suppress(type(error)):
+            record(_raise)(error)
+
+
+def _raise(error: Exception) -> None:
+    raise error from error.__cause__
+
+
+def meet() -> tuple[Store, int, int]:
+    """Return the store that all processes share, the rank of this one and how many there are.
+
+    Raises:
+        MachineError: if nobody keeps a store at torchrun's address, or the others do not come.
+    """
+    from torch.distributed import DistError
+    from torch.distributed.rendezvous import rendezvous
+
+    try:
+        with stderr_held(DistError):
+            return next(rendezvous("env://", timeout=timedelta(seconds=join_seconds())))
+    except DistError as error:
+        count, host, port = (os.environ[n] for n in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+        reason = str(error).splitlines()[0].rstrip(".")[:200]
+        raise MachineError(
+            f"{count} processes did not meet at {host}:{port} within {join_seconds()} s "
+            f"({reason}): start all of them with torchrun, unset WORLD_SIZE, or set {JOIN_SECONDS}"
+        ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Processes:
+    """One process among those that share a run; alone by default.
+
+    Attributes:
+        rank: its number, from 0.
+        count: how many processes there are.
+    """
+
+    rank: int = 0
+    count: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is the one that writes and prints."""
+        return self.rank == 0
+
+    def all_reduce(self, totals: Sequence[torch.Tensor]) -> None:
+        """Replace totals by their sums over all processes, in one all-reduce.
+
+        Raises:
+            PeerEndedError: if another process has ended.
+        """
+        if self.count == 1:
+            return
+        import torch
+        import torch.distributed as dist
+
+        together = torch.cat([total.flatten().to(_device()) for total in totals])
+        with _waiting():
+            dist.all_reduce(together)
+            if together.is_cuda:
+                torch.cuda.current_stream().synchronize()
+        sums = together.split([total.numel() for total in totals])
+        for total, summed in zip(totals, sums, strict=True):
+            total.copy_(summed.view_as(total))
+
+    def broadcast(self, value: Value) -> Value:
+        """Return the first process's value in every process.
+
+        Raises:
+            PeerEndedError: if another process has ended.
+        """
+        if self.count == 1:
+            return value
+        import torch.distributed as dist
+
+        values = [value]
+        with _waiting():
+            dist.broadcast_object_list(values, src=0, device=_device())
+        return values[0]
+
+    def barrier(self) -> None:
+        """Wait until every process has called this.
+
+        Raises:
+            PeerEndedError: if another process has ended.
+        """
+        if self.count > 1:
+            import torch.distributed as dist
+
+            with _waiting():
+                dist.barrier()
+
+
+@contextmanager
+def _waiting() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # torch has no other for a connection that is closed
+        time.sleep(2 * HEAD_START)  # meanwhile torchrun ends this process, and prints why
+        raise PeerEndedError(
+            "another process of this run has ended, or has not answered for "
+            f"{TIMEOUT.seconds // 3600} hours; the same command resumes the run"
+        ) from error
+
+
+@contextmanager
+def process_group(device: str) -> Iterator[Processes]:
+    """Join the other processes of a torchrun, if there are any, for as long as the context lasts.
+
+    They communicate through NCCL on GPUs and through Gloo elsewhere. A process that has left the
+    group cannot join it again: runs that follow one another share a context around them all.
+
+    Args:
+        device: of this process.
+
+    Raises:
+        MachineError: if the others are not there in time.
+    """
+    joined = _joined.get()
+    if process_count() == 1 or joined is not None:
+        yield joined or Processes()
+        return
+    import torch
+    import torch.distributed as dist
+
+    store, rank, count = meet()
+    on_gpu = torch.device(device).type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(device)
+    store.set_timeout(TIMEOUT)
+    with _waiting():
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            store=store,
+            rank=rank,
+            world_size=count,
+            timeout=TIMEOUT,
+        )
+    token = _joined.set(Processes(rank=rank, count=count))
+    try:
+        yield Processes(rank=rank, count=count)
+    finally:
+        _joined.reset(token)
+        dist.destroy_process_group()
+
+
+def own_device(device: str) -> str:
+    """Return this process's device: `auto` is a GPU where there is one, under torchrun its own.
+
+    Raises:
+        UserError: if the machine does not have it.
+    """
+    import torch
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and "LOCAL_RANK" in os.environ:
+        device = f"cuda:{os.environ['LOCAL_RANK']}"
+    try:
+        usable = torch.empty(1, device=device).device.type in _DEVICES
+    except (RuntimeError, AssertionError, ImportError) as error:
+        raise UserError(f"no device {device!r} on this machine") from error
+    if not usable:
+        raise UserError(f"--device {device} holds no numbers: expected {', '.join(_DEVICES)}")
+    return device
+
+
+def _device() -> torch.device:
+    """Return the device through which the processes communicate."""
+    import torch
+    import torch.distributed as dist
+
+    on_gpu = dist.get_backend() == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+
+
+class Signals:
+    """Turns SIGINT and SIGTERM into `Interrupted` for as long as the context lasts.
+
+    A signal raises at once. Inside `deferred` the first one sets `received`, and
+    `raise_if_received` ends the run between two batches; a second one raises at once.
+
+    A process that waits for another one ends by an error when that one does; if a signal came
+    first, that error is not shown.
+
+    Attributes:
+        message: the text of `Interrupted`.
+        received: the number of the signal that was received; None before.
+    """
+
+    def __init__(self, message: str = "nothing was written") -> None:
+        self.message = message
+        self.received: int | None = None
+        self._is_deferred = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is threading.main_thread():  # others get no signals
+            self._before = {each: signal.signal(each, self._handle) for each in SIGNALS}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+        own = isinstance(error, UserError | Interrupted) and not isinstance(error, PeerEndedError)
+        if self.received is not None and not own:
+            raise Interrupted(self.received, self.message) from error
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Defer the first signal until `raise_if_received`, or to the end of the context."""
+        self._is_deferred = True
+        try:
+            yield
+        finally:
+            self.stop_deferring()
+        self.raise_if_received()
+
+    def stop_deferring(self) -> None:
+        """Let signals raise at once again: while processes wait for each other, no batch ends."""
+        self._is_deferred = False
+
+    def raise_if_received(self) -> None:
+        """Raise what a deferred signal would have raised.
+
+        Raises:
+            Interrupted: if there was one.
+        """
+        if self.received is not None:
+            raise Interrupted(self.received, self.message)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        at_once = not self._is_deferred or self.received is not None
+        self.received = signum
+        if at_once:
+            self.raise_if_received()
+        if signum == signal.SIGINT and is_first_process():
+            os.write(STDERR, _STOPPING)  # a handler may not use Python's buffered streams
