@@ -143,14 +143,22 @@ def _head_sections(tables: Tables) -> Iterator[Section]:
 
 
 def _bridge_sections(tables: Tables) -> Iterator[Section]:
-    if len(tables["bridge"]):
-        effects = {n: title for n, title in EFFECTS.items() if tables["bridge"][n].notna().any()}
+    bridge = tables["bridge"]
+    effects = {name: title for name, title in EFFECTS.items() if bridge[name].notna().any()}
+    if len(bridge) and not effects:
+        yield Section(
+            title="What each removal takes from the positional pattern",
+            caption="In nats, per layer. No effect on behaviour stands beside it: run with "
+            "--measures pattern loss, copy or position too.",
+            table=bridge.dropna(axis="columns", how="all"),
+        )
+    elif effects:
         yield Section(
             title=findings.bridge_finding(tables["correlations"]),
-            figure=pattern_and_behaviour(tables["bridge"], effects),
+            figure=pattern_and_behaviour(bridge, effects),
             caption="To the right: what the removal takes from the positional part of the scores. "
             "Up: what behaviour loses. A removal may do one without the other.",
-            table=tables["bridge"],
+            table=bridge,
         )
         yield Section(
             title=findings.correlation_finding(tables["correlations"]),
