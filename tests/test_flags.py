@@ -53,9 +53,9 @@ SIZES: dict[str, dict[str, str]] = {
     "train": {"--steps": "2"},
 }
 FIGURE_SIZES: dict[str, dict[str, str]] = {
-    **dict.fromkeys([*paper.SIMULATED, "all"], {"--n-samples": "32"}),
-    **dict.fromkeys(paper.NOPE_FIGURES, {"--n-seqs": "8"}),
-    **dict.fromkeys(paper.SCORES, {"--n-seqs": "8", "--seq-len": "12", "--layers": "1"}),
+    **{name: {"--n-samples": "32"} for name in (*paper.SIMULATED, "all")},
+    **{name: {"--n-seqs": "8"} for name in paper.NOPE_FIGURES},
+    **{name: {"--n-seqs": "8", "--seq-len": "12", "--layers": "1"} for name in paper.SCORES},
 }
 TEXT = "my.jsonl"
 # What stands for what cannot be run here, and why it cannot.
