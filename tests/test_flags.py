@@ -212,7 +212,7 @@ def documented_text() -> Iterator[str]:
 LONG = ("reproduce all",)
 # Players that share RoPE out, which end in a KeyError after computing.
 AWAITED = re.compile(r"ablate .*--bands|rope_high|rope_low")
-DOCUMENTED = [text for text in documented_text() if "--help" not in text and text.split()[1:]]
+DOCUMENTED = [text for text in documented_text() if "--help" not in text]
 ROWS = TABLE.strip().replace("\n    ", " ").splitlines()
 WITH_REPEATS = list(dict.fromkeys(parsed(text) for text in [*DOCUMENTED, *ROWS]))
 # A line with an image runs all of the same line without.

@@ -51,8 +51,8 @@ def behaviour_page(tables: Tables, manifest: Mapping[str, Any], headline: Sequen
     how_to_read = (*HOW_TO_READ, WITHOUT_MASK.format(prefix=manifest["prefix"]), *measures)
     # The differences and the losses answer the question; all else is folded.
     answer = [*_difference_sections(tables["behaviour"]), *_loss_sections(tables, manifest)]
-    folded = [replace(each, folded=True) for each in _details(tables, manifest)]
-    return page(title, headline, [*answer, *folded], manifest, how_to_read)
+    details = [replace(each, folded=bool(answer)) for each in _details(tables, manifest)]
+    return page(title, headline, [*answer, *details], manifest, how_to_read)
 
 
 def _details(tables: Tables, manifest: Mapping[str, Any]) -> Iterator[Section]:
@@ -77,6 +77,8 @@ def _details(tables: Tables, manifest: Mapping[str, Any]) -> Iterator[Section]:
 
 def _difference_sections(behaviour: pd.DataFrame) -> Iterator[Section]:
     known = behaviour.dropna(subset=["difference"])
+    if behaviour.empty:
+        return
     titles = {name: each.label for name, each in QUANTITIES.items()}
     shown = [name for name in QUANTITIES if name in set(behaviour["measure"])]
     if known.empty:
