@@ -94,7 +94,7 @@ circuit --model llama-3.1-8b --revision main --data my.jsonl --windows start --b
     --device cpu --dtype float16 --batch-size 3 --skip-keys 1 --seed 3 --checkpoint-every 1
     --layer 1 --remove qk --replacement mean --explore 0 --out runs/c --image c.svg
 circuit --model models/qwen3-8b --device-map balanced --data short.jsonl --pack --remove ov norms
-    --gain identity --explore 64
+    --gain identity --explore 3
 circuit --model parameter-free-rope --data gaussian --alpha 0.3 --no-pack --no-shuffle --remove rope
 behaviour --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos always
     --shuffle --device cpu --dtype float64 --batch-size 3 --skip-keys 1 --seed 3 --layers 1
@@ -326,7 +326,7 @@ def parameters() -> Iterator[Any]:
         yield pytest.param(line, marks=marks, id=str(line))
 
 
-@pytest.mark.parametrize("line", parameters())
+@pytest.mark.parametrize("line", [*parameters()])
 def test_a_line_runs_to_a_finished_folder(line: Line, desk: Path, tmp_path: Path) -> None:
     folder = copytree(desk, tmp_path / "desk")
     end = ended(line, folder)
