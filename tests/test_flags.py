@@ -35,7 +35,7 @@ from support.tiny_models import CONFIGS, smollm3_config, write_tiny
 from nope_probe import reproduce
 from nope_probe.cli import find_commands, overview
 from nope_probe.experiments.paper import settings as paper
-from nope_probe.experiments.repeat.run import Settings as RepeatSettings
+from nope_probe.experiments.repeat import Settings as RepeatSettings
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = tuple(find_commands())
@@ -85,6 +85,7 @@ ablate --data short.jsonl --pack --players mask qk --replacement random mean --g
 ablate --model qwen3-0.6b --device-map auto --data random --bos never --players sources
 ablate --players rope w_q --scope own --no-pack --no-shuffle --skip-keys 0
 ablate --bands 2 --players mask rope
+ablate --bands 3 --model llama-3.1-8b
 scores --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never --shuffle
     --device cpu --dtype bfloat16 --batch-size 3 --skip-keys 1 --seed 3 --checkpoint-every 1
     --bands 3 --no-per-head --out runs/s --image s.svg
@@ -210,8 +211,6 @@ def documented_text() -> Iterator[str]:
 
 # Run with -m every_combination alone: ten figures take half a minute.
 LONG = ("reproduce all",)
-# Players that share RoPE out, which end in a KeyError after computing.
-AWAITED = re.compile(r"ablate .*--bands|rope_high|rope_low")
 DOCUMENTED = [text for text in documented_text() if "--help" not in text]
 ROWS = TABLE.strip().replace("\n    ", " ").splitlines()
 WITH_REPEATS = list(dict.fromkeys(parsed(text) for text in [*DOCUMENTED, *ROWS]))
@@ -321,8 +320,6 @@ def assert_finished(line: Line, end: Ended, folder: Path) -> None:
 def parameters() -> Iterator[Any]:
     for line in LINES:
         marks = [pytest.mark.every_combination] if str(line).startswith(LONG) else []
-        if AWAITED.search(str(line)):
-            marks.append(pytest.mark.xfail(raises=KeyError, strict=True))
         yield pytest.param(line, marks=marks, id=str(line))
 
 
@@ -354,13 +351,7 @@ def test_every_substitute_is_needed() -> None:
 def combinations(draw: st.DrawFn) -> Line:
     """Draw a line of some command, and give it values of flags from other lines of it."""
     command = draw(st.sampled_from(COMMANDS))
-    lines = [
-        line
-        for line in LINES
-        if line.command == command
-        and not str(line).startswith(LONG)
-        and not AWAITED.search(str(line))
-    ]
+    lines = [line for line in LINES if line.command == command and not str(line).startswith(LONG)]
     groups = dict(draw(st.sampled_from(lines)).groups)
     pool = sorted({group for line in lines for group in line.groups if group[0]})
     drawn = draw(
