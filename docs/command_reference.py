@@ -7,6 +7,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+import sys
 import typing
 from collections.abc import Iterator
 from types import ModuleType
@@ -38,7 +39,7 @@ def settings_of(module: ModuleType) -> type:
         raise ParsedError(settings)
 
     try:
-        with patch.object(tyro, "cli", stop):
+        with patch.object(tyro, "cli", stop), patch.object(sys, "argv", [module.__name__]):
             module.main()
     except ParsedError as parsed:
         return parsed.args[0]

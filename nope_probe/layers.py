@@ -10,7 +10,7 @@ from nope_probe.experiments.layers.run import Settings, run
 
 EXAMPLES = (
     "--model rope-tiny",
-    "--model smollm3-3b --expect no_rope_layers=3,7,11",
+    "--model smollm3-3b --layers 12 --expect no_rope_layers=3,7,11",
 )
 
 

@@ -8,18 +8,14 @@ import io
 import json
 import pkgutil
 import re
-import shlex
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
-import tyro
-from command_reference import settings_of
 
 import nope_probe
-from nope_probe import figures, reproduce
-from nope_probe.experiments import repeat
+from nope_probe import figures
 from nope_probe.models.parameter_free import has_hooked_transformer
 
 ROOT = Path(__file__).parent.parent
@@ -70,27 +66,6 @@ def test_the_code_of_a_page_prints_what_it_says(page: str):
             else:
                 exec(code, names)
         assert not printed or output.getvalue() == printed
-
-
-def commands() -> list[str]:
-    pages = [README, *PAGES.values()]
-    lines = {
-        line.split("#")[0].strip()
-        for page in pages
-        for block in blocks("bash", page)
-        for line in block.splitlines()
-    }
-    ours = (line for line in lines if re.search(r"-m nope_probe\.|^nope-probe \w", line))
-    return sorted(line for line in ours if not line.endswith("--help"))
-
-
-@pytest.mark.parametrize("line", commands())
-def test_every_command_of_readme_and_docs_is_understood(line: str):
-    name, *arguments = shlex.split(re.sub(r"^.*-m nope_probe\.|^nope-probe ", "", line))
-    settings = settings_of(importlib.import_module(f"nope_probe.{name}"))
-    if name == "reproduce" and reproduce.is_path(arguments):
-        settings = repeat.Settings
-    assert isinstance(tyro.cli(settings, args=arguments), settings)
 
 
 def make_targets() -> list[str]:

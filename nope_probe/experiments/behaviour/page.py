@@ -51,8 +51,8 @@ def behaviour_page(tables: Tables, manifest: Mapping[str, Any], headline: Sequen
     how_to_read = (*HOW_TO_READ, WITHOUT_MASK.format(prefix=manifest["prefix"]), *measures)
     # The differences and the losses answer the question; all else is folded.
     answer = [*_difference_sections(tables["behaviour"]), *_loss_sections(tables, manifest)]
-    folded = [replace(each, folded=True) for each in _details(tables, manifest)]
-    return page(title, headline, [*answer, *folded], manifest, how_to_read)
+    details = [replace(each, folded=bool(answer)) for each in _details(tables, manifest)]
+    return page(title, headline, [*answer, *details], manifest, how_to_read)
 
 
 def _details(tables: Tables, manifest: Mapping[str, Any]) -> Iterator[Section]:
@@ -77,6 +77,8 @@ def _details(tables: Tables, manifest: Mapping[str, Any]) -> Iterator[Section]:
 
 def _difference_sections(behaviour: pd.DataFrame) -> Iterator[Section]:
     known = behaviour.dropna(subset=["difference"])
+    if behaviour.empty:
+        return
     titles = {name: each.label for name, each in QUANTITIES.items()}
     shown = [name for name in QUANTITIES if name in set(behaviour["measure"])]
     if known.empty:
@@ -143,14 +145,22 @@ def _head_sections(tables: Tables) -> Iterator[Section]:
 
 
 def _bridge_sections(tables: Tables) -> Iterator[Section]:
-    if len(tables["bridge"]):
-        effects = {n: title for n, title in EFFECTS.items() if tables["bridge"][n].notna().any()}
+    bridge = tables["bridge"]
+    effects = {name: title for name, title in EFFECTS.items() if bridge[name].notna().any()}
+    if len(bridge) and not effects:
+        yield Section(
+            title="What each removal takes from the positional pattern",
+            caption="In nats, per layer. No effect on behaviour stands beside it: run with "
+            "--measures pattern loss, copy or position too.",
+            table=bridge.dropna(axis="columns", how="all"),
+        )
+    elif effects:
         yield Section(
             title=findings.bridge_finding(tables["correlations"]),
-            figure=pattern_and_behaviour(tables["bridge"], effects),
+            figure=pattern_and_behaviour(bridge, effects),
             caption="To the right: what the removal takes from the positional part of the scores. "
             "Up: what behaviour loses. A removal may do one without the other.",
-            table=tables["bridge"],
+            table=bridge,
         )
         yield Section(
             title=findings.correlation_finding(tables["correlations"]),

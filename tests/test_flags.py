@@ -1,0 +1,397 @@
+"""Every documented command line, every flag and drawn combinations of flags, run to their ends.
+
+A line is run in a copy of the desk: a folder in which all that the documentation names is there,
+tiny. Models with a name on the Hub come from a cache of random ones, the network is off, and of an
+image everything is made but Chrome's drawing.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shlex
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from glob import glob
+from importlib import import_module
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+from command_reference import flags_of, settings_of
+from huggingface_hub import constants
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from support.command_line import run_command
+from support.short_training import shorten_training
+from support.tiny_models import CONFIGS, smollm3_config, write_tiny
+
+from nope_probe import reproduce
+from nope_probe.cli import find_commands, overview
+from nope_probe.experiments.paper import settings as paper
+from nope_probe.experiments.repeat import Settings as RepeatSettings
+
+ROOT = Path(__file__).parent.parent
+COMMANDS = tuple(find_commands())
+COMMIT = "5" * 40
+
+# What every line is made small by: the flags that take the place of a documented line's own.
+RUN_SIZES = {"--n-seqs": "8", "--seq-len": "12", "--folds": "4", "--batch-size": "5"}
+SIZES: dict[str, dict[str, str]] = {
+    "ablate": {**RUN_SIZES, "--layers": "2"},
+    "scores": {**RUN_SIZES, "--layers": "2"},
+    "circuit": RUN_SIZES,
+    "behaviour": {**RUN_SIZES, "--seq-len": "24"},
+    "simulate": {"--n-samples": "32", "--seq-len": "7", "--d-model": "16"},
+    "theory": {"--seq-len": "9"},
+    "train": {"--steps": "2"},
+}
+FIGURE_SIZES: dict[str, dict[str, str]] = {
+    **{name: {"--n-samples": "32"} for name in (*paper.SIMULATED, "all")},
+    **{name: {"--n-seqs": "8"} for name in paper.NOPE_FIGURES},
+    **{name: {"--n-seqs": "8", "--seq-len": "12", "--layers": "1"} for name in paper.SCORES},
+}
+TEXT = "my.jsonl"
+# What stands for what cannot be run here, and why it cannot.
+SUBSTITUTES = {
+    "fineweb-edu": TEXT,  # a data set on the Hub
+    "stdlib": TEXT,  # takes 16 seconds to read; tests/data/test_stdlib.py reads it
+    "FIGURE": "figure1",  # stands for any
+    "unsloth/Llama-3.1-8B": "llama-3.1-8b",  # the same model
+    "no_rope_layers=3,7,11,15,19,23,27,31,35": "no_rope_layers=3,7,11",  # of 36 layers, not 12
+}
+HUB = {
+    "meta-llama/Llama-3.1-8B": "llama",
+    "microsoft/phi-4": "phi3",
+    "Qwen/Qwen3-8B": "qwen3",
+    "Qwen/Qwen3-0.6B": "qwen3",
+    "HuggingFaceTB/SmolLM3-3B": "smollm3-deep",
+}
+FOLDERS = {"models/qwen3-8b": "qwen3", "path/to/a/hugging-face-folder": "llama"}
+
+# One row a line. Together with the documented lines they give every flag of every command.
+TABLE = """
+ablate --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos always --shuffle
+    --players mask rope mlp+w_o --device cpu --dtype float64 --batch-size 3 --skip-keys 2 --seed 3
+    --checkpoint-every 1 --out runs/a --image a.png
+ablate --data short.jsonl --pack --players mask qk --replacement random mean --gain norm
+    --scope upstream --reparametrise 1 --residuals-gb 0.5
+ablate --model qwen3-0.6b --device-map auto --data random --bos never --players sources
+ablate --players rope w_q --scope own --no-pack --no-shuffle --skip-keys 0
+ablate --bands 2 --players mask rope
+ablate --bands 3 --model llama-3.1-8b
+scores --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never --shuffle
+    --device cpu --dtype bfloat16 --batch-size 3 --skip-keys 1 --seed 3 --checkpoint-every 1
+    --bands 3 --no-per-head --out runs/s --image s.svg
+scores --model models/qwen3-8b --device-map sequential --data short.jsonl --pack --per-head
+scores --model parameter-free --data gaussian --alpha 0.3 --no-pack --no-shuffle
+circuit --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never --shuffle
+    --device cpu --dtype float16 --batch-size 3 --skip-keys 1 --seed 3 --checkpoint-every 1
+    --layer 1 --remove qk --replacement mean --explore 0 --out runs/c --image c.svg
+circuit --model models/qwen3-8b --device-map balanced --data short.jsonl --pack --remove ov norms
+    --gain identity --explore 3
+circuit --model parameter-free-rope --data gaussian --alpha 0.3 --no-pack --no-shuffle --remove rope
+behaviour --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos always
+    --shuffle --device cpu --dtype float64 --batch-size 3 --skip-keys 1 --seed 3 --layers 1
+    --checkpoint-every 1 --remove mask+w_v --prefix 7 --replacement zero random --gain identity
+    --max-len 32 --trained-len 16 --heads --out runs/b --image b.svg
+behaviour --model models/qwen3-8b --device-map auto --data short.jsonl --pack --measures pattern
+    --remove rope qk
+behaviour --measures pattern bos --no-pack --no-shuffle --no-heads --alpha 0 --remove mask mlp
+compare runs/one runs/two --out runs/compared --image compared.svg
+layers --model llama-3.1-8b --revision main --layers 1 --seq-len 19 --seed 3 --device cpu --no-json
+simulate --alpha 0.1 --norm layernorm-d --no-rope --no-causal --no-control-variate --n-layers 2
+    --seed 3 --checkpoint-every 1 --out runs/m --image m.svg
+simulate --rope --causal --control-variate --norm layernorm-sqrt-d
+theory --d-model 8 --norm layernorm-d --rope --n-layers 2
+theory --d-model 7 --norm l2 --no-rope --alpha 0 0.9
+train --preset rope-tiny --seed 3 --no-resume --out runs/t
+train --preset nope-tiny --resume --out runs/trained
+reproduce figure9 --seed 3 --out runs/figure9 --image figure9.svg
+reproduce figure8 --model path/to/a/hugging-face-folder --data my.jsonl --windows random
+reproduce figure14 --model rope-tiny --layers 2
+reproduce runs/ablate-rope-tiny-8d5ee2a4 --out runs/again
+"""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A command line: its positional arguments under the name "", each flag's values under its."""
+
+    command: str
+    groups: tuple[tuple[str, tuple[str, ...]], ...]
+
+    @property
+    def arguments(self) -> list[str]:
+        return [word for name, values in self.groups for word in (name, *values) if word]
+
+    def without(self, flag: str) -> Line:
+        return Line(self.command, tuple(group for group in self.groups if group[0] != flag))
+
+    def __str__(self) -> str:
+        return shlex.join([self.command, *self.arguments])
+
+
+def settings_kinds(command: str) -> list[type]:
+    """Return the settings that a command parses; `reproduce` has others for a run's folder."""
+    kinds = [settings_of(import_module(f"nope_probe.{command}"))]
+    return [*kinds, RepeatSettings] if command == "reproduce" else kinds
+
+
+def defaults_of(command: str) -> dict[str, tuple[str, ...]]:
+    """Return the values that each flag of a command has where it is not given."""
+    flags = flags_of(settings_kinds(command)[0])
+    return {name.split()[0]: tuple(default.split()) for name, default, _ in flags}
+
+
+DEFAULTS = {command: defaults_of(command) for command in COMMANDS}
+
+
+def line_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> Line:
+    """Return a line made small, on a small text, without defaults, its flags in order."""
+    small = SIZES.get(command, {})
+    reads_text = "--folds" in small
+    if command == "reproduce":
+        (subject,) = groups[""]
+        small = FIGURE_SIZES.get(subject, {})
+        reads_text = "--n-seqs" in small
+    chosen = {name: given for name, given in groups.items() if given != DEFAULTS[command].get(name)}
+    if chosen.get("--layers") == ("all",):
+        small = {name: size for name, size in small.items() if name != "--layers"}
+    if command == "behaviour" and "--layers" in chosen:
+        small = {**small, "--layers": "1"}
+    if command == "behaviour" and "--measures" not in chosen:
+        small = {**small, "--max-len": "48"}
+    if "--target-se" in chosen:
+        small = {name: size for name, size in small.items() if name != "--n-samples"}
+        small["--target-se"] = "0.05"
+    if reads_text:
+        chosen = {"--data": (TEXT,), **chosen}
+    sizes = {name: (size,) for name, size in small.items()}
+    return Line(command, tuple(sorted((chosen | sizes).items())))
+
+
+def parsed(text: str) -> Line:
+    """Return the small line of a command and its arguments as typed."""
+    command, *words = shlex.split(text)
+    groups: dict[str, tuple[str, ...]] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name = word
+            groups[name] = ()
+        else:
+            groups[name] = (*groups.get(name, ()), SUBSTITUTES.get(word, word))
+    return line_of(command, groups)
+
+
+def documented_text() -> Iterator[str]:
+    """Yield each command line that README, docs, help texts and EXAMPLES show, as typed."""
+    anywhere = re.compile(rf"(?:-m nope_probe\.|nope-probe )({'|'.join(COMMANDS)})\b([^\n`#>]*)")
+    in_prose = re.compile(rf"`({'|'.join(COMMANDS)}) (--[^`\n]*)`")
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        for command, words in [*anywhere.findall(text), *in_prose.findall(text)]:
+            yield f"{command} {words}"
+    for line in overview(find_commands()).partition("examples:\n")[2].splitlines():
+        yield line.strip().split(maxsplit=1)[1].removeprefix("-m nope_probe ")
+    for command in COMMANDS:
+        for words in import_module(f"nope_probe.{command}").EXAMPLES:
+            yield f"{command} {words}"
+    for words in reproduce.RUN_EXAMPLES:
+        yield f"reproduce {words}"
+
+
+# Run with -m every_combination alone: ten figures take half a minute.
+LONG = ("reproduce all",)
+DOCUMENTED = [text for text in documented_text() if "--help" not in text]
+ROWS = TABLE.strip().replace("\n    ", " ").splitlines()
+WITH_REPEATS = list(dict.fromkeys(parsed(text) for text in [*DOCUMENTED, *ROWS]))
+# A line with an image runs all of the same line without.
+DRAWN = {line.without("--image") for line in WITH_REPEATS if "--image" in dict(line.groups)}
+LINES = [line for line in WITH_REPEATS if line not in DRAWN]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache of the Hub with tiny models, training that takes seconds, images without Chrome."""
+
+    def draw(figure: go.Figure, path: Path, **_: Any) -> None:
+        Path(path).write_text(figure.to_json())
+
+    cache = tmp_path_factory.mktemp("hub")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(CONFIGS, "smollm3-deep", lambda: smollm3_config([1, 1, 1, 0] * 3))
+        patch.setattr(constants, "HF_HUB_CACHE", str(cache))
+        patch.setattr(go.Figure, "write_image", draw)
+        patch.setattr("nope_probe.runtime.places.validate_browser", lambda: None)
+        patch.setattr(paper, "DEFAULT_SEQS", 8)  # of `reproduce all`, which has no flag for it
+        shorten_training(patch.setattr, patch.setitem)
+        made = {name: write_tiny(name, tmp_path_factory.mktemp("made")) for name in {*HUB.values()}}
+        for name, tiny in HUB.items():
+            folder = cache / f"models--{name.replace('/', '--')}"
+            copytree(made[tiny].folder, folder / "snapshots" / COMMIT)
+            (folder / "refs").mkdir()
+            (folder / "refs" / "main").write_text(COMMIT)
+        yield
+
+
+@pytest.fixture(scope="module")
+def desk(
+    surroundings: None, tiny: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A folder with all that documented lines name: models, text, finished runs."""
+    folder = tmp_path_factory.mktemp("desk")
+    for name, architecture in FOLDERS.items():
+        copytree(tiny(architecture).folder, folder / name)
+    random = np.random.default_rng(0)
+    words = ["the", "other", "rather", "into", "at", "there", "here", "than", "an", "end", "of"]
+    rows = [{"text": " ".join(random.choice(words, 90))} for _ in range(19)]
+    (folder / "my.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    short = [{"text": " ".join(random.choice(words, 3))} for _ in range(97)]
+    (folder / "short.jsonl").write_text("\n".join(map(json.dumps, short)))
+    for name in ("nope-tiny", "rope-tiny"):
+        run = f"ablate --players sources --model {name} --layers 1 --out runs/{name}"
+        assert ended(parsed(run), folder).code == 0
+    runs = folder / "runs"
+    copytree(runs / "rope-tiny", runs / "ablate-rope-tiny-4e5f6a7b")
+    copytree(runs / "nope-tiny", runs / "one")
+    copytree(runs / "rope-tiny", runs / "two")
+    (runs / "nope-tiny").rename(runs / "ablate-nope-tiny-0a1b2c3d")
+    (runs / "rope-tiny").rename(runs / "ablate-rope-tiny-8d5ee2a4")
+    trained = "train --preset nope-tiny --out runs/trained"
+    assert ended(parsed(trained), folder).code == 0
+    report = ended(parsed("layers --model rope-tiny --json"), folder)
+    (folder / "layers.json").write_text(report.out)
+    return folder
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def ended(line: Line, folder: Path) -> Ended:
+    """Run a line in a folder."""
+    code = 0
+    with (
+        chdir(folder),
+        redirect_stdout(io.StringIO()) as out,
+        redirect_stderr(io.StringIO()) as err,
+    ):
+        arguments = [name for word in line.arguments for name in sorted(glob(word)) or [word]]
+        try:
+            run_command(import_module(f"nope_probe.{line.command}"), *arguments)
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+    return Ended(code, out.getvalue(), err.getvalue())
+
+
+def assert_finished(line: Line, end: Ended, folder: Path) -> None:
+    """Check that a command printed what it found, and left a finished folder if it writes one."""
+    groups = dict(line.groups)
+    assert end.out or line.command == "train"
+    assert not [*folder.rglob("*.unfinished*")]
+    if line.command == "train":
+        (out,) = groups.get("--out", (f"runs/train-{groups['--preset'][0]}",))
+        assert (folder / out / "training.json").is_file()
+    elif line.command == "reproduce" and reproduce.is_path([*groups[""]]):
+        assert "the same" in end.out
+    elif line.command not in ("layers", "theory"):
+        page = re.findall(r"(?:open|report:) (.*report\.html)$", end.out, re.MULTILINE)[-1]
+        assert (folder / page).is_file()
+        files = {path.name for path in (folder / page).parent.iterdir()}
+        assert files & {"manifest.json", "figures.csv"}
+    for image in groups.get("--image", ()):
+        assert (folder / image).is_file()
+
+
+def parameters() -> Iterator[Any]:
+    for line in LINES:
+        marks = [pytest.mark.every_combination] if str(line).startswith(LONG) else []
+        yield pytest.param(line, marks=marks, id=str(line))
+
+
+@pytest.mark.parametrize("line", [*parameters()])
+def test_a_line_runs_to_a_finished_folder(line: Line, desk: Path, tmp_path: Path) -> None:
+    folder = copytree(desk, tmp_path / "desk")
+    end = ended(line, folder)
+    assert end.code == 0, end.err
+    assert_finished(line, end, folder)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_flag_is_in_a_line(command: str) -> None:
+    lines = [line for line in LINES if line.command == command]
+    used = {name for line in lines for name, _ in line.groups}
+    flags = [flag for kind in settings_kinds(command) for flag, _, _ in flags_of(kind)]
+    words = {word for flag in flags for word in flag.split() if word.startswith("--")}
+    assert words - used == set()
+    assert used - {""} <= words
+
+
+def test_every_substitute_is_needed() -> None:
+    words = {word for text in DOCUMENTED for word in text.split()}
+    assert {*SUBSTITUTES} <= words
+    assert {*FOLDERS} <= words
+
+
+@st.composite
+def combinations(draw: st.DrawFn) -> Line:
+    """Draw a line of some command, and give it values of flags from other lines of it."""
+    command = draw(st.sampled_from(COMMANDS))
+    lines = [line for line in LINES if line.command == command and not str(line).startswith(LONG)]
+    groups = dict(draw(st.sampled_from(lines)).groups)
+    pool = sorted({group for line in lines for group in line.groups if group[0]})
+    drawn = draw(
+        st.lists(st.sampled_from(pool), max_size=5, unique_by=lambda group: switch(group[0]))
+    )
+    for name, values in drawn:
+        groups = {other: given for other, given in groups.items() if switch(other) != switch(name)}
+        groups[name] = values
+    return line_of(command, groups)
+
+
+def switch(flag: str) -> str:
+    """Return a flag's name without the `no-` that turns it off."""
+    return flag.replace("--no-", "--")
+
+
+def check_combination(line: Line, desk: Path) -> None:
+    """Check that a line finishes, or is refused in one line with nothing left behind."""
+    with tempfile.TemporaryDirectory() as above:
+        folder = copytree(desk, Path(above) / "desk")
+        before = sorted(folder.rglob("*"))
+        end = ended(line, folder)
+        event(f"exit {end.code}")
+        if end.code == 0:
+            assert_finished(line, end, folder)
+            return
+        assert end.code == 2, end.err
+        assert re.fullmatch(r"error: .*\n", end.err), end.err
+        assert end.out == ""
+        assert sorted(folder.rglob("*")) == before
+
+
+@given(line=combinations())
+@settings(max_examples=20)
+def test_a_combination_of_flags_finishes_or_is_refused_in_one_line(line: Line, desk: Path) -> None:
+    check_combination(line, desk)
+
+
+@pytest.mark.every_combination
+@given(line=combinations())
+@settings(max_examples=300)
+def test_hundreds_of_combinations_finish_or_are_refused_in_one_line(line: Line, desk: Path) -> None:
+    check_combination(line, desk)
