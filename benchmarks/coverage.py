@@ -35,10 +35,10 @@ from nope_probe.analyses.shapley import (
     source_terms,
 )
 from nope_probe.analyses.trends import locality
+from nope_probe.components import POSITION_ENCODINGS, Component
 from nope_probe.data.sequences import Sequences
 from nope_probe.hooks.components import components
 from nope_probe.hooks.folds import grouped_folds, interleaved_folds
-from nope_probe.hooks.names import POSITION_ENCODINGS, Component
 from nope_probe.hooks.protocols import HookedModel
 
 NOISE = 0.5  # of a synthetic sequence, and of its document

@@ -21,8 +21,8 @@ from rounds import interleaved_times, peak_rise, ratios
 from rows import Row, row, show
 
 from nope_probe import Ablation, ablated, capture_scores
+from nope_probe.components import Component
 from nope_probe.hooks.layer import layers_of
-from nope_probe.hooks.names import Component
 from nope_probe.hooks.protocols import HookedModel
 
 if TYPE_CHECKING:

@@ -27,10 +27,11 @@ RULE: dict[str, tuple[str, ...]] = {
     "figures": ("hooks",),
     "analyses": ("hooks",),
     "hooks": (),
+    "components": ("errors",),
     "files": (),
     "errors": (),
 }
-EVERYWHERE = ("files", "errors")  # what every folder may import
+EVERYWHERE = ("components", "files", "errors")  # what every folder may import
 Imports = Mapping[str, set[str]]
 
 

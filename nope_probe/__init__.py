@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
     from nope_probe.analyses.pattern import measure, row_centred
     from nope_probe.analyses.shapley import player_set
+    from nope_probe.components import Ablation
     from nope_probe.data.sequences import gaussian, sequences
     from nope_probe.experiments.ablation.study import run_ablations
     from nope_probe.experiments.behaviour.run import run_behaviour
     from nope_probe.hooks.ablation import ablated
-    from nope_probe.hooks.ablation_settings import Ablation
     from nope_probe.hooks.calibration import calibrate
     from nope_probe.hooks.capture import capture_scores, capture_stages
     from nope_probe.hooks.losses import capture_losses
@@ -29,7 +29,7 @@ _HOME = {
     "build": "nope_probe.models.parameter_free",
     "sequences": "nope_probe.data.sequences",
     "gaussian": "nope_probe.data.sequences",
-    "Ablation": "nope_probe.hooks.ablation_settings",
+    "Ablation": "nope_probe.components",
     "ablated": "nope_probe.hooks.ablation",
     "calibrate": "nope_probe.hooks.calibration",
     "capture_losses": "nope_probe.hooks.losses",

@@ -6,10 +6,12 @@ Nothing here needs torch, so that the command line, figures and pages read the s
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Literal, get_args
+from itertools import combinations, pairwise, product
+from typing import Literal, get_args, get_type_hints
+
+from nope_probe.errors import validate_choices
 
 Component = Literal["mask", "rope", "w_q", "w_k", "w_o", "w_v", "mlp", "pos_embed", "alibi"]
 COMPONENTS: tuple[Component, ...] = get_args(Component)
@@ -18,7 +20,6 @@ WEIGHTS: tuple[Projection, ...] = get_args(Projection)
 Replacement = Literal["identity", "random", "mean", "zero"]
 REPLACEMENTS: tuple[Replacement, ...] = get_args(Replacement)
 Gain = Literal["output", "norm", "identity"]
-GAINS: tuple[Gain, ...] = get_args(Gain)
 CIRCUITS: dict[str, tuple[Component, ...]] = {"qk": ("w_q", "w_k"), "ov": ("w_o", "w_v")}
 INK = "#1b1f24"
 
@@ -35,6 +36,8 @@ class Entry:
         breaks_symmetry: whether it is a source: it makes positions differ.
         per_head: whether it can be removed in some heads only.
         downstream: whether a layer's own scores do not depend on it, only those of layers after.
+        by_token: whether what is removed at a token depends on that token alone, so that a cache of
+            keys and values stays right.
     """
 
     label: str
@@ -45,6 +48,7 @@ class Entry:
     breaks_symmetry: bool = False
     per_head: bool = False
     downstream: bool = False
+    by_token: bool = False
 
 
 TABLE: dict[str, Entry] = {
@@ -82,13 +86,21 @@ TABLE: dict[str, Entry] = {
         label="mask × learned positions", phrase="mask and position embeddings together"
     ),
     "interaction": Entry(label="interaction", colour="#ab3e98", marker="cross"),
-    "w_q": Entry(label="W_Q", colour="#1da2a5", marker="triangle-up", per_head=True),
+    "w_q": Entry(label="W_Q", colour="#1da2a5", marker="triangle-up", per_head=True, by_token=True),
     "w_k": Entry(label="W_K", colour="#18753a", marker="triangle-down", per_head=True),
-    "w_o": Entry(label="W_O", colour="#999847", marker="star", per_head=True, downstream=True),
+    "w_o": Entry(
+        label="W_O", colour="#999847", marker="star", per_head=True, downstream=True, by_token=True
+    ),
     "w_v": Entry(label="W_V", colour="#8952a0", marker="hexagon", per_head=True, downstream=True),
-    "mlp": Entry(label="MLP", phrase="the MLPs", colour="#8a5969", marker="x", downstream=True),
+    "mlp": Entry(
+        label="MLP", phrase="the MLPs", colour="#8a5969", marker="x", downstream=True, by_token=True
+    ),
     "norms": Entry(
-        label="norm weights", phrase="the norms' weights", colour="#6a7a99", marker="pentagon"
+        label="norm weights",
+        phrase="the norms' weights",
+        colour="#6a7a99",
+        marker="pentagon",
+        by_token=True,
     ),
     "qk": Entry(
         label="QK circuit",
@@ -116,13 +128,13 @@ SOURCES: tuple[Component, ...] = tuple(n for n in COMPONENTS if TABLE[n].breaks_
 POSITION_ENCODINGS: tuple[Component, ...] = tuple(n for n in SOURCES if n != "mask")
 PER_HEAD: tuple[Component, ...] = tuple(n for n in COMPONENTS if TABLE[n].per_head)
 DOWNSTREAM: frozenset[str] = frozenset(n for n in COMPONENTS if TABLE[n].downstream)
-# What --players and --remove take, as their help says it.
-KNOWN = f"{' '.join(COMPONENTS)}, the circuits {' '.join(CIRCUITS)}"
+LOCAL = frozenset(name for name, entry in TABLE.items() if entry.by_token)
 ROPE_HALVES = ("rope_high", "rope_low")
+# What is removed depends on how long a sequence is, so that padding would change it.
+OF_LENGTH = frozenset((*ROPE_HALVES, "pos_embed"))
 BAND = re.compile(r"rope\[(\d+):(\d+)\]")
 
 Norm = Literal["l2", "layernorm-sqrt-d", "layernorm-d"]
-NORMS: tuple[Norm, ...] = get_args(Norm)
 Letter = Literal["a", "b", "c", "d", "e", "f", "g", "h", "i"]
 LETTERS: tuple[Letter, ...] = get_args(Letter)
 SCORE_STAGES: tuple[Letter, ...] = ("b", "i")
@@ -209,6 +221,26 @@ def is_rope(name: str) -> bool:
     return name in ("rope", *ROPE_HALVES) or BAND.fullmatch(name) is not None
 
 
+def share_pairs(one: str, other: str) -> bool:
+    """Return whether two names of RoPE or its bands can stand for the same rotary pairs.
+
+    Which pairs `rope_high` has depends on the model and the sequences' length, so it can share
+    pairs with any `rope[a:b]`.
+
+    Example:
+        >>> share_pairs("rope[0:9]", "rope[7:16]"), share_pairs("rope[0:8]", "rope[8:16]")
+        (True, False)
+        >>> share_pairs("rope", "rope_high"), share_pairs("rope_high", "rope_low")
+        (True, False)
+    """
+    if not (is_rope(one) and is_rope(other)) or {one, other} == {*ROPE_HALVES}:
+        return False
+    first, second = BAND.fullmatch(one), BAND.fullmatch(other)
+    if first is None or second is None:
+        return True
+    return max(int(first[1]), int(second[1])) < min(int(first[2]), int(second[2]))
+
+
 def equal_bands(n_pairs: int, n_bands: int) -> tuple[str, ...]:
     """Return the names of bands that divide all pairs as equally as possible.
 
@@ -223,3 +255,152 @@ def equal_bands(n_pairs: int, n_bands: int) -> tuple[str, ...]:
         raise ValueError(f"expected from 1 to {n_pairs} bands for {n_pairs} pairs, got {n_bands}")
     ends = [n_pairs * band // n_bands for band in range(n_bands + 1)]
     return tuple(f"rope[{a}:{b}]" for a, b in pairwise(ends))
+
+
+def with_bands(players: Sequence[str], bands: Sequence[str]) -> list[str]:
+    """Return players with bands in place of RoPE.
+
+    Example:
+        >>> with_bands(["mask", "rope"], ["rope[0:2]", "rope[2:4]"])
+        ['mask', 'rope[0:2]', 'rope[2:4]']
+    """
+    return [each for name in players for each in (bands if name == "rope" else [name])]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ablation:
+    """What to remove, and where.
+
+    Attributes:
+        remove: components; the circuits `qk` and `ov`; `norms`, the learned weights of the norms
+            before attention and MLP; or bands of RoPE: `rope_high`, the pairs whose wavelength
+            2 pi / theta is below the length of the sequences, `rope_low`, the rest, and
+            `rope[a:b]`, the pairs a to b - 1, the fastest first.
+        layers: block numbers from 0; None for all.
+        heads: per block, the query heads (from 0) that lose the components; other blocks and heads
+            keep them. A key head that several query heads share stays for the others.
+        replacement: what stands for a removed projection. `identity`: c * P, where row r of P reads
+            coordinate r % d_model (for W_O: its transpose); `random`: c * R, orthonormal rows (for
+            W_O: columns) drawn per head from the seed; `mean`: the mean of its output over tokens
+            and positions, which `calibrate` measures; `zero`: 0.
+        gain: c, the size of the replacements `identity` and `random` (`mean` and `zero` have none).
+            `output`: such that the replacement's output has the RMS that the projection's has over
+            the run's tokens in the intact model, which `calibrate` measures; `norm`: the
+            projection's Frobenius norm over the root of its rows; `identity`: 1.
+        seed: of the replacement `random`.
+        prefix: how many first positions lose the mask among themselves, a bidirectional prefix;
+            later queries keep theirs (causal, or a sliding window). None: the mask is off for all.
+
+    Raises:
+        ValueError: for a component, replacement or gain that does not exist, names that share a
+            component, layers that are no numbers, heads of a component that has none, or a prefix
+            without the mask.
+
+    Example:
+        >>> from nope_probe import Ablation
+        >>> Ablation(remove=["mask", "w_q"], layers=[0, 1], gain="norm").remove
+        ['mask', 'w_q']
+    """
+
+    remove: Sequence[str] = ()
+    layers: Sequence[int] | None = None
+    heads: Mapping[int, Sequence[int]] | None = None
+    replacement: Replacement = "identity"
+    gain: Gain = "output"
+    seed: int = 0
+    prefix: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.remove, str):
+            raise ValueError(
+                f'expected a list of components, such as remove=["mask"], got {self.remove!r}'
+            )
+        names = expanded(self.remove)
+        validate_disjoint(self.remove)
+        for layer in self.layers if self.layers is not None else self.heads or ():
+            if isinstance(layer, bool):
+                raise ValueError(f"expected the numbers of layers, such as [0, 1], got {layer}")
+        validate_choices(get_type_hints(type(self)), vars(self))
+        if self.heads is not None:
+            self._validate_heads(names)
+        if self.prefix is not None:
+            self._validate_prefix(self.prefix)
+
+    def _validate_heads(self, names: Sequence[str]) -> None:
+        if self.layers is not None:
+            raise ValueError("expected layers or heads, not both: heads are named per layer")
+        without = [name for name in names if name not in PER_HEAD and not is_rope(name)]
+        if without:
+            raise ValueError(f"{without[0]} has no heads; {', '.join(PER_HEAD)} have")
+
+    def _validate_prefix(self, prefix: int) -> None:
+        if prefix < 1:
+            raise ValueError(f"expected a prefix of 1 position or more, got {prefix}")
+        if "mask" not in self.components:
+            removed = ", ".join(self.remove) or "nothing"
+            raise ValueError(f"a prefix is for removing the mask; this removes {removed}")
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """The components, `norms` and bands to remove, circuits taken apart."""
+        return expanded(self.remove)
+
+    @property
+    def weights(self) -> tuple[Projection, ...]:
+        """The projections among the components to remove."""
+        return tuple(name for name in WEIGHTS if name in self.components)
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether gains or means have to be measured first."""
+        if self.replacement in ("mean", "zero"):
+            return self.replacement == "mean" and bool(self.weights)
+        return self.gain == "output" and bool(self.weights)
+
+
+def validate_disjoint(names: Sequence[str]) -> None:
+    """Check that no two components, circuits, bands of RoPE or unions remove the same thing.
+
+    Raises:
+        ValueError: naming two that do, and what they share.
+
+    Example:
+        >>> validate_disjoint(["w_q+mlp", "qk"])
+        Traceback (most recent call last):
+        ValueError: w_q+mlp and qk share w_q
+    """
+    for one, other in combinations(names, 2):
+        if one == other:
+            raise ValueError(f"{one} is named twice")
+        parts = product(expanded(one.split("+")), expanded(other.split("+")))
+        for first, second in parts:
+            if first == second:
+                raise ValueError(f"{one} and {other} share {first}")
+            if share_pairs(first, second):
+                is_certain = "rope" in (first, second) or not {first, second} & {*ROPE_HALVES}
+                share = "share" if is_certain else "can share"
+                raise ValueError(f"{one} and {other} {share} rotary pairs")
+
+
+def expanded(names: Iterable[str]) -> tuple[str, ...]:
+    """Return components, `norms` and bands of RoPE, with circuits taken apart.
+
+    Raises:
+        ValueError: for a name that does not exist.
+
+    Example:
+        >>> expanded(["mask", "qk", "rope_high"])
+        ('mask', 'w_q', 'w_k', 'rope_high')
+    """
+    found: list[str] = []
+    for name in names:
+        if (
+            name not in COMPONENTS
+            and name not in CIRCUITS
+            and name != "norms"
+            and not is_rope(name)
+        ):
+            known = ", ".join([*COMPONENTS, "norms", *CIRCUITS, *ROPE_HALVES, "rope[a:b]"])
+            raise ValueError(f"unknown component {name!r}; there are {known}")
+        found += CIRCUITS.get(name, (name,))
+    return tuple(dict.fromkeys(found))

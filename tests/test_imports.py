@@ -17,7 +17,7 @@ def test_every_import_is_one_that_the_rule_allows() -> None:
 
 def test_an_import_against_the_rule_is_found() -> None:
     found = {
-        "nope_probe.hooks.layer": {"nope_probe.hooks.names", "nope_probe.models.load"},
+        "nope_probe.hooks.layer": {"nope_probe.components", "nope_probe.models.load"},
         "nope_probe.scores": {"nope_probe.cli", "nope_probe.errors"},
         "nope_probe.data.sequences": {"nope_probe.cli"},
         "nope_probe.runtime.session": {"nope_probe", "nope_probe.ablate"},

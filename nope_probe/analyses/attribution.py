@@ -42,9 +42,9 @@ from nope_probe.analyses.shapley import (
     source_terms,
     without,
 )
+from nope_probe.components import POSITION_ENCODINGS, Component
 from nope_probe.errors import closed_choices
 from nope_probe.hooks.layer_folds import LayerFolds
-from nope_probe.hooks.names import POSITION_ENCODINGS, Component
 
 BASE = "base"
 CONJUNCTION_TOLERANCE = 0.1

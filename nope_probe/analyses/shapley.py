@@ -16,9 +16,15 @@ from dataclasses import dataclass
 from itertools import chain, combinations
 from math import factorial
 
-from nope_probe.hooks.ablation_settings import validate_disjoint
-from nope_probe.hooks.names import CIRCUITS, COMPONENTS, SOURCES, Component
-from nope_probe.hooks.rope_names import ROPE_HALVES, is_rope
+from nope_probe.components import (
+    CIRCUITS,
+    COMPONENTS,
+    ROPE_HALVES,
+    SOURCES,
+    Component,
+    is_rope,
+    validate_disjoint,
+)
 
 Condition = frozenset[str]  # of components, and of bands of RoPE where these play
 Contrast = Mapping[Condition, float]

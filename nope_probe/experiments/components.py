@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from nope_probe.components import Component, equal_bands, is_rope, removal_order
 from nope_probe.errors import UserError
 from nope_probe.hooks.components import components, rope_frequencies
-from nope_probe.hooks.names import Component, removal_order
 from nope_probe.hooks.protocols import HookedModel
-from nope_probe.hooks.rope_names import equal_bands, is_rope
 from nope_probe.hooks.targets import removed_pairs
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nope_probe.components import Gain, Replacement
 from nope_probe.errors import UserError
-from nope_probe.hooks.names import Gain, Replacement
 
 
 def validate_replacements(replacements: Sequence[Replacement], gain: Gain) -> None:

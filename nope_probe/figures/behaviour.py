@@ -9,14 +9,12 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from nope_probe.components import SOURCES, colour, is_rope, symbol, words
 from nope_probe.figures.dots import FLAT_NOTE, Dots, dots, over_layers
 from nope_probe.figures.grid import Grid, axis, inside, keep, patch, place, zoom_together
 from nope_probe.figures.intervals import bound_columns, error_bars
 from nope_probe.figures.noise import axis_range, is_noise
-from nope_probe.figures.style import ZERO, colour, symbol
-from nope_probe.figures.words import words
-from nope_probe.hooks.names import SOURCES
-from nope_probe.hooks.rope_names import is_rope
+from nope_probe.figures.style import ZERO
 
 INTACT = "intact"
 WIDE, NARROW = 1000, 290  # px of a legend

@@ -10,10 +10,11 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
+from nope_probe.components import colour, symbol
 from nope_probe.figures.behaviour import component, label
 from nope_probe.figures.grid import Grid, axis, place, zoom_together
 from nope_probe.figures.intervals import bound_columns, error_bars
-from nope_probe.figures.style import SEQUENTIAL, colour, symbol
+from nope_probe.figures.style import SEQUENTIAL
 
 
 def pattern_and_behaviour(table: pd.DataFrame, effects: Mapping[str, str]) -> go.Figure:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
+from nope_probe.components import INK, LETTERS, SCORE_STAGES, STAGE_MEANINGS, Letter, words
 from nope_probe.figures.captures import Stages, normalised_maps, stage_maps
 from nope_probe.figures.circuit_layout import BAR, Flow, arrows, narrow, wide
 from nope_probe.figures.circuit_views import (
@@ -28,9 +29,7 @@ from nope_probe.figures.circuit_views import (
     views,
 )
 from nope_probe.figures.grid import axis, keep, patch
-from nope_probe.figures.style import BLANK, DIVERGING, INK, SEQUENTIAL, TEMPLATE, ZERO
-from nope_probe.figures.words import words
-from nope_probe.hooks.names import LETTERS, SCORE_STAGES, STAGE_MEANINGS, Letter
+from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, TEMPLATE, ZERO
 
 COMPONENTS = ("mask", "w_q", "w_k", "w_o", "w_v", "mlp")
 MAX_POSITIONS = 128

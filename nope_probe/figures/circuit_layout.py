@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nope_probe.components import INK, LETTERS, TABLE
 from nope_probe.figures.grid import Extent
-from nope_probe.figures.style import COLOURS, INK, ZERO
-from nope_probe.hooks.names import LETTERS
+from nope_probe.figures.style import ZERO
 
 Point = tuple[float, float]
 Operation = tuple[str, str | None]
@@ -198,7 +198,7 @@ def arrows(
         faint = name[-1] in absent
         operations = [(w, c) for w, c in OPERATIONS[name] if c is None or c in has or c in removed]
         gone = [component for _, component in operations if component in removed]
-        colour = ZERO if faint else COLOURS[gone[0] or ""] if gone else INK
+        colour = ZERO if faint else TABLE[gone[0] or ""].colour if gone else INK
         opacity = 0.35 if faint else 1.0
         shapes.append(_line(flow, points, colour, dashed=bool(gone), opacity=opacity))
         marks.append(_head(flow, points, colour, opacity))

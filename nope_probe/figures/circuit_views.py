@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 
+from nope_probe.components import LETTERS, SCORE_STAGES, Letter
 from nope_probe.figures.downsample import pool
-from nope_probe.hooks.names import LETTERS, SCORE_STAGES, Letter
 
 Of = Literal["shown", "reference", "difference"]
 Kind = Literal["raw", "cosines", "less diagonal means"]

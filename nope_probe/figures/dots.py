@@ -15,11 +15,11 @@ import pandas as pd
 import plotly.graph_objects as go
 from jaxtyping import Float
 
+from nope_probe.components import colour, symbol, words
 from nope_probe.figures.grid import Grid, axis, inside, patch, place, zoom_together
 from nope_probe.figures.intervals import NO_PATTERN, bound_columns, error_bars
 from nope_probe.figures.noise import FLAT, axis_range, is_noise, padded_range
-from nope_probe.figures.style import BLANK, GRID, colour, symbol
-from nope_probe.figures.words import words
+from nope_probe.figures.style import BLANK, GRID
 
 WIDTH = 0.6  # of a layer's dots, in layers
 MOST_TICKS = 12

@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 import plotly.graph_objects as go
 
+from nope_probe.components import words
 from nope_probe.errors import closed_choices
 from nope_probe.figures.captures import Layers, ScoreMapsLike, keys_left_out, layer_maps
 from nope_probe.figures.downsample import Pooled, pool
@@ -30,7 +31,6 @@ from nope_probe.figures.noise import (
     widened,
 )
 from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, ColourScale, colour_bar
-from nope_probe.figures.words import words
 
 MAX_POSITIONS = 256
 MAX_MULTIPLES = 4

@@ -10,11 +10,11 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
+from nope_probe.components import SOURCES, kept_name, words
 from nope_probe.figures.dots import dots, over_layers
 from nope_probe.figures.grid import Grid, axis, place
 from nope_probe.figures.style import SEQUENTIAL
-from nope_probe.figures.words import MEASURES, words
-from nope_probe.hooks.names import SOURCES, kept_name
+from nope_probe.figures.words import MEASURES
 
 CONTROLS = ("amplitude", "locality", "non_relative")
 

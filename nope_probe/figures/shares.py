@@ -9,12 +9,11 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from nope_probe.components import colour, symbol, words
 from nope_probe.figures.dots import FLAT_NOTE, Dots, dots, over_layers
 from nope_probe.figures.grid import Grid, add_slider, axis, inside, patch, place
 from nope_probe.figures.intervals import NO_PATTERN, bound_columns, error_bars
 from nope_probe.figures.noise import axis_range, is_noise
-from nope_probe.figures.style import colour, symbol
-from nope_probe.figures.words import words
 
 MOST_INTERACTIONS = 24
 X_TITLE = "share of the pattern"

@@ -8,12 +8,11 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from nope_probe.components import TABLE, colour, words
 from nope_probe.figures.dots import FLAT_NOTE
 from nope_probe.figures.grid import Grid, axis, inside, place, zoom_together
 from nope_probe.figures.intervals import bound_columns, error_bars
 from nope_probe.figures.noise import axis_range, is_noise
-from nope_probe.figures.style import COLOURS, colour
-from nope_probe.figures.words import words
 
 COLUMNS = 4
 LABELS = {"score": "scores", "all": "positional pattern"}
@@ -42,7 +41,7 @@ def _bars(rows: pd.DataFrame, panel: int) -> go.Bar:
         y=values,
         error_y=error_bars(values, lows, highs),
         customdata=100 * rows["share"].to_numpy(float),
-        marker={"color": COLOURS["rope"]},
+        marker={"color": TABLE["rope"].colour},
         showlegend=False,
         xaxis=f"x{axis(panel)}",
         yaxis=f"y{axis(panel)}",

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pandas as pd
 import plotly.graph_objects as go
 
+from nope_probe.components import INK, LETTERS, colour, words
 from nope_probe.figures.grid import Grid, axis, place
 from nope_probe.figures.intervals import bound_columns, error_bars
-from nope_probe.figures.style import INK, ZERO, colour
-from nope_probe.figures.words import MEASURES, words
-from nope_probe.hooks.names import LETTERS
+from nope_probe.figures.style import ZERO
+from nope_probe.figures.words import MEASURES
 
 STAGE_MEASURES = ("locality", "monotonicity")
 

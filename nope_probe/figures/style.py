@@ -1,4 +1,4 @@
-"""The visual style of all figures: colours, markers, the template, colour bars.
+"""The visual style of all figures: colour scales, the template, colour bars.
 
 On dark screens, pages replace the colours of ON_DARK.
 """
@@ -8,7 +8,9 @@ from __future__ import annotations
 import plotly.graph_objects as go
 from plotly.colors import sequential
 
-INK, GRID, BLANK, ZERO = "#1b1f24", "#d9dce1", "#eceef1", "#8b949e"
+from nope_probe.components import INK
+
+GRID, BLANK, ZERO = "#d9dce1", "#eceef1", "#8b949e"
 TITLE_HEIGHT = 16  # px of a figure's top margin that its title takes
 # Signed values, blue to red (ColorBrewer's RdBu): zero is light on paper, and dark on dark screens.
 _SIGNED = "#053061 #2166ac #4393c3 #92c5de #d1e5f0 #f7f7f7 #fddbc7 #f4a582 #d6604d #b2182b #67001f"
@@ -23,44 +25,6 @@ SEQUENTIAL: ColourScale = "Viridis"
 DIVERGING: ColourScale = [(index / 10, stop) for index, stop in enumerate(STOPS["diverging"])]
 ON_DARK = {INK: "#e8eaed", GRID: "#3a4048", BLANK: "#262b32"}
 ON_DARK |= dict(zip(STOPS["diverging"], STOPS["divergingOnDark"], strict=True))
-COLOURS = {
-    "content": "#7a7a7a",
-    "mask": "#d55e00",
-    "rope": "#0070e3",
-    "pos_embed": "#538ff5",
-    "alibi": "#4a78c8",
-    "interaction": "#ab3e98",
-    "w_q": "#1da2a5",
-    "w_k": "#18753a",
-    "w_o": "#999847",
-    "w_v": "#8952a0",
-    "mlp": "#8a5969",
-    "norms": "#6a7a99",
-    "qk": "#3ba763",
-    "ov": "#a64b21",
-    "mean_term": "#535dba",
-    "covariance_term": "#8d6620",
-    "intact": INK,
-}
-SYMBOLS = {
-    "content": "circle",
-    "mask": "square",
-    "rope": "diamond",
-    "pos_embed": "diamond",
-    "alibi": "diamond",
-    "interaction": "cross",
-    "w_q": "triangle-up",
-    "w_k": "triangle-down",
-    "w_o": "star",
-    "w_v": "hexagon",
-    "mlp": "x",
-    "norms": "pentagon",
-    "qk": "triangle-up",
-    "ov": "star",
-    "mean_term": "square",
-    "covariance_term": "circle",
-    "intact": "circle",
-}
 TICKS = {"exponentformat": "power", "minexponent": 4}  # no "200n", no "50k"
 _AXIS = {
     **TICKS,
@@ -83,20 +47,6 @@ TEMPLATE = go.layout.Template(
         "coloraxis": {"colorbar": {"exponentformat": "power"}},
     }
 )
-
-
-def colour(name: str) -> str:
-    """Return a component's colour, the same in every figure; unions and interactions share one."""
-    if "_x_" in name or "+" in name:
-        return COLOURS["interaction"]
-    return COLOURS.get(name, INK)
-
-
-def symbol(name: str) -> str:
-    """Return a component's marker, so that colour is never the only sign."""
-    if "_x_" in name or "+" in name:
-        return SYMBOLS["interaction"]
-    return SYMBOLS.get(name, "circle")
 
 
 def colour_bar(title: str = "") -> dict[str, object]:

@@ -1,25 +1,10 @@
-"""Names of components, terms and measures in figures, tables and sentences."""
+"""The measures of patterns and heads: their names, units, and what their figures need."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 BOTH_WAYS = "-1 to 1"
-
-
-@dataclass(frozen=True)
-class Term:
-    """The names of a component, a term of the pattern or a player.
-
-    Attributes:
-        label: in legends.
-        phrase: in sentences; the label if empty.
-        short: in unions, and interactions; the label if empty.
-    """
-
-    label: str
-    phrase: str = ""
-    short: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,30 +33,6 @@ class Measure:
         return f"{self.label}, {self.unit}" if self.unit else self.label
 
 
-TERMS = {
-    "all": Term("whole pattern"),
-    "position": Term("positional part", "the mask and position encoding"),
-    "base": Term("without the players", "what no player brings"),
-    "content": Term("content", "the content of the text"),
-    "mask": Term("causal mask", "the causal mask", "mask"),
-    "rope": Term("RoPE"),
-    "pos_embed": Term("learned positions", "the learned position embeddings", "positions"),
-    "alibi": Term("ALiBi"),
-    "mask_x_rope": Term("mask × RoPE", "mask and RoPE together"),
-    "mask_x_alibi": Term("mask × ALiBi", "mask and ALiBi together"),
-    "mask_x_pos_embed": Term("mask × learned positions", "mask and position embeddings together"),
-    "w_q": Term("W_Q"),
-    "w_k": Term("W_K"),
-    "w_o": Term("W_O"),
-    "w_v": Term("W_V"),
-    "mlp": Term("MLP", "the MLPs"),
-    "norms": Term("norm weights", "the norms' weights"),
-    "qk": Term("QK circuit", "the query-key circuit (W_Q with W_K)", "QK"),
-    "ov": Term("OV circuit", "the value-output circuit (W_V with W_O)", "OV"),
-    "mean_term": Term("mean term", "the mean term"),
-    "covariance_term": Term("covariance term", "the covariance term"),
-    "intact": Term("intact model", "the intact model"),
-}
 MEASURES = {
     "amplitude": Measure(
         label="amplitude",
@@ -157,29 +118,3 @@ ATTENTION = {  # what a head attends to
         bounded=True,
     ),
 }
-
-
-def words(name: str) -> str:
-    """Return the label of a component, term or player; of a union, its parts in short.
-
-    Example:
-        >>> words("mask"), words("mask+w_q")
-        ('causal mask', 'mask + W_Q')
-    """
-    if "+" not in name:
-        return TERMS[name].label if name in TERMS else name
-    return " + ".join(_short(part) for part in name.split("+"))
-
-
-def phrase(name: str) -> str:
-    """Return a component, term or player as a sentence names it.
-
-    Example:
-        >>> phrase("mask"), phrase("w_q+mlp")
-        ('the causal mask', 'W_Q + MLP')
-    """
-    return (TERMS[name].phrase if name in TERMS else "") or words(name)
-
-
-def _short(name: str) -> str:
-    return (TERMS[name].short if name in TERMS else "") or words(name)

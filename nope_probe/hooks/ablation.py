@@ -14,13 +14,12 @@ from functools import wraps
 from inspect import signature
 from typing import Any
 
-from nope_probe.hooks.ablation_settings import Ablation
+from nope_probe.components import LOCAL, OF_LENGTH, Ablation
 from nope_probe.hooks.active import ABLATED, ActiveAblation
 from nope_probe.hooks.block_ablation import BlockAblation, mean_over_positions
 from nope_probe.hooks.block_removal import BlockRemoval
 from nope_probe.hooks.calibration import Calibration, calibrate, weights_checksum
 from nope_probe.hooks.model import Inputs, position_module, position_point
-from nope_probe.hooks.names import LOCAL, OF_LENGTH
 from nope_probe.hooks.placed import HookGroup, first, hooks_in_place
 from nope_probe.hooks.protocols import HookedModel, Model
 from nope_probe.hooks.replaced_weight import replaced_weight

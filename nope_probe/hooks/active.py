@@ -13,7 +13,7 @@ from nope_probe.hooks.placed import HookGroup
 from nope_probe.hooks.protocols import HookedModel, HookPoint
 
 if TYPE_CHECKING:
-    from nope_probe.hooks.ablation_settings import Ablation
+    from nope_probe.components import Ablation
 
 BlockAblations = Mapping[int, BlockAblation]  # by the block's number
 

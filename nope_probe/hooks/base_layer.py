@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from nope_probe.components import Projection
 from nope_probe.hooks.attention import repeat_heads
-from nope_probe.hooks.names import Projection
 from nope_probe.hooks.placed import PlacedHook
 from nope_probe.hooks.protocols import HookPoint
 from nope_probe.hooks.rope_bands import RemovedPairs, Rotary

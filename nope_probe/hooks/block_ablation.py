@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from nope_probe.components import LOCAL, OF_LENGTH, Projection
 from nope_probe.hooks.attention import check_no_cache, unmasked
 from nope_probe.hooks.base_layer import Heads, Keys, Layer, Values, Vectors, Visible
 from nope_probe.hooks.block_removal import BlockRemoval
 from nope_probe.hooks.discarded import discarded_hooks
-from nope_probe.hooks.names import LOCAL, OF_LENGTH, Projection
 from nope_probe.hooks.norm_weights import norm_hooks
 from nope_probe.hooks.placed import HookGroup, PlacedHook, first, last
 from nope_probe.hooks.protocols import HookPoint

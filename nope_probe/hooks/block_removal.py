@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.hooks.names import Projection
+from nope_probe.components import Projection
 from nope_probe.hooks.replacements import ReplacedWeight
 from nope_probe.hooks.rope_bands import RemovedPairs
 

@@ -12,13 +12,13 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from nope_probe.components import WEIGHTS, Projection
 from nope_probe.hooks.accumulators import Accumulator, State
 from nope_probe.hooks.active import ABLATED
 from nope_probe.hooks.base_layer import Layer
 from nope_probe.hooks.folds import Part
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.model import Inputs
-from nope_probe.hooks.names import WEIGHTS, Projection
 from nope_probe.hooks.protocols import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.replacements import (
     RandomWeight,

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from nope_probe.components import Letter
 from nope_probe.errors import closed_choices
 from nope_probe.hooks.accumulators import (
     Accumulator,
@@ -26,7 +27,6 @@ from nope_probe.hooks.folds import folds_of
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.maps import ScoreMaps, StageMaps
 from nope_probe.hooks.model import Inputs, begins_alike
-from nope_probe.hooks.names import Letter
 from nope_probe.hooks.protocols import HookedModel, HookPoint
 from nope_probe.hooks.residual_cache import ResidualCache
 from nope_probe.hooks.stages import STAGES, Stage, available

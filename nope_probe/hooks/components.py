@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from nope_probe.components import COMPONENTS, Component
 from nope_probe.hooks.forward import hooks_attached, run_forward
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.model import has_alibi, is_causal, position_point
-from nope_probe.hooks.names import COMPONENTS, Component
 from nope_probe.hooks.protocols import HookedModel
 from nope_probe.hooks.qk_reader import QKReader
 from nope_probe.hooks.rope_bands import Rotary

@@ -14,11 +14,11 @@ from einops import rearrange
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from nope_probe.components import Projection
 from nope_probe.hooks.attention import repeat_heads
 from nope_probe.hooks.base_layer import Heads, Keys, Layer, Values, Visible
 from nope_probe.hooks.block_ablation import BlockAblation
 from nope_probe.hooks.forward import StopForward
-from nope_probe.hooks.names import Projection
 
 Read = Callable[[Heads, Keys, Visible], None]
 

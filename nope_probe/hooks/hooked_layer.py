@@ -11,6 +11,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from nope_probe.components import Projection
 from nope_probe.hooks.attention import check_no_cache, unmasked
 from nope_probe.hooks.base_layer import (
     OPTIONS,
@@ -23,7 +24,6 @@ from nope_probe.hooks.base_layer import (
     Visible,
 )
 from nope_probe.hooks.carry import carry
-from nope_probe.hooks.names import Projection
 from nope_probe.hooks.placed import PlacedHook, first, last
 from nope_probe.hooks.protocols import HookPoint
 from nope_probe.hooks.rope_bands import RemovedPairs, Rotary, angle_per_pair

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from nope_probe.components import LETTERS, Letter
 from nope_probe.hooks.accumulators import State
 from nope_probe.hooks.folds import pooled
-from nope_probe.hooks.names import LETTERS, Letter
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from nope_probe.components import WEIGHTS, Projection
 from nope_probe.hooks.base_layer import Layer
 from nope_probe.hooks.layer import layers_of
-from nope_probe.hooks.names import WEIGHTS, Projection
 from nope_probe.hooks.protocols import Model
 
 SPREAD = 0.5  # standard deviation of the logarithm of the factors

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from nope_probe.hooks.ablation_settings import Ablation
+from nope_probe.components import Ablation, Projection
 from nope_probe.hooks.base_layer import Layer
 from nope_probe.hooks.calibration import Calibration, mean_output, mean_output_per_head
-from nope_probe.hooks.names import Projection
 from nope_probe.hooks.replacements import (
     ConstantWeight,
     IdentityWeight,

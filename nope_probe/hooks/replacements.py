@@ -17,8 +17,8 @@ from numpy.random import SeedSequence
 from torch import Tensor
 from torch.nn.functional import pad
 
+from nope_probe.components import WEIGHTS, Projection
 from nope_probe.hooks.base_layer import Heads, Layer, Vectors
-from nope_probe.hooks.names import WEIGHTS, Projection
 
 
 class ReplacedWeight(ABC):

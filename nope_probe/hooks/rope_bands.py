@@ -1,4 +1,4 @@
-"""Which rotary pairs of a block the names of bands stand for; see `rope_names`."""
+"""Which rotary pairs of a block the names of bands stand for; see `components.is_rope`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from nope_probe.hooks.rope_names import BAND
+from nope_probe.components import BAND
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

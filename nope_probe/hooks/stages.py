@@ -14,13 +14,13 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
+from nope_probe.components import Letter
 from nope_probe.hooks.base_layer import Layer, NormName
-from nope_probe.hooks.names import Letter
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One letter of Figure 3 (`hooks.names.STAGE_MEANINGS` says what it holds).
+    """One letter of Figure 3 (`components.STAGE_MEANINGS` says what it holds).
 
     Attributes:
         block: 0 for the block under study, 1 for the one after it.

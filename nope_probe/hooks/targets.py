@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from nope_probe.hooks.ablation_settings import Ablation
+from nope_probe.components import COMPONENTS, Ablation, is_rope
 from nope_probe.hooks.base_layer import Layer
 from nope_probe.hooks.components import components, has_component, rotaries
 from nope_probe.hooks.layer import layers_of
-from nope_probe.hooks.names import COMPONENTS
 from nope_probe.hooks.protocols import HookedModel
 from nope_probe.hooks.rope_bands import RemovedPairs
-from nope_probe.hooks.rope_names import is_rope
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -28,7 +28,7 @@ from nope_probe.analyses.shapley import (
     shapley,
     source_terms,
 )
-from nope_probe.hooks.names import kept_name
+from nope_probe.components import kept_name
 
 N, FOLDS = 13, 5
 

@@ -11,6 +11,7 @@ from nope_probe import figures
 from nope_probe.analyses.pattern import measure, row_centred
 from nope_probe.analyses.pattern_changes import kept_patterns
 from nope_probe.analyses.shapley import player_set
+from nope_probe.components import LETTERS, Ablation
 from nope_probe.errors import UserError
 from nope_probe.experiments.circuit.explorer import block_explorer
 from nope_probe.experiments.explore.conditions import explorer_of
@@ -18,10 +19,8 @@ from nope_probe.experiments.explore.run import ExplorerOptions, note_on
 from nope_probe.experiments.explore.views import pattern_view
 from nope_probe.figures.explorer import Explorer
 from nope_probe.hooks.ablation import ablated
-from nope_probe.hooks.ablation_settings import Ablation
 from nope_probe.hooks.calibration import calibrate
 from nope_probe.hooks.capture import capture_scores, capture_stages
-from nope_probe.hooks.names import LETTERS
 from nope_probe.hooks.stored_maps import StoredMaps
 
 N, SEQS = 13, 11

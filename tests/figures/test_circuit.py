@@ -10,10 +10,10 @@ import plotly.graph_objects as go
 import pytest
 from support.chromium import needs_chromium, opened
 
+from nope_probe.components import LETTERS, SCORE_STAGES, STAGE_MEANINGS
 from nope_probe.figures.circuit_figure import circuit
 from nope_probe.figures.circuit_layout import narrow, wide
 from nope_probe.figures.circuit_views import ALL_COSINES, COSINES, DIAGONAL, PER_STAGE, RAW, cosines
-from nope_probe.hooks.names import LETTERS, SCORE_STAGES, STAGE_MEANINGS
 from nope_probe.reports.page import Section, page
 
 N = 11

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from support.chromium import needs_chromium, open_tab, opened
 
+from nope_probe.components import LETTERS
 from nope_probe.errors import UserError
 from nope_probe.figures.assets import script
 from nope_probe.figures.explorer import (
@@ -23,7 +24,6 @@ from nope_probe.figures.explorer import (
 )
 from nope_probe.figures.explorer_bytes import pack, quantise, shape_of
 from nope_probe.figures.style import STOPS
-from nope_probe.hooks.names import LETTERS
 
 N, LAYERS, HEADS = 7, 2, 3
 PLAYERS = {"mask": ["mask"], "rope": ["rope"], "ov": ["w_o", "w_v"]}

@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 from support.maps import text_of
 
+from nope_probe.components import TABLE
 from nope_probe.figures.shares import interactions, player_shares, source_shares
-from nope_probe.figures.style import COLOURS, SYMBOLS
 
 
 def sources() -> pd.DataFrame:
@@ -85,8 +85,8 @@ def test_a_component_has_one_colour_and_one_marker_in_every_figure() -> None:
         next(trace for trace in figure.data if trace.name == "causal mask")
         for figure in (source_shares(sources()), player_shares(players()))
     ]
-    assert {trace.marker.color for trace in masks} == {COLOURS["mask"]}
-    assert {trace.marker.symbol for trace in masks} == {SYMBOLS["mask"]}
+    assert {trace.marker.color for trace in masks} == {TABLE["mask"].colour}
+    assert {trace.marker.symbol for trace in masks} == {TABLE["mask"].marker}
 
 
 def test_interactions_have_short_names_and_the_largest_comes_first() -> None:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from nope_probe.components import TABLE
 from nope_probe.figures.stages import STAGE_MEASURES, stage_measures
-from nope_probe.figures.style import COLOURS
 
 Row = tuple[str, str, float, float, float]
 
@@ -39,4 +39,4 @@ def test_the_ablated_model_has_open_markers_in_the_colour_of_what_is_removed() -
     intact, ablated = stage_measures(table(rows), ("mlp", "mask")).data[:2]
     assert (intact.name, ablated.name) == ("intact model", "without MLP + causal mask")
     assert (intact.marker.symbol, ablated.marker.symbol) == ("circle", "circle-open")
-    assert ablated.marker.color == COLOURS["mlp"]
+    assert ablated.marker.color == TABLE["mlp"].colour

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from nope_probe.figures.style import COLOURS, DIVERGING, ON_DARK, STOPS, SYMBOLS
+from nope_probe.components import INK, TABLE
+from nope_probe.figures.style import DIVERGING, ON_DARK, STOPS
 
 TOGETHER = (
     ("content", "mask", "rope", "interaction"),
@@ -41,10 +42,10 @@ def lab(rgb: np.ndarray) -> np.ndarray:
 def test_components_shown_together_differ_for_colour_blind_readers(
     names: tuple[str, ...], sight: str
 ) -> None:
-    seen = {name: lab(SIGHT[sight] @ linear(COLOURS[name])) for name in names}
+    seen = {name: lab(SIGHT[sight] @ linear(TABLE[name].colour)) for name in names}
     for index, one in enumerate(names):
         for other in names[:index]:
-            same_marker = SYMBOLS[one] == SYMBOLS[other]
+            same_marker = TABLE[one].marker == TABLE[other].marker
             assert not same_marker, (one, other)
             assert np.linalg.norm(seen[one] - seen[other]) > 10, (one, other)
 
@@ -52,9 +53,9 @@ def test_components_shown_together_differ_for_colour_blind_readers(
 @pytest.mark.parametrize("paper", ["#ffffff", "#14161a"])
 def test_every_component_stands_out_on_light_and_dark_paper(paper: str) -> None:
     weights = np.array([0.2126, 0.7152, 0.0722])
-    for name, colour in COLOURS.items():
-        if name != "intact":
-            light, dark = sorted([weights @ linear(colour), weights @ linear(paper)])[::-1]
+    for name, entry in TABLE.items():
+        if entry.colour != INK:
+            light, dark = sorted([weights @ linear(entry.colour), weights @ linear(paper)])[::-1]
             assert (light + 0.05) / (dark + 0.05) >= 3, name
 
 

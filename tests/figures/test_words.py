@@ -1,9 +1,8 @@
 """Names of components, terms and measures."""
 
 from nope_probe.analyses.pattern import Measures
-from nope_probe.figures.style import COLOURS, SYMBOLS
-from nope_probe.figures.words import MEASURES, TERMS, phrase, words
-from nope_probe.hooks.names import COMPONENTS
+from nope_probe.components import COMPONENTS, INK, TABLE, phrase, words
+from nope_probe.figures.words import MEASURES
 
 
 def test_every_measure_of_the_analysis_has_a_label_and_a_caption() -> None:
@@ -18,8 +17,8 @@ def test_a_title_is_label_and_unit() -> None:
 
 
 def test_every_component_has_words_a_colour_and_a_marker() -> None:
-    for table in (TERMS, COLOURS, SYMBOLS):
-        assert set(COMPONENTS) <= set(table)
+    assert set(COMPONENTS) <= set(TABLE)
+    assert all(TABLE[name].colour != INK for name in COMPONENTS)
 
 
 def test_sentences_and_unions_have_names_of_their_own() -> None:

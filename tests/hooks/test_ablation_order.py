@@ -11,8 +11,8 @@ import torch
 from support.edited_model import SEVEN
 from support.hooked_runs import hooks_left
 
+from nope_probe.components import Ablation
 from nope_probe.hooks.ablation import ablated
-from nope_probe.hooks.ablation_settings import Ablation
 from nope_probe.hooks.forward import hooks_attached
 from nope_probe.hooks.layer import layers_of
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from support.tiny_models import distance, tokens
 
+from nope_probe.components import Ablation
 from nope_probe.experiments.ablation.study import run_ablations
 from nope_probe.hooks.ablation import ablated
-from nope_probe.hooks.ablation_settings import Ablation
 from nope_probe.hooks.components import components
 
 pytestmark = pytest.mark.hooked_transformer

@@ -9,9 +9,9 @@ from support.hooked_runs import hooked_run
 from support.tiny_models import distance, tokens
 from transformers import AutoTokenizer, DynamicCache
 
+from nope_probe.components import OF_LENGTH
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.components import components
-from nope_probe.hooks.names import OF_LENGTH
 from nope_probe.models.load import to_hooked
 
 ModelOf = Callable[[str], tuple[Any, str]]

@@ -19,8 +19,8 @@ from support.hooked_runs import hooked_run, largest_error
 from support.replaced_weights import replaced_weights
 from support.tiny_models import tokens
 
+from nope_probe.components import Ablation
 from nope_probe.hooks.ablation import ablated
-from nope_probe.hooks.ablation_settings import Ablation
 from nope_probe.hooks.calibration import calibrate
 from nope_probe.hooks.capture import capture_scores
 

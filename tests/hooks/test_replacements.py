@@ -13,8 +13,8 @@ from support.hooked_runs import hooked_run, hooks_left, largest_error
 from support.replaced_weights import random_matrix, replaced_weights
 from support.tiny_models import tokens
 
+from nope_probe.components import Ablation
 from nope_probe.hooks.ablation import ablated
-from nope_probe.hooks.ablation_settings import Ablation
 from nope_probe.hooks.calibration import calibrate
 from nope_probe.hooks.components import components
 from nope_probe.hooks.layer import layers_of

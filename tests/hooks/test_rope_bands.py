@@ -10,11 +10,10 @@ import torch
 from support.edited_model import edited, norm_sizes, plain_run
 from support.hooked_runs import hooked_run, largest_error
 
+from nope_probe.components import Ablation, equal_bands
 from nope_probe.hooks.ablation import ablated
-from nope_probe.hooks.ablation_settings import Ablation
 from nope_probe.hooks.components import rope_frequencies
 from nope_probe.hooks.rope_bands import RemovedPairs, Rotary
-from nope_probe.hooks.rope_names import equal_bands
 
 ModelOf = Callable[[str], tuple[Any, str]]
 TinyOf = Callable[[str], Any]

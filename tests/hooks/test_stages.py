@@ -8,9 +8,9 @@ import torch
 from support.plain_states import BlockStates, per_fold, plain_states
 from support.tiny_models import N_POS, distance, tokens
 
+from nope_probe.components import LETTERS
 from nope_probe.hooks.capture import capture_stages
 from nope_probe.hooks.layer import layers_of
-from nope_probe.hooks.names import LETTERS
 from nope_probe.hooks.stages import STAGES, available
 
 N_SEQS, N_FOLDS = 19, 3

@@ -9,11 +9,11 @@ from support.tiny_models import distance, randomised, smollm3_config
 from torch import Tensor
 from torch.nn.functional import layer_norm, normalize
 
+from nope_probe.components import COMPONENTS
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.components import components, rope_layers
 from nope_probe.hooks.forward import run_blocks
 from nope_probe.hooks.layer import layers_of
-from nope_probe.hooks.names import COMPONENTS
 from nope_probe.models.load import load, to_hooked
 from nope_probe.models.parameter_free import build, parameter_free
 from nope_probe.models.presets import nope_llama

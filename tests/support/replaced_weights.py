@@ -15,8 +15,8 @@ from support.edited_model import (
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from nope_probe.components import REPLACEMENTS
 from nope_probe.hooks.layer import layers_of
-from nope_probe.hooks.names import REPLACEMENTS
 from nope_probe.hooks.replacements import random_rows
 
 __all__ = ["REPLACEMENTS", "random_matrix", "replaced_weights"]

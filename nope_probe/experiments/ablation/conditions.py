@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nope_probe.analyses.shapley import INTACT, MASK, Condition
+from nope_probe.components import Gain, Replacement, removal_order
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.ablation.plan import Plan
 from nope_probe.experiments.finite import validate_first_sequence
@@ -17,7 +18,6 @@ from nope_probe.experiments.resumable import calibration_once, stored_scores_onc
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.calibration import Calibration
 from nope_probe.hooks.folds import folds_of
-from nope_probe.hooks.names import Gain, Replacement, removal_order
 from nope_probe.hooks.protocols import HookedModel
 from nope_probe.hooks.reparametrise import reparametrised
 from nope_probe.hooks.residual_cache import GIGABYTE, ResidualCache

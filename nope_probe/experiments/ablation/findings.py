@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from nope_probe.components import phrase, words
 from nope_probe.experiments.findings import NO_PATTERN, NOISE, preferred_keys
 from nope_probe.experiments.wording import capitalised, listed, numbered_layers, percents
-from nope_probe.figures.words import phrase, words
 
 MOST = 0.5  # of the pattern
 NEEDED = 0.1  # lost without a player, at least, for the heading to name it

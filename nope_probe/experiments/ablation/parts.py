@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
+from nope_probe.components import TABLE
 from nope_probe.experiments.ablation import findings
 from nope_probe.experiments.ablation.side_by_side import of_first, replacements_of
 from nope_probe.experiments.summary import strongest
 from nope_probe.figures.downsample import pool
-from nope_probe.figures.words import TERMS
 from nope_probe.reports.page import positions
 
 PLAYER_SETS = {"circuits": "shapley_circuits", "players": "shapley"}  # and their maps
@@ -104,7 +104,7 @@ class Parts:
 def _order(key: str) -> tuple[int, str]:
     """Return a sort key: the order of the words, and unions last."""
     name = key.split("/")[1]
-    return list(TERMS).index(name) if name in TERMS else len(TERMS), name
+    return list(TABLE).index(name) if name in TABLE else len(TABLE), name
 
 
 def _spread(cells: Float[np.ndarray, "query_pos key_pos"]) -> float:

@@ -6,10 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nope_probe.analyses.shapley import INTACT, MASK, Condition, PlayerSet, player_set
+from nope_probe.components import (
+    POSITION_ENCODINGS,
+    ROPE_HALVES,
+    WEIGHTS,
+    Component,
+    is_rope,
+    kept_name,
+)
 from nope_probe.errors import UserError
 from nope_probe.experiments.components import validate_components
-from nope_probe.hooks.names import POSITION_ENCODINGS, WEIGHTS, Component, kept_name
-from nope_probe.hooks.rope_names import ROPE_HALVES, is_rope
 
 
 @dataclass(frozen=True, kw_only=True)

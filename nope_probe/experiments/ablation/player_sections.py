@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from nope_probe.components import words
 from nope_probe.experiments.ablation import findings
 from nope_probe.experiments.ablation.parts import PLAYER_SETS, Parts
 from nope_probe.experiments.ablation.side_by_side import of_first
@@ -15,7 +16,6 @@ from nope_probe.experiments.wording import listed, numbered_layers
 from nope_probe.figures import shares
 from nope_probe.figures.downsample import Pooled
 from nope_probe.figures.maps import term_maps
-from nope_probe.figures.words import words
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section
 

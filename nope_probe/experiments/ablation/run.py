@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from nope_probe.components import ROPE_HALVES, SOURCES, WEIGHTS, equal_bands, with_bands
 from nope_probe.errors import UserError
 from nope_probe.experiments.replacements import validate_replacements, without_weights
-from nope_probe.hooks.names import SOURCES, WEIGHTS
-from nope_probe.hooks.rope_names import ROPE_HALVES, equal_bands, with_bands
 from nope_probe.runtime.bounds import Bounds, validate_effects
 from nope_probe.runtime.resources import Needs
 from nope_probe.runtime.session import Session

@@ -9,9 +9,8 @@ import pandas as pd
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from nope_probe.components import Replacement, phrase
 from nope_probe.figures.intervals import interval_of, interval_text, percent
-from nope_probe.figures.words import phrase
-from nope_probe.hooks.names import Replacement
 
 NEEDED = 0.1  # the part of the pattern that is lost, at least, without a player that is needed
 

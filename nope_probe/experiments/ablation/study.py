@@ -19,6 +19,7 @@ from torch import Tensor
 from nope_probe.analyses.attribution import LayerAttribution
 from nope_probe.analyses.distances import kept_cells
 from nope_probe.analyses.pattern import measure
+from nope_probe.components import Gain, Replacement
 from nope_probe.data.sequences import Kind, Sequences
 from nope_probe.errors import closed_choices
 from nope_probe.experiments.ablation.analyse import (
@@ -38,7 +39,6 @@ from nope_probe.hooks.folds import default_folds
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.layer_folds import n_cells
 from nope_probe.hooks.model import begins_alike
-from nope_probe.hooks.names import Gain, Replacement
 from nope_probe.hooks.protocols import HookedModel
 from nope_probe.models.info import describe
 from nope_probe.runtime.checkpoint import RunCheckpoint

@@ -11,6 +11,7 @@ import pandas as pd
 from rich.table import Table
 
 from nope_probe.analyses.shapley import player
+from nope_probe.components import phrase
 from nope_probe.experiments.ablation.side_by_side import (
     agreement,
     lost_table,
@@ -27,7 +28,6 @@ from nope_probe.experiments.summary import (
     strongest,
 )
 from nope_probe.figures.intervals import interval_of, interval_text, percent
-from nope_probe.figures.words import phrase
 from nope_probe.reports.notes import CONJUNCTION
 from nope_probe.runtime.folder import Run
 

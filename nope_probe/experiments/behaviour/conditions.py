@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from nope_probe.analyses.shapley import INTACT, MASK, Condition, condition, removal
-from nope_probe.errors import UserError
-from nope_probe.experiments.components import validate_components
-from nope_probe.hooks.names import (
+from nope_probe.components import (
     POSITION_ENCODINGS,
     REPLACEMENTS,
     WEIGHTS,
     Component,
     Replacement,
+    is_rope,
     kept_name,
     removal_order,
 )
-from nope_probe.hooks.rope_names import is_rope
+from nope_probe.errors import UserError
+from nope_probe.experiments.components import validate_components
 
 INTACT_NAME = "intact"
 DEFAULT = (

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pandas as pd
 
+from nope_probe.components import phrase
 from nope_probe.experiments.behaviour.measures import QUANTITIES
 from nope_probe.figures.behaviour import removed
-from nope_probe.figures.words import phrase
 
 INTACT = "intact"
 LEADING = {"loss_suffix": "suffix's loss", "loss": "loss"}  # what the heading is about, if measured

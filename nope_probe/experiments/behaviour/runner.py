@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.behaviour import halves, index_targets, ridge
+from nope_probe.components import Gain, Replacement
 from nope_probe.experiments.behaviour.conditions import Removal
 from nope_probe.experiments.behaviour.plan import Plan
 from nope_probe.experiments.behaviour.probes import Probe
@@ -18,7 +19,6 @@ from nope_probe.experiments.resumable import calibration_once, losses_once, scor
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.calibration import Calibration
 from nope_probe.hooks.maps import ScoreMaps
-from nope_probe.hooks.names import Gain, Replacement
 from nope_probe.hooks.protocols import HookedModel
 from nope_probe.hooks.residuals import capture_distances, capture_moments
 from nope_probe.hooks.streaming import batches_of

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from nope_probe.components import Component
 from nope_probe.errors import UserError
 from nope_probe.experiments.behaviour.probes import (
     Probe,
@@ -14,7 +15,6 @@ from nope_probe.experiments.behaviour.probes import (
     text_probes,
 )
 from nope_probe.experiments.finite import validate_first_sequence
-from nope_probe.hooks.names import Component
 from nope_probe.runtime.session import Session
 
 if TYPE_CHECKING:

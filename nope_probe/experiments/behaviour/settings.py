@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from nope_probe.components import COMPONENTS
 from nope_probe.errors import TooFewLayersError, UserError
 from nope_probe.experiments.behaviour.measures import MEASURES, SHORTEST, Measure
 from nope_probe.experiments.replacements import validate_replacements, without_weights
-from nope_probe.hooks.names import COMPONENTS
 from nope_probe.models.names import trained_length
 from nope_probe.runtime.bounds import COUNT, LARGEST, LAYERS, Bounds, validate_effects
 from nope_probe.runtime.resources import Needs

@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 from rich.table import Table
 
+from nope_probe.components import phrase
 from nope_probe.experiments.behaviour.measures import QUANTITIES
 from nope_probe.experiments.console import PlainConsole
 from nope_probe.experiments.summary import columns_that_fit, narrow_table
 from nope_probe.figures.intervals import interval_of, interval_text
-from nope_probe.figures.words import phrase
 from nope_probe.runtime.folder import Run
 
 Tables = Mapping[str, pd.DataFrame]

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nope_probe.analyses.shapley import player_set
+from nope_probe.components import phrase
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.explore.run import CombinationRunner, ExplorerOptions, note_on
 from nope_probe.experiments.explore.views import stage_view
 from nope_probe.experiments.wording import listed
 from nope_probe.figures.explorer import Explorer
-from nope_probe.figures.words import phrase
 from nope_probe.hooks.components import components
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.protocols import HookedModel

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import tyro
 
+from nope_probe.components import WEIGHTS
 from nope_probe.errors import TooFewLayersError, UserError
 from nope_probe.experiments.replacements import validate_replacements, without_weights
-from nope_probe.hooks.names import WEIGHTS
 from nope_probe.runtime.bounds import COUNT, LARGEST, LAYERS, Bounds, validate_effects
 from nope_probe.runtime.places import validate_image_place
 from nope_probe.runtime.processes import validate_one_process
@@ -21,9 +21,9 @@ from nope_probe.runtime.settings import SEQ_LEN, RunSettings
 from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
+    from nope_probe.components import Ablation
     from nope_probe.experiments.circuit.analyse import Stages
     from nope_probe.figures.explorer import Explorer
-    from nope_probe.hooks.ablation_settings import Ablation
     from nope_probe.hooks.maps import StageMaps
     from nope_probe.models.info import ModelInfo
     from nope_probe.models.load import LoadedModel
@@ -231,7 +231,7 @@ def stage_maps(session: Session[Settings], key: str) -> StageMaps:
 
 def ablation_of(settings: Settings, removed: Sequence[str]) -> Ablation:
     """Return the ablation of a run's components."""
-    from nope_probe.hooks.ablation_settings import Ablation
+    from nope_probe.components import Ablation
 
     return Ablation(
         remove=removed,
@@ -247,9 +247,9 @@ def removed_components(session: Session[Settings]) -> tuple[str, ...]:
     Raises:
         UserError: for a component or band that the model lacks.
     """
+    from nope_probe.components import removal_order
     from nope_probe.experiments.components import validate_bands, validate_components
     from nope_probe.hooks.components import components
-    from nope_probe.hooks.names import removal_order
 
     wanted = session.settings.removed
     validate_components(wanted, components(session.loaded.model))

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from nope_probe.components import SCORE_STAGES, phrase
 from nope_probe.experiments.sections import Report, with_intervals
 from nope_probe.experiments.wording import capitalised, listed
 from nope_probe.figures.circuit_figure import circuit
@@ -20,8 +21,7 @@ from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import ValueAndBounds, interval_of
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.figures.stages import STAGE_MEASURES, stage_measures
-from nope_probe.figures.words import MEASURES, phrase
-from nope_probe.hooks.names import SCORE_STAGES
+from nope_probe.figures.words import MEASURES
 from nope_probe.reports import notes
 from nope_probe.reports.explorer import explorer_section
 from nope_probe.reports.page import Section

@@ -12,6 +12,7 @@ from tqdm import tqdm
 from nope_probe.analyses.distances import kept_cells
 from nope_probe.analyses.shapley import Condition, PlayerSet
 from nope_probe.analyses.trends import query_stride
+from nope_probe.components import Ablation, Gain, Replacement, removal_order
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import closed_choices
 from nope_probe.experiments.ablation.plan import make_plan
@@ -24,13 +25,11 @@ from nope_probe.experiments.explore.views import (
 )
 from nope_probe.figures.explorer import Explorer, SwitchedMaps
 from nope_probe.hooks.ablation import ablated
-from nope_probe.hooks.ablation_settings import Ablation
 from nope_probe.hooks.calibration import Calibration, calibrate
 from nope_probe.hooks.capture import capture_scores, capture_stages
 from nope_probe.hooks.components import components
 from nope_probe.hooks.layer import layers_of
 from nope_probe.hooks.maps import ScoreMaps, StageMaps
-from nope_probe.hooks.names import Gain, Replacement, removal_order
 from nope_probe.hooks.protocols import HookedModel
 from nope_probe.hooks.stages import absent_stages
 from nope_probe.models.info import describe

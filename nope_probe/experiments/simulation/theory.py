@@ -9,8 +9,8 @@ from typing import Annotated
 
 import tyro
 
+from nope_probe.components import Norm
 from nope_probe.experiments.simulation.validation import DIMENSION, make_spec
-from nope_probe.hooks.names import Norm
 from nope_probe.runtime.bounds import ALPHA, LARGEST, LAYERS, BoundedSettings, Bounds
 from nope_probe.runtime.resources import Needs, bytes_of_maps, validate_room
 
