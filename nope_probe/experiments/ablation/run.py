@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from nope_probe.components import ROPE_HALVES, SOURCES, WEIGHTS, equal_bands, with_bands
+from nope_probe.components import DOWNSTREAM, ROPE_HALVES, SOURCES, WEIGHTS, equal_bands, with_bands
 from nope_probe.errors import UserError
 from nope_probe.experiments.replacements import validate_replacements, without_weights
 from nope_probe.runtime.bounds import Bounds, validate_effects
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 _arg = tyro.conf.arg
 MOST_BANDS = 128  # rotary pairs of the widest heads
 FLAGS_OF_WEIGHTS = ("reparametrise", "replacement", "gain")
-# What a layer's own scores do not read: the layers after it do.
-ACT_DOWNSTREAM = frozenset({"mask", "w_v", "w_o", "mlp"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +131,7 @@ class Settings(RunSettings):
     def _validate_scope(self, removed: frozenset[str] | None) -> None:
         if self.scope == "upstream" and self.layers == 1:
             raise UserError("--scope upstream removes nothing with --layers 1: no layer is before")
-        if self.scope == "own" and removed is not None and removed <= ACT_DOWNSTREAM:
+        if self.scope == "own" and removed is not None and removed <= DOWNSTREAM:
             raise UserError(
                 f"--scope own removes nothing: of a layer's {', '.join(sorted(removed))}, its own "
                 "scores do not depend"
