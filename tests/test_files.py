@@ -43,9 +43,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("command", SETTINGS)
 @pytest.mark.parametrize("out", ["~/x", Path("~/x"), Path("../home/x")])
 def test_the_paths_of_every_command_are_absolute(command: str, out: Any, home: Path) -> None:
-    folder = "settings" if command == "paper" else "run"
-    module = import_module(f"nope_probe.experiments.{command}.{folder}")
-    settings = module.Settings(out=out, **SETTINGS[command])
+    module = {"paper": "paper.settings", "repeat": "repeat"}.get(command, f"{command}.run")
+    settings = import_module(f"nope_probe.experiments.{module}").Settings(
+        out=out, **SETTINGS[command]
+    )
     assert settings.out.is_absolute()
     assert settings.out.resolve() == home / "x"
     if command == "compare":

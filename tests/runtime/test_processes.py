@@ -110,8 +110,10 @@ def test_where_one_process_fails_all_end_and_the_run_resumes_to_the_same_bytes(
 ):
     found, stderr = forks("fail", failures, tmp_path, SCORES)
     assert found == codes, stderr
-    (printed,) = [line for line in stderr.splitlines() if line and "%|" not in line]
-    assert printed.startswith(line)
+    lines = [text for text in stderr.splitlines() if text and "%|" not in text]
+    assert lines[0].startswith("running 1 condition")
+    assert len(lines) == 2
+    assert lines[1].startswith(line)
     assert list(tmp_path.glob(".*.unfinished/inputs.safetensors"))
     assert_resumes_to_the_same_bytes(SCORES, tmp_path)
 
