@@ -1,5 +1,6 @@
 """Fused attention gives the maps that hooked scores give, and gives way to hooks on scores."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -261,3 +262,10 @@ def test_an_option_that_is_set_later_ends_fused_attention_until_it_is_unset(
     assert shapes
     assert {shape[1:] for shape in shapes} == {(13, 6, model.cfg.d_model)}
     assert can_fuse(model, TOKENS)
+
+
+def test_the_error_of_no_values_or_of_nan_is_undefined() -> None:
+    nothing = torch.zeros(0)
+    assert math.isnan(relative_error(nothing, nothing))
+    assert math.isnan(relative_error(torch.tensor([1.0, torch.nan]), torch.ones(2)))
+    assert relative_error(torch.tensor([1.0, 5.0]), torch.tensor([2.0, -4.0])) == 9 / 4

@@ -243,6 +243,15 @@ def test_layernorm_over_sqrt_d_makes_scores_sqrt_d_larger_in_the_first_layer():
     assert torch.allclose(large, 4 * small)
 
 
+@pytest.mark.parametrize("d", [3, 17])
+def test_centring_takes_one_of_d_dimensions_off_a_unit_vectors_squared_length(d: int):
+    vectors = torch.randn(20_000, d, generator=torch.Generator().manual_seed(0)).double()
+    unit = vectors / vectors.norm(dim=1, keepdim=True)
+    measured = (unit - unit.mean(1, keepdim=True)).square().sum(1).mean()
+    spec = ParameterFreeSpec(d_model=d, norm="layernorm-d")
+    assert spec.start_scale == pytest.approx(float(measured), abs=0.01)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
