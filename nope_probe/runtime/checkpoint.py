@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -179,6 +179,24 @@ class RunCheckpoint:
             self.load(key)
             self._checked.add(key)
         return open_tensors(self._path(key))
+
+    def once(self, key: str, compute: Callable[[StreamCheckpoint], State]) -> State:
+        """Return the tensors of a part of the run, computed and saved unless that is finished.
+
+        Args:
+            key: the part's name in the run.
+            compute: given the part's stream, which it resumes and saves its progress in, returns
+                the part's tensors.
+        """
+        self.finish(key, compute)
+        return self.load(key)
+
+    def finish(self, key: str, compute: Callable[[StreamCheckpoint], State]) -> None:
+        """Compute and save a part of the run unless it is finished, as `once` does."""
+        if key not in self:
+            with self.stream(key) as stream:
+                tensors = compute(stream)
+            self.save(key, tensors)
 
     def scratch(self, name: str) -> Path:
         """Return where a file of this name can be written, which goes with the checkpoint."""

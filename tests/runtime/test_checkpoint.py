@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from nope_probe.errors import StorageError, UserError
+from nope_probe.hooks.streaming import StreamCheckpoint
 from nope_probe.runtime.checkpoint import RunCheckpoint
 from nope_probe.runtime.processes import Signals
 
@@ -42,6 +43,20 @@ def test_a_checkpoint_without_a_folder_holds_finished_parts_in_memory(tmp_path, 
             stream.save(MAPS)
             assert stream.restore() == {}
     assert not list(tmp_path.iterdir())
+
+
+def test_a_part_is_computed_once_however_often_the_run_is_resumed(tmp_path: Path):
+    computed = []
+
+    def compute(stream: StreamCheckpoint) -> dict[str, torch.Tensor]:
+        computed.append(stream)
+        return {"sums": torch.arange(7.0)}
+
+    for _ in range(3):
+        with RunCheckpoint(tmp_path / "run") as checkpoint:
+            found = checkpoint.once("part", compute)["sums"]
+        assert torch.equal(found, torch.arange(7.0))
+    assert len(computed) == 1
 
 
 def test_the_state_of_a_stream_is_restored_by_the_same_stream_alone(tmp_path: Path):

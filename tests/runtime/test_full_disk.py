@@ -83,10 +83,7 @@ def test_a_disk_that_is_full_at_the_final_write_costs_no_result(
     with files_of_at_most(2_000_000):  # the page is longer
         line = fails_in_one_line(module, arguments, tmp_path / "run", capfd)
     assert line == f"error: cannot write the run to {tmp_path / 'run'}: File too large"
-    monkeypatch.setattr(
-        "nope_probe.analyses.parameter_free.simulation.simulate_scores", not_computed_again
-    )
-    monkeypatch.setattr("nope_probe.experiments.resumable.capture_scores", not_computed_again)
+    monkeypatch.setattr("nope_probe.runtime.checkpoint.RunCheckpoint.stream", not_computed_again)
     run_command(module, *arguments, "--out", tmp_path / "run")
     assert (tmp_path / "run" / "manifest.json").is_file()
     assert not [*tmp_path.glob(".*")]

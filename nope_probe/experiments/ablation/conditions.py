@@ -13,15 +13,18 @@ from nope_probe.analyses.shapley import INTACT, MASK, Condition
 from nope_probe.components import Gain, Replacement, removal_order
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.ablation.plan import Plan
-from nope_probe.experiments.finite import validate_first_sequence
-from nope_probe.experiments.resumable import calibration_once, stored_scores_once
+from nope_probe.experiments.engine import calibration_once
+from nope_probe.experiments.finite import validate_finite, validate_first_sequence
 from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.accumulators import State
 from nope_probe.hooks.calibration import Calibration
+from nope_probe.hooks.capture import capture_scores
 from nope_probe.hooks.folds import folds_of
 from nope_probe.hooks.protocols import HookedModel
 from nope_probe.hooks.reparametrise import reparametrised
 from nope_probe.hooks.residual_cache import GIGABYTE, ResidualCache
-from nope_probe.hooks.stored_maps import StoredMaps, concatenate_layers
+from nope_probe.hooks.stored_maps import StoredMaps, concatenate_layers, packed_tensors
+from nope_probe.hooks.streaming import StreamCheckpoint
 from nope_probe.runtime.checkpoint import RunCheckpoint
 
 Scope = Literal["both", "upstream", "own"]
@@ -278,16 +281,20 @@ class ConditionRunner:
         condition: str,
         mean_term: bool = False,
     ) -> StoredMaps:
-        return stored_scores_once(
-            self.checkpoint,
-            key,
-            self.model,
-            inputs.inputs,
-            condition,
-            layers=layers,
-            batch_size=self.options.batch_size,
-            n_folds=self.options.n_folds,
-            documents=inputs.documents,
-            mean_term=mean_term,
-            residuals=self.residuals,
-        )
+        def capture(stream: StreamCheckpoint) -> State:
+            maps = capture_scores(
+                self.model,
+                inputs.inputs,
+                layers=layers,
+                batch_size=self.options.batch_size,
+                n_folds=self.options.n_folds,
+                documents=inputs.documents,
+                mean_term=mean_term,
+                residuals=self.residuals,
+                checkpoint=stream,
+            )
+            validate_finite(maps, condition)
+            return packed_tensors(maps)
+
+        self.checkpoint.finish(key, capture)
+        return StoredMaps.from_stored(self.checkpoint.open(key))

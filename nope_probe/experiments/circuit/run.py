@@ -163,7 +163,7 @@ def capture(session: Session[Settings]) -> Stages:
     with session.checkpoint.progress(keys, session.n_own_seqs):
         intact, without = stage_maps(session, "intact"), None
         if needs_gains:
-            from nope_probe.experiments.resumable import calibration_once
+            from nope_probe.experiments.engine import calibration_once
 
             gains = calibration_once(
                 session.checkpoint,
@@ -212,19 +212,23 @@ def explorer_of(session: Session[Settings], stages: Stages) -> Explorer | None:
 def stage_maps(session: Session[Settings], key: str) -> StageMaps:
     """Return the stage maps of the model as it is, from the checkpoint or captured and saved."""
     from nope_probe.experiments.finite import validate_finite_stages
-    from nope_probe.experiments.resumable import stages_once
+    from nope_probe.hooks.capture import capture_stages
+    from nope_probe.hooks.maps import StageMaps
 
-    settings = session.settings
-    maps = stages_once(
-        session.checkpoint,
+    settings, inputs = session.settings, session.sequences()
+    tensors = session.checkpoint.once(
         key,
-        session.loaded.model,
-        session.sequences().inputs,
-        layer=settings.layer,
-        batch_size=settings.seqs_per_batch,
-        n_folds=settings.folds,
-        documents=session.sequences().documents,
+        lambda stream: capture_stages(
+            session.loaded.model,
+            inputs.inputs,
+            layer=settings.layer,
+            batch_size=settings.seqs_per_batch,
+            n_folds=settings.folds,
+            documents=inputs.documents,
+            checkpoint=stream,
+        ).to_tensors(),
     )
+    maps = StageMaps.from_tensors(tensors)
     validate_finite_stages(maps, f"the {key} model")
     return maps
 

@@ -114,7 +114,8 @@ def capture(session: Session[Settings]) -> ScoreMaps:
             sequences.
     """
     from nope_probe.experiments.finite import validate_finite, validate_first_sequence
-    from nope_probe.experiments.resumable import scores_once
+    from nope_probe.hooks.capture import capture_scores
+    from nope_probe.hooks.maps import ScoreMaps
 
     settings, data = session.settings, session.sequences()
     n_layers = settings.n_layers_of(session.loaded)
@@ -122,16 +123,19 @@ def capture(session: Session[Settings]) -> ScoreMaps:
         validate_first_sequence(session.loaded.model, data.inputs, n_layers)
     session.announce(1, ["scores", *["bands"] * (settings.bands is not None)], n_seqs=len(data))
     with session.checkpoint.progress(["scores"], session.n_own_seqs):
-        maps = scores_once(
-            session.checkpoint,
+        tensors = session.checkpoint.once(
             "scores",
-            session.loaded.model,
-            data.inputs,
-            layers=range(n_layers),
-            batch_size=settings.seqs_per_batch,
-            n_folds=settings.folds,
-            documents=data.documents,
-            per_head=settings.per_head,
+            lambda stream: capture_scores(
+                session.loaded.model,
+                data.inputs,
+                layers=range(n_layers),
+                batch_size=settings.seqs_per_batch,
+                n_folds=settings.folds,
+                documents=data.documents,
+                per_head=settings.per_head,
+                checkpoint=stream,
+            ).to_tensors(),
         )
+    maps = ScoreMaps.from_tensors(tensors)
     validate_finite(maps, "the intact model")
     return maps

@@ -13,6 +13,7 @@ from nope_probe.analyses.recover import recover_rotation
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.experiments.split_tables import bands_table, head_offsets_table, offsets_table
+from nope_probe.hooks.accumulators import State
 from nope_probe.hooks.attention import relative_error
 from nope_probe.hooks.bands import capture_bands
 from nope_probe.hooks.folds import pooled
@@ -21,6 +22,7 @@ from nope_probe.hooks.layer_probe import read_rotations
 from nope_probe.hooks.maps import ScoreMaps
 from nope_probe.hooks.model import Inputs
 from nope_probe.hooks.protocols import HookedModel
+from nope_probe.hooks.streaming import StreamCheckpoint
 from nope_probe.runtime.checkpoint import RunCheckpoint
 
 BandMaps = Float[Tensor, "fold layer band query_pos key_pos"]
@@ -56,20 +58,20 @@ def bands_once(
     n_folds: int,
 ) -> BandMaps:
     """Return the maps of bands, captured unless the checkpoint has them."""
-    if "bands" not in checkpoint:
-        groups = [[band.coordinates for band in of_layer] for of_layer in bands]
-        with checkpoint.stream("bands") as stream:
-            maps = capture_bands(
-                model,
-                data.inputs,
-                groups,
-                batch_size=batch_size,
-                n_folds=n_folds,
-                documents=data.documents,
-                checkpoint=stream,
-            )
-        checkpoint.save("bands", {"folds": maps})
-    return checkpoint.load("bands")["folds"]
+
+    def capture(stream: StreamCheckpoint) -> State:
+        folds = capture_bands(
+            model,
+            data.inputs,
+            [[band.coordinates for band in of_layer] for of_layer in bands],
+            batch_size=batch_size,
+            n_folds=n_folds,
+            documents=data.documents,
+            checkpoint=stream,
+        )
+        return {"folds": folds}
+
+    return checkpoint.once("bands", capture)["folds"]
 
 
 def validate_sum(measured: ScoreMaps, maps: BandMaps) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,8 @@ from nope_probe.runtime.terminal import status
 if TYPE_CHECKING:
     from nope_probe.analyses.parameter_free.simulation import Simulation
     from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
+    from nope_probe.hooks.accumulators import State
+    from nope_probe.hooks.streaming import StreamCheckpoint
     from nope_probe.models.info import ModelInfo
     from nope_probe.models.load import LoadedModel
 
@@ -158,23 +161,24 @@ def simulations(session: Session[Settings]) -> dict[float, Simulation]:
     from nope_probe.analyses.parameter_free.simulation import Simulation, simulate_scores
 
     settings, checkpoint, found = session.settings, session.checkpoint, {}
+
+    def simulate(alpha: float, stream: StreamCheckpoint) -> State:
+        return simulate_scores(
+            session.loaded.model,
+            alpha=alpha,
+            seq_len=settings.seq_len,
+            n_samples=settings.samples,
+            target_se=settings.target_se,
+            control_variate=settings.control_variate,
+            seed=settings.seed,
+            checkpoint=stream,
+        ).to_tensors()
+
     keys = {alpha: f"alpha={alpha:g}" for alpha in settings.alpha}
     with checkpoint.progress(list(keys.values()), settings.samples or 0, unit="sample"):
         for alpha, key in keys.items():
-            if key not in checkpoint:
-                with checkpoint.stream(key) as stream:
-                    simulation = simulate_scores(
-                        session.loaded.model,
-                        alpha=alpha,
-                        seq_len=settings.seq_len,
-                        n_samples=settings.samples,
-                        target_se=settings.target_se,
-                        control_variate=settings.control_variate,
-                        seed=settings.seed,
-                        checkpoint=stream,
-                    )
-                checkpoint.save(key, simulation.to_tensors())
-            found[alpha] = Simulation.from_tensors(checkpoint.load(key))
+            tensors = checkpoint.once(key, partial(simulate, alpha))
+            found[alpha] = Simulation.from_tensors(tensors)
     return found
 
 
