@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import isnan
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from nope_probe.figures.intervals import interval_of, interval_text
@@ -114,3 +115,29 @@ def measure_finding(pattern: pd.DataFrame) -> str:
     names = {"near": "near keys", "far": "far keys", "": "neither near nor far keys"}
     parts = [f"{names[kind]} in {numbered_layers(at)}" for kind, at in kinds.items() if at]
     return f"Measures: attention prefers {', '.join(parts)}"
+
+
+def of_layer(table: pd.DataFrame, layer: int | None) -> pd.DataFrame:
+    """Return a table's rows of one layer; none if there is no such layer."""
+    return table[table["layer"] == (-1 if layer is None else layer)]
+
+
+def largest(table: pd.DataFrame, column: str) -> pd.Series:
+    """Return the row with the largest absolute value."""
+    return table.iloc[int(np.argmax(table[column].abs().to_numpy(float)))]
+
+
+def noisy_layers(table: pd.DataFrame, name: str, column: str) -> dict[str, list[int]]:
+    """Return per item of a table the layers in which its estimate does not exceed the noise.
+
+    Args:
+        table: `layer`, the items' column, and the estimate with its bounds.
+        name: the items' column.
+        column: the estimate; an item is above the noise where its interval excludes zero.
+    """
+    low, high = table[f"{column}_low"], table[f"{column}_high"]
+    flat = table[~((low > 0) | (high < 0))]
+    return {
+        str(item): [int(each) for each in flat[flat[name] == item]["layer"]]
+        for item in table[name].unique()
+    }

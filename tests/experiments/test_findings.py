@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nope_probe.experiments.ablation import findings
-from nope_probe.experiments.findings import measure_finding
+from nope_probe.experiments.ablation import player_sections, sections
 from nope_probe.experiments.split_page import band_finding, offset_finding
+from nope_probe.experiments.wording import NO_PATTERN, measure_finding, noisy_layers
 
 Estimate = tuple[float, float, float]
 
@@ -37,22 +37,22 @@ NONE = (np.nan, np.nan, np.nan)
 def test_the_source_of_most_of_the_strongest_layer_is_named_with_its_share() -> None:
     table = shares((1, "content", SMALL), (1, "mask", CLEAR), (1, "position", CLEAR))
     assert (
-        findings.source_finding(table, 1) == "The causal mask brings 90% of L1's positional pattern"
+        sections.source_finding(table, 1) == "The causal mask brings 90% of L1's positional pattern"
     )
 
 
 def test_no_source_is_named_where_its_interval_reaches_below_a_half() -> None:
     table = shares((1, "mask", (0.6, 0.4, 0.8)), (1, "rope", (0.4, 0.2, 0.6)))
-    assert findings.source_finding(table, 1) == (
+    assert sections.source_finding(table, 1) == (
         "No source alone brings most of L1's positional pattern: the causal mask 60%, RoPE 40%"
     )
 
 
 def test_without_a_pattern_above_the_noise_the_heading_says_so() -> None:
     empty = pd.DataFrame({"layer": [0], "term": ["mask"], "share": [np.nan]})
-    assert "not distinguishable from noise" in findings.source_finding(empty, None)
-    assert "not distinguishable from noise" in findings.score_finding(empty, None)
-    assert "not distinguishable from noise" in findings.control_finding(empty, empty, None, "all")
+    assert "not distinguishable from noise" in sections.source_finding(empty, None)
+    assert "not distinguishable from noise" in sections.score_finding(empty, None)
+    assert "not distinguishable from noise" in sections.control_finding(empty, empty, None, "all")
 
 
 def test_layers_are_grouped_by_the_source_that_brings_most() -> None:
@@ -62,11 +62,11 @@ def test_layers_are_grouped_by_the_source_that_brings_most() -> None:
         (4, "mask", NOISY),
         (5, "mask", NONE),
     )
-    assert findings.layers_finding(table) == (
+    assert sections.layers_finding(table) == (
         "Most of the positional pattern comes from RoPE in L0 to L2; the causal mask in L3; no "
         "source alone in L4; L5 has no pattern above the noise"
     )
-    assert findings.layers_finding(shares((0, "mask", NONE))) == findings.NO_PATTERN
+    assert sections.layers_finding(shares((0, "mask", NONE))) == NO_PATTERN
 
 
 def lost(*given: tuple[str, Estimate]) -> pd.DataFrame:
@@ -75,14 +75,14 @@ def lost(*given: tuple[str, Estimate]) -> pd.DataFrame:
 
 def test_what_a_layer_keeps_without_its_players_is_one_less_what_it_loses() -> None:
     table = lost(("rope", SMALL), ("mask", (0.95, 0.9, 0.99)), ("qk", (0.4, 0.2, 0.6)))
-    assert findings.player_finding(table, 1, "circuits") == (
+    assert player_sections.player_finding(table, 1, "circuits") == (
         "Circuits: without the causal mask L1 keeps 5% of its positional part, without the "
         "query-key circuit (W_Q with W_K) 60%"
     )
 
 
 def test_a_layer_that_loses_more_than_all_keeps_nothing() -> None:
-    heading = findings.player_finding(lost(("mask", (1.2, 1.1, 1.3))), 1, "players")
+    heading = player_sections.player_finding(lost(("mask", (1.2, 1.1, 1.3))), 1, "players")
     assert heading == "Players: without the causal mask L1 keeps 0% of its positional part"
 
 
@@ -94,7 +94,7 @@ def test_a_layer_that_loses_more_than_all_keeps_nothing() -> None:
     ],
 )
 def test_players_within_noise_are_not_called_needed(estimate: Estimate, expected: str) -> None:
-    assert findings.player_finding(lost(("mask", estimate)), 1, "players") == expected
+    assert player_sections.player_finding(lost(("mask", estimate)), 1, "players") == expected
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_players_within_noise_are_not_called_needed(estimate: Estimate, expected
 )
 def test_interactions_add_take_or_are_noise(estimate: Estimate, ending: str) -> None:
     table = rows("share", (1, "players", "mask+rope", estimate), (1, "players", "a+b", NOISY))
-    assert findings.interaction_finding(table, 1, "players") == (
+    assert player_sections.interaction_finding(table, 1, "players") == (
         f"Interactions of the players: {ending}"
     )
 
@@ -122,17 +122,17 @@ def test_interactions_add_take_or_are_noise(estimate: Estimate, ending: str) -> 
 )
 def test_shapley_maps(conjunctions: Sequence[int], estimate: Estimate, ending: str) -> None:
     table = rows("share", (1, "player", "rope", estimate), (1, "player", "mask", NOISY))
-    heading = findings.shapley_finding(table, 1, "players", conjunctions)
+    heading = player_sections.shapley_finding(table, 1, "players", conjunctions)
     assert heading == f"Shapley maps of the players: {ending}"
 
 
 def test_mean_and_covariance_terms() -> None:
     table = shares((1, "mean", CLEAR), (1, "covariance", SMALL))
     heading = "The mean term carries 90% of L1's positional pattern"
-    assert findings.mean_covariance_finding(table, 1) == heading
-    assert "not distinguishable" in findings.mean_covariance_finding(shares((1, "mean", NONE)), 1)
+    assert sections.mean_covariance_finding(table, 1) == heading
+    assert "not distinguishable" in sections.mean_covariance_finding(shares((1, "mean", NONE)), 1)
     sizes = rows("rms", (1, "term", "mean", CLEAR), (1, "term", "covariance", NOISY))
-    assert findings.mean_covariance_map_finding(sizes, 1).endswith(
+    assert sections.mean_covariance_map_finding(sizes, 1).endswith(
         "L1's mean term 0.9 nats and covariance term within noise"
     )
 
@@ -150,8 +150,8 @@ def test_preferences_count_only_layers_with_a_pattern() -> None:
         "Measures: attention prefers near keys in L0, far keys in L1, neither near nor far keys "
         "in L2"
     )
-    assert "far keys get" in findings.score_finding(table, 1)
-    assert "neither near nor far keys get" in findings.score_finding(table, 2)
+    assert "far keys get" in sections.score_finding(table, 1)
+    assert "neither near nor far keys get" in sections.score_finding(table, 2)
 
 
 def test_the_masks_effect_is_named_where_its_interval_leaves_zero_out() -> None:
@@ -162,11 +162,11 @@ def test_the_masks_effect_is_named_where_its_interval_leaves_zero_out() -> None:
         (2, "tokens", "text", (-0.4, -0.5, -0.3)),
         (3, "tokens", "shuffled", CLEAR),
     )
-    assert findings.mask_effect_finding(table) == (
+    assert sections.mask_effect_finding(table) == (
         "Non-relative part: the mask adds to it in L1 (at most +0.2 nats in L1) and takes from it "
         "in L2 (at most -0.4 nats in L2)"
     )
-    assert findings.mask_effect_finding(table[:1]).endswith("not distinguishable from noise")
+    assert sections.mask_effect_finding(table[:1]).endswith("not distinguishable from noise")
 
 
 @pytest.mark.parametrize(
@@ -184,14 +184,14 @@ def test_the_masks_effect_is_named_where_its_interval_leaves_zero_out() -> None:
 def test_controls(tokens: str, estimate: Estimate, ending: str) -> None:
     pattern = pd.DataFrame([{"layer": 1, **cells("amplitude", CLEAR)}])
     row = {"layer": 1, "tokens": tokens, "kept": "all", **cells("amplitude", estimate)}
-    heading = findings.control_finding(pd.DataFrame([row]), pattern, 1, "all")
+    heading = sections.control_finding(pd.DataFrame([row]), pattern, 1, "all")
     assert heading.startswith("Controls: ")
     assert heading.endswith(ending)
 
 
 def test_items_within_noise_are_listed_by_layer() -> None:
     table = shares((0, "mask", CLEAR), (1, "mask", NOISY), (1, "rope", NONE), (2, "rope", SMALL))
-    assert findings.noisy_layers(table, "term", "share") == {"mask": [1], "rope": [1]}
+    assert noisy_layers(table, "term", "share") == {"mask": [1], "rope": [1]}
 
 
 def test_bands_and_distances() -> None:

@@ -12,8 +12,9 @@ from support.tiny_models import tokens
 
 from nope_probe import ablate, circuit
 from nope_probe.analyses.shapley import player, player_set
+from nope_probe.experiments.ablation.analyse import side_by_side
 from nope_probe.experiments.ablation.plan import make_plan
-from nope_probe.experiments.ablation.side_by_side import agreement, of_first, side_by_side
+from nope_probe.experiments.ablation.player_sections import agreement, of_first
 from nope_probe.experiments.ablation.study import run_ablations
 
 SMALL = ["--n-seqs", "7", "--seq-len", "13", "--folds", "5", "--layers", "2", "--data", "random"]

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from nope_probe.experiments.ablation.summary import headline, print_summary
+from nope_probe.experiments.ablation.sections import headline, report
 from nope_probe.experiments.circuit.sections import _stages_as_text
 from nope_probe.experiments.circuit.sections import headline as circuit_headline
 from nope_probe.experiments.scores.sections import headline as scores_headline
@@ -64,6 +64,11 @@ def tables(amplitude: float = 0.5) -> dict[str, pd.DataFrame]:
     return dict(zip(names, frames, strict=True))
 
 
+def show(tables: dict[str, pd.DataFrame]) -> None:
+    empty = {"offsets": pd.DataFrame({"term": [], "layer": []})}
+    print_report(report(Run(manifest=MANIFEST, tables=tables | empty)), MANIFEST, Path("runs/x"))
+
+
 def test_the_first_sentence_names_the_strongest_layer_and_its_sources_by_size():
     first = headline(MANIFEST, tables())[0]
     assert first.startswith("In L1 of some-model")
@@ -97,7 +102,7 @@ def test_empty_shares_are_shown_as_no_pattern(capsys: pytest.CaptureFixture[str]
     ours["sources"].loc[ours["sources"]["layer"] == 1, ["share", "share_low", "share_high"]] = (
         float("nan")
     )
-    print_summary(Run(manifest=MANIFEST, tables=ours), Path("runs/x"))
+    show(ours)
     shown = capsys.readouterr().out
     assert shown.count("no pattern") == 5  # the four terms and their sum
     assert "110.0 [109.0, 111.0]" in shown
@@ -108,10 +113,11 @@ def test_controls_are_named_by_what_differs_from_the_run(capsys: pytest.CaptureF
     ours = tables()
     rows = [("text", 0, 0.7), ("shuffled", 1, 0.6)]
     ours["controls"] = pd.DataFrame(
-        {"layer": 1, "tokens": tokens, "skip_keys": skip, "kept": "mask+rope", "amplitude": size}
+        {"layer": 1, "tokens": tokens, "skip_keys": skip, "kept": "mask+rope"}
+        | interval("amplitude", size, 0.1)
         for tokens, skip, size in rows
     )
-    print_summary(Run(manifest=MANIFEST, tables=ours), Path("runs/x"))
+    show(ours)
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "layer locality skip 0 shuffled non-relative by the mask" in lines
     assert "L0 -0.30 0.300 +0.100 [+0.090, +0.110]" in lines
@@ -128,11 +134,11 @@ def test_a_run_on_shuffled_tokens_has_its_control_without_skipped_keys_named_so(
             "tokens": "shuffled",
             "skip_keys": 0,
             "kept": "mask+rope",
-            "amplitude": 0.7,
         }
+        | interval("amplitude", 0.7, 0.1)
         for layer in (0, 1)
     )
-    print_summary(Run(manifest=MANIFEST, tables=ours), Path("runs/x"))
+    show(ours)
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "layer locality skip 0 non-relative by the mask" in lines
 
@@ -142,7 +148,7 @@ def test_the_share_column_holds_shares_alone_and_nothing_wraps_at_80_columns(
 ):
     monkeypatch.setenv("COLUMNS", "80")
     ours, shares = tables(), 4 + 1  # the terms and their sum
-    print_summary(Run(manifest=MANIFEST, tables=ours), Path("runs/x"))
+    show(ours)
     lines = capsys.readouterr().out.splitlines()
     assert all(len(line) <= 80 for line in lines)
     start = next(i for i, line in enumerate(lines) if "share of the pattern, %" in line) + 2
@@ -179,14 +185,14 @@ def test_circuit_prints_the_measures_of_every_stage(
 
 
 def test_a_model_without_controls_has_none_beside_its_pattern(capsys: pytest.CaptureFixture[str]):
-    print_summary(Run(manifest=MANIFEST, tables=tables()), Path("runs/x"))
+    show(tables())
     shown = capsys.readouterr().out
     assert "L0 -0.30 0.300 +0.100" in " ".join(shown.split())
     assert "skip 0" not in shown
 
 
 def test_players_are_listed_with_what_is_lost_alone_and_shared(capsys: pytest.CaptureFixture[str]):
-    print_summary(Run(manifest=MANIFEST, tables=tables()), Path("runs/x"))
+    show(tables())
     shown = " ".join(capsys.readouterr().out.split())
     assert "lost without alone Shapley share amplifies" in shown
     assert "ov -40 [-50, -30] 10 [9, 11] 33 [32, 34] 5.0 [4.5, 5.5]" in shown
@@ -201,7 +207,7 @@ def test_a_player_without_a_number_has_a_blank_cell_and_without_a_share_no_patte
     players.loc[players["player"] != "mask", ["alone", "amplification"]] = nan
     parts = ["share", "lost", "alone", "amplification"]
     players.loc[players["layer"] == 0, parts] = nan
-    print_summary(Run(manifest=MANIFEST, tables=ours), Path("runs/x"))
+    show(ours)
     shown = " ".join(capsys.readouterr().out.split())
     assert "L0 mask no pattern qk no pattern ov no pattern L1" in shown
     assert "qk 90 [80, 100] 33 [32, 34] ov" in shown

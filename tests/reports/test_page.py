@@ -6,6 +6,7 @@ import subprocess
 import sys
 from base64 import b64decode
 from collections.abc import Mapping
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ import pandas as pd
 import pytest
 from support.chromium import needs_chromium, opened
 
-from nope_probe.experiments.ablation.page import ablation_page
+from nope_probe.experiments.ablation import sections
 from nope_probe.experiments.ablation.player_sections import conjunction_note
 from nope_probe.figures.explorer import Explorer, SwitchedMaps
 from nope_probe.figures.maps import term_maps
 from nope_probe.figures.words import MEASURES
 from nope_probe.reports.listing import Listing
 from nope_probe.reports.page import Section, page, positions
+from nope_probe.runtime.folder import Run
 
 INTACT = "mask+rope+w_q+w_k+w_o+w_v"
 PARTS = ("alone", "lost", "amplification")
@@ -48,6 +50,8 @@ def tables(layers: int) -> dict[str, pd.DataFrame]:
     rms = {"rms": 0.5, "rms_low": 0.4, "rms_high": 0.6}
     parts = {f"{of}{end}": 0.5 for of in PARTS for end in ("", "_low", "_high")}
     measures = {f"{of}{end}": 0.5 for of in MEASURES for end in ("", "_low", "_high")}
+    models = ("with_mask", "without_mask", "difference")
+    effects = {f"{of}{end}": 0.5 for of in models for end in ("", "_low", "_high")}
     each = range(layers)
     rows: dict[str, list[dict[str, Any]]] = {
         "sources": [
@@ -63,6 +67,7 @@ def tables(layers: int) -> dict[str, pd.DataFrame]:
             {"layer": i, "player_set": "players", "players": "mask+rope", **estimate} for i in each
         ],
         "pattern": [{"layer": i, "kept": INTACT, **measures} for i in each],
+        "non_relative": [{"layer": i, "tokens": "text", **effects} for i in each],
         "controls": [
             {"layer": i, "tokens": "shuffled", "skip_keys": 1, "kept": INTACT, **measures}
             for i in each
@@ -80,17 +85,19 @@ MANIFEST = {
     "command": "python -m nope_probe.ablate --model <tiny>",
     "model": {"name": "tiny & small"},
     "data": {"name": "shipped"},
-    "settings": {"n_seqs": 17, "seq_len": 11},
+    "settings": {"n_seqs": 17, "seq_len": 11, "folds": 4},
     "conditions": [INTACT],
+    "player_sets": PLAYER_SETS,
     "conjunctions": {"circuits": [1], "players": []},
     "skip_keys": 1,
 }
 HEADLINE = ["RoPE brings 97% of the pattern.", "W_Q & W_K < enough."]
 
 
-def report(layers: int = 2, n: int = 11, **changes: Any) -> str:
-    settings = {"maps": maps(layers, n), "tables": tables(layers), **changes}
-    return ablation_page(settings["maps"], settings["tables"], MANIFEST, HEADLINE)
+def report(layers: int = 2, n: int = 11, explorer: Explorer | None = None, **changes: Any) -> str:
+    given = {"maps": maps(layers, n), "tables": tables(layers), "manifest": MANIFEST, **changes}
+    run = Run(manifest=given["manifest"], arrays={"maps": given["maps"]}, tables=given["tables"])
+    return replace(sections.report(run, explorer), headline=HEADLINE).html(run.manifest)
 
 
 class Reader(HTMLParser):
@@ -162,6 +169,7 @@ def test_sections_go_from_sources_over_weights_to_controls_and_say_what_was_foun
         "nats",
         "No term alone carries L1's positional pattern: mean term 25%, covariance term 25%",
         "Measures: attention prefers near keys in L0, L1",
+        "Non-relative part: the mask adds to it in L0, L1 (at most +0.5 nats in L0)",
         "Controls: on shuffled tokens L1's positional pattern is 100% as strong",
         "Scores of the intact model: in L1 near keys get the higher ones",
         "How to read the figures",
@@ -171,7 +179,7 @@ def test_sections_go_from_sources_over_weights_to_controls_and_say_what_was_foun
 
 def test_only_what_answers_the_question_is_open(html: str) -> None:
     folded = re.findall(r'<section id="section-(\d+)"[^>]*><details class="fold">', html)
-    assert [int(each) for each in folded] == list(range(2, 12))
+    assert [int(each) for each in folded] == list(range(2, 13))
 
 
 def test_maps_are_drawn_as_they_are_given() -> None:
@@ -205,7 +213,7 @@ def decoded(values: dict[str, str]) -> np.ndarray:
 def test_every_figure_has_a_text_alternative(html: str) -> None:
     reader = Reader(html)
     plots = [each for each in reader.all("div") if each.get("class") == "plot"]
-    assert len(plots) == len(reader.all("figure")) == 12
+    assert len(plots) == len(reader.all("figure")) == 13
     assert all(len(str(each["aria-label"])) > 40 for each in plots)
     assert reader.all("html")[0]["lang"] == "en"
     assert len(reader.all("main")) == len(reader.all("nav")) == len(reader.all("h1")) == 1
@@ -222,14 +230,16 @@ def test_links_in_the_page_have_targets(html: str) -> None:
 def test_a_run_of_the_sources_alone_has_a_page() -> None:
     kept = ("score", "source", "pattern/all")
     few = {name: each for name, each in maps(2, 11).items() if name.startswith(kept)}
-    html = report(maps=few, tables={"sources": tables(2)["sources"], "players": pd.DataFrame()})
-    assert len(Reader(html).all("figure")) == 3
+    none = dict.fromkeys(("players", "interactions", "mean_covariance"), pd.DataFrame())
+    html = report(maps=few, tables=tables(2) | none, manifest=MANIFEST | {"player_sets": {}})
+    assert len(Reader(html).all("figure")) == 6
 
 
 def test_a_missing_share_is_no_pattern_in_the_table_too() -> None:
-    table = tables(2)["sources"]
+    given = tables(2)
+    table = given["sources"]
     table.loc[table["layer"] == 0, ["share", "share_low", "share_high"]] = np.nan
-    html = report(tables={"sources": table})
+    html = report(tables=given)
     assert "<td>no pattern</td>" in html
 
 
@@ -267,9 +277,8 @@ def test_the_more_maps_a_page_has_the_fewer_positions_each_keeps() -> None:
 
 
 def test_reading_a_finished_run_needs_no_torch() -> None:
-    shown = ("ablation.page", "ablation.summary")
-    shown += ("scores.sections", "circuit.sections", "simulation.sections")
-    modules = [f"nope_probe.experiments.{name}" for name in shown]
+    shown = ("ablation", "scores", "circuit", "simulation")
+    modules = [f"nope_probe.experiments.{name}.sections" for name in shown]
     code = f"import sys, {', '.join(modules)}\nprint({{'torch', 'scipy'}} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"
@@ -284,7 +293,7 @@ def test_a_page_needs_no_figure_and_no_entry_of_the_manifest() -> None:
 @pytest.mark.parametrize("layers", [2, 5])
 def test_a_browser_draws_every_figure_without_an_error(layers: int, tmp_path: Path) -> None:
     elements = opened(report(layers), tmp_path, height=12000)
-    assert elements.count('class="plot js-plotly-plot"') == elements.count("<figure>") == 12
+    assert elements.count('class="plot js-plotly-plot"') == elements.count("<figure>") == 13
     ranges = [each for each in Reader(elements).all("input") if each.get("type") == "range"]
     assert {each["max"] for each in ranges} == {str(layers - 1)}
 
@@ -339,7 +348,7 @@ def test_a_report_shows_its_explorer_first_in_a_frame_that_is_as_high_as_it(tmp_
         measures=np.ones((2, 2, 1, 3, 3)),
     )
     explorer = Explorer(title="t", players={"mask": ["mask"]}, views=(view,), components=())
-    html = ablation_page(maps(2, 11), tables(2), MANIFEST, HEADLINE, explorer)
+    html = report(explorer=explorer)
     assert Reader(html).headings[1] == "Try it: switch components off"
     script = """<script>setTimeout(() => {
       const frame = document.querySelector("iframe.explorer");

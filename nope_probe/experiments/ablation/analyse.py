@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pandas as pd
@@ -14,14 +14,13 @@ from nope_probe.analyses.pattern import Measures, measure
 from nope_probe.analyses.pattern_changes import KeptPattern, MaskEffect, mask_effect
 from nope_probe.analyses.shapley import INTACT, MASK, Condition, PlayerSet
 from nope_probe.analyses.trends import query_stride
+from nope_probe.components import Replacement
 from nope_probe.data.sequences import Kind
 from nope_probe.experiments.ablation.conditions import ConditionMaps, Measured
 from nope_probe.experiments.ablation.maps import RunMaps, write_folds, write_maps
 from nope_probe.experiments.ablation.offsets import source_offsets_table
-from nope_probe.experiments.ablation.page import ablation_page
 from nope_probe.experiments.ablation.plan import Plan
-from nope_probe.experiments.ablation.side_by_side import side_by_side
-from nope_probe.experiments.ablation.summary import headline
+from nope_probe.experiments.ablation.sections import report
 from nope_probe.experiments.explore.conditions import explorer_of
 from nope_probe.experiments.tables import (
     interactions_table,
@@ -54,21 +53,16 @@ def analyse(session: Session[RunSettings], plan: Plan, measured: Measured) -> Ru
         "query_stride": query_stride(measured.intact.n),
         **_attribution_record(plan, measured, layers),
     }
-    return Run(
+    run = Run(
         manifest=manifest,
         arrays={"tokens": input_arrays(inputs)},
         files={"maps.safetensors": maps, "folds.safetensors": folds},
         tables=tables,
-        page=ablation_page(
-            StoredArrays(maps),
-            tables,
-            manifest,
-            headline(manifest, tables),
-            explorer_of(
-                measured.maps, plan.switches, skip_keys, kept_patterns_of(layers, measures)
-            ),
-        ),
     )
+    kept = kept_patterns_of(layers, measures)
+    explorer = explorer_of(measured.maps, plan.switches, skip_keys, kept)
+    shown = report(replace(run, arrays={"maps": StoredArrays(maps)}), explorer)
+    return replace(run, page=shown.html(manifest))
 
 
 def attribute_layers(
@@ -204,3 +198,15 @@ def kept_patterns_of(
         ]
         for condition, of_condition in measures.items()
     }
+
+
+def side_by_side(tables: Mapping[Replacement, pd.DataFrame]) -> pd.DataFrame:
+    """Return tables of players or interactions as one, with a column `replacement`.
+
+    Args:
+        tables: per replacement, its table; columns that only the first has are empty in the others.
+    """
+    first = next(iter(tables.values()))
+    named = [each.assign(replacement=name) for name, each in tables.items() if len(each)]
+    columns = [*first.columns[:3], "replacement", *first.columns[3:]]
+    return pd.concat(named or [first.assign(replacement=[])], ignore_index=True)[columns]

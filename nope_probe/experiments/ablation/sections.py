@@ -1,0 +1,389 @@
+"""What a run of `ablate` shows: sources, players, terms and controls, with a sentence for each.
+
+Findings take tables with one replacement. What has an interval around zero counts as noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from math import isnan
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from nope_probe.components import phrase
+from nope_probe.experiments.ablation.player_sections import (
+    Findings,
+    agreement,
+    of_first,
+    player_sections,
+    player_sentence,
+    player_tables,
+)
+from nope_probe.experiments.sections import Report, closing_of
+from nope_probe.experiments.split_page import split_sections
+from nope_probe.experiments.wording import (
+    NO_PATTERN,
+    NOISE,
+    capitalised,
+    largest,
+    listed,
+    measure_finding,
+    nats,
+    no_pattern,
+    numbered_layers,
+    of_layer,
+    percents,
+    preference,
+    preferred_keys,
+    strongest,
+)
+from nope_probe.figures import measures, shares
+from nope_probe.figures.explorer import Explorer
+from nope_probe.figures.intervals import interval_of, interval_text, percent
+from nope_probe.figures.maps import score_maps, term_maps
+from nope_probe.reports import notes
+from nope_probe.reports.explorer import explorer_section
+from nope_probe.reports.page import Section
+from nope_probe.runtime.folder import Run
+
+MOST = 0.5  # of the pattern
+
+
+def report(run: Run, explorer: Explorer | None = None) -> Report:
+    """Return what a run shows.
+
+    Args:
+        run: maps [n_layers, query_pos, key_pos] in nats, as `RunMaps` names them, of which
+            `score/<kept>` of the intact model and the patterns are drawn; the tables `sources`,
+            `players`, `interactions`, `pattern`, `non_relative`, `controls`, `mean_covariance`,
+            `offsets`; on the page, those that a run does not have may be missing or empty.
+        explorer: the patterns of all conditions behind switches, if the page shows them.
+    """
+    found = Findings(run)
+    name = run.manifest["model"]["name"]
+    return Report(
+        title=f"The sources of the positional pattern of {name}",
+        headline=headline(run.manifest, run.tables),
+        sections=[
+            *explorer_section(explorer),
+            *_sources(found),
+            *(replace(section, folded=True) for section in _details(found)),
+        ],
+        terminal={
+            f"{name}: the sources of the positional pattern": _sources_as_text(found),
+            "Beside the sources (RMS in nats)": _controls_as_text(found),
+            **player_tables(found),
+        },
+        closing=closing_of(run.manifest),
+    )
+
+
+def headline(manifest: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> list[str]:
+    """Return the result in the layer with the strongest pattern: its sources, then its players."""
+    rows, name = tables["pattern"], manifest["model"]["name"]
+    best = strongest(rows[rows["kept"] == manifest["conditions"][0]])
+    if best is None:
+        return [no_pattern(name)]
+    sentences = [_source_sentence(name, best, tables["sources"])]
+    if manifest["player_sets"]:
+        layer, ours = int(best["layer"]), of_first(manifest, tables)["players"]
+        sentences.append(player_sentence(manifest, layer, ours))
+        sentences += agreement(manifest, layer, tables["players"])
+    return sentences
+
+
+def _source_sentence(name: str, best: pd.Series, sources: pd.DataFrame) -> str:
+    ours = sources[(sources["layer"] == best["layer"]) & (sources["term"] != "position")]
+    ours = ours.dropna(subset=["share"])
+    ours = ours.reindex(ours["share"].abs().sort_values(ascending=False).index)
+    parts = [f"{phrase(row['term'])} {_percent(row)}" for _, row in ours.iterrows()]
+    strength = interval_text(interval_of(best, "amplitude"), ".2f", " nats RMS")
+    return (
+        f"In L{best['layer']:.0f} of {name}, where it is strongest ({strength}), the positional "
+        f"pattern of attention {preference(best)} and comes from: {', '.join(parts)}."
+    )
+
+
+def _percent(row: pd.Series) -> str:
+    return interval_text(percent(interval_of(row, "share")), "z.0f", "%")
+
+
+def _sources_as_text(found: Findings) -> pd.DataFrame:
+    """Return rows per layer: the pattern, and the terms that add up to it."""
+    rows = []
+    for whole in found.intact_rows().to_dict("records"):
+        rows.append((f"L{whole['layer']}", "pattern", nats(whole, "amplitude"), ""))
+        for row in of_layer(found.tables["sources"], whole["layer"]).to_dict("records"):
+            share = interval_text(percent(interval_of(row, "share")), "z.1f")
+            rows.append(("", row["term"].replace("_x_", " x "), nats(row, "rms"), share))
+    return pd.DataFrame(rows, columns=["layer", "term", "RMS, nats", "share of the pattern, %"])
+
+
+def _controls_as_text(found: Findings) -> pd.DataFrame:
+    """Return a row per layer: locality, the pattern's RMS in the controls, and what the mask adds.
+
+    The last two columns are the RMS of the non-relative part, and how much of it the mask brings.
+    """
+    effects = found.tables["non_relative"].drop_duplicates("layer").set_index("layer")
+    rows = []
+    for whole in found.intact_rows().to_dict("records"):
+        effect = effects.loc[whole["layer"]]
+        rows.append(
+            {
+                "layer": f"L{whole['layer']}",
+                "locality": "" if isnan(whole["locality"]) else f"{whole['locality']:+.2f}",
+                **_controls_of(found, whole["layer"]),
+                "non-relative": f"{effect['with_mask']:.3f}",
+                "by the mask": interval_text(interval_of(effect, "difference"), "+z.3f"),
+            }
+        )
+    table = pd.DataFrame(rows).fillna("")
+    last = ["non-relative", "by the mask"]
+    return table[[*table.columns.drop(last), *last]]
+
+
+def _controls_of(found: Findings, layer: int) -> dict[str, str]:
+    """Return the RMS of a layer's pattern with no key skipped, and on shuffled tokens."""
+    if "controls" not in found.tables:
+        return {}
+    controls = of_layer(found.tables["controls"], layer)
+    # By the keys that are skipped: the tokens of the run itself may be shuffled ones.
+    return {
+        "shuffled"
+        if row["skip_keys"] == found.manifest["skip_keys"]
+        else "skip 0": f"{row['amplitude']:.3f}"
+        for row in controls[controls["kept"] == found.intact].to_dict("records")
+    }
+
+
+def _sources(found: Findings) -> Iterator[Section]:
+    table = found.tables["sources"]
+    yield Section(
+        title=source_finding(table, found.layer),
+        figure=partial(_source_maps, found),
+        caption="The whole positional pattern is the sum of the maps beside it. Content is "
+        "what is left without mask and position encoding; the others are what these bring.",
+    )
+    yield Section(
+        title=layers_finding(table),
+        figure=partial(shares.source_shares, table),
+        caption="A share says how much of the positional pattern a source explains; shares "
+        "add up to 1, and a negative one works against the pattern. RMS: each source's own "
+        "strength. In the table, “position” is the sum of all but content.",
+        table=table,
+    )
+
+
+def _source_maps(found: Findings) -> go.Figure:
+    return term_maps(
+        {"all": found.pooled("pattern/all"), **found.terms("source")},
+        title="The positional pattern and what each source brings",
+        layer=found.shown,
+        flat=found.noise(found.tables["sources"], "term", "rms"),
+    )
+
+
+def _details(found: Findings) -> Iterator[Section]:
+    """Yield the sections that the page folds."""
+    yield from player_sections(found)
+    yield from _mean_covariance(found)
+    yield from _measures(found)
+    yield from _controls(found)
+    yield from split_sections(found.tables)
+    yield _scores(found)
+
+
+def _mean_covariance(found: Findings) -> Iterator[Section]:
+    if "mean_covariance" not in found.tables:
+        return
+    table = found.tables["mean_covariance"]
+    yield Section(
+        title=mean_covariance_map_finding(table, found.layer),
+        figure=partial(_term_maps, found),
+        caption="The mean term: each position has a mean query and a mean key of its own. "
+        "The covariance term: tokens that share their past are alike. Nothing is ablated.",
+    )
+    yield Section(
+        title=mean_covariance_finding(table, found.layer),
+        figure=partial(shares.mean_covariance_shares, table),
+        caption="The two shares add up to 1. Dimensions: the number of directions in which "
+        "the positions' mean keys spread; 1 is a line.",
+        table=table,
+    )
+
+
+def _term_maps(found: Findings) -> go.Figure:
+    table = found.tables["mean_covariance"]
+    return term_maps(
+        found.terms("pattern"),
+        title="The mean term and the covariance term",
+        layer=found.shown,
+        flat=found.noise(table.assign(map=table["term"] + "_term"), "map", "rms"),
+    )
+
+
+def _measures(found: Findings) -> Iterator[Section]:
+    pattern, effects = found.tables["pattern"], found.tables["non_relative"]
+    yield Section(
+        title=measure_finding(found.intact_rows()),
+        figure=partial(measures.pattern_measures, pattern, found.intact),
+        caption=notes.MEASURES,
+    )
+    yield Section(
+        title=mask_effect_finding(effects),
+        figure=partial(measures.mask_effect, effects),
+        caption="The part of the positional pattern that is no function of distance, with "
+        "the mask and without. Right: the paired difference; above zero, the mask adds.",
+        table=effects,
+    )
+
+
+def _controls(found: Findings) -> Iterator[Section]:
+    if "controls" in found.tables:
+        table = found.tables["controls"]
+        yield Section(
+            title=control_finding(table, found.intact_rows(), found.layer, found.intact),
+            figure=partial(measures.controls, table, found.intact),
+            caption="A pattern that remains on shuffled tokens (open markers) does not come "
+            "from word order. With no key skipped, an attention sink at the first key counts "
+            "as positional pattern.",
+        )
+
+
+def _scores(found: Findings) -> Section:
+    skips = found.manifest["skip_keys"] > 0
+    return Section(
+        title=score_finding(found.intact_rows(), found.layer),
+        figure=partial(_score_maps, found),
+        caption="The mean score that each query gives each key, over sequences and heads. Only "
+        "differences within a row matter to attention: brighter keys are attended to more."
+        + (" Colours leave the first key out, as the measures do." if skips else ""),
+    )
+
+
+def _score_maps(found: Findings) -> go.Figure:
+    scores = found.pooled(f"score/{found.intact}")
+    return score_maps(scores, layer=found.shown, skip_keys=found.manifest["skip_keys"])
+
+
+def score_finding(pattern: pd.DataFrame, layer: int | None) -> str:
+    """Return which keys get the higher scores in the layer with the strongest pattern.
+
+    Args:
+        pattern: the measures of the intact model, a row per layer.
+        layer: that layer; None if no layer has a pattern that exceeds the noise.
+    """
+    if layer is None:
+        return f"Scores of the intact model: near and far keys are {NOISE}"
+    preferred = preferred_keys(of_layer(pattern, layer).iloc[0])
+    keys = f"{preferred} keys get" if preferred else "neither near nor far keys get"
+    return f"Scores of the intact model: in L{layer} {keys} the higher ones"
+
+
+def source_finding(sources: pd.DataFrame, layer: int | None) -> str:
+    """Return which source brings most of the strongest layer's positional pattern."""
+    if layer is None:
+        return NO_PATTERN
+    rows = _terms(of_layer(sources, layer)).sort_values("share", ascending=False)
+    most = rows[rows["share_low"] > MOST]
+    if len(most):
+        top = most.iloc[0]
+        share = percents(top["share"])
+        return f"{capitalised(phrase(top['term']))} brings {share} of L{layer}'s positional pattern"
+    parts = [f"{phrase(row['term'])} {percents(row['share'])}" for _, row in rows[:2].iterrows()]
+    return f"No source alone brings most of L{layer}'s positional pattern: {', '.join(parts)}"
+
+
+def layers_finding(sources: pd.DataFrame) -> str:
+    """Return in which layers each source brings most of the positional pattern."""
+    terms = _terms(sources)
+    most = terms[terms["share_low"] > MOST]
+    known = {int(each) for each in terms.dropna(subset=["share"])["layer"]}
+    empty = sorted({int(each) for each in terms["layer"]} - known)
+    rest = sorted({int(each) for each in terms["layer"]} - {*most["layer"], *empty})
+    parts = [
+        f"{phrase(str(term))} in {numbered_layers(rows['layer'])}"
+        for term, rows in most.groupby("term", sort=False)
+    ]
+    parts += [f"no source alone in {numbered_layers(rest)}"] if rest else []
+    text = f"Most of the positional pattern comes from {'; '.join(parts)}" if parts else ""
+    if empty:
+        noise = f"{numbered_layers(empty)} {'has' if len(empty) == 1 else 'have'} no pattern"
+        text = f"{text}; {noise} above the noise" if text else NO_PATTERN
+    return text
+
+
+def mean_covariance_finding(table: pd.DataFrame, layer: int | None) -> str:
+    """Return which of the two terms carries the strongest layer's positional pattern."""
+    rows = of_layer(table, layer).set_index("term")
+    if rows.empty or rows["share"].isna().all():
+        return f"Mean and covariance terms: {NOISE}"
+    for name, row in rows.iterrows():
+        if row["share_low"] > MOST:
+            share = percents(row["share"])
+            return f"The {name} term carries {share} of L{layer}'s positional pattern"
+    parts = [f"{name} term {percents(row['share'])}" for name, row in rows.iterrows()]
+    return f"No term alone carries L{layer}'s positional pattern: {', '.join(parts)}"
+
+
+def mean_covariance_map_finding(table: pd.DataFrame, layer: int | None) -> str:
+    """Return how strong the two terms' maps are in the strongest layer."""
+    rows = of_layer(table, layer)
+    sizes = [
+        f"{row['term']} term {row['rms']:.2g} nats"
+        if row["rms_low"] > 0
+        else f"{row['term']} term within noise"
+        for _, row in rows.iterrows()
+    ]
+    where = f"L{layer}'s {' and '.join(sizes)}" if sizes else NOISE
+    return f"Maps of the mean and covariance terms: {where}"
+
+
+def mask_effect_finding(non_relative: pd.DataFrame) -> str:
+    """Return where the mask adds to the part of the pattern that is no function of distance."""
+    topic = "Non-relative part"
+    rows = non_relative[non_relative["tokens"] == non_relative["tokens"].iloc[0]]
+    more, less = rows[rows["difference_low"] > 0], rows[rows["difference_high"] < 0]
+    parts = []
+    for verb, some in (("adds to it", more), ("takes from it", less)):
+        if len(some):
+            top = largest(some, "difference")
+            size = f"{top['difference']:+.2g} nats in L{top['layer']:.0f}"
+            parts.append(f"{verb} in {numbered_layers(some['layer'])} (at most {size})")
+    if not parts:
+        return f"{topic}: the mask's effect is {NOISE}"
+    return f"{topic}: the mask {listed(parts)}"
+
+
+def control_finding(
+    controls: pd.DataFrame, pattern: pd.DataFrame, layer: int | None, intact: str
+) -> str:
+    """Return how strong the strongest layer's pattern is on shuffled tokens, or with all keys.
+
+    Args:
+        controls: `controls.csv`.
+        pattern: the measures of the intact model, a row per layer.
+        layer: the layer with the strongest pattern, if there is one.
+        intact: what the intact model keeps.
+    """
+    if layer is None:
+        return f"Controls: the positional pattern is {NOISE} in any layer"
+    whole = float(of_layer(pattern, layer).iloc[0]["amplitude"])
+    rows = of_layer(controls[controls["kept"] == intact], layer)
+    shuffled = rows[rows["tokens"] == "shuffled"]
+    if shuffled.empty:
+        all_keys = float(rows.iloc[0]["amplitude"])
+        return f"Controls: with no key skipped L{layer} has {all_keys:.2g} nats, not {whole:.2g}"
+    row = shuffled.iloc[0]
+    if not row["amplitude_low"] > 0:
+        return f"Controls: on shuffled tokens L{layer}'s positional pattern is {NOISE}"
+    kept = percents(row["amplitude"] / whole)
+    return f"Controls: on shuffled tokens L{layer}'s positional pattern is {kept} as strong"
+
+
+def _terms(sources: pd.DataFrame) -> pd.DataFrame:
+    return sources[sources["term"] != "position"]
