@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise, product
 from typing import Literal, get_args, get_type_hints
 
-from nope_probe.errors import validate_choices
+from nope_probe.errors import UserError, validate_choices
 
 Component = Literal["mask", "rope", "w_q", "w_k", "w_o", "w_v", "mlp", "pos_embed", "alibi"]
 COMPONENTS: tuple[Component, ...] = get_args(Component)
@@ -356,6 +356,49 @@ class Ablation:
         if self.replacement in ("mean", "zero"):
             return self.replacement == "mean" and bool(self.weights)
         return self.gain == "output" and bool(self.weights)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Substitute:
+    """What stands for removed weights: an `Ablation`'s options of the same names.
+
+    Attributes:
+        replacement: what a removed projection is replaced by.
+        gain: the size of the replacements `identity` and `random`.
+        seed: of the replacement `random`.
+    """
+
+    replacement: Replacement = "identity"
+    gain: Gain = "output"
+    seed: int = 0
+
+    def without(self, names: Iterable[str], layers: Sequence[int] | None = None) -> Ablation:
+        """Return the ablation that removes components, in some layers or in all."""
+        return Ablation(remove=tuple(names), layers=layers, **vars(self))
+
+    @property
+    def calibration_seed(self) -> int | None:
+        """The seed of the random replacement, whose gains `calibrate` measures; else None."""
+        return self.seed if self.replacement == "random" else None
+
+
+def validate_replacements(replacements: Sequence[Replacement], gain: Gain) -> None:
+    """Check that there is a replacement, each once, and that the gain has an effect.
+
+    Raises:
+        UserError: for none, one named twice, or a gain where none of them has one.
+    """
+    if not replacements or len(set(replacements)) < len(replacements):
+        raise UserError(f"expected each --replacement once, got {' '.join(replacements) or 'none'}")
+    if gain != "output" and not {"identity", "random"} & set(replacements):
+        raise UserError(
+            f"--gain is for the replacements identity and random, not {' '.join(replacements)}"
+        )
+
+
+def without_weights(flags: Sequence[str]) -> dict[str, str]:
+    """Return why flags of removed weights have no effect, for `validate_effects`."""
+    return dict.fromkeys(flags, "where no weight is removed")
 
 
 def validate_disjoint(names: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from nope_probe.analyses.shapley import INTACT
+from nope_probe.components import Substitute
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.experiments.ablation.conditions import (
@@ -177,7 +178,7 @@ def test_a_sliding_window_shorter_than_the_sequence_is_named(bridge):
 def test_only_the_condition_that_overflows_is_named():
     model, plan = small_model(), make_plan(LLAMA, ["w_q"])
     tokens = Sequences(inputs=torch.randint(2048, (13, 11)), name="random")
-    options = CaptureOptions(n_layers=2, n_folds=4, gain="norm")
+    options = CaptureOptions(n_layers=2, n_folds=4, substitutes=(Substitute(gain="norm"),))
     model.blocks[0].attn.W_Q.data[0, 0, 0] = 1e30  # finite scores, but a norm that overflows
     with pytest.raises(UserError, match=r"non-finite scores in L0, condition score/mask\+rope"):
         run_conditions(model, tokens, plan, options)

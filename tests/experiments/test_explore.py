@@ -14,9 +14,8 @@ from nope_probe.analyses.shapley import player_set
 from nope_probe.components import LETTERS, Ablation
 from nope_probe.errors import UserError
 from nope_probe.experiments.circuit.explorer import block_explorer
-from nope_probe.experiments.explore.conditions import explorer_of
 from nope_probe.experiments.explore.run import ExplorerOptions, note_on
-from nope_probe.experiments.explore.views import pattern_view
+from nope_probe.experiments.explore.views import explorer_of, pattern_view
 from nope_probe.figures.explorer import Explorer
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.calibration import calibrate

@@ -17,11 +17,15 @@ from nope_probe.analyses.trends import query_stride
 from nope_probe.components import Replacement
 from nope_probe.data.sequences import Kind
 from nope_probe.experiments.ablation.conditions import ConditionMaps, Measured
-from nope_probe.experiments.ablation.maps import RunMaps, write_folds, write_maps
-from nope_probe.experiments.ablation.offsets import source_offsets_table
+from nope_probe.experiments.ablation.maps import (
+    RunMaps,
+    source_offsets_table,
+    write_folds,
+    write_maps,
+)
 from nope_probe.experiments.ablation.plan import Plan
 from nope_probe.experiments.ablation.sections import report
-from nope_probe.experiments.explore.conditions import explorer_of
+from nope_probe.experiments.explore.views import explorer_of
 from nope_probe.experiments.tables import (
     interactions_table,
     mean_covariance_table,

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from nope_probe.analyses.shapley import INTACT, MASK, Condition
-from nope_probe.components import Gain, Replacement, removal_order
+from nope_probe.components import Replacement, Substitute, removal_order
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.ablation.plan import Plan
 from nope_probe.experiments.engine import calibration_once
 from nope_probe.experiments.finite import validate_finite, validate_first_sequence
-from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.accumulators import State
 from nope_probe.hooks.calibration import Calibration
 from nope_probe.hooks.capture import capture_scores
@@ -39,12 +39,11 @@ class CaptureOptions:
         n_layers: how many first layers to map.
         batch_size: sequences per forward pass.
         n_folds: parts of the data that intervals are made from.
-        replacements: what removed weights are replaced by; each in turn.
-        gain: the size of the replacements identity and random.
+        substitutes: what stands for removed weights; each in turn.
         scope: whether to remove, for a layer's scores, in the layers before it (`upstream`), in
             itself (`own`), or in both.
         n_reparametrisations: in how many random reparametrisations to run the first player set.
-        seed: the seed of these, and of the replacement random.
+        seed: the seed of these.
         max_residual_bytes: how much of the residual streams to keep that several passes share;
             with the scope `both`, no two conditions share any.
     """
@@ -52,8 +51,7 @@ class CaptureOptions:
     n_layers: int
     batch_size: int = 32
     n_folds: int = 8
-    replacements: tuple[Replacement, ...] = ("identity",)
-    gain: Gain = "output"
+    substitutes: tuple[Substitute, ...] = (Substitute(),)
     scope: Scope = "both"
     n_reparametrisations: int = 0
     seed: int = 0
@@ -119,10 +117,7 @@ class ConditionRunner:
         shares = options.scope != "both"
         self.residuals = ResidualCache(options.max_residual_bytes if shares else 0)
         self.needs_gains = (
-            any(
-                Ablation(remove=["w_q"], replacement=each, gain=options.gain).needs_calibration
-                for each in options.replacements
-            )
+            any(each.without(["w_q"]).needs_calibration for each in options.substitutes)
             and plan.removes_weights
         )
 
@@ -132,9 +127,9 @@ class ConditionRunner:
         found = ["gains"] * self.needs_gains + [f"score/{plan.name(INTACT)}"]
         for condition in plan.conditions[1:]:
             found += self._condition_keys("score", condition)
-        for other in options.replacements[1:]:
+        for other in options.substitutes[1:]:
             for condition in plan.replacing:
-                found += self._condition_keys(f"score-{other}", condition)
+                found += self._condition_keys(f"score-{other.replacement}", condition)
         for condition in (INTACT, MASK) if has_shuffled else ():
             found += self._condition_keys("shuffled", condition)
         for index in range(options.n_reparametrisations):
@@ -163,11 +158,13 @@ class ConditionRunner:
         for condition in self.plan.conditions[1:]:
             maps[condition] = self.condition("score", inputs, condition, gains)
         others = {
-            each: {
-                condition: self.condition(f"score-{each}", inputs, condition, gains, each)
+            other.replacement: {
+                condition: self.condition(
+                    f"score-{other.replacement}", inputs, condition, gains, other
+                )
                 for condition in self.plan.replacing
             }
-            for each in self.options.replacements[1:]
+            for other in self.options.substitutes[1:]
         }
         controls: ConditionMaps = {}
         if shuffled is not None:
@@ -178,7 +175,7 @@ class ConditionRunner:
         return Measured(
             maps=maps,
             gains=gains,
-            replacement=self.options.replacements[0],
+            replacement=self.options.substitutes[0].replacement,
             others=others,
             shuffled=controls,
             reparametrised=reparametrised,
@@ -189,14 +186,14 @@ class ConditionRunner:
         """Return the gains of the replacements; None if they need no calibration."""
         if not self.needs_gains:
             return None
-        options = self.options
+        seeds = [each.calibration_seed for each in self.options.substitutes]
         return calibration_once(
             self.checkpoint,
             key,
             self.model,
             inputs,
-            batch_size=options.batch_size,
-            seed=options.seed if "random" in options.replacements else None,
+            batch_size=self.options.batch_size,
+            seed=next((seed for seed in seeds if seed is not None), None),
         )
 
     def intact(self, inputs: Sequences) -> StoredMaps:
@@ -215,7 +212,7 @@ class ConditionRunner:
         inputs: Sequences,
         condition: Condition,
         gains: Calibration | None,
-        replacement: Replacement | None = None,
+        substitute: Substitute | None = None,
     ) -> StoredMaps:
         """Return one condition's score maps; what is removed where depends on the scope.
 
@@ -224,20 +221,14 @@ class ConditionRunner:
             inputs: the sequences.
             condition: what is removed.
             gains: gains and means of the replacements.
-            replacement: of removed weights; the first of the run by default.
+            substitute: of removed weights; the first of the run by default.
         """
         options, name = self.options, f"condition {prefix}/{self.plan.name(condition)}"
         if options.scope == "upstream":
             self.residuals.clear()  # the blocks before a layer are those of this condition alone
-        rows = []
+        removed, rows = sorted(condition, key=removal_order), []
         for key, where, layers in self._parts(prefix, condition):
-            ablation = Ablation(
-                remove=sorted(condition, key=removal_order),
-                layers=where,
-                replacement=replacement or options.replacements[0],
-                gain=options.gain,
-                seed=options.seed,
-            )
+            ablation = (substitute or options.substitutes[0]).without(removed, where)
             with ablated(self.model, ablation, gains):
                 rows.append(self._capture(key, inputs, layers, name))
         return concatenate_layers(rows)

@@ -1,4 +1,4 @@
-"""The maps and folds of a run, made a block of rows at a time."""
+"""The maps, folds and offset profiles of a run, made a block of rows at a time."""
 
 from __future__ import annotations
 
@@ -7,22 +7,30 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.attribution import BASE
 from nope_probe.analyses.contrasts import contrast_map
-from nope_probe.analyses.distances import block_cells
-from nope_probe.analyses.pattern_rows import centred_rows
+from nope_probe.analyses.distances import (
+    block_cells,
+    cells_by_distance,
+    distance_sums,
+    profile_of_means,
+)
+from nope_probe.analyses.pattern_rows import centred_rows, pattern_distance_sums
 from nope_probe.analyses.shapley import INTACT, Condition, Contrast, base, shapley, source_terms
 from nope_probe.experiments.ablation.conditions import ConditionMaps, Measured
 from nope_probe.experiments.ablation.plan import Plan
+from nope_probe.experiments.split_tables import profiles_table
 from nope_probe.hooks.folds import pooled
 from nope_probe.hooks.layer_folds import row_blocks
 from nope_probe.hooks.stored_maps import StoredMaps
 from nope_probe.runtime.tensors import tensor_writer
 
+Means = Float[Tensor, "fold layer offset"]
 MAPS_BYTES = 1 << 26
 Rows = Float[Tensor, "row key_pos"]
 
@@ -189,3 +197,41 @@ def write_folds(path: Path, plan: Plan, measured: Measured) -> None:
             for layer, folds in enumerate(layers):
                 for fold in range(folds.shape[0]):
                     write(name, (fold, layer), folds[fold].float().numpy())
+
+
+def source_offsets_table(plan: Plan, measured: Measured, skip_keys: int) -> pd.DataFrame:
+    """Return the table of offset profiles: layer, term, offset, and the mean with its bounds.
+
+    The terms are `score`, `all` (the pattern) and those of `source_terms`, which add up to `all`.
+    """
+    contrasts, intact = source_terms(plan.position), measured.intact
+    needed = {INTACT, *(condition for term in contrasts.values() for condition in term)}
+    patterns = {each: _pattern_means(measured.maps[each], skip_keys) for each in needed}
+    profiles = {name: contrast_map(term, patterns) for name, term in contrasts.items()}
+    terms = {"score": _score_means(intact, skip_keys), "all": patterns[INTACT], **profiles}
+    return profiles_table(
+        {name: profile_of_means(each, counts=intact.counts) for name, each in terms.items()}
+    )
+
+
+def _pattern_means(maps: StoredMaps, skip_keys: int) -> Means:
+    """Return the means of fold patterns at each distance."""
+    sums = [pattern_distance_sums(each.folds, skip_keys) for each in maps.layers]
+    return _means(torch.stack(sums, 1), skip_keys)
+
+
+def _score_means(maps: StoredMaps, skip_keys: int) -> Means:
+    """Return the means of fold scores at each distance."""
+    sums = torch.zeros(len(maps.counts), len(maps.layers), maps.n, dtype=torch.float64)
+    for layer, each in enumerate(maps.layers):
+        for start, stop in row_blocks(maps.n, len(maps.counts)):
+            cells = block_cells(start, stop, skip_keys)
+            rows = each.folds.rows(start, stop).double().where(cells, 0.0)
+            sums[:, layer] += distance_sums(rows, start, maps.n)
+    return _means(sums, skip_keys)
+
+
+def _means(sums: Float[Tensor, "fold layer distance"], skip_keys: int) -> Means:
+    n_offsets = sums.shape[-1] - 1 - skip_keys
+    counts = cells_by_distance(sums.shape[-1], skip_keys)
+    return (sums / counts.clamp_min(1))[..., 1 : n_offsets + 1]

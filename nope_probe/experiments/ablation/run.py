@@ -8,9 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from nope_probe.components import DOWNSTREAM, ROPE_HALVES, SOURCES, WEIGHTS, equal_bands, with_bands
+from nope_probe.components import (
+    DOWNSTREAM,
+    ROPE_HALVES,
+    SOURCES,
+    WEIGHTS,
+    Substitute,
+    equal_bands,
+    validate_replacements,
+    with_bands,
+    without_weights,
+)
 from nope_probe.errors import UserError
-from nope_probe.experiments.replacements import validate_replacements, without_weights
 from nope_probe.runtime.bounds import Bounds, validate_effects
 from nope_probe.runtime.resources import Needs
 from nope_probe.runtime.session import Session
@@ -229,8 +238,10 @@ def options_of(session: Session[Settings]) -> CaptureOptions:
         n_layers=settings.n_layers_of(session.loaded),
         batch_size=settings.seqs_per_batch,
         n_folds=settings.folds,
-        replacements=settings.replacement,
-        gain=settings.gain,
+        substitutes=tuple(
+            Substitute(replacement=name, gain=settings.gain, seed=settings.seed)
+            for name in settings.replacement
+        ),
         scope=settings.scope,
         n_reparametrisations=settings.reparametrise,
         seed=settings.seed,

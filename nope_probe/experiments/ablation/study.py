@@ -19,7 +19,7 @@ from torch import Tensor
 from nope_probe.analyses.attribution import LayerAttribution
 from nope_probe.analyses.distances import kept_cells
 from nope_probe.analyses.pattern import measure
-from nope_probe.components import Gain, Replacement
+from nope_probe.components import Gain, Replacement, Substitute
 from nope_probe.data.sequences import Kind, Sequences
 from nope_probe.errors import closed_choices
 from nope_probe.experiments.ablation.analyse import (
@@ -193,12 +193,12 @@ def run_ablations(
     plan = make_plan(components(model), players, describe(model, name_of(model)).parameter_free)
     if reparametrise and not plan.removes_weights:
         raise ValueError("reparametrise has no effect where no weight is removed")
+    names = (replacement,) if isinstance(replacement, str) else replacement
     options = CaptureOptions(
         n_layers=depth if n_layers is None else n_layers,
         batch_size=batch_size,
         n_folds=n_folds,
-        replacements=(replacement,) if isinstance(replacement, str) else tuple(replacement),
-        gain=gain,
+        substitutes=tuple(Substitute(replacement=name, gain=gain, seed=seed) for name in names),
         scope=scope,
         n_reparametrisations=reparametrise,
         seed=seed,

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import tyro
 
-from nope_probe.components import WEIGHTS
+from nope_probe.components import WEIGHTS, Substitute, validate_replacements, without_weights
 from nope_probe.errors import TooFewLayersError, UserError
-from nope_probe.experiments.replacements import validate_replacements, without_weights
 from nope_probe.runtime.bounds import COUNT, LARGEST, LAYERS, Bounds, validate_effects
 from nope_probe.runtime.places import validate_image_place
 from nope_probe.runtime.processes import validate_one_process
@@ -21,7 +19,6 @@ from nope_probe.runtime.settings import SEQ_LEN, RunSettings
 from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
-    from nope_probe.components import Ablation
     from nope_probe.experiments.circuit.analyse import Stages
     from nope_probe.figures.explorer import Explorer
     from nope_probe.hooks.maps import StageMaps
@@ -127,6 +124,11 @@ class Settings(RunSettings):
                 f"there is no --layer {self.layer}"
             ) from error
 
+    @property
+    def substitute(self) -> Substitute:
+        """What stands for removed weights."""
+        return Substitute(replacement=self.replacement, gain=self.gain, seed=self.seed)
+
 
 def run(settings: Settings) -> Path:
     """Capture a block's stages unless that is finished, and return the run's folder.
@@ -157,7 +159,8 @@ def capture(session: Session[Settings]) -> Stages:
     settings, model = session.settings, session.loaded.model
     removed = removed_components(session)
     inputs, gains = session.sequences().inputs, None
-    needs_gains = ablation_of(settings, removed).needs_calibration
+    ablation = settings.substitute.without(removed)
+    needs_gains = ablation.needs_calibration
     keys = ["intact", *["gains"] * needs_gains, *["ablated"] * bool(removed)]
     session.announce(1 + bool(removed), keys, n_seqs=len(inputs))
     with session.checkpoint.progress(keys, session.n_own_seqs):
@@ -171,10 +174,10 @@ def capture(session: Session[Settings]) -> Stages:
                 model,
                 inputs,
                 batch_size=settings.seqs_per_batch,
-                seed=settings.seed if settings.replacement == "random" else None,
+                seed=settings.substitute.calibration_seed,
             )
         if removed:
-            with ablated(model, ablation_of(settings, removed), gains):
+            with ablated(model, ablation, gains):
                 without = stage_maps(session, "ablated")
     return Stages(layer=settings.layer, intact=intact, ablated=without, removed=removed)
 
@@ -194,9 +197,7 @@ def explorer_of(session: Session[Settings], stages: Stages) -> Explorer | None:
     options = ExplorerOptions(
         batch_size=settings.seqs_per_batch,
         n_folds=settings.folds,
-        replacement=settings.replacement,
-        gain=settings.gain,
-        seed=settings.seed,
+        substitute=settings.substitute,
         skip_keys=settings.n_skipped(inputs),
     )
     return block_explorer(
@@ -231,18 +232,6 @@ def stage_maps(session: Session[Settings], key: str) -> StageMaps:
     maps = StageMaps.from_tensors(tensors)
     validate_finite_stages(maps, f"the {key} model")
     return maps
-
-
-def ablation_of(settings: Settings, removed: Sequence[str]) -> Ablation:
-    """Return the ablation of a run's components."""
-    from nope_probe.components import Ablation
-
-    return Ablation(
-        remove=removed,
-        replacement=settings.replacement,
-        gain=settings.gain,
-        seed=settings.seed,
-    )
 
 
 def removed_components(session: Session[Settings]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from tqdm import tqdm
@@ -12,7 +12,7 @@ from tqdm import tqdm
 from nope_probe.analyses.distances import kept_cells
 from nope_probe.analyses.shapley import Condition, PlayerSet
 from nope_probe.analyses.trends import query_stride
-from nope_probe.components import Ablation, Gain, Replacement, removal_order
+from nope_probe.components import Gain, Replacement, Substitute, removal_order
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import closed_choices
 from nope_probe.experiments.ablation.plan import make_plan
@@ -42,17 +42,13 @@ class ExplorerOptions:
     Attributes:
         batch_size: sequences per forward pass.
         n_folds: parts of the data that intervals are made from, 4 or more.
-        replacement: what a removed weight is replaced by.
-        gain: the size of the replacements identity and random.
-        seed: of the replacement random.
+        substitute: what stands for removed weights.
         skip_keys: how many first keys the patterns leave out.
     """
 
     batch_size: int = 32
     n_folds: int = 8
-    replacement: Replacement = "identity"
-    gain: Gain = "output"
-    seed: int = 0
+    substitute: Substitute = field(default_factory=Substitute)
     skip_keys: int = 0
 
 
@@ -110,8 +106,7 @@ def explore(
     options = ExplorerOptions(
         batch_size=batch_size,
         n_folds=folds_for_intervals(inputs, n_folds),
-        replacement=replacement,
-        gain=gain,
+        substitute=Substitute(replacement=replacement, gain=gain),
         skip_keys=int(inputs.bos) if skip_keys == "auto" else skip_keys,
     )
     kept_cells(inputs.inputs.shape[1], options.skip_keys)  # raises where no keys are left
@@ -143,10 +138,11 @@ def note_on(n_seqs: int, seq_len: int, options: ExplorerOptions) -> str:
         options.skip_keys, f", the first {options.skip_keys} keys left out"
     )
     stride = query_stride(seq_len)
+    replacement = options.substitute.replacement
     ordered = "" if stride == 1 else f" Locality is of 1 query in {stride}, counted from query 0."
     return (
         f"Means over {n_seqs} sequences of {seq_len} positions{skipped}. A switch removes its "
-        f"component in every layer; a removed weight's replacement is {options.replacement}. "
+        f"component in every layer; a removed weight's replacement is {replacement}. "
         f"Brackets: 95% intervals.{ordered}"
     )
 
@@ -166,12 +162,12 @@ class CombinationRunner:
     ) -> None:
         self.model, self.inputs, self.players, self.options = model, inputs, players, options
         self.calibration: Calibration | None = None
-        if self._ablation(combinations(players)[-1]).needs_calibration:
+        if options.substitute.without(combinations(players)[-1]).needs_calibration:
             self.calibration = calibrate(
                 model,
                 inputs.inputs,
                 batch_size=options.batch_size,
-                seed=options.seed if options.replacement == "random" else None,
+                seed=options.substitute.calibration_seed,
             )
 
     def scores(self) -> Iterator[ScoreMaps]:
@@ -204,15 +200,7 @@ class CombinationRunner:
     def _combinations(self, what: str) -> Iterator[Condition]:
         """Yield each combination while the model is without it."""
         for condition in tqdm(combinations(self.players), desc=what, file=sys.stderr, leave=False):
-            ablation = self._ablation(condition)
+            ablation = self.options.substitute.without(sorted(condition, key=removal_order))
             calibration = self.calibration if ablation.needs_calibration else None
             with ablated(self.model, ablation, calibration):
                 yield condition
-
-    def _ablation(self, condition: Condition) -> Ablation:
-        return Ablation(
-            remove=sorted(condition, key=removal_order),
-            replacement=self.options.replacement,
-            gain=self.options.gain,
-            seed=self.options.seed,
-        )

@@ -1,4 +1,4 @@
-"""From captured maps of all combinations to the arrays that the explorer shows."""
+"""From captured maps of all combinations to an explorer and the arrays that it shows."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from nope_probe.analyses.pattern_changes import KeptPattern, kept_patterns
 from nope_probe.analyses.shapley import Condition, PlayerSet
 from nope_probe.components import LETTERS, Letter
 from nope_probe.figures.downsample import pool
-from nope_probe.figures.explorer import MEASURES, SwitchedMaps
+from nope_probe.figures.explorer import MEASURES, Explorer, SwitchedMaps
 from nope_probe.hooks.folds import pooled
 from nope_probe.hooks.maps import ScoreMaps, StageMaps
 from nope_probe.hooks.stored_maps import StoredMaps
 
+PAGE_BYTES = 900_000  # beside all other maps of a report
 MAX_POSITIONS = 64  # of a map in the explorer, however long the sequences are
 HEADS = "mean over heads"
 Panel = Float[Tensor, "fold query_pos key_pos"]
@@ -180,3 +181,34 @@ def _panels(stages: StageMaps) -> Float[Tensor, "fold panel query_pos key_pos"]:
 
 def _by_layer(values: np.ndarray, n_layers: int) -> np.ndarray:
     return values.reshape(n_layers, -1, *values.shape[1:])
+
+
+def explorer_of(
+    maps: Mapping[Condition, StoredMaps],
+    players: PlayerSet,
+    skip_keys: int,
+    kept: Mapping[Condition, Sequence[KeptPattern]],
+) -> Explorer:
+    """Return the explorer of the conditions of some players, which the run has captured.
+
+    It opens on the layer with the strongest pattern.
+
+    Args:
+        maps: score maps of all conditions.
+        players: what the switches remove.
+        skip_keys: how many first keys the patterns leave out.
+        kept: what each condition leaves of every layer's pattern.
+    """
+    found = combinations(players)
+    view = mean_pattern_view(
+        [maps[each] for each in found], [kept[each] for each in found], skip_keys
+    )
+    return Explorer(
+        title="Remove components, and see what is left of the positional pattern",
+        players={each.name: sorted(each.components) for each in players.players},
+        views=(view,),
+        components=[],
+        layer=strongest_layer(view),
+        note="A switch removes its component as the run did; brackets are 95% intervals.",
+        max_bytes=PAGE_BYTES,
+    )
