@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,11 +10,10 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from nope_probe.errors import UserError, printable
+from nope_probe.errors import UserError
+from nope_probe.experiments.console import PlainConsole
 from nope_probe.figures.export import export
 from nope_probe.figures.intervals import interval_of, interval_text, percent
 from nope_probe.figures.style import TITLE_HEIGHT
@@ -202,22 +200,3 @@ def columns_that_fit(widths: Sequence[int], room: int = WIDTH, gap: int = GAP) -
         else:
             groups[-1].append(place)
     return groups
-
-
-class PlainConsole(Console):
-    """A console on stdout that reads no markup, and shows control characters escaped.
-
-    Tables and sentences hold names of models, files and folders, which others chose.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(highlight=False, markup=False, emoji=False)
-
-    def render_str(self, text: str, **options: Any) -> Text:
-        """Return a text as rich prints it; markup stays as it is written."""
-        return super().render_str(printable(text, keep="\n"), **options | {"markup": False})
-
-
-def print_lines(lines: Iterable[str]) -> None:
-    """Print lines on stdout, with control characters escaped."""
-    sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))

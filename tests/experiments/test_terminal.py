@@ -12,7 +12,7 @@ from nope_probe import compare, scores
 from nope_probe.experiments.behaviour.measures import QUANTITIES
 from nope_probe.experiments.behaviour.summary import _tables
 from nope_probe.experiments.console import PlainConsole
-from nope_probe.experiments.summary import columns_that_fit
+from nope_probe.experiments.sections import columns_that_fit
 
 TWINS = ("nope-tiny", "rope-tiny")
 SMALL = ["--n-seqs", 16, "--seq-len", 24, "--folds", 4, "--batch-size", 16]
