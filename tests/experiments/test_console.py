@@ -13,6 +13,7 @@ from support.command_line import refused, run_command
 from nope_probe import ablate, behaviour, circuit, scores, simulate
 from nope_probe.errors import printable
 from nope_probe.experiments.console import PlainConsole, print_lines
+from nope_probe.experiments.sections import Report, print_report
 
 NAMES = ("o[/]x", "[red]", "a\x1b[2Jb", ":smile:", "\u202ex", "a\x07\x9bb", "[link=x]y[/link]")
 SMALL = ["--layers", 2, "--n-seqs", 8, "--seq-len", 16, "--folds", 4]
@@ -85,3 +86,10 @@ def test_refusals_are_one_line_without_escapes(tmp_path: Path, capfd: pytest.Cap
     (tmp_path / "a\nfile").write_text("")
     line = refused(capfd, tmp_path, simulate, "--out", "a\nfile")
     assert line == f"cannot write to {tmp_path}/a\\nfile: it is a file"
+
+
+def test_a_report_whose_reader_has_gone_ends_as_a_broken_pipe(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sys.stdout", ClosedPipe())
+    report = Report(title="", headline=["A sentence."], sections=[])
+    with pytest.raises(BrokenPipeError):
+        print_report(report, {}, Path("runs/x"))
