@@ -7,12 +7,12 @@ from typing import Any
 from torch import Tensor
 
 from nope_probe.experiments.finite import validate_finite
-from nope_probe.hooks.calibration import Calibration, calibrate, weights_checksum
-from nope_probe.hooks.capture import capture_scores, capture_stages
-from nope_probe.hooks.losses import capture_losses
-from nope_probe.hooks.maps import ScoreMaps, StageMaps
-from nope_probe.hooks.protocols import HookedModel
-from nope_probe.hooks.stored_maps import StoredMaps, packed_tensors
+from nope_probe.hooks.layers.protocols import HookedModel
+from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
+from nope_probe.hooks.reading.capture import capture_losses, capture_scores, capture_stages
+from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.maps.maps import ScoreMaps, StageMaps
+from nope_probe.maps.stored_maps import StoredMaps, packed_tensors
 from nope_probe.runtime.checkpoint import RunCheckpoint
 
 

@@ -16,7 +16,6 @@ import plotly.graph_objects as go
 from nope_probe.components import words
 from nope_probe.errors import closed_choices
 from nope_probe.figures.captures import Layers, ScoreMapsLike, keys_left_out, layer_maps
-from nope_probe.figures.downsample import Pooled, pool
 from nope_probe.figures.grid import Grid, add_slider, axis, colour_limits, keep, patch, place
 from nope_probe.figures.noise import (
     CLIPPED,
@@ -31,6 +30,7 @@ from nope_probe.figures.noise import (
     widened,
 )
 from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, ColourScale, colour_bar
+from nope_probe.maps.downsample import Pooled, pool
 
 MAX_POSITIONS = 256
 MAX_MULTIPLES = 4

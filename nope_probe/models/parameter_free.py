@@ -9,7 +9,7 @@ import torch
 
 from nope_probe.components import WEIGHTS, Norm
 from nope_probe.errors import closed_choices
-from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.layers.model import layers_of
 from nope_probe.models.bridge import build_bridge
 from nope_probe.models.hooked import build_hooked
 from nope_probe.models.names import PARAMETER_FREE_CONTEXT

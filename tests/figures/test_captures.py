@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from nope_probe import figures, load
-from nope_probe.hooks.capture import capture_scores, capture_stages
-from nope_probe.hooks.maps import ScoreMaps, StageMaps, diagonal_normalised
+from nope_probe.hooks.reading.capture import capture_scores, capture_stages
+from nope_probe.maps.centred import diagonal_normalised
+from nope_probe.maps.maps import ScoreMaps, StageMaps
 
 TOKENS = torch.randint(1, 2048, (13, 11), generator=torch.Generator().manual_seed(0))
 

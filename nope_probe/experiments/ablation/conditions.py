@@ -16,12 +16,12 @@ from nope_probe.experiments.ablation.plan import Plan
 from nope_probe.experiments.finite import validate_first_sequence
 from nope_probe.experiments.resumable import calibration_once, stored_scores_once
 from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.calibration import Calibration
-from nope_probe.hooks.folds import folds_of
-from nope_probe.hooks.protocols import HookedModel
-from nope_probe.hooks.reparametrise import reparametrised
-from nope_probe.hooks.residual_cache import GIGABYTE, ResidualCache
-from nope_probe.hooks.stored_maps import StoredMaps, concatenate_layers
+from nope_probe.hooks.layers.protocols import HookedModel
+from nope_probe.hooks.reading.residual_cache import GIGABYTE, ResidualCache
+from nope_probe.hooks.removing.edited_weights import reparametrised
+from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.maps.folds import folds_of
+from nope_probe.maps.stored_maps import StoredMaps, concatenate_layers
 from nope_probe.runtime.checkpoint import RunCheckpoint
 
 Scope = Literal["both", "upstream", "own"]

@@ -13,14 +13,12 @@ from torch import Tensor
 
 from nope_probe.analyses.attribution import BASE
 from nope_probe.analyses.contrasts import contrast_map
-from nope_probe.analyses.distances import block_cells
-from nope_probe.analyses.pattern_rows import centred_rows
 from nope_probe.analyses.shapley import INTACT, Condition, Contrast, base, shapley, source_terms
 from nope_probe.experiments.ablation.conditions import ConditionMaps, Measured
 from nope_probe.experiments.ablation.plan import Plan
-from nope_probe.hooks.folds import pooled
-from nope_probe.hooks.layer_folds import row_blocks
-from nope_probe.hooks.stored_maps import StoredMaps
+from nope_probe.maps.centred import block_cells, centred_rows
+from nope_probe.maps.folds import pooled
+from nope_probe.maps.stored_maps import StoredMaps, row_blocks
 from nope_probe.runtime.tensors import tensor_writer
 
 MAPS_BYTES = 1 << 26

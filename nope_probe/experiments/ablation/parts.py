@@ -13,7 +13,7 @@ from nope_probe.components import TABLE
 from nope_probe.experiments.ablation import findings
 from nope_probe.experiments.ablation.side_by_side import of_first, replacements_of
 from nope_probe.experiments.summary import strongest
-from nope_probe.figures.downsample import pool
+from nope_probe.maps.downsample import pool
 from nope_probe.reports.page import positions
 
 PLAYER_SETS = {"circuits": "shapley_circuits", "players": "shapley"}  # and their maps

@@ -14,8 +14,8 @@ from nope_probe.experiments.ablation.parts import PLAYER_SETS, Parts
 from nope_probe.experiments.ablation.side_by_side import of_first
 from nope_probe.experiments.wording import listed, numbered_layers
 from nope_probe.figures import shares
-from nope_probe.figures.downsample import Pooled
 from nope_probe.figures.maps import term_maps
+from nope_probe.maps.downsample import Pooled
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section
 

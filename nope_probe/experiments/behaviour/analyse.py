@@ -25,7 +25,7 @@ from nope_probe.experiments.behaviour.probes import token_arrays
 from nope_probe.experiments.behaviour.runner import Distances, Measured
 from nope_probe.experiments.behaviour.summary import headline
 from nope_probe.experiments.tables import Row, interval_columns, interval_names
-from nope_probe.hooks.folds import folds_of
+from nope_probe.maps.folds import folds_of
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.provenance import input_record
 from nope_probe.runtime.session import Session

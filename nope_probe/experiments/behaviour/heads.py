@@ -16,9 +16,9 @@ from nope_probe.experiments.behaviour.runner import BehaviourRunner, DocumentLos
 from nope_probe.experiments.resumable import losses_once, scores_once
 from nope_probe.experiments.tables import Row, interval_columns, interval_names
 from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.calibration import Calibration
-from nope_probe.hooks.layer import layers_of
-from nope_probe.hooks.maps import ScoreMaps
+from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.maps.maps import ScoreMaps
 
 PROBES = ("text", "copy_text")
 COLUMNS = ("layer", "head", *interval_names("pattern", "loss", "copy"))

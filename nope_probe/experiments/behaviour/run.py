@@ -79,7 +79,7 @@ def plan_of(session: Session[Settings]) -> Plan:
     )
     from nope_probe.experiments.behaviour.sequences import make_probes
     from nope_probe.experiments.components import validate_bands
-    from nope_probe.hooks.components import components
+    from nope_probe.hooks.removing.targets import components
 
     settings, has = session.settings, components(session.loaded.model)
     conditions = make_conditions(has, settings.remove, settings.replacement)

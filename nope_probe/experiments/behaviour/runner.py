@@ -17,12 +17,12 @@ from nope_probe.experiments.behaviour.plan import Plan
 from nope_probe.experiments.behaviour.probes import Probe
 from nope_probe.experiments.resumable import calibration_once, losses_once, scores_once
 from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.calibration import Calibration
-from nope_probe.hooks.maps import ScoreMaps
-from nope_probe.hooks.protocols import HookedModel
-from nope_probe.hooks.residuals import capture_distances, capture_moments
-from nope_probe.hooks.streaming import batches_of
-from nope_probe.hooks.untrained import untrained
+from nope_probe.hooks.layers.protocols import HookedModel
+from nope_probe.hooks.reading.residuals import capture_distances, capture_moments
+from nope_probe.hooks.reading.streaming import batches_of
+from nope_probe.hooks.removing.edited_weights import untrained
+from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.maps.maps import ScoreMaps
 from nope_probe.runtime.checkpoint import RunCheckpoint
 
 DocumentLosses = Float[Tensor, "_ _"]  # documents and targets, which differ among probes

@@ -9,14 +9,13 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from nope_probe.analyses.distances import kept_cells
 from nope_probe.analyses.jackknife import Interval, standard_error
-from nope_probe.analyses.pattern import row_centred
 from nope_probe.analyses.pattern_changes import pattern_difference
 from nope_probe.errors import UserError
 from nope_probe.experiments.compare.members import Map, Member, share_sequences
 from nope_probe.figures.intervals import interval_text
-from nope_probe.hooks.folds import unpack_triangle
+from nope_probe.maps.centred import kept_cells, row_centred
+from nope_probe.maps.folds import unpack_triangle
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,11 +14,11 @@ from plotly.colors import qualitative
 from nope_probe.experiments.compare.maps import Compared, Difference
 from nope_probe.experiments.compare.members import INTACT, UNITS, Member
 from nope_probe.experiments.compare.tables import clearest
-from nope_probe.figures.downsample import pool
 from nope_probe.figures.measures import Series, compared_measures
 from nope_probe.figures.noise import CLIPPED, PALE
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.figures.words import MEASURES
+from nope_probe.maps.downsample import pool
 from nope_probe.reports import notes
 from nope_probe.reports.listing import Link, Listing
 from nope_probe.reports.page import Section, page, positions

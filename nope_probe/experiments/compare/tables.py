@@ -127,7 +127,7 @@ def _paired(base: Member, other: Member, table: str, row: pd.Series) -> dict[str
         return {}
     import torch
 
-    from nope_probe.hooks.folds import unpack_triangle
+    from nope_probe.maps.folds import unpack_triangle
 
     name = f"({row['stage']})" if table == "stages" else f"L{row['layer']:.0f}"
     if table == "stages" and {_shown(base), _shown(other)} != {row["model"]}:

@@ -8,7 +8,7 @@ from nope_probe.analyses.pattern_changes import KeptPattern
 from nope_probe.analyses.shapley import Condition, PlayerSet
 from nope_probe.experiments.explore.views import combinations, mean_pattern_view, strongest_layer
 from nope_probe.figures.explorer import Explorer
-from nope_probe.hooks.stored_maps import StoredMaps
+from nope_probe.maps.stored_maps import StoredMaps
 
 PAGE_BYTES = 900_000  # beside all other maps of a report
 

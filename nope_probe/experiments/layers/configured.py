@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nope_probe.experiments.layers.probe import LayerFindings
-from nope_probe.hooks.model import hugging_face_config
-from nope_probe.hooks.protocols import HookedModel
+from nope_probe.hooks.layers.model import hugging_face_config
+from nope_probe.hooks.layers.protocols import HookedModel
 
 TOLERANCE = 1e-3  # relative, of numbers
 Value = bool | int | float | None

@@ -19,7 +19,9 @@ from nope_probe.analyses.recover import (
     power_law,
     recover_rotation,
 )
-from nope_probe.hooks.layer_probe import (
+from nope_probe.hooks.layers.model import Inputs
+from nope_probe.hooks.layers.protocols import HookedModel
+from nope_probe.hooks.reading.batch_readings import (
     LayerReading,
     hooks_scaling,
     hooks_without_learned_positions,
@@ -27,8 +29,6 @@ from nope_probe.hooks.layer_probe import (
     read_layers,
     visible_cells,
 )
-from nope_probe.hooks.model import Inputs
-from nope_probe.hooks.protocols import HookedModel
 
 N_SHORT = 48  # positions of the batch on which everything but the mask is found
 UPSCALED = 64.0  # q and k times this: a norm undoes it, and a soft cap shows

@@ -21,7 +21,7 @@ from nope_probe.runtime.terminal import status
 if TYPE_CHECKING:
     from nope_probe.experiments.layers.configured import Difference
     from nope_probe.experiments.layers.probe import LayerFindings
-    from nope_probe.hooks.model import Inputs
+    from nope_probe.hooks.layers.model import Inputs
     from nope_probe.models.load import LoadedModel
 
 _arg = tyro.conf.arg
@@ -179,7 +179,7 @@ def n_positions(
     Raises:
         UserError: if --seq-len is beyond the model's context, or an expected length beyond it.
     """
-    from nope_probe.hooks.model import hugging_face_config
+    from nope_probe.hooks.layers.model import hugging_face_config
 
     n_ctx = loaded.info.n_ctx
     expected = [

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nope_probe.analyses.bands import Band
-    from nope_probe.hooks.maps import ScoreMaps
+    from nope_probe.maps.maps import ScoreMaps
     from nope_probe.models.info import ModelInfo
 
 _arg = tyro.conf.arg
