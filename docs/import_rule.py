@@ -110,5 +110,5 @@ def violations(found: Imports) -> list[str]:
 
 
 def _is_up_within_hooks(module: str, imported: str) -> bool:
-    rooms = room_of(module), room_of(imported)
-    return None not in rooms and ROOMS.index(rooms[1]) < ROOMS.index(rooms[0])
+    room, other = room_of(module), room_of(imported)
+    return room is not None and other is not None and ROOMS.index(other) < ROOMS.index(room)

@@ -27,8 +27,8 @@ def replaced_weights(
 ) -> Replaced:
     """Return what each projection is replaced by, at the gain `output`.
 
-    The random matrices are those that were drawn for the model: tests/hooks/removing/test_replacements.py
-    has what they have to be.
+    The random matrices are those that were drawn for the model: what they have to be is in
+    tests/hooks/removing/test_replacements.py.
     """
     copied = ungrouped(hf)
     if kind == "identity":
