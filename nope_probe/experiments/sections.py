@@ -16,10 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from nope_probe.errors import UserError, printable
-from nope_probe.figures.export import export
+from nope_probe.figures.export import export, unfold_layers
 from nope_probe.figures.intervals import interval_of, interval_text, percent
 from nope_probe.figures.style import TITLE_HEIGHT
-from nope_probe.figures.unfold import unfold_layers
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, page
 from nope_probe.runtime.folder import Run, read_run

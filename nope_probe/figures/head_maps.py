@@ -13,9 +13,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from nope_probe.figures.assets import asset, script
-from nope_probe.figures.explorer_bytes import encoded
-from nope_probe.figures.noise import CLIPPED, FLOOR
+from nope_probe.figures.explorer_bytes import asset, encoded, script
+from nope_probe.figures.intervals import CLIPPED, FLOOR
 from nope_probe.figures.style import STOPS
 from nope_probe.maps.downsample import Pooled, pool
 

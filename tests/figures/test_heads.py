@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nope_probe.figures.heads import HEAD_MEASURES, head_map
+from nope_probe.figures.measures import HEAD_MEASURES, head_map
 from nope_probe.figures.words import MEASURES
 
 

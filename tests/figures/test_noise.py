@@ -7,10 +7,9 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from nope_probe.figures.dots import Dots, over_layers
+from nope_probe.figures.intervals import FLAT, axis_range, is_noise
 from nope_probe.figures.maps import score_maps, term_maps
-from nope_probe.figures.noise import FLAT, axis_range, is_noise
-from nope_probe.figures.shares import interactions, player_shares
-from nope_probe.figures.splits import band_amplitudes
+from nope_probe.figures.shares import band_amplitudes, interactions, player_shares
 
 
 def series(values: list[float], half: float) -> Dots:

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from nope_probe.figures.splits import band_amplitudes, offset_profiles
+from nope_probe.figures.shares import band_amplitudes, offset_profiles
 
 
 def test_each_band_is_a_bar_with_its_interval_in_its_layers_panel():

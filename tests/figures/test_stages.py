@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from nope_probe.components import TABLE
-from nope_probe.figures.stages import STAGE_MEASURES, stage_measures
+from nope_probe.figures.measures import STAGE_MEASURES, stage_measures
 
 Row = tuple[str, str, float, float, float]
 

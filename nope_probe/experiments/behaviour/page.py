@@ -11,7 +11,7 @@ import pandas as pd
 from nope_probe.experiments.behaviour import findings
 from nope_probe.experiments.behaviour.measures import QUANTITIES
 from nope_probe.figures import behaviour as figures
-from nope_probe.figures.bridge import heads_and_behaviour, pattern_and_behaviour
+from nope_probe.figures.behaviour import heads_and_behaviour, pattern_and_behaviour
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, page
 

@@ -18,8 +18,8 @@ from nope_probe.figures.circuit_figure import circuit
 from nope_probe.figures.circuit_views import limits
 from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import ValueAndBounds, interval_of
+from nope_probe.figures.measures import STAGE_MEASURES, stage_measures
 from nope_probe.figures.panels import Panel, panel_groups
-from nope_probe.figures.stages import STAGE_MEASURES, stage_measures
 from nope_probe.figures.words import MEASURES
 from nope_probe.maps.downsample import pool
 from nope_probe.reports import notes

@@ -14,8 +14,8 @@ from plotly.colors import qualitative
 from nope_probe.experiments.compare.maps import Compared, Difference
 from nope_probe.experiments.compare.members import INTACT, UNITS, Member
 from nope_probe.experiments.compare.tables import clearest
+from nope_probe.figures.intervals import CLIPPED, PALE
 from nope_probe.figures.measures import Series, compared_measures
-from nope_probe.figures.noise import CLIPPED, PALE
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.figures.words import MEASURES
 from nope_probe.maps.downsample import pool

@@ -19,7 +19,7 @@ from nope_probe.experiments.scores.sections import report
 from nope_probe.experiments.scores.splits import BandMaps, band_arrays, split_tables
 from nope_probe.experiments.tables import columns_of, interval_names, measures_table
 from nope_probe.figures.head_maps import HeadMaps, head_maps
-from nope_probe.figures.heads import HEAD_MEASURES
+from nope_probe.figures.measures import HEAD_MEASURES
 from nope_probe.maps.centred import diagonal_normalised, row_centred
 from nope_probe.maps.folds import pack_triangle, pooled
 from nope_probe.maps.maps import ScoreMaps
