@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from nope_probe.data import nesting
-from nope_probe.data.nesting import MOST_LEVELS, validate_nesting
+from nope_probe import files
 from nope_probe.errors import UserError
+from nope_probe.files import MOST_LEVELS, validate_nesting
 
 N = 100_000
 TOO_DEEP = {
@@ -52,8 +52,8 @@ def test_other_files_pass(row: str, tmp_path: Path) -> None:
 def test_a_large_folder_is_read_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "a.jsonl", "{}\n")
     write(tmp_path, "b.jsonl", N * "[")
-    monkeypatch.setattr(nesting, "MOST_BYTES", N)
+    monkeypatch.setattr(files, "MOST_BYTES", N)
     validate_nesting(tmp_path)
-    monkeypatch.setattr(nesting, "MOST_BYTES", N + 3)
+    monkeypatch.setattr(files, "MOST_BYTES", N + 3)
     with pytest.raises(UserError, match=r"b\.jsonl holds JSON"):
         validate_nesting(tmp_path)

@@ -19,7 +19,7 @@ from nope_probe.hooks.layers.model import layers_of, run_forward
 from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.models.load import load, to_hooked
 from nope_probe.models.names import CHECKPOINTS
-from nope_probe.models.presets import hooked_config, nope_llama
+from nope_probe.models.parameter_free import hooked_config, nope_llama
 
 
 @pytest.mark.parametrize("name", ["smollm3-rope", "smollm3-nope"])

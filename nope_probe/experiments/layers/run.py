@@ -10,8 +10,7 @@ import tyro
 
 from nope_probe.errors import UserError
 from nope_probe.experiments.layers.expect import LENGTHS, Expectation, parse_expectation
-from nope_probe.models.context import configured_context, validate_seq_len
-from nope_probe.models.hub import validate_reachable
+from nope_probe.models.hub import configured_context, validate_reachable, validate_seq_len
 from nope_probe.models.names import folder_of, is_on_hub, validate_revision
 from nope_probe.runtime.bounds import LAYERS, SEED, BoundedSettings
 from nope_probe.runtime.resources import Needs, bytes_of_maps, validate_room
