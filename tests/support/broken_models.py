@@ -1,7 +1,6 @@
 """Broken copies of a model's folder, in a folder each: what is broken, and what the line says."""
 
 import json
-import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -84,11 +83,6 @@ def tensors(edit: Callable[[dict[str, Any]], object]) -> Break:
         save_file(found, folder / WEIGHTS, metadata={"format": "pt"})
 
     return apply
-
-
-def header(text: str, n_bytes: int = 8) -> Break:
-    """Write a safetensors file with this header."""
-    return put(WEIGHTS, struct.pack("<Q", len(text)) + text.encode() + bytes(n_bytes))
 
 
 def listed(weight_map: Any) -> Break:
