@@ -18,7 +18,7 @@ from nope_probe.experiments.behaviour.conditions import Removal
 from nope_probe.experiments.behaviour.plan import Plan, Probe
 from nope_probe.experiments.behaviour.settings import Settings
 from nope_probe.experiments.resumable import calibration_once, losses_once, scores_once
-from ??[] import Ablation
+from nope_probe.components import Ablation
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.maps.maps import ScoreMaps

@@ -21,14 +21,12 @@ from nope_probe.analyses.recover import (
 )
 from nope_probe.hooks.layers.model import Inputs
 from nope_probe.hooks.layers.protocols import HookedModel
-from nope_probe.hooks.reading.batch_readings import (
-    LayerReading,
-    hooks_scaling,
-    hooks_without_learned_positions,
-    hooks_without_rope,
-    read_layers,
-    visible_cells,
-)
+from nope_probe.hooks.reading.batch_readings import LayerReading
+from nope_probe.hooks.reading.batch_readings import hooks_scaling
+from nope_probe.hooks.reading.batch_readings import hooks_without_learned_positions
+from nope_probe.hooks.reading.batch_readings import hooks_without_rope
+from nope_probe.hooks.reading.batch_readings import read_layers
+from nope_probe.hooks.reading.batch_readings import visible_cells
 
 N_SHORT = 48  # positions of the batch on which everything but the mask is found
 UPSCALED = 64.0  # q and k times this: a norm undoes it, and a soft cap shows
