@@ -14,19 +14,18 @@ from torch import Tensor
 from nope_probe.analyses.behaviour import halves, index_targets, ridge
 from nope_probe.analyses.jackknife import Interval, cross_products, rms
 from nope_probe.analyses.pattern_changes import positional_part
+from nope_probe.components import Ablation
 from nope_probe.experiments.behaviour.conditions import Removal
 from nope_probe.experiments.behaviour.plan import Plan, Probe
 from nope_probe.experiments.behaviour.settings import Settings
 from nope_probe.experiments.resumable import calibration_once, losses_once, scores_once
-from nope_probe.components import Ablation
 from nope_probe.hooks.ablation import ablated
-from nope_probe.hooks.removing.replacements import Calibration
-from nope_probe.maps.maps import ScoreMaps
 from nope_probe.hooks.layers.protocols import HookedModel
-from nope_probe.hooks.reading.residuals import capture_distances
-from nope_probe.hooks.reading.residuals import capture_moments
+from nope_probe.hooks.reading.residuals import capture_distances, capture_moments
 from nope_probe.hooks.reading.streaming import batches_of
 from nope_probe.hooks.removing.edited_weights import untrained
+from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.maps.maps import ScoreMaps
 from nope_probe.runtime.session import Session
 
 HEAD_PROBES = ("text", "copy_text")  # on which single heads are removed

@@ -16,11 +16,11 @@ from plotly.colors import qualitative
 from nope_probe.experiments.compare.analyse import PAIRED, TABLE_ORDER, Compared, Difference
 from nope_probe.experiments.compare.members import INTACT, UNITS, Member, share_sequences
 from nope_probe.experiments.sections import Report
-from nope_probe.figures.downsample import pool
 from nope_probe.figures.measures import Series, compared_measures
 from nope_probe.figures.noise import CLIPPED, PALE
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.figures.words import MEASURES
+from nope_probe.maps.downsample import pool
 from nope_probe.reports import notes
 from nope_probe.reports.listing import Link, Listing
 from nope_probe.reports.page import Section, positions
@@ -28,7 +28,7 @@ from nope_probe.runtime.folder import Run
 
 MOST_MAPS = 12  # of more, those that differ most are drawn
 CLEAREST = 12  # differences that are named
-WHAT = 30  # characters in a line of a table's first column on the terminal
+WHAT = 26  # characters in a line of a table's first column on the terminal
 COLOURS = qualitative.Safe
 TOPICS = {  # of the tables whose names are no words
     "pattern": "Positional pattern",
