@@ -13,7 +13,6 @@ from jaxtyping import Float
 
 from nope_probe.analyses.distances import kept_cells
 from nope_probe.analyses.jackknife import Interval, standard_error
-from nope_probe.analyses.pattern import row_centred
 from nope_probe.analyses.pattern_changes import (
     independent_difference,
     measure_differences,
@@ -23,6 +22,7 @@ from nope_probe.errors import UserError
 from nope_probe.experiments.compare.members import INTACT, Map, Member, share_sequences
 from nope_probe.figures.intervals import bound_columns, interval_text
 from nope_probe.figures.words import MEASURES
+from nope_probe.maps.centred import row_centred
 from nope_probe.maps.folds import unpack_triangle
 
 PAIRED, UNPAIRED = "paired", "unpaired"
