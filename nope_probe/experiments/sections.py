@@ -212,6 +212,14 @@ class PlainConsole(Console):
     def __init__(self) -> None:
         super().__init__(highlight=False, markup=False, emoji=False)
 
+    def on_broken_pipe(self) -> None:
+        """Let the command end as SIGPIPE ends it; rich's own exit code would say that it failed.
+
+        Raises:
+            BrokenPipeError: always.
+        """
+        raise BrokenPipeError
+
     def render_str(self, text: str, **options: Any) -> Text:
         """Return a text as rich prints it; markup stays as it is written."""
         return super().render_str(printable(text, keep="\n"), **options | {"markup": False})

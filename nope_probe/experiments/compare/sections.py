@@ -1,19 +1,21 @@
-"""The report of a comparison: patterns on one scale, differences, tables side by side."""
+"""What a comparison shows: patterns on one scale, differences, the runs' tables side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterator, Sequence
+from functools import partial
 from html import escape  # figures read tags in their texts, as the page does
 from pathlib import Path
-from typing import Any
+from textwrap import wrap
 
 import numpy as np
 import pandas as pd
 from plotly.colors import qualitative
 
-from nope_probe.experiments.compare.maps import Compared, Difference
-from nope_probe.experiments.compare.members import INTACT, UNITS, Member
-from nope_probe.experiments.compare.tables import clearest
+from nope_probe.experiments.compare.analyse import PAIRED, TABLE_ORDER, Compared, Difference
+from nope_probe.experiments.compare.members import INTACT, UNITS, Member, share_sequences
+from nope_probe.experiments.sections import Report
 from nope_probe.figures.intervals import CLIPPED, PALE
 from nope_probe.figures.measures import Series, compared_measures
 from nope_probe.figures.panels import Panel, panel_groups
@@ -21,9 +23,12 @@ from nope_probe.figures.words import MEASURES
 from nope_probe.maps.downsample import pool
 from nope_probe.reports import notes
 from nope_probe.reports.listing import Link, Listing
-from nope_probe.reports.page import Section, page, positions
+from nope_probe.reports.page import Section, positions
+from nope_probe.runtime.folder import Run
 
 MOST_MAPS = 12  # of more, those that differ most are drawn
+CLEAREST = 12  # differences that are named
+WHAT = 26  # characters in a line of a table's first column on the terminal
 COLOURS = qualitative.Safe
 TOPICS = {  # of the tables whose names are no words
     "pattern": "Positional pattern",
@@ -44,27 +49,106 @@ HOW_TO_READ = (
 )
 
 
-def compare_page(
-    members: Sequence[Member],
-    maps: Sequence[Compared],
-    table: pd.DataFrame,
-    manifest: Mapping[str, Any],
-    links: Sequence[str],
-) -> str:
-    """Return the report of a comparison.
+def report(
+    run: Run, folder: Path, members: Sequence[Member], maps: Sequence[Compared] = ()
+) -> Report:
+    """Return what a comparison shows.
 
     Args:
+        run: its `differences`, and the `headline` and `labels` of its manifest.
+        folder: of the comparison, from which the page links to the runs.
         members: the runs; the first is the base.
-        maps: their patterns.
-        table: `differences.csv`.
-        manifest: what was compared, with the `headline`.
-        links: each run's report, relative to the page.
+        maps: their patterns, for the page and its figures; the terminal shows none.
     """
-    sections = [*_map_sections(members, maps), *_clearest(members, table)]
-    sections += _measure_sections(members, table)
-    sections.append(_runs(members, links))
-    title = f"{', '.join(each.label for each in members[1:])} against {members[0].label}"
-    return page(title, manifest["headline"], sections, manifest, HOW_TO_READ)
+    table, labels = run.tables["differences"], run.manifest["labels"]
+    return Report(
+        title=f"{', '.join(labels[1:])} against {labels[0]}",
+        headline=run.manifest["headline"],
+        sections=[
+            *_map_sections(members, maps),
+            *_clearest(members, table),
+            *_measure_sections(members, table),
+            _runs(members, folder),
+        ],
+        how_to_read=HOW_TO_READ,
+        terminal={
+            f"{label} less {labels[0]}: the clearest differences": _clearest_as_text(rows)
+            for label, rows in table.groupby("run", sort=False)
+        },
+    )
+
+
+def headline(members: Sequence[Member], maps: Sequence[Compared], table: pd.DataFrame) -> list[str]:
+    """Return where the runs differ most, and how differences were taken, a sentence each."""
+    sentences = [
+        _largest(each.label, members[0].label, maps, members[0].kind)
+        for each in members[1:]
+        if maps
+    ]
+    differ = (table["difference_low"] > 0) | (table["difference_high"] < 0)
+    sentences.append(f"{differ.sum()} of {len(table)} numbers differ beyond their 95% interval.")
+    if any(len(each.maps) > len(maps) for each in members):
+        sentences.append(f"Compared are the {len(maps)} maps that all runs have.")
+    sentences.append(_method(members, maps, table))
+    return sentences
+
+
+def _largest(label: str, base: str, maps: Sequence[Compared], kind: str) -> str:
+    best = max(maps, key=lambda each: each.differences[label].rms.value)
+    found = best.differences[label]
+    if not any(each.differences[label].is_significant is not False for each in maps):
+        return f"The positional patterns of {label} and {base} do not differ beyond noise."
+    return (
+        f"The positional pattern of {label} differs most from that of {base} in {best.name}: the "
+        f"RMS of the difference is {found} {UNITS.get(kind, 'nats')}."
+    )
+
+
+def _method(members: Sequence[Member], maps: Sequence[Compared], table: pd.DataFrame) -> str:
+    if members[0].kind == "simulate":
+        return "Differences of simulations are unpaired."
+    if not share_sequences(members):
+        return "The runs had different sequences, so differences are unpaired."
+    paired = any(each.paired for found in maps for each in found.differences.values())
+    if paired or (table["method"] == PAIRED).any():
+        return (
+            "The runs had the same sequences: differences of positional patterns and of their "
+            "measures are paired over folds, others are unpaired."
+        )
+    return "The runs had the same sequences but kept no fold maps, so differences are unpaired."
+
+
+def clearest(table: pd.DataFrame, most: int = CLEAREST) -> list[tuple[str, ...]]:
+    """Return the differences that are largest for their intervals, as text.
+
+    Each is what it is of, the run, its value, the first run's, the difference, and whether that is
+    paired. Controls and other further tables are left out where there are main ones.
+    """
+    main = table[table["table"].isin(TABLE_ORDER)]
+    table = main if len(main) else table
+    arm = (table["difference_high"] - table["difference_low"]) / 2
+    order = (table["difference"].abs() / arm.where(arm > 0)).dropna().sort_values(ascending=False)
+    return [_text(table.loc[index]) for index in order.index[:most]]
+
+
+def _text(row: pd.Series) -> tuple[str, ...]:
+    measure = MEASURES[row["measure"]].title if row["measure"] in MEASURES else row["measure"]
+    bounds = f"[{row['difference_low']:+.3g}, {row['difference_high']:+.3g}]"
+    return (
+        f"{row['item']}, {measure.replace('_', ' ')}",
+        str(row["run"]),
+        f"{row['value']:.3g}",
+        f"{row['base_value']:.3g}",
+        f"{row['difference']:+.3g} {bounds}",
+        str(row["method"]),
+    )
+
+
+def _clearest_as_text(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a run's clearest differences, a row each, for a table on the terminal."""
+    table = pd.DataFrame(clearest(rows), columns=["what", "run", "value", "base", "difference", ""])
+    what = ["\n".join(wrap(text, WHAT)) for text in table["what"]]
+    return table.assign(what=what).drop(columns="run")
 
 
 def _map_sections(members: Sequence[Member], maps: Sequence[Compared]) -> Iterator[Section]:
@@ -83,7 +167,7 @@ def _map_sections(members: Sequence[Member], maps: Sequence[Compared]) -> Iterat
     )
     yield Section(
         title=_map_finding(shown),
-        figure=panel_groups(groups, title=f"Positional patterns of {names}"),
+        figure=partial(panel_groups, groups, title=f"Positional patterns of {names}"),
         caption=f"Each run's positional pattern, then its difference to {members[0].label}.{chosen}"
         f" RMS of the differences, {unit}: {results}.",
     )
@@ -159,7 +243,7 @@ def _clearest_finding(row: Sequence[str], n_runs: int) -> str:
 def _measure_sections(members: Sequence[Member], table: pd.DataFrame) -> Iterator[Section]:
     for name, rows in table.groupby("table", sort=False):
         drawn = _main_rows(str(name), members)
-        figure = compared_measures(drawn, _measures(drawn)) if drawn else None
+        figure = partial(compared_measures, drawn, _measures(drawn)) if drawn else None
         yield Section(
             title=f"{_topic(str(name))}: {_n_different(rows)}",
             caption="One number in twenty differs that far by chance. Intervals of the differences "
@@ -195,14 +279,15 @@ def _main_rows(table: str, members: Sequence[Member]) -> list[Series]:
     return found
 
 
-def _runs(members: Sequence[Member], links: Sequence[str]) -> Section:
+def _runs(members: Sequence[Member], folder: Path) -> Section:
+    pages = [Path(os.path.relpath(each.folder / "report.html", folder)) for each in members]
     rows = [
         (
-            Link(text=each.label, href=link),
+            Link(text=each.label, href=page.as_posix()),
             str(each.manifest.get("command", "")),
-            Path(link).parent.name,
+            page.parent.name,
         )
-        for each, link in zip(members, links, strict=True)
+        for each, page in zip(members, pages, strict=True)
     ]
     return Section(
         title=f"What was compared: {len(members)} runs of {members[0].kind}",

@@ -1,17 +1,29 @@
-"""The runs' tables side by side, with the difference of every number to the first run's."""
+"""The differences of the runs to the first one: of their maps, and of every number they share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import torch
+from jaxtyping import Float
 
-from nope_probe.analyses.jackknife import Interval
-from nope_probe.analyses.pattern_changes import independent_difference, measure_differences
-from nope_probe.experiments.compare.members import INTACT, Member, share_sequences
-from nope_probe.figures.intervals import bound_columns
+from nope_probe.analyses.distances import kept_cells
+from nope_probe.analyses.jackknife import Interval, standard_error
+from nope_probe.analyses.pattern_changes import (
+    independent_difference,
+    measure_differences,
+    pattern_difference,
+)
+from nope_probe.errors import UserError
+from nope_probe.experiments.compare.members import INTACT, Map, Member, share_sequences
+from nope_probe.figures.intervals import bound_columns, interval_text
 from nope_probe.figures.words import MEASURES
+from nope_probe.maps.centred import row_centred
+from nope_probe.maps.folds import unpack_triangle
 
 PAIRED, UNPAIRED = "paired", "unpaired"
 OF_OTHER = " of other"  # ends the columns of the second run
@@ -26,12 +38,124 @@ LABELS = (
     "step",
     "position",
 )  # numbers that name rows
-CLEAREST = 12
 # Profiles hold a number per distance: hundreds, which would hide all others.
 PROFILES = ("offsets", "head_offsets")
 # Tables in the order of the page; others follow.
-ORDER = ("pattern", "stages", "layers", "sources", "players")
+TABLE_ORDER = ("pattern", "stages", "layers", "sources", "players")
 RESULTS = ("verdict",)  # words that are results, not names of rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The difference of one map's pattern to the first run's.
+
+    Attributes:
+        values: the other pattern less the first, nats (inner products for a Gram map).
+        rms: its RMS, corrected for noise; bounds are NaN where the runs kept no fold maps.
+        noise: the typical standard error of a cell; NaN if it is not known.
+        paired: whether it was taken fold by fold.
+    """
+
+    values: Map
+    rms: Interval
+    noise: float
+    paired: bool
+
+    @property
+    def is_significant(self) -> bool | None:
+        """Whether it exceeds the noise; None if that is not known."""
+        return None if np.isnan(self.rms.low) else self.rms.low > 0
+
+    def __str__(self) -> str:
+        if self.is_significant is False:
+            return "no difference beyond noise"
+        if self.is_significant is None:
+            return f"{self.rms.value:.3g}"
+        return interval_text((self.rms.value, self.rms.low, self.rms.high), ".3g")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """One map in all runs.
+
+    Attributes:
+        name: its name, such as `L2` or `(f)`.
+        patterns: by run, the map less each row's mean over the kept keys.
+        differences: by run but the first.
+    """
+
+    name: str
+    patterns: dict[str, Map]
+    differences: dict[str, Difference]
+
+
+def compare_maps(members: Sequence[Member]) -> list[Compared]:
+    """Return the maps that all runs have, with their differences.
+
+    Raises:
+        UserError: if they have no map in common, though some have maps.
+    """
+    names = [name for name in members[0].maps if all(name in each.maps for each in members)]
+    if not names and any(each.maps for each in members):
+        raise UserError("the runs have no maps in common")
+    found = [_compare(name, members) for name in names if _is_whole(name, members)]
+    return found
+
+
+def _is_whole(name: str, members: Sequence[Member]) -> bool:
+    """Return whether no run hides keys before the query in this map, as a sliding window does."""
+    return all(
+        np.isfinite(each.maps[name][kept_cells(len(each.maps[name])).numpy()]).all()
+        for each in members
+    )
+
+
+def _compare(name: str, members: Sequence[Member]) -> Compared:
+    skip_keys = members[0].skip_keys
+    patterns = {
+        each.label: row_centred(torch.from_numpy(each.maps[name]).double(), skip_keys).numpy()
+        for each in members
+    }
+    return Compared(
+        name=name,
+        patterns=patterns,
+        differences={
+            each.label: _difference(name, members[0], each, patterns) for each in members[1:]
+        },
+    )
+
+
+def _difference(name: str, base: Member, other: Member, patterns: dict[str, Map]) -> Difference:
+    values = patterns[other.label] - patterns[base.label]
+    paired = share_sequences([base, other])
+    one, two = (each.folds(name) for each in (other, base))
+    if one is None or two is None:
+        rms, noise = _without_folds(name, base, other, values)
+        return Difference(values=values, rms=rms, noise=noise, paired=False)
+    x, y = (unpack_triangle(torch.from_numpy(each)) for each in (one, two))
+    paired = paired and x.shape == y.shape
+    n_x, n_y = (
+        None if each.fold_sizes is None else torch.tensor(each.fold_sizes) for each in (other, base)
+    )
+    rms = pattern_difference(x, y, skip_keys=base.skip_keys, paired=paired, counts=(n_x, n_y))
+    parts = (
+        [standard_error(x - y, n_x)] if paired else [standard_error(x, n_x), standard_error(y, n_y)]
+    )
+    noise = float(np.sqrt(sum(float(each.square().nanmean()) for each in parts)))
+    return Difference(values=values, rms=rms, noise=noise, paired=paired)
+
+
+def _without_folds(
+    name: str, base: Member, other: Member, values: Float[np.ndarray, "query_pos key_pos"]
+) -> tuple[Interval, float]:
+    """Return the RMS of a difference less its noise, from the standard errors of single cells."""
+    errors = [each.errors(name) for each in (base, other)]
+    square, noise = float(np.nanmean(values**2)), float("nan")
+    if errors[0] is not None and errors[1] is not None:
+        noise = float(np.sqrt(sum(np.nanmean(each**2) for each in errors if each is not None)))
+        square -= noise**2
+    rms = float(np.sign(square) * abs(square) ** 0.5)
+    return Interval(value=rms, low=float("nan"), high=float("nan")), noise
 
 
 def differences_table(members: Sequence[Member]) -> pd.DataFrame:
@@ -51,7 +175,7 @@ def differences_table(members: Sequence[Member]) -> pd.DataFrame:
 def _rows(base: Member, other: Member) -> Iterator[dict[str, Any]]:
     paired = share_sequences([base, other])
     shared = [each for each in base.tables if each in other.tables and each not in PROFILES]
-    for name in sorted(shared, key=lambda each: (*ORDER, each).index(each)):
+    for name in sorted(shared, key=lambda each: (*TABLE_ORDER, each).index(each)):
         one, two = base.tables[name], other.tables[name]
         keys = [key for key in _keys(one) if key in two]
         measures = [each for each in _measures(one) if each in two]
@@ -125,10 +249,6 @@ def _paired(base: Member, other: Member, table: str, row: pd.Series) -> dict[str
     """Return the paired differences of the measures of a row's pattern; none for other tables."""
     if table not in ("pattern", "stages"):
         return {}
-    import torch
-
-    from nope_probe.maps.folds import unpack_triangle
-
     name = f"({row['stage']})" if table == "stages" else f"L{row['layer']:.0f}"
     if table == "stages" and {_shown(base), _shown(other)} != {row["model"]}:
         return {}
@@ -147,29 +267,3 @@ def _paired(base: Member, other: Member, table: str, row: pd.Series) -> dict[str
 def _shown(member: Member) -> str:
     """Return of which model a circuit run keeps the folds: the ablated one, if there is one."""
     return "ablated" if member.manifest.get("removed") else INTACT
-
-
-def clearest(table: pd.DataFrame, most: int = CLEAREST) -> list[tuple[str, ...]]:
-    """Return the differences that are largest for their intervals, as text.
-
-    Each is what it is of, the run, its value, the first run's, the difference, and whether that is
-    paired. Controls and other further tables are left out where there are main ones.
-    """
-    main = table[table["table"].isin(ORDER)]
-    table = main if len(main) else table
-    arm = (table["difference_high"] - table["difference_low"]) / 2
-    order = (table["difference"].abs() / arm.where(arm > 0)).dropna().sort_values(ascending=False)
-    return [_text(table.loc[index]) for index in order.index[:most]]
-
-
-def _text(row: pd.Series) -> tuple[str, ...]:
-    measure = MEASURES[row["measure"]].title if row["measure"] in MEASURES else row["measure"]
-    bounds = f"[{row['difference_low']:+.3g}, {row['difference_high']:+.3g}]"
-    return (
-        f"{row['item']}, {measure.replace('_', ' ')}",
-        str(row["run"]),
-        f"{row['value']:.3g}",
-        f"{row['base_value']:.3g}",
-        f"{row['difference']:+.3g} {bounds}",
-        str(row["method"]),
-    )
