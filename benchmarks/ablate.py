@@ -28,8 +28,8 @@ from nope_probe import load, sequences
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.ablation.conditions import CaptureOptions, ConditionRunner
 from nope_probe.experiments.ablation.plan import make_plan
-from nope_probe.hooks.calibration import calibrate
-from nope_probe.hooks.components import components
+from nope_probe.hooks.reading.calibration import calibrate
+from nope_probe.hooks.removing.targets import components
 from nope_probe.runtime.checkpoint import RunCheckpoint
 
 

@@ -25,8 +25,8 @@ import torch
 import tyro
 
 from nope_probe import capture_scores, load
-from nope_probe.hooks.forward import StopForward, hooks_attached, run_forward
-from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.layers.attached_hooks import hooks_attached
+from nope_probe.hooks.layers.model import StopForward, layers_of, run_forward
 
 What = Literal["bare", "streamed", "cached"]
 WAYS: tuple[What, ...] = ("bare", "streamed", "cached")

@@ -20,9 +20,7 @@ from tqdm import tqdm
 
 from nope_probe import Ablation, ablated, calibrate, capture_scores, gaussian, load, sequences
 from nope_probe.analyses.contrasts import ContrastGram
-from nope_probe.analyses.distances import kept_cells
 from nope_probe.analyses.jackknife import Interval, cross_products, jackknife, leave_one_out
-from nope_probe.analyses.pattern import row_centred
 from nope_probe.analyses.shapley import (
     INTACT,
     MASK,
@@ -37,9 +35,10 @@ from nope_probe.analyses.shapley import (
 from nope_probe.analyses.trends import locality
 from nope_probe.components import POSITION_ENCODINGS, Component
 from nope_probe.data.sequences import Sequences
-from nope_probe.hooks.components import components
-from nope_probe.hooks.folds import grouped_folds, interleaved_folds
-from nope_probe.hooks.protocols import HookedModel
+from nope_probe.hooks.layers.protocols import HookedModel
+from nope_probe.hooks.removing.targets import components
+from nope_probe.maps.centred import kept_cells, row_centred
+from nope_probe.maps.folds import grouped_folds, interleaved_folds
 
 NOISE = 0.5  # of a synthetic sequence, and of its document
 

@@ -2,12 +2,12 @@
 
     python benchmarks/mutants.py --n 50 --seed 0 --tree /tmp/mutants
 
-Draws seeded random mutants of `nope_probe/analyses` and `nope_probe/hooks`, writes each in turn
-into a copy of the tree, and runs the tests of the changed module until one fails: those of the same
-name first, then the files of tests/analyses and tests/hooks whose imports lead to it, the nearest
-first. A mutant that all of them pass survives; a survivor is a missing test, or equivalent to the
-original. Docstrings, annotations, messages of errors and code that only draws a repr are left
-alone.
+Draws seeded random mutants of `nope_probe/analyses`, `nope_probe/hooks` and `nope_probe/maps`,
+writes each in turn into a copy of the tree, and runs the tests of the changed module until one
+fails: those of the same name first, then the files of their test folders whose imports lead to it,
+the nearest first. A mutant that all of them pass survives; a survivor is a missing test, or
+equivalent to the original. Docstrings, annotations, messages of errors and code that only draws a
+repr are left alone.
 
 A mutant counts only where its tests gave a verdict: all passed, or one failed, whose name is
 printed and whose file passes on the unchanged copy. It does not count where time ran out.
@@ -40,7 +40,7 @@ import transformers
 from mutations import Mutant, mutants_of
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("analyses", "hooks")
+PACKAGES = ("analyses", "hooks", "maps")
 NEAREST = 8  # files that run first, in one go
 BASELINE_SECONDS = 600
 

@@ -17,10 +17,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe import capture_scores, load, sequences
-from nope_probe.analyses.distances import kept_cells
-from nope_probe.analyses.pattern import row_centred
 from nope_probe.data.sequences import Sequences
-from nope_probe.hooks.maps import pattern_rms
+from nope_probe.maps.centred import kept_cells, pattern_rms, row_centred
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

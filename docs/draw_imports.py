@@ -21,11 +21,12 @@ PLACES = {
     "analyses": (3, 330, "what maps mean"),
     "data": (3, 540, "sequences of tokens"),
     "models": (3, 760, "names, loading, parity"),
-    "hooks": (4, 480, "reading and writing through hook points"),
+    "hooks": (4, 560, "reading and writing through hook points"),
+    "maps": (5, 330, "what maps are, and how they are kept"),
 }
 WIDTH, ROW, BOX, TOP = 910, 104, 48, 12
 HALF = 88  # half of a box's width
-WIDE = {"hooks": 170}
+WIDE = {"hooks": 170, "maps": 150}
 GAP = 12  # between an arrow that passes a row and the boxes there
 BELOW = (
     "errors.py and files.py may be imported everywhere, cli.py by commands; "
@@ -56,7 +57,7 @@ def main() -> None:
 def svg() -> str:
     """Return the picture of the imports that are in the code."""
     arrows = sorted(_arrows(), key=lambda arrow: (arrow.start, arrow.end))
-    height = TOP + 4 * ROW + BOX + 34
+    height = TOP + 5 * ROW + BOX + 34
     tip = '<path d="M0,0 L7,3 L0,6 z"/>'
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '

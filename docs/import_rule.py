@@ -15,22 +15,26 @@ COMMANDS = "commands"  # the other modules at the root of the package
 
 # What each folder may import beside itself. Folders come from the top down: arrows run one way.
 RULE: dict[str, tuple[str, ...]] = {
-    PUBLIC: ("experiments", "runtime", "models", "data", "figures", "analyses", "hooks"),
+    PUBLIC: ("experiments", "runtime", "models", "data", "figures", "analyses", "hooks", "maps"),
     COMMANDS: ("experiments", "training", "runtime", "cli"),
     "cli": ("runtime",),
-    "experiments": ("runtime", "reports", "models", "data", "figures", "analyses", "hooks"),
+    "experiments": ("runtime", "reports", "models", "data", "figures", "analyses", "hooks", "maps"),
     "training": ("runtime", "models", "data", "analyses", "hooks"),
-    "runtime": ("models", "data", "hooks"),
+    "runtime": ("models", "data", "hooks", "maps"),
     "reports": ("figures",),
     "models": ("hooks",),
     "data": ("hooks",),
-    "figures": ("hooks",),
-    "analyses": ("hooks",),
-    "hooks": (),
+    "figures": ("maps",),
+    "analyses": ("hooks", "maps"),
+    "hooks": ("maps",),
+    "maps": (),
     "components": ("errors",),
     "files": (),
     "errors": (),
 }
+# The rooms of `hooks`, from the top down: a room may import those below it. A module beside the
+# rooms, such as hooks/ablation.py, may import all of them, and none of them imports it.
+ROOMS = ("hooks", "hooks.reading", "hooks.removing", "hooks.layers")
 EVERYWHERE = ("components", "files", "errors")  # what every folder may import
 Imports = Mapping[str, set[str]]
 
@@ -66,13 +70,24 @@ def folder_of(module: str) -> str:
     """Return the folder of a module, as the rule names it.
 
     Example:
-        >>> [folder_of(f"nope_probe{name}") for name in (".hooks.layer", ".ablate", ".errors", "")]
+        >>> [folder_of(f"nope_probe{name}") for name in (".hooks.layers", ".ablate", ".errors", "")]
         ['hooks', 'commands', 'errors', 'public names']
     """
     if module in NAMED:
         return PUBLIC
     _, *parts = module.split(".")
     return parts[0] if parts[0] in RULE else COMMANDS
+
+
+def room_of(module: str) -> str | None:
+    """Return the room of `hooks` that a module is in, `hooks` for one beside them, or None.
+
+    Example:
+        >>> [room_of(f"nope_probe.{name}") for name in ("hooks.layers.model", "hooks.ablation")]
+        ['hooks.layers', 'hooks']
+    """
+    rooms = [room for room in ROOMS if f"{module}.".startswith(f"{PACKAGE}.{room}.")]
+    return max(rooms, key=len, default=None)
 
 
 def folder_imports(found: Imports) -> dict[str, set[str]]:
@@ -90,4 +105,10 @@ def violations(found: Imports) -> list[str]:
         for module, imported in sorted(found.items())
         for each in sorted(imported)
         if folder_of(each) not in (folder_of(module), *EVERYWHERE, *RULE[folder_of(module)])
+        or _is_up_within_hooks(module, each)
     ]
+
+
+def _is_up_within_hooks(module: str, imported: str) -> bool:
+    room, other = room_of(module), room_of(imported)
+    return room is not None and other is not None and ROOMS.index(other) < ROOMS.index(room)

@@ -9,9 +9,8 @@ import torch
 from plotly.colors import sample_colorscale
 from torch import Tensor
 
-from nope_probe.analyses.distances import kept_cells
-from nope_probe.analyses.pattern import measure, relative_part, row_centred
-from nope_probe.hooks.maps import diagonal_normalised
+from nope_probe.analyses.pattern import measure, relative_part
+from nope_probe.maps.centred import diagonal_normalised, kept_cells, row_centred
 
 OUT = Path(__file__).parent / "images" / "concepts"
 N, CELL, LEFT, TOP, GAP = 16, 11, 34, 30, 56

@@ -9,16 +9,16 @@ if TYPE_CHECKING:
     from nope_probe.analyses.parameter_free.critical_alpha import theory_scores
     from nope_probe.analyses.parameter_free.simulation import simulate_scores
     from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
-    from nope_probe.analyses.pattern import measure, row_centred
+    from nope_probe.analyses.pattern import measure
     from nope_probe.analyses.shapley import player_set
     from nope_probe.components import Ablation
     from nope_probe.data.sequences import gaussian, sequences
     from nope_probe.experiments.ablation.study import run_ablations
     from nope_probe.experiments.behaviour.run import run_behaviour
     from nope_probe.hooks.ablation import ablated
-    from nope_probe.hooks.calibration import calibrate
-    from nope_probe.hooks.capture import capture_scores, capture_stages
-    from nope_probe.hooks.losses import capture_losses
+    from nope_probe.hooks.reading.calibration import calibrate
+    from nope_probe.hooks.reading.capture import capture_losses, capture_scores, capture_stages
+    from nope_probe.maps.centred import row_centred
     from nope_probe.models.load import load
     from nope_probe.models.parameter_free import build, parameter_free
     from nope_probe.runtime.folder import read_run
@@ -31,12 +31,12 @@ _HOME = {
     "gaussian": "nope_probe.data.sequences",
     "Ablation": "nope_probe.components",
     "ablated": "nope_probe.hooks.ablation",
-    "calibrate": "nope_probe.hooks.calibration",
-    "capture_losses": "nope_probe.hooks.losses",
-    "capture_scores": "nope_probe.hooks.capture",
-    "capture_stages": "nope_probe.hooks.capture",
+    "calibrate": "nope_probe.hooks.reading.calibration",
+    "capture_losses": "nope_probe.hooks.reading.capture",
+    "capture_scores": "nope_probe.hooks.reading.capture",
+    "capture_stages": "nope_probe.hooks.reading.capture",
     "measure": "nope_probe.analyses.pattern",
-    "row_centred": "nope_probe.analyses.pattern",
+    "row_centred": "nope_probe.maps.centred",
     "run_behaviour": "nope_probe.experiments.behaviour.run",
     "run_ablations": "nope_probe.experiments.ablation.study",
     "attribute": "nope_probe.analyses.attribution",

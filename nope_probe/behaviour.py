@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from nope_probe.cli import one_line_errors, parse_with_image
 from nope_probe.experiments.behaviour.run import Settings, run
-from nope_probe.runtime.folder import read_run
 from nope_probe.runtime.processes import is_first_process
 
 EXAMPLES = (
@@ -19,13 +18,10 @@ def main() -> None:
         settings, image = parse_with_image(Settings, EXAMPLES)
         folder = run(settings)
         if is_first_process():
-            from nope_probe.experiments.behaviour.summary import print_summary
+            from nope_probe.experiments.behaviour.sections import report
+            from nope_probe.experiments.sections import show
 
-            print_summary(read_run(folder), folder)
-            if image is not None:
-                from nope_probe.experiments.image import draw_image
-
-                draw_image(folder, image)
+            show(report, folder, image)
 
 
 if __name__ == "__main__":

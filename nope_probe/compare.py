@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from nope_probe.cli import one_line_errors, parse_with_image
 from nope_probe.experiments.compare.run import Settings, run
 
@@ -15,14 +17,13 @@ def main() -> None:
     """Run the command line."""
     with one_line_errors():
         settings, image = parse_with_image(Settings, EXAMPLES)
-        folder = run(settings)
-        from nope_probe.experiments.compare.summary import print_summary
+        folder, members = run(settings), settings.members
+        from nope_probe.experiments.compare.analyse import compare_maps
+        from nope_probe.experiments.compare.sections import report
+        from nope_probe.experiments.sections import show
 
-        print_summary(folder)
-        if image is not None:
-            from nope_probe.experiments.image import draw_image
-
-            draw_image(folder, image)
+        maps = [] if image is None else compare_maps(members)
+        show(partial(report, folder=folder, members=members, maps=maps), folder, image)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,19 @@ from __future__ import annotations
 import json
 import os
 import re
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nope_probe.errors import UserError
+from nope_probe.errors import UserError, is_rust_error
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path has one slash left of `http://`
+MOST_CHARACTERS = 300  # of a library's reason
+MOST_LEVELS = 1000  # of nested JSON, that Python's own parser takes
+MOST_BYTES = 1 << 30  # of a folder: reading more than that would take minutes
+_STRING_OR_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{\]}]')
 
 
 def local_path(name: str | Path) -> Path:
@@ -70,3 +77,82 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except RecursionError as error:
         raise ValueError(f"{path} is nested too deeply") from error
+
+
+@contextmanager
+def reading(
+    failure: str, known: Callable[[BaseException], UserError | None] = lambda error: None
+) -> Iterator[None]:
+    """Raise a UserError of one line for what libraries raise while they read a user's file.
+
+    Libraries raise nearly every class of error for a file that is broken, those in Rust a bare
+    Exception or a panic, and Python's parsers a RecursionError where brackets are nested too
+    deeply: the context reads files and builds what they describe, nothing else.
+
+    Args:
+        failure: the beginning of the line, such as `cannot load gpt2: config.json`; the library's
+            reason follows.
+        known: returns a line of its own for some errors, and None for others.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except BaseException as error:
+        is_ours = isinstance(error, Exception) and type(error).__name__ != "OutOfMemoryError"
+        if not (is_ours or is_rust_error(error)):
+            raise
+        raise known(error) or UserError(f"{failure}: {cause(error)}") from error
+
+
+def cause(error: BaseException) -> str:
+    """Return an error's text on one line, and where it is from if the text alone says little.
+
+    Example:
+        >>> try:
+        ...     {}["swish"]
+        ... except KeyError as error:
+        ...     print(cause(error))
+        'swish' (KeyError in <doctest nope_probe.files.cause[0]>)
+    """
+    text = " ".join(str(error).split())[:MOST_CHARACTERS]
+    if isinstance(error, (OSError, ValueError)) or type(error) is Exception:
+        return text or type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" in {_module(frames[-1].filename)}" if frames else ""
+    return f"{text} ({type(error).__name__}{where})".strip()
+
+
+def _module(file: str) -> str:
+    """Return a file's path from its package on, such as `transformers/activations.py`."""
+    return file.rpartition("/site-packages/")[2] or Path(file).name
+
+
+def validate_nesting(folder: Path) -> None:
+    """Check the JSON files of a data set, of large folders those that come first.
+
+    The parser under `datasets` recurses in C++: brackets nested too deeply would crash it.
+
+    Raises:
+        UserError: naming the file.
+    """
+    n_bytes = 0
+    for path in sorted(each for each in folder.rglob("*.json*") if each.is_file()):
+        n_bytes += path.stat().st_size
+        if n_bytes > MOST_BYTES:
+            return
+        with path.open("rb") as file:  # a .jsonl file has a text a line
+            texts = file if path.suffix == ".jsonl" else [file.read()]
+            if any(_is_deep(text) for text in texts):
+                raise UserError(f"{path} holds JSON that is nested more than {MOST_LEVELS} deep")
+
+
+def _is_deep(text: bytes) -> bool:
+    if text.count(b"[") + text.count(b"{") <= MOST_LEVELS:
+        return False
+    level = 0
+    for match in _STRING_OR_BRACKET.finditer(text):
+        level += {b"[": 1, b"{": 1, b"]": -1, b"}": -1}.get(match[0], 0)
+        if level > MOST_LEVELS:
+            return True
+    return False

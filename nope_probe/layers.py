@@ -6,7 +6,7 @@ import sys
 
 from nope_probe.cli import one_line_errors, parse
 from nope_probe.errors import printable
-from nope_probe.experiments.layers.run import Settings, run
+from nope_probe.experiments.layers.run import Settings, print_json, print_report, run
 
 EXAMPLES = (
     "--model rope-tiny",
@@ -19,8 +19,6 @@ def main() -> None:
     with one_line_errors():
         settings = parse(Settings, EXAMPLES)
         report = run(settings)
-        from nope_probe.experiments.layers.summary import print_json, print_report
-
         if settings.json:
             print_json(report, settings)
         else:

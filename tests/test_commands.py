@@ -102,7 +102,7 @@ def test_a_flag_that_needs_others_is_refused_before_anything_is_run(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("nope_probe.hooks.capture.stream", None)
+    monkeypatch.setattr("nope_probe.hooks.reading.capture.stream", None)
     assert refused(capfd, tmp_path, command, *flags).startswith(message)
 
 

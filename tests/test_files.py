@@ -7,13 +7,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 from support.command_line import run_command
 from support.tiny_models import tokenizer
 
-from nope_probe import simulate
+from nope_probe import files, simulate
 from nope_probe.data.sequences import sequences
 from nope_probe.errors import UserError
-from nope_probe.files import local_path, read_json
+from nope_probe.files import MOST_LEVELS, local_path, read_json, reading, validate_nesting
 from nope_probe.models.names import resolve
 from nope_probe.runtime.folder import read_run
 
@@ -98,3 +99,70 @@ def test_json_that_cannot_be_read_is_a_value_error(tmp_path: Path) -> None:
             read_json(path)
     path.write_text(json.dumps({"a": 1}))
     assert read_json(path) == {"a": 1}
+
+
+@pytest.mark.parametrize("error", [KeyError("swish"), RecursionError("deep"), Exception("rust")])
+def test_what_a_library_raises_is_one_line_with_its_reason(error: Exception) -> None:
+    with pytest.raises(UserError) as refused, reading("cannot load a: config.json"):
+        raise error
+    assert str(refused.value).startswith(f"cannot load a: config.json: {error}")
+    assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "error", [UserError("ours"), torch.OutOfMemoryError("full"), KeyboardInterrupt()]
+)
+def test_what_is_no_librarys_error_about_a_file_passes(error: BaseException) -> None:
+    with pytest.raises(type(error)) as passed, reading("cannot load a"):
+        raise error
+    assert passed.value is error
+
+
+N = 100_000
+TOO_DEEP = {
+    "arrays": ("a.jsonl", '{"text": "a", "x": ' + N * "[" + N * "]" + "}"),
+    "objects": ("a.jsonl", '{"text": "a", "x": ' + N * '{"a":' + "1" + N * "}" + "}"),
+    "open arrays": ("a.jsonl", '{"text": "a"}\n' + N * "["),
+    "after a string": ("a.jsonl", '{"text": "]]\\"]]' + N * "]" + '", "x": ' + N * "["),
+    "a level too many": ("a.jsonl", (MOST_LEVELS + 1) * "[" + (MOST_LEVELS + 1) * "]"),
+    "over lines": ("a.json", N * "[\n" + N * "]\n"),
+    "in a folder": ("train/a.json", N * '{"a":' + "1" + N * "}"),
+}
+SHALLOW = {
+    "no level too many": ("a.jsonl", MOST_LEVELS * "[" + MOST_LEVELS * "]"),
+    "brackets in text": ("a.jsonl", json.dumps({"text": N * '["{'})),
+    "many in a row": ("a.jsonl", "[" + N * "[],{}," + "[]]"),
+    "many rows": ("a.jsonl", N * '{"text": [\n'),
+    "another kind of file": ("a.txt", N * "["),
+}
+
+
+def write_in(folder: Path, name: str, text: str) -> None:
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize("row", TOO_DEEP)
+def test_a_file_that_is_nested_too_deep_is_named(row: str, tmp_path: Path) -> None:
+    write_in(tmp_path, *TOO_DEEP[row])
+    with pytest.raises(UserError) as refused:
+        validate_nesting(tmp_path)
+    path = tmp_path / TOO_DEEP[row][0]
+    assert str(refused.value) == f"{path} holds JSON that is nested more than 1000 deep"
+
+
+@pytest.mark.parametrize("row", SHALLOW)
+def test_other_files_pass(row: str, tmp_path: Path) -> None:
+    write_in(tmp_path, *SHALLOW[row])
+    validate_nesting(tmp_path)
+
+
+def test_a_large_folder_is_read_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_in(tmp_path, "a.jsonl", "{}\n")
+    write_in(tmp_path, "b.jsonl", N * "[")
+    monkeypatch.setattr(files, "MOST_BYTES", N)
+    validate_nesting(tmp_path)
+    monkeypatch.setattr(files, "MOST_BYTES", N + 3)
+    with pytest.raises(UserError, match=r"b\.jsonl holds JSON"):
+        validate_nesting(tmp_path)

@@ -17,16 +17,29 @@ def test_every_import_is_one_that_the_rule_allows() -> None:
 
 def test_an_import_against_the_rule_is_found() -> None:
     found = {
-        "nope_probe.hooks.layer": {"nope_probe.components", "nope_probe.models.load"},
+        "nope_probe.hooks.layers.model": {"nope_probe.components", "nope_probe.models.load"},
         "nope_probe.scores": {"nope_probe.cli", "nope_probe.errors"},
         "nope_probe.data.sequences": {"nope_probe.cli"},
         "nope_probe.runtime.session": {"nope_probe", "nope_probe.ablate"},
     }
     assert violations(found) == [
         "nope_probe.data.sequences imports nope_probe.cli",
-        "nope_probe.hooks.layer imports nope_probe.models.load",
+        "nope_probe.hooks.layers.model imports nope_probe.models.load",
         "nope_probe.runtime.session imports nope_probe",
         "nope_probe.runtime.session imports nope_probe.ablate",
+    ]
+
+
+def test_an_import_up_among_the_rooms_of_hooks_is_found() -> None:
+    found = {
+        "nope_probe.hooks.ablation": {"nope_probe.hooks.reading.capture"},
+        "nope_probe.hooks.reading.fused": {"nope_probe.hooks.removing.targets"},
+        "nope_probe.hooks.removing.targets": {"nope_probe.hooks.reading.fused"},
+        "nope_probe.hooks.layers.model": {"nope_probe.hooks.ablation", "nope_probe.maps.folds"},
+    }
+    assert violations(found) == [
+        "nope_probe.hooks.layers.model imports nope_probe.hooks.ablation",
+        "nope_probe.hooks.removing.targets imports nope_probe.hooks.reading.fused",
     ]
 
 

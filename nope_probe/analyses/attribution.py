@@ -44,7 +44,7 @@ from nope_probe.analyses.shapley import (
 )
 from nope_probe.components import POSITION_ENCODINGS, Component
 from nope_probe.errors import closed_choices
-from nope_probe.hooks.layer_folds import LayerFolds
+from nope_probe.maps.stored_maps import LayerFolds
 
 BASE = "base"
 CONJUNCTION_TOLERANCE = 0.1

@@ -15,11 +15,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nope_probe.analyses.distances import kept_cells
 from nope_probe.analyses.jackknife import Interval, cross_products, rms, share
-from nope_probe.analyses.pattern import row_centred
 from nope_probe.analyses.pattern_rows import beyond_rounding
 from nope_probe.analyses.recover import Rotation
+from nope_probe.maps.centred import kept_cells, row_centred
 
 UNROTATED = "unrotated"
 BandChoice = int | Literal["octaves"]

@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.analyses.distances import n_kept_cells
 from nope_probe.analyses.jackknife import Interval, ProductSums, rms, rms_ratio, share
-from nope_probe.analyses.pattern_rows import beyond_rounding, centred_rows, mean_squares
+from nope_probe.analyses.pattern_rows import beyond_rounding, mean_squares
 from nope_probe.analyses.shapley import Condition, Contrast
-from nope_probe.hooks.layer_folds import LayerFolds, row_blocks
+from nope_probe.maps.centred import centred_rows, n_kept_cells
+from nope_probe.maps.stored_maps import LayerFolds, row_blocks
 
 GRAM_BYTES = 1 << 26
 

@@ -12,46 +12,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
 from nope_probe.analyses.jackknife import MIN_FOLDS, fold_weights, standard_error
+from nope_probe.maps.centred import kept_cells
 
 EDGE = 0.05
-
-
-def kept_cells(n: int, skip_keys: int = 0) -> Bool[Tensor, "query_pos key_pos"]:
-    """Return the cells on which patterns are defined: skip_keys <= j < i.
-
-    Raises:
-        ValueError: if no row has two of them.
-    """
-    n_kept_cells(n, skip_keys)
-    return block_cells(0, n, skip_keys)
-
-
-def n_kept_cells(n: int, skip_keys: int) -> int:
-    """Return on how many cells patterns are defined.
-
-    Raises:
-        ValueError: if no row has two of them.
-
-    Example:
-        >>> n_kept_cells(5, 1), int(kept_cells(5, 1).sum())
-        (6, 6)
-    """
-    if not 0 <= skip_keys <= n - 3:
-        raise ValueError(
-            f"expected from 0 to {n - 3} skipped keys at {n} positions, got {skip_keys}"
-        )
-    return (n - skip_keys) * (n - skip_keys - 1) // 2
-
-
-def block_cells(start: int, stop: int, skip_keys: int) -> Bool[Tensor, "row key_pos"]:
-    """Return the cells skip_keys <= j < i of a block of rows, with the keys before `stop`."""
-    key = torch.arange(stop)
-    return (key < torch.arange(start, stop)[:, None]) & (key >= skip_keys)
 
 
 def edge_keys(n: int, skip_keys: int) -> int:

@@ -25,7 +25,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.analyses.distances import n_kept_cells
 from nope_probe.analyses.jackknife import (
     UNDEFINED,
     Interval,
@@ -39,11 +38,11 @@ from nope_probe.analyses.pattern_rows import (
     Folds,
     as_layer,
     beyond_rounding,
-    centred_rows,
     exceeds_rounding,
     mean_squares,
 )
-from nope_probe.hooks.layer_folds import row_blocks
+from nope_probe.maps.centred import centred_rows, n_kept_cells
+from nope_probe.maps.stored_maps import row_blocks
 
 
 @dataclass(frozen=True, kw_only=True)

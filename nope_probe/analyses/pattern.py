@@ -24,8 +24,6 @@ from nope_probe.analyses.distances import (
     distance_sums,
     edge_keys,
     first_cells_by_distance,
-    kept_cells,
-    n_kept_cells,
     relative_fit,
 )
 from nope_probe.analyses.jackknife import (
@@ -42,15 +40,14 @@ from nope_probe.analyses.pattern_rows import (
     NonRelativeRows,
     as_layer,
     beyond_rounding,
-    centred_rows,
     mean_squares,
     pattern_rows,
 )
 from nope_probe.analyses.trends import LAG, TrendSums, query_stride
 from nope_probe.errors import closed_choices
-from nope_probe.hooks.layer_folds import BLOCK_BYTES, LayerFolds, TensorFolds, row_blocks
-from nope_probe.hooks.maps import ScoreMaps
-from nope_probe.hooks.stored_maps import StoredMaps
+from nope_probe.maps.centred import centred_rows, kept_cells, n_kept_cells
+from nope_probe.maps.maps import ScoreMaps
+from nope_probe.maps.stored_maps import BLOCK_BYTES, LayerFolds, StoredMaps, TensorFolds, row_blocks
 
 FoldMeans: TypeAlias = Float[Tensor, "fold layer query_pos key_pos"]
 AnyMaps: TypeAlias = ScoreMaps | StoredMaps | FoldMeans
@@ -269,26 +266,6 @@ class _ScoreSums:
         contrast = self.first / first.sum() - (self.total - self.first) / others.sum()
         weights = first / first.sum() - others / others.sum()
         return contrast - (self.sums / self.counts.clamp_min(1)) @ weights
-
-
-def row_centred(
-    maps: Float[Tensor, "*batch query_pos key_pos"], skip_keys: int = 0
-) -> Float[Tensor, "*batch query_pos key_pos"]:
-    """Subtract from each row its mean over skip_keys <= j < i: the pattern in a score map.
-
-    Other cells become NaN.
-
-    Raises:
-        ValueError: for a non-finite cell among j < i.
-
-    Example:
-        >>> row_centred(torch.tensor([[0., 0, 0], [5, 0, 0], [1, 3, 0]]))
-        tensor([[nan, nan, nan],
-                [ 0., nan, nan],
-                [-1.,  1., nan]])
-    """
-    cells = kept_cells(maps.shape[-1], skip_keys)
-    return centred_rows(maps, 0, skip_keys).where(cells, torch.nan)
 
 
 def relative_part(

@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.distances import kept_cells, n_kept_cells
 from nope_probe.analyses.jackknife import (
     UNDEFINED,
     Estimates,
@@ -27,19 +26,19 @@ from nope_probe.analyses.jackknife import (
     share,
     signed_root,
 )
-from nope_probe.analyses.pattern import FoldCounts, measure_estimates, row_centred
+from nope_probe.analyses.pattern import FoldCounts, measure_estimates
 from nope_probe.analyses.pattern_rows import (
     Folds,
     NonRelativeRows,
     as_layer,
     beyond_rounding,
-    centred_rows,
     exceeds_rounding,
     mean_squares,
     pattern_distance_sums,
 )
 from nope_probe.analyses.trends import TrendSums, query_stride
-from nope_probe.hooks.layer_folds import LayerFolds, row_blocks
+from nope_probe.maps.centred import centred_rows, kept_cells, n_kept_cells, row_centred
+from nope_probe.maps.stored_maps import LayerFolds, row_blocks
 
 FoldMaps = Float[Tensor, "fold query_pos key_pos"]
 OtherFoldMaps = Float[Tensor, "other_fold query_pos key_pos"]

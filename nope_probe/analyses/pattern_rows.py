@@ -14,17 +14,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.distances import (
-    block_cells,
-    distance_rows,
-    distance_sums,
-    relative_fit,
-)
+from nope_probe.analyses.distances import distance_rows, distance_sums, relative_fit
 from nope_probe.analyses.jackknife import Estimates
-from nope_probe.hooks.layer_folds import BLOCK_BYTES, LayerFolds, TensorFolds, row_blocks
+from nope_probe.maps.centred import block_cells, centred_rows
+from nope_probe.maps.stored_maps import BLOCK_BYTES, LayerFolds, TensorFolds, row_blocks
 
 Folds: TypeAlias = LayerFolds | Float[Tensor, "fold query_pos key_pos"]
-Rows: TypeAlias = Float[Tensor, "*map row key_pos"]
 # Of the RMS score. Models in float32 leave up to half of it (one token at all of 128 positions).
 ROUNDING = 8 * torch.finfo(torch.float32).eps
 
@@ -32,28 +27,6 @@ ROUNDING = 8 * torch.finfo(torch.float32).eps
 def as_layer(folds: Folds) -> LayerFolds:
     """Return the fold maps of a layer as ones that are read by rows."""
     return folds if isinstance(folds, LayerFolds) else TensorFolds(folds)
-
-
-def centred_rows(rows: Rows, start: int, skip_keys: int) -> Rows:
-    """Return a block of rows of patterns: less their means over skip_keys <= j < i, 0 elsewhere.
-
-    Args:
-        rows: scores of the queries from `start` on, with the keys up to the last of them.
-        start: the first query.
-        skip_keys: how many first keys to leave out.
-
-    Raises:
-        ValueError: for a non-finite cell among j < i.
-    """
-    cells = block_cells(start, start + rows.shape[-2], skip_keys)
-    inside = rows.where(cells, 0.0)
-    if not inside.sum().isfinite():
-        raise ValueError("a score map has a non-finite cell below the diagonal")
-    if skip_keys < inside.shape[-1]:
-        # Less a key of its own first: rounding would leave a pattern in a row of equal scores.
-        inside = inside.sub_(inside[..., skip_keys, None].clone()).where(cells, 0.0)
-    counts = cells.sum(-1, keepdim=True).clamp_min(1)
-    return inside.sub_(inside.sum(-1, keepdim=True) / counts).where(cells, 0.0)
 
 
 def pattern_rows(

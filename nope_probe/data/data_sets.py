@@ -9,16 +9,15 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nope_probe.data.held_out import is_held_out
-from nope_probe.data.nesting import validate_nesting
-from nope_probe.data.text_files import (
+from nope_probe.data.documents import (
     SUFFIXES,
     validate_text,
     validate_text_column,
     validate_texts,
 )
-from nope_probe.errors import UserError, is_rust_error, stderr_held
-from nope_probe.files import local_path, validate_regular_files
+from nope_probe.data.stdlib import is_held_out
+from nope_probe.errors import UserError, stderr_held
+from nope_probe.files import local_path, reading, validate_nesting, validate_regular_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -51,7 +50,7 @@ def stream_texts(source: str) -> Iterator[str]:
 
     held_out_only = source.lower() in HELD_OUT
     name, config = HELD_OUT.get(source.lower(), _name_and_config(source))
-    with _as_user_errors(source):
+    with _quiet(), reading(f"cannot read the data set {source}"):
         if os.path.isdir(name):
             validate_regular_files(Path(name))
             validate_nesting(Path(name))
@@ -121,36 +120,9 @@ def tokenised(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Itera
 
 
 def _tokens(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    try:
-        with stderr_held():
-            return tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-    except BaseException as error:
-        if not is_rust_error(error):
-            raise
-        reason = " ".join(str(error).split())[:200]
-        name = tokenizer.name_or_path
-        raise UserError(f"the tokenizer of {name} cannot take the text: {reason}") from error
-
-
-@contextmanager
-def _as_user_errors(source: str) -> Iterator[None]:
-    """Raise a UserError of one line for what `datasets` and the parsers under it raise."""
-    from zipfile import BadZipFile
-
-    from datasets.exceptions import DatasetsError
-    from pyarrow import ArrowException
-    from yaml import YAMLError
-
-    python = (OSError, ValueError, TypeError, LookupError, AttributeError, ImportError)
-    theirs = (RuntimeError, DatasetsError, ArrowException, YAMLError, BadZipFile)
-    try:
-        with _quiet():
-            yield
-    except UserError:
-        raise
-    except (*python, *theirs) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(f"cannot read the data set {source}: {reason}") from error
+    failure = f"the tokenizer of {tokenizer.name_or_path} cannot take the text"
+    with reading(failure), stderr_held():
+        return tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
 
 
 @contextmanager

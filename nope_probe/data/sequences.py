@@ -16,11 +16,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from nope_probe.data.cutting import Windows, cut, cut_at_start
+from nope_probe.data.cutting import Windows, cut, cut_at_start, separator_of
+from nope_probe.data.cutting import pack as pack_documents
 from nope_probe.data.data_sets import first_documents, is_data_set, long_documents, tokenised
 from nope_probe.data.documents import documents, validate_packing
-from nope_probe.data.packing import pack as pack_documents
-from nope_probe.data.packing import separator_of
 from nope_probe.errors import UserError, closed_choices
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import ast
 import json
 import sysconfig
+from hashlib import sha256
 from pathlib import Path
-
-from nope_probe.data.held_out import is_held_out
 
 SHIPPED = Path(__file__).parents[1] / "checkpoints" / "heldout.jsonl"
 _SKIPPED = {
@@ -84,3 +83,11 @@ def write_held_out(path: Path) -> None:
     """Write the held-out documents as the data set `shipped`: a JSON object with `text` a line."""
     rows = (json.dumps({"text": text}) + "\n" for text in stdlib_documents(held_out=True))
     path.write_text("".join(rows), encoding="utf-8")
+
+
+HELD_OUT_PERCENT = 13
+
+
+def is_held_out(key: str) -> bool:
+    """Return whether a text (or the name of a module) belongs to the held-out slice."""
+    return int(sha256(key.encode()).hexdigest(), 16) % 100 < HELD_OUT_PERCENT

@@ -6,9 +6,8 @@ from collections.abc import Collection, Sequence
 
 from nope_probe.components import Component, equal_bands, is_rope, removal_order
 from nope_probe.errors import UserError
-from nope_probe.hooks.components import components, rope_frequencies
-from nope_probe.hooks.protocols import HookedModel
-from nope_probe.hooks.targets import removed_pairs
+from nope_probe.hooks.layers.protocols import HookedModel
+from nope_probe.hooks.removing.targets import components, removed_pairs, rope_frequencies
 
 
 def validate_components(wanted: Collection[str], has: Sequence[Component]) -> None:

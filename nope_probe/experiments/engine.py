@@ -1,11 +1,16 @@
-"""What the commands share that run a model in several conditions."""
+"""Captures of a run: read from its checkpoint, or else computed and saved there."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
-from nope_probe.hooks.calibration import Calibration, calibrate, weights_checksum
-from nope_probe.hooks.protocols import HookedModel
+from nope_probe.hooks.layers.protocols import HookedModel
+from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
+from nope_probe.hooks.reading.capture import capture_losses, capture_scores
+from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.maps.maps import ScoreMaps
 from nope_probe.runtime.checkpoint import RunCheckpoint
 
 
@@ -30,3 +35,27 @@ def calibration_once(
         ).to_tensors(),
     )
     return Calibration.from_tensors(tensors, weights_checksum(model))
+
+
+def scores_once(
+    checkpoint: RunCheckpoint, key: str, model: HookedModel, inputs: Tensor, **options: Any
+) -> ScoreMaps:
+    """Return score maps, captured with `capture_scores` unless the checkpoint has them."""
+    return ScoreMaps.from_tensors(
+        checkpoint.once(
+            key,
+            lambda stream: capture_scores(model, inputs, checkpoint=stream, **options).to_tensors(),
+        )
+    )
+
+
+def losses_once(
+    checkpoint: RunCheckpoint, key: str, model: HookedModel, tokens: Tensor, *, batch_size: int
+) -> Tensor:
+    """Return the loss of every token, from `capture_losses` unless the checkpoint has them."""
+    return checkpoint.once(
+        key,
+        lambda stream: {
+            "losses": capture_losses(model, tokens, batch_size=batch_size, checkpoint=stream)
+        },
+    )["losses"]

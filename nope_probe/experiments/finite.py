@@ -7,10 +7,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.capture import capture_scores
-from nope_probe.hooks.maps import ScoreMaps, StageMaps
-from nope_probe.hooks.model import Inputs
-from nope_probe.hooks.protocols import HookedModel
+from nope_probe.hooks.layers.model import Inputs
+from nope_probe.hooks.layers.protocols import HookedModel
+from nope_probe.hooks.reading.capture import capture_scores
+from nope_probe.maps.maps import ScoreMaps, StageMaps
 
 
 def validate_finite(maps: ScoreMaps, condition: str) -> None:

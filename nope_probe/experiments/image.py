@@ -10,9 +10,8 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from nope_probe.errors import UserError
-from nope_probe.figures.export import export
+from nope_probe.figures.export import export, unfold_layers
 from nope_probe.figures.style import TITLE_HEIGHT
-from nope_probe.figures.unfold import unfold_layers
 
 # The first figure after a heading, and that heading.
 FIGURE = re.compile(

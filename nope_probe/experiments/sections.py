@@ -14,10 +14,9 @@ from rich.table import Table
 
 from nope_probe.errors import UserError
 from nope_probe.experiments.console import PlainConsole
-from nope_probe.figures.export import export
+from nope_probe.figures.export import export, unfold_layers
 from nope_probe.figures.intervals import interval_of, interval_text, percent
 from nope_probe.figures.style import TITLE_HEIGHT
-from nope_probe.figures.unfold import unfold_layers
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, page
 from nope_probe.runtime.folder import Run, read_run

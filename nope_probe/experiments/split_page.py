@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import pandas as pd
 
-from nope_probe.figures.splits import band_amplitudes, offset_profiles
+from nope_probe.figures.shares import band_amplitudes, offset_profiles
 from nope_probe.reports.page import Section
 
 

@@ -10,16 +10,20 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from nope_probe.components import SOURCES, colour, is_rope, symbol, words
-from nope_probe.figures.dots import FLAT_NOTE, Dots, dots, over_layers
-from nope_probe.figures.grid import Grid, axis, inside, keep, patch, place, zoom_together
-from nope_probe.figures.intervals import bound_columns, error_bars
-from nope_probe.figures.noise import axis_range, is_noise
-from nope_probe.figures.style import ZERO
+from nope_probe.figures.dots import Dots, dots, note_flat, over_layers
+from nope_probe.figures.grid import Grid, axis, keep, on, patch, place, zoom_together
+from nope_probe.figures.intervals import (
+    axis_range,
+    bound_columns,
+    error_bars,
+    estimates_of,
+    is_noise,
+)
+from nope_probe.figures.style import ZERO, layer_colours
 
 INTACT = "intact"
 WIDE, NARROW = 1000, 290  # px of a legend
 LEGEND_ROW, LEGEND_MARK, LEGEND_LETTER = 24, 60, 8  # px
-DIFFERENCE = ("difference", *bound_columns("difference"))
 PANELS = ("without sources", "without weights or MLPs")
 
 
@@ -140,6 +144,11 @@ def component(name: str) -> str:
     return name.partition(":")[0]
 
 
+def _marker(condition: str, size: int) -> dict[str, object]:
+    name = component(condition)
+    return {"color": colour(name), "symbol": symbol(name), "size": size}
+
+
 def decodability(table: pd.DataFrame) -> go.Figure:
     """Draw how far the index decoded from each layer's residual stream is from the true one.
 
@@ -218,7 +227,7 @@ def differences(table: pd.DataFrame, titles: Mapping[str, str]) -> go.Figure:
     ranges = {}
     for panel, measure in enumerate(shown):
         rows = known[known["measure"] == measure]
-        ranges[panel] = [rows[each].to_numpy(float) for each in DIFFERENCE]
+        ranges[panel] = estimates_of(rows, "difference")
         for condition in conditions:
             figure.add_trace(
                 _difference_dot(rows[rows["condition"] == condition], condition, panel)
@@ -242,27 +251,96 @@ def differences(table: pd.DataFrame, titles: Mapping[str, str]) -> go.Figure:
         if panel:
             keys[f"yaxis{axis(panel)}.matches"] = "y"
     patch(figure, keys)
-    flat = [panel for panel, ends in ranges.items() if is_noise(*ends)]
-    notes = [{**inside(panel), **FLAT_NOTE} for panel in flat]
-    figure.update_layout(annotations=[*figure.layout.annotations, *notes])
+    note_flat(figure, [panel for panel, ends in ranges.items() if is_noise(*ends)])
     return figure
 
 
 def _difference_dot(rows: pd.DataFrame, condition: str, panel: int) -> go.Scatter:
-    values, *bounds = (rows[each].to_numpy(float) for each in DIFFERENCE)
+    values, *bounds = estimates_of(rows, "difference")
     return go.Scatter(
         x=values,
         y=[removed(condition)] * len(rows),
         error_x=error_bars(values, *bounds),
         customdata=np.column_stack(bounds),
         mode="markers",
-        marker={
-            "color": colour(component(condition)),
-            "symbol": symbol(component(condition)),
-            "size": 8,
-        },
-        xaxis=f"x{axis(panel)}",
-        yaxis=f"y{axis(panel)}",
+        marker=_marker(condition, size=8),
+        **on(panel),
         hovertemplate="%{x:.3g} (%{customdata[0]:.3g} to %{customdata[1]:.3g})"
         f"<extra>{label(condition)}</extra>",
     )
+
+
+def pattern_and_behaviour(table: pd.DataFrame, effects: Mapping[str, str]) -> go.Figure:
+    """Draw what each condition takes from the positional pattern against what behaviour loses.
+
+    Args:
+        table: `bridge.csv`: condition, layer, pattern (nats), and each effect with its bounds; the
+            pattern is summed over layers, and a layer's own effect averaged.
+        effects: the titles of the y axes by the effect's column.
+    """
+    groups = table.groupby("condition", sort=False)
+    lost = groups["pattern"].sum(min_count=1)
+    figure = go.Figure()
+    for panel, effect in enumerate(effects):
+        means = groups[[effect, *bound_columns(effect)]].mean()
+        for condition in lost.index:
+            figure.add_trace(
+                _bridge_dot(condition, float(lost[condition]), means.loc[condition], panel)
+            )
+    wide = Grid(
+        columns=len(effects), panel=280, x_title="pattern lost, nats, sum over layers", bottom=110
+    )
+    narrow = replace(wide, columns=1, panel=220, left=50, bottom=170)
+    heading = "What a removal takes from the positional pattern, and from behaviour"
+    place(figure, heading, list(effects.values()), wide, narrow)
+    zoom_together(figure, len(effects), also_y=False)
+    return figure
+
+
+def _bridge_dot(condition: str, lost: float, effect: pd.Series, panel: int) -> go.Scatter:
+    value, low, high = (np.array([each], float) for each in effect.to_numpy(float))
+    return go.Scatter(
+        x=[lost],
+        y=value,
+        error_y=error_bars(value, low, high),
+        mode="markers",
+        marker=_marker(condition, size=10),
+        name=label(condition),
+        legendgroup=condition,
+        showlegend=panel == 0,
+        **on(panel),
+        hovertemplate=f"pattern %{{x:.3g}} nats, %{{y:.3g}}<extra>{label(condition)}</extra>",
+    )
+
+
+def heads_and_behaviour(table: pd.DataFrame) -> go.Figure:
+    """Draw what is lost without each head's W_Q against the head's own positional pattern.
+
+    Args:
+        table: `heads.csv`: layer, head, pattern (nats), and loss with its bounds, nats.
+    """
+    layers = sorted(set(table["layer"]))
+    figure = go.Figure()
+    for layer, ink in zip(layers, layer_colours(len(layers)), strict=True):
+        rows = table[table["layer"] == layer]
+        ends = estimates_of(rows, "loss")
+        figure.add_scatter(
+            x=rows["pattern"].to_numpy(float),
+            y=ends[0],
+            error_y=error_bars(*ends),
+            text=[f"L{layer}H{head}" for head in rows["head"]],
+            mode="markers+text",
+            textposition="top right",
+            marker={"color": ink, "size": 9},
+            name=f"L{layer}",
+            hovertemplate="%{text}: pattern %{x:.3g} nats, loss %{y:+.3g} nats<extra></extra>",
+        )
+    wide = Grid(
+        columns=1,
+        panel=320,
+        left=70,
+        x_title="the head's positional pattern, nats",
+        y_title="rise of the loss without its W_Q, nats",
+    )
+    place(figure, "Heads: pattern and behaviour", [""], wide, replace(wide, panel=240, left=50))
+    return figure

@@ -12,7 +12,6 @@ import numpy as np
 import plotly.graph_objects as go
 
 from nope_probe.components import INK, LETTERS, SCORE_STAGES, STAGE_MEANINGS, Letter, words
-from nope_probe.figures.captures import Stages, normalised_maps, stage_maps
 from nope_probe.figures.circuit_layout import BAR, Flow, arrows, narrow, wide
 from nope_probe.figures.circuit_views import (
     COSINES,
@@ -29,6 +28,8 @@ from nope_probe.figures.circuit_views import (
     views,
 )
 from nope_probe.figures.grid import axis, keep, patch
+from nope_probe.figures.maps import Stages, normalised_maps, stage_maps
+from nope_probe.figures.panels import heat_map
 from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, TEMPLATE, ZERO
 
 COMPONENTS = ("mask", "w_q", "w_k", "w_o", "w_v", "mlp")
@@ -132,23 +133,16 @@ def _heat(
     stage: Stage, values: np.ndarray, block: int, coloraxis: str, visible: bool
 ) -> go.Heatmap:
     letter, of, kind = stage
-    panel, start = axis(LETTERS.index(letter)), (block - 1) / 2
-    about = "≈ " if block > 1 else ""
-    model = "" if of == "shown" else f"<br>{OF[of]}"
-    return go.Heatmap(
-        z=values.astype(np.float32),
-        x0=start,
-        dx=block,
-        y0=start,
-        dy=block,
-        xaxis=f"x{panel}",
-        yaxis=f"y{panel}",
-        coloraxis=coloraxis,
+    kind_and_model = ("" if kind == RAW else kind, OF.get(of, ""))
+    return heat_map(
+        values.astype(np.float32),
+        float(block),
+        LETTERS.index(letter),
         name=letter,
+        coloraxis=coloraxis,
+        value=_value(stage),
+        label="<br>".join([f"({letter}) {formula(letter)}", *filter(None, kind_and_model)]),
         visible=visible,
-        hoverongaps=False,
-        hovertemplate=f"query {about}%{{y:.0f}}<br>key {about}%{{x:.0f}}<br>{_value(stage)}"
-        f"<extra>({letter}) {formula(letter)}{'' if kind == RAW else f'<br>{kind}'}{model}</extra>",
     )
 
 

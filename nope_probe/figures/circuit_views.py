@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from nope_probe.components import LETTERS, SCORE_STAGES, Letter
-from nope_probe.figures.downsample import pool
+from nope_probe.maps.downsample import pool
 
 Of = Literal["shown", "reference", "difference"]
 Kind = Literal["raw", "cosines", "less diagonal means"]

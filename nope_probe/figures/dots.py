@@ -6,7 +6,7 @@ words "no pattern".
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,16 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from nope_probe.components import colour, symbol, words
-from nope_probe.figures.grid import Grid, axis, inside, patch, place, zoom_together
-from nope_probe.figures.intervals import NO_PATTERN, bound_columns, error_bars
-from nope_probe.figures.noise import FLAT, axis_range, is_noise, padded_range
+from nope_probe.figures.grid import Grid, annotate, axis, inside, on, patch, place, zoom_together
+from nope_probe.figures.intervals import (
+    FLAT,
+    NO_PATTERN,
+    axis_range,
+    bound_columns,
+    error_bars,
+    is_noise,
+    padded_range,
+)
 from nope_probe.figures.style import BLANK, GRID
 
 WIDTH = 0.6  # of a layer's dots, in layers
@@ -145,8 +152,7 @@ def _trace(series: Dots, panel: int, offset: float) -> go.Scatter:
         customdata=np.column_stack([series.layers, *bounds]),
         mode="markers",
         cliponaxis=False,  # markers at zero are whole
-        xaxis=f"x{axis(panel)}",
-        yaxis=f"y{axis(panel)}",
+        **on(panel),
         name=series.label,
         legendgroup=series.label,
         showlegend=panel == 0,
@@ -180,9 +186,7 @@ def _mark_layers(
             notes.append({"text": NO_PATTERN, "textangle": -90, "bgcolor": BLANK, **where})
     font = {"showarrow": False, "font": {"size": 11}}
     patch(figure, keys)
-    figure.update_layout(
-        annotations=[*figure.layout.annotations, *({**note, **font} for note in notes)]
-    )
+    annotate(figure, [{**note, **font} for note in notes])
 
 
 def _set_ranges(
@@ -191,7 +195,7 @@ def _set_ranges(
     """Match the axes that show the same, and keep noise flat."""
     zoom_together(figure, len(panels), also_y=False)
     keys: dict[str, Any] = {}
-    notes = []
+    noise: list[int] = []
     for first, *others in groups:
         keys |= {f"yaxis{axis(each)}.matches": f"y{axis(first)}" for each in others}
         ends = np.concatenate([_ends(panels[each]) for each in (first, *others)], axis=1)
@@ -200,10 +204,14 @@ def _set_ranges(
             limits = padded_range(ends)
         if limits is not None:
             keys |= {f"yaxis{axis(each)}.range": limits for each in (first, *others)}
-        flat = [each for each in (first, *others) if is_noise(*_ends(panels[each]))]
-        notes += [{**inside(each), **FLAT_NOTE} for each in flat]
+        noise += [each for each in (first, *others) if is_noise(*_ends(panels[each]))]
     patch(figure, keys)
-    figure.update_layout(annotations=[*figure.layout.annotations, *notes])
+    note_flat(figure, noise)
+
+
+def note_flat(figure: go.Figure, panels: Iterable[int]) -> None:
+    """Note in some panels that what they show is flat within its noise."""
+    annotate(figure, [{**inside(panel), **FLAT_NOTE} for panel in panels])
 
 
 def _ends(series: Sequence[Dots]) -> Float[np.ndarray, "3 dot"]:

@@ -19,14 +19,13 @@ from jaxtyping import Float
 
 from nope_probe.components import LETTERS, SCORE_STAGES, STAGE_MEANINGS, Letter, colour, words
 from nope_probe.errors import UserError
-from nope_probe.figures.assets import asset, script
 from nope_probe.figures.circuit_figure import formula
 from nope_probe.figures.circuit_layout import OPERATIONS, Flow, narrow, wide
-from nope_probe.figures.downsample import pool
-from nope_probe.figures.explorer_bytes import Maps, PackedMaps, encoded, pack
+from nope_probe.figures.explorer_bytes import Maps, PackedMaps, asset, encoded, pack, script
 from nope_probe.figures.style import STOPS
 from nope_probe.figures.words import BOTH_WAYS
 from nope_probe.files import local_path
+from nope_probe.maps.downsample import pool
 
 MAX_BYTES = 4_900_000  # of an explorer in a notebook or a file
 SMALLEST = 8  # cells along an axis, below which no map is pooled

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from dataclasses import dataclass
+from importlib import resources
 from typing import Literal
 
 import numpy as np
@@ -107,3 +108,13 @@ def _stored(shape: Shape, n: int) -> np.ndarray:
 def encoded(values: np.ndarray, dtype: str) -> str:
     """Return numbers as base64 of one binary type."""
     return b64encode(np.ascontiguousarray(values, dtype=dtype).tobytes()).decode()
+
+
+def asset(name: str) -> str:
+    """Return the text of a file in this folder, such as `explorer.css`."""
+    return resources.files("nope_probe.figures").joinpath(name).read_text("utf-8")
+
+
+def script(name: str) -> str:
+    """Return a script after the colours of maps, in a scope of its own: several share a page."""
+    return f'"use strict";\n(() => {{\n{asset("colours.js")}{asset(name)}}})();\n'

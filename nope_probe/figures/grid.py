@@ -6,7 +6,7 @@ A figure is laid out for a wide screen. The layout keys that differ on a phone a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,12 +109,22 @@ def place(figure: go.Figure, title: str, panels: Sequence[str], wide: Grid, narr
     keep(figure, narrow=narrow.layout(len(panels)))
 
 
+def annotate(figure: go.Figure, notes: Iterable[Mapping[str, Any]]) -> None:
+    """Add annotations to those that a figure has."""
+    figure.update_layout(annotations=[*figure.layout.annotations, *notes])
+
+
 def zoom_together(figure: go.Figure, panels: int, also_y: bool = True) -> None:
     """Match the panels' x axes, and their y axes too if they show the same."""
     keys = {f"xaxis{axis(index)}.matches": "x" for index in range(1, panels)}
     if also_y:
         keys |= {f"yaxis{axis(index)}.matches": "y" for index in range(1, panels)}
     patch(figure, keys)
+
+
+def on(panel: int) -> dict[str, str]:
+    """Return the keys that draw a trace on a panel's axes."""
+    return {"xaxis": f"x{axis(panel)}", "yaxis": f"y{axis(panel)}"}
 
 
 def inside(panel: int) -> dict[str, str]:

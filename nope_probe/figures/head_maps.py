@@ -13,11 +13,10 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from nope_probe.figures.assets import asset, script
-from nope_probe.figures.downsample import Pooled, pool
-from nope_probe.figures.explorer_bytes import encoded
-from nope_probe.figures.noise import CLIPPED, FLOOR
+from nope_probe.figures.explorer_bytes import asset, encoded, script
+from nope_probe.figures.intervals import CLIPPED, FLOOR
 from nope_probe.figures.style import STOPS
+from nope_probe.maps.downsample import Pooled, pool
 
 MAX_BYTES = 4_000_000  # of all maps in base64
 MAX_POSITIONS = 256

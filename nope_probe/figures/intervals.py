@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Float
 
 NO_PATTERN = "no pattern"
 ValueAndBounds = tuple[float, float, float]
@@ -52,7 +53,127 @@ def percent(interval: ValueAndBounds) -> ValueAndBounds:
     return 100 * value, 100 * low, 100 * high
 
 
+def estimates_of(rows: pd.DataFrame, column: str) -> Float[np.ndarray, "3 row"]:
+    """Return the estimates, the lower and the upper bounds of a table's rows."""
+    return rows[[column, *bound_columns(column)]].to_numpy(float).T
+
+
 def error_bars(values: np.ndarray, lows: np.ndarray, highs: np.ndarray) -> dict[str, object]:
     """Return plotly's error bars between the bounds of estimates."""
     arms = {"array": highs - values, "arrayminus": values - lows}
     return {"type": "data", "symmetric": False, **arms, "thickness": 1.5, "width": 3}
+
+
+# A map or curve that spans less than so many standard errors, or nats (float32 resolves scores no
+# better), is noise; its colours or axis then span so many times as much.
+NOISE_ERRORS, NOISE_NATS, WIDER = 8, 1e-5, 10
+PALE = 3  # standard errors of a cell: signed colours reach at least so far
+FLOOR = 0.01  # nats, or a share: attention weights change by 1% per hundredth of a nat
+MARGIN = 3.0  # half an axis, in units of the largest noise
+FLAT = "flat: within noise"
+FLAT_WORDS = ": flat, within noise"  # after a panel's title
+WITHIN = "within noise"
+
+Numbers = Float[np.ndarray, "..."] | Sequence[float]
+
+
+def is_noise(values: Numbers, lows: Numbers, highs: Numbers) -> bool:
+    """Return whether there are numbers and none is told from zero by its interval."""
+    known = np.isfinite(np.asarray(values, float))
+    clear = (np.asarray(lows, float) > 0) | (np.asarray(highs, float) < 0)
+    return bool(known.any()) and not bool((known & clear).any())
+
+
+def axis_range(
+    values: Numbers, lows: Numbers, highs: Numbers, *, floor: float = FLOOR
+) -> tuple[float, float] | None:
+    """Return the range of an axis with zero, or None where the numbers themselves give a good one.
+
+    Numbers within their noise fill a third of the axis around zero, and no axis spans less than the
+    floor.
+
+    Args:
+        values: estimates, with NaN where there is none.
+        lows: lower bounds,
+        highs: and upper ones.
+        floor: the least that an axis reaches from zero.
+
+    Example:
+        >>> axis_range([2e-7, -1e-7], [-2e-7, -3e-7], [4e-7, 1e-7])
+        (-0.01, 0.01)
+        >>> axis_range([0.5, -0.2], [-0.3, -0.7], [1.0, 0.3])
+        (-3.0, 3.0)
+        >>> axis_range([0.5], [0.4], [0.6]) is None
+        True
+    """
+    ends = np.concatenate([np.ravel(np.asarray(each, float)) for each in (values, lows, highs)])
+    known = ends[np.isfinite(ends)]
+    largest = float(np.abs(known).max(initial=0.0))
+    if not known.size:
+        return None
+    if is_noise(values, lows, highs):
+        top = max(MARGIN * largest, floor)
+        return -top, top
+    return (0.0 if known.min() >= 0 else -floor, floor) if largest < floor else None
+
+
+def padded_range(ends: Numbers) -> tuple[float, float] | None:
+    """Return the range of an axis from zero to all numbers and a twentieth more; None of none.
+
+    Example:
+        >>> padded_range([0.5, 2.0, np.nan]), padded_range([np.nan])
+        ((0.0, 2.1), None)
+    """
+    known = np.asarray(ends, float)[np.isfinite(np.asarray(ends, float))]
+    if not known.size:
+        return None
+    low, high = min(0.0, float(known.min())), max(0.0, float(known.max()))
+    pad = 0.05 * (high - low)
+    return (low - pad if low < 0 else 0.0), (high + pad if high > 0 else 0.0)
+
+
+def widened(low: float, high: float, floor: float = NOISE_NATS) -> tuple[float, float, bool]:
+    """Return limits, far apart if they were nearer than `floor`, and whether they were.
+
+    Example:
+        >>> widened(1.0, 3.0, floor=1.0)
+        (1.0, 3.0, False)
+        >>> widened(2.0, 2.0, floor=1.0)
+        (-3.0, 7.0, True)
+    """
+    if high - low >= floor:
+        return low, high, False
+    centre, half = (low + high) / 2, WIDER * floor / 2
+    return centre - half, centre + half, True
+
+
+CLIPPED = 0.5  # percent of the cells beyond each limit
+
+
+def percentiles(values: Float[np.ndarray, "..."], at: Sequence[float]) -> Float[np.ndarray, " at"]:
+    """Return percentiles of the finite values, 0 where there is none."""
+    known = values[np.isfinite(values)]
+    return np.percentile(known, at) if known.size else np.zeros(len(at))
+
+
+def symmetric(values: Float[np.ndarray, "..."], floor: float) -> float:
+    """Return how far limits around zero reach: to all but the strongest values, at least a floor.
+
+    Example:
+        >>> symmetric(np.array([-2.0, np.nan, 2.0]), 0.1), symmetric(np.zeros(3), 0.1)
+        (2.0, 0.1)
+    """
+    return max(floor, float(percentiles(np.abs(values), (100 - CLIPPED,))[0]))
+
+
+def flattened(tops: Sequence[float], flat: Collection[int]) -> Float[np.ndarray, "layer 2"]:
+    """Return each layer's limits around zero; flat layers have those of the strongest layer.
+
+    Example:
+        >>> flattened([1e-7, 2.0, 3.0], flat=[0]).tolist()
+        [[-3.0, 3.0], [-2.0, 2.0], [-3.0, 3.0]]
+    """
+    clear = [top for layer, top in enumerate(tops) if layer not in flat]
+    widest = max([FLOOR, *clear])
+    shown = [max(top, widest) if layer in flat else top for layer, top in enumerate(tops)]
+    return np.array([[-top, top] for top in shown])

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import plotly.graph_objects as go
+from jaxtyping import Float
 
 from nope_probe.components import words
 from nope_probe.errors import closed_choices
-from nope_probe.figures.captures import Layers, ScoreMapsLike, keys_left_out, layer_maps
-from nope_probe.figures.downsample import Pooled, pool
 from nope_probe.figures.grid import Grid, add_slider, axis, colour_limits, keep, patch, place
-from nope_probe.figures.noise import (
+from nope_probe.figures.intervals import (
     CLIPPED,
     FLAT_WORDS,
     NOISE_ERRORS,
@@ -30,7 +29,9 @@ from nope_probe.figures.noise import (
     symmetric,
     widened,
 )
-from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, ColourScale, colour_bar
+from nope_probe.figures.panels import bar_below, heat_map, square_axes
+from nope_probe.figures.style import DIVERGING, SEQUENTIAL, ColourScale, colour_bar
+from nope_probe.maps.downsample import Pooled, pool
 
 MAX_POSITIONS = 256
 MAX_MULTIPLES = 4
@@ -186,23 +187,10 @@ def _pooled(maps: Layers | ScoreMapsLike | Pooled, max_positions: int) -> Pooled
 
 
 def _heat(pooled: Pooled, layer: int, panel: int, name: str, coloraxis: str) -> go.Heatmap:
-    start, about = (pooled.block - 1) / 2, "≈ " if pooled.block > 1 else ""
-    cells = f", mean of {pooled.block} × {pooled.block}" if pooled.block > 1 else ""
-    return go.Heatmap(
-        z=pooled.values[layer],
-        x0=start,
-        dx=pooled.block,
-        y0=start,
-        dy=pooled.block,
-        xaxis=f"x{axis(panel)}",
-        yaxis=f"y{axis(panel)}",
-        coloraxis=coloraxis,
-        name=name,
-        hoverongaps=False,
-        hovertemplate=(
-            f"query {about}%{{y:.0f}}<br>key {about}%{{x:.0f}}"
-            f"<br>%{{z:.3g}} nat{cells}<extra>{name}</extra>"
-        ),
+    block = pooled.block
+    value = "%{z:.3g} nat" + (f", mean of {block} × {block}" if block > 1 else "")
+    return heat_map(
+        pooled.values[layer], float(block), panel, name=name, coloraxis=coloraxis, value=value
     )
 
 
@@ -241,11 +229,9 @@ def _bars_below(grid: Grid, panels: int) -> dict[str, object]:
     for index, (x, y) in enumerate(grid.domains(panels)):
         bar = f"coloraxis{axis(index)}.colorbar"
         long = BAR_LENGTH * (x[1] - x[0])  # the labels at its ends stand over
-        keys |= {f"{bar}.x": sum(x) / 2, f"{bar}.xanchor": "center", f"{bar}.len": long}
-        keys |= {f"{bar}.lenmode": "fraction", f"{bar}.yref": "paper", f"{bar}.y": y[0] - drop}
-        keys |= {f"{bar}.yanchor": "top", f"{bar}.ypad": 0, f"{bar}.nticks": 3}
-        keys |= {f"{bar}.title.text": "", f"{bar}.ticksuffix": " nat", f"{bar}.tickangle": 0}
-        keys |= {f"{bar}.showticksuffix": "last"}
+        keys |= bar_below(bar, x, y[0] - drop, long)
+        keys |= {f"{bar}.nticks": 3, f"{bar}.showticksuffix": "last"}
+        keys |= {f"{bar}.title.text": "", f"{bar}.ticksuffix": " nat"}
     return keys
 
 
@@ -268,15 +254,9 @@ def _place_maps(
     )
     narrow = replace(wide, columns=min(2, n), panel=145 if n > 1 else 300, left=50)
     place(figure, title, panels, wide, narrow)
-    figure.update_layout(plot_bgcolor=BLANK)
     if not bars:
         figure.layout.coloraxis.colorbar.update(x=0.5, xanchor="center")  # below the maps
-    square = {"constrain": "domain", "showgrid": False, "zeroline": False}
-    down = {**square, "autorange": "reversed", "constraintoward": "top"}
-    for at in (axis(index) for index in range(n)):
-        # All maps are square, since the first is, and zoom together.
-        same_x, same_y = ({"matches": "x"}, {"matches": "y"}) if at else ({}, {"scaleanchor": "x"})
-        figure.update_layout({f"xaxis{at}": {**square, **same_x}, f"yaxis{at}": {**down, **same_y}})
+    square_axes(figure, n)
     return wide, narrow
 
 
@@ -314,3 +294,62 @@ def sweep_maps(
         )
         trace.name = f"{name} = {label}"
     return figure
+
+
+Layers: TypeAlias = Float[Any, "layer query_pos key_pos"]
+
+
+@runtime_checkable
+class ScoreMapsLike(Protocol):
+    """What `capture_scores` returns, as far as a figure reads it."""
+
+    @property
+    def mean(self) -> Layers:
+        """The mean over sequences, in nats."""
+
+
+@runtime_checkable
+class StageMapsLike(Protocol):
+    """What `capture_stages` returns, as far as a figure reads it."""
+
+    @property
+    def folds(self) -> Mapping[Any, Any]:
+        """Fold means, per letter."""
+
+    def mean(self, letter: Any) -> Float[Any, "row_pos col_pos"]:
+        """The mean over sequences of one stage's map."""
+
+    def normalised(self, letter: Any) -> Float[Any, "row_pos col_pos"]:
+        """The same less the mean of each diagonal."""
+
+
+Stages: TypeAlias = StageMapsLike | Mapping[Any, Float[Any, "row_pos col_pos"]]
+
+
+def layer_maps(maps: Layers | ScoreMapsLike) -> Float[np.ndarray, "layer query_pos key_pos"]:
+    """Return maps of layers as an array: the mean over sequences of captured score maps."""
+    captured = hasattr(maps, "folds")
+    return np.asarray(maps.mean if captured else maps)
+
+
+def keys_left_out(maps: object, skip_keys: int | Literal["auto"]) -> int:
+    """Return how many first keys of some maps colour limits leave out.
+
+    `auto` is 1 for captured maps of sequences that all begin with the same token (a BOS token,
+    which is an attention sink), else 0.
+    """
+    return int(getattr(maps, "bos", False)) if skip_keys == "auto" else skip_keys
+
+
+def stage_maps(stages: Stages) -> dict[str, Float[np.ndarray, "row_pos col_pos"]]:
+    """Return the maps of a block's stages as arrays, by letter."""
+    if isinstance(stages, Mapping):
+        return {letter: np.asarray(each) for letter, each in stages.items()}
+    return {letter: np.asarray(stages.mean(letter)) for letter in stages.folds}
+
+
+def normalised_maps(stages: Stages) -> dict[str, Float[np.ndarray, "row_pos col_pos"]]:
+    """Return captured stages less the mean of each diagonal; nothing of maps that are given."""
+    if isinstance(stages, Mapping):
+        return {}
+    return {letter: np.asarray(stages.normalised(letter)) for letter in stages.folds}

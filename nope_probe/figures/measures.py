@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from plotly.colors import sample_colorscale
 
-from nope_probe.components import SOURCES, kept_name, words
+from nope_probe.components import INK, LETTERS, SOURCES, colour, kept_name, words
 from nope_probe.figures.dots import dots, over_layers
-from nope_probe.figures.grid import Grid, axis, place
-from nope_probe.figures.style import SEQUENTIAL
-from nope_probe.figures.words import MEASURES
+from nope_probe.figures.grid import Grid, axis, on, place
+from nope_probe.figures.intervals import FLOOR, bound_columns, error_bars, estimates_of
+from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, ZERO, colour_bar, layer_colours
+from nope_probe.figures.words import ATTENTION, MEASURES
 
 CONTROLS = ("amplitude", "locality", "non_relative")
 
@@ -110,7 +110,7 @@ def training_dynamics(tables: Mapping[str, pd.DataFrame], measure: str = "amplit
         measure: which measure to draw.
     """
     layers = sorted({int(each) for table in tables.values() for each in table["layer"]})
-    colours = sample_colorscale(SEQUENTIAL, list(np.linspace(0.05, 0.85, max(2, len(layers)))))
+    colours = layer_colours(len(layers))
     figure = go.Figure()
     for panel, table in enumerate(tables.values()):
         for index, layer in enumerate(layers):
@@ -142,8 +142,7 @@ def _line(rows: pd.DataFrame, measure: str, panel: int, layer: int) -> go.Scatte
         customdata=steps,
         mode="lines+markers",
         marker={"size": 5},
-        xaxis=f"x{axis(panel)}",
-        yaxis=f"y{axis(panel)}",
+        **on(panel),
         name=f"L{layer}",
         legendgroup=f"L{layer}",
         showlegend=panel == 0,
@@ -185,3 +184,130 @@ def compared_measures(runs: Sequence[Series], measures: Sequence[str]) -> go.Fig
         run = index % len(runs)
         trace.marker.update(color=runs[run].colour, symbol=SYMBOLS[run % len(SYMBOLS)])
     return figure
+
+
+HEAD_MEASURES = ("amplitude", "locality", "relative_r2", "edge_contrast")
+ABOUT = {**{name: MEASURES[name] for name in HEAD_MEASURES}, **ATTENTION}
+CELL = 26  # px
+
+
+def head_map(table: pd.DataFrame, measure: str) -> go.Figure:
+    """Draw one measure of each head; a head without it stays blank.
+
+    Args:
+        table: `heads.csv`: layer, head, and each measure with its bounds.
+        measure: one of `ABOUT`.
+
+    Raises:
+        ValueError: for a measure that does not exist.
+    """
+    if measure not in ABOUT:
+        raise ValueError(f"expected a measure of {', '.join(ABOUT)}, got {measure!r}")
+    values, *bounds = (
+        table.pivot(index="layer", columns="head", values=name)
+        for name in (measure, *bound_columns(measure))
+    )
+    figure = go.Figure([_head_cells(values, bounds, ABOUT[measure].title)])
+    _place_heads(figure, values, f"Each head's {ABOUT[measure].title}")
+    figure.update_layout(coloraxis=_head_colours(values.to_numpy(float), measure))
+    return figure
+
+
+def _head_cells(values: pd.DataFrame, bounds: list[pd.DataFrame], title: str) -> go.Heatmap:
+    return go.Heatmap(
+        z=values.to_numpy(float),
+        x=[int(head) for head in values.columns],
+        y=[int(layer) for layer in values.index],
+        customdata=np.stack([each.to_numpy(float) for each in bounds], -1),
+        coloraxis="coloraxis",
+        hoverongaps=False,
+        hovertemplate=(
+            "L%{y}H%{x}<br>%{z:.3g} (%{customdata[0]:.3g} to %{customdata[1]:.3g})"
+            f"<extra>{title}</extra>"
+        ),
+    )
+
+
+def _place_heads(figure: go.Figure, values: pd.DataFrame, title: str) -> None:
+    n_layers, n_heads = values.shape
+    panel = max(160, CELL * n_layers)
+    wide = Grid(columns=1, panel=panel, bottom=124, x_title="head", y_title="layer")
+    place(figure, title, [""], wide, replace(wide, left=50))
+    ticks = {"showgrid": False, "zeroline": False, "tickformat": "d"}
+    figure.update_layout(
+        plot_bgcolor=BLANK,
+        xaxis={**ticks, "nticks": min(17, 1 + n_heads)},
+        yaxis={**ticks, "autorange": "reversed", "nticks": min(33, 1 + n_layers)},
+    )
+
+
+def _head_colours(values: np.ndarray, measure: str) -> dict[str, object]:
+    """Return the colour axis: around zero for a signed measure, else from zero on."""
+    about = ABOUT[measure]
+    known = np.abs(values[np.isfinite(values)])
+    top = 1.0 if about.bounded else max(FLOOR, float(known.max(initial=0.0)))
+    return {
+        "colorscale": DIVERGING if about.signed else SEQUENTIAL,
+        "cmin": -top if about.signed else 0.0,
+        "cmax": top,
+        "colorbar": colour_bar(about.unit),
+    }
+
+
+STAGE_MEASURES = ("locality", "monotonicity")
+
+
+def stage_measures(table: pd.DataFrame, removed: tuple[str, ...] = ()) -> go.Figure:
+    """Draw locality and monotonicity of each stage's map, with 95% intervals.
+
+    Args:
+        table: `stages.csv`: model (intact or ablated), stage, and the measures with their bounds.
+        removed: the components that the ablation removed; the first fixes the colour.
+    """
+    figure = go.Figure()
+    for panel, measure in enumerate(STAGE_MEASURES):
+        for model, rows in table.groupby("model", sort=False):
+            ablated = model == "ablated"
+            label = f"without {' + '.join(map(words, removed))}" if ablated else "intact model"
+            ink = colour(removed[0]) if ablated and removed else INK
+            figure.add_trace(_stage_dots(rows, measure, panel, label, ink, ablated))
+        _add_neutral_line(figure, panel, MEASURES[measure].neutral)
+    wide = Grid(columns=2, panel=240, gap=0.08, x_title="stage")
+    titles = [MEASURES[measure].title for measure in STAGE_MEASURES]
+    place(
+        figure,
+        "Measures of each stage's positional pattern",
+        titles,
+        wide,
+        replace(wide, columns=1, panel=200, left=44),
+    )
+    figure.update_xaxes(type="category", categoryorder="array", categoryarray=list(LETTERS))
+    figure.update_layout(xaxis2={"matches": "x"})
+    figure.update_layout(yaxis={"range": [-1.08, 1.08]}, yaxis2={"range": [-0.04, 1.04]})
+    return figure
+
+
+def _add_neutral_line(figure: go.Figure, panel: int, neutral: float) -> None:
+    at = axis(panel)
+    line = {"type": "line", "x0": 0, "x1": 1, "y0": neutral, "y1": neutral}
+    where = {"xref": f"x{at} domain", "yref": f"y{at}"}
+    figure.add_shape({**line, **where, "line": {"color": ZERO, "width": 1, "dash": "dot"}})
+
+
+def _stage_dots(
+    rows: pd.DataFrame, measure: str, panel: int, label: str, ink: str, hollow: bool
+) -> go.Scatter:
+    ends = estimates_of(rows, measure)
+    return go.Scatter(
+        x=rows["stage"].tolist(),
+        y=ends[0],
+        error_y=error_bars(*ends),
+        mode="lines+markers",
+        line={"color": ink, "width": 1, "dash": "dot" if hollow else "solid"},
+        marker={"color": ink, "size": 9, "symbol": "circle-open" if hollow else "circle"},
+        **on(panel),
+        name=label,
+        legendgroup=label,
+        showlegend=panel == 0,
+        hovertemplate=f"(%{{x}}): %{{y:.2f}}<extra>{label}</extra>",
+    )

@@ -1,4 +1,4 @@
-"""Heat maps in groups -> a plotly figure: published panels beside ours, runs beside each other.
+"""Heat maps as all figures draw them, and groups of them side by side in one figure.
 
 A group is a few maps that belong together, such as a published panel, ours and their difference.
 """
@@ -12,7 +12,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from nope_probe.figures.grid import Extent, Grid, axis, keep, patch, place
+from nope_probe.figures.grid import Extent, Grid, axis, keep, on, patch, place
 from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL
 
 WIDTH, GAP = 1050, 0.025
@@ -76,7 +76,7 @@ def panel_groups(groups: Sequence[Sequence[Panel]], *, title: str) -> go.Figure:
     narrow = replace(wide, columns=min(size, 3), panel=300 // min(size, 3), left=50)
     place(figure, title, [panel.name for panel in panels], wide, narrow)
     figure.update_annotations(font={"size": 12})
-    _share_axes(figure, len(panels))
+    square_axes(figure, len(panels), nticks=4)
     patch(figure, _bars(panels, size, wide, shared))
     few = {f"{xy}axis{axis(i)}.nticks": 3 for i in range(len(panels)) for xy in "xy"}
     bars = _bars(panels, size, narrow, shared)
@@ -99,23 +99,50 @@ def _grid(columns: int, panel: int, shared: bool) -> Grid:
 
 
 def _heat(panel: Panel, index: int) -> go.Heatmap:
-    n = len(panel.values)
-    span = (panel.positions or n) / n
-    start = (span - 1) / 2
+    cells = panel.values.astype(np.float32)
+    span = 1.0 if panel.positions is None else panel.positions / len(cells)
+    value, colours = f"%{{z:.3g}} {panel.unit}", f"coloraxis{axis(index)}"
+    return heat_map(cells, span, index, name=panel.name, coloraxis=colours, value=value)
+
+
+def heat_map(
+    values: Float[np.ndarray, "query_pos key_pos"],
+    span: float,
+    panel: int,
+    *,
+    name: str,
+    coloraxis: str,
+    value: str,
+    label: str = "",
+    visible: bool | None = None,
+) -> go.Heatmap:
+    """Return one map as plotly draws it; cells without a number stay blank.
+
+    Args:
+        values: its cells.
+        span: positions per cell and axis; above 1 the map is pooled.
+        panel: the number of its panel.
+        name: its name.
+        coloraxis: its colour axis.
+        value: what the hover text says of a cell's number.
+        label: the title of the hover text; the name by default.
+        visible: whether it is shown at first, where a control shows it.
+    """
+    start, about = (span - 1) / 2, "≈ " if span > 1 else ""
     return go.Heatmap(
-        z=panel.values.astype(np.float32),
+        z=values,
         x0=start,
         dx=span,
         y0=start,
         dy=span,
-        xaxis=f"x{axis(index)}",
-        yaxis=f"y{axis(index)}",
-        coloraxis=f"coloraxis{axis(index)}",
-        name=panel.name,
+        **on(panel),
+        coloraxis=coloraxis,
+        name=name,
+        visible=visible,
         hoverongaps=False,
         hovertemplate=(
-            f"query %{{y:.0f}}<br>key %{{x:.0f}}<br>%{{z:.3g}} {panel.unit}"
-            f"<extra>{panel.name}</extra>"
+            f"query {about}%{{y:.0f}}<br>key {about}%{{x:.0f}}<br>{value}"
+            f"<extra>{label or name}</extra>"
         ),
     )
 
@@ -129,14 +156,29 @@ def _coloraxis(panel: Panel) -> dict[str, object]:
     }
 
 
-def _share_axes(figure: go.Figure, n: int) -> None:
-    """Make every map square, and all zoom and pan together, as in `maps`."""
+def square_axes(figure: go.Figure, panels: int, **ticks: object) -> None:
+    """Make every map square, with queries downwards, and all zoom and pan together."""
     figure.update_layout(plot_bgcolor=BLANK)
-    x = {"constrain": "domain", "showgrid": False, "zeroline": False, "nticks": 4}
+    x = {"constrain": "domain", "showgrid": False, "zeroline": False, **ticks}
     y = {**x, "autorange": "reversed", "constraintoward": "top"}
-    for at in (axis(index) for index in range(n)):
+    for at in (axis(index) for index in range(panels)):
+        # All maps are square, since the first is, and match it.
         same_x, same_y = ({"matches": "x"}, {"matches": "y"}) if at else ({}, {"scaleanchor": "x"})
         figure.update_layout({f"xaxis{at}": {**x, **same_x}, f"yaxis{at}": {**y, **same_y}})
+
+
+def bar_below(bar: str, across: Extent, y: float, length: float) -> dict[str, object]:
+    """Return the layout keys that centre a colour bar below maps.
+
+    Args:
+        bar: the bar, such as `coloraxis2.colorbar`.
+        across: the maps' extent along x, as shares of the plotting area.
+        y: the bar's upper edge, in the same shares.
+        length: the bar's length.
+    """
+    along = {"x": sum(across) / 2, "xanchor": "center", "len": length, "lenmode": "fraction"}
+    down = {"y": y, "yref": "paper", "yanchor": "top", "ypad": 0, "tickangle": 0}
+    return {f"{bar}.{key}": value for key, value in {**along, **down}.items()}
 
 
 def _bars(panels: Sequence[Panel], size: int, grid: Grid, shared: bool) -> dict[str, object]:
@@ -163,22 +205,14 @@ def _bars(panels: Sequence[Panel], size: int, grid: Grid, shared: bool) -> dict[
 
 
 def _bar(name: str, across: Sequence[Extent], y: float, panel: Panel) -> dict[str, object]:
-    left, right = across[0][0], across[-1][1]
+    extent = across[0][0], across[-1][1]
     ticks = [panel.low, (panel.low + panel.high) / 2, panel.high]
-    return {
+    length = min(0.3, 0.95 * (extent[1] - extent[0]))
+    return bar_below(name, extent, y, length) | {
         f"{name}.orientation": "h",
-        f"{name}.x": (left + right) / 2,
-        f"{name}.xanchor": "center",
-        f"{name}.len": min(0.3, 0.95 * (right - left)),
-        f"{name}.lenmode": "fraction",
-        f"{name}.yref": "paper",
-        f"{name}.y": y,
-        f"{name}.yanchor": "top",
-        f"{name}.ypad": 0,
         f"{name}.thickness": 8,
         f"{name}.tickvals": ticks,
         f"{name}.ticktext": [f"{float(f'{tick:.2g}') + 0.0:g}" for tick in ticks],  # + 0.0: no "-0"
-        f"{name}.tickangle": 0,
         f"{name}.outlinewidth": 0,
         f"{name}.tickfont.size": 11,
         f"{name}.title.text": panel.unit,

@@ -9,11 +9,26 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from nope_probe.components import colour, symbol, words
-from nope_probe.figures.dots import FLAT_NOTE, Dots, dots, over_layers
-from nope_probe.figures.grid import Grid, add_slider, axis, inside, patch, place
-from nope_probe.figures.intervals import NO_PATTERN, bound_columns, error_bars
-from nope_probe.figures.noise import axis_range, is_noise
+from nope_probe.components import TABLE, colour, symbol, words
+from nope_probe.figures.dots import FLAT_NOTE, Dots, dots, note_flat, over_layers
+from nope_probe.figures.grid import (
+    Grid,
+    add_slider,
+    annotate,
+    axis,
+    inside,
+    on,
+    patch,
+    place,
+    zoom_together,
+)
+from nope_probe.figures.intervals import (
+    NO_PATTERN,
+    axis_range,
+    error_bars,
+    estimates_of,
+    is_noise,
+)
 
 MOST_INTERACTIONS = 24
 X_TITLE = "share of the pattern"
@@ -134,8 +149,7 @@ def interactions(table: pd.DataFrame, layer: int = 0) -> go.Figure:
 
 def _interaction_range(panels: Sequence[pd.DataFrame]) -> dict[str, object]:
     """Return the layout keys of one layer: its range, and a note where all is noise."""
-    columns = ("share", *bound_columns("share"))
-    ends = [np.concatenate([rows[name].to_numpy(float) for rows in panels]) for name in columns]
+    ends = np.concatenate([estimates_of(rows, "share") for rows in panels], axis=1)
     limits, flat = axis_range(*ends), is_noise(*ends)
     ranged = {"xaxis.autorange": True} if limits is None else {"xaxis.range": list(limits)}
     return {**ranged, f"annotations[{len(panels)}].visible": flat}
@@ -144,8 +158,8 @@ def _interaction_range(panels: Sequence[pd.DataFrame]) -> dict[str, object]:
 def _place_interactions(figure: go.Figure, names: Sequence[str], height: int) -> None:
     wide = Grid(columns=len(names), panel=height, left=210, x_title=X_TITLE, shared_y=True)
     place(figure, "Interactions of players", names, wide, replace(wide, columns=1, left=175))
-    note = {**inside(0), **FLAT_NOTE, "visible": False}
-    figure.update_layout(showlegend=False, annotations=[*figure.layout.annotations, note])
+    annotate(figure, [{**inside(0), **FLAT_NOTE, "visible": False}])
+    figure.update_layout(showlegend=False)
     for at in (axis(panel) for panel in range(len(names))):
         same = ({"matches": "x"}, {"matches": "y"}) if at else ({}, {})
         ticks = {"zeroline": True, "zerolinewidth": 2, "nticks": 5, "tickangle": 0, **same[0]}
@@ -154,8 +168,7 @@ def _place_interactions(figure: go.Figure, names: Sequence[str], height: int) ->
 
 
 def _interaction_trace(rows: pd.DataFrame, layer: int, panel: int) -> go.Scatter:
-    columns = ("share", *bound_columns("share"))
-    shares, lows, highs = (rows[name].to_numpy(float) for name in columns)
+    shares, lows, highs = estimates_of(rows, "share")
     empty = bool(np.isnan(shares).all())
     return go.Scatter(
         x=np.zeros_like(shares) if empty else shares,
@@ -165,8 +178,7 @@ def _interaction_trace(rows: pd.DataFrame, layer: int, panel: int) -> go.Scatter
         mode="text" if empty else "markers",
         text=NO_PATTERN,
         name=f"L{layer}",
-        xaxis=f"x{axis(panel)}",
-        yaxis=f"y{axis(panel)}",
+        **on(panel),
         marker={"color": colour("interaction"), "symbol": symbol("interaction"), "size": 8},
         hovertemplate=(
             "%{y}<br>%{x:.3g} (%{customdata[0]:.3g} to %{customdata[1]:.3g})"
@@ -177,3 +189,118 @@ def _interaction_trace(rows: pd.DataFrame, layer: int, panel: int) -> go.Scatter
 
 def _by_name(table: pd.DataFrame, by: str, column: str) -> list[Dots]:
     return [dots(rows, str(name), column) for name, rows in table.groupby(by, sort=False)]
+
+
+MOST_COLUMNS = 4
+LABELS = {"score": "scores", "all": "positional pattern"}
+
+
+def band_amplitudes(table: pd.DataFrame) -> go.Figure:
+    """Draw the RMS that each RoPE band has of the positional pattern, a panel per layer.
+
+    Args:
+        table: `bands.csv`: layer, band, the amplitude in nats with its bounds, and the share.
+    """
+    figure = go.Figure()
+    layers = _layers_of(table)
+    for panel, layer in enumerate(layers):
+        figure.add_trace(_band_bars(table[table["layer"] == layer], panel))
+    _place_layers(
+        figure, layers, "The positional pattern by RoPE band", "wavelength, positions", 120, 50
+    )
+    zoom_together(figure, len(layers))
+    _keep_flat(figure, table, "amplitude")
+    return figure
+
+
+def _band_bars(rows: pd.DataFrame, panel: int) -> go.Bar:
+    ends = estimates_of(rows, "amplitude")
+    return go.Bar(
+        x=rows["band"].astype(str).tolist(),
+        y=ends[0],
+        error_y=error_bars(*ends),
+        customdata=100 * rows["share"].to_numpy(float),
+        marker={"color": TABLE["rope"].colour},
+        showlegend=False,
+        **on(panel),
+        hovertemplate="%{x}: %{y:.3g} nats, share %{customdata:.1f}%<extra></extra>",
+    )
+
+
+def offset_profiles(table: pd.DataFrame) -> go.Figure:
+    """Draw the mean of the scores or of each source's term at each distance, a panel per layer.
+
+    Args:
+        table: `offsets.csv`: layer, term, offset, and the mean in nats with its bounds.
+    """
+    figure = go.Figure()
+    layers = _layers_of(table)
+    for panel, layer in enumerate(layers):
+        rows = table[table["layer"] == layer]
+        for name in dict.fromkeys(rows["term"]):
+            figure.add_traces(_profile(rows[rows["term"] == name], str(name), panel))
+    _place_layers(figure, layers, "Mean by distance from query to key", "distance i - j", 84)
+    # The level of the scores, which softmax ignores, differs between layers.
+    zoom_together(figure, len(layers), also_y="score" not in set(table["term"]))
+    return figure
+
+
+def _profile(rows: pd.DataFrame, name: str, panel: int) -> list[go.Scatter]:
+    """Return a line, and the band between its bounds."""
+    x, shade = rows["offset"].to_numpy(int), colour("intact" if name in LABELS else name)
+    label = LABELS.get(name, words(name))
+    common = {"xaxis": f"x{axis(panel)}", "yaxis": f"y{axis(panel)}", "legendgroup": name}
+    bounds = np.concatenate([rows["mean_low"].to_numpy(float), rows["mean_high"][::-1]])
+    between = go.Scatter(
+        x=np.concatenate([x, x[::-1]]),
+        y=bounds,
+        fill="toself",
+        mode="none",
+        fillcolor=shade,
+        opacity=0.2,
+        hoverinfo="skip",
+        showlegend=False,
+        **common,
+    )
+    line = go.Scatter(
+        x=x,
+        y=rows["mean"].to_numpy(float),
+        mode="lines",
+        line={"color": shade, "width": 2, "dash": "dot" if name == "score" else "solid"},
+        name=label,
+        showlegend=panel == 0,
+        hovertemplate=f"%{{x}}: %{{y:.3g}} nats<extra>{label}</extra>",
+        **common,
+    )
+    return [between, line]
+
+
+def _keep_flat(figure: go.Figure, table: pd.DataFrame, column: str) -> None:
+    """Widen the panels' scale, and note those without a number above its noise."""
+    if (limits := axis_range(*estimates_of(table, column))) is not None:
+        figure.update_layout(yaxis={"range": limits})
+    layers = enumerate(_layers_of(table))
+    rows = {panel: table[table["layer"] == layer] for panel, layer in layers}
+    flat = [panel for panel, each in rows.items() if is_noise(*estimates_of(each, column))]
+    note_flat(figure, flat)
+
+
+def _layers_of(table: pd.DataFrame) -> list[int]:
+    return sorted({int(layer) for layer in table["layer"]})
+
+
+def _place_layers(
+    figure: go.Figure, layers: list[int], title: str, x_title: str, bottom: int, ticks: int = 0
+) -> None:
+    """Place a panel per layer; its x axis's tick labels may stand on end, `ticks` px high."""
+    names = [f"L{layer}" for layer in layers]
+    wide = Grid(
+        columns=min(MOST_COLUMNS, len(layers)),
+        panel=200,
+        row_gap=90 + ticks,
+        bottom=bottom,
+        x_title=x_title,
+        y_title="nats",
+    )
+    narrow = replace(wide, columns=1, panel=160, row_gap=80 + ticks, left=50)
+    place(figure, title, names, wide, narrow)

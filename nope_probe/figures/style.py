@@ -5,8 +5,9 @@ On dark screens, pages replace the colours of ON_DARK.
 
 from __future__ import annotations
 
+import numpy as np
 import plotly.graph_objects as go
-from plotly.colors import sequential
+from plotly.colors import sample_colorscale, sequential
 
 from nope_probe.components import INK
 
@@ -27,12 +28,11 @@ ON_DARK = {INK: "#e8eaed", GRID: "#3a4048", BLANK: "#262b32"}
 ON_DARK |= dict(zip(STOPS["diverging"], STOPS["divergingOnDark"], strict=True))
 TICKS = {"exponentformat": "power", "minexponent": 4}  # no "200n", no "50k"
 _AXIS = {
-    **TICKS,
+    **TICKS,  # else 2e-7 nats are written 200n
     "gridcolor": GRID,
     "zerolinecolor": ZERO,
     "linecolor": GRID,
     "title": {"standoff": 8, "font": {"size": 13}},
-    "exponentformat": "power",  # else 2e-7 nats are written 200n
 }
 TEMPLATE = go.layout.Template(
     layout={
@@ -47,6 +47,11 @@ TEMPLATE = go.layout.Template(
         "coloraxis": {"colorbar": {"exponentformat": "power"}},
     }
 )
+
+
+def layer_colours(n_layers: int) -> list[str]:
+    """Return a colour for each layer, from dark to light with depth."""
+    return sample_colorscale(SEQUENTIAL, list(np.linspace(0.05, 0.85, max(2, n_layers))))[:n_layers]
 
 
 def colour_bar(title: str = "") -> dict[str, object]:

@@ -10,10 +10,9 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 from plotly.colors import sample_colorscale
 
-from nope_probe.figures.captures import Layers, ScoreMapsLike
 from nope_probe.figures.grid import Grid, axis, keep, place
-from nope_probe.figures.maps import MAX_POSITIONS, score_maps
-from nope_probe.figures.noise import FLAT_WORDS, NOISE_ERRORS, NOISE_NATS, widened
+from nope_probe.figures.intervals import FLAT_WORDS, NOISE_ERRORS, NOISE_NATS, widened
+from nope_probe.figures.maps import MAX_POSITIONS, Layers, ScoreMapsLike, score_maps
 from nope_probe.figures.style import ZERO
 
 LINES = ["#7d6be0", "#1d87c9", "#2b9a58"]  # between them, all show on paper and on dark screens

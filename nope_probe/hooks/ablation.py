@@ -15,15 +15,19 @@ from inspect import signature
 from typing import Any
 
 from nope_probe.components import LOCAL, OF_LENGTH, Ablation
-from nope_probe.hooks.active import ABLATED, ActiveAblation
-from nope_probe.hooks.block_ablation import BlockAblation, mean_over_positions
-from nope_probe.hooks.block_removal import BlockRemoval
-from nope_probe.hooks.calibration import Calibration, calibrate, weights_checksum
-from nope_probe.hooks.model import Inputs, position_module, position_point
-from nope_probe.hooks.placed import HookGroup, first, hooks_in_place
-from nope_probe.hooks.protocols import HookedModel, Model
-from nope_probe.hooks.replaced_weight import replaced_weight
-from nope_probe.hooks.targets import Target, resolve_targets
+from nope_probe.hooks.layers.attached_hooks import HookGroup, first, hooks_in_place
+from nope_probe.hooks.layers.model import Inputs, position_module, position_point
+from nope_probe.hooks.layers.protocols import HookedModel, Model
+from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
+from nope_probe.hooks.removing.block_ablation import (
+    ABLATED,
+    ActiveAblation,
+    BlockAblation,
+    mean_over_positions,
+)
+from nope_probe.hooks.removing.block_removal import BlockRemoval
+from nope_probe.hooks.removing.replacements import Calibration, replaced_weight
+from nope_probe.hooks.removing.targets import Target, resolve_targets
 
 
 @contextmanager

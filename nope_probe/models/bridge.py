@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from nope_probe.errors import UserError
+from nope_probe.files import reading
 
 if TYPE_CHECKING:
     from transformer_lens import TransformerBridgeConfig
@@ -38,17 +39,10 @@ def boot_bridge(
     """
     from transformer_lens.model_bridge import TransformerBridge
 
-    try:
+    with reading(f"TransformerLens cannot read {source}, a {type(hf).__name__}"):
         model = TransformerBridge.boot_transformers(
             source, hf_model=hf, tokenizer=tokenizer, dtype=dtype, device=device
         )
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, ValueError, LookupError, AttributeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(
-            f"TransformerLens cannot read {source}, a {type(hf).__name__}: {reason}"
-        ) from error
     validate_attention(source, model)
     return model
 

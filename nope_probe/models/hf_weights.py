@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nope_probe.errors import UserError
-from nope_probe.files import read_json
+from nope_probe.files import read_json, reading
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,14 +104,12 @@ def _read(
     file: Path, keys: list[str] | None = None, n_layers: int | None = None
 ) -> dict[str, Tensor]:
     """Read some tensors of a file, by default those that belong to the first blocks."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
-    try:
-        with safe_open(file, framework="pt") as opened:
-            wanted = [k for k in opened.keys() if is_wanted(k, n_layers)] if keys is None else keys  # noqa: SIM118
-            return {key: opened.get_tensor(key) for key in wanted}
-    except SafetensorError as error:
-        raise UserError(f"{file} is a broken safetensors file: {error}") from error
+    broken = f"{file} is a broken safetensors file"
+    with reading(broken), safe_open(file, framework="pt") as opened:
+        wanted = [k for k in opened.keys() if is_wanted(k, n_layers)] if keys is None else keys  # noqa: SIM118
+        return {key: opened.get_tensor(key) for key in wanted}
 
 
 # The loaders of these methods can return plain weights themselves; others are undone afterwards.

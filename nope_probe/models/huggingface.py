@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nope_probe.errors import UserError, stderr_held
-from nope_probe.models.hf_config import read_config
-from nope_probe.models.hf_tokenizer import load_tokenizer
+from nope_probe.models.hf_config import (
+    class_name,
+    count_numbers,
+    read_config,
+    remote_code_error,
+    validate_fits,
+)
 from nope_probe.models.hf_weights import is_quantised, load_quantised, read_weights
-from nope_probe.models.hub import offline_if_unreachable
-from nope_probe.models.reading import reading
-from nope_probe.models.sizes import count_numbers, validate_fits
+from nope_probe.models.hub import offline_if_unreachable, reading_model
 
 if TYPE_CHECKING:
     import torch
@@ -48,12 +51,12 @@ def load_hugging_face(
     """
     reach = nullcontext() if Path(source).is_dir() else offline_if_unreachable()
     with _quiet(), reach:
-        with reading(source, "config.json"):
+        with reading_model(source, "config.json"):
             config = read_config(source, n_layers=n_layers, revision=revision)
             n_numbers = 0 if is_quantised(config) else count_numbers(_kind(config), config)
-        with reading(source, "tokenizer"), stderr_held():
+        with reading_model(source, "tokenizer"), stderr_held():
             tokenizer = load_tokenizer(source, d_vocab=config.vocab_size, revision=revision)
-        with reading(source, "weights"):
+        with reading_model(source, "weights"):
             model, report = _model(source, config, n_layers, dtype, revision, device_map, n_numbers)
             model.name_or_path = model.config.name_or_path = source
             validate_all_loaded(source, report)
@@ -142,4 +145,55 @@ def validate_not_offloaded(source: str, hf: PreTrainedModel) -> None:
         raise UserError(
             f"{source} does not fit the devices: {len(away)} of its weights, such as {away[0]}, "
             "would be offloaded and cannot be read; take fewer --layers or a smaller --dtype"
+        )
+
+
+def load_tokenizer(
+    source: str, *, d_vocab: int, revision: str | None = None
+) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model that embeds d_vocab tokens.
+
+    Raises:
+        UserError: if it needs remote code, if a file is broken, or for ids that the model does not
+            embed.
+    """
+    from transformers import AutoTokenizer
+
+    validate_no_remote_tokenizer(source, revision)
+    tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+    validate_vocabulary(source, tokenizer, d_vocab)
+    tokenizer("a")  # what is wrong with some files shows only now
+    return tokenizer
+
+
+def validate_no_remote_tokenizer(source: str, revision: str | None = None) -> None:
+    """Check that a tokenizer's class is in transformers, not in the model's own folder.
+
+    Raises:
+        UserError: naming the class that would have to be run.
+    """
+    from transformers.models.auto.tokenization_auto import (
+        get_tokenizer_config,
+        tokenizer_class_from_name,
+    )
+
+    auto_map = get_tokenizer_config(source, revision=revision).get("auto_map") or ()
+    if isinstance(auto_map, Mapping):
+        auto_map = auto_map.get("AutoTokenizer") or ()
+    names = [auto_map] if isinstance(auto_map, str) else [name for name in auto_map if name]
+    if names and not any(tokenizer_class_from_name(class_name(str(name))) for name in names):
+        raise remote_code_error(source, names[0])
+
+
+def validate_vocabulary(source: str, tokenizer: PreTrainedTokenizerBase, d_vocab: int) -> None:
+    """Check that a model embeds every token; it may embed more, since vocabularies are padded.
+
+    Raises:
+        UserError: naming the largest id.
+    """
+    largest = max(tokenizer.get_vocab().values(), default=-1)
+    if largest >= d_vocab:
+        raise UserError(
+            f"the tokenizer of {source} has ids up to {largest}, but the model embeds only "
+            f"{d_vocab} tokens: they do not belong together"
         )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
-from nope_probe.hooks.components import rope_layers
-from nope_probe.hooks.layer import layers_of
-from nope_probe.hooks.protocols import HookedModel
+from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.layers.protocols import HookedModel
+from nope_probe.hooks.removing.targets import rope_layers
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,14 +12,17 @@ import torch
 from nope_probe.errors import UserError
 from nope_probe.models.bridge import boot_bridge, wrap_in_bridge
 from nope_probe.models.hooked import hooked_weights
-from nope_probe.models.hub import validate_docstrings
+from nope_probe.models.hub import reading_model, validate_docstrings
 from nope_probe.models.huggingface import DeviceMap, load_hugging_face
 from nope_probe.models.info import ModelInfo, describe
 from nope_probe.models.names import CHECKPOINTS, PARAMETER_FREE, resolve, validate_revision
-from nope_probe.models.parameter_free import build, has_hooked_transformer, parameter_free
+from nope_probe.models.parameter_free import (
+    build,
+    has_hooked_transformer,
+    hooked_config,
+    parameter_free,
+)
 from nope_probe.models.parity import check_parity, reference_logits
-from nope_probe.models.presets import hooked_config
-from nope_probe.models.reading import reading
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
@@ -164,7 +167,7 @@ def _load_bridge(
     )
     if device_map is None:
         hf = hf.to(device)
-    with reading(source, "forward pass"):
+    with reading_model(source, "forward pass"):
         reference = reference_logits(hf)  # before the bridge rewires the model in place
     on_one = device if device_map is None else None
     model = boot_bridge(source, hf, deepcopy(tokenizer), dtype, on_one)

@@ -14,18 +14,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.attention import (
+from nope_probe.hooks.layers.attached_hooks import hooks_attached
+from nope_probe.hooks.layers.attention import (
     relative_error,
     repeat_heads,
     score_tolerance,
     unmasked,
 )
-from nope_probe.hooks.base_layer import Layer
-from nope_probe.hooks.forward import hooks_attached, run_forward
-from nope_probe.hooks.layer import layers_of
-from nope_probe.hooks.model import position_point, takes_position_ids
-from nope_probe.hooks.protocols import Attachment, HookedModel, HookPoint
-from nope_probe.hooks.qk_reader import QKReader
+from nope_probe.hooks.layers.base_layer import Layer
+from nope_probe.hooks.layers.model import layers_of, position_point, run_forward, takes_position_ids
+from nope_probe.hooks.layers.protocols import Attachment, HookedModel, HookPoint
+from nope_probe.hooks.layers.qk_reader import QKReader
 from nope_probe.models.info import ModelInfo
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nope_probe.figures import words
-from nope_probe.figures.noise import CLIPPED
+from nope_probe.figures.intervals import CLIPPED
 
 MANY_DOCUMENTS = 20  # from which on intervals come without a note
 UNBALANCED = 1.5  # times the mean fold

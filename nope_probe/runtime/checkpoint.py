@@ -19,9 +19,9 @@ from tqdm import tqdm
 
 from nope_probe.errors import StorageError, UserError
 from nope_probe.files import read_json
-from nope_probe.hooks.accumulators import State
-from nope_probe.hooks.layer_folds import Stored
-from nope_probe.hooks.streaming import StreamCheckpoint
+from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.maps.folds import State
+from nope_probe.maps.stored_maps import Stored
 from nope_probe.runtime.folder import atomic_write, reason
 from nope_probe.runtime.identity import json_checksum
 from nope_probe.runtime.lock import FolderLock

@@ -106,7 +106,7 @@ def configuration(model: nn.Module) -> dict[str, Any]:
     They are those of the Hugging Face model in a bridge, else of TransformerLens; none for a model
     that has neither.
     """
-    from nope_probe.hooks.model import hugging_face_config
+    from nope_probe.hooks.layers.model import hugging_face_config
 
     values = hugging_face_config(model)
     if values is None:

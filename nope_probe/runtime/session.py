@@ -293,7 +293,7 @@ class Session(Generic[Settings_co]):
     @property
     def n_own_seqs(self: Session[RunSettings]) -> int:
         """How many of the sequences this process runs."""
-        from nope_probe.hooks.streaming import batches_of
+        from nope_probe.hooks.reading.streaming import batches_of
 
         settings, processes = self.settings, self.processes
         ours = batches_of(settings.n_seqs, settings.seqs_per_batch, processes.rank, processes.count)

@@ -17,8 +17,12 @@ from nope_probe.data.documents import (
     validate_readable,
 )
 from nope_probe.errors import UserError
-from nope_probe.models.context import configured_context, validate_seq_len
-from nope_probe.models.hub import validate_hub_answers, validate_reachable
+from nope_probe.models.hub import (
+    configured_context,
+    validate_hub_answers,
+    validate_reachable,
+    validate_seq_len,
+)
 from nope_probe.models.names import (
     CHECKPOINTS,
     PARAMETER_FREE,

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nope_probe.errors import StorageError
-from nope_probe.hooks.layer_folds import Index
+from nope_probe.maps.stored_maps import Index
 from nope_probe.runtime.folder import atomic_write, reason
 from nope_probe.runtime.identity import tensors_checksum
 

@@ -15,8 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from nope_probe.data.cutting import cut
-from nope_probe.data.held_out import is_held_out
-from nope_probe.data.stdlib import stdlib_documents
+from nope_probe.data.stdlib import is_held_out, stdlib_documents
 
 if TYPE_CHECKING:
     from nope_probe.training.recipes import Recipe

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback
 
 from nope_probe.analyses.pattern import Measures, measure
-from nope_probe.hooks.capture import capture_scores
+from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.models.load import to_hooked
 from nope_probe.runtime.folder import atomic_write
 

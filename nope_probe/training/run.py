@@ -85,7 +85,7 @@ def _train(settings: Settings, out: Path, signals: Signals) -> None:
     """Train from the newest whole checkpoint, or from the start, and save the model."""
     name, recipe = settings.preset, RECIPES[settings.preset.split("-")[1]]
     with status("loading torch and transformers"):
-        from nope_probe.models.presets import smollm3_config
+        from nope_probe.models.parameter_free import smollm3_config
         from nope_probe.training.corpus import corpus_of, tokenizer_of
         from nope_probe.training.trainer import (
             MarkWhole,

@@ -9,9 +9,7 @@ from torch import Tensor
 
 from nope_probe.analyses.attribution import CONJUNCTION_TOLERANCE, attribute
 from nope_probe.analyses.contrasts import ContrastGram, contrast_map
-from nope_probe.analyses.distances import kept_cells
 from nope_probe.analyses.jackknife import cross_products
-from nope_probe.analyses.pattern import row_centred
 from nope_probe.analyses.shapley import (
     INTACT,
     Condition,
@@ -29,6 +27,7 @@ from nope_probe.analyses.shapley import (
     source_terms,
 )
 from nope_probe.components import kept_name
+from nope_probe.maps.centred import kept_cells, row_centred
 
 N, FOLDS = 13, 5
 

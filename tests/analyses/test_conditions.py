@@ -8,7 +8,7 @@ import torch
 from nope_probe import attribute, measure, player_set
 from nope_probe.analyses.attribution import position_of
 from nope_probe.analyses.shapley import condition
-from nope_probe.hooks.maps import ScoreMaps
+from nope_probe.maps.maps import ScoreMaps
 
 INTACT, MASK, ROPE, BOTH = (
     frozenset(each) for each in ((), ("mask",), ("rope",), ("mask", "rope"))

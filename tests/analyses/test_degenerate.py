@@ -9,13 +9,13 @@ from torch import Tensor
 
 from nope_probe.analyses.attribution import attribute
 from nope_probe.analyses.behaviour import position_means, rank_correlation, ridge
-from nope_probe.analyses.distances import kept_cells
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.mean_covariance import participation_ratio, split_mean_covariance
-from nope_probe.analyses.pattern import Measures, measure, row_centred
+from nope_probe.analyses.pattern import Measures, measure
 from nope_probe.analyses.pattern_changes import kept_patterns, pattern_lost
 from nope_probe.analyses.recover import fit_score_product
 from nope_probe.analyses.shapley import player_set
+from nope_probe.maps.centred import kept_cells, row_centred
 
 FOLDS = 5
 CONSTANTS = [0.0, 0.1, -3.3, 1e4 / 3]  # whose row means are off by rounding

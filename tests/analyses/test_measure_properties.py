@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nope_probe.analyses.distances import kept_cells
 from nope_probe.analyses.jackknife import (
     Interval,
     cross_products,
@@ -16,8 +15,9 @@ from nope_probe.analyses.jackknife import (
     leave_one_out,
     standard_error,
 )
-from nope_probe.analyses.pattern import Measures, measure, relative_part, row_centred
+from nope_probe.analyses.pattern import Measures, measure, relative_part
 from nope_probe.analyses.trends import locality, monotonicity
+from nope_probe.maps.centred import kept_cells, row_centred
 
 SEEDS = st.integers(0, 2**32 - 1)
 N_POS = st.integers(13, 23)

@@ -16,7 +16,7 @@ from nope_probe.analyses.attribution import attribute
 from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.shapley import player_set
 from nope_probe.data.sequences import gaussian
-from nope_probe.hooks.capture import capture_scores
+from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.models.parameter_free import build, parameter_free
 
 STUDIES, FOLDS, SEQUENCES = 200, 8, 2  # sequences per fold

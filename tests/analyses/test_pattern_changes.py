@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import Interval, cross_products, jackknife
-from nope_probe.analyses.pattern import measure, row_centred
+from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.pattern_changes import (
     independent_difference,
     kept_patterns,
@@ -17,6 +17,7 @@ from nope_probe.analyses.pattern_changes import (
     pattern_lost,
     positional_part,
 )
+from nope_probe.maps.centred import row_centred
 
 N, FOLDS = 13, 5
 

@@ -6,15 +6,14 @@ from scipy.stats import spearmanr
 
 from nope_probe.analyses.attribution import attribute
 from nope_probe.analyses.contrasts import ContrastGram
-from nope_probe.analyses.distances import kept_cells
 from nope_probe.analyses.jackknife import cross_products, leave_one_out
-from nope_probe.analyses.pattern import edge_contrast, measure_estimates, relative_part, row_centred
+from nope_probe.analyses.pattern import edge_contrast, measure_estimates, relative_part
 from nope_probe.analyses.shapley import player_set
 from nope_probe.analyses.trends import TrendSums, locality, monotonicity
-from nope_probe.hooks.folds import pack_triangle
-from nope_probe.hooks.layer_folds import PackedFolds, TensorFolds, row_blocks
-from nope_probe.hooks.maps import ScoreMaps, diagonal_normalised
-from nope_probe.hooks.stored_maps import StoredMaps
+from nope_probe.maps.centred import diagonal_normalised, kept_cells, row_centred
+from nope_probe.maps.folds import pack_triangle
+from nope_probe.maps.maps import ScoreMaps
+from nope_probe.maps.stored_maps import PackedFolds, StoredMaps, TensorFolds, row_blocks
 
 N, FOLDS = 23, 5
 COUNTS = torch.tensor([3, 7, 2, 5, 11])

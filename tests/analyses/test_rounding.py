@@ -9,10 +9,9 @@ from torch import Tensor
 from nope_probe import capture_scores, load
 from nope_probe.analyses.attribution import attribute
 from nope_probe.analyses.bands import make_bands, split_bands
-from nope_probe.analyses.distances import kept_cells
 from nope_probe.analyses.jackknife import Interval, cross_products, rms
 from nope_probe.analyses.mean_covariance import split_mean_covariance
-from nope_probe.analyses.pattern import measure, row_centred
+from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.pattern_changes import (
     kept_patterns,
     mask_effect,
@@ -22,6 +21,7 @@ from nope_probe.analyses.pattern_changes import (
 from nope_probe.analyses.pattern_rows import ROUNDING, exceeds_rounding, mean_squares
 from nope_probe.analyses.recover import Rotation
 from nope_probe.analyses.shapley import player_set
+from nope_probe.maps.centred import kept_cells, row_centred
 
 FOLDS, N = 5, 23
 RMS = 7.0  # of the scores, nats

@@ -8,13 +8,14 @@ from torch import Tensor
 
 from nope_probe.analyses.attribution import attribute
 from nope_probe.analyses.bands import Band, split_bands
-from nope_probe.analyses.distances import kept_cells, offset_means
+from nope_probe.analyses.distances import offset_means
 from nope_probe.analyses.head_measures import position_and_content
 from nope_probe.analyses.mean_covariance import (
     participation_ratio,
     split_covariance,
     split_mean_covariance,
 )
+from nope_probe.maps.centred import kept_cells
 
 SEEDS = st.integers(0, 2**32 - 1)
 SKIPS = st.integers(0, 3)

@@ -1,7 +1,6 @@
 """The standard library's documents, and which of them are held out."""
 
-from nope_probe.data.held_out import is_held_out
-from nope_probe.data.stdlib import split, stdlib_documents
+from nope_probe.data.stdlib import is_held_out, split, stdlib_documents
 
 
 def test_a_module_is_split_before_top_level_statements_and_nothing_is_lost() -> None:

@@ -15,10 +15,10 @@ from safetensors.numpy import load_file
 from support.command_line import refused, run_command
 
 from nope_probe import ablate, load
-from nope_probe.analyses.pattern import row_centred
 from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.calibration import calibrate
-from nope_probe.hooks.capture import capture_scores
+from nope_probe.hooks.reading.calibration import calibrate
+from nope_probe.hooks.reading.capture import capture_scores
+from nope_probe.maps.centred import row_centred
 
 SMALL = ["--n-seqs", "24", "--seq-len", "19", "--folds", "4", "--batch-size", "11"]
 

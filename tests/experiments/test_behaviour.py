@@ -19,10 +19,9 @@ from support.edited_model import edited, norm_sizes, plain_run
 from nope_probe import behaviour, read_run
 from nope_probe.experiments.behaviour.analyse import position_table
 from nope_probe.experiments.behaviour.conditions import Removal
-from nope_probe.experiments.behaviour.findings import head_finding
-from nope_probe.experiments.behaviour.plan import Plan
-from nope_probe.experiments.behaviour.probes import Probe
+from nope_probe.experiments.behaviour.plan import Plan, Probe
 from nope_probe.experiments.behaviour.runner import Measured
+from nope_probe.experiments.behaviour.sections import head_finding
 
 N_SEQS, N_POS, PREFIX, TRAINED = 16, 29, 11, 16
 SMALL = ["--n-seqs", N_SEQS, "--seq-len", N_POS, "--folds", 4, "--batch-size", 5]

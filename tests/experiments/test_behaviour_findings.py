@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nope_probe.experiments.behaviour import findings
-from nope_probe.experiments.behaviour.summary import headline
+from nope_probe.experiments.behaviour import sections
+from nope_probe.experiments.behaviour.sections import headline
 
 
 def cells(column: str, value: float, low: float, high: float) -> dict[str, float]:
@@ -24,13 +24,13 @@ def test_the_removal_that_raises_the_loss_most_is_named() -> None:
         difference("loss_suffix", "w_q:mean", 5.0, -1.0, 11.0),
         difference("loss_suffix", "mlp", np.nan, np.nan, np.nan),
     ]
-    assert findings.difference_finding(pd.DataFrame(rows)) == (
+    assert sections.difference_finding(pd.DataFrame(rows)) == (
         "Without the causal mask the suffix's loss rises most: +2 nats"
     )
-    assert findings.difference_finding(pd.DataFrame(rows[3:])) == (
+    assert sections.difference_finding(pd.DataFrame(rows[3:])) == (
         "No removal raises the suffix's loss beyond the noise"
     )
-    assert findings.difference_finding(pd.DataFrame(rows[:1])) == (
+    assert sections.difference_finding(pd.DataFrame(rows[:1])) == (
         "Without the causal mask the order rises most: +9 nats"
     )
 
@@ -58,7 +58,7 @@ def test_the_loss_along_the_window(
         {"measure": measure, "condition": "mask", **cells("value", 7.0, 6.0, 8.0)},
         {"measure": "loss", "condition": "intact", **cells("value", 5.0, 4.0, 6.0)},
     ]
-    heading = findings.window_finding(pd.DataFrame(rows), measure, "Loss", "along it")
+    heading = sections.window_finding(pd.DataFrame(rows), measure, "Loss", "along it")
     assert heading.startswith("Loss")
     assert heading.endswith(ending)
 
@@ -74,12 +74,12 @@ def test_position_is_readable_where_the_interval_ends_below_chance() -> None:
             )
         ]
     )
-    assert findings.decodability_finding(table) == (
+    assert sections.decodability_finding(table) == (
         "Position can be read from the residual stream to 2.0 positions (chance 9.0), without "
         "the causal mask to 8.5"
     )
     noisy = table.assign(distance_high=9.5)
-    assert "cannot be read" in findings.decodability_finding(noisy)
+    assert "cannot be read" in sections.decodability_finding(noisy)
     behaviour = pd.DataFrame(columns=["measure", "condition", "value", "difference"])
     for rows, said in ((table, "can be read"), (noisy, "cannot be read")):
         tables = {"behaviour": behaviour, "decodability": rows}
@@ -97,12 +97,12 @@ def test_correlations_over_all_layers_head_the_bridge() -> None:
     )
     heads = pd.DataFrame([{"over": "heads", "layer": "all", "effect": "loss", "rho": 0.9, "n": 16}])
     table = pd.concat([table, heads], ignore_index=True)
-    assert findings.bridge_finding(table) == (
+    assert sections.bridge_finding(table) == (
         "Pattern and behaviour: rank correlation over 7 removals, loss +0.50"
     )
-    assert "too few" in findings.bridge_finding(table[1:2])
-    assert findings.correlation_finding(table).endswith("between L0 and loss, -0.90")
-    assert "too few" in findings.correlation_finding(table[:2])
+    assert "too few" in sections.bridge_finding(table[1:2])
+    assert sections.correlation_finding(table).endswith("between L0 and loss, -0.90")
+    assert "too few" in sections.correlation_finding(table[:2])
 
 
 def test_the_head_that_the_loss_needs_most() -> None:
@@ -112,7 +112,7 @@ def test_the_head_that_the_loss_needs_most() -> None:
             {"layer": 3, "head": 0, **cells("loss", 0.5, -0.1, 1.1)},
         ]
     )
-    assert findings.head_finding(table) == (
+    assert sections.head_finding(table) == (
         "Heads: without the W_Q of L2H1 the loss rises most, +0.25 nats"
     )
-    assert findings.head_finding(table[1:]).endswith("not distinguishable from noise")
+    assert sections.head_finding(table[1:]).endswith("not distinguishable from noise")

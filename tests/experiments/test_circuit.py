@@ -17,8 +17,8 @@ from support.command_line import refused, run_command
 from nope_probe import circuit
 from nope_probe.experiments.circuit.sections import _side_by_side
 from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.capture import capture_stages
-from nope_probe.hooks.norm_weights import plain_norms
+from nope_probe.hooks.reading.capture import capture_stages
+from nope_probe.hooks.removing.edited_weights import plain_norms
 
 N = 19
 SMALL = ["--n-seqs", "23", "--seq-len", str(N), "--folds", "5", "--batch-size", "7"]

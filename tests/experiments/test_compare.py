@@ -19,7 +19,7 @@ from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.pattern_changes import pattern_difference
 from nope_probe.experiments.compare.run import Settings, run
 from nope_probe.experiments.tables import measures_table
-from nope_probe.hooks.folds import pack_triangle
+from nope_probe.maps.folds import pack_triangle
 from nope_probe.runtime.folder import Run, read_manifest, read_run, write_run
 from nope_probe.runtime.session import Session
 

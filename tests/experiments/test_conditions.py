@@ -16,8 +16,7 @@ from nope_probe.experiments.ablation.conditions import (
     Measured,
 )
 from nope_probe.experiments.ablation.plan import Plan, make_plan
-from nope_probe.models.parameter_free import build
-from nope_probe.models.presets import nope_llama
+from nope_probe.models.parameter_free import build, nope_llama
 from nope_probe.runtime.checkpoint import RunCheckpoint
 
 LLAMA = ("mask", "rope", "w_q", "w_k", "w_o", "w_v", "mlp")

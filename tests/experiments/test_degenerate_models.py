@@ -11,8 +11,8 @@ from support.tiny_models import randomised, smollm3_config, tokenizer
 
 from nope_probe import ablate, circuit, scores
 from nope_probe.experiments.wording import preference
-from nope_probe.hooks.calibration import calibrate
-from nope_probe.hooks.capture import capture_scores
+from nope_probe.hooks.reading.calibration import calibrate
+from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.models.load import load
 
 SMALL = ["--n-seqs", "12", "--seq-len", "13", "--data", "random"]

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from support.command_line import refused, run_command
 
 from nope_probe import ablate, circuit, load, run_ablations, scores, sequences
-from nope_probe.hooks.folds import grouped_folds
+from nope_probe.maps.folds import grouped_folds
 
 SMALL = ["--model", "nope-tiny", "--n-seqs", "23", "--seq-len", "13", "--folds", "4"]
 COMMANDS = {

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nope_probe import figures
-from nope_probe.analyses.pattern import measure, row_centred
+from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.pattern_changes import kept_patterns
 from nope_probe.analyses.shapley import player_set
 from nope_probe.components import LETTERS, Ablation
@@ -18,9 +18,10 @@ from nope_probe.experiments.explore.run import ExplorerOptions, note_on
 from nope_probe.experiments.explore.views import explorer_of, pattern_view
 from nope_probe.figures.explorer import Explorer
 from nope_probe.hooks.ablation import ablated
-from nope_probe.hooks.calibration import calibrate
-from nope_probe.hooks.capture import capture_scores, capture_stages
-from nope_probe.hooks.stored_maps import StoredMaps
+from nope_probe.hooks.reading.calibration import calibrate
+from nope_probe.hooks.reading.capture import capture_scores, capture_stages
+from nope_probe.maps.centred import row_centred
+from nope_probe.maps.stored_maps import StoredMaps
 
 N, SEQS = 13, 11
 REMOVED: list[Sequence[Any]] = [(), ("mask",), ("w_q", "w_k"), ("mask", "w_q", "w_k")]

@@ -11,9 +11,8 @@ from support.command_line import refused, run_command
 from support.tiny_models import tokens
 
 from nope_probe import build, layers, parameter_free
-from nope_probe.experiments.layers.configured import differences
 from nope_probe.experiments.layers.expect import parse_expectation
-from nope_probe.experiments.layers.probe import LayerFindings, probe_layers
+from nope_probe.experiments.layers.probe import LayerFindings, differences, probe_layers
 
 FULL, WINDOW = ("causal", None), ("window", 5)
 # Per layer: RoPE's base (None: no RoPE), the rotary fraction, its pairs, mask, norms, cap, scale.

@@ -18,7 +18,7 @@ from support.tiny_models import tokenizer, tokens
 
 from nope_probe import ablate, scores
 from nope_probe.experiments.scores.sections import _map_sections
-from nope_probe.hooks.capture import capture_scores
+from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.runtime.folder import Run
 
 N_SEQS, N_POS, N_FOLDS, N_HEADS = 29, 13, 5, 6

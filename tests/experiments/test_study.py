@@ -138,7 +138,7 @@ def test_mistakes_are_named_before_anything_is_run(
     settings: dict[str, Any], message: str, loaded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = sequences(tokenizer=loaded.tokenizer, **SMALL).inputs
-    monkeypatch.setattr("nope_probe.hooks.streaming.run_forward", None)
+    monkeypatch.setattr("nope_probe.hooks.reading.streaming.run_forward", None)
     with pytest.raises(ValueError, match=message):
         run_ablations(loaded.model, tokens, **settings)
 

@@ -9,10 +9,9 @@ import pytest
 from support.command_line import run_command
 
 from nope_probe import compare, scores
-from nope_probe.experiments.behaviour.measures import QUANTITIES
-from nope_probe.experiments.behaviour.summary import _tables
+from nope_probe.experiments.behaviour.sections import QUANTITIES, behaviour_as_text
 from nope_probe.experiments.console import PlainConsole
-from nope_probe.experiments.sections import columns_that_fit
+from nope_probe.experiments.sections import columns_that_fit, tables_that_fit
 
 TWINS = ("nope-tiny", "rope-tiny")
 SMALL = ["--n-seqs", 16, "--seq-len", 24, "--folds", 4, "--batch-size", 16]
@@ -78,7 +77,7 @@ def test_each_condition_of_behaviour_is_one_line_of_each_table(
         for condition in conditions
         for measure in QUANTITIES
     ]
-    for table in _tables("rope-tiny", pd.DataFrame(rows_of)):
+    for table in tables_that_fit("rope-tiny", behaviour_as_text(pd.DataFrame(rows_of))):
         PlainConsole().print(table)
     lines = capsys.readouterr().out.splitlines()
     n_tables = sum(line.startswith("without ") for line in lines)

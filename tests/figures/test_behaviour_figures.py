@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from nope_probe import figures
-from nope_probe.figures.noise import FLAT
+from nope_probe.figures.intervals import FLAT
 
 CONDITIONS = ("intact", "mask", "qk", "w_q:mean")
 

@@ -65,7 +65,7 @@ def test_every_panel_has_its_stages_formula() -> None:
 
 
 def test_the_stages_that_hold_scores_are_those_that_are_read_as_scores() -> None:
-    from nope_probe.hooks.stages import STAGES
+    from nope_probe.hooks.reading.stages import STAGES
 
     assert [letter for letter, stage in STAGES.items() if stage.scores] == list(SCORE_STAGES)
 

@@ -14,7 +14,6 @@ from support.chromium import needs_chromium, open_tab, opened
 
 from nope_probe.components import LETTERS
 from nope_probe.errors import UserError
-from nope_probe.figures.assets import script
 from nope_probe.figures.explorer import (
     MAX_BYTES,
     MEASURES,
@@ -22,7 +21,7 @@ from nope_probe.figures.explorer import (
     SwitchedMaps,
     fitted,
 )
-from nope_probe.figures.explorer_bytes import pack, quantise, shape_of
+from nope_probe.figures.explorer_bytes import pack, quantise, script, shape_of
 from nope_probe.figures.style import STOPS
 
 N, LAYERS, HEADS = 7, 2, 3

@@ -1,12 +1,23 @@
-"""Measures of the pattern: over layers, in controls and during training."""
+"""Measures of patterns, heads and stages: over layers, in controls and during training."""
 
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 import pandas as pd
+import pytest
 from support.maps import text_of
 
+from nope_probe.analyses.pattern import Measures
+from nope_probe.components import COMPONENTS, INK, TABLE, phrase, words
 from nope_probe.figures.measures import (
+    HEAD_MEASURES,
+    STAGE_MEASURES,
     controls,
+    head_map,
     mask_effect,
     pattern_measures,
+    stage_measures,
     training_dynamics,
 )
 from nope_probe.figures.words import MEASURES
@@ -78,3 +89,94 @@ def test_training_dynamics_draws_a_line_per_layer_and_model_on_a_log_axis() -> N
     assert list(figure.data[1].x) == [1, 2, 20], "step 0 is left of the first step"
     assert list(figure.data[1].y) == [0, 4, 40]
     assert figure.layout.yaxis2.matches == "y"
+
+
+def heads(**values: Any) -> pd.DataFrame:
+    table = pd.DataFrame({"layer": [1, 1, 2, 2], "head": [1, 2, 1, 2], **values})
+    for name in values:
+        table[f"{name}_low"], table[f"{name}_high"] = table[name] - 1, table[name] + 1
+    return table
+
+
+def test_a_head_map_has_a_row_per_layer_and_a_column_per_head_and_leaves_out_no_pattern():
+    figure = head_map(heads(relative_r2=[0.2, 0.3, np.nan, 0.7]), "relative_r2")
+    np.testing.assert_array_equal(figure.data[0].z, [[0.2, 0.3], [np.nan, 0.7]])
+    assert figure.layout.yaxis.autorange == "reversed"
+
+
+def test_signed_measures_of_heads_are_coloured_around_zero():
+    axis = head_map(heads(edge_contrast=[0.2, -0.5, 0.1, 0.3]), "edge_contrast").layout.coloraxis
+    assert (axis.cmin, axis.cmax) == (-0.5, 0.5)
+
+
+def test_a_measure_that_heads_do_not_have_is_an_error():
+    with pytest.raises(ValueError, match=r"expected a measure of amplitude, .*, got 'height'"):
+        head_map(heads(amplitude=[1.0, 2.0, 3.0, 4.0]), "height")
+
+
+@pytest.mark.parametrize("measure", HEAD_MEASURES)
+def test_the_colour_bar_has_the_measures_unit(measure: str) -> None:
+    figure = head_map(heads(**{measure: [0.2, 0.3, 0.4, 0.7]}), measure)
+    assert figure.layout.coloraxis.colorbar.title.text == MEASURES[measure].unit
+    assert MEASURES[measure].title in figure.layout.title.text
+
+
+Row = tuple[str, str, float, float, float]
+
+
+def table(rows: Sequence[Row]) -> pd.DataFrame:
+    """A table of stages whose measures all have the same values: model, stage, value, bounds."""
+    columns = ["model", "stage", "value", "low", "high"]
+    frame = pd.DataFrame(list(rows), columns=columns)
+    for name in STAGE_MEASURES:
+        frame[name], frame[f"{name}_low"] = frame["value"], frame["low"]
+        frame[f"{name}_high"] = frame["high"]
+    return frame
+
+
+def test_each_stages_measures_are_drawn_with_their_intervals() -> None:
+    rows = [("intact", "f", 0.9, 0.8, 0.95), ("intact", "g", -0.2, -0.3, -0.1)]
+    trace = stage_measures(table(rows)).data[0]
+    assert list(trace.x) == ["f", "g"]
+    assert list(trace.y) == [0.9, -0.2]
+    np.testing.assert_allclose(trace.error_y.arrayminus, [0.1, 0.1])
+
+
+def test_a_dotted_line_marks_no_trend() -> None:
+    lines = stage_measures(table([])).layout.shapes
+    assert [(line.yref, line.y0) for line in lines] == [("y", 0.0), ("y2", 0.5)]
+
+
+def test_the_ablated_model_has_open_markers_in_the_colour_of_what_is_removed() -> None:
+    rows = [("intact", "f", 0.9, 0.8, 0.95), ("ablated", "f", 0.1, 0.0, 0.2)]
+    intact, ablated = stage_measures(table(rows), ("mlp", "mask")).data[:2]
+    assert (intact.name, ablated.name) == ("intact model", "without MLP + causal mask")
+    assert (intact.marker.symbol, ablated.marker.symbol) == ("circle", "circle-open")
+    assert ablated.marker.color == TABLE["mlp"].colour
+
+
+def test_every_measure_of_the_analysis_has_a_label_and_a_caption() -> None:
+    assert list(MEASURES) == list(Measures.__dataclass_fields__)
+    assert len({each.title for each in MEASURES.values()}) == len(MEASURES)
+    assert all(each.caption.endswith(".") for each in MEASURES.values())
+
+
+def test_a_title_is_label_and_unit() -> None:
+    assert MEASURES["amplitude"].title == "amplitude, nats"
+    assert MEASURES["relative_r2"].title == "relative share"
+
+
+def test_every_component_has_words_a_colour_and_a_marker() -> None:
+    assert set(COMPONENTS) <= set(TABLE)
+    assert all(TABLE[name].colour != INK for name in COMPONENTS)
+
+
+def test_sentences_and_unions_have_names_of_their_own() -> None:
+    assert [words(name) for name in ("mask", "mask+qk", "w_x")] == [
+        "causal mask",
+        "mask + QK",
+        "w_x",
+    ]
+    assert phrase("mlp") == "the MLPs"
+    assert phrase("w_q") == "W_Q"
+    assert phrase("mask+mlp") == "mask + MLP"

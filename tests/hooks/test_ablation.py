@@ -18,8 +18,8 @@ from support.edited_model import (
 from support.hooked_runs import hooked_run, largest_error
 
 from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.calibration import calibrate
-from nope_probe.hooks.components import components
+from nope_probe.hooks.reading.calibration import calibrate
+from nope_probe.hooks.removing.targets import components
 
 ModelOf = Callable[[str], tuple[Any, str]]
 TinyOf = Callable[[str], Any]

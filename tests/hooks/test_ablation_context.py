@@ -11,10 +11,10 @@ from support.hooked_runs import hooked_run, hooks_left, largest_error
 from support.tiny_models import tokens
 
 from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.calibration import calibrate
-from nope_probe.hooks.components import components, rope_layers
-from nope_probe.hooks.forward import hooks_attached
-from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.layers.attached_hooks import hooks_attached
+from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.reading.calibration import calibrate
+from nope_probe.hooks.removing.targets import components, rope_layers
 
 ModelOf = Callable[[str], tuple[Any, str]]
 TinyOf = Callable[[str], Any]

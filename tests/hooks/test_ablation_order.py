@@ -13,8 +13,8 @@ from support.hooked_runs import hooks_left
 
 from nope_probe.components import Ablation
 from nope_probe.hooks.ablation import ablated
-from nope_probe.hooks.forward import hooks_attached
-from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.layers.attached_hooks import hooks_attached
+from nope_probe.hooks.layers.model import layers_of
 
 ModelOf = Callable[[str], tuple[Any, str]]
 TinyOf = Callable[[str], Any]
@@ -152,7 +152,7 @@ def test_a_bias_on_rebuilt_scores_is_the_bias_that_was_asked_for(
 def test_a_users_hook_on_learned_positions_counts_before_their_mean(
     outside: bool, bridge: Callable[[str], Any], tiny: TinyOf
 ) -> None:
-    from nope_probe.hooks.model import position_point
+    from nope_probe.hooks.layers.model import position_point
 
     model, inputs = bridge("gpt2"), tiny("gpt2").tokens
     point = position_point(model)

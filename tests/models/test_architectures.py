@@ -15,7 +15,7 @@ from support.plain_states import agree
 from support.tiny_models import tokens
 
 from nope_probe import ablate, scores
-from nope_probe.hooks.capture import capture_scores
+from nope_probe.hooks.reading.capture import capture_scores
 
 N_SEQS = 23
 WINDOW = 5  # of Mistral's blocks and every other one of Gemma-2's

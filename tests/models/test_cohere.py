@@ -13,11 +13,11 @@ from support.plain_states import agree
 from support.tiny_models import tokens
 
 from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.calibration import calibrate
-from nope_probe.hooks.capture import capture_scores, capture_stages
-from nope_probe.hooks.components import components
-from nope_probe.hooks.layer import layers_of
-from nope_probe.hooks.reparametrise import reparametrised
+from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.reading.calibration import calibrate
+from nope_probe.hooks.reading.capture import capture_scores, capture_stages
+from nope_probe.hooks.removing.edited_weights import reparametrised
+from nope_probe.hooks.removing.targets import components
 
 pytestmark = pytest.mark.skipif(
     version("transformer-lens").startswith("3."),

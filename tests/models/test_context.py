@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from nope_probe.errors import UserError
-from nope_probe.models.context import configured_context, validate_seq_len
+from nope_probe.models.hub import configured_context, validate_seq_len
 
 COMMIT = "7" * 40
 

@@ -15,11 +15,10 @@ from support.virtual_devices import device_per_block, place_of
 from nope_probe import scores
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.calibration import calibrate
-from nope_probe.hooks.capture import capture_scores, capture_stages
-from nope_probe.hooks.components import components
-from nope_probe.hooks.norm_weights import plain_norms
-from nope_probe.hooks.reparametrise import reparametrised
+from nope_probe.hooks.reading.calibration import calibrate
+from nope_probe.hooks.reading.capture import capture_scores, capture_stages
+from nope_probe.hooks.removing.edited_weights import plain_norms, reparametrised
+from nope_probe.hooks.removing.targets import components
 from nope_probe.models.bridge import boot_bridge
 from nope_probe.models.huggingface import validate_not_offloaded
 from nope_probe.models.info import describe

@@ -16,7 +16,7 @@ from support.fake_hub import HubHandler, online, serving
 from support.tiny_models import CONFIGS, randomised, tokenizer, tokens
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.capture import capture_scores
+from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.models.hf_weights import INDEX, read_weights
 from nope_probe.models.load import load
 

@@ -14,12 +14,12 @@ from support.tiny_models import CONFIGS, distance, plain, randomised, smollm3_co
 
 from nope_probe.data.sequences import sequences
 from nope_probe.errors import UserError
-from nope_probe.hooks.capture import capture_scores
-from nope_probe.hooks.forward import hooks_attached, run_forward
-from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.layers.attached_hooks import hooks_attached
+from nope_probe.hooks.layers.model import layers_of, run_forward
+from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.models.load import load, to_hooked
 from nope_probe.models.names import CHECKPOINTS
-from nope_probe.models.presets import hooked_config, nope_llama
+from nope_probe.models.parameter_free import hooked_config, nope_llama
 
 
 @pytest.mark.parametrize("name", ["smollm3-rope", "smollm3-nope"])

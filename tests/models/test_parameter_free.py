@@ -11,12 +11,10 @@ from torch.nn.functional import layer_norm, normalize
 
 from nope_probe.components import COMPONENTS
 from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.components import components, rope_layers
-from nope_probe.hooks.forward import run_blocks
-from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.layers.model import layers_of, run_blocks
+from nope_probe.hooks.removing.targets import components, rope_layers
 from nope_probe.models.load import load, to_hooked
-from nope_probe.models.parameter_free import build, parameter_free
-from nope_probe.models.presets import nope_llama
+from nope_probe.models.parameter_free import build, nope_llama, parameter_free
 
 LAYERS, N_POS, D = 3, 13, 22
 

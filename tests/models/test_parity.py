@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.forward import hooks_attached
-from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.layers.attached_hooks import hooks_attached
+from nope_probe.hooks.layers.model import layers_of
 from nope_probe.models.info import ModelInfo, describe
 from nope_probe.models.parity import (
     check_parity,

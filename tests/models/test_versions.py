@@ -5,8 +5,12 @@ import torch
 from safetensors.torch import load_file
 from support.reference_maps import INPUTS, MAPS, differences, reference_maps
 
-from nope_probe.models.parameter_free import build, has_hooked_transformer, parameter_free
-from nope_probe.models.presets import nope_llama
+from nope_probe.models.parameter_free import (
+    build,
+    has_hooked_transformer,
+    nope_llama,
+    parameter_free,
+)
 
 
 def test_maps_of_the_saved_inputs_equal_those_of_transformer_lens_3() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nope_probe.errors import StorageError, UserError
-from nope_probe.hooks.streaming import StreamCheckpoint
+from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.runtime.checkpoint import RunCheckpoint
 from nope_probe.runtime.processes import Signals
 

@@ -18,7 +18,7 @@ from support.forks import forks
 
 from nope_probe import circuit, reproduce, scores, simulate
 from nope_probe.errors import UserError
-from nope_probe.hooks.streaming import batches_of
+from nope_probe.hooks.reading.streaming import batches_of
 from nope_probe.runtime.checkpoint import RunCheckpoint
 from nope_probe.runtime.processes import Interrupted, Signals, own_device
 

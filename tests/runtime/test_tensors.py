@@ -8,8 +8,8 @@ import torch
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
-from nope_probe.hooks.maps import ScoreMaps
-from nope_probe.hooks.stored_maps import StoredMaps, packed_tensors
+from nope_probe.maps.maps import ScoreMaps
+from nope_probe.maps.stored_maps import StoredMaps, packed_tensors
 from nope_probe.runtime.checkpoint import RunCheckpoint
 from nope_probe.runtime.folder import StorageError, StoredArrays
 from nope_probe.runtime.tensors import open_tensors, tensor_writer

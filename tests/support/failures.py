@@ -9,7 +9,7 @@ import torch
 from transformers import Trainer
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.streaming import BatchRunner
+from nope_probe.hooks.reading.streaming import BatchRunner
 
 
 def fail_in_second_batch(failure: str) -> None:

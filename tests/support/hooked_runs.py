@@ -6,8 +6,8 @@ import torch
 from support.edited_model import Outputs
 from support.tiny_models import distance
 
-from nope_probe.hooks.forward import hooks_attached
-from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.layers.attached_hooks import hooks_attached
+from nope_probe.hooks.layers.model import layers_of
 
 
 def hooked_run(model: Any, tokens: torch.Tensor) -> Outputs:

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from nope_probe.hooks.forward import hooks_attached
-from nope_probe.hooks.layer import layers_of
+from nope_probe.hooks.layers.attached_hooks import hooks_attached
+from nope_probe.hooks.layers.model import layers_of
 
 
 def out_of_memory_above(size: int, model: Any, layer: int) -> Any:

@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.calibration import calibrate
-from nope_probe.hooks.capture import capture_scores, capture_stages
-from nope_probe.hooks.components import components
-from nope_probe.hooks.reparametrise import reparametrised
+from nope_probe.hooks.reading.calibration import calibrate
+from nope_probe.hooks.reading.capture import capture_scores, capture_stages
+from nope_probe.hooks.removing.edited_weights import reparametrised
+from nope_probe.hooks.removing.targets import components
 from nope_probe.models.load import load
 from nope_probe.models.parameter_free import build, parameter_free
 

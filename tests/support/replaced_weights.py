@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from nope_probe.components import REPLACEMENTS
-from nope_probe.hooks.layer import layers_of
-from nope_probe.hooks.replacements import random_rows
+from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.removing.replacements import random_rows
 
 __all__ = ["REPLACEMENTS", "random_matrix", "replaced_weights"]
 
@@ -27,8 +27,8 @@ def replaced_weights(
 ) -> Replaced:
     """Return what each projection is replaced by, at the gain `output`.
 
-    The random matrices are those that were drawn for the model: tests/hooks/test_replacements.py
-    has what they have to be.
+    The random matrices are those that were drawn for the model: what they have to be is in
+    tests/hooks/removing/test_replacements.py.
     """
     copied = ungrouped(hf)
     if kind == "identity":

@@ -1,7 +1,7 @@
 """Stream checkpoints that record the calls of a stream, or end it."""
 
-from nope_probe.hooks.accumulators import State
-from nope_probe.hooks.streaming import StreamCheckpoint
+from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.maps.folds import State
 
 
 class Recorded(StreamCheckpoint):

@@ -11,12 +11,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from nope_probe.data.held_out import is_held_out
 from nope_probe.data.sequences import documents
-from nope_probe.data.stdlib import split, stdlib_documents
+from nope_probe.data.stdlib import is_held_out, split, stdlib_documents
 from nope_probe.errors import UserError
 from nope_probe.models.names import CHECKPOINTS
-from nope_probe.models.presets import SHAPES, nope_llama, smollm3_config
+from nope_probe.models.parameter_free import SHAPES, nope_llama, smollm3_config
 from nope_probe.training.corpus import Corpus, _dataset, _packed, corpus_of
 from nope_probe.training.dynamics import log_spaced
 from nope_probe.training.recipes import RECIPES

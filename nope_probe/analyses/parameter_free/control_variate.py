@@ -25,8 +25,8 @@ from nope_probe.analyses.parameter_free.mean_field import (
     steps,
 )
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
-from nope_probe.hooks.attention import rotated
-from nope_probe.hooks.folds import fold_counts, fold_products
+from nope_probe.hooks.layers.attention import rotated
+from nope_probe.maps.folds import fold_counts, fold_products
 
 FoldMaps = Float[Tensor, "fold pos pos2"]
 _CELLS_AT_ONCE = 2**22

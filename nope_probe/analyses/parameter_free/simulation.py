@@ -18,11 +18,10 @@ from torch import Tensor
 from nope_probe.analyses.parameter_free.control_variate import ControlVariate
 from nope_probe.analyses.parameter_free.mean_field import visible
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec, spec_of
-from nope_probe.hooks.accumulators import State
-from nope_probe.hooks.folds import pooled
-from nope_probe.hooks.protocols import HookedModel
-from nope_probe.hooks.score_sums import ScoreSums
-from nope_probe.hooks.streaming import StreamCheckpoint
+from nope_probe.hooks.layers.protocols import HookedModel
+from nope_probe.hooks.reading.capture import ScoreSums
+from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.maps.folds import State, pooled
 
 BLOCK = 64  # samples that one seed draws
 N_BLOCKS = 32

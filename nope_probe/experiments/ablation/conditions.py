@@ -16,15 +16,14 @@ from nope_probe.experiments.ablation.plan import Plan
 from nope_probe.experiments.engine import calibration_once
 from nope_probe.experiments.finite import validate_finite, validate_first_sequence
 from nope_probe.hooks.ablation import ablated
-from nope_probe.hooks.accumulators import State
-from nope_probe.hooks.calibration import Calibration
-from nope_probe.hooks.capture import capture_scores
-from nope_probe.hooks.folds import folds_of
-from nope_probe.hooks.protocols import HookedModel
-from nope_probe.hooks.reparametrise import reparametrised
-from nope_probe.hooks.residual_cache import GIGABYTE, ResidualCache
-from nope_probe.hooks.stored_maps import StoredMaps, concatenate_layers, packed_tensors
-from nope_probe.hooks.streaming import StreamCheckpoint
+from nope_probe.hooks.layers.protocols import HookedModel
+from nope_probe.hooks.reading.capture import capture_scores
+from nope_probe.hooks.reading.residual_cache import GIGABYTE, ResidualCache
+from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.hooks.removing.edited_weights import reparametrised
+from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.maps.folds import State, folds_of
+from nope_probe.maps.stored_maps import StoredMaps, concatenate_layers, packed_tensors
 from nope_probe.runtime.checkpoint import RunCheckpoint
 
 Scope = Literal["both", "upstream", "own"]

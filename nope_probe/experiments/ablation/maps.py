@@ -14,20 +14,15 @@ from torch import Tensor
 
 from nope_probe.analyses.attribution import BASE
 from nope_probe.analyses.contrasts import contrast_map
-from nope_probe.analyses.distances import (
-    block_cells,
-    cells_by_distance,
-    distance_sums,
-    profile_of_means,
-)
-from nope_probe.analyses.pattern_rows import centred_rows, pattern_distance_sums
+from nope_probe.analyses.distances import cells_by_distance, distance_sums, profile_of_means
+from nope_probe.analyses.pattern_rows import pattern_distance_sums
 from nope_probe.analyses.shapley import INTACT, Condition, Contrast, base, shapley, source_terms
 from nope_probe.experiments.ablation.conditions import ConditionMaps, Measured
 from nope_probe.experiments.ablation.plan import Plan
 from nope_probe.experiments.split_tables import profiles_table
-from nope_probe.hooks.folds import pooled
-from nope_probe.hooks.layer_folds import row_blocks
-from nope_probe.hooks.stored_maps import StoredMaps
+from nope_probe.maps.centred import block_cells, centred_rows
+from nope_probe.maps.folds import pooled
+from nope_probe.maps.stored_maps import StoredMaps, row_blocks
 from nope_probe.runtime.tensors import tensor_writer
 
 Means = Float[Tensor, "fold layer offset"]

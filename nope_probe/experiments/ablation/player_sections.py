@@ -30,9 +30,9 @@ from nope_probe.experiments.wording import (
     strongest,
 )
 from nope_probe.figures import shares
-from nope_probe.figures.downsample import Pooled, pool
 from nope_probe.figures.intervals import interval_of, interval_text, percent
 from nope_probe.figures.maps import term_maps
+from nope_probe.maps.downsample import Pooled, pool
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, positions
 from nope_probe.runtime.folder import Run

@@ -192,7 +192,7 @@ def plan_of(session: Session[Settings]) -> Plan:
     """
     from nope_probe.experiments.ablation.plan import make_plan
     from nope_probe.experiments.components import bands_of, validate_bands
-    from nope_probe.hooks.components import components
+    from nope_probe.hooks.removing.targets import components
 
     settings, loaded = session.settings, session.loaded
     players = settings.player_names
@@ -231,7 +231,7 @@ def inputs_of(session: Session[Settings]) -> tuple[Sequences, Sequences | None]:
 def options_of(session: Session[Settings]) -> CaptureOptions:
     """Return how conditions are run."""
     from nope_probe.experiments.ablation.conditions import CaptureOptions
-    from nope_probe.hooks.residual_cache import GIGABYTE
+    from nope_probe.hooks.reading.residual_cache import GIGABYTE
 
     settings = session.settings
     return CaptureOptions(

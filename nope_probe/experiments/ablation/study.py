@@ -17,7 +17,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.attribution import LayerAttribution
-from nope_probe.analyses.distances import kept_cells
 from nope_probe.analyses.pattern import measure
 from nope_probe.components import Gain, Replacement, Substitute
 from nope_probe.data.sequences import Kind, Sequences
@@ -34,12 +33,12 @@ from nope_probe.experiments.ablation.conditions import (
 )
 from nope_probe.experiments.ablation.maps import RunMaps
 from nope_probe.experiments.ablation.plan import Plan, make_plan
-from nope_probe.hooks.components import components
-from nope_probe.hooks.folds import default_folds
-from nope_probe.hooks.layer import layers_of
-from nope_probe.hooks.layer_folds import n_cells
-from nope_probe.hooks.model import begins_alike
-from nope_probe.hooks.protocols import HookedModel
+from nope_probe.hooks.layers.model import begins_alike, layers_of
+from nope_probe.hooks.layers.protocols import HookedModel
+from nope_probe.hooks.removing.targets import components
+from nope_probe.maps.centred import kept_cells
+from nope_probe.maps.folds import default_folds
+from nope_probe.maps.stored_maps import n_cells
 from nope_probe.models.info import describe
 from nope_probe.runtime.checkpoint import RunCheckpoint
 

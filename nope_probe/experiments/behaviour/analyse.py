@@ -2,45 +2,58 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import pandas as pd
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.analyses.behaviour import chance_distance, mean_interval, position_means, span_loss
+from nope_probe.analyses.behaviour import (
+    PerDocument,
+    chance_distance,
+    copy_cost,
+    extrapolation_cost,
+    in_context_gain,
+    mean_interval,
+    position_means,
+    second_copy_loss,
+    span_loss,
+)
 from nope_probe.analyses.jackknife import UNDEFINED, Interval
 from nope_probe.errors import UserError
 from nope_probe.experiments.behaviour.bridge import (
     bridge_table,
     correlations_table,
     head_correlations,
+    heads_table,
 )
-from nope_probe.experiments.behaviour.estimates import behaviour_table
-from nope_probe.experiments.behaviour.heads import MeasuredHeads, heads_table
-from nope_probe.experiments.behaviour.page import behaviour_page
-from nope_probe.experiments.behaviour.plan import Plan
-from nope_probe.experiments.behaviour.probes import token_arrays
+from nope_probe.experiments.behaviour.conditions import INTACT_NAME
+from nope_probe.experiments.behaviour.plan import Plan, token_arrays
 from nope_probe.experiments.behaviour.runner import Distances, Measured
-from nope_probe.experiments.behaviour.summary import headline
+from nope_probe.experiments.behaviour.sections import report
+from nope_probe.experiments.behaviour.settings import Measure, Settings
 from nope_probe.experiments.tables import Row, interval_columns, interval_names
-from nope_probe.hooks.folds import folds_of
+from nope_probe.maps.folds import folds_of
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.provenance import input_record
 from nope_probe.runtime.session import Session
 
-if TYPE_CHECKING:
-    from nope_probe.experiments.behaviour.settings import Settings
-
 POSITION_COLUMNS = ("condition", "position", "loss", "loss_low", "loss_high")
 BINS = 64
 DECODED = ("distance", "null", "untrained")
+IN_SIGHT = "without the mask the next token is in sight: only the suffix is scored"
+FIRST_IN_SIGHT = "without the mask the first copy is in sight: see the second copy's loss"
+NO_COPY = "the intact model does not copy"
+ABOVE_UNIFORM = "above a uniform guess: only the difference says something"
+# By probe; probes differ in the number of documents and of targets.
+ProbeLosses: TypeAlias = Mapping[str, Float[Tensor, "_ _"]]
+COLUMNS = ("measure", "condition", *interval_names("value", "difference"), "note")
 
 
-def analyse(
-    session: Session[Settings], plan: Plan, measured: Measured, heads: MeasuredHeads | None = None
-) -> Run:
+def analyse(session: Session[Settings], plan: Plan, measured: Measured) -> Run:
     """Estimate every measure in every condition, and return the run.
 
     Raises:
@@ -49,8 +62,8 @@ def analyse(
     validate_finite_losses(measured)
     inputs, skip = session.sequences(), session.settings.n_skipped(session.sequences())
     tables = tables_of(plan, measured, skip)
-    if heads is not None:
-        tables["heads"] = heads_table(plan, measured, heads)
+    if plan.heads:
+        tables["heads"] = heads_table(plan, measured)
         over_heads = head_correlations(tables["heads"])
         tables["correlations"] = pd.concat([tables["correlations"], over_heads])
     manifest = {
@@ -63,12 +76,12 @@ def analyse(
         "trained_len": plan.trained,
         "bin_width": bin_width(plan),
     }
-    return Run(
+    run = Run(
         manifest=manifest,
         arrays={"tokens": {name: each.numpy() for name, each in token_arrays(plan.probes).items()}},
         tables=tables,
-        page=behaviour_page(tables, manifest, headline(manifest, tables)),
     )
+    return replace(run, page=report(run).html(manifest))
 
 
 def fold_counts(session: Session[Settings], plan: Plan) -> Int[Tensor, " fold"]:
@@ -101,6 +114,143 @@ def validate_finite_losses(measured: Measured) -> None:
     for (condition, probe), losses in measured.losses.items():
         if not losses.isfinite().all():
             raise UserError(f"non-finite losses in condition {condition} ({probe})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossMeasure:
+    """A number per document that is read from the losses of one condition.
+
+    Attributes:
+        measure: the measure that it belongs to.
+        read: from the plan, the losses of each probe and the first target that is scored.
+        unmasked: why it means nothing without the mask; empty if it does.
+    """
+
+    measure: Measure
+    read: Callable[[Plan, ProbeLosses, int], PerDocument]
+    unmasked: str = ""
+
+
+def _suffix(plan: Plan, losses: ProbeLosses, first: int) -> PerDocument:
+    return span_loss(losses["text"], plan.text.first_target)
+
+
+def _order(plan: Plan, losses: ProbeLosses, first: int) -> PerDocument:
+    start = plan.text.first_target
+    return span_loss(losses["order"], start) - span_loss(losses["text"], start)
+
+
+def _without_bos(plan: Plan, losses: ProbeLosses, first: int) -> PerDocument:
+    start = max(first, 2)  # the first token after BOS has no loss without it
+    return span_loss(losses["without_bos"], start - 1) - span_loss(losses["text"], start)
+
+
+def _other_first(plan: Plan, losses: ProbeLosses, first: int) -> PerDocument:
+    start = max(first, 2)
+    return span_loss(losses["other_first"], start) - span_loss(losses["text"], start)
+
+
+def _copy(kind: str) -> LossMeasure:
+    def read(plan: Plan, losses: ProbeLosses, first: int) -> PerDocument:
+        return copy_cost(losses[kind], plan.segment)
+
+    return LossMeasure(measure="copy", read=read, unmasked=FIRST_IN_SIGHT)
+
+
+def _second(kind: str) -> LossMeasure:
+    def read(plan: Plan, losses: ProbeLosses, first: int) -> PerDocument:
+        return second_copy_loss(losses[kind], plan.segment)
+
+    return LossMeasure(measure="copy", read=read)
+
+
+LOSS_MEASURES: dict[str, LossMeasure] = {
+    "loss": LossMeasure(
+        measure="loss",
+        read=lambda plan, losses, first: span_loss(losses["text"], 1),
+        unmasked=IN_SIGHT,
+    ),
+    "loss_suffix": LossMeasure(measure="loss", read=_suffix),
+    "in_context": LossMeasure(
+        measure="in-context",
+        read=lambda plan, losses, first: in_context_gain(losses["text"]),
+        unmasked=IN_SIGHT,
+    ),
+    "copy_text": _copy("copy_text"),
+    "copy_text_second": _second("copy_text"),
+    "copy_random": _copy("copy_random"),
+    "copy_random_second": _second("copy_random"),
+    "order": LossMeasure(measure="order", read=_order),
+    "without_bos": LossMeasure(measure="bos", read=_without_bos),
+    "other_first": LossMeasure(measure="bos", read=_other_first),
+    "extrapolation": LossMeasure(
+        measure="extrapolation",
+        read=lambda plan, losses, first: extrapolation_cost(losses["long"], plan.trained),
+    ),
+}
+
+
+def behaviour_table(plan: Plan, measured: Measured) -> pd.DataFrame:
+    """Return the table of behaviour: a row per measure and condition, in nats.
+
+    `difference` is to the intact model on the same documents and targets. An empty value has a
+    note that says why.
+    """
+    rows = [row for name in LOSS_MEASURES for row in _rows(plan, measured, name)]
+    rows += _position_rows(plan, measured)
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _read(plan: Plan, measured: Measured, name: str, condition: str, no_mask: bool) -> PerDocument:
+    losses = {probe: measured.losses[condition, probe] for probe in plan.probes}
+    first = plan.text.first_target if no_mask else 1
+    return LOSS_MEASURES[name].read(plan, losses, first)
+
+
+def _rows(plan: Plan, measured: Measured, name: str) -> Iterator[Row]:
+    about = LOSS_MEASURES[name]
+    if about.measure not in plan.measures:
+        return
+    reason = plan.skipped.get(about.measure, "")
+    if not reason and name in ("copy_text", "copy_random"):
+        intact = mean_interval(_read(plan, measured, name, INTACT_NAME, no_mask=False))
+        reason = "" if intact.high < 0 else NO_COPY
+    for condition in plan.conditions:
+        no_mask = plan.removes_mask(condition)
+        note = reason or (about.unmasked if no_mask else "")
+        if note:
+            yield _row(name, condition, UNDEFINED, UNDEFINED, note)
+            continue
+        ours = _read(plan, measured, name, condition, no_mask)
+        intact_same = _read(plan, measured, name, INTACT_NAME, no_mask)
+        value, note = mean_interval(ours), ""
+        if name == "copy_random_second" and value.value > plan.uniform:
+            value, note = UNDEFINED, ABOVE_UNIFORM
+        yield _row(name, condition, value, _difference(condition, ours, intact_same), note)
+
+
+def _position_rows(plan: Plan, measured: Measured) -> Iterator[Row]:
+    """Yield the mean over layers of the distance between predicted and true index, in positions."""
+    if not plan.measured("position"):
+        return
+    means = {name: each[..., 0].mean(1) for name, each in measured.distances.items()}
+    for name, ours in means.items():
+        difference = _difference(name, ours, means[INTACT_NAME])
+        yield _row("position", name, mean_interval(ours), difference, "")
+
+
+def _difference(condition: str, ours: PerDocument, intact: PerDocument) -> Interval:
+    return UNDEFINED if condition == INTACT_NAME else mean_interval(ours - intact)
+
+
+def _row(name: str, condition: str, value: Interval, difference: Interval, note: str) -> Row:
+    return {
+        "measure": name,
+        "condition": condition,
+        **interval_columns(value, "value"),
+        **interval_columns(difference, "difference"),
+        "note": note,
+    }
 
 
 def position_table(plan: Plan, measured: Measured, probe: str, width: int = 1) -> pd.DataFrame:

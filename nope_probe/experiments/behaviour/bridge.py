@@ -1,4 +1,4 @@
-"""What each condition takes from the positional pattern beside what it takes from behaviour."""
+"""What conditions and heads do to the positional pattern, beside what they do to behaviour."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from nope_probe.analyses.behaviour import rank_correlation
+from nope_probe.analyses.behaviour import (
+    mean_interval,
+    rank_correlation,
+    second_copy_loss,
+    span_loss,
+)
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.pattern_changes import pattern_lost, positional_part
 from nope_probe.experiments.behaviour.conditions import INTACT_NAME, Removal
@@ -19,6 +24,7 @@ from nope_probe.figures.intervals import ValueAndBounds, interval_of
 # the intact model exist in all conditions.
 EFFECTS = {"loss": "loss_suffix", "copy": "copy_text_second", "position": "position"}
 COLUMNS = ("condition", "layer", *interval_names("pattern", *EFFECTS))
+HEAD_COLUMNS = ("layer", "head", *interval_names("pattern", "loss", "copy"))
 CORRELATION_COLUMNS = ("over", "layer", "effect", "rho", "p", "n")
 ALL_LAYERS = "all"
 
@@ -123,3 +129,27 @@ def _summed(bridge: pd.DataFrame) -> pd.DataFrame:
     """Return per condition the sum of the pattern lost over layers, and the mean of each effect."""
     groups = bridge.groupby("condition", sort=False)
     return groups["pattern"].sum().to_frame().join(groups[list(EFFECTS)].mean())
+
+
+def heads_table(plan: Plan, measured: Measured) -> pd.DataFrame:
+    """Return per head its positional part, nats, and what is lost without its W_Q, nats per token.
+
+    `loss` is the rise of the mean loss, `copy` of the loss of a text segment's second copy.
+    """
+    rows: list[Row] = []
+    for name, removal in plan.heads.items():
+        assert removal.head is not None
+        layer, head = removal.head
+        row: Row = {"layer": layer, "head": head}
+        if measured.head_patterns:
+            row |= interval_columns(measured.head_patterns[layer][head], "pattern")
+        ours, intact = (measured.losses[each, "text"] for each in (name, INTACT_NAME))
+        row |= interval_columns(mean_interval(span_loss(ours, 1) - span_loss(intact, 1)), "loss")
+        if "copy_text" in plan.probes:
+            second, intact_second = (
+                second_copy_loss(measured.losses[each, "copy_text"], plan.segment)
+                for each in (name, INTACT_NAME)
+            )
+            row |= interval_columns(mean_interval(second - intact_second), "copy")
+        rows.append(row)
+    return pd.DataFrame(rows, columns=list(HEAD_COLUMNS))

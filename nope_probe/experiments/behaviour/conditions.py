@@ -19,6 +19,8 @@ from nope_probe.components import (
 )
 from nope_probe.errors import UserError
 from nope_probe.experiments.components import validate_components
+from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.layers.protocols import HookedModel
 
 INTACT_NAME = "intact"
 DEFAULT = (
@@ -41,10 +43,12 @@ class Removal:
     Attributes:
         components: what is removed.
         replacement: of removed weights; `identity` where no weight is removed.
+        head: the layer and the head that lose them; None where all do.
     """
 
     components: Condition = INTACT
     replacement: Replacement = "identity"
+    head: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if not self.weights:
@@ -98,12 +102,12 @@ def make_conditions(
         UserError: for a name that does not exist, or a component that the model lacks.
     """
     found = {INTACT_NAME: Removal()}
-    for name, components in _components(has, names).items():
-        if components and len(replacements) > 1 and components & set(WEIGHTS):
+    for name, removed in _components(has, names).items():
+        if removed and len(replacements) > 1 and removed & set(WEIGHTS):
             for each in replacements:
-                found[f"{name}:{each}"] = Removal(components=components, replacement=each)
-        elif components:
-            found[name] = Removal(components=components, replacement=replacements[0])
+                found[f"{name}:{each}"] = Removal(components=removed, replacement=each)
+        elif removed:
+            found[name] = Removal(components=removed, replacement=replacements[0])
     return found
 
 
@@ -125,6 +129,25 @@ def _condition(name: str) -> Condition:
         return condition(name)
     except ValueError as error:
         raise UserError(f"--remove: {error}") from error
+
+
+def head_conditions(
+    model: HookedModel, n_layers: int, replacement: Replacement
+) -> dict[str, Removal]:
+    """Return the conditions that remove the W_Q of one head each, by names such as `L2H3`.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge.
+        n_layers: in how many first layers.
+        replacement: of W_Q.
+    """
+    return {
+        f"L{layer}H{head}": Removal(
+            components=condition("w_q"), replacement=replacement, head=(layer, head)
+        )
+        for layer, block in enumerate(layers_of(model)[:n_layers])
+        for head in range(block.n_heads)
+    }
 
 
 def sources_of(has: Sequence[Component]) -> Condition:

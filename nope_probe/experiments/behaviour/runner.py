@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -11,51 +12,26 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.behaviour import halves, index_targets, ridge
-from nope_probe.components import Gain, Replacement
+from nope_probe.analyses.jackknife import Interval, cross_products, rms
+from nope_probe.analyses.pattern_changes import positional_part
+from nope_probe.components import Ablation
 from nope_probe.experiments.behaviour.conditions import Removal
-from nope_probe.experiments.behaviour.plan import Plan
-from nope_probe.experiments.behaviour.probes import Probe
-from nope_probe.experiments.resumable import calibration_once, losses_once, scores_once
-from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.calibration import Calibration
-from nope_probe.hooks.maps import ScoreMaps
-from nope_probe.hooks.protocols import HookedModel
-from nope_probe.hooks.residuals import capture_distances, capture_moments
-from nope_probe.hooks.streaming import batches_of
-from nope_probe.hooks.untrained import untrained
-from nope_probe.runtime.checkpoint import RunCheckpoint
+from nope_probe.experiments.behaviour.plan import Plan, Probe
+from nope_probe.experiments.behaviour.settings import Settings
+from nope_probe.experiments.engine import calibration_once, losses_once, scores_once
+from nope_probe.hooks.ablation import ablated
+from nope_probe.hooks.layers.protocols import HookedModel
+from nope_probe.hooks.reading.residuals import capture_distances, capture_moments
+from nope_probe.hooks.reading.streaming import StreamCheckpoint, batches_of
+from nope_probe.hooks.removing.edited_weights import untrained
+from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.maps.folds import State
+from nope_probe.maps.maps import ScoreMaps
+from nope_probe.runtime.session import Session
 
+HEAD_PROBES = ("text", "copy_text")  # on which single heads are removed
 DocumentLosses = Float[Tensor, "_ _"]  # documents and targets, which differ among probes
 Distances = Float[Tensor, "held_out layer fit"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """How conditions are run, the same for all of them.
-
-    Attributes:
-        n_layers: how many first layers decodability and score maps are measured in.
-        batch_size: sequences per forward pass.
-        n_folds: parts of the data that the score maps' intervals are made from.
-        skip: how many first positions decodability and patterns leave out.
-        gain: the size of a removed weight's replacement.
-        seed: of the shuffled targets and the untrained model.
-        position: whether to measure decodability.
-        pattern: whether to measure score maps.
-        replacement: of the W_Q of single heads.
-        heads: whether W_Q is removed from single heads.
-    """
-
-    n_layers: int
-    batch_size: int = 32
-    n_folds: int = 8
-    skip: int = 0
-    gain: Gain = "output"
-    seed: int = 0
-    position: bool = True
-    pattern: bool = True
-    replacement: Replacement = "identity"
-    heads: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,52 +44,49 @@ class Measured:
             the last axis is the fit on true and on shuffled targets.
         untrained: the same of the model with random weights, where only sources are removed.
         maps: per removal, score maps.
+        head_patterns: per layer, the RMS of each head's positional part p in the intact model,
+            nats; empty if single heads are not wanted.
     """
 
     losses: dict[tuple[str, str], DocumentLosses]
     distances: dict[str, Distances] = field(default_factory=dict)
     untrained: dict[str, Distances] = field(default_factory=dict)
     maps: dict[Removal, ScoreMaps] = field(default_factory=dict)
+    head_patterns: dict[int, list[Interval]] = field(default_factory=dict)
 
 
 class BehaviourRunner:
-    """Runs a model in all conditions that the checkpoint does not have yet.
+    """Runs a model in all conditions that the run's checkpoint does not have yet.
 
     Args:
-        model: a HookedTransformer or TransformerBridge.
+        session: the run.
         plan: the conditions, and the sequences.
-        options: how they are run.
-        checkpoint: what is finished; the rest is saved there.
     """
 
-    def __init__(
-        self,
-        model: HookedModel,
-        plan: Plan,
-        options: RunOptions,
-        checkpoint: RunCheckpoint,
-    ) -> None:
-        self.model, self.options, self.checkpoint = model, options, checkpoint
-        self.conditions, self.sources, self.probes = plan.conditions, plan.sources, plan.probes
-        ablations = [self._ablation(each, None) for each in plan.conditions.values()]
-        if options.heads:
-            head = Removal(components=frozenset({"w_q"}), replacement=options.replacement)
-            ablations.append(self._ablation(head, None))
+    def __init__(self, session: Session[Settings], plan: Plan) -> None:
+        self.model, self.checkpoint = session.loaded.model, session.checkpoint
+        self.settings, self.plan = session.settings, plan
+        self.n_layers = self.settings.n_layers_of(session.loaded)
+        self.skip = self.settings.n_skipped(session.sequences())
+        self.conditions = plan.conditions | plan.heads
+        ablations = [self._ablation(each, None) for each in self.conditions.values()]
         self.needs_calibration = any(each.needs_calibration for each in ablations)
         self.is_random = any(each.replacement == "random" for each in ablations)
         self.fit, self.held_out = (plan.text.subset(each) for each in halves(plan.text.documents))
 
     def streams(self) -> dict[str, int]:
         """Return how many sequences this process runs in each stream, by the stream's key."""
-        text = self.probes["text"]
+        text = self.plan.text
         found = {"calibration": text} if self.needs_calibration else {}
-        for name in self.conditions:
-            found |= {f"loss/{name}/{probe}": each for probe, each in self.probes.items()}
+        for name, probe in self._scored():
+            found[f"loss/{name}/{probe}"] = self.plan.probes[probe]
         for prefix, names in self._decoded().items():
             for name in names:
                 found[f"{prefix}/{name}/fit"] = self.fit
                 found[f"{prefix}/{name}/distance"] = self.held_out
         found |= {f"score/{removal.key}": text for removal in self.map_removals()}
+        for layer in self._head_counts():
+            found |= {f"head/L{layer}/{removal.key}": text for removal in self._with_and_without()}
         return {key: self.n_own(probe) for key, probe in found.items()}
 
     def seqs_per_batch(self, probe: Probe) -> int:
@@ -122,7 +95,7 @@ class BehaviourRunner:
         Every process that shares the run gets a batch.
         """
         n_seqs, length = probe.tokens.shape
-        same_tokens = self.options.batch_size * self.probes["text"].tokens.shape[1] // length
+        same_tokens = self.settings.seqs_per_batch * self.plan.text.tokens.shape[1] // length
         return max(1, min(same_tokens, n_seqs // self.checkpoint.processes.count))
 
     def n_own(self, probe: Probe) -> int:
@@ -135,55 +108,73 @@ class BehaviourRunner:
     def run(self) -> Measured:
         """Return the losses, decodability and score maps of all conditions."""
         calibration = self.calibrate()
-        losses = {
-            (name, probe): self._losses(name, probe, calibration)
-            for name in self.conditions
-            for probe in self.probes
-        }
         return Measured(
-            losses=losses,
+            losses={
+                (name, probe): self._losses(name, probe, calibration)
+                for name, probe in self._scored()
+            },
             maps={each: self._maps(each, calibration) for each in self.map_removals()},
+            head_patterns={layer: self._head_patterns(layer) for layer in self._head_counts()},
             **{prefix: self._decode(prefix, calibration) for prefix in self._decoded()},
         )
+
+    def _scored(self) -> Iterator[tuple[str, str]]:
+        """Yield each condition with each of the probes whose losses it is scored by."""
+        for name, removal in self.conditions.items():
+            for probe in self.plan.probes:
+                if removal.head is None or probe in HEAD_PROBES:
+                    yield name, probe
 
     def map_removals(self) -> list[Removal]:
         """Return the removals that score maps are needed of.
 
         What a condition leaves of the positional part needs the condition without the sources too.
         """
-        if not self.options.pattern:
+        if not self.plan.measured("pattern"):
             return []
-        ours = list(self.conditions.values())
-        return list(dict.fromkeys([*ours, *(each.without(self.sources) for each in ours)]))
+        ours = list(self.plan.conditions.values())
+        return list(dict.fromkeys([*ours, *(each.without(self.plan.sources) for each in ours)]))
+
+    def _head_counts(self) -> dict[int, int]:
+        """Return how many heads have a pattern to measure, by layer."""
+        if not self.plan.measured("pattern"):
+            return {}
+        return Counter(each.head[0] for each in self.plan.heads.values() if each.head is not None)
+
+    def _with_and_without(self) -> tuple[Removal, Removal]:
+        """Return the removals of nothing and of all sources."""
+        return Removal(), Removal(components=self.plan.sources)
 
     def _decoded(self) -> dict[str, list[str]]:
         """Return the conditions in which decodability is measured, per kind of model."""
-        if not self.options.position:
+        if not self.plan.measured("position"):
             return {}
-        only_sources = [n for n, r in self.conditions.items() if r.is_source(self.sources)]
-        return {"distances": list(self.conditions), "untrained": only_sources}
+        conditions, sources = self.plan.conditions, self.plan.sources
+        only_sources = [name for name, each in conditions.items() if each.is_source(sources)]
+        return {"distances": list(conditions), "untrained": only_sources}
 
     def calibrate(self) -> Calibration | None:
         """Return the gains and means of the replacements; None if they need none."""
         if not self.needs_calibration:
             return None
-        text = self.probes["text"]
+        text = self.plan.text
         return calibration_once(
             self.checkpoint,
             "calibration",
             self.model,
             text.tokens,
             batch_size=self.seqs_per_batch(text),
-            seed=self.options.seed if self.is_random else None,
+            seed=self.settings.seed if self.is_random else None,
         )
 
     def _ablation(self, removal: Removal, prefix: int | None) -> Ablation:
         return Ablation(
             remove=removal.remove,
             replacement=removal.replacement,
-            gain=self.options.gain,
-            seed=self.options.seed,
+            gain=self.settings.gain,
+            seed=self.settings.seed,
             prefix=prefix if removal.mask else None,
+            heads=None if removal.head is None else {removal.head[0]: [removal.head[1]]},
         )
 
     def _ablated(
@@ -194,7 +185,7 @@ class BehaviourRunner:
     def _losses(
         self, name: str, probe_name: str, calibration: Calibration | None
     ) -> DocumentLosses:
-        probe = self.probes[probe_name]
+        probe = self.plan.probes[probe_name]
         with self._ablated(self.conditions[name], calibration, probe.prefix):
             losses = losses_once(
                 self.checkpoint,
@@ -205,18 +196,35 @@ class BehaviourRunner:
             )
         return probe.by_document(losses)
 
-    def _maps(self, removal: Removal, calibration: Calibration | None) -> ScoreMaps:
+    def _maps(
+        self, removal: Removal, calibration: Calibration | None, layer: int | None = None
+    ) -> ScoreMaps:
+        """Return the score maps of all layers, or those of the heads of one."""
+        text, of_head = self.plan.text, layer is not None
         with self._ablated(removal, calibration):
             return scores_once(
                 self.checkpoint,
-                f"score/{removal.key}",
+                f"head/L{layer}/{removal.key}" if of_head else f"score/{removal.key}",
                 self.model,
-                self.probes["text"].tokens,
-                layers=range(self.options.n_layers),
-                batch_size=self.seqs_per_batch(self.probes["text"]),
-                n_folds=self.options.n_folds,
-                documents=self.probes["text"].documents,
+                text.tokens,
+                layers=[layer] if of_head else range(self.n_layers),
+                batch_size=self.seqs_per_batch(text),
+                n_folds=self.settings.folds,
+                documents=text.documents,
+                per_head=of_head,
             )
+
+    def _head_patterns(self, layer: int) -> list[Interval]:
+        """Return the RMS of p of each head of a layer, whose maps are held one layer at a time."""
+        whole, content = (self._maps(each, None, layer) for each in self._with_and_without())
+        assert whole.per_head is not None
+        assert content.per_head is not None
+        found = []
+        for head in range(self._head_counts()[layer]):
+            scores, rest = (each[:, 0, head] for each in (whole.per_head, content.per_head))
+            part = positional_part(scores, rest, self.skip, whole.counts)[None]
+            found.append(rms(cross_products(part, part, whole.counts)[:, 0, 0], whole.counts))
+        return found
 
     def _decode(self, prefix: str, calibration: Calibration | None) -> dict[str, Distances]:
         names = self._decoded()[prefix]
@@ -226,43 +234,46 @@ class BehaviourRunner:
     @contextmanager
     def _weights(self, prefix: str) -> Iterator[None]:
         if prefix == "untrained":
-            with untrained(self.model, self.options.seed):
+            with untrained(self.model, self.settings.seed):
                 yield
         else:
             yield
 
     def _distances(self, prefix: str, name: str, calibration: Calibration | None) -> Distances:
-        key, options = f"{prefix}/{name}", self.options
+        key = f"{prefix}/{name}"
         with self._ablated(self.conditions[name], calibration):
             weights = self._ridge(f"{key}/fit")
-            if f"{key}/distance" not in self.checkpoint:
-                with self.checkpoint.stream(f"{key}/distance") as stream:
-                    distances = capture_distances(
+            measured = self.checkpoint.once(
+                f"{key}/distance",
+                lambda stream: {
+                    "distances": capture_distances(
                         self.model,
                         self.held_out.tokens,
                         weights,
-                        skip=options.skip,
+                        skip=self.skip,
                         batch_size=self.seqs_per_batch(self.held_out),
                         checkpoint=stream,
                     )
-                self.checkpoint.save(f"{key}/distance", {"distances": distances})
-        found = self.checkpoint.load(f"{key}/distance")["distances"]
-        return self.held_out.by_document(found)
+                },
+            )
+        return self.held_out.by_document(measured["distances"])
 
     def _ridge(self, key: str) -> Float[Tensor, "layer row fit"]:
         """Return the fits on true and on shuffled targets, which the checkpoint keeps."""
-        options, tokens = self.options, self.fit.tokens
-        if key not in self.checkpoint:
-            generator = torch.Generator().manual_seed(options.seed)
-            with self.checkpoint.stream(key) as stream:
-                xx, xy = capture_moments(
-                    self.model,
-                    tokens,
-                    index_targets(len(tokens), tokens.shape[1], options.skip, generator),
-                    n_layers=options.n_layers,
-                    skip=options.skip,
-                    batch_size=self.seqs_per_batch(self.fit),
-                    checkpoint=stream,
-                )
-            self.checkpoint.save(key, {"weights": ridge(xx, xy)})
-        return self.checkpoint.load(key)["weights"]
+        tokens = self.fit.tokens
+        generator = torch.Generator().manual_seed(self.settings.seed)
+        targets = index_targets(len(tokens), tokens.shape[1], self.skip, generator)
+
+        def fit(stream: StreamCheckpoint) -> State:
+            xx, xy = capture_moments(
+                self.model,
+                tokens,
+                targets,
+                n_layers=self.n_layers,
+                skip=self.skip,
+                batch_size=self.seqs_per_batch(self.fit),
+                checkpoint=stream,
+            )
+            return {"weights": ridge(xx, xy)}
+
+        return self.checkpoint.once(key, fit)["weights"]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import tyro
 
-from nope_probe.components import COMPONENTS
+from nope_probe.components import COMPONENTS, validate_replacements, without_weights
 from nope_probe.errors import TooFewLayersError, UserError
-from nope_probe.experiments.behaviour.measures import MEASURES, SHORTEST, Measure
-from nope_probe.experiments.replacements import validate_replacements, without_weights
 from nope_probe.models.names import trained_length
 from nope_probe.runtime.bounds import COUNT, LARGEST, LAYERS, Bounds, validate_effects
 from nope_probe.runtime.resources import Needs
@@ -25,6 +23,21 @@ if TYPE_CHECKING:
 _arg = tyro.conf.arg
 EXTRAPOLATED = Bounds(16, 2**20)
 TIMES = 4  # as many times the trained context are extrapolated to
+Measure = Literal[
+    "loss", "in-context", "copy", "order", "bos", "extrapolation", "position", "pattern"
+]
+MEASURES: tuple[Measure, ...] = get_args(Measure)
+# How many tokens a window needs: a segment of 8 twice, two tenths of 2 tokens, ...
+SHORTEST: dict[Measure, int] = {
+    "loss": 8,
+    "in-context": 20,
+    "copy": 17,
+    "order": 16,
+    "bos": 8,
+    "extrapolation": 8,
+    "position": 8,
+    "pattern": 12,
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,18 +10,18 @@ import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.distances import kept_cells
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.trends import query_stride
 from nope_probe.experiments.circuit.sections import headline, report
 from nope_probe.experiments.tables import measures_table
 from nope_probe.figures.explorer import Explorer
-from nope_probe.hooks.components import components
-from nope_probe.hooks.folds import pack_triangle
-from nope_probe.hooks.layer import layers_of
-from nope_probe.hooks.maps import StageMaps
-from nope_probe.hooks.stages import STAGES, absent_stages
+from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.reading.stages import STAGES, absent_stages
+from nope_probe.hooks.removing.targets import components
+from nope_probe.maps.centred import kept_cells
+from nope_probe.maps.folds import pack_triangle
+from nope_probe.maps.maps import StageMaps
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.provenance import input_arrays, input_record
 from nope_probe.runtime.session import Session

@@ -12,10 +12,10 @@ from nope_probe.experiments.explore.run import CombinationRunner, ExplorerOption
 from nope_probe.experiments.explore.views import stage_view
 from nope_probe.experiments.wording import listed
 from nope_probe.figures.explorer import Explorer
-from nope_probe.hooks.components import components
-from nope_probe.hooks.layer import layers_of
-from nope_probe.hooks.protocols import HookedModel
-from nope_probe.hooks.stages import absent_stages
+from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.layers.protocols import HookedModel
+from nope_probe.hooks.reading.stages import absent_stages
+from nope_probe.hooks.removing.targets import components
 
 
 def block_explorer(

@@ -21,7 +21,7 @@ from nope_probe.runtime.terminal import status
 if TYPE_CHECKING:
     from nope_probe.experiments.circuit.analyse import Stages
     from nope_probe.figures.explorer import Explorer
-    from nope_probe.hooks.maps import StageMaps
+    from nope_probe.maps.maps import StageMaps
     from nope_probe.models.info import ModelInfo
     from nope_probe.models.load import LoadedModel
 
@@ -186,7 +186,7 @@ def explorer_of(session: Session[Settings], stages: Stages) -> Explorer | None:
     """Return the page's explorer, as far as the run's sequences suffice for one."""
     from nope_probe.experiments.circuit.explorer import block_explorer, explored
     from nope_probe.experiments.explore.run import ExplorerOptions
-    from nope_probe.hooks.components import components
+    from nope_probe.hooks.removing.targets import components
 
     settings, inputs = session.settings, session.sequences()
     n_switches = len(components(session.loaded.model))
@@ -213,8 +213,8 @@ def explorer_of(session: Session[Settings], stages: Stages) -> Explorer | None:
 def stage_maps(session: Session[Settings], key: str) -> StageMaps:
     """Return the stage maps of the model as it is, from the checkpoint or captured and saved."""
     from nope_probe.experiments.finite import validate_finite_stages
-    from nope_probe.hooks.capture import capture_stages
-    from nope_probe.hooks.maps import StageMaps
+    from nope_probe.hooks.reading.capture import capture_stages
+    from nope_probe.maps.maps import StageMaps
 
     settings, inputs = session.settings, session.sequences()
     tensors = session.checkpoint.once(
@@ -242,7 +242,7 @@ def removed_components(session: Session[Settings]) -> tuple[str, ...]:
     """
     from nope_probe.components import removal_order
     from nope_probe.experiments.components import validate_bands, validate_components
-    from nope_probe.hooks.components import components
+    from nope_probe.hooks.removing.targets import components
 
     wanted = session.settings.removed
     validate_components(wanted, components(session.loaded.model))

@@ -16,12 +16,12 @@ from nope_probe.experiments.sections import Report, with_intervals
 from nope_probe.experiments.wording import capitalised, listed
 from nope_probe.figures.circuit_figure import circuit
 from nope_probe.figures.circuit_views import limits
-from nope_probe.figures.downsample import pool
 from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import ValueAndBounds, interval_of
+from nope_probe.figures.measures import STAGE_MEASURES, stage_measures
 from nope_probe.figures.panels import Panel, panel_groups
-from nope_probe.figures.stages import STAGE_MEASURES, stage_measures
 from nope_probe.figures.words import MEASURES
+from nope_probe.maps.downsample import pool
 from nope_probe.reports import notes
 from nope_probe.reports.explorer import explorer_section
 from nope_probe.reports.page import Section

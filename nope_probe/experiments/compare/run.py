@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +24,7 @@ from nope_probe.runtime.terminal import status
 if TYPE_CHECKING:  # --help needs neither numpy nor pandas
     import numpy as np
 
-    from nope_probe.experiments.compare.maps import Compared
+    from nope_probe.experiments.compare.analyse import Compared
     from nope_probe.experiments.compare.members import Member
     from nope_probe.models.info import ModelInfo
 
@@ -128,11 +127,9 @@ def recorded_settings(members: Sequence[Member]) -> dict[str, Any]:
 
 def analyse(session: Session[Settings], members: Sequence[Member]) -> Run:
     """Compare the runs' maps and tables, and return the run."""
-    from nope_probe.experiments.compare.maps import compare_maps
+    from nope_probe.experiments.compare.analyse import compare_maps, differences_table
     from nope_probe.experiments.compare.members import share_sequences
-    from nope_probe.experiments.compare.page import compare_page
-    from nope_probe.experiments.compare.summary import headline
-    from nope_probe.experiments.compare.tables import differences_table
+    from nope_probe.experiments.compare.sections import headline, report
 
     maps, table = compare_maps(members), differences_table(members)
     manifest = {
@@ -148,16 +145,8 @@ def analyse(session: Session[Settings], members: Sequence[Member]) -> Run:
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(time.monotonic() - session.started, 3),
     }
-    links = [
-        Path(os.path.relpath(each.folder / "report.html", session.folder)).as_posix()
-        for each in members
-    ]
-    return Run(
-        manifest=manifest,
-        arrays={"maps": _arrays(maps)},
-        tables={"differences": table},
-        page=compare_page(members, maps, table, manifest, links),
-    )
+    run = Run(manifest=manifest, arrays={"maps": _arrays(maps)}, tables={"differences": table})
+    return replace(run, page=report(run, session.folder, members, maps).html(manifest))
 
 
 def _arrays(maps: Sequence[Compared]) -> dict[str, np.ndarray]:

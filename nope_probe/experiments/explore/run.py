@@ -9,7 +9,6 @@ from typing import Literal
 
 from tqdm import tqdm
 
-from nope_probe.analyses.distances import kept_cells
 from nope_probe.analyses.shapley import Condition, PlayerSet
 from nope_probe.analyses.trends import query_stride
 from nope_probe.components import Gain, Replacement, Substitute, removal_order
@@ -25,13 +24,15 @@ from nope_probe.experiments.explore.views import (
 )
 from nope_probe.figures.explorer import Explorer, SwitchedMaps
 from nope_probe.hooks.ablation import ablated
-from nope_probe.hooks.calibration import Calibration, calibrate
-from nope_probe.hooks.capture import capture_scores, capture_stages
-from nope_probe.hooks.components import components
-from nope_probe.hooks.layer import layers_of
-from nope_probe.hooks.maps import ScoreMaps, StageMaps
-from nope_probe.hooks.protocols import HookedModel
-from nope_probe.hooks.stages import absent_stages
+from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.layers.protocols import HookedModel
+from nope_probe.hooks.reading.calibration import calibrate
+from nope_probe.hooks.reading.capture import capture_scores, capture_stages
+from nope_probe.hooks.reading.stages import absent_stages
+from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.hooks.removing.targets import components
+from nope_probe.maps.centred import kept_cells
+from nope_probe.maps.maps import ScoreMaps, StageMaps
 from nope_probe.models.info import describe
 
 

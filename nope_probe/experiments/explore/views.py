@@ -9,15 +9,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.analyses.pattern import row_centred
 from nope_probe.analyses.pattern_changes import KeptPattern, kept_patterns
 from nope_probe.analyses.shapley import Condition, PlayerSet
 from nope_probe.components import LETTERS, Letter
-from nope_probe.figures.downsample import pool
 from nope_probe.figures.explorer import MEASURES, Explorer, SwitchedMaps
-from nope_probe.hooks.folds import pooled
-from nope_probe.hooks.maps import ScoreMaps, StageMaps
-from nope_probe.hooks.stored_maps import StoredMaps
+from nope_probe.maps.centred import row_centred
+from nope_probe.maps.downsample import pool
+from nope_probe.maps.folds import pooled
+from nope_probe.maps.maps import ScoreMaps, StageMaps
+from nope_probe.maps.stored_maps import StoredMaps
 
 PAGE_BYTES = 900_000  # beside all other maps of a report
 MAX_POSITIONS = 64  # of a map in the explorer, however long the sequences are

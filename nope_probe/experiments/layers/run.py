@@ -1,8 +1,10 @@
-"""The `layers` command's run: from settings to what each layer does about position."""
+"""The `layers` command's run: from settings to what each layer does, as a table or as JSON."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,21 +12,31 @@ import tyro
 
 from nope_probe.errors import UserError
 from nope_probe.experiments.layers.expect import LENGTHS, Expectation, parse_expectation
-from nope_probe.models.context import configured_context, validate_seq_len
-from nope_probe.models.hub import validate_reachable
+from nope_probe.models.hub import configured_context, validate_reachable, validate_seq_len
 from nope_probe.models.names import folder_of, is_on_hub, validate_revision
 from nope_probe.runtime.bounds import LAYERS, SEED, BoundedSettings
+from nope_probe.runtime.identity import record_sources
+from nope_probe.runtime.provenance import threads, versions
 from nope_probe.runtime.resources import Needs, bytes_of_maps, validate_room
 from nope_probe.runtime.settings import SEQ_LEN
 from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
-    from nope_probe.experiments.layers.configured import Difference
-    from nope_probe.experiments.layers.probe import LayerFindings
-    from nope_probe.hooks.model import Inputs
+    import pandas as pd
+
+    from nope_probe.experiments.layers.probe import Difference, LayerFindings
+    from nope_probe.hooks.layers.model import Inputs
     from nope_probe.models.load import LoadedModel
 
 _arg = tyro.conf.arg
+COLUMNS = ("layer", "RoPE", "pairs", "base", "turned", "mask", "q/k-norm", "cap", "scale")
+LEARNED = "learned"  # a column of models that have learned position embeddings
+LEGEND = (
+    "RoPE, learned: the largest change of a score, nats, when it is removed. Pairs: the rotary "
+    "pairs that change a score, of those that turn. Turned: the share of a head's coordinates. "
+    "Mask: on {n} positions; a longer window would not show."
+)
+NONE = "-"
 N_SEQS = 2
 N_MARGIN = 16  # positions beyond a window for it to show
 N_LONGEST = 1280  # of the sequence that `auto` takes for the mask
@@ -129,9 +141,8 @@ def run(settings: Settings) -> Report:
         validate_seq_len(settings.seq_len, n_ctx)
     loaded = load_model(settings)
     from nope_probe.data.sequences import forces_bos
-    from nope_probe.experiments.layers.configured import differences
     from nope_probe.experiments.layers.expect import validate_depth
-    from nope_probe.experiments.layers.probe import N_SHORT, probe_layers
+    from nope_probe.experiments.layers.probe import N_SHORT, differences, probe_layers
 
     validate_depth(expectations, loaded.info.n_layers)
     n_long = n_positions(settings, loaded, expectations, N_SHORT)
@@ -179,7 +190,7 @@ def n_positions(
     Raises:
         UserError: if --seq-len is beyond the model's context, or an expected length beyond it.
     """
-    from nope_probe.hooks.model import hugging_face_config
+    from nope_probe.hooks.layers.model import hugging_face_config
 
     n_ctx = loaded.info.n_ctx
     expected = [
@@ -217,3 +228,86 @@ def _float32() -> Any:
     import torch
 
     return torch.float32
+
+
+def print_json(report: Report, settings: Settings) -> None:
+    """Print a report as one JSON document on stdout."""
+    sys.stdout.write(as_json(report, settings) + "\n")
+
+
+def as_json(report: Report, settings: Settings) -> str:
+    """Return a report as one JSON document, which holds what is needed to repeat it."""
+    asked = {name: value for name, value in asdict(settings).items() if name != "json"}
+    run = {
+        "kind": "layers",
+        "settings": asked,
+        "versions": versions(),
+        "threads": threads(),
+        "sources": record_sources(settings.sources()),
+    }
+    return json.dumps(report.to_dict() | {"run": run}, indent=1)
+
+
+def print_report(report: Report) -> None:
+    """Print a report's table, and where the configuration says otherwise."""
+    from nope_probe.experiments.sections import PlainConsole, tables_that_fit
+
+    console = PlainConsole()
+    for part in tables_that_fit(f"{report.model}: position, layer by layer", as_text(report)):
+        console.print(part)
+        console.print()
+    console.print(f"BOS: {'forced by the tokenizer' if report.bos == 'forced' else 'not forced'}.")
+    console.print(LEGEND.format(n=report.layers[0].mask.n_positions), style="dim")
+    for title, lines in (
+        ("The configuration says otherwise:", [str(each) for each in report.differences]),
+        ("Not as found in a block of the usual kind:", _notes(report)),
+    ):
+        if lines:
+            console.print(title, *(f"  {line}" for line in lines), sep="\n")
+
+
+def as_text(report: Report) -> pd.DataFrame:
+    """Return what was found, a row per layer, for a table on the terminal."""
+    import pandas as pd
+
+    table = pd.DataFrame([_cells(each) for each in report.layers], columns=list(COLUMNS))
+    learned = [each.learned_positions_change or None for each in report.layers]
+    if any(learned):
+        table[LEARNED] = [_number(change, ".3g") for change in learned]
+    return table
+
+
+def _cells(each: LayerFindings) -> list[str]:
+    norms = {(True, True): "acts", (True, False): "q only", (False, True): "k only"}
+    return [
+        f"L{each.layer}",
+        f"{each.rope_change:.3g}" if each.rope else "none",
+        f"{each.rope_pairs_acting}/{each.rope_pairs}" if each.rope else NONE,
+        _number(each.rope_base if each.rope else None, ",.6g"),
+        _number(each.rotary_fraction if each.rope else None, ".3g"),
+        str(each.mask),
+        norms.get((each.q_norm, each.k_norm), NONE),
+        _number(each.soft_cap, ".4g"),
+        f"1/√{each.scale**-2:.4g}" if each.scale > 0 else f"{each.scale:.4g}",
+    ]
+
+
+def _number(value: float | None, style: str) -> str:
+    return NONE if value is None else f"{value:{style}}"
+
+
+def _notes(report: Report) -> list[str]:
+    """Return what the table has no column for."""
+    lines = []
+    for each in report.layers:
+        name = f"L{each.layer}"
+        if not each.mask_same_in_all_heads:
+            lines.append(f"{name}: heads have different masks; the table shows H0's")
+        if each.product_error > 1e-3:
+            lines.append(f"{name}: scores are not q.k alone: off by {each.product_error:.2g}")
+        if each.rope and each.rope_pairs_following < each.rope_pairs:
+            lines.append(
+                f"{name}: pairs from {each.rope_pairs_following} on do not follow the power "
+                "law of the first ones (RoPE is scaled)"
+            )
+    return lines

@@ -24,8 +24,8 @@ from nope_probe.experiments.paper.panels import (
     groups_of,
 )
 from nope_probe.experiments.paper.settings import SIMULATED
-from nope_probe.figures.downsample import pool
 from nope_probe.figures.panels import Panel, panel_groups
+from nope_probe.maps.downsample import pool
 from nope_probe.reports import notes
 from nope_probe.reports.listing import Cell, Link, Listing
 from nope_probe.reports.page import Section, page

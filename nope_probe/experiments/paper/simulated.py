@@ -18,9 +18,9 @@ from torch import Tensor
 from nope_probe.analyses.parameter_free.closed_form import second_layer_scores
 from nope_probe.analyses.parameter_free.critical_alpha import theory_scores
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
-from nope_probe.analyses.pattern import edge_contrast, relative_part, row_centred
+from nope_probe.analyses.pattern import edge_contrast, relative_part
 from nope_probe.experiments.paper.claims import Claim
-from nope_probe.hooks.maps import diagonal_normalised
+from nope_probe.maps.centred import diagonal_normalised, row_centred
 from nope_probe.runtime.folder import Run
 
 LayerMaps = Float[Tensor, "layer query_pos key_pos"]

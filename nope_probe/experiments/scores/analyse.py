@@ -12,16 +12,17 @@ from torch import Tensor
 
 from nope_probe.analyses.bands import Band
 from nope_probe.analyses.jackknife import standard_error
-from nope_probe.analyses.pattern import measure, row_centred
+from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.trends import query_stride
 from nope_probe.experiments.scores.heads import head_columns
 from nope_probe.experiments.scores.sections import report
 from nope_probe.experiments.scores.splits import BandMaps, band_arrays, split_tables
 from nope_probe.experiments.tables import columns_of, interval_names, measures_table
 from nope_probe.figures.head_maps import HeadMaps, head_maps
-from nope_probe.figures.heads import HEAD_MEASURES
-from nope_probe.hooks.folds import pack_triangle, pooled
-from nope_probe.hooks.maps import ScoreMaps, diagonal_normalised
+from nope_probe.figures.measures import HEAD_MEASURES
+from nope_probe.maps.centred import diagonal_normalised, row_centred
+from nope_probe.maps.folds import pack_triangle, pooled
+from nope_probe.maps.maps import ScoreMaps
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.provenance import input_arrays, input_record
 from nope_probe.runtime.session import Session

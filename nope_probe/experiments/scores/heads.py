@@ -23,11 +23,10 @@ from nope_probe.analyses.head_measures import (
 from nope_probe.analyses.jackknife import jackknife, leave_one_out
 from nope_probe.data.sequences import Sequences, sequences
 from nope_probe.experiments.tables import Row, interval_columns
-from nope_probe.hooks.folds import folds_of, pooled
-from nope_probe.hooks.head_attention import HeadReading, read_heads
-from nope_probe.hooks.layer import layers_of
-from nope_probe.hooks.model import Inputs
-from nope_probe.hooks.protocols import HookedModel
+from nope_probe.hooks.layers.model import Inputs, layers_of
+from nope_probe.hooks.layers.protocols import HookedModel
+from nope_probe.hooks.reading.batch_readings import HeadReading, read_heads
+from nope_probe.maps.folds import folds_of, pooled
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nope_probe.analyses.bands import Band
-    from nope_probe.hooks.maps import ScoreMaps
+    from nope_probe.maps.maps import ScoreMaps
     from nope_probe.models.info import ModelInfo
 
 _arg = tyro.conf.arg
@@ -114,8 +114,8 @@ def capture(session: Session[Settings]) -> ScoreMaps:
             sequences.
     """
     from nope_probe.experiments.finite import validate_finite, validate_first_sequence
-    from nope_probe.hooks.capture import capture_scores
-    from nope_probe.hooks.maps import ScoreMaps
+    from nope_probe.hooks.reading.capture import capture_scores
+    from nope_probe.maps.maps import ScoreMaps
 
     settings, data = session.settings, session.sequences()
     n_layers = settings.n_layers_of(session.loaded)

@@ -25,9 +25,8 @@ from nope_probe.experiments.wording import (
     strongest,
 )
 from nope_probe.figures.head_maps import HeadMaps
-from nope_probe.figures.heads import ABOUT, head_map
 from nope_probe.figures.maps import score_maps, term_maps
-from nope_probe.figures.measures import pattern_measures
+from nope_probe.figures.measures import ABOUT, head_map, pattern_measures
 from nope_probe.figures.words import MEASURES
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, positions

@@ -8,21 +8,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.bands import Band, BandChoice, make_bands, split_bands
-from nope_probe.analyses.pattern import row_centred
 from nope_probe.analyses.recover import recover_rotation
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.experiments.split_tables import bands_table, head_offsets_table, offsets_table
-from nope_probe.hooks.accumulators import State
-from nope_probe.hooks.attention import relative_error
-from nope_probe.hooks.bands import capture_bands
-from nope_probe.hooks.folds import pooled
-from nope_probe.hooks.layer import layers_of
-from nope_probe.hooks.layer_probe import read_rotations
-from nope_probe.hooks.maps import ScoreMaps
-from nope_probe.hooks.model import Inputs
-from nope_probe.hooks.protocols import HookedModel
-from nope_probe.hooks.streaming import StreamCheckpoint
+from nope_probe.hooks.layers.attention import relative_error
+from nope_probe.hooks.layers.model import Inputs, layers_of
+from nope_probe.hooks.layers.protocols import HookedModel
+from nope_probe.hooks.reading.bands import capture_bands
+from nope_probe.hooks.reading.batch_readings import read_rotations
+from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.maps.centred import row_centred
+from nope_probe.maps.folds import State, pooled
+from nope_probe.maps.maps import ScoreMaps
 from nope_probe.runtime.checkpoint import RunCheckpoint
 
 BandMaps = Float[Tensor, "fold layer band query_pos key_pos"]

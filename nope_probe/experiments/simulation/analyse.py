@@ -24,8 +24,8 @@ from nope_probe.analyses.parameter_free.simulation import Simulation
 from nope_probe.analyses.parameter_free.spec import spec_of
 from nope_probe.experiments.simulation.sections import report
 from nope_probe.experiments.tables import columns_of
-from nope_probe.hooks.maps import diagonal_normalised
-from nope_probe.hooks.protocols import HookedModel
+from nope_probe.hooks.layers.protocols import HookedModel
+from nope_probe.maps.centred import diagonal_normalised
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.session import Session, SessionSettings
 

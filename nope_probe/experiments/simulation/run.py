@@ -21,8 +21,8 @@ from nope_probe.runtime.terminal import status
 if TYPE_CHECKING:
     from nope_probe.analyses.parameter_free.simulation import Simulation
     from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
-    from nope_probe.hooks.accumulators import State
-    from nope_probe.hooks.streaming import StreamCheckpoint
+    from nope_probe.hooks.reading.streaming import StreamCheckpoint
+    from nope_probe.maps.folds import State
     from nope_probe.models.info import ModelInfo
     from nope_probe.models.load import LoadedModel
 

@@ -1,0 +1,1 @@
+"""The layer of each kind of model, and hooks on it."""

@@ -1,0 +1,188 @@
+"""A model as a whole: its blocks, what enters them, and a forward pass for its hooks.
+
+What differs between a HookedTransformer and a TransformerBridge as a whole is here; what differs
+between their blocks is in `hooked_layer.py` and `bridge_layer.py`; no other file asks which kind a
+model is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from inspect import signature
+from typing import Any, TypeAlias
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from nope_probe.errors import UserError
+from nope_probe.hooks.layers.attached_hooks import hooks_attached
+from nope_probe.hooks.layers.base_layer import Layer
+from nope_probe.hooks.layers.bridge_layer import BridgeLayer
+from nope_probe.hooks.layers.hooked_layer import HookedLayer
+from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
+
+Inputs: TypeAlias = Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
+
+
+def layers_of(model: HookedModel) -> list[Layer]:
+    """Return a model's blocks.
+
+    Raises:
+        TypeError: for anything else than a HookedTransformer or TransformerBridge.
+    """
+    blocks = getattr(model, "blocks", None)
+    if blocks is None or not hasattr(model, "cfg"):
+        raise TypeError(
+            f"expected a HookedTransformer or TransformerBridge, got {type(model).__name__}"
+        )
+    kind = BridgeLayer if is_bridge(model) else HookedLayer
+    return [kind(block, index, model.cfg) for index, block in enumerate(blocks)]
+
+
+def is_bridge(model: HookedModel) -> bool:
+    """Return whether a model is a TransformerBridge, not a HookedTransformer."""
+    return hasattr(model, "original_model")
+
+
+def begins_alike(inputs: Inputs) -> bool:
+    """Return whether all sequences, two or more, begin with the same token, such as BOS.
+
+    Example:
+        >>> begins_alike(torch.tensor([[1, 5, 2], [1, 3, 3]])), begins_alike(torch.zeros(2, 3, 4))
+        (True, False)
+    """
+    if inputs.is_floating_point() or len(inputs) < 2:
+        return False
+    return bool((inputs[:, 0] == inputs[0, 0]).all())
+
+
+def validate_inputs(model: HookedModel, inputs: Inputs) -> None:
+    """Check that tokens are of a model's vocabulary; -1 would be read as the last of its tokens.
+
+    Raises:
+        UserError: naming the token and the vocabulary.
+    """
+    if inputs.is_floating_point() or not inputs.numel():
+        return
+    hooked: Any = model
+    low, high, n_tokens = int(inputs.min()), int(inputs.max()), len(hooked.embed.W_E)
+    if low < 0 or high >= n_tokens:
+        wrong = low if low < 0 else high
+        raise UserError(f"token {wrong}: the model's tokens are from 0 to {n_tokens - 1}")
+
+
+def forward(model: HookedModel, inputs: Inputs) -> None:
+    """Run a model's blocks on tokens, or on vectors that enter the first block as they are."""
+    if is_bridge(model):
+        with _entering(model, inputs):
+            model(inputs)
+    elif inputs.is_floating_point():
+        model(inputs, start_at_layer=0, stop_at_layer=model.cfg.n_layers)
+    else:
+        model(inputs, stop_at_layer=model.cfg.n_layers)
+
+
+def logits_of(
+    model: HookedModel, tokens: Int[Tensor, "batch pos"]
+) -> Float[Tensor, "batch pos d_vocab"]:
+    """Return the logits of a batch of tokens, on the model's device."""
+    return model(tokens.to(next(model.parameters()).device))
+
+
+@contextmanager
+def _entering(model: HookedModel, inputs: Inputs) -> Iterator[None]:
+    """Let vectors enter a bridge's first block as they are; tokens are left alone.
+
+    A bridge takes vectors for input embeddings, to which GPT-2 adds positions. `start_at_layer`
+    would do, but TransformerLens 3.9 has it for HookedTransformers only.
+    """
+    if not inputs.is_floating_point():
+        yield
+        return
+    point = layers_of(model)[0].point("hook_resid_pre")
+    # Before all other hooks, so that they read what enters.
+    point.add_hook(lambda tensor, hook: inputs, prepend=True)
+    handle = point.fwd_hooks[0]
+    try:
+        yield
+    finally:
+        handle.hook.remove()
+        point.fwd_hooks.remove(handle)
+
+
+def is_causal(model: HookedModel) -> bool:
+    """Return whether a model's attention has a mask."""
+    return getattr(model.cfg, "attention_dir", "causal") != "bidirectional"
+
+
+def has_alibi(model: HookedModel) -> bool:
+    """Return whether a model adds an ALiBi bias that can be read; a bridge's cannot."""
+    return model.cfg.positional_embedding_type == "alibi" and not is_bridge(model)
+
+
+def position_point(model: HookedModel) -> HookPoint | None:
+    """Return the hook point of learned position embeddings, None if a model has none.
+
+    A HookedTransformer without position encoding is one whose embeddings are 0: TransformerLens has
+    no position embedding type "none".
+    """
+    hooked: Any = model
+    if is_bridge(model):
+        return hooked.pos_embed.hook_out if "pos_embed" in hooked._modules else None
+    learned = model.cfg.positional_embedding_type == "standard"
+    return hooked.hook_pos_embed if learned and bool(hooked.pos_embed.W_pos.any()) else None
+
+
+def position_module(model: HookedModel) -> nn.Module:
+    """Return the module whose forward pass makes learned position embeddings."""
+    hooked: Any = model
+    return hooked.pos_embed
+
+
+def hugging_face_config(model: HookedModel | nn.Module) -> dict[str, Any] | None:
+    """Return the Hugging Face configuration of a bridge's model; a HookedTransformer has none."""
+    config = getattr(getattr(model, "original_model", None), "config", None)
+    return None if config is None else config.to_dict()
+
+
+def takes_position_ids(model: HookedModel) -> bool:
+    """Return whether a forward pass can be given the position of each token."""
+    original = getattr(model, "original_model", None)
+    return original is not None and "position_ids" in signature(original.forward).parameters
+
+
+class StopForward(Exception):  # noqa: N818  (it ends a forward pass early, it is no error)
+    """Raised by a hook that has read the last tensor that is wanted."""
+
+
+def run_forward(model: HookedModel, inputs: Inputs) -> None:
+    """Run a batch of tokens or of vectors through a model, for its hooks alone.
+
+    Vectors are what enters the first block, on every kind of model.
+    """
+    inputs = inputs.to(next(model.parameters()).device)
+    try:
+        forward(model, inputs)
+    except StopForward:
+        return
+
+
+def run_blocks(model: HookedModel, inputs: Inputs) -> Float[Tensor, "batch pos d_model"]:
+    """Run a batch of tokens or of vectors, and return the output of the last block.
+
+    Example:
+        >>> from nope_probe import load
+        >>> from nope_probe.hooks.layers.model import run_blocks
+        >>> run_blocks(load("parameter-free", n_layers=2).model, torch.randn(3, 5, 64)).shape
+        torch.Size([3, 5, 64])
+    """
+    outputs: list[Tensor] = []
+
+    def keep(tensor: Tensor, hook: HookPoint) -> None:
+        outputs.append(tensor)
+        raise StopForward
+
+    with hooks_attached([(layers_of(model)[-1].point("hook_resid_post"), keep)]):
+        run_forward(model, inputs)
+    return outputs[0]

@@ -1,0 +1,1 @@
+"""Reading a model: running sums inside hooks, streams of batches, what they capture."""

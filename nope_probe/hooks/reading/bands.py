@@ -1,0 +1,126 @@
+"""Sum scores by groups of coordinates of each head, such as RoPE's bands.
+
+A score is a sum over the coordinates of q and k, so its map is the sum of the groups' maps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nope_probe.hooks.layers.attention import sum_query_groups, unmasked
+from nope_probe.hooks.layers.base_layer import Heads, Keys, Layer, Visible
+from nope_probe.hooks.layers.model import Inputs, layers_of
+from nope_probe.hooks.layers.protocols import Attachment, HookedModel, HookPoint
+from nope_probe.hooks.layers.qk_reader import QKReader
+from nope_probe.hooks.reading.accumulators import Accumulator
+from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
+from nope_probe.maps.folds import folds_of, product_parts
+
+Groups = Sequence[Sequence[int]]  # the coordinates of each group, of one layer
+
+
+class BandAccumulator(Accumulator):
+    """Sums one layer's scores per fold and group of coordinates, over heads and sequences."""
+
+    reads = "product"
+
+    def __init__(self, layer: Layer, n_folds: int, groups: Groups) -> None:
+        super().__init__(n_folds)
+        self.layer, self.groups = layer, groups
+        self.reader = QKReader(layer)
+
+    def hooks(self) -> Iterator[Attachment]:
+        yield from self.reader.hooks()
+        yield self.layer.point("attn.hook_attn_scores"), self.update
+
+    def update(self, scores: Tensor, hook: HookPoint) -> None:
+        """Add one batch's scores."""
+        self.read_product(self.reader.read("q"), self.reader.read("k"), unmasked(scores[0, 0]))
+        self.reset()
+
+    def read_product(self, q: Heads, k: Keys, visible: Visible) -> None:
+        if self.already_counted:
+            return
+        self.flags = self.flags or {"visible": visible}
+        q = sum_query_groups(q, k.shape[2]) * (self.layer.scale / self.layer.n_heads)
+        parts = {
+            f"{index}": product_parts(
+                q[..., list(group)].flatten(2),
+                k[..., list(group)].flatten(2),
+                self.fold_of,
+                self.n_folds,
+            )
+            for index, group in enumerate(self.groups)
+            if group
+        }
+        self.add(**parts)
+
+    def reset(self) -> None:
+        self.reader.reset()
+
+    def fold_means(
+        self, counts: Int[Tensor, " fold"]
+    ) -> Float[Tensor, "fold band query_pos key_pos"]:
+        """Return the mean map of each fold and group, nats; NaN where the model masks."""
+        known = next(iter(self.totals.values()))
+        means = torch.stack(
+            [
+                self.totals.get(f"{index}", torch.zeros_like(known)).cpu()
+                for index in range(len(self.groups))
+            ],
+            1,
+        )
+        means /= counts[:, None, None, None]
+        return means.masked_fill_(~self.flags["visible"].cpu(), torch.nan)
+
+
+def capture_bands(
+    model: HookedModel,
+    inputs: Inputs,
+    groups: Sequence[Groups],
+    *,
+    batch_size: int = 32,
+    n_folds: int | None = None,
+    documents: Int[Tensor, " seq"] | None = None,
+    checkpoint: StreamCheckpoint | None = None,
+) -> Float[Tensor, "fold layer band query_pos key_pos"]:
+    """Average the scores of the first layers by groups of coordinates, over sequences and heads.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge.
+        inputs: token sequences of equal length, or input vectors.
+        groups: for each of the first layers, the coordinates of each group; the groups of a layer
+            share no coordinate, and where they hold all of them, their maps add up to the map.
+        batch_size: sequences per forward pass.
+        n_folds: into how many parts the sequences are dealt, for intervals; by default 8, or as
+            many as there are sequences (documents) if these are fewer.
+        documents: the document of each sequence: those of one document share a fold.
+        checkpoint: deals out batches to processes and saves sums; see `stream`.
+
+    Raises:
+        NotImplementedError: for soft-capped scores, which are no sum.
+    """
+    layers = layers_of(model)[: len(groups)]
+    capped = [layer.index for layer in layers if layer.soft_cap is not None]
+    if capped:
+        raise NotImplementedError(f"the scores of L{capped[0]} are soft-capped: they are no sum")
+    fold_of = folds_of(len(inputs), n_folds, documents)
+    counts = fold_of.bincount()
+    accumulators = [
+        BandAccumulator(layer, len(counts), of_layer)
+        for layer, of_layer in zip(layers, groups, strict=True)
+    ]
+    stream(
+        model,
+        inputs,
+        accumulators,
+        fold_of=fold_of,
+        end=layers[-1].point("attn.hook_attn_scores"),
+        batch_size=batch_size,
+        checkpoint=checkpoint,
+    )
+    return torch.stack([each.fold_means(counts) for each in accumulators], 1)

@@ -1,0 +1,344 @@
+"""Stream batches through a model and keep running means: maps and losses; nothing is cached.
+
+A map is updated inside the hook that reads its tensor, in float64 and one fold at a time. Folds
+are fixed before the first batch, so that no result depends on the batch size or on how many
+processes share the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from nope_probe.components import Letter
+from nope_probe.errors import closed_choices
+from nope_probe.hooks.layers.base_layer import Layer
+from nope_probe.hooks.layers.model import Inputs, begins_alike, layers_of
+from nope_probe.hooks.layers.protocols import Attachment, HookedModel, HookPoint
+from nope_probe.hooks.reading.accumulators import (
+    Accumulator,
+    GramAccumulator,
+    HeadAccumulator,
+    ScoreAccumulator,
+)
+from nope_probe.hooks.reading.residual_cache import ResidualCache
+from nope_probe.hooks.reading.stages import STAGES, Stage, available
+from nope_probe.hooks.reading.streaming import StreamCheckpoint, restore, state_of, stream
+from nope_probe.maps.folds import State, fold_counts, folds_of, interleaved_folds
+from nope_probe.maps.maps import ScoreMaps, StageMaps
+
+Each = TypeVar("Each", bound=Accumulator)
+
+
+def capture_scores(
+    model: HookedModel,
+    inputs: Inputs,
+    *,
+    layers: Sequence[int] | None = None,
+    batch_size: int = 32,
+    n_folds: int | None = None,
+    documents: Int[Tensor, " seq"] | None = None,
+    mean_term: bool = False,
+    per_head: bool = False,
+    checkpoint: StreamCheckpoint | None = None,
+    residuals: ResidualCache | None = None,
+) -> ScoreMaps:
+    """Average the attention scores of some layers over sequences and heads.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge, ablated or not.
+        inputs: token sequences of equal length, or input vectors.
+        layers: block numbers from 0; all by default.
+        batch_size: sequences per forward pass.
+        n_folds: into how many parts the sequences are dealt, for intervals; by default 8, or as
+            many as there are sequences (documents) if these are fewer.
+        documents: the document of each sequence (`Sequences.documents`), whose sequences go to one
+            fold; by default each sequence is independent.
+        mean_term: whether to keep the mean term too (needs 2 sequences in every fold).
+        per_head: whether to keep each head's map too (n_heads times the memory).
+        checkpoint: deals out batches to processes and saves sums; see `stream`.
+        residuals: residual streams that captures of the same inputs share; none by default.
+
+    Returns:
+        Fold means in nats, on the CPU.
+
+    Raises:
+        IndexError: for a layer that the model does not have.
+        ValueError: for no token of the model, an empty fold, or the mean term of a fold of one
+            sequence.
+        NotImplementedError: for the mean term of scores that are not q.k (soft-capped ones).
+
+    Example:
+        >>> from nope_probe import load, capture_scores
+        >>> model = load("parameter-free").model
+        >>> capture_scores(model, torch.randn(16, 5, 64), n_folds=4).mean.shape
+        torch.Size([4, 5, 5])
+    """
+    blocks = _chosen(layers_of(model), layers)
+    fold_of = folds_of(len(inputs), n_folds, documents)
+    counts = fold_of.bincount()
+    n_folds = len(counts)
+    if mean_term and counts.min() < 2:
+        raise ValueError("the mean term needs 2 sequences in every fold: a fold has only one")
+    scores = [ScoreAccumulator(layer, n_folds, mean_term) for layer in blocks]
+    heads = [HeadAccumulator(layer, n_folds) for layer in blocks] if per_head else []
+    stream(
+        model,
+        inputs,
+        [*scores, *heads],
+        fold_of=fold_of,
+        end=max(blocks, key=lambda layer: layer.index).point("attn.hook_attn_scores"),
+        batch_size=batch_size,
+        checkpoint=checkpoint,
+        residuals=residuals,
+    )
+    n = len(blocks)
+    return ScoreMaps(
+        mean_term=_stacked((each.mean_term(counts) for each in scores), n) if mean_term else None,
+        key_means=_stacked((each.key_means(counts) for each in scores), n) if mean_term else None,
+        per_head=_stacked((e.fold_means(counts) for e in _freed(heads)), n) if heads else None,
+        visible=torch.stack([each.flags["visible"].cpu() for each in scores]),
+        folds=_stacked((each.fold_means(counts) for each in _freed(scores)), n),
+        counts=counts,
+        bos=begins_alike(inputs),
+    )
+
+
+@closed_choices("stages")
+def capture_stages(
+    model: HookedModel,
+    inputs: Inputs,
+    *,
+    layer: int = 0,
+    stages: Sequence[Letter] | None = None,
+    batch_size: int = 32,
+    n_folds: int | None = None,
+    documents: Int[Tensor, " seq"] | None = None,
+    checkpoint: StreamCheckpoint | None = None,
+) -> StageMaps:
+    """Average the Gram maps of stages (a) to (i) around one block (the paper's Figure 3).
+
+    Args:
+        model: a HookedTransformer or TransformerBridge, ablated or not.
+        inputs: token sequences of equal length, or input vectors.
+        layer: the block under study, from 0.
+        stages: letters; all that the block has by default.
+        batch_size: sequences per forward pass.
+        n_folds: into how many parts the sequences are dealt, for intervals; by default 8, or as
+            many as there are sequences (documents) if these are fewer.
+        documents: the document of each sequence (`Sequences.documents`), whose sequences go to one
+            fold; by default each sequence is independent.
+        checkpoint: deals out batches to processes and saves sums; see `stream`.
+
+    Raises:
+        IndexError: for a block that the model does not have.
+        KeyError: if a stage is asked for that this block does not have.
+
+    Example:
+        >>> from nope_probe import capture_stages, load
+        >>> maps = capture_stages(load("parameter-free").model, torch.randn(16, 5, 64), layer=1)
+        >>> maps.mean("a").shape
+        torch.Size([5, 5])
+    """
+    blocks = layers_of(model)
+    letters = _letters(blocks, layer, stages)
+    fold_of = folds_of(len(inputs), n_folds, documents)
+    counts = fold_of.bincount()
+    n_folds = len(counts)
+    accumulators = {
+        letter: _accumulator(STAGES[letter], blocks[layer + STAGES[letter].block], n_folds)
+        for letter in letters
+    }
+    stream(
+        model,
+        inputs,
+        list(accumulators.values()),
+        fold_of=fold_of,
+        end=_end(letters, blocks, layer),
+        batch_size=batch_size,
+        checkpoint=checkpoint,
+    )
+    return StageMaps(
+        folds={letter: each.fold_means(counts) for letter, each in accumulators.items()},
+        visible={
+            letter: each.flags["visible"].cpu()
+            for letter, each in accumulators.items()
+            if STAGES[letter].scores
+        },
+        counts=counts,
+        bos=begins_alike(inputs),
+    )
+
+
+def _chosen(blocks: list[Layer], layers: Sequence[int] | None) -> list[Layer]:
+    indices = list(range(len(blocks))) if layers is None else list(layers)
+    if not indices or not set(indices) <= set(range(len(blocks))):
+        raise IndexError(f"expected layers from 0 to {len(blocks) - 1}, got {indices}")
+    return [blocks[index] for index in indices]
+
+
+def _letters(blocks: list[Layer], layer: int, stages: Sequence[Letter] | None) -> list[Letter]:
+    names = available(blocks, layer)
+    letters = list(names) if stages is None else list(stages)
+    missing = [letter for letter in letters if letter not in names]
+    if missing:
+        raise KeyError(f"block {layer} has the stages {' '.join(names)}, not {' '.join(missing)}")
+    return letters
+
+
+def _accumulator(stage: Stage, layer: Layer, n_folds: int) -> GramAccumulator | ScoreAccumulator:
+    if stage.scores:
+        return ScoreAccumulator(layer, n_folds)
+    return GramAccumulator(stage, layer, n_folds)
+
+
+def _end(letters: Sequence[Letter], blocks: list[Layer], layer: int) -> HookPoint:
+    """Return where a pass can stop: at the last scores, or behind the last block with vectors."""
+    last = blocks[layer + max(STAGES[letter].block for letter in letters)]
+    only_scores = all(STAGES[letter].scores for letter in letters)
+    return last.point("attn.hook_attn_scores" if only_scores else "hook_resid_post")
+
+
+def _stacked(
+    maps: Iterator[Float[Tensor, "fold *map"]], n_layers: int
+) -> Float[Tensor, "fold layer *map"]:
+    """Stack the maps of layers, holding one of them at a time beside the result."""
+    first = next(maps)
+    stacked = first.new_empty(len(first), n_layers, *first.shape[1:])
+    stacked[:, 0] = first
+    for layer, each in enumerate(maps, 1):
+        stacked[:, layer] = each
+    return stacked
+
+
+def _freed(accumulators: Sequence[Each]) -> Iterator[Each]:
+    """Yield accumulators in turn, and free the sums of each before the next."""
+    for accumulator in accumulators:
+        yield accumulator
+        accumulator.totals.clear()
+
+
+class ScoreSums:
+    """Sums every layer's scores per fold, one batch at a time.
+
+    Sequence s of the whole stream goes to fold s % n_folds, however it is cut into batches.
+
+    Example:
+        >>> from nope_probe.models.parameter_free import build, parameter_free
+        >>> sums = ScoreSums(build(parameter_free(n_layers=2, d_model=8)), n_folds=2)
+        >>> for _ in range(3):
+        ...     sums.add(torch.randn(16, 5, 8))
+        >>> sums.means().shape
+        torch.Size([2, 2, 5, 5])
+    """
+
+    def __init__(self, model: HookedModel, n_folds: int) -> None:
+        self.model, self.n_folds, self.n_seqs = model, n_folds, 0
+        self.accumulators = [ScoreAccumulator(layer, n_folds) for layer in layers_of(model)]
+
+    def add(self, batch: Inputs) -> None:
+        """Run one batch through the model and add its scores."""
+        stream(
+            self.model,
+            batch,
+            self.accumulators,
+            fold_of=interleaved_folds(len(batch), self.n_folds, first=self.n_seqs),
+            end=self.accumulators[-1].point,
+            batch_size=len(batch),
+        )
+        self.n_seqs += len(batch)
+
+    @property
+    def counts(self) -> Int[Tensor, " fold"]:
+        """Sequences per fold so far."""
+        return fold_counts(self.n_seqs, self.n_folds)
+
+    def state(self) -> State:
+        """Return the sums as tensors, for `restore`."""
+        return state_of(self.accumulators)
+
+    def restore(self, state: State, n_seqs: int) -> None:
+        """Set the sums to a state that was taken after n_seqs sequences."""
+        restore(self.accumulators, state)
+        self.n_seqs = n_seqs
+
+    def means(self) -> Float[Tensor, "fold layer query_pos key_pos"]:
+        """Return the fold means so far, in nats; NaN where the model masks."""
+        return torch.stack([each.fold_means(self.counts) for each in self.accumulators], 1)
+
+
+def token_losses(
+    logits: Float[Tensor, "batch pos d_vocab"], tokens: Int[Tensor, "batch pos"]
+) -> Float[Tensor, "batch target"]:
+    """Return the loss of every token but the first, in nats: -log p(token | the tokens before it).
+
+    Column i is the loss of token i + 1, as the logits at position i predict it. Logits are taken to
+    float32 one sequence at a time, so that no second tensor of the batch's size is made.
+    """
+    tokens = tokens.to(logits.device)
+    rows = [
+        cross_entropy(each[:-1].float(), ids[1:], reduction="none")
+        for each, ids in zip(logits, tokens, strict=True)
+    ]
+    return torch.stack(rows)
+
+
+def capture_losses(
+    model: HookedModel,
+    tokens: Int[Tensor, "seq pos"],
+    *,
+    batch_size: int = 32,
+    checkpoint: StreamCheckpoint | None = None,
+) -> Float[Tensor, "seq target"]:
+    """Return the loss of every token but the first of each sequence, in nats, float64 on the CPU.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge, ablated or not.
+        tokens: sequences of equal length.
+        batch_size: sequences per forward pass; the logits of one batch are held.
+        checkpoint: deals out batches to processes and saves what is done; see `stream`.
+
+    Example:
+        >>> from nope_probe import capture_losses, load, sequences
+        >>> loaded = load("rope-tiny")
+        >>> tokens = sequences(tokenizer=loaded.tokenizer, n_seqs=3, seq_len=16).inputs
+        >>> capture_losses(loaded.model, tokens).shape
+        torch.Size([3, 15])
+    """
+    losses = LossAccumulator(len(tokens))
+    stream(
+        model,
+        tokens,
+        [losses],
+        fold_of=torch.arange(len(tokens)),
+        end=None,
+        batch_size=batch_size,
+        checkpoint=checkpoint,
+    )
+    return losses.totals["losses"].cpu()
+
+
+class LossAccumulator(Accumulator):
+    """Keeps the loss of every token: each sequence is a fold of its own."""
+
+    reads = "nothing"
+
+    def hooks(self) -> Iterator[Attachment]:
+        yield from ()
+
+    def reset(self) -> None:
+        """Do nothing: losses are added as they are read."""
+
+    def read_logits(
+        self, logits: Float[Tensor, "batch pos d_vocab"], tokens: Int[Tensor, "batch pos"]
+    ) -> None:
+        """Add the losses of a batch."""
+        if self.already_counted:
+            return
+        losses = token_losses(logits, tokens)
+        self.add(losses=list(zip(self.fold_of.tolist(), losses, strict=True)))

@@ -1,0 +1,130 @@
+"""Residual streams kept between forward passes: a pass begins where it first differs from one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from nope_probe.hooks.layers.attached_hooks import restores_places
+from nope_probe.hooks.layers.model import Inputs, layers_of
+from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
+from nope_probe.hooks.removing.block_ablation import has_foreign_hooks, removed_before
+
+GIGABYTE = 10**9
+
+
+class ResidualCache:
+    """Outputs of blocks, kept for later passes that do the same up to there.
+
+    Passes over the same batch have the same residual stream up to the first block in which they
+    remove something else. What does not fit is computed again, so results never depend on the size.
+    The weights must stay as they are for as long as a cache is used.
+
+    Attributes:
+        max_bytes: how much may be kept, on the device of the model; 0 keeps nothing.
+        n_bytes: how much is kept.
+        n_needed: layer passes (one block, one batch) without the cache.
+        n_run: layer passes that were run.
+    """
+
+    def __init__(self, max_bytes: int = GIGABYTE) -> None:
+        self.max_bytes, self.n_bytes = max_bytes, 0
+        self.n_needed = self.n_run = 0
+        # The batch is kept beside a block's output, so that its address is not given away.
+        self._outputs: dict[Hashable, tuple[Inputs, Any]] = {}
+
+    def clear(self) -> None:
+        """Drop all residual streams: no later pass can begin with them."""
+        self._outputs.clear()
+        self.n_bytes = 0
+
+    @contextmanager
+    def shared(
+        self, model: HookedModel, batch: Inputs, layers: Sequence[int], may_share: bool
+    ) -> Iterator[None]:
+        """Begin the pass inside as late as possible, and keep what enters the layers it reads.
+
+        Args:
+            model: a HookedTransformer or TransformerBridge, ablated or not.
+            batch: the tokens or vectors of the pass, a part of tensors that stay as they are.
+            layers: the blocks that are read, in order; the pass ends in the last.
+            may_share: whether the blocks before them may be left out, which no hook then reads.
+        """
+        shares = may_share and self.max_bytes > 0
+        start = self._deepest(model, batch, layers[0]) if shares else 0
+        self.n_needed += layers[-1] + 1
+        self.n_run += layers[-1] + 1 - start
+        blocks = [layer.block for layer in layers_of(model)[: layers[-1]]]
+        forwards: dict[nn.Module, Callable[..., Any]] = {}
+        if start:
+            _, output = self._outputs[_key(model, batch, start)]
+            forwards = dict.fromkeys(blocks[:start], lambda *_, **__: output)
+        for depth in layers if shares else ():
+            if depth > start:
+                forwards[blocks[depth - 1]] = self._keeping(model, batch, depth, blocks[depth - 1])
+        with _forwards_replaced(forwards):
+            yield
+
+    def _deepest(self, model: HookedModel, batch: Inputs, layer: int) -> int:
+        """Return the last block up to a layer whose input is kept; 0 if there is none."""
+        kept = (d for d in range(layer, 0, -1) if _key(model, batch, d) in self._outputs)
+        return next(kept, 0)
+
+    def _keeping(
+        self, model: HookedModel, batch: Inputs, depth: int, block: nn.Module
+    ) -> Callable[..., Any]:
+        """Return a block's forward pass, which keeps its output if there is room."""
+        forward = block.forward
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            output = forward(*args, **kwargs)
+            residual = cast(Tensor, output[0] if isinstance(output, tuple) else output)
+            size = residual.numel() * residual.element_size()
+            key = _key(model, batch, depth)
+            if key not in self._outputs and self.n_bytes + size <= self.max_bytes:
+                self._outputs[key] = batch, output
+                self.n_bytes += size
+            return output
+
+        return run
+
+
+def may_skip_blocks(model: HookedModel) -> bool:
+    """Return whether nobody but an ablation in effect has hooks on a model, of whatever kind."""
+    modules = list(cast(nn.Module, model).modules())
+    if has_foreign_hooks(model, [each for each in modules if isinstance(each, HookPoint)]):
+        return False
+    others = [each for each in modules if not isinstance(each, HookPoint)]
+    hooks = [hook for each in others for hook in each._forward_pre_hooks.values()]
+    hooks += [hook for each in others for hook in each._forward_hooks.values()]
+    return all(restores_places(hook) or _is_of_the_libraries(hook) for hook in hooks)
+
+
+def _is_of_the_libraries(hook: object) -> bool:
+    # Once asked for attentions or hidden states, transformers leaves hooks that record nothing more
+    # unless its own caller asks again.
+    known = ("transformer_lens.", "transformers.utils.output_capturing")
+    return str(getattr(hook, "__module__", "")).startswith(known)
+
+
+def _key(model: HookedModel, batch: Inputs, depth: int) -> Hashable:
+    return batch.data_ptr(), batch.shape, batch.dtype, depth, removed_before(model, depth)
+
+
+@contextmanager
+def _forwards_replaced(forwards: dict[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Replace the forward pass of modules for as long as the context lasts."""
+    # In the instance's dict: a bridge's own __setattr__ would pass it on to the HF module.
+    before = {each: each.__dict__["forward"] for each in forwards if "forward" in each.__dict__}
+    try:
+        for module, forward in forwards.items():
+            module.__dict__["forward"] = forward
+        yield
+    finally:
+        for module in forwards:
+            module.__dict__.pop("forward", None)
+        for module, forward in before.items():
+            module.__dict__["forward"] = forward

@@ -1,0 +1,118 @@
+"""The stages (a) to (i) of the paper's Figure 3 as hook points, in one table.
+
+The paper follows one block from its normed input to the next block's attention scores. A stage is
+where a letter is read: which block (this one or the next), which hook point, and whether it carries
+vectors, whose Gram map is taken, or scores, which are a map already.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor
+
+from nope_probe.components import Letter
+from nope_probe.hooks.layers.base_layer import Layer, NormName
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One letter of Figure 3 (`components.STAGE_MEANINGS` says what it holds).
+
+    Attributes:
+        block: 0 for the block under study, 1 for the one after it.
+        point: the hook point's name within the block; or
+        norm: the norm whose output the stage is, read as each kind of model allows.
+        scores: whether the hook point carries scores (a map) and not vectors.
+    """
+
+    block: Literal[0, 1] = 0
+    point: str = ""
+    norm: NormName | None = None
+    scores: bool = False
+
+
+_SCORES = "attn.hook_attn_scores"
+STAGES: dict[Letter, Stage] = {
+    "a": Stage(norm="ln1"),
+    "b": Stage(point=_SCORES, scores=True),
+    "c": Stage(point="attn.hook_z"),
+    "d": Stage(point="hook_attn_out"),
+    "e": Stage(point="hook_resid_mid"),
+    "f": Stage(norm="ln2"),
+    "g": Stage(point="hook_resid_post"),
+    "h": Stage(norm="ln1", block=1),
+    "i": Stage(point=_SCORES, scores=True, block=1),
+}
+
+
+def available(layers: list[Layer], index: int) -> dict[Letter, str]:
+    """Return the stages that the block `index` has, each with the name of its hook point.
+
+    The last block has (a) to (g); a block without a second norm has no (f); one without
+    `hook_resid_mid` (attention only, or attention and MLP in parallel) has no (e) either: in an
+    attention-only block it would equal (g).
+
+    Raises:
+        IndexError: if the model has no such block.
+    """
+    if not 0 <= index < len(layers):
+        raise IndexError(f"expected a block from 0 to {len(layers) - 1}, got {index}")
+    names: dict[Letter, str] = {}
+    for letter, stage in STAGES.items():
+        if index + stage.block < len(layers):
+            layer = layers[index + stage.block]
+            name = hook_name(stage, layer)
+            if layer.has(name) and not (letter in ("e", "f") and _has_no_middle(layer)):
+                names[letter] = name
+    return names
+
+
+def _has_no_middle(layer: Layer) -> bool:
+    """Return whether the hook points between attention and MLP mean something else, or nothing.
+
+    A bridge has a norm of an MLP even where it has no MLP.
+    """
+    return layer.attention_only or layer.parallel or layer.has_post_norm
+
+
+def absent_stages(layers: list[Layer], index: int) -> dict[Letter, str]:
+    """Return for each stage that the block `index` lacks the reason."""
+    has, block = available(layers, index), layers[index]
+    return {
+        letter: f"L{index} is the last layer" if stage.block else _why_no_middle(block)
+        for letter, stage in STAGES.items()
+        if letter not in has
+    }
+
+
+def _why_no_middle(block: Layer) -> str:
+    """Return why a block has no (e) and (f)."""
+    if block.attention_only:
+        return "no FFN: the block ends with attention, at (g)"
+    if block.parallel:
+        return "attention and FFN run in parallel"
+    if block.has_post_norm:
+        return "there are norms after attention and FFN"
+    return "this block has no such stage"
+
+
+def hook_name(stage: Stage, layer: Layer) -> str:
+    """Return the name of the hook point that carries a stage in this block."""
+    return stage.point if stage.norm is None else layer.norm_point(stage.norm)
+
+
+def vectors(stage: Stage, layer: Layer, tensor: Tensor) -> Float[Tensor, "batch pos width"]:
+    """Return one vector per position from what a stage's hook point carries.
+
+    Heads are concatenated, as in the published figure (its caption's mean over heads is this map
+    divided by the number of heads); norms include their learned weight.
+    """
+    if stage.norm is not None:
+        return layer.norm_output(stage.norm, tensor)
+    if tensor.ndim == 4:
+        return rearrange(tensor, "batch pos head d_head -> batch pos (head d_head)")
+    return tensor

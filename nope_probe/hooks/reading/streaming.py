@@ -1,0 +1,258 @@
+"""Stream batches through a model for the sums that accumulators keep.
+
+A batch is the unit: between two of them every accumulator has counted the same sequences, so that
+is where a stream is saved, stopped and resumed. Batches are dealt in turn to the processes that
+share a run, and their totals are added up at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from nope_probe.hooks.layers.attached_hooks import hooks_attached
+from nope_probe.hooks.layers.model import (
+    Inputs,
+    StopForward,
+    layers_of,
+    logits_of,
+    run_forward,
+    validate_inputs,
+)
+from nope_probe.hooks.layers.protocols import Attachment, HookedModel, HookPoint
+from nope_probe.hooks.reading.accumulators import Accumulator
+from nope_probe.hooks.reading.fused import FusedAttention, can_fuse, fused
+from nope_probe.hooks.reading.residual_cache import ResidualCache, may_skip_blocks
+from nope_probe.hooks.removing.block_ablation import block_ablations
+from nope_probe.maps.folds import State
+
+
+class StreamCheckpoint:
+    """Decides which batches of a stream a process runs, and when its sums are saved.
+
+    This one runs all batches and saves nothing; `nope_probe.runtime.checkpoint` has one that does.
+
+    Attributes:
+        rank: the number of this process, from 0.
+        n_processes: how many processes share the stream.
+    """
+
+    rank = 0
+    n_processes = 1
+
+    def restore(self) -> State:
+        """Return the state that was saved last; empty at the start."""
+        return {}
+
+    def is_due(self) -> bool:
+        """Return whether to save now; asked after each batch that was run."""
+        return False
+
+    def save(self, state: State) -> None:
+        """Save the state of the stream."""
+
+    def advance(self, n_seqs: int) -> None:
+        """Note that a batch is done, whether it was run or restored; may end the stream."""
+
+    def all_reduce(self, totals: Sequence[Tensor]) -> None:
+        """Replace totals by their sums over the processes, in place."""
+
+    def batch_halved(self, batch_size: int) -> None:
+        """Note that a batch did not fit into memory, and the size of the next ones."""
+
+
+def stream(
+    model: HookedModel,
+    inputs: Inputs,
+    accumulators: Sequence[Accumulator],
+    *,
+    fold_of: Int[Tensor, " seq"],
+    end: HookPoint | None,
+    batch_size: int,
+    checkpoint: StreamCheckpoint | None = None,
+    residuals: ResidualCache | None = None,
+) -> None:
+    """Run this process's batches, and add up the totals of all processes.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge.
+        inputs: token sequences of equal length, or input vectors.
+        accumulators: the running sums.
+        fold_of: the fold of each sequence.
+        end: the hook point at which a forward pass stops; None for passes that run to the logits,
+            which accumulators then read.
+        batch_size: sequences per forward pass; halved where that does not fit into GPU memory.
+        checkpoint: deals out batches and saves sums; by default, all batches are run and nothing
+            is saved.
+        residuals: residual streams of earlier passes over the same inputs, with which passes may
+            begin unless somebody else has hooks on the model; none by default.
+
+    Raises:
+        ValueError: for tokens that the model does not have, batches of no sequences, or fewer
+            batches than processes.
+        torch.OutOfMemoryError: if a single sequence does not fit.
+    """
+    validate_inputs(model, inputs)
+    checkpoint = checkpoint or StreamCheckpoint()
+    batches = batches_of(len(inputs), batch_size, checkpoint.rank, checkpoint.n_processes)
+    restore(accumulators, checkpoint.restore())
+    runner = BatchRunner(
+        model, accumulators, checkpoint, batch_size, to_logits=end is None, residuals=residuals
+    )
+    done, restored = 0, accumulators[0].n_seen
+    with torch.inference_mode(), _reading(model, inputs, accumulators, end):
+        for start, stop in batches:
+            if done >= restored:
+                runner.run(inputs[start:stop], fold_of[start:stop], done)
+                if checkpoint.is_due():
+                    checkpoint.save(state_of(accumulators))
+            done += stop - start
+            checkpoint.advance(stop - start)
+        if checkpoint.n_processes > 1:  # the others may take long, and a kill then loses nothing
+            checkpoint.save(state_of(accumulators))
+        checkpoint.all_reduce([each.totals[key] for each in accumulators for key in each.names])
+
+
+def batches_of(n_seqs: int, batch_size: int, rank: int, n_processes: int) -> list[tuple[int, int]]:
+    """Return the batches of one process as (start, stop), dealt out in turn.
+
+    Raises:
+        ValueError: if it gets none, or a batch has no sequences.
+    """
+    if batch_size < 1:
+        raise ValueError(f"expected batches of 1 sequence or more, got {batch_size}")
+    starts = range(rank * batch_size, n_seqs, n_processes * batch_size)
+    if not starts:
+        raise ValueError(
+            f"{n_processes} processes, but {n_seqs} sequences in batches of {batch_size}"
+        )
+    return [(start, min(start + batch_size, n_seqs)) for start in starts]
+
+
+def state_of(accumulators: Sequence[Accumulator]) -> State:
+    """Return what a later process needs to resume, taken between two batches."""
+    state: State = {"n_seen": torch.tensor(accumulators[0].n_seen)}
+    for index, each in enumerate(accumulators):
+        state |= {f"{index}.total.{name}": tensor for name, tensor in each.totals.items()}
+        # Copies: two accumulators of a layer may hold the same tensor, which no file keeps twice.
+        state |= {f"{index}.flag.{name}": tensor.clone() for name, tensor in each.flags.items()}
+    return state
+
+
+def restore(accumulators: Sequence[Accumulator], state: State) -> None:
+    """Set accumulators to a state that `state_of` returned; after an empty one they count anew."""
+    for index, each in enumerate(accumulators):
+        for kind, values in (("total", each.totals), ("flag", each.flags)):
+            prefix = f"{index}.{kind}."
+            names = [name for name in state if name.startswith(prefix)]
+            values |= {name.removeprefix(prefix): state[name] for name in names}
+        each.n_seen = int(state.get("n_seen", 0))
+
+
+class BatchRunner:
+    """Runs batches, and halves one that does not fit into GPU memory; later ones stay small."""
+
+    def __init__(
+        self,
+        model: HookedModel,
+        accumulators: Sequence[Accumulator],
+        checkpoint: StreamCheckpoint,
+        batch_size: int,
+        to_logits: bool = False,
+        residuals: ResidualCache | None = None,
+    ) -> None:
+        self.model, self.accumulators, self.checkpoint = model, accumulators, checkpoint
+        self.batch_size, self.to_logits, self.residuals = batch_size, to_logits, residuals
+        keeps = residuals is not None and residuals.max_bytes > 0
+        self.may_skip = keeps and may_skip_blocks(model)
+
+    def run(self, batch: Inputs, fold_of: Int[Tensor, " seq"], done: int) -> None:
+        """Run a batch before which `done` sequences of this process were run."""
+        if len(batch) > self.batch_size:
+            size = self.batch_size
+            for piece, folds in zip(batch.split(size), fold_of.split(size), strict=True):
+                self.run(piece, folds, done)
+                done += len(piece)
+            return
+        for each in self.accumulators:
+            each.start_batch(fold_of, done + len(batch))
+        if not self._fits(batch):
+            self._halve(len(batch))
+            self.run(batch, fold_of, done)
+
+    def _fits(self, batch: Inputs) -> bool:
+        try:
+            if self.to_logits:
+                self._run_to_logits(batch)
+            else:
+                self._run_to_end(batch)
+        except torch.OutOfMemoryError:
+            if len(batch) == 1:
+                raise
+            return False
+        return True
+
+    def _run_to_end(self, batch: Inputs) -> None:
+        if self.residuals is None:
+            run_forward(self.model, batch)
+            return
+        layers = sorted({each.layer.index for each in self.accumulators})
+        with self.residuals.shared(self.model, batch, layers, self.may_skip):
+            run_forward(self.model, batch)
+
+    def _run_to_logits(self, batch: Inputs) -> None:
+        logits = logits_of(self.model, batch)
+        for each in self.accumulators:
+            each.read_logits(logits, batch)
+
+    def _halve(self, size: int) -> None:
+        # Called once the error is gone, whose frames hold tensors. Blocks before the one that ran
+        # out of memory have counted the batch already; their accumulators skip its pieces.
+        for each in self.accumulators:
+            each.reset()
+        if self.residuals is not None:
+            self.residuals.clear()
+        torch.cuda.empty_cache()
+        self.batch_size = size // 2
+        self.checkpoint.batch_halved(self.batch_size)
+
+
+@contextmanager
+def _reading(
+    model: HookedModel, inputs: Inputs, accumulators: Sequence[Accumulator], end: HookPoint | None
+) -> Iterator[None]:
+    """Let accumulators read forward passes that stop at `end`, fused if none needs scores."""
+    stop: list[Attachment] = [] if end is None else [(end, _stop)]
+    needs_scores = any(each.reads == "scores" for each in accumulators)
+    if needs_scores or not can_fuse(model, inputs):
+        hooks = [pair for each in accumulators for pair in each.hooks()]
+        with hooks_attached([*hooks, *stop]):
+            yield
+        return
+    hooks = [pair for each in accumulators if each.reads == "nothing" for pair in each.hooks()]
+    with fused(_attentions(model, accumulators, end)), hooks_attached([*hooks, *stop]):
+        yield
+
+
+def _attentions(
+    model: HookedModel, accumulators: Sequence[Accumulator], end: HookPoint | None
+) -> Iterator[FusedAttention]:
+    ablations = block_ablations(model)
+    for layer in layers_of(model):
+        read = [
+            each.read_product
+            for each in accumulators
+            if each.reads == "product" and each.layer.index == layer.index
+        ]
+        is_last = layer.point("attn.hook_attn_scores") is end
+        yield FusedAttention(layer, read, ablations.get(layer.index), is_last=is_last)
+        if is_last:
+            return
+
+
+def _stop(tensor: Tensor, hook: HookPoint) -> None:
+    raise StopForward

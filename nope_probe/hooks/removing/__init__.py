@@ -1,0 +1,1 @@
+"""Removing from a model: what replaces a weight, what is written into a block."""

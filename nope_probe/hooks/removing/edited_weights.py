@@ -1,0 +1,193 @@
+"""The same model with other weights for as long as a context lasts: rebased, plain, untrained.
+
+W_Q and W_K are defined only up to an invertible map per key head that commutes with RoPE, W_V and
+W_O up to any invertible map. A statement about a single matrix should hold in every such basis; one
+about the circuits (W_Q with W_K, W_V with W_O) does by construction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import get_args
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+
+from nope_probe.components import WEIGHTS, Projection
+from nope_probe.hooks.layers.attached_hooks import PlacedHook, hooks_attached
+from nope_probe.hooks.layers.base_layer import Layer, NormName
+from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.layers.protocols import Model
+
+SPREAD = 0.5  # standard deviation of the logarithm of the factors
+
+
+@contextmanager
+def reparametrised(model: Model, generator: Generator) -> Iterator[Model]:
+    """Rewrite a model's weights in a random basis for as long as the context lasts.
+
+    Per key head, q and k are turned and stretched by one complex number per rotary pair (k by the
+    inverse), v and o by a random invertible matrix. Blocks with q/k-norm keep their q and k: the
+    norm stands between them and the scores. The weights are restored bit by bit.
+
+    Example:
+        >>> from nope_probe import load
+        >>> from nope_probe.hooks.removing.edited_weights import reparametrised
+        >>> model = load("rope-tiny").model
+        >>> with reparametrised(model, torch.Generator().manual_seed(0)):
+        ...     logits = model(torch.tensor([[0, 5, 9]]))
+    """
+    layers = layers_of(model)
+    saved = [(view, view.clone()) for layer in layers for view in _rewritten(layer)]
+    try:
+        with torch.no_grad():
+            for layer in layers:
+                _reparametrise(layer, generator)
+        yield model
+    finally:
+        with torch.no_grad():
+            for view, value in saved:
+                view.copy_(value)
+
+
+def _reparametrise(layer: Layer, generator: Generator) -> None:
+    n_heads, d = layer.n_kv_heads, layer.d_head
+    if not layer.has_qk_norm:
+        turn = complex_map(n_heads, d, layer.d_rotary, generator, layer.adjacent)
+        _multiply(layer, "w_q", turn)
+        _multiply(layer, "w_k", torch.linalg.inv(turn).mT)
+    basis = invertible_map(n_heads, d, generator)
+    _multiply(layer, "w_v", basis)
+    _multiply(layer, "w_o", torch.linalg.inv(basis))
+
+
+def complex_map(
+    n_heads: int, d_head: int, d_rotary: int, generator: Generator, adjacent: bool = False
+) -> Float[Tensor, "head d_head d_head"]:
+    """Draw per head one complex number for each rotary pair, as a matrix that acts on rows.
+
+    Coordinates that RoPE does not turn are paired in the same way.
+    """
+    maps = torch.eye(d_head, dtype=torch.float64).repeat(n_heads, 1, 1)
+    for begin, end in ((0, d_rotary), (d_rotary, d_head)):
+        half = (end - begin) // 2
+        first = begin + (2 * torch.arange(half) if adjacent else torch.arange(half))
+        second = first + (1 if adjacent else half)
+        size = torch.exp(SPREAD * torch.randn(n_heads, half, generator=generator).double())
+        angle = 2 * torch.pi * torch.rand(n_heads, half, generator=generator).double()
+        maps[:, first, first] = maps[:, second, second] = size * angle.cos()
+        maps[:, first, second] = size * angle.sin()
+        maps[:, second, first] = -size * angle.sin()
+    return maps
+
+
+def invertible_map(
+    n_heads: int, d_head: int, generator: Generator
+) -> Float[Tensor, "head d_head d_head"]:
+    """Draw a random invertible matrix per head, of moderate condition number."""
+    left, right = (
+        torch.linalg.qr(torch.randn(n_heads, d_head, d_head, generator=generator).double()).Q
+        for _ in range(2)
+    )
+    sizes = torch.exp(SPREAD * torch.randn(n_heads, d_head, generator=generator).double())
+    return left * sizes[:, None, :] @ right
+
+
+def _multiply(layer: Layer, name: Projection, maps: Float[Tensor, "kv_head d_head d_head"]) -> None:
+    """Multiply a projection on the side of the heads: x W M for q, k and v, z M W for o."""
+    weight = layer.weight_per_head(name)
+    if name in ("w_q", "w_o"):
+        maps = maps.repeat_interleave(layer.n_heads // layer.n_kv_heads, 0)
+    maps = maps.to(weight.device)
+    if name == "w_o":
+        weight.copy_(maps @ weight.double())
+        return
+    weight.copy_(weight.double() @ maps)
+    bias = layer.bias_per_head(name)
+    if bias is not None:
+        bias.copy_(torch.einsum("nh,nhg->ng", bias.double(), maps))
+
+
+def _rewritten(layer: Layer) -> Iterator[Tensor]:
+    """Yield views of the weights and biases that a reparametrisation rewrites."""
+    for name in WEIGHTS:
+        yield layer.weight_per_head(name)
+        bias = None if name == "w_o" else layer.bias_per_head(name)
+        if bias is not None:
+            yield bias
+
+
+NORMS: tuple[NormName, ...] = get_args(NormName)
+
+
+@contextmanager
+def plain_norms(model: Model) -> Iterator[Model]:
+    """Run a model as if the norms of its blocks only normalised: weights 1, biases 0.
+
+    The norm before attention and the one before the MLP lose their weights in every block; the last
+    norm and q/k-norms keep theirs. `ablated` can be used inside it.
+
+    Raises:
+        ValueError: for a HookedTransformer whose norm has a weight of exactly 0, which cannot be
+            divided out.
+
+    Example:
+        >>> from nope_probe import load
+        >>> from nope_probe.hooks.removing.edited_weights import plain_norms
+        >>> model = load("nope-tiny").model
+        >>> with plain_norms(model):
+        ...     logits = model(torch.tensor([[0, 5, 9]]))
+    """
+    hooks = [(each.point, each.hook) for layer in layers_of(model) for each in norm_hooks(layer)]
+    with hooks_attached(hooks):
+        yield model
+
+
+def norm_hooks(layer: Layer) -> Iterator[PlacedHook]:
+    """Return the hooks that take the learned weights out of one block's norms."""
+    for norm in NORMS:
+        if layer.has(f"{norm}.hook_normalized"):
+            yield from layer.hooks_without_norm_weight(norm)
+
+
+STD = 0.02  # initializer_range of transformers' Llama, GPT-2, Qwen, Phi and most others
+
+
+@contextmanager
+def untrained(model: Model, seed: int = 0) -> Iterator[Model]:
+    """Draw a model's weights anew for as long as the context lasts.
+
+    Matrices become Gaussian with a standard deviation of 0.02, vectors that scale (norm weights)
+    ones and biases zeros. What is zero throughout, such as the positions of a HookedTransformer
+    without position encoding, stays zero. The trained weights wait in main memory.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge; bit-identical afterwards.
+        seed: of the draws.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    trained = [(parameter, parameter.detach().cpu().clone()) for _, parameter in _weights(model)]
+    try:
+        with torch.no_grad():
+            for name, parameter in _weights(model):
+                parameter.copy_(_drawn(name, parameter, generator))
+        yield model
+    finally:
+        with torch.no_grad():
+            for parameter, before in trained:
+                parameter.copy_(before)
+
+
+def _weights(model: Model) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    return iter(model.named_parameters())
+
+
+def _drawn(name: str, parameter: Tensor, generator: torch.Generator) -> Tensor:
+    last = name.rpartition(".")[2].lstrip("_")
+    if not parameter.any() or last.startswith("b"):  # bias, b_Q, b, ...
+        return torch.zeros_like(parameter)
+    if parameter.ndim == 1:
+        return torch.ones_like(parameter)
+    return STD * torch.randn(parameter.shape, generator=generator, dtype=torch.float32)

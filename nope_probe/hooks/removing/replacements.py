@@ -1,0 +1,257 @@
+"""What a removed projection is replaced by: c * P, c * R, or a constant output.
+
+P is the rectangular identity, whose row r reads coordinate r % d_model; R has random orthonormal
+rows for each head. For W_O both are transposed. A constant output is the mean of the weight's
+output over tokens and positions, or 0. Gains and means come from a `Calibration`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from numpy.random import SeedSequence
+from torch import Tensor
+from torch.nn.functional import pad
+
+from nope_probe.components import WEIGHTS, Ablation, Projection
+from nope_probe.hooks.layers.base_layer import Heads, Layer, Vectors
+from nope_probe.maps.folds import State
+
+MEANS = ("w_q", "w_k", "w_v", "w_o", "z")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Calibration:
+    """What `calibrate` measured on the run's tokens in the intact model.
+
+    Attributes:
+        c: per projection, the gain `output` of c * P in each block: with it, the output of the
+            replacement has the RMS of the weight's output (0 where it is 0 at any gain).
+        c_random: the same of c * R, where R was drawn; else empty.
+        seed: the seed of R, if it was drawn.
+        means: the mean over tokens and positions of each projection's output, bias included, and of
+            `z`, the input of W_O; heads are concatenated (key heads for w_k and w_v).
+        checksum: the `weights_checksum` of the model, which no other model may be ablated with.
+    """
+
+    checksum: str
+    c: Mapping[Projection, tuple[float, ...]]
+    c_random: Mapping[Projection, tuple[float, ...]] = field(default_factory=dict)
+    seed: int | None = None
+    means: Mapping[str, Float[Tensor, "layer width"]] = field(default_factory=dict)
+
+    def of(self, name: Projection, layer: int) -> float:
+        """Return the gain of c * P for one projection in one block (from 0)."""
+        return self.c[name][layer]
+
+    def of_random(self, name: Projection, layer: int) -> float:
+        """Return the gain of c * R for one projection in one block (from 0)."""
+        return self.c_random[name][layer]
+
+    def to_tensors(self) -> State:
+        """Return gains and means as tensors, for `from_tensors`."""
+        state = {f"mean/{name}": mean for name, mean in self.means.items()}
+        for prefix, gains in (("c", self.c), ("c_random", self.c_random)):
+            for name, c in gains.items():
+                state[f"{prefix}/{name}"] = torch.tensor(c, dtype=torch.float64)
+        return state if self.seed is None else state | {"seed": torch.tensor(self.seed)}
+
+    @classmethod
+    def from_tensors(cls, state: State, checksum: str) -> Calibration:
+        """Return the calibration from which `to_tensors` made the tensors.
+
+        Args:
+            state: the tensors.
+            checksum: the `weights_checksum` of the model that they belong to.
+        """
+        c, c_random = (
+            {n: tuple(state[f"{prefix}/{n}"].tolist()) for n in WEIGHTS if f"{prefix}/{n}" in state}
+            for prefix in ("c", "c_random")
+        )
+        means = {name: state[f"mean/{name}"] for name in MEANS if f"mean/{name}" in state}
+        seed = int(state["seed"]) if "seed" in state else None
+        return cls(checksum=checksum, c=c, c_random=c_random, seed=seed, means=means)
+
+
+class ReplacedWeight(ABC):
+    """The replacement of one projection of one block."""
+
+    @abstractmethod
+    def outputs(self, y: Vectors) -> Heads:
+        """Return the output of the replacement of W_Q, W_K or W_V, for every query head."""
+
+    @abstractmethod
+    def summed(self, z: Heads, heads: Sequence[int]) -> Vectors:
+        """Return what some heads add to the output of the replacement of W_O."""
+
+
+class IdentityWeight(ReplacedWeight):
+    """c * P, the same coordinates for every weight.
+
+    Args:
+        layer: the block.
+        c: the gain.
+    """
+
+    def __init__(self, layer: Layer, c: float) -> None:
+        self.layer, self.c = layer, c
+
+    def outputs(self, y: Vectors) -> Heads:
+        return self.c * project_identity(y, self.layer.n_heads, self.layer.d_head)
+
+    def summed(self, z: Heads, heads: Sequence[int]) -> Vectors:
+        kept = z
+        if len(heads) < self.layer.n_heads:
+            kept = torch.zeros_like(z)
+            kept[:, :, heads] = z[:, :, heads]
+        flat = rearrange(kept, "batch pos head d_head -> batch pos (head d_head)")
+        return self.c * project_identity_transposed(flat, self.layer.d_model)
+
+
+class RandomWeight(ReplacedWeight):
+    """c * R, a projection of the weight's size in a random basis.
+
+    Args:
+        rows: R, orthonormal rows for each head.
+        c: the gain.
+    """
+
+    def __init__(self, rows: Float[Tensor, "head d_head d_model"], c: float) -> None:
+        self.rows, self.c = rows, c
+
+    def outputs(self, y: Vectors) -> Heads:
+        self.rows = self.rows.to(y)
+        return self.c * torch.einsum("bpm,hdm->bphd", y, self.rows)
+
+    def summed(self, z: Heads, heads: Sequence[int]) -> Vectors:
+        self.rows = self.rows.to(z)
+        return self.c * torch.einsum("bphd,hdm->bpm", z[:, :, heads], self.rows[heads])
+
+
+class ConstantWeight(ReplacedWeight):
+    """A weight of 0, and as bias a constant output.
+
+    Args:
+        constant: the output of each query head; of W_O, what each head adds to it.
+    """
+
+    def __init__(self, constant: Float[Tensor, "head width"]) -> None:
+        self.constant = constant
+
+    def outputs(self, y: Vectors) -> Heads:
+        self.constant = self.constant.to(y)
+        return self.constant.expand(*y.shape[:2], -1, -1)
+
+    def summed(self, z: Heads, heads: Sequence[int]) -> Vectors:
+        self.constant = self.constant.to(z)
+        return self.constant[heads].sum(0).expand(*z.shape[:2], -1)
+
+
+def project_identity(
+    y: Float[Tensor, "batch pos d_model"], n_heads: int, d_head: int
+) -> Float[Tensor, "batch pos head d_head"]:
+    """Apply P, whose row r reads coordinate r % d_model; rows are those of all heads."""
+    width = n_heads * d_head
+    repeated = y.repeat(1, 1, -(-width // y.shape[-1])) if width > y.shape[-1] else y
+    heads = "batch pos (head d_head) -> batch pos head d_head"
+    return rearrange(repeated[..., :width], heads, head=n_heads)
+
+
+def project_identity_transposed(
+    z: Float[Tensor, "batch pos width"], d_model: int
+) -> Float[Tensor, "batch pos d_model"]:
+    """Apply P transposed: coordinate m sums the rows r with r % d_model == m."""
+    padded = pad(z, (0, -z.shape[-1] % d_model))
+    return padded.unflatten(-1, (-1, d_model)).sum(-2)
+
+
+def random_rows(layer: Layer, name: Projection, seed: int) -> Float[Tensor, "head d_head d_model"]:
+    """Draw R for one projection: for each head, random rows that are orthonormal.
+
+    The draw depends on seed, projection and layer alone: it is made on the CPU, in float64. Heads
+    wider than d_model, whose rows cannot all be orthogonal, get several blocks of orthonormal rows.
+    """
+    entropy = SeedSequence([seed, layer.index, WEIGHTS.index(name)])
+    generator = torch.Generator().manual_seed(int(entropy.generate_state(1)[0]))
+    blocks, size = -(-layer.d_head // layer.d_model), min(layer.d_head, layer.d_model)
+    shape = (layer.n_heads, blocks, layer.d_model, size)
+    basis, triangle = torch.linalg.qr(torch.randn(*shape, generator=generator).double())
+    # QR leaves signs open, and libraries differ: the diagonal of its second factor is positive.
+    basis = basis * triangle.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]
+    rows = rearrange(basis, "head block m row -> head (block row) m")
+    return rows[:, : layer.d_head].float()
+
+
+def norm_gain(layer: Layer, name: Projection) -> float:
+    """Return the gain `norm`, ||W||_F / sqrt(rows), rows counted on the side of the heads."""
+    weight = layer.weight(name).detach()
+    n_heads = layer.n_kv_heads if name in ("w_k", "w_v") else layer.n_heads
+    return float(weight.float().norm() / (n_heads * layer.d_head) ** 0.5)
+
+
+def replaced_weight(
+    layer: Layer,
+    name: Projection,
+    ablation: Ablation,
+    calibration: Calibration | None,
+    heads: list[int] | None = None,
+) -> ReplacedWeight:
+    """Return the replacement of one projection in one block.
+
+    Args:
+        layer: the block.
+        name: the projection.
+        ablation: which replacement, of which gain.
+        calibration: what `calibrate` measured, where `ablation.needs_calibration`.
+        heads: the query heads that lose it; None for all.
+    """
+    if ablation.replacement == "zero":
+        return ConstantWeight(torch.zeros(layer.n_heads, layer.width(name)))
+    if ablation.replacement == "mean":
+        assert calibration is not None, "the mean output is measured first"
+        if name == "w_o" and heads is not None:
+            return ConstantWeight(mean_output_per_head(layer, calibration))
+        return ConstantWeight(mean_output(layer, name, calibration))
+    c = _gain(layer, name, ablation, calibration)
+    if ablation.replacement == "random":
+        return RandomWeight(random_rows(layer, name, ablation.seed), c)
+    return IdentityWeight(layer, c)
+
+
+def _gain(
+    layer: Layer, name: Projection, ablation: Ablation, calibration: Calibration | None
+) -> float:
+    if ablation.gain == "norm":
+        return norm_gain(layer, name)
+    if ablation.gain == "identity":
+        return 1.0
+    assert calibration is not None, "the gain `output` is measured first"
+    is_random = ablation.replacement == "random"
+    return (calibration.of_random if is_random else calibration.of)(name, layer.index)
+
+
+def mean_output(
+    layer: Layer, name: Projection, calibration: Calibration
+) -> Float[Tensor, "head width"]:
+    """Return the mean output of a projection for each query head.
+
+    Of W_O, whose output is a sum over heads, each head adds an equal part of the mean.
+    """
+    mean = calibration.means[name][layer.index]
+    if name == "w_o":
+        return mean.expand(layer.n_heads, -1) / layer.n_heads
+    per_head = rearrange(mean, "(head d_head) -> head d_head", d_head=layer.d_head)
+    return per_head.repeat_interleave(layer.n_heads // len(per_head), 0)
+
+
+def mean_output_per_head(layer: Layer, calibration: Calibration) -> Float[Tensor, "head d_model"]:
+    """Return the mean of what each head adds to the output of W_O; the bias belongs to none."""
+    z = rearrange(
+        calibration.means["z"][layer.index], "(head d_head) -> head d_head", head=layer.n_heads
+    )
+    return torch.einsum("hd,hdm->hm", z, layer.weight_per_head("w_o").cpu().to(z))

@@ -1,0 +1,163 @@
+"""What a model has that can be removed, and what an ablation acts on, checked against it.
+
+A model has components: mask, RoPE, projections, MLP, learned positions. An ablation acts on blocks,
+heads and rotary pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from nope_probe.components import COMPONENTS, Ablation, Component, is_rope
+from nope_probe.hooks.layers.attached_hooks import hooks_attached
+from nope_probe.hooks.layers.attention import RemovedPairs, Rotary
+from nope_probe.hooks.layers.base_layer import Layer
+from nope_probe.hooks.layers.model import (
+    has_alibi,
+    is_causal,
+    layers_of,
+    position_point,
+    run_forward,
+)
+from nope_probe.hooks.layers.protocols import HookedModel
+from nope_probe.hooks.layers.qk_reader import QKReader
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Target:
+    """One block that an ablation acts on.
+
+    Attributes:
+        layer: the block.
+        heads: query heads; None for all.
+        rope: the rotary pairs that are removed, if the block has and loses any.
+    """
+
+    layer: Layer
+    heads: list[int] | None
+    rope: RemovedPairs | None
+
+
+def resolve_targets(model: HookedModel, ablation: Ablation) -> list[Target]:
+    """Return the blocks that an ablation acts on.
+
+    Raises:
+        ValueError: for a component, layer, head or band that the model does not have, or a prefix
+            longer than its context; the message says what there is.
+    """
+    blocks = layers_of(model)
+    bands = [name for name in ablation.components if is_rope(name)]
+    _validate_components(model, ablation.components)
+    if ablation.prefix is not None and ablation.prefix > model.cfg.n_ctx:
+        raise ValueError(
+            f"a prefix of {ablation.prefix} positions, but the model's context is {model.cfg.n_ctx}"
+        )
+    heads = ablation.heads
+    if heads is None:
+        indices = range(len(blocks)) if ablation.layers is None else ablation.layers
+        per_layer: Mapping[int, Sequence[int] | None] = dict.fromkeys(indices)
+    else:
+        per_layer = {index: named for index, named in heads.items() if len(named)}
+    _validate_layers(per_layer, len(blocks))
+    rope = removed_pairs(model, bands)
+    return [
+        Target(layer=blocks[index], heads=_heads(blocks[index], named), rope=rope[index])
+        for index, named in per_layer.items()
+    ]
+
+
+def _validate_components(model: HookedModel, names: Sequence[str]) -> None:
+    for name in COMPONENTS:
+        if name in names and name != "rope" and not has_component(model, name):
+            raise _lacks(model, name)
+
+
+def _lacks(model: HookedModel, name: str) -> ValueError:
+    has = ", ".join(components(model))
+    return ValueError(f"the model has no {name} to remove; it has {has}")
+
+
+def _validate_layers(indices: Mapping[int, object], n_layers: int) -> None:
+    if not set(indices) <= set(range(n_layers)):
+        raise ValueError(f"expected layers from 0 to {n_layers - 1}, got {list(indices)}")
+
+
+def _heads(layer: Layer, named: Sequence[int] | None) -> list[int] | None:
+    """Return the named heads in order; None if these are all heads."""
+    if named is None:
+        return None
+    unknown = [head for head in named if head not in range(layer.n_heads)]
+    if unknown:
+        raise ValueError(
+            f"L{layer.index} has the query heads 0 to {layer.n_heads - 1}, not {unknown[0]}"
+        )
+    heads = sorted(set(named))
+    return None if len(heads) == layer.n_heads else heads
+
+
+def removed_pairs(model: HookedModel, bands: Sequence[str]) -> list[RemovedPairs | None]:
+    """Return for each block the rotary pairs in some bands of RoPE; None where it rotates none.
+
+    Raises:
+        ValueError: for a band that the model does not have; the message says what there is.
+    """
+    if not bands:
+        return [None] * len(layers_of(model))
+    per_layer = rotaries(model)
+    if all(rotary is None for rotary in per_layer):
+        raise _lacks(model, bands[0])
+    return [
+        None if rotary is None else RemovedPairs(bands=bands, rotary=rotary) for rotary in per_layer
+    ]
+
+
+def components(model: HookedModel) -> tuple[Component, ...]:
+    """Return the components that a model has.
+
+    RoPE counts if any block has it; a NoPE HookedTransformer (`W_pos = 0`) has no `pos_embed`.
+    """
+    return tuple(name for name in COMPONENTS if has_component(model, name))
+
+
+def has_component(model: HookedModel, name: Component) -> bool:
+    """Return whether a model has a component."""
+    if name == "mask":
+        return is_causal(model)
+    if name == "rope":
+        return any(rope_layers(model))
+    if name == "alibi":
+        return has_alibi(model)
+    if name == "mlp":
+        layers = layers_of(model)
+        return any(layer.has("hook_mlp_out") and not layer.attention_only for layer in layers)
+    return name != "pos_embed" or position_point(model) is not None
+
+
+def rope_layers(model: HookedModel) -> tuple[bool, ...]:
+    """Return for each block whether it rotates q and k."""
+    return tuple(rotary is not None for rotary in rotaries(model))
+
+
+def rope_frequencies(model: HookedModel) -> tuple[Float[Tensor, " pair"] | None, ...]:
+    """Return for each block the angle per position of its rotary pairs, or None if it has none."""
+    return tuple(None if rotary is None else rotary.frequencies for rotary in rotaries(model))
+
+
+def rotaries(model: HookedModel) -> tuple[Rotary | None, ...]:
+    """Return for each block how it rotates queries and keys, or None if it does not.
+
+    One short forward pass shows it: in a NoPE layer RoPE's hook points do not fire, whatever the
+    configuration says.
+    """
+    readers = [QKReader(layer) for layer in layers_of(model)]
+    names = ("hook_cos", "hook_sin", "hook_rot_q")
+    hooks = [pair for reader in readers for pair in reader.hooks(names)]
+    with torch.inference_mode(), hooks_attached(hooks):
+        if hooks:
+            run_forward(model, torch.zeros(1, 2, dtype=torch.long))
+    return tuple(reader.layer.rotary(reader.fired) for reader in readers)

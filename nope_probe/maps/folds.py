@@ -1,0 +1,219 @@
+"""Folds of the sequences: which sequence is in which, sums over each, and their pooled mean."""
+
+from __future__ import annotations
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int
+from torch import Tensor
+
+State = dict[str, Tensor]
+DEFAULT_FOLDS = 8
+Part = tuple[int | slice, Tensor]  # which folds of a total, and the tensor to add to them
+
+
+def fold_products(
+    x: Float[Tensor, "batch row_pos width"],
+    y: Float[Tensor, "batch col_pos width"],
+    fold_of: Int[Tensor, " batch"],
+    n_folds: int,
+) -> Float[Tensor, "fold row_pos col_pos"]:
+    """Return the sum of x_i.y_j over the sequences of each fold, 0 for one without sequences."""
+    parts = product_parts(x, y, fold_of, n_folds)
+    if isinstance(parts[0][0], slice):
+        return parts[0][1]
+    sums = parts[0][1].new_zeros(n_folds, x.shape[1], y.shape[1])
+    for fold, product in parts:
+        sums[fold] = product
+    return sums
+
+
+def product_parts(
+    x: Float[Tensor, "batch row_pos width"],
+    y: Float[Tensor, "batch col_pos width"],
+    fold_of: Int[Tensor, " batch"],
+    n_folds: int,
+) -> list[Part]:
+    """Return the sums of x_i.y_j over the sequences of each fold in the batch.
+
+    Each is one matrix product; for whole rounds of folds, all are one batched product.
+    """
+    # Both factors keep the positions in front: a transposing copy takes longer than the product.
+    at_least_float32 = torch.promote_types(x.dtype, torch.float32)
+    x, y = x.to(at_least_float32), y.to(at_least_float32)
+    if dealt_in_rounds(fold_of, n_folds):
+        left = rearrange(x, "(seq fold) pos width -> fold pos (seq width)", fold=n_folds)
+        right = rearrange(y, "(seq fold) pos width -> fold pos (seq width)", fold=n_folds)
+        return [(slice(None), left @ right.mT)]
+    order = fold_of.argsort(stable=True).to(x.device)
+    left, right = (
+        rearrange(each.transpose(0, 1).index_select(1, order), "pos seq width -> pos (seq width)")
+        for each in (x, y)
+    )
+    folds, sizes = fold_of.unique(return_counts=True)
+    widths = (sizes * x.shape[2]).tolist()
+    pairs = zip(left.split(widths, 1), right.split(widths, 1), strict=True)
+    return [(fold, a @ b.mT) for fold, (a, b) in zip(folds.tolist(), pairs, strict=True)]
+
+
+def head_products(
+    totals: Float[Tensor, "fold head row_pos col_pos"],
+    x: Float[Tensor, "batch row_pos head width"],
+    y: Float[Tensor, "batch col_pos head width"],
+    fold_of: Int[Tensor, " batch"],
+) -> list[tuple[Tensor, tuple[Tensor, Tensor]]]:
+    """Return views of totals, and for each the factors of the product that is added to it.
+
+    A product is batched over heads, and over folds too if the batch holds whole rounds of them; it
+    sums x_i.y_j over the sequences of each fold.
+    """
+    n_folds = len(totals)
+    if dealt_in_rounds(fold_of, n_folds):
+        left = rearrange(x, "(seq fold) pos h width -> (fold h) pos (seq width)", fold=n_folds)
+        right = rearrange(y, "(seq fold) pos h width -> (fold h) pos (seq width)", fold=n_folds)
+        return [(totals.flatten(0, 1), (left, right.mT))]
+    products: list[tuple[Tensor, tuple[Tensor, Tensor]]] = []
+    for fold in fold_of.unique().tolist():
+        ours = (fold_of == fold).nonzero().flatten().to(x.device)
+        left = rearrange(x[ours], "seq pos head width -> head pos (seq width)")
+        right = rearrange(y[ours], "seq pos head width -> head pos (seq width)")
+        products.append((totals[fold], (left, right.mT)))
+    return products
+
+
+def dealt_in_rounds(fold_of: Int[Tensor, " batch"], n_folds: int) -> bool:
+    """Return whether a batch holds whole rounds of the folds 0, 1, 2, ..., in order."""
+    whole = len(fold_of) % n_folds == 0
+    return whole and torch.equal(fold_of, torch.arange(len(fold_of)) % n_folds)
+
+
+def sum_parts(
+    x: Float[Tensor, "batch *rest"], fold_of: Int[Tensor, " batch"], n_folds: int
+) -> list[Part]:
+    """Return the sums of x over the sequences of each fold in the batch."""
+    at_least_float32 = torch.promote_types(x.dtype, torch.float32)
+    if dealt_in_rounds(fold_of, n_folds):
+        rounds = rearrange(x, "(seq fold) ... -> seq fold ...", fold=n_folds)
+        return [(slice(None), rounds.sum(0, dtype=at_least_float32))]
+    return [
+        (fold, x[(fold_of == fold).to(x.device)].sum(0, dtype=at_least_float32))
+        for fold in fold_of.unique().tolist()
+    ]
+
+
+def pooled(
+    folds: Float[Tensor, "fold *map"], counts: Int[Tensor, " fold"]
+) -> Float[Tensor, "*map"]:
+    """Return the mean over all sequences from the means of folds and their sizes."""
+    weights = counts.to(folds.dtype) / counts.sum()
+    return torch.einsum("f,f...->...", weights, folds)
+
+
+def interleaved_folds(n_seqs: int, n_folds: int, first: int = 0) -> Int[Tensor, " seq"]:
+    """Return the fold s % n_folds of each sequence s, counted from `first`.
+
+    A sequence's fold depends on its number alone, so no result depends on the batch size.
+    """
+    return torch.arange(first, first + n_seqs) % n_folds
+
+
+def grouped_folds(documents: Int[Tensor, " seq"], n_folds: int) -> Int[Tensor, " seq"]:
+    """Return the fold of each sequence, so that those of one document share a fold.
+
+    Documents go, the largest first, to the fold that has the fewest sequences so far; of equal
+    ones, the first to the first. With a document for each sequence, s goes to fold s % n_folds.
+
+    Args:
+        documents: the number of the document that each sequence is from.
+        n_folds: how many folds.
+
+    Raises:
+        ValueError: if there are fewer documents than folds.
+
+    Example:
+        >>> grouped_folds(torch.tensor([7, 7, 7, 2, 2, 9]), 2)
+        tensor([0, 0, 0, 1, 1, 1])
+    """
+    sizes = dict[int, int]()  # in the order in which documents come
+    for document in documents.tolist():
+        sizes[document] = sizes.get(document, 0) + 1
+    if len(sizes) < n_folds:
+        raise ValueError(
+            f"{len(documents)} sequences of {len(sizes)} documents do not fill {n_folds} folds: "
+            "those of one document are not independent and share a fold"
+        )
+    filled, fold_of = [0] * n_folds, dict[int, int]()
+    for document in sorted(sizes, key=lambda each: -sizes[each]):
+        fold_of[document] = filled.index(min(filled))
+        filled[fold_of[document]] += sizes[document]
+    return torch.tensor([fold_of[document] for document in documents.tolist()])
+
+
+def folds_of(
+    n_seqs: int, n_folds: int | None, documents: Int[Tensor, " seq"] | None
+) -> Int[Tensor, " seq"]:
+    """Return the fold of each sequence, by its document if it has one, else by its number.
+
+    Args:
+        n_seqs: how many sequences.
+        n_folds: how many folds; by default 8, or as many as there are sequences (documents).
+        documents: the document of each sequence; by default each sequence is independent.
+
+    Raises:
+        ValueError: if a fold would be empty, or there is not one document per sequence.
+    """
+    if documents is not None and len(documents) != n_seqs:
+        raise ValueError(f"expected the documents of {n_seqs} sequences, got {len(documents)}")
+    if n_folds is None:
+        n_folds = default_folds(n_seqs if documents is None else len(documents.unique()))
+    if documents is None or n_folds < 1:
+        fold_counts(n_seqs, n_folds)
+        return interleaved_folds(n_seqs, n_folds)
+    return grouped_folds(documents, n_folds)
+
+
+def default_folds(n_documents: int) -> int:
+    """Return how many folds the data is dealt to by default: 8, or one per document if fewer."""
+    return min(DEFAULT_FOLDS, n_documents)
+
+
+def fold_counts(n_seqs: int, n_folds: int) -> Int[Tensor, " fold"]:
+    """Return for each fold f the number of sequences s < n_seqs with s % n_folds == f.
+
+    Raises:
+        ValueError: if a fold would be empty.
+    """
+    if not 1 <= n_folds <= n_seqs:
+        raise ValueError(f"expected from 1 to {n_seqs} folds for {n_seqs} sequences, got {n_folds}")
+    return torch.bincount(torch.arange(n_seqs) % n_folds, minlength=n_folds)
+
+
+def pack_triangle(
+    maps: Float[Tensor, "*batch query_pos key_pos"],
+) -> Float[Tensor, "*batch cell"]:
+    """Return the lower triangles of maps, diagonal included, row by row.
+
+    Example:
+        >>> pack_triangle(torch.tensor([[1.0, torch.nan], [2.0, 3.0]]))
+        tensor([1., 2., 3.])
+    """
+    n = maps.shape[-1]
+    row, column = torch.tril_indices(n, n)
+    return maps[..., row, column]
+
+
+def unpack_triangle(
+    cells: Float[Tensor, "*batch cell"],
+) -> Float[Tensor, "*batch query_pos key_pos"]:
+    """Return the maps whose lower triangles are given, NaN above the diagonal.
+
+    Example:
+        >>> unpack_triangle(torch.tensor([1.0, 2.0, 3.0]))
+        tensor([[1., nan],
+                [2., 3.]])
+    """
+    n = int((8 * cells.shape[-1] + 1) ** 0.5 - 1) // 2
+    row, column = torch.tril_indices(n, n)
+    maps = cells.new_full((*cells.shape[:-1], n, n), torch.nan)
+    maps[..., row, column] = cells
+    return maps

@@ -1,0 +1,123 @@
+"""Captured maps: the fold means of attention scores, and of the stages around one block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from nope_probe.components import LETTERS, Letter
+from nope_probe.maps.centred import diagonal_normalised, pattern_rms
+from nope_probe.maps.folds import State, pooled
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ScoreMaps:
+    """Mean attention scores, in nats.
+
+    Attributes:
+        folds: fold means; masked cells are NaN (j > i, unless the mask is removed).
+        visible: which cells the model does not mask.
+        counts: sequences per fold.
+        mean_term: per fold, an unbiased estimate of <E q_i, E k_j> times the scale, the part of a
+            score that comes from each position's own mean query and key; or None.
+        key_means: per fold, the mean key of each position, key heads concatenated; or None.
+        per_head: the same fold means for each query head; or None.
+        bos: whether all sequences begin with the same token, an attention sink.
+    """
+
+    folds: Float[Tensor, "fold layer query_pos key_pos"]
+    visible: Bool[Tensor, "layer query_pos key_pos"]
+    counts: Int[Tensor, " fold"]
+    mean_term: Float[Tensor, "fold layer query_pos key_pos"] | None = None
+    key_means: Float[Tensor, "fold layer pos width"] | None = None
+    per_head: Float[Tensor, "fold layer head query_pos key_pos"] | None = None
+    bos: bool = False
+
+    def __repr__(self) -> str:
+        """Return sizes, and how strong each layer's positional pattern is."""
+        n_layers, n = self.folds.shape[1:3]
+        strength = pattern_rms(self.mean, int(self.bos)).tolist()
+        shown = ", ".join(f"L{layer} {value:.3g}" for layer, value in enumerate(strength))
+        heads = "" if self.per_head is None else f", {self.per_head.shape[2]} heads each"
+        return (
+            f"ScoreMaps: {n_layers} layers{heads}, {n} queries × {n} keys, in nats\n"
+            f"{_data(self.counts, self.bos)}\n"
+            f"RMS of the positional pattern, nats, noise included: {shown}"
+        )
+
+    @property
+    def mean(self) -> Float[Tensor, "layer query_pos key_pos"]:
+        """The mean over all sequences."""
+        return pooled(self.folds, self.counts)
+
+    def to_tensors(self) -> State:
+        """Return the maps by name, for `from_tensors`."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values["bos"] = torch.tensor(self.bos)
+        return {name: value for name, value in values.items() if value is not None}
+
+    @classmethod
+    def from_tensors(cls, tensors: State) -> ScoreMaps:
+        """Return the maps from which `to_tensors` made the tensors."""
+        others = {name: each for name, each in tensors.items() if name != "bos"}
+        return cls(**others, bos=bool(tensors["bos"]))
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class StageMaps:
+    """Gram maps of the paper's stages; (b) and (i) are score maps, in nats.
+
+    Attributes:
+        folds: fold means, per letter.
+        visible: of score maps, which cells the model does not mask.
+        counts: sequences per fold.
+        bos: whether all sequences begin with the same token, an attention sink.
+    """
+
+    folds: dict[Letter, Float[Tensor, "fold row_pos col_pos"]]
+    visible: dict[Letter, Bool[Tensor, "query_pos key_pos"]]
+    counts: Int[Tensor, " fold"]
+    bos: bool = False
+
+    def __repr__(self) -> str:
+        """Return which stages there are, and how much data they are means of."""
+        n = next(iter(self.folds.values())).shape[-1]
+        return (
+            f"StageMaps: stages {' '.join(self.folds)}, {n} × {n} positions; (b) and (i) in nats\n"
+            f"{_data(self.counts, self.bos)}"
+        )
+
+    def mean(self, letter: Letter) -> Float[Tensor, "row_pos col_pos"]:
+        """Return the mean over all sequences of one stage's map."""
+        return pooled(self.folds[letter], self.counts)
+
+    def normalised(self, letter: Letter) -> Float[Tensor, "row_pos col_pos"]:
+        """Return the mean map of one stage, less the mean of each diagonal."""
+        return diagonal_normalised(self.mean(letter))
+
+    def to_tensors(self) -> State:
+        """Return the maps by name, for `from_tensors`."""
+        folds = {f"folds/{letter}": each for letter, each in self.folds.items()}
+        visible = {f"visible/{letter}": each for letter, each in self.visible.items()}
+        return {"counts": self.counts, "bos": torch.tensor(self.bos), **folds, **visible}
+
+    @classmethod
+    def from_tensors(cls, tensors: State) -> StageMaps:
+        """Return the maps from which `to_tensors` made the tensors."""
+        folds, visible = (
+            {
+                letter: tensors[f"{kind}/{letter}"]
+                for letter in LETTERS
+                if f"{kind}/{letter}" in tensors
+            }
+            for kind in ("folds", "visible")
+        )
+        return cls(folds=folds, visible=visible, counts=tensors["counts"], bos=bool(tensors["bos"]))
+
+
+def _data(counts: Int[Tensor, " fold"], bos: bool) -> str:
+    begin = "; all begin with the same token (BOS)" if bos else ""
+    return f"means over {int(counts.sum())} sequences in {len(counts)} folds{begin}"

@@ -1,0 +1,115 @@
+"""Vectors and tokens go through the blocks of every kind of model."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.edited_model import blocks
+from support.tiny_models import distance
+
+from nope_probe.hooks.layers.attached_hooks import hooks_attached
+from nope_probe.hooks.layers.model import StopForward, layers_of, run_blocks, run_forward
+
+ModelOf = Callable[[str], tuple[Any, str]]
+N_SEQS, N_POS = 3, 11
+
+# The embeddings for which the vectors x enter the first block of plain transformers.
+EMBEDDINGS = {
+    "llama": lambda x, hf: x,
+    "gpt2": lambda x, hf: x - hf.transformer.wpe.weight[: x.shape[1]],
+    "gemma2": lambda x, hf: x,
+    "smollm3-nope": lambda x, hf: x,
+}
+
+
+def vectors(hf: Any) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(N_SEQS, N_POS, hf.config.hidden_size, generator=generator)
+
+
+def plain_output(hf: Any, embeddings: torch.Tensor) -> torch.Tensor:
+    """Return the output of the last block of plain transformers."""
+    outputs: list[torch.Tensor] = []
+
+    def keep(module: Any, inputs: Any, output: Any) -> None:
+        outputs.append(output[0] if isinstance(output, tuple) else output)
+
+    handle = blocks(hf)[-1].register_forward_hook(keep)
+    with torch.inference_mode():
+        hf(inputs_embeds=embeddings)
+    handle.remove()
+    return outputs[0]
+
+
+@pytest.mark.parametrize(
+    "spec", ["bridge:llama", "bridge:gpt2", "bridge:gemma2", "hooked:smollm3-nope"]
+)
+def test_vectors_enter_the_first_block_as_they_are_whatever_is_added_to_embeddings(
+    spec: str, model_of: ModelOf, tiny: Callable[[str], Any]
+) -> None:
+    model, name = model_of(spec)
+    hf = tiny(name).hf
+    x = vectors(hf)
+    with torch.inference_mode():
+        output = run_blocks(model, x)
+    assert distance(output, plain_output(hf, EMBEDDINGS[name](x, hf))) <= 1e-5
+
+
+def test_the_output_of_the_last_block_on_tokens_is_that_of_transformers(
+    bridge: Callable[[str], Any], tiny: Callable[[str], Any]
+) -> None:
+    hf, tokens = tiny("gpt2").hf, tiny("gpt2").tokens
+    with torch.inference_mode():
+        output = run_blocks(bridge("gpt2"), tokens)
+    assert distance(output, plain_output(hf, hf.transformer.wte(tokens))) <= 1e-5
+
+
+def test_a_hook_at_the_first_block_reads_the_vectors_and_may_replace_them(
+    bridge: Callable[[str], Any], tiny: Callable[[str], Any]
+) -> None:
+    model, x = bridge("gpt2"), vectors(tiny("gpt2").hf)
+    point, read = layers_of(model)[0].point("hook_resid_pre"), []
+
+    def halve(tensor: torch.Tensor, hook: object) -> torch.Tensor:
+        read.append(tensor.clone())
+        return tensor / 2
+
+    with torch.inference_mode():
+        halved = run_blocks(model, x / 2)
+        with hooks_attached([(point, halve)]):
+            assert run_blocks(model, x).equal(halved)
+    assert read[0].equal(x)
+
+
+def test_no_hook_is_left_after_vectors_also_when_a_hook_raises(
+    bridge: Callable[[str], Any], tiny: Callable[[str], Any]
+) -> None:
+    model, x = bridge("gpt2"), vectors(tiny("gpt2").hf)
+    tokens = tiny("gpt2").tokens
+    before = model(tokens)
+
+    def stop(error: type[Exception]) -> Any:
+        def hook(tensor: torch.Tensor, hook: object) -> None:
+            raise error
+
+        return hook
+
+    point = layers_of(model)[0].point("attn.hook_pattern")
+    for error in (StopForward, ZeroDivisionError):
+        with hooks_attached([(point, stop(error))]):
+            if error is StopForward:
+                run_forward(model, x)
+            else:
+                with pytest.raises(ZeroDivisionError):
+                    run_forward(model, x)
+        assert not layers_of(model)[0].point("hook_resid_pre").fwd_hooks
+    assert model(tokens).equal(before)
+
+
+@pytest.mark.hooked_transformer
+def test_a_run_of_vectors_equals_one_with_start_at_layer_0(
+    hooked: Callable[[str], Any], tiny: Callable[[str], Any]
+) -> None:
+    model, x = hooked("smollm3-rope"), vectors(tiny("smollm3-rope").hf)
+    assert run_blocks(model, x).equal(model(x, start_at_layer=0, stop_at_layer=2))

@@ -1,0 +1,81 @@
+"""Maps of RoPE bands add up to the score map, and each is the sum over its own coordinates."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.plain_states import plain_states
+from support.tiny_models import tokens
+
+from nope_probe.analyses.bands import make_bands
+from nope_probe.analyses.recover import recover_rotation
+from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.reading.bands import capture_bands
+from nope_probe.hooks.reading.batch_readings import read_layers
+from nope_probe.hooks.reading.capture import capture_scores
+
+N_SEQS, N_POS, N_FOLDS = 23, 13, 5
+
+
+def bands_of(model: Any, choice: Any) -> list[list[Any]]:
+    inputs = tokens(1, N_POS)
+    rotations = [recover_rotation(each.rotation) for each in read_layers(model, inputs)]
+    return make_bands(rotations, layers_of(model)[0].d_head, choice)
+
+
+def groups_of(bands: list[list[Any]]) -> list[list[tuple[int, ...]]]:
+    return [[band.coordinates for band in of_layer] for of_layer in bands]
+
+
+@pytest.mark.parametrize("spec", ["bridge:llama", "bridge:phi3", "bridge:smollm3", "hooked:llama"])
+@pytest.mark.parametrize("batch_size", [7, 10, 11])
+def test_bands_add_up_to_the_map(spec: str, batch_size: int, model_of: Callable[[str], Any]):
+    model, _ = model_of(spec)
+    inputs = tokens(N_SEQS, N_POS, seed=3)
+    settings = {"batch_size": batch_size, "n_folds": N_FOLDS}
+    maps = capture_bands(model, inputs, groups_of(bands_of(model, "octaves")), **settings)
+    whole = capture_scores(model, inputs, **settings).folds
+    added = maps.sum(2)
+    assert torch.equal(added.isnan(), whole.isnan())
+    assert (added - whole).nan_to_num().abs().max() <= 1e-5 * whole.nan_to_num().abs().max()
+
+
+def test_by_default_the_folds_are_those_of_captured_scores(bridge: Callable[[str], Any]):
+    inputs = tokens(N_SEQS, N_POS, seed=3)
+    whole = capture_scores(bridge("llama"), inputs).folds[:, :1]
+    maps = capture_bands(bridge("llama"), inputs, [[tuple(range(10))]])
+    torch.testing.assert_close(maps[:, :, 0], whole, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_bands_add_up_to_the_map_to_1e_9_in_float64(tiny: Callable[[str], Any]):
+    from nope_probe.models.load import load
+
+    model = load(str(tiny("phi3").folder), dtype=torch.float64).model
+    inputs = tokens(N_SEQS, N_POS, seed=3)
+    maps = capture_bands(model, inputs, groups_of(bands_of(model, 3)), n_folds=N_FOLDS)
+    whole = capture_scores(model, inputs, n_folds=N_FOLDS).folds
+    error = (maps.sum(2) - whole).nan_to_num().abs().max()
+    assert error <= 1e-9 * whole.nan_to_num().abs().max()
+
+
+def test_each_band_is_the_sum_over_its_coordinates_in_plain_transformers(
+    tiny: Callable[[str], Any], bridge: Callable[[str], Any]
+):
+    inputs = tokens(N_SEQS, N_POS, seed=3)
+    bands = bands_of(bridge("llama"), 2)
+    maps = capture_bands(bridge("llama"), inputs, groups_of(bands), n_folds=1)[0]
+    states = plain_states(tiny("llama").hf, inputs)
+    for layer, state in enumerate(states):
+        for index, band in enumerate(bands[layer]):
+            some = list(band.coordinates)
+            q, k = state.q[..., some].double(), state.k[..., some].double()
+            k = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
+            true = torch.einsum("bqhd,bkhd->bhqk", q, k).mean((0, 1)) / 10**0.5
+            error = (maps[layer, index] - true).nan_to_num().abs().max()
+            assert error <= 1e-5 * true.abs().max()
+
+
+def test_soft_capped_scores_have_no_bands(bridge: Callable[[str], Any]):
+    with pytest.raises(NotImplementedError, match="soft-capped"):
+        capture_bands(bridge("gemma2"), tokens(5, 5), [[(0, 5)]], n_folds=5)

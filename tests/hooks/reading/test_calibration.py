@@ -1,0 +1,144 @@
+"""Gains equal those of plain transformers' own projections."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.edited_model import WEIGHTS, norm_sizes, output_sizes, rectangular_identity
+from support.hooked_runs import hooks_left
+from support.stream_checkpoints import Recorded
+from support.tiny_models import tokens
+
+from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
+from nope_probe.hooks.removing.edited_weights import reparametrised
+from nope_probe.hooks.removing.replacements import (
+    Calibration,
+    norm_gain,
+    project_identity,
+    project_identity_transposed,
+)
+
+ModelOf = Callable[[str], tuple[Any, str]]
+
+ALL = (
+    "bridge:llama",
+    "bridge:phi3",
+    "bridge:qwen3",
+    "bridge:smollm3",
+    "bridge:gpt2",
+    "hooked:smollm3-rope",
+    "hooked:smollm3-nope",
+)
+
+
+@pytest.mark.parametrize("batch_size", [7, 32])
+@pytest.mark.parametrize("spec", ALL)
+def test_with_the_gain_output_the_replacement_has_the_rms_of_the_weights_output(
+    spec: str, batch_size: int, model_of: ModelOf, tiny: Callable[[str], Any]
+) -> None:
+    model, name = model_of(spec)
+    inputs = tokens(23, seed=9)
+    gains = calibrate(model, inputs, batch_size=batch_size)
+    for (projection, layer), c in output_sizes(tiny(name).hf, inputs).items():
+        assert gains.of(projection, layer) == pytest.approx(c, rel=1e-5), (projection, layer)
+
+
+@pytest.mark.parametrize("spec", ALL)
+def test_the_gain_norm_is_the_frobenius_norm_over_the_root_of_the_rows(
+    spec: str, model_of: ModelOf, tiny: Callable[[str], Any]
+) -> None:
+    model, name = model_of(spec)
+    expected = norm_sizes(tiny(name).hf)
+    for layer in layers_of(model):
+        for projection in WEIGHTS:
+            c = expected[projection, layer.index]
+            assert norm_gain(layer, projection) == pytest.approx(c, rel=1e-5)
+
+
+@pytest.mark.parametrize(("n_heads", "d_head", "d_model"), [(3, 5, 7), (2, 3, 11), (1, 5, 5)])
+def test_projections_are_products_with_the_rectangular_identity_and_its_transpose(
+    n_heads: int, d_head: int, d_model: int
+) -> None:
+    p = rectangular_identity("w_q", (n_heads * d_head, d_model))
+    y, z = torch.randn(2, 13, d_model), torch.randn(2, 13, n_heads * d_head)
+    assert torch.equal(project_identity(y, n_heads, d_head).flatten(2), y @ p.T)
+    assert torch.allclose(project_identity_transposed(z, d_model), z @ p, atol=1e-6)
+
+
+def test_calibrating_reports_progress_and_leaves_no_hook(bridge: Callable[[str], Any]) -> None:
+    recorded = Recorded()
+    calibrate(bridge("llama"), tokens(23), batch_size=10, checkpoint=recorded)
+    assert recorded.batches == [10, 10, 3]
+    assert not hooks_left(bridge("llama"))
+
+
+def test_a_calibration_survives_as_tensors(bridge: Callable[[str], Any]) -> None:
+    for seed in (None, 3):
+        measured = calibrate(bridge("llama"), tokens(7), seed=seed)
+        again = Calibration.from_tensors(measured.to_tensors(), measured.checksum)
+        assert (again.c, again.c_random, again.seed) == (measured.c, measured.c_random, seed)
+        assert all(torch.equal(mean, again.means[name]) for name, mean in measured.means.items())
+
+
+@pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
+def test_an_ablated_model_is_not_calibrated(spec: str, model_of: ModelOf) -> None:
+    model = model_of(spec)[0]
+    with (
+        ablated(model, Ablation(remove=["mask"])),
+        pytest.raises(RuntimeError, match=r"^the model is ablated: calibrate it before"),
+    ):
+        calibrate(model, tokens(7))
+    assert not hooks_left(model)
+
+
+@pytest.mark.parametrize("spec", ["bridge:llama", "bridge:gpt2", "hooked:smollm3-rope"])
+def test_a_calibration_serves_the_model_and_weights_that_it_was_measured_on(
+    spec: str, model_of: ModelOf
+) -> None:
+    model, inputs = model_of(spec)[0], tokens(7)
+    without_query = Ablation(remove=["w_q"])
+
+    def run(calibration: Calibration) -> torch.Tensor:
+        with torch.inference_mode(), ablated(model, without_query, calibration):
+            return model(inputs)
+
+    refused = pytest.raises(ValueError, match=r"^the calibration belongs to another model")
+    own, other = calibrate(model, inputs), calibrate(model_of("bridge:phi3")[0], inputs)
+    expected = run(own)
+    with refused:
+        run(other)
+    with reparametrised(model, torch.Generator().manual_seed(0)):
+        run(calibrate(model, inputs))
+        with refused:
+            run(own)
+    entry = layers_of(model)[0].weight("w_v").data
+    before = entry[0, 1].clone()
+    entry[0, 1] += 1  # as a user edits a weight, which no version counter of torch counts
+    with refused:
+        run(own)
+    entry[0, 1] = before
+    assert torch.equal(run(own), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.uint8])
+@pytest.mark.parametrize("shape", [(), (7,), (8,), (3, 5), (2, 3, 8)])
+def test_the_checksum_of_weights_notices_every_entry_and_swapped_rows(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    stored = torch.arange(1.0, 60.0).to(dtype)  # the weight begins at an odd place of its storage
+    size = torch.Size(shape).numel()
+    holder, weight = torch.nn.Module(), stored[1 : 1 + size].view(shape)
+    holder.weight = torch.nn.Parameter(weight, requires_grad=False)
+    before, changed = weights_checksum(holder), []
+    for index in range(size):
+        stored[1 + index] += 1
+        changed.append(weights_checksum(holder))
+        stored[1 + index] -= 1
+    assert weights_checksum(holder) == before
+    if len(shape) > 1:
+        holder.weight = torch.nn.Parameter(weight.flip(0), requires_grad=False)
+        changed.append(weights_checksum(holder))
+    assert before not in changed

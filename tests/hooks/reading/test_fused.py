@@ -1,0 +1,269 @@
+"""Fused attention gives the maps that hooked scores give, and gives way to hooks on scores."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+import torch
+from support.edited_model import SEVEN, subsets
+from support.tiny_models import tokens
+from torch import Tensor
+
+from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.layers.attention import relative_error
+from nope_probe.hooks.layers.model import layers_of, run_blocks
+from nope_probe.hooks.reading.calibration import calibrate
+from nope_probe.hooks.reading.capture import capture_scores, capture_stages
+from nope_probe.hooks.reading.fused import attend, can_fuse
+from nope_probe.hooks.removing.targets import components
+
+ModelOf = Callable[[str], tuple[Any, str]]
+PLAIN = ("llama", "phi3", "qwen3", "smollm3", "mistral", "gpt2", "neox")
+SPECS = (*(f"bridge:{name}" for name in PLAIN), "hooked:smollm3-rope", "hooked:smollm3-nope")
+TOKENS = tokens(n_seqs=7, n_pos=13)
+
+
+@contextmanager
+def user_hook(point: Any, hook: Callable[..., Tensor | None]) -> Iterator[None]:
+    point.add_hook(hook)
+    try:
+        yield
+    finally:
+        point.remove_hooks()
+
+
+def leave(tensor: Tensor, hook: Any) -> None:
+    """Read scores and leave them: enough to need the hooked path."""
+
+
+def both_ways(model: Any, **options: Any) -> tuple[Any, Any]:
+    """Capture scores fused, and with a hook on the first block's scores."""
+    assert can_fuse(model, TOKENS)
+    options = {"n_folds": 3, **options}
+    fused = capture_scores(model, TOKENS, batch_size=4, **options)
+    with user_hook(layers_of(model)[0].point("attn.hook_attn_scores"), leave):
+        assert not can_fuse(model, TOKENS)
+        hooked = capture_scores(model, TOKENS, batch_size=4, **options)
+    return fused, hooked
+
+
+def assert_same_maps(fused: Any, hooked: Any, case: object = None) -> None:
+    assert torch.equal(fused.visible, hooked.visible), case
+    seen = hooked.visible.expand_as(hooked.folds)
+    assert relative_error(fused.folds[seen], hooked.folds[seen]) <= 1e-5, case
+    assert fused.folds[~seen].isnan().all(), case
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_set_of_removals_gives_the_maps_of_hooked_scores(
+    spec: str, model_of: ModelOf
+) -> None:
+    model, _ = model_of(spec)
+    calibration = calibrate(model, TOKENS)
+    names = tuple(name for name in SEVEN if name in components(model))
+    edits = [name for name in ("mask", "rope", "w_k", "w_v") if name in names]
+    for remove in [*subsets(edits), *((name,) for name in names), names]:
+        with ablated(model, Ablation(remove=remove), calibration):
+            assert_same_maps(*both_ways(model), remove)
+
+
+@pytest.mark.parametrize("spec", ["bridge:phi3", "hooked:smollm3-rope"])
+def test_a_prefix_without_a_mask_gives_the_maps_of_hooked_scores(
+    spec: str, model_of: ModelOf
+) -> None:
+    model, _ = model_of(spec)
+    with ablated(model, Ablation(remove=["mask"], prefix=5)):
+        assert_same_maps(*both_ways(model))
+
+
+@pytest.mark.parametrize("n_folds", [2, 3])  # of batches of 4: in rounds, or one by one
+@pytest.mark.parametrize("spec", SPECS)
+def test_each_heads_maps_are_those_of_hooked_scores(
+    spec: str, n_folds: int, model_of: ModelOf
+) -> None:
+    model, _ = model_of(spec)
+    names = [name for name in ("mask", "w_k") if name in components(model)]
+    for remove in ([], names):
+        with ablated(model, Ablation(remove=remove, gain="norm")):
+            fused, hooked = both_ways(model, n_folds=n_folds, per_head=True)
+            assert_same_maps(fused, hooked)
+        assert fused.per_head.dtype == torch.float32
+        seen = hooked.visible[:, None].expand_as(hooked.per_head)
+        assert relative_error(fused.per_head[seen], hooked.per_head[seen]) <= 1e-5
+        assert fused.per_head[~seen].isnan().all()
+        assert torch.equal(hooked.per_head.isnan(), ~seen)
+
+
+@pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
+def test_the_mean_term_and_the_mean_keys_are_the_same(spec: str, model_of: ModelOf) -> None:
+    model, _ = model_of(spec)
+    fused, hooked = both_ways(model, mean_term=True)
+    seen = hooked.visible.expand_as(hooked.folds)
+    assert relative_error(fused.mean_term[seen], hooked.mean_term[seen]) <= 1e-5
+    assert relative_error(fused.key_means, hooked.key_means) <= 1e-5
+
+
+@pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
+def test_stages_are_the_same(spec: str, model_of: ModelOf) -> None:
+    model, _ = model_of(spec)
+    assert can_fuse(model, TOKENS)
+    fused = capture_stages(model, TOKENS, n_folds=3)
+    with user_hook(layers_of(model)[0].point("attn.hook_pattern"), leave):
+        hooked = capture_stages(model, TOKENS, n_folds=3)
+    assert set(fused.folds) == set("abcdefghi")
+    for letter, folds in hooked.folds.items():
+        numbers = folds.isfinite()
+        assert torch.equal(fused.folds[letter].isfinite(), numbers)
+        assert relative_error(fused.folds[letter][numbers], folds[numbers]) <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["hook_attn_scores", "hook_pattern"])
+def test_a_hook_of_the_users_on_scores_or_patterns_still_acts(
+    name: str, bridge: Callable[[str], Any]
+) -> None:
+    model = bridge("llama")
+    intact = capture_scores(model, TOKENS, n_folds=3)
+    with user_hook(layers_of(model)[0].point(f"attn.{name}"), lambda tensor, hook: tensor * 0.5):
+        changed = capture_scores(model, TOKENS, n_folds=3)
+    where = 1 if name == "hook_pattern" else 0
+    seen = intact.visible[where]
+    assert relative_error(changed.mean[where][seen], intact.mean[where][seen]) > 0.1
+
+
+def test_a_hook_of_the_users_elsewhere_acts_and_sees_the_passes_of_the_capture_alone(
+    bridge: Callable[[str], Any],
+) -> None:
+    model, sizes = bridge("qwen3"), []
+    point = layers_of(model)[0].point("attn.hook_q")
+
+    def double(tensor: Tensor, hook: Any) -> Tensor:
+        sizes.append(len(tensor))
+        return tensor * -1
+
+    intact = capture_scores(model, TOKENS, n_folds=3)
+    with user_hook(point, double):
+        turned = capture_scores(model, TOKENS, n_folds=3, batch_size=3)
+    assert sizes == [3, 3, 1]
+    seen = intact.visible[0]
+    assert relative_error(turned.mean[0][seen], -intact.mean[0][seen]) <= 1e-5
+
+
+@pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
+def test_a_hook_of_the_users_sees_what_replaces_a_removed_weight(
+    spec: str, model_of: ModelOf
+) -> None:
+    model, _ = model_of(spec)
+    block = layers_of(model)[0]
+    seen: dict[str, list[Tensor]] = {"attn.hook_q": [], block.attn_out_point: []}
+    with ExitStack() as stack:
+        for name, tensors in seen.items():
+            stack.enter_context(
+                user_hook(block.point(name), lambda x, hook, t=tensors: t.append(x))
+            )
+        stack.enter_context(ablated(model, Ablation(remove=["w_q", "w_o"], gain="norm")))
+        both_ways(model)
+    for name, (first, second, *hooked) in seen.items():  # the batches, fused and then hooked
+        assert torch.cat((first, second)).std() > 0, name
+        assert relative_error(torch.cat((first, second)), torch.cat(hooked)) <= 1e-5, name
+
+
+@pytest.mark.parametrize("spec", ["llama", "smollm3-rope"])
+def test_the_first_capture_of_a_model_may_be_one_under_an_ablation(
+    spec: str, tiny: Callable[[str], Any]
+) -> None:
+    from nope_probe.models.load import load
+
+    model = load(str(tiny(spec).folder)).model
+    with ablated(model, Ablation(remove=["mask", "w_k", "w_v", "rope"], gain="norm")):
+        assert can_fuse(model, TOKENS)
+        assert_same_maps(*both_ways(model))
+
+
+def test_a_soft_cap_needs_the_scores(bridge: Callable[[str], Any]) -> None:
+    assert not can_fuse(bridge("gemma2"), TOKENS)
+
+
+@pytest.mark.hooked_transformer
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("positional_embedding_type", "alibi"),
+        ("use_logn_attn", True),
+        ("clip_qkv", 0.05),
+        ("use_attention_sinks", True),
+        ("use_attn_result", True),
+    ],
+)
+def test_attention_of_another_formula_needs_the_scores(option: str, value: Any) -> None:
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+
+    settings = {
+        **{"n_layers": 2, "d_model": 22, "d_head": 11, "n_heads": 2, "n_ctx": 64, "d_vocab": 263},
+        **{"act_fn": "silu", "seed": 3, "initializer_range": 0.5, "logn_attn_train_ctx": 5},
+    }
+    known = HookedTransformerConfig.__dataclass_fields__
+    settings = {name: each for name, each in settings.items() if name in known} | {option: value}
+    if option not in known:
+        pytest.skip(f"this TransformerLens has no {option}")
+    model = HookedTransformer(HookedTransformerConfig(**settings))
+    assert not can_fuse(model, TOKENS)
+    plain = HookedTransformer(
+        HookedTransformerConfig(**{**settings, option: known[option].default})
+    )
+    assert can_fuse(plain, TOKENS)
+
+
+@pytest.mark.parametrize("spec", ["bridge:neox", "hooked:smollm3-rope"])
+def test_a_capture_leaves_the_model_as_it_was(spec: str, model_of: ModelOf) -> None:
+    model, _ = model_of(spec)
+    before = run_blocks(model, TOKENS)
+    capture_scores(model, TOKENS, n_folds=3)
+    with (
+        pytest.raises(ValueError, match="a prefix of 14"),
+        ablated(model, Ablation(remove=["mask"], prefix=14)),
+    ):
+        capture_scores(model, TOKENS, n_folds=3)
+    assert torch.equal(run_blocks(model, TOKENS), before)
+
+
+def test_attention_without_scores_is_softmax_of_the_visible_scores_times_values() -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 5, 6, 7), torch.randn(2, 5, 3, 7), torch.randn(2, 5, 3, 7)
+    visible = torch.rand(5, 5) > 0.4
+    visible.fill_diagonal_(True)
+    expected = torch.empty(2, 5, 6, 7)
+    for head in range(6):
+        scores = 0.3 * q[:, :, head] @ k[:, :, head // 2].mT
+        pattern = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+        expected[:, :, head] = pattern @ v[:, :, head // 2]
+    assert relative_error(attend(q, k, v, visible, 0.3), expected) <= 1e-6
+
+
+@pytest.mark.hooked_transformer
+def test_an_option_that_is_set_later_ends_fused_attention_until_it_is_unset(
+    model_of: ModelOf,
+) -> None:
+    model, _ = model_of("hooked:smollm3-rope")
+    shapes: list[torch.Size] = []
+    with user_hook(
+        layers_of(model)[0].point("attn.hook_result"),
+        lambda tensor, hook: shapes.append(tensor.shape),
+    ):
+        assert can_fuse(model, TOKENS)
+        model.set_use_attn_result(True)
+        try:
+            capture_scores(model, TOKENS, n_folds=3)
+        finally:
+            model.set_use_attn_result(False)
+    assert shapes
+    assert {shape[1:] for shape in shapes} == {(13, 6, model.cfg.d_model)}
+    assert can_fuse(model, TOKENS)
+
+
+def test_the_error_of_no_values_or_of_nan_is_undefined() -> None:
+    nothing = torch.zeros(0)
+    assert math.isnan(relative_error(nothing, nothing))
+    assert math.isnan(relative_error(torch.tensor([1.0, torch.nan]), torch.ones(2)))
+    assert relative_error(torch.tensor([1.0, 5.0]), torch.tensor([2.0, -4.0])) == 9 / 4

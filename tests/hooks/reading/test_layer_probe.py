@@ -1,0 +1,58 @@
+"""What a pass reads of every block: which cells each head may attend to."""
+
+from collections.abc import Callable
+from typing import Any
+from weakref import ref
+
+import pytest
+import torch
+from support.tiny_models import tokens
+
+from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.layers.attached_hooks import hooks_attached
+from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.reading.batch_readings import read_layers, read_rotations, visible_cells
+
+CAUSAL = torch.ones(11, 11, dtype=torch.bool).tril()
+
+
+def test_each_block_has_its_own_visible_cells(bridge: Callable[[str], Any]) -> None:
+    windowed, causal = visible_cells(bridge("gemma2"), tokens(3, 11))
+    assert all(torch.equal(head, CAUSAL & ~CAUSAL.tril(-5)) for head in windowed)
+    assert all(torch.equal(head, CAUSAL) for head in causal)
+
+
+@pytest.mark.parametrize("head", [0, 2])
+def test_a_head_without_the_mask_sees_every_key(head: int, bridge: Callable[[str], Any]) -> None:
+    model = bridge("llama")
+    with ablated(model, Ablation(remove=["mask"], heads={1: [head]})):
+        first, second = visible_cells(model, tokens(3, 11))
+    assert bool((first == CAUSAL).all())
+    for index, cells in enumerate(second):
+        assert torch.equal(cells, torch.ones_like(CAUSAL) if index == head else CAUSAL)
+
+
+@pytest.mark.parametrize("spec", ["bridge:llama", "bridge:phi3", "bridge:smollm3", "hooked:llama"])
+@pytest.mark.parametrize("n_layers", [1, 2])
+def test_rotations_are_those_of_the_first_two_positions(
+    spec: str, n_layers: int, model_of: Callable[[str], Any]
+) -> None:
+    model, _ = model_of(spec)
+    found = read_rotations(model, tokens(1, 11), n_layers)
+    assert len(found) == n_layers
+    for ours, whole in zip(found, read_layers(model, tokens(1, 11)), strict=False):
+        assert torch.equal(ours, whole.rotation[:2])
+        assert ours.untyped_storage().nbytes() == ours.nbytes
+
+
+def test_no_scores_are_kept_when_the_next_block_runs(bridge: Callable[[str], Any]) -> None:
+    model, before, alive = bridge("llama"), [], []
+
+    def watch(scores: torch.Tensor, hook: object) -> None:
+        alive.append(sum(each() is not None for each in before))
+        before.append(ref(scores))
+
+    points = [layer.point("attn.hook_attn_scores") for layer in layers_of(model)]
+    with hooks_attached([(point, watch) for point in points]):
+        read_rotations(model, tokens(1, 11), 2)
+    assert alive == [0, 0]

@@ -1,0 +1,166 @@
+"""The Gram map of every stage equals that of plain transformers' own states."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.plain_states import BlockStates, per_fold, plain_states
+from support.tiny_models import N_POS, distance, tokens
+
+from nope_probe.components import LETTERS
+from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.reading.capture import capture_stages
+from nope_probe.hooks.reading.stages import STAGES, available
+
+N_SEQS, N_FOLDS = 19, 3
+CAUSAL = torch.ones(N_POS, N_POS).tril().bool()
+
+ModelOf = Callable[[str], tuple[Any, str]]
+
+
+@pytest.fixture(scope="module")
+def inputs() -> torch.Tensor:
+    return tokens(N_SEQS, seed=5)
+
+
+def gram(x: torch.Tensor) -> torch.Tensor:
+    flat = x.flatten(2).double()
+    return per_fold(flat @ flat.mT, N_FOLDS)
+
+
+def mean_scores(states: BlockStates) -> torch.Tensor:
+    means = per_fold(states.scores().double().mean(1), N_FOLDS)
+    return means.masked_fill(~CAUSAL, torch.nan)
+
+
+def stages_of(states: list[BlockStates], layer: int) -> dict[str, torch.Tensor]:
+    """Return the maps of the paper's Figure 3 from plain states."""
+    this = states[layer]
+    maps = {
+        "a": gram(this.y),
+        "b": mean_scores(this),
+        "c": gram(this.z),
+        "d": gram(this.written),
+        "e": gram(this.middle),
+        "f": gram(this.normed_middle),
+        "g": gram(this.output),
+    }
+    if layer + 1 < len(states):
+        maps |= {"h": gram(states[layer + 1].y), "i": mean_scores(states[layer + 1])}
+    return maps
+
+
+@pytest.mark.parametrize("batch_size", [7, 32])
+@pytest.mark.parametrize(
+    ("spec", "layer"),
+    [
+        ("bridge:llama", 0),
+        ("bridge:llama", 1),
+        ("bridge:smollm3", 0),
+        ("bridge:smollm3", 1),
+        ("hooked:smollm3-rope", 0),
+        ("hooked:smollm3-nope", 0),
+        ("hooked:smollm3-nope", 1),
+    ],
+)
+def test_every_stage_equals_the_gram_of_plain_states(
+    spec: str,
+    layer: int,
+    batch_size: int,
+    model_of: ModelOf,
+    tiny: Callable[[str], Any],
+    inputs: torch.Tensor,
+) -> None:
+    model, name = model_of(spec)
+    expected = stages_of(plain_states(tiny(name).hf, inputs), layer)
+    maps = capture_stages(model, inputs, layer=layer, batch_size=batch_size, n_folds=N_FOLDS)
+    assert list(maps.folds) == list(expected)
+    for letter, ours in maps.folds.items():
+        assert torch.equal(ours.isnan(), expected[letter].isnan()), letter
+        assert distance(ours.nan_to_num(), expected[letter].nan_to_num()) <= 1e-5, letter
+
+
+def test_the_mean_of_a_stage_weights_every_sequence_equally(
+    bridge: Callable[[str], Any], tiny: Callable[[str], Any], inputs: torch.Tensor
+) -> None:
+    maps = capture_stages(bridge("llama"), inputs, stages=["g"], n_folds=N_FOLDS)
+    x = plain_states(tiny("llama").hf, inputs)[0].output.double()
+    assert maps.counts.tolist() == [7, 6, 6]
+    assert distance(maps.mean("g"), (x @ x.mT).mean(0)) <= 1e-6
+
+
+@pytest.mark.hooked_transformer
+def test_a_stage_after_a_layer_norm_includes_its_weight_and_bias() -> None:
+    """HookedTransformer's hook_normalized leaves both out."""
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+
+    config = HookedTransformerConfig(
+        n_layers=1,
+        d_model=10,
+        d_head=5,
+        n_heads=3,
+        n_ctx=N_POS,
+        d_vocab=7,
+        act_fn="gelu",
+        normalization_type="LN",
+        seed=2,
+        device="cpu",
+    )
+    model, x = HookedTransformer(config), torch.randn(N_SEQS, N_POS, 10)
+    ln = model.blocks[0].ln1
+    ln.w.data.normal_()
+    ln.b.data.normal_()
+    expected = torch.nn.functional.layer_norm(x, (10,), ln.w, ln.b, config.eps)
+    maps = capture_stages(model, x, stages=["a"], n_folds=N_FOLDS)
+    assert distance(maps.folds["a"], gram(expected.detach())) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("spec", "layer", "letters"),
+    [
+        ("bridge:llama", 0, "abcdefghi"),
+        ("bridge:llama", 1, "abcdefg"),
+        ("bridge:phi3", 0, "abcdefghi"),
+        ("bridge:gpt2", 0, "abcdefghi"),
+        ("bridge:gemma2", 0, "abcdghi"),  # norms after attention and MLP
+        ("hooked:smollm3-rope", 1, "abcdefg"),
+    ],
+)
+def test_a_block_has_the_stages_that_mean_what_the_paper_means(
+    spec: str, layer: int, letters: str, model_of: ModelOf
+) -> None:
+    assert "".join(available(layers_of(model_of(spec)[0]), layer)) == letters
+
+
+def test_an_attention_only_block_has_no_stages_e_and_f() -> None:
+    from nope_probe.models.parameter_free import build, parameter_free
+
+    layers = layers_of(build(parameter_free(2, 8)))
+    assert "".join(available(layers, 0)) == "abcdghi"
+    assert "".join(available(layers, 1)) == "abcdg"
+
+
+def test_the_letters_are_the_papers_and_their_points_are_transformer_lens_hook_points(
+    bridge: Callable[[str], Any], hooked: Callable[[str], Any]
+) -> None:
+    assert tuple(STAGES) == LETTERS == tuple("abcdefghi")
+    for model in (bridge("llama"), hooked("smollm3-rope")):
+        layers = layers_of(model)
+        for letter, name in available(layers, 0).items():
+            assert f"blocks.{STAGES[letter].block}.{name}" in model.hook_dict
+
+
+def test_a_stage_that_a_block_lacks_is_an_error(
+    bridge: Callable[[str], Any], inputs: torch.Tensor
+) -> None:
+    with pytest.raises(KeyError, match="block 1 has the stages a b c d e f g, not h i"):
+        capture_stages(bridge("llama"), inputs, layer=1, stages=["a", "h", "i"])
+
+
+@pytest.mark.parametrize("layer", [-1, 2])
+def test_a_block_that_the_model_lacks_is_an_error(
+    layer: int, bridge: Callable[[str], Any], inputs: torch.Tensor
+) -> None:
+    with pytest.raises(IndexError, match=f"from 0 to 1, got {layer}"):
+        capture_stages(bridge("llama"), inputs, layer=layer)

@@ -1,0 +1,192 @@
+"""Sequences are counted exactly once, also after a pass that runs out of memory or is stopped."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from support.hooked_runs import hooks_left
+from support.out_of_memory import out_of_memory_above
+from support.plain_states import agree
+from support.stream_checkpoints import Recorded, Stopped, Stopping
+from support.tiny_models import tokens
+
+from nope_probe.errors import UserError
+from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.layers.attached_hooks import hooks_attached
+from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.reading.calibration import calibrate
+from nope_probe.hooks.reading.capture import capture_losses, capture_scores, capture_stages
+from nope_probe.hooks.reading.streaming import StreamCheckpoint
+
+BridgeOf = Callable[[str], Any]
+N_SEQS, N_FOLDS = 37, 5
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize(("fits", "sizes"), [(16, [8]), (5, [8, 4]), (1, [8, 4, 2, 1])])
+def test_a_batch_that_does_not_fit_is_halved_and_counted_once(
+    layer: int, fits: int, sizes: list[int], bridge: BridgeOf
+):
+    model, inputs, checkpoint = bridge("smollm3"), tokens(N_SEQS, seed=3), Recorded()
+    keep: dict[str, Any] = {"batch_size": 17, "n_folds": N_FOLDS, "per_head": True}
+    expected = capture_scores(model, inputs, **keep)
+    with out_of_memory_above(fits, model, layer):
+        maps = capture_scores(model, inputs, checkpoint=checkpoint, **keep)
+    assert checkpoint.sizes == sizes
+    assert agree(maps.folds, expected.folds)
+    assert maps.per_head is not None
+    assert expected.per_head is not None
+    assert agree(maps.per_head, expected.per_head)
+
+
+def test_mean_terms_stages_and_gains_are_halved_too(bridge: BridgeOf):
+    model, inputs = bridge("llama"), tokens(N_SEQS, seed=3)
+    means, stages, gains = (
+        capture_scores(model, inputs, n_folds=N_FOLDS, mean_term=True),
+        capture_stages(model, inputs, n_folds=N_FOLDS),
+        calibrate(model, inputs),
+    )
+    with out_of_memory_above(7, model, 0):
+        again = capture_scores(model, inputs, n_folds=N_FOLDS, mean_term=True)
+        assert again.mean_term is not None
+        assert means.mean_term is not None
+        assert agree(again.mean_term, means.mean_term)
+        halved = capture_stages(model, inputs, n_folds=N_FOLDS)
+        for letter, folds in stages.folds.items():
+            assert agree(halved.folds[letter], folds)
+        for name, c in calibrate(model, inputs).c.items():
+            assert c == pytest.approx(gains.c[name], rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["bridge", "hooked"])
+@pytest.mark.parametrize("wrong", [-1, 263, 2**31])
+def test_a_token_that_the_model_lacks_is_refused_before_anything_is_run(
+    wrong: int, kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+):
+    model, inputs = request.getfixturevalue(kind)("llama"), tokens(N_SEQS, seed=3)
+    inputs[0, :2] = torch.tensor([0, 262])  # the first and the last token there is
+    calls = (
+        lambda: capture_scores(model, inputs),
+        lambda: capture_stages(model, inputs),
+        lambda: capture_losses(model, inputs),
+        lambda: calibrate(model, inputs),
+    )
+    for call in calls:
+        call()
+    inputs[-1, -1] = wrong
+    monkeypatch.setattr("nope_probe.hooks.reading.streaming.BatchRunner.run", None)
+    for call in calls:
+        with pytest.raises(
+            UserError, match=f"^token {wrong}: the model's tokens are from 0 to 262"
+        ):
+            call()
+
+
+@pytest.mark.parametrize("batch_size", [0, -3])
+def test_a_batch_of_no_sequences_is_an_error(batch_size: int, bridge: BridgeOf):
+    with pytest.raises(ValueError, match=f"batches of 1 sequence or more, got {batch_size}"):
+        capture_scores(bridge("llama"), tokens(N_SEQS), batch_size=batch_size)
+
+
+def test_fewer_than_eight_sequences_are_captured_without_naming_folds(bridge: BridgeOf):
+    maps = capture_scores(bridge("llama"), tokens(5))
+    assert maps.counts.tolist() == [1, 1, 1, 1, 1]
+    assert agree(maps.mean, capture_scores(bridge("llama"), tokens(5), n_folds=1).mean)
+    assert capture_stages(bridge("llama"), tokens(3)).counts.tolist() == [1, 1, 1]
+
+
+def test_a_single_sequence_that_does_not_fit_is_an_error(bridge: BridgeOf):
+    model = bridge("llama")
+    with out_of_memory_above(0, model, 0), pytest.raises(torch.OutOfMemoryError):
+        capture_scores(model, tokens(7), n_folds=4)
+    assert not hooks_left(model)
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 4])
+def test_a_stream_stopped_after_any_batch_resumes_to_the_same_bytes(after: int, bridge: BridgeOf):
+    model, inputs, checkpoint = bridge("smollm3"), tokens(N_SEQS, seed=3), Stopping(after)
+    options: dict[str, Any] = {
+        "batch_size": 10,
+        "n_folds": N_FOLDS,
+        "mean_term": True,
+        "per_head": True,
+    }
+    expected = capture_scores(model, inputs, **options)
+    with pytest.raises(Stopped):
+        capture_scores(model, inputs, checkpoint=checkpoint, **options)
+    assert int(checkpoint.state["n_seen"]) == min(10 * after, N_SEQS)
+    checkpoint.after, checkpoint.batches = 0, []
+    maps = capture_scores(model, inputs, checkpoint=checkpoint, **options)
+    assert checkpoint.batches == [10, 10, 10, 7]
+    for name in ("folds", "mean_term", "key_means", "per_head"):
+        ours, theirs = getattr(maps, name), getattr(expected, name)
+        assert torch.equal(ours.nan_to_num(), theirs.nan_to_num())
+
+
+def test_a_batch_that_was_restored_is_not_run_again(bridge: BridgeOf):
+    model, inputs, checkpoint = bridge("smollm3"), tokens(N_SEQS, seed=3), Stopping(3)
+    with pytest.raises(Stopped):
+        capture_scores(model, inputs, batch_size=10, n_folds=N_FOLDS, checkpoint=checkpoint)
+    checkpoint.after, sizes = 0, []
+
+    def count(tensor: torch.Tensor, hook: object) -> None:
+        sizes.append(len(tensor))
+
+    with hooks_attached([(layers_of(model)[0].point("hook_resid_post"), count)]):
+        capture_scores(model, inputs, batch_size=10, n_folds=N_FOLDS, checkpoint=checkpoint)
+    assert sizes == [7]
+
+
+@pytest.mark.parametrize("fits", [1, 2, 3, 4, 8])
+def test_blocks_that_have_counted_different_sequences_catch_up(fits: int, bridge: BridgeOf):
+    model, inputs = bridge("smollm3"), tokens(N_SEQS, seed=3)
+    options: dict[str, Any] = {"batch_size": 17, "n_folds": N_FOLDS}
+    expected = capture_scores(model, inputs, **options)
+    with out_of_memory_above(11, model, 0), out_of_memory_above(fits, model, 1):
+        maps = capture_scores(model, inputs, **options)
+    assert agree(maps.folds, expected.folds)
+
+
+class Pair(StreamCheckpoint):
+    """One of two processes whose totals are added up by hand."""
+
+    n_processes = 2
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.totals = rank, list[torch.Tensor]()
+
+    def all_reduce(self, totals: Sequence[torch.Tensor]) -> None:
+        self.totals = [total.clone() for total in totals]
+
+
+def test_the_totals_of_two_processes_add_up_to_those_of_one(bridge: BridgeOf):
+    model, inputs = bridge("llama"), tokens(N_SEQS, seed=3)
+    pair = [Pair(0), Pair(1)]
+    for checkpoint in pair:
+        capture_scores(model, inputs, batch_size=8, n_folds=N_FOLDS, checkpoint=checkpoint)
+    alone = Pair(0)
+    alone.n_processes = 1
+    capture_scores(model, inputs, batch_size=8, n_folds=N_FOLDS, checkpoint=alone)
+    for whole, *parts in zip(alone.totals, *(each.totals for each in pair), strict=True):
+        torch.testing.assert_close(sum(parts), whole, rtol=1e-12, atol=0)
+        assert not torch.equal(parts[0], whole)
+
+
+@pytest.mark.parametrize("remove", [["w_v"], ["mask", "w_q", "w_k", "w_v", "w_o"]])
+def test_tensors_that_an_ablation_reads_are_freed_after_the_block(
+    remove: list[Any], bridge: BridgeOf
+):
+    import gc
+
+    model, inputs = bridge("llama"), tokens(7, n_pos=29)
+
+    def living() -> list[torch.Size]:
+        gc.collect()
+        tensors = [each for each in gc.get_objects() if type(each) is torch.Tensor]
+        return sorted(each.shape for each in tensors if each.shape[:1] == (7,))
+
+    before = living()
+    with ablated(model, Ablation(remove=remove, gain="norm")), torch.inference_mode():
+        model(inputs)
+        assert living() == before

@@ -1,0 +1,148 @@
+"""Sums over sequences do not depend on how the sequences are split into batches."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nope_probe.hooks.reading.capture import capture_scores, capture_stages
+from nope_probe.maps.folds import (
+    fold_products,
+    grouped_folds,
+    head_products,
+    interleaved_folds,
+    pack_triangle,
+    pooled,
+    sum_parts,
+    unpack_triangle,
+)
+
+SEEDS = st.integers(0, 2**32 - 1)
+BATCHES = st.lists(st.integers(1, 12), min_size=1, max_size=5)
+N_FOLDS = st.integers(1, 5)
+N_SEQS = 13
+FEW = settings(
+    max_examples=6,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+def randn(seed: int, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+@given(SEEDS, BATCHES, N_FOLDS)
+def test_sums_over_any_batches_are_those_over_all_sequences(
+    seed: int, sizes: list[int], n_folds: int
+):
+    n = sum(sizes)
+    x, y, fold_of = randn(seed, n, 2, 3), randn(seed + 1, n, 5, 3), interleaved_folds(n, n_folds)
+    products, sums = torch.zeros(n_folds, 2, 5).double(), torch.zeros(n_folds, 2, 3).double()
+    heads = torch.zeros(n_folds, 1, 2, 5).double()
+    start = 0
+    for size in sizes:
+        batch = slice(start, start + size)
+        folds = interleaved_folds(size, n_folds, first=start)
+        assert torch.equal(folds, fold_of[batch])
+        products += fold_products(x[batch], y[batch], folds, n_folds)
+        for where, part in sum_parts(x[batch], folds, n_folds):
+            sums[where] += part
+        with_head = x[batch][:, :, None], y[batch][:, :, None]
+        for total, factors in head_products(heads, *with_head, folds):
+            total.baddbmm_(*factors)
+        start += size
+    for fold in range(n_folds):
+        ours = fold_of == fold
+        truth = torch.einsum("sqw,skw->qk", x[ours], y[ours])
+        torch.testing.assert_close(products[fold], truth)
+        torch.testing.assert_close(heads[fold, 0], truth)
+        torch.testing.assert_close(sums[fold], x[ours].sum(0))
+
+
+@given(SEEDS, st.lists(st.integers(0, 6), min_size=5, max_size=30))
+def test_documents_are_whole_in_folds_and_none_is_empty(seed: int, documents: list[int]):
+    n_folds = min(3, len(set(documents)))
+    fold_of = grouped_folds(torch.tensor(documents), n_folds)
+    assert len(set(zip(documents, fold_of.tolist(), strict=True))) == len(set(documents))
+    sizes = fold_of.bincount(minlength=n_folds)
+    largest = max(documents.count(each) for each in documents)
+    assert sizes.min() > 0
+    assert sizes.max() - sizes.min() <= largest
+    values = randn(seed, len(documents), 2)
+    folds = torch.stack([values[fold_of == fold].mean(0) for fold in range(n_folds)])
+    torch.testing.assert_close(pooled(folds, sizes), values.mean(0))
+
+
+@given(SEEDS, st.integers(1, 9))
+def test_a_packed_triangle_holds_all_of_a_causal_map(seed: int, n: int):
+    maps = randn(seed, 2, n, n).masked_fill(torch.ones(n, n).triu(1).bool(), torch.nan)
+    assert pack_triangle(maps).shape == (2, n * (n + 1) // 2)
+    torch.testing.assert_close(
+        unpack_triangle(pack_triangle(maps)), maps, equal_nan=True, rtol=0, atol=0
+    )
+
+
+@pytest.fixture(scope="module")
+def model(bridge: Callable[[str], Any]) -> Any:
+    return bridge("smollm3")
+
+
+@pytest.fixture(scope="module")
+def tokens() -> Tensor:
+    return torch.randint(1, 263, (N_SEQS, 7), generator=torch.Generator().manual_seed(3))
+
+
+@FEW
+@given(st.integers(1, N_SEQS + 2), st.integers(1, 6), st.data())
+def test_maps_do_not_depend_on_the_batch_size(
+    model: Any, tokens: Tensor, batch_size: int, n_folds: int, data: st.DataObject
+):
+    numbers = st.lists(st.integers(0, 9), min_size=N_SEQS, max_size=N_SEQS)
+    enough = numbers.filter(lambda each: len(set(each)) >= n_folds)
+    documents = data.draw(st.none() | enough.map(torch.tensor))
+    found, expected = (
+        capture_scores(
+            model, tokens, batch_size=size, n_folds=n_folds, documents=documents, per_head=True
+        )
+        for size in (batch_size, N_SEQS)
+    )
+    assert torch.equal(found.counts, expected.counts)
+    close = {"rtol": 1e-5, "atol": 1e-5, "equal_nan": True}
+    torch.testing.assert_close(found.folds, expected.folds, **close)
+    torch.testing.assert_close(found.per_head, expected.per_head, **close)
+    torch.testing.assert_close(found.per_head.double().mean(2), found.folds.double(), **close)
+
+
+@FEW
+@given(st.permutations(range(N_SEQS)))
+def test_the_mean_map_does_not_depend_on_the_order_of_the_sequences(
+    model: Any, tokens: Tensor, order: list[int]
+):
+    found, expected = (
+        capture_scores(model, each, batch_size=4, n_folds=3).mean
+        for each in (tokens[order], tokens)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_stages_are_those_of_the_first_block_by_default(model: Any, tokens: Tensor):
+    by_default, first, second = (
+        capture_stages(model, tokens[:4], n_folds=1, stages=["a", "g"], **layer)
+        for layer in ({}, {"layer": 0}, {"layer": 1})
+    )
+    for letter in ("a", "g"):
+        assert torch.equal(by_default.folds[letter], first.folds[letter])
+        assert not torch.allclose(by_default.folds[letter], second.folds[letter])
+    assert {"h", "i"} <= set(capture_stages(model, tokens[:4], n_folds=1).folds)
+
+
+def test_scores_and_stages_have_the_same_folds_by_default(model: Any, tokens: Tensor):
+    scores = capture_scores(model, tokens, layers=[0])
+    stages = capture_stages(model, tokens, stages=["b"])
+    assert torch.equal(stages.counts, scores.counts)
+    torch.testing.assert_close(stages.folds["b"], scores.folds[:, 0], equal_nan=True)

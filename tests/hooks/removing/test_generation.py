@@ -1,0 +1,208 @@
+"""Inside an ablation, text is generated as by whole forward passes, and padding stays hidden."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.hooked_runs import hooked_run
+from support.tiny_models import distance, tokens
+from transformers import AutoTokenizer, DynamicCache
+
+from nope_probe.components import OF_LENGTH
+from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.removing.targets import components
+from nope_probe.models.load import to_hooked
+
+ModelOf = Callable[[str], tuple[Any, str]]
+
+SPECS = (
+    "bridge:llama",
+    "bridge:smollm3",
+    "bridge:qwen3",
+    "bridge:gpt2",
+    "hooked:smollm3-rope",
+    "hooked:smollm3-nope",
+)
+N_NEW = 5
+GREEDY = {"do_sample": False, "stop_at_eos": False, "verbose": False, "return_type": "tokens"}
+
+
+def generated(model: Any, prompt: torch.Tensor, **options: Any) -> torch.Tensor:
+    return model.generate(prompt, max_new_tokens=N_NEW, **GREEDY, **options)
+
+
+def by_whole_passes(model: Any, prompt: torch.Tensor) -> torch.Tensor:
+    for _ in range(N_NEW):
+        with torch.inference_mode():
+            best = model(prompt)[:, -1].argmax(-1, keepdim=True)
+        prompt = torch.cat((prompt, best), 1)
+    return prompt
+
+
+def removals(model: Any) -> list[Ablation]:
+    """Return every component alone, bands, norms, a prefix, some heads, and all at once."""
+    names = components(model)
+    one = [Ablation(remove=[name], gain="norm") for name in (*names, "norms", "qk")]
+    one += [Ablation(remove=["mask"], prefix=3), Ablation(remove=names, gain="norm")]
+    one += [
+        Ablation(remove=[name], heads={0: [1], 1: [0, 2]}, gain="norm")
+        for name in ("mask", "w_q", "w_k", "w_v", "w_o")
+    ]
+    if "rope" in names:
+        one += [Ablation(remove=[name]) for name in ("rope_high", "rope_low", "rope[0:2]")]
+        one += [Ablation(remove=["rope"], heads={0: [1, 3]})]
+    return one
+
+
+@pytest.mark.filterwarnings("ignore:generating without a KV cache")
+@pytest.mark.parametrize("spec", SPECS)
+def test_generated_tokens_are_those_of_whole_forward_passes_for_every_removal(
+    spec: str, model_of: ModelOf
+) -> None:
+    model, _ = model_of(spec)
+    prompt = tokens(n_seqs=2, n_pos=7)
+    wrong = []
+    for ablation in removals(model):
+        with ablated(model, ablation):
+            if not torch.equal(generated(model, prompt), by_whole_passes(model, prompt)):
+                wrong.append(ablation)
+    assert not wrong
+
+
+def test_generating_leaves_the_model_as_it_was(model_of: ModelOf) -> None:
+    for spec in ("bridge:llama", "bridge:gpt2"):
+        model, _ = model_of(spec)
+        prompt = tokens(n_seqs=2, n_pos=7)
+        intact, new = hooked_run(model, prompt), generated(model, prompt)
+        before = set(vars(model))
+        with ablated(model, Ablation(remove=["mask"])), pytest.warns(match="KV cache"):
+            generated(model, prompt)
+        assert torch.equal(hooked_run(model, prompt).logits, intact.logits)
+        assert torch.equal(generated(model, prompt), new)
+        assert set(vars(model)) == before
+
+
+@pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
+def test_a_cache_is_turned_off_with_one_warning_where_it_cannot_hold(
+    spec: str, model_of: ModelOf, recwarn: pytest.WarningsRecorder
+) -> None:
+    model, _ = model_of(spec)
+    prompt = tokens(n_seqs=2, n_pos=7)
+    with ablated(model, Ablation(remove=["w_q", "w_o", "mlp", "norms"], gain="norm")):
+        generated(model, prompt)
+    with ablated(model, Ablation(remove=["w_o", "mask"], gain="norm")):
+        generated(model, prompt, use_past_kv_cache=False)
+    assert not said(recwarn)
+    with ablated(model, Ablation(remove=["w_o", "w_k"], gain="norm")):
+        generated(model, prompt)
+        generated(model, prompt)
+    assert said(recwarn) == ["generating without a KV cache: it is wrong without w_k"]
+
+
+def said(warnings: pytest.WarningsRecorder) -> list[str]:
+    """Return the warnings about caches; TransformerLens has others."""
+    return [text for each in warnings if "KV cache" in (text := str(each.message))]
+
+
+@pytest.mark.filterwarnings("ignore:generating without a KV cache")
+def test_streams_and_hugging_face_generate_without_a_cache_too(model_of: ModelOf) -> None:
+    model, _ = model_of("bridge:llama")
+    prompt = tokens(n_seqs=2, n_pos=7)
+    with ablated(model, Ablation(remove=["mask"])):
+        expected = by_whole_passes(model, prompt)
+        *_, streamed = model.generate_stream(prompt, max_new_tokens=N_NEW, **GREEDY)
+        options = {"do_sample": False, "stop_at_eos": False, "eos_token_id": -1}
+        assert torch.equal(model.hf_generate(prompt, max_new_tokens=N_NEW, **options), expected)
+    assert torch.equal(streamed, expected[:, -streamed.shape[1] :])
+
+
+@pytest.mark.parametrize("remove", ["mask", "rope", "rope_high", "w_k", "w_v"])
+def test_keys_and_values_of_a_users_own_cache_are_refused(remove: str, model_of: ModelOf) -> None:
+    model, _ = model_of("bridge:llama")
+    prompt, cache = tokens(n_seqs=2, n_pos=7), DynamicCache()
+    with ablated(model, Ablation(remove=[remove], gain="norm")):
+        model(prompt, past_key_values=cache, use_cache=True)
+        with pytest.raises(ValueError, match=r"9 keys for 2 queries.*pass whole sequences"):
+            model(prompt[:, -2:], past_key_values=cache, use_cache=True)
+
+
+@pytest.mark.hooked_transformer
+def test_a_cache_of_transformer_lens_is_refused(model_of: ModelOf) -> None:
+    from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
+
+    model, _ = model_of("hooked:smollm3-rope")
+    prompt, ones = tokens(n_seqs=2, n_pos=7), torch.ones(2, 7, dtype=torch.long)
+    for remove in ("mask", "rope", "rope[0:2]", "w_k", "w_v"):
+        cache = TransformerLensKeyValueCache.init_cache(model.cfg, "cpu", 2)
+        with ablated(model, Ablation(remove=[remove], gain="norm")):
+            model(prompt, past_kv_cache=cache, attention_mask=ones)
+            with pytest.raises(ValueError, match=r"9 keys for 2 queries.*pass whole sequences"):
+                model(prompt[:, -2:], past_kv_cache=cache, attention_mask=ones[:, -2:])
+
+
+LENGTHS = (7, 4, 11)
+
+
+def padded(rows: torch.Tensor, side: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return rows of the given lengths, filled up with other tokens, and their attention mask."""
+    n = max(LENGTHS)
+    mask = torch.zeros(len(LENGTHS), n, dtype=torch.long)
+    filled = torch.full_like(mask, 17)
+    for row, length in enumerate(LENGTHS):
+        real = slice(length) if side == "right" else slice(n - length, n)
+        mask[row, real], filled[row, real] = 1, rows[row, :length]
+    return filled, mask
+
+
+def padding_error(model: Any, side: str) -> float:
+    """Return by how much logits of a padded batch differ from those of each sequence alone."""
+    rows = tokens(len(LENGTHS), max(LENGTHS))
+    batch, mask = padded(rows, side)
+    with torch.inference_mode():
+        logits = model(batch, attention_mask=mask)
+        return max(
+            distance(logits[row][mask[row] == 1], model(rows[row : row + 1, :length])[0])
+            for row, length in enumerate(LENGTHS)
+        )
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("spec", [*SPECS, "bridge:mistral", "bridge:gemma2"])
+def test_padding_stays_hidden_or_is_refused_for_every_removal(
+    spec: str, side: str, model_of: ModelOf
+) -> None:
+    model, _ = model_of(spec)
+    assert padding_error(model, side) <= 1e-5
+    errors = {}
+    for ablation in removals(model):
+        with ablated(model, ablation):
+            if OF_LENGTH & set(ablation.components):
+                with pytest.raises(ValueError, match="pass sequences of one length, without padd"):
+                    padding_error(model, side)
+            else:
+                errors[repr(ablation)] = padding_error(model, side)
+    assert not {ablation: error for ablation, error in errors.items() if not error <= 1e-5}
+
+
+@pytest.mark.parametrize(
+    ("remove", "is_refused"), [("mask", True), ("rope_low", True), ("w_k", False)]
+)
+@pytest.mark.parametrize("kind", ["bridge", "hooked"])
+def test_texts_that_are_padded_unseen_are_refused(
+    kind: str, remove: str, is_refused: bool, tiny: Callable[[str], Any], model_of: ModelOf
+) -> None:
+    model, _ = model_of("bridge:llama")
+    if kind == "hooked":
+        model = to_hooked(
+            tiny("smollm3-rope").hf, AutoTokenizer.from_pretrained(tiny("smollm3-rope").folder)
+        )
+    with ablated(model, Ablation(remove=[remove], gain="norm")):
+        logits = model(["never"])
+        assert distance(model(["never", "never"])[:1], logits) <= 1e-5
+        if is_refused:
+            with pytest.raises(ValueError, match=f"without {remove} padding .* texts one by one"):
+                model(["never", "in winter"])
+        else:
+            n_pos = logits.shape[1]
+            assert distance(model(["never", "in winter"])[:1, :n_pos], logits) <= 1e-5

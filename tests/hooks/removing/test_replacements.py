@@ -1,0 +1,195 @@
+"""A model with a replaced projection equals one whose weights and biases are set by hand."""
+
+import re
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from support.edited_model import SEVEN, WEIGHTS, edited, output_means, plain_run, subsets
+from support.hooked_runs import hooked_run, hooks_left, largest_error
+from support.replaced_weights import random_matrix, replaced_weights
+from support.tiny_models import tokens
+
+from nope_probe.components import Ablation
+from nope_probe.hooks.ablation import ablated
+from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.reading.calibration import calibrate
+from nope_probe.hooks.removing.replacements import random_rows
+from nope_probe.hooks.removing.targets import components
+
+ModelOf = Callable[[str], tuple[Any, str]]
+TinyOf = Callable[[str], Any]
+
+MODELS = ("bridge:llama", "bridge:phi3", "bridge:qwen3", "bridge:smollm3", "hooked:smollm3-rope")
+OTHERS = ("random", "mean", "zero")
+
+
+def covering(names: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Return each weight alone, all weights, and with each other component: 13 of 128 subsets."""
+    alone = [(name,) for name in WEIGHTS]
+    others = [name for name in names if name not in WEIGHTS]
+    return [*alone, *((*WEIGHTS, other) for other in others), *pairwise(WEIGHTS), names]
+
+
+@pytest.mark.parametrize("replacement", OTHERS)
+@pytest.mark.parametrize("spec", [*MODELS, "bridge:gpt2", "hooked:smollm3-nope"])
+def test_each_replacement_equals_an_edited_model(
+    spec: str, replacement: Any, model_of: ModelOf, tiny: TinyOf
+) -> None:
+    model, name = model_of(spec)
+    assert not errors_above(1e-5, model, tiny(name), replacement, covering(components(model)))
+
+
+@pytest.mark.every_combination
+@pytest.mark.parametrize("replacement", ["identity", *OTHERS])
+@pytest.mark.parametrize("spec", MODELS)
+def test_every_combination_with_each_replacement_equals_an_edited_model(
+    spec: str, replacement: Any, model_of: ModelOf, tiny: TinyOf
+) -> None:
+    model, name = model_of(spec)
+    assert not errors_above(1e-5, model, tiny(name), replacement, subsets(SEVEN))
+
+
+def errors_above(
+    bound: float, model: Any, tiny: Any, replacement: Any, removals: list[tuple[Any, ...]]
+) -> dict[tuple[str, ...], float]:
+    """Return the removals that differ from edited models by more than a bound, and by how much."""
+    names = [name for name in components(model) if name != "pos_embed"]
+    removals = [each for each in removals if set(each) <= set(names)]
+    weights = replaced_weights(replacement, model, tiny.hf, tiny.tokens)
+    calibration, errors = calibrate(model, tiny.tokens, seed=0), {}
+    for remove in removals:
+        expected = plain_run(edited(tiny.hf, remove, replaced=weights), tiny.tokens)
+        with ablated(model, Ablation(remove=remove, replacement=replacement), calibration):
+            errors[remove] = largest_error(hooked_run(model, tiny.tokens), expected)
+    sys.stdout.write(f"{replacement} {tiny.name} {len(errors)}: {max(errors.values()):.1e}\n")
+    return {remove: error for remove, error in errors.items() if not error <= bound}
+
+
+@pytest.mark.parametrize("spec", ["bridge:llama", "bridge:qwen3", "hooked:smollm3-rope"])
+def test_a_random_replacement_has_orthonormal_rows_and_its_transpose_columns(
+    spec: str, model_of: ModelOf
+) -> None:
+    layer = layers_of(model_of(spec)[0])[1]
+    for name in WEIGHTS:
+        r = random_rows(layer, name, seed=3)
+        assert r.shape == (layer.n_heads, layer.d_head, layer.d_model)
+        assert torch.allclose(r @ r.mT, torch.eye(layer.d_head).expand_as(r @ r.mT), atol=1e-6)
+
+
+def test_random_replacements_differ_between_heads_layers_projections_and_seeds_and_repeat(
+    bridge: Callable[[str], Any],
+) -> None:
+    layers = layers_of(bridge("llama"))
+    drawn = {
+        (layer.index, name, seed, head): rows
+        for layer in layers
+        for name in WEIGHTS
+        for seed in (0, 1)
+        for head, rows in enumerate(random_rows(layer, name, seed))
+    }
+    flat = torch.stack(list(drawn.values())).flatten(1)
+    overlap = (flat @ flat.T / layers[0].d_head).fill_diagonal_(0).abs().max()
+    assert overlap < 0.5
+    assert torch.equal(random_rows(layers[1], "w_k", 1), random_rows(layers[1], "w_k", 1))
+
+
+def test_heads_wider_than_the_residual_stream_get_blocks_of_orthonormal_rows() -> None:
+    class Wide:
+        index, n_heads, d_head, d_model = 0, 2, 7, 3
+
+    r = random_rows.__wrapped__(Wide(), "w_q", 0)  # of a layer, which the type check wants
+    assert r.shape == (2, 7, 3)
+    for rows in (r[:, :3], r[:, 3:6]):
+        assert torch.allclose(rows @ rows.mT, torch.eye(3).expand(2, 3, 3), atol=1e-6)
+    assert torch.allclose(r.norm(dim=-1), torch.ones(2, 7))
+
+
+@pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
+def test_a_random_replacement_with_the_gain_output_has_the_rms_of_the_weights_output(
+    spec: str, model_of: ModelOf, tiny: TinyOf
+) -> None:
+    model, name = model_of(spec)
+    inputs = tokens(23, seed=9)
+    weights = replaced_weights("random", model, tiny(name).hf, inputs, seed=5)
+    calibration = calibrate(model, inputs, batch_size=7, seed=5)
+    for (projection, layer), (weight, _) in weights.items():
+        expected = weight / random_matrix(model, projection, layer, seed=5)
+        c = calibration.of_random(projection, layer)
+        assert c == pytest.approx(float(expected.nanmedian()), rel=1e-4), (projection, layer)
+
+
+@pytest.mark.parametrize("batch_size", [7, 32])
+@pytest.mark.parametrize("spec", [*MODELS, "bridge:gpt2"])
+def test_means_are_those_of_plain_transformers_own_projections(
+    spec: str, batch_size: int, model_of: ModelOf, tiny: TinyOf
+) -> None:
+    model, name = model_of(spec)
+    inputs = tokens(23, seed=9)
+    means = calibrate(model, inputs, batch_size=batch_size).means
+    for (projection, layer), expected in output_means(tiny(name).hf, inputs).items():
+        ours = means[projection][layer].float()
+        if projection in ("w_k", "w_v"):  # one per key head, the oracle's one per query head
+            n_kv, group = layers_of(model)[layer].n_kv_heads, layers_of(model)[layer].n_heads
+            ours = ours.unflatten(0, (n_kv, -1)).repeat_interleave(group // n_kv, 0).flatten()
+        assert torch.allclose(ours, expected, atol=1e-5), (projection, layer)
+
+
+@pytest.mark.parametrize("replacement", ["mean", "random"])
+def test_tokens_instead_of_a_calibration_are_calibrated_on_first(
+    replacement: Any, bridge: Callable[[str], Any], tiny: TinyOf
+) -> None:
+    model, inputs = bridge("llama"), tokens(7, seed=5)
+    ablation = Ablation(remove=["w_k", "w_o"], replacement=replacement, seed=3)
+    with ablated(model, ablation, tokens=inputs):
+        first = hooked_run(model, tiny("llama").tokens)
+    with ablated(model, ablation, calibrate(model, inputs, seed=3)):
+        assert torch.equal(hooked_run(model, tiny("llama").tokens).logits, first.logits)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"replacement": "mean"}, "the mean output of w_v has to be measured first: pass tokens="),
+        ({"replacement": "random"}, "the gain 'output' of w_v has to be measured first"),
+    ],
+)
+def test_a_replacement_that_has_to_be_measured_first_is_an_error_without(
+    settings: dict[str, Any], message: str, bridge: Callable[[str], Any]
+) -> None:
+    error = pytest.raises(ValueError, match=f"^{re.escape(message)}")
+    with error, ablated(bridge("llama"), Ablation(remove=["w_v"], **settings)):
+        pass
+    assert not hooks_left(bridge("llama"))
+
+
+def test_another_seed_than_the_one_calibrated_is_an_error(bridge: Callable[[str], Any]) -> None:
+    model, random = bridge("llama"), Ablation(remove=["w_q"], replacement="random", seed=3)
+    for seed in (None, 4):
+        calibration = calibrate(model, tokens(7), seed=seed)
+        error = pytest.raises(ValueError, match="random replacement of seed 3 is not calibrated")
+        with error, ablated(model, random, calibration):
+            pass
+
+
+@pytest.mark.parametrize("replacement", ["mean", "zero"])
+def test_mean_and_zero_have_no_gain(
+    replacement: Any, bridge: Callable[[str], Any], tiny: TinyOf
+) -> None:
+    model, inputs, logits = bridge("llama"), tiny("llama").tokens, []
+    calibration = calibrate(model, inputs)
+    for gain in ("output", "norm", "identity"):
+        ablation = Ablation(remove=["w_q", "w_o"], replacement=replacement, gain=gain)
+        with ablated(model, ablation, calibration):
+            logits.append(hooked_run(model, inputs).logits)
+    assert all(torch.equal(each, logits[0]) for each in logits)
+
+
+@pytest.mark.usefixtures("unenforced")
+def test_an_unknown_replacement_is_an_error() -> None:
+    message = "unknown replacement 'median'; there are identity, random, mean, zero"
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        Ablation(remove=["w_q"], replacement="median")

@@ -1,0 +1,125 @@
+"""Removing a band of RoPE equals a model whose rotary embedding is edited in these pairs."""
+
+import re
+from collections.abc import Callable
+from math import pi
+from typing import Any
+
+import pytest
+import torch
+from support.edited_model import edited, norm_sizes, plain_run
+from support.hooked_runs import hooked_run, largest_error
+
+from nope_probe.components import Ablation, equal_bands
+from nope_probe.hooks.ablation import ablated
+from nope_probe.hooks.layers.attention import RemovedPairs, Rotary
+from nope_probe.hooks.removing.targets import rope_frequencies
+
+ModelOf = Callable[[str], tuple[Any, str]]
+TinyOf = Callable[[str], Any]
+
+# Rotary pairs: 5 of Llama and SmolLM3, 4 of Phi-3's 7 (partial), 3 of Qwen3.
+N_PAIRS = {"llama": 5, "phi3": 4, "qwen3": 3, "smollm3": 5, "smollm3-rope": 5}
+SPECS = ("bridge:llama", "bridge:phi3", "bridge:qwen3", "bridge:smollm3", "hooked:smollm3-rope")
+# Their rotated queries and keys are multiplied by 1.14 and 1.22 at every position, 0 included.
+SCALED = ("bridge:llama-yarn", "bridge:phi3-longrope")
+
+
+@pytest.mark.parametrize("heads", [None, [1, 3]], ids=["all", "named"])
+@pytest.mark.parametrize("others", [(), ("mask", "w_k"), ("w_q",)], ids="+".join)
+@pytest.mark.parametrize("spec", [*SPECS, *SCALED])
+def test_a_band_equals_an_edited_rotary_embedding(
+    spec: str, others: tuple[str, ...], heads: list[int] | None, model_of: ModelOf, tiny: TinyOf
+) -> None:
+    model, name = model_of(spec)
+    hf, tokens = tiny(name).hf, tiny(name).tokens
+    has_rope = [angles is not None for angles in rope_frequencies(model)]
+    layer = max(index for index, rotates in enumerate(has_rope) if rotates)
+    where = {"layers": [layer]} if heads is None else {"heads": {layer: heads}}
+    for band, pairs in (("rope[0:2]", [0, 1]), ("rope[1:3]", [1, 2])):
+        expected = edited(hf, ["rope", *others], norm_sizes(hf), [layer], heads=heads, pairs=pairs)
+        with ablated(model, Ablation(remove=[band, *others], gain="norm", **where)):
+            assert largest_error(hooked_run(model, tokens), plain_run(expected, tokens)) <= 1e-5
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_all_bands_together_are_rope(spec: str, model_of: ModelOf, tiny: TinyOf) -> None:
+    model, name = model_of(spec)
+    n, runs = N_PAIRS[name], []
+    for remove in (
+        ["rope"],
+        ["rope_high", "rope_low"],
+        equal_bands(n, 3),
+        [f"rope[0:{n}]"],
+    ):
+        with ablated(model, Ablation(remove=[*remove, "mask"])):
+            runs.append(hooked_run(model, tiny(name).tokens).logits)
+    assert all(torch.equal(run, runs[0]) for run in runs)
+
+
+@pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
+def test_the_high_band_turns_at_least_once_in_the_sequence(
+    spec: str, model_of: ModelOf, tiny: TinyOf
+) -> None:
+    model, name = model_of(spec)
+    # 11 positions; wavelengths 6.3 and then 39.6 (Llama, base 10000) or 114 (SmolLM3, 2 million).
+    assert 2 * pi < 11 < 2 * pi * 10_000 ** (2 / 10)
+    for half, band in (("rope_high", "rope[0:1]"), ("rope_low", "rope[1:5]")):
+        runs = []
+        for remove in (half, band):
+            with ablated(model, Ablation(remove=[remove])):
+                runs.append(hooked_run(model, tiny(name).tokens).logits)
+        assert torch.equal(*runs)
+
+
+@pytest.mark.parametrize(
+    ("spec", "n_rotated", "d_rotary", "base"),
+    [
+        ("bridge:llama", 2, 10, 10_000),
+        ("bridge:phi3", 2, 8, 10_000),
+        ("bridge:smollm3", 2, 10, 2_000_000),
+        ("hooked:smollm3-rope", 2, 10, 2_000_000),
+        ("bridge:gpt2", 0, 0, 0),
+    ],
+)
+def test_frequencies_are_those_of_the_rotary_embedding(
+    spec: str, n_rotated: int, d_rotary: int, base: int, model_of: ModelOf
+) -> None:
+    found = [angles for angles in rope_frequencies(model_of(spec)[0]) if angles is not None]
+    assert len(found) == n_rotated
+    for angles in found:
+        expected = [base ** (-2 * f / d_rotary) for f in range(d_rotary // 2)]
+        assert angles.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_pairs_of_a_length_that_nothing_turns_within_are_low() -> None:
+    rope = RemovedPairs(
+        bands=["rope_low"], rotary=Rotary(frequencies=torch.tensor([1.0, 0.5, 0.0]), factor=1.0)
+    )
+    assert rope.mask(7).tolist() == [False, True, True]
+    assert rope.mask(13).tolist() == [False, False, True]
+    assert rope.mask(6).tolist() == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("spec", "band", "message"),
+    [
+        ("bridge:llama", "rope[4:6]", "no band rope[4:6]: the model rotates 5 pairs, rope[0:5]"),
+        ("bridge:llama", "rope[2:2]", "no band rope[2:2]: the model rotates 5 pairs, rope[0:5]"),
+        ("bridge:smollm3-nope", "rope_high", "the model has no rope_high to remove; it has mask"),
+        ("bridge:gpt2", "rope[0:1]", "the model has no rope[0:1] to remove; it has mask"),
+    ],
+)
+def test_a_band_that_does_not_exist_is_an_error(
+    spec: str, band: str, message: str, model_of: ModelOf
+) -> None:
+    error = pytest.raises(ValueError, match=f"^{re.escape(message)}")
+    with error, ablated(model_of(spec)[0], Ablation(remove=[band])):
+        pass
+
+
+def test_bands_are_as_equal_as_possible_and_no_more_than_pairs() -> None:
+    assert equal_bands(5, 2) == ("rope[0:2]", "rope[2:5]")
+    for n_bands in (0, 6):
+        with pytest.raises(ValueError, match="from 1 to 5 bands for 5 pairs"):
+            equal_bands(5, n_bands)

@@ -1,0 +1,77 @@
+"""Folds of sequences: those of one document share one, whatever the batch size."""
+
+import pytest
+import torch
+
+from nope_probe import capture_scores, capture_stages, load
+from nope_probe.maps.folds import folds_of, grouped_folds, interleaved_folds
+
+
+def test_sequences_of_one_document_share_a_fold_and_folds_are_filled_evenly() -> None:
+    generator = torch.Generator().manual_seed(0)
+    documents = torch.randint(23, (211,), generator=generator) * 7
+    fold_of = grouped_folds(documents, 5)
+    for document in documents.unique():
+        assert len(fold_of[documents == document].unique()) == 1
+    counts = fold_of.bincount(minlength=5)
+    assert int(counts.max() - counts.min()) <= int(documents.bincount().max())
+    assert torch.equal(fold_of, grouped_folds(documents, 5))
+
+
+def test_the_largest_document_goes_first_to_the_fold_with_the_fewest_sequences() -> None:
+    documents = torch.tensor([4, 4, 9, 9, 9, 1, 1, 0])
+    # 9 to fold 0 (3), 4 to fold 1 (2), 1 to fold 2 (2), 0 to fold 1, the first with 2.
+    assert grouped_folds(documents, 3).tolist() == [1, 1, 0, 0, 0, 2, 2, 1]
+
+
+def test_one_sequence_per_document_makes_the_folds_of_independent_sequences() -> None:
+    documents = torch.randperm(29, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(grouped_folds(documents, 7), interleaved_folds(29, 7))
+    assert torch.equal(folds_of(29, 7, None), interleaved_folds(29, 7))
+
+
+def test_fewer_documents_than_folds_are_an_error() -> None:
+    with pytest.raises(ValueError, match="6 sequences of 2 documents do not fill 3 folds"):
+        grouped_folds(torch.tensor([5, 5, 5, 3, 3, 3]), 3)
+    with pytest.raises(ValueError, match="the documents of 5 sequences, got 4"):
+        folds_of(5, 3, torch.arange(4))
+    with pytest.raises(ValueError, match="from 1 to 5 folds for 5 sequences, got 7"):
+        folds_of(5, 7, None)
+
+
+def test_by_default_there_are_eight_folds_or_one_per_document() -> None:
+    assert folds_of(29, None, None).max() == 7
+    assert folds_of(5, None, None).tolist() == [0, 1, 2, 3, 4]
+    assert folds_of(7, None, torch.tensor([2, 2, 5, 5, 5, 3, 2])).unique().tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("documents", [None, torch.tensor([2, 2, 5, 5, 3])])
+@pytest.mark.parametrize("n_folds", [0, -1])
+def test_no_folds_are_an_error(n_folds: int, documents: torch.Tensor | None) -> None:
+    with pytest.raises(ValueError, match=f"from 1 to 5 folds for 5 sequences, got {n_folds}"):
+        folds_of(5, n_folds, documents)
+
+
+@pytest.mark.parametrize("batch_size", [3, 8, 64])
+def test_fold_means_are_those_of_the_documents_at_any_batch_size(batch_size: int) -> None:
+    model = load("parameter-free", n_layers=2).model
+    generator = torch.Generator().manual_seed(2)
+    inputs = torch.nn.functional.normalize(torch.randn(37, 11, 64, generator=generator), dim=-1)
+    documents = torch.randint(13, (37,), generator=generator)
+    options = {"batch_size": batch_size, "n_folds": 5, "documents": documents}
+    maps = capture_scores(model, inputs, **options)
+    stages = capture_stages(model, inputs, **options)
+    fold_of = grouped_folds(documents, 5)
+    assert torch.equal(maps.counts, fold_of.bincount())
+    assert torch.equal(stages.counts, maps.counts)
+    for fold in range(5):
+        ours = inputs[fold_of == fold]
+        truth = capture_scores(model, ours, n_folds=1)
+        torch.testing.assert_close(
+            maps.folds[fold], truth.folds[0], equal_nan=True, rtol=1e-5, atol=1e-6
+        )
+        truth_a = torch.einsum("sid,sjd->ij", ours.double(), ours.double()) / len(ours)
+        diagonal = stages.folds["a"][fold].diagonal().mean() / truth_a.diagonal().mean()
+        torch.testing.assert_close(
+            stages.folds["a"][fold], truth_a * diagonal, rtol=1e-4, atol=1e-4
+        )

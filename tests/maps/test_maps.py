@@ -1,0 +1,103 @@
+"""Captured maps: what they say of themselves, and that saving them loses nothing."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from nope_probe.analyses.attribution import attribute
+from nope_probe.analyses.pattern import measure
+from nope_probe.figures.maps import score_maps
+from nope_probe.hooks.reading.capture import capture_scores, capture_stages
+from nope_probe.maps.centred import pattern_rms
+from nope_probe.maps.maps import ScoreMaps, StageMaps
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Any:
+    from nope_probe.models.load import load
+
+    return load("nope-tiny", n_layers=2)
+
+
+@pytest.fixture(scope="module")
+def tokens() -> torch.Tensor:
+    return torch.randint(3, 99, (23, 11), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def begun(tokens: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.pad(tokens[:, 1:], (1, 0), value=1)
+
+
+def test_captures_know_whether_their_sequences_begin_alike(
+    loaded: Any, tokens: torch.Tensor, begun: torch.Tensor
+) -> None:
+    for capture in (capture_scores, capture_stages):
+        assert not capture(loaded.model, tokens, n_folds=4).bos
+        assert capture(loaded.model, begun, n_folds=4).bos
+        assert not capture(loaded.model, begun[:1], n_folds=1).bos
+
+
+def test_what_is_saved_is_what_is_read(loaded: Any, begun: torch.Tensor) -> None:
+    scores = capture_scores(loaded.model, begun, n_folds=4, per_head=True)
+    read = ScoreMaps.from_tensors(scores.to_tensors())
+    assert read.bos
+    assert read.mean_term is None
+    assert torch.equal(read.per_head.nan_to_num(), scores.per_head.nan_to_num())
+    stages = capture_stages(loaded.model, begun, n_folds=4)
+    assert StageMaps.from_tensors(stages.to_tensors()).bos
+
+
+def test_measures_leave_out_the_bos_key_unless_they_are_told_otherwise(
+    loaded: Any, tokens: torch.Tensor, begun: torch.Tensor
+) -> None:
+    with_bos, without = (capture_scores(loaded.model, each, n_folds=4) for each in (begun, tokens))
+    assert measure(with_bos) == pytest.approx(measure(with_bos, 1), nan_ok=True)
+    assert repr(measure(with_bos)) != repr(measure(with_bos, 0))
+    assert repr(measure(without)) == repr(measure(without, 0))
+    folds, counts = with_bos.folds, with_bos.counts
+    assert repr(measure(folds, counts=counts)) == repr(measure(with_bos, 0))
+    for maps, skip in ((with_bos, 1), (without, 0)):
+        both = {(): maps, "mask": maps}
+        assert repr(attribute(both)) == repr(attribute(both, skip_keys=skip))
+
+
+def test_colours_of_score_maps_leave_out_the_bos_key(loaded: Any, begun: torch.Tensor) -> None:
+    maps = capture_scores(loaded.model, begun, n_folds=4)
+    for skip, wanted in (("auto", 1), (0, 0), (3, 3)):
+        cells = maps.mean[1, :, wanted:]
+        cells = cells[cells.isfinite()]
+        limits = score_maps(maps, clipped=0.0, skip_keys=skip).layout.coloraxis2
+        assert (limits.cmin, limits.cmax) == pytest.approx((float(cells.min()), float(cells.max())))
+
+
+def test_the_rms_of_a_pattern_is_that_of_its_rows_less_their_means() -> None:
+    maps = torch.randn(2, 7, 7, dtype=torch.float64)
+    rows = [maps[:, i, 2:i] - maps[:, i, 2:i].mean(-1, keepdim=True) for i in range(3, 7)]
+    expected = torch.cat(rows, -1).square().mean(-1).sqrt()
+    torch.testing.assert_close(pattern_rms(maps, 2), expected)
+
+
+def test_maps_and_models_say_in_a_few_lines_what_they_are(
+    loaded: Any, tokens: torch.Tensor, begun: torch.Tensor
+) -> None:
+    scores = capture_scores(loaded.model, begun, n_folds=4, per_head=True)
+    strength = pattern_rms(scores.mean, 1).tolist()
+    assert repr(scores).splitlines() == [
+        "ScoreMaps: 2 layers, 4 heads each, 11 queries × 11 keys, in nats",
+        "means over 23 sequences in 4 folds; all begin with the same token (BOS)",
+        "RMS of the positional pattern, nats, noise included: "
+        f"L0 {strength[0]:.3g}, L1 {strength[1]:.3g}",
+    ]
+    stages = capture_stages(loaded.model, tokens, layer=1, n_folds=4)
+    assert repr(stages).splitlines() == [
+        "StageMaps: stages a b c d e f g, 11 × 11 positions; (b) and (i) in nats",
+        "means over 23 sequences in 4 folds",
+    ]
+    first, second, third = repr(loaded).splitlines()
+    assert first.startswith("LoadedModel: nope-tiny, a SmolLM3ForCausalLM as ")
+    assert second.startswith("2 layers of 4 heads (2 of keys), d_head 32, d_model 128, d_vocab ")
+    assert second.endswith("; no RoPE")
+    assert third.startswith("parity (relative errors): ")
+    assert "logits" in third
