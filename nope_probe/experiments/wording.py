@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import isnan
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 import pandas as pd
@@ -35,7 +35,7 @@ def listed(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
-def percents(share: float) -> str:
+def percents(share: SupportsFloat) -> str:
     """Return a share in whole percents, and below one in tenths.
 
     Example:
