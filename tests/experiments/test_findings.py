@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from nope_probe.experiments.ablation import player_sections, sections
-from nope_probe.experiments.split_page import band_finding, offset_finding
+from nope_probe.experiments.sections import band_finding, offset_finding
 from nope_probe.experiments.wording import NO_PATTERN, measure_finding, noisy_layers
 
 Estimate = tuple[float, float, float]

@@ -23,8 +23,7 @@ from nope_probe.experiments.ablation.player_sections import (
     player_sentence,
     player_tables,
 )
-from nope_probe.experiments.sections import Report, closing_of
-from nope_probe.experiments.split_page import split_sections
+from nope_probe.experiments.sections import Report, closing_of, split_sections
 from nope_probe.experiments.wording import (
     NO_PATTERN,
     NOISE,
