@@ -91,14 +91,14 @@ class Engine:
         needing = [ablation for ablation in ablations if ablation.needs_calibration]
         if not needing:
             return self
-        seeds = [ablation.seed for ablation in needing if ablation.replacement == "random"]
+        seeds = [ablation.calibration_seed for ablation in needing]
         measured = self.once(
             key,
             lambda stream: calibrate(
                 self.model,
                 self.inputs,
                 batch_size=self.batch_size,
-                seed=seeds[0] if seeds else None,
+                seed=next((seed for seed in seeds if seed is not None), None),
                 checkpoint=stream,
             ).to_tensors(),
         )

@@ -128,11 +128,12 @@ class Analysis:
 
     def record(self) -> dict[str, Any]:
         """Return what the manifest says of the conditions."""
-        plan, gains = self.plan, self.measured.gains
+        plan = self.plan
+        gains = {} if self.measured.gains is None else self.measured.gains.gains
         return {
             "layer_passes": self.measured.layer_passes,
-            "gains": None if gains is None else {**gains.c},
-            "gains_random": None if gains is None else {**gains.c_random} or None,
+            "gains": gains.get("identity"),
+            "gains_random": gains.get("random"),
             "replacements": [each.replacement for each in plan.substitutes],
             "player_sets": {each.name: [p.name for p in each.players] for each in plan.player_sets},
             "conditions": [plan.name(condition) for condition in plan.conditions],
