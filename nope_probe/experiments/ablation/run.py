@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from nope_probe.components import (
-    DOWNSTREAM,
     ROPE_HALVES,
     SOURCES,
     WEIGHTS,
@@ -96,19 +95,14 @@ class Settings(RunSettings):
         if self.bands and self.players is not None and "rope" not in self.players:
             raise UserError("--bands divides the player rope, and it is not among --players")
         validate_replacements(self.replacement, self.gain)
-        self._validate_removals()
+        removed = self._named_components()
+        if removed is not None and not removed & {*WEIGHTS}:
+            validate_effects(self, without_weights(FLAGS_OF_WEIGHTS))
 
     def without_effect(self) -> dict[str, str]:
         """Return which settings have no effect beside the others, by name, and why."""
         whole = {"residuals_gb": "with --scope both: no two conditions share residual streams"}
         return super().without_effect() | (whole if self.scope == "both" else {})
-
-    def _validate_removals(self) -> None:
-        """Check the players by name, and the flags that need players of a kind."""
-        removed = self._named_components()
-        if removed is not None and not removed & {*WEIGHTS}:
-            validate_effects(self, without_weights(FLAGS_OF_WEIGHTS))
-        self._validate_scope(removed)
 
     def _named_components(self) -> frozenset[str] | None:
         """Return the components of the players, as far as their names tell; None by default.
@@ -133,15 +127,6 @@ class Settings(RunSettings):
             flag = "--bands" if self.players is None else "--players"
             raise UserError(f"{flag}: {error}") from error
         return frozenset().union(*(each.components for each in players))
-
-    def _validate_scope(self, removed: frozenset[str] | None) -> None:
-        if self.scope == "upstream" and self.layers == 1:
-            raise UserError("--scope upstream removes nothing with --layers 1: no layer is before")
-        if self.scope == "own" and removed is not None and removed <= DOWNSTREAM:
-            raise UserError(
-                f"--scope own removes nothing: of a layer's {', '.join(sorted(removed))}, its own "
-                "scores do not depend"
-            )
 
     @property
     def substitutes(self) -> tuple[Substitute, ...]:

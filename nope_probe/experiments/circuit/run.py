@@ -176,7 +176,7 @@ def capture(session: Session[Settings]) -> Stages:
 
 def explorer_of(session: Session[Settings], stages: Stages) -> Explorer | None:
     """Return the page's explorer, as far as the run's sequences suffice for one."""
-    from nope_probe.experiments.circuit.explorer import block_explorer, explored
+    from nope_probe.experiments.circuit.analyse import block_explorer, explored
     from nope_probe.experiments.engine import Engine
     from nope_probe.hooks.removing.targets import components
 
