@@ -191,8 +191,8 @@ def _shapley_figure(found: Findings, table: pd.DataFrame, group: str) -> go.Figu
             continue
         rows, n_rows = found.of(table, kind), n_rows + 1
         noise = noisy_layers(rows, "player", "share")
-        known = rows.dropna(subset=["share"])["layer"]
-        noise["position"] = [layer for layer in rows["layer"].unique() if layer not in {*known}]
+        known = {*rows.dropna(subset=["share"])["layer"]}
+        noise["position"] = [int(layer) for layer in {*rows["layer"]} - known]
         total = np.sum([each.values for each in maps.values()], axis=0)
         maps = {"position": replace(next(iter(maps.values())), values=total), **maps}
         for name, values in maps.items():
