@@ -130,22 +130,6 @@ def test_controls_are_named_by_what_differs_from_the_run(capsys: pytest.CaptureF
     assert "L1 -0.30 0.700 0.600 0.300 +0.100 [+0.090, +0.110]" in lines
 
 
-def test_the_share_column_holds_shares_alone_and_nothing_wraps_at_80_columns(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("COLUMNS", "80")
-    ours, shares = tables(), 4 + 1  # the terms and their sum
-    show(ours)
-    lines = capsys.readouterr().out.splitlines()
-    assert all(len(line) <= 80 for line in lines)
-    start = next(i for i, line in enumerate(lines) if "share of the pattern, %" in line) + 2
-    column = lines[start - 2].index("share of")
-    section = [line[column:].strip() for line in lines[start : start + 2 * (shares + 2) - 1]]
-    assert section[0] == section[shares + 1] == ""  # the pattern's own row, and between layers
-    assert section[1 : shares + 1] == section[shares + 3 :]
-    assert section[1:3] == ["2.0 [1.0, 3.0]", "-12.0 [-13.0, -11.0]"]
-
-
 def test_circuit_prints_the_measures_of_every_stage() -> None:
     rows = [
         {"layer": 1, "stage": stage, "model": model}
@@ -163,25 +147,17 @@ def test_circuit_prints_the_measures_of_every_stage() -> None:
 
 
 def test_players_are_listed_with_what_is_lost_alone_and_shared(capsys: pytest.CaptureFixture[str]):
-    show(tables())
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "lost without alone Shapley share amplifies" in shown
-    assert "ov -40 [-50, -30] 10 [9, 11] 33 [32, 34] 5.0 [4.5, 5.5]" in shown
-    assert "% of the part of the pattern that the causal mask brings" in shown
-
-
-def test_a_player_without_a_number_has_a_blank_cell_and_without_a_share_no_pattern(
-    capsys: pytest.CaptureFixture[str],
-):
     ours = tables()
     players, nan = ours["players"], float("nan")
-    players.loc[players["player"] != "mask", ["alone", "amplification"]] = nan
-    parts = ["share", "lost", "alone", "amplification"]
-    players.loc[players["layer"] == 0, parts] = nan
+    players.loc[players["player"] == "qk", ["alone", "amplification"]] = nan
+    players.loc[players["layer"] == 0, ["share", "lost", "alone", "amplification"]] = nan
     show(ours)
     shown = " ".join(capsys.readouterr().out.split())
+    assert "% of the part of the pattern that the causal mask brings" in shown
+    assert "lost without alone Shapley share amplifies" in shown
+    assert "ov -40 [-50, -30] 10 [9, 11] 33 [32, 34] 5.0 [4.5, 5.5]" in shown
     assert "L0 mask no pattern qk no pattern ov no pattern L1" in shown
-    assert "qk 90 [80, 100] 33 [32, 34] ov" in shown
+    assert "qk 90 [80, 100] 33 [32, 34] ov" in shown, "blank where undefined though a share is"
 
 
 @pytest.mark.parametrize(
