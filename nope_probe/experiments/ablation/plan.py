@@ -115,19 +115,19 @@ class Plan:
     def keys(self, has_shuffled: bool) -> list[str]:
         """Return the checkpoint's keys of all passes, in the order in which they are run."""
         gains = ["gains"] * any(ablation.needs_calibration for ablation in self.ablations)
-        groups: dict[str, Sequence[Condition]] = {"score": self.conditions}
-        groups |= {f"score-{each.replacement}": self.replacing for each in self.substitutes[1:]}
-        groups |= {"shuffled": (INTACT, MASK)} if has_shuffled else {}
-        keys = {"": gains}
+        keys = [*gains, *self._keys("score", self.conditions)]
+        for substitute in self.substitutes[1:]:
+            keys += self._keys(f"score-{substitute.replacement}", self.replacing)
+        if has_shuffled:
+            keys += self._keys("shuffled", (INTACT, MASK))
         for index in range(self.reparametrise):
             prefix = f"reparametrised-{index}"
-            groups[prefix] = self.player_sets[0].conditions
-            keys[prefix] = [f"{prefix}/{key}" for key in gains]
-        for prefix, conditions in groups.items():
-            keys.setdefault(prefix, []).extend(
-                key for each in conditions for key, *_ in self.passes(prefix, each)
-            )
-        return [key for prefix in ("", *groups) for key in keys[prefix]]
+            keys += [f"{prefix}/{key}" for key in gains]
+            keys += self._keys(prefix, self.player_sets[0].conditions)
+        return keys
+
+    def _keys(self, prefix: str, conditions: Sequence[Condition]) -> list[str]:
+        return [key for each in conditions for key, *_ in self.passes(prefix, each)]
 
 
 def make_plan(
