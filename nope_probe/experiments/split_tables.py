@@ -8,8 +8,9 @@ import pandas as pd
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.analyses.bands import BandPattern
-from nope_probe.analyses.distances import OffsetProfile, offset_profile
+from nope_probe.analyses.jackknife import Intervals
+from nope_probe.analyses.pattern_rows import offset_profile
+from nope_probe.analyses.splits import BandPattern
 from nope_probe.experiments.tables import interval_columns, interval_names
 
 MEAN = interval_names("mean")
@@ -57,7 +58,7 @@ def offsets_table(
     )
 
 
-def profiles_table(profiles: Mapping[str, OffsetProfile]) -> pd.DataFrame:
+def profiles_table(profiles: Mapping[str, Intervals]) -> pd.DataFrame:
     """Return the table of offset profiles from those of each term, [layer, offset]."""
     n_layers = next(iter(profiles.values())).value.shape[0]
     parts = [
@@ -84,7 +85,7 @@ def head_offsets_table(
     return pd.concat(parts, ignore_index=True)[["layer", "head", "offset", *MEAN]]
 
 
-def _profile_rows(profile: OffsetProfile, *where: int) -> pd.DataFrame:
+def _profile_rows(profile: Intervals, *where: int) -> pd.DataFrame:
     bounds = (profile.value, profile.low, profile.high)
     columns = {name: each[where].numpy() for name, each in zip(MEAN, bounds, strict=True)}
     return pd.DataFrame({"offset": range(1, 1 + profile.value.shape[-1]), **columns})

@@ -12,9 +12,9 @@ import pandas as pd
 
 from nope_probe.analyses.attribution import LayerAttribution, PlayerAttribution
 from nope_probe.analyses.jackknife import Interval
-from nope_probe.analyses.mean_covariance import MeanCovariance
 from nope_probe.analyses.pattern import Measures
 from nope_probe.analyses.pattern_changes import MaskEffect
+from nope_probe.analyses.splits import MeanCovariance
 from nope_probe.figures.intervals import bound_columns
 
 Row = dict[str, Any]

@@ -20,7 +20,7 @@ FREE = "--model parameter-free --data gaussian"
 COMPUTED = (
     "nope_probe.models.load.load",
     "nope_probe.models.parameter_free.build",
-    "nope_probe.analyses.parameter_free.critical_alpha.critical_alphas",
+    "nope_probe.analyses.parameter_free.theory.critical_alphas",
     "nope_probe.experiments.paper.run.run_experiments",
     "nope_probe.training.corpus.corpus_of",
 )

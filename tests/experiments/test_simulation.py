@@ -10,8 +10,8 @@ from safetensors.numpy import load_file
 from support.command_line import refused, run_command
 
 from nope_probe import reproduce, simulate
-from nope_probe.analyses.parameter_free.critical_alpha import theory_scores
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
+from nope_probe.analyses.parameter_free.theory import theory_scores
 from nope_probe.errors import UserError
 from nope_probe.experiments.paper import simulated
 from nope_probe.experiments.simulation import run as simulation_run

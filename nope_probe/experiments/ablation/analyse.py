@@ -9,10 +9,10 @@ from typing import Any
 import pandas as pd
 
 from nope_probe.analyses.attribution import LayerAttribution, attribute
-from nope_probe.analyses.mean_covariance import split_layer
 from nope_probe.analyses.pattern import Measures, measure
 from nope_probe.analyses.pattern_changes import KeptPattern, MaskEffect, mask_effect
 from nope_probe.analyses.shapley import INTACT, MASK, Condition, PlayerSet
+from nope_probe.analyses.splits import split_mean_covariance
 from nope_probe.analyses.trends import query_stride
 from nope_probe.components import Replacement
 from nope_probe.data.sequences import Kind
@@ -175,7 +175,7 @@ def _controls_table(tokens: Kind, plan: Plan, measured: Measured, skip_keys: int
 def _mean_covariance_table(measured: Measured, skip_keys: int) -> pd.DataFrame:
     return mean_covariance_table(
         [
-            split_layer(
+            split_mean_covariance(
                 index,
                 layer.folds,
                 layer.mean_term,

@@ -14,8 +14,12 @@ from torch import Tensor
 
 from nope_probe.analyses.attribution import BASE
 from nope_probe.analyses.contrasts import contrast_map
-from nope_probe.analyses.distances import cells_by_distance, distance_sums, profile_of_means
-from nope_probe.analyses.pattern_rows import pattern_distance_sums
+from nope_probe.analyses.jackknife import mean_intervals
+from nope_probe.analyses.pattern_rows import (
+    cells_by_distance,
+    distance_sums,
+    pattern_distance_sums,
+)
 from nope_probe.analyses.shapley import INTACT, Condition, Contrast, base, shapley, source_terms
 from nope_probe.experiments.ablation.conditions import ConditionMaps, Measured
 from nope_probe.experiments.ablation.plan import Plan
@@ -205,7 +209,7 @@ def source_offsets_table(plan: Plan, measured: Measured, skip_keys: int) -> pd.D
     profiles = {name: contrast_map(term, patterns) for name, term in contrasts.items()}
     terms = {"score": _score_means(intact, skip_keys), "all": patterns[INTACT], **profiles}
     return profiles_table(
-        {name: profile_of_means(each, counts=intact.counts) for name, each in terms.items()}
+        {name: mean_intervals(each, intact.counts) for name, each in terms.items()}
     )
 
 

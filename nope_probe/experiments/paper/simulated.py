@@ -15,9 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.parameter_free.closed_form import second_layer_scores
-from nope_probe.analyses.parameter_free.critical_alpha import theory_scores
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
+from nope_probe.analyses.parameter_free.theory import second_layer_scores, theory_scores
 from nope_probe.analyses.pattern import edge_contrast, relative_part
 from nope_probe.experiments.paper.claims import Claim
 from nope_probe.maps.centred import diagonal_normalised, row_centred

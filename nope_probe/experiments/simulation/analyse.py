@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.parameter_free.critical_alpha import theory_scores
 from nope_probe.analyses.parameter_free.monotonicity import (
     MonotonicityTest,
     by_distance,
@@ -22,6 +21,7 @@ from nope_probe.analyses.parameter_free.monotonicity import (
 )
 from nope_probe.analyses.parameter_free.simulation import Simulation
 from nope_probe.analyses.parameter_free.spec import spec_of
+from nope_probe.analyses.parameter_free.theory import theory_scores
 from nope_probe.experiments.simulation.sections import report
 from nope_probe.experiments.tables import columns_of
 from nope_probe.hooks.layers.protocols import HookedModel

@@ -55,7 +55,7 @@ def print_critical_alphas(settings: Settings) -> None:
     import torch
     from tqdm import tqdm
 
-    from nope_probe.analyses.parameter_free.critical_alpha import (
+    from nope_probe.analyses.parameter_free.theory import (
         critical_alphas,
         n_rounds,
         smallest_steps,
