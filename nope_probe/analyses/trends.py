@@ -59,7 +59,17 @@ class TrendSums:
                 self.n_pairs[lag] += n_keys - lag
 
     @property
-    def locality(
+    def locality(self) -> Float[Tensor, " map"]:
+        """The mean Spearman correlation of P[i, j] with j; NaN without rows of 8 keys."""
+        return self.correlations / self.n_rows if self.n_rows else self.correlations * torch.nan
+
+    def monotonicity(self, lag: int) -> Float[Tensor, " map"]:
+        """Return the share of pairs of keys with P[i, j+lag] > P[i, j]; NaN without pairs."""
+        n_pairs = self.n_pairs[lag]
+        return (self.signs[lag] / n_pairs + 1) / 2 if n_pairs else self.signs[lag] * torch.nan
+
+
+def locality(
     patterns: Float[Tensor, "*batch query_pos key_pos"], skip_keys: int = 0, stride: int = 1
 ) -> Float[Tensor, "*batch"]:
     """Return the Spearman correlation of P[i, j] with j, averaged over rows of 8 keys or more.
@@ -71,10 +81,9 @@ class TrendSums:
         skip_keys: how many first keys to leave out.
         stride: between the queries that are taken, the first being 0.
     """
-    queries = range(0, patterns.shape[-1], stride)
     rows = [
         spearman_with_order(patterns[..., query, skip_keys:query])
-        for query in queries
+        for query in range(0, patterns.shape[-1], stride)
         if query - skip_keys >= MIN_KEYS
     ]
     if not rows:
