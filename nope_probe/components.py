@@ -193,9 +193,9 @@ def _drawn_as(name: str) -> Entry:
 
 
 def removal_order(name: str) -> tuple[int, str]:
-    """Return the sort key of components and of bands of RoPE, which come where RoPE does."""
+    """Return the sort key of components, of bands of RoPE where RoPE is, and of `norms`, last."""
     component = "rope" if name.startswith("rope") else name
-    return [*COMPONENTS].index(component), name  # type: ignore[arg-type]
+    return [*COMPONENTS, "norms"].index(component), name
 
 
 def kept_name(kept: Collection[str]) -> str:
@@ -374,7 +374,7 @@ class Substitute:
 
     def without(self, names: Iterable[str], layers: Sequence[int] | None = None) -> Ablation:
         """Return the ablation that removes components, in some layers or in all."""
-        return Ablation(remove=tuple(names), layers=layers, **vars(self))
+        return Ablation(remove=sorted(names, key=removal_order), layers=layers, **vars(self))
 
     @property
     def calibration_seed(self) -> int | None:

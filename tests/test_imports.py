@@ -44,11 +44,11 @@ def test_an_import_up_among_the_rooms_of_hooks_is_found() -> None:
 
 
 def test_the_files_that_name_what_is_public_may_import_what_their_folder_may_not() -> None:
-    explore = {"nope_probe.experiments.explore.run"}
+    explore = {"nope_probe.experiments.explorer"}
     assert violations({"nope_probe.figures": explore, "nope_probe": explore}) == []
     assert violations({"nope_probe.figures.maps": explore, "nope_probe.models": explore}) == [
-        "nope_probe.figures.maps imports nope_probe.experiments.explore.run",
-        "nope_probe.models imports nope_probe.experiments.explore.run",
+        "nope_probe.figures.maps imports nope_probe.experiments.explorer",
+        "nope_probe.models imports nope_probe.experiments.explorer",
     ]
 
 

@@ -1,17 +1,220 @@
-"""Captures of a run: read from its checkpoint, or else computed and saved there."""
+"""The engine of every command that runs a model: conditions times captures.
+
+A capture runs the model on all sequences, intact or in the condition of an ablation. What it found
+is read from the run's checkpoint where it is finished, and computed and saved where it is not.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from nope_probe.components import Ablation
+from nope_probe.data.sequences import Kind, Sequences
+from nope_probe.hooks.ablation import ablated
+from nope_probe.hooks.layers.model import begins_alike
 from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
-from nope_probe.hooks.reading.capture import capture_losses, capture_scores
+from nope_probe.hooks.reading.capture import capture_losses, capture_scores, capture_stages
+from nope_probe.hooks.reading.residual_cache import ResidualCache
+from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.replacements import Calibration
-from nope_probe.maps.maps import ScoreMaps
+from nope_probe.maps.folds import State, default_folds
+from nope_probe.maps.maps import ScoreMaps, StageMaps
 from nope_probe.runtime.checkpoint import RunCheckpoint
+from nope_probe.runtime.session import Session
+from nope_probe.runtime.settings import RunSettings
+
+Inputs = Sequences | Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
+Capture = Callable[[StreamCheckpoint | None], State]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """A model and the sequences that it is run on.
+
+    Attributes:
+        model: a HookedTransformer or TransformerBridge.
+        inputs: token sequences of equal length, or input vectors.
+        documents: the document of each sequence, if that is known.
+        checkpoint: where captures are saved; by default in memory.
+        batch_size: sequences per forward pass.
+        n_folds: parts of the data that intervals are made from.
+        calibration: gains and means of the replacements, from `calibrated`.
+        residuals: residual streams that captures of score maps share.
+
+    A capture's `key` names it in the checkpoint; with the key None it is not kept. A capture's
+    `ablation` is what the model is run without; None for the intact model.
+    """
+
+    model: HookedModel
+    inputs: Tensor
+    documents: Int[Tensor, " seq"] | None = None
+    checkpoint: RunCheckpoint = field(default_factory=RunCheckpoint)
+    batch_size: int = 32
+    n_folds: int = 8
+    calibration: Calibration | None = None
+    residuals: ResidualCache | None = None
+
+    @classmethod
+    def of(cls, session: Session[RunSettings]) -> Engine:
+        """Return the engine of a run: its model on its sequences."""
+        settings, data = session.settings, session.sequences()
+        return cls(
+            model=session.loaded.model,
+            inputs=data.inputs,
+            documents=data.documents,
+            checkpoint=session.checkpoint,
+            batch_size=settings.seqs_per_batch,
+            n_folds=settings.folds,
+        )
+
+    def on(self, data: Sequences) -> Engine:
+        """Return the engine of the same model on other sequences."""
+        return replace(self, inputs=data.inputs, documents=data.documents)
+
+    def calibrated(self, key: str | None, ablations: Iterable[Ablation]) -> Engine:
+        """Return the engine with gains and means, if one of the ablations needs them.
+
+        The checkpoint belongs to a run of one model. Weights that are rewritten on another device
+        may differ from the stored gains' in the last bit, so that no checksum is stored beside
+        these.
+        """
+        needing = [ablation for ablation in ablations if ablation.needs_calibration]
+        if not needing:
+            return self
+        seeds = [ablation.seed for ablation in needing if ablation.replacement == "random"]
+        measured = self.once(
+            key,
+            lambda stream: calibrate(
+                self.model,
+                self.inputs,
+                batch_size=self.batch_size,
+                seed=seeds[0] if seeds else None,
+                checkpoint=stream,
+            ).to_tensors(),
+        )
+        checksum = weights_checksum(self.model)
+        return replace(self, calibration=Calibration.from_tensors(measured, checksum))
+
+    def once(self, key: str | None, capture: Capture, ablation: Ablation | None = None) -> State:
+        """Return what a capture found, from the checkpoint or captured and saved.
+
+        Args:
+            key: the capture's name in the checkpoint; None to keep nothing.
+            capture: given the stream in which it saves its progress, returns tensors by name.
+            ablation: what the model is run without.
+        """
+        if key is None:
+            with self._without(ablation):
+                return capture(None)
+        self.finish(key, capture, ablation)
+        return self.checkpoint.load(key)
+
+    def finish(self, key: str, capture: Capture, ablation: Ablation | None = None) -> None:
+        """Capture and save what the checkpoint does not have yet, and leave it there."""
+        if key not in self.checkpoint:
+            with self._without(ablation):
+                self.checkpoint.finish(key, capture)
+
+    def _without(self, ablation: Ablation | None) -> AbstractContextManager[HookedModel]:
+        if ablation is None:
+            return nullcontext(self.model)
+        return ablated(self.model, ablation, self.calibration)
+
+    def scores(
+        self,
+        key: str | None,
+        ablation: Ablation | None = None,
+        *,
+        layers: Sequence[int] | None = None,
+        per_head: bool = False,
+    ) -> ScoreMaps:
+        """Return the score maps of some layers (all by default); see `capture_scores`."""
+        found = self.once(
+            key,
+            lambda stream: capture_scores(
+                self.model,
+                self.inputs,
+                layers=layers,
+                batch_size=self.batch_size,
+                n_folds=self.n_folds,
+                documents=self.documents,
+                per_head=per_head,
+                checkpoint=stream,
+                residuals=self.residuals,
+            ).to_tensors(),
+            ablation,
+        )
+        return ScoreMaps.from_tensors(found)
+
+    def stages(
+        self, key: str | None, ablation: Ablation | None = None, *, layer: int = 0
+    ) -> StageMaps:
+        """Return the stage maps of one block; see `capture_stages`."""
+        found = self.once(
+            key,
+            lambda stream: capture_stages(
+                self.model,
+                self.inputs,
+                layer=layer,
+                batch_size=self.batch_size,
+                n_folds=self.n_folds,
+                documents=self.documents,
+                checkpoint=stream,
+            ).to_tensors(),
+            ablation,
+        )
+        return StageMaps.from_tensors(found)
+
+    def losses(
+        self, key: str | None, ablation: Ablation | None = None
+    ) -> Float[Tensor, "seq target"]:
+        """Return the loss of every token, nats; see `capture_losses`."""
+        found = self.once(
+            key,
+            lambda stream: {
+                "losses": capture_losses(
+                    self.model, self.inputs, batch_size=self.batch_size, checkpoint=stream
+                )
+            },
+            ablation,
+        )
+        return found["losses"]
+
+
+def as_sequences(tokens: Inputs) -> Sequences:
+    """Return tokens with what is known of them; a first token that all share is a BOS token."""
+    if isinstance(tokens, Sequences):
+        return tokens
+    kind: Kind = "vectors" if tokens.is_floating_point() else "text"
+    return Sequences(inputs=tokens.cpu(), name="tokens", bos=begins_alike(tokens), kind=kind)
+
+
+def name_of(model: HookedModel) -> str:
+    """Return the name that a model's configuration has, or nothing."""
+    return str(getattr(model.cfg, "model_name", ""))
+
+
+def folds_for_intervals(inputs: Sequences, n_folds: int | None) -> int:
+    """Return how many folds the sequences are dealt to, 4 at least; by default 8 or fewer.
+
+    Raises:
+        ValueError: for too few folds, or more than there are sequences (documents).
+    """
+    most, kind = inputs.n_documents, "sequences" if inputs.documents is None else "documents"
+    if most < 4:
+        raise ValueError(f"expected 4 {kind} or more for intervals, got {most}")
+    if n_folds is None:
+        return default_folds(most)
+    if not 4 <= n_folds <= most:
+        raise ValueError(f"expected from 4 to {most} folds for {most} {kind}, got {n_folds}")
+    return n_folds
 
 
 def calibration_once(

@@ -25,7 +25,7 @@ from nope_probe.experiments.ablation.maps import (
 )
 from nope_probe.experiments.ablation.plan import Plan
 from nope_probe.experiments.ablation.sections import report
-from nope_probe.experiments.explore.views import explorer_of
+from nope_probe.experiments.explorer_views import explorer_of
 from nope_probe.experiments.tables import (
     interactions_table,
     mean_covariance_table,

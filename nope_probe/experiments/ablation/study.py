@@ -13,13 +13,12 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float, Int
-from torch import Tensor
+from jaxtyping import Float
 
 from nope_probe.analyses.attribution import LayerAttribution
 from nope_probe.analyses.pattern import measure
 from nope_probe.components import Gain, Replacement, Substitute
-from nope_probe.data.sequences import Kind, Sequences
+from nope_probe.data.sequences import Sequences
 from nope_probe.errors import closed_choices
 from nope_probe.experiments.ablation.analyse import (
     attribute_layers,
@@ -33,17 +32,16 @@ from nope_probe.experiments.ablation.conditions import (
 )
 from nope_probe.experiments.ablation.maps import RunMaps
 from nope_probe.experiments.ablation.plan import Plan, make_plan
-from nope_probe.hooks.layers.model import begins_alike, layers_of
+from nope_probe.experiments.engine import Inputs, as_sequences, folds_for_intervals, name_of
+from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.centred import kept_cells
-from nope_probe.maps.folds import default_folds
 from nope_probe.maps.stored_maps import n_cells
 from nope_probe.models.info import describe
 from nope_probe.runtime.checkpoint import RunCheckpoint
 
 MOST_IN_MEMORY = 1 << 30  # bytes of fold maps
-Inputs = Sequences | Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -253,35 +251,6 @@ def _maps(maps: RunMaps) -> dict[str, Float[np.ndarray, "layer query_pos key_pos
         stop = each.start + len(each.rows)
         arrays[each.name][each.layer, each.start : stop] = each.rows.float().numpy()
     return arrays
-
-
-def as_sequences(tokens: Inputs) -> Sequences:
-    """Return tokens with what is known of them; a first token that all share is a BOS token."""
-    if isinstance(tokens, Sequences):
-        return tokens
-    kind: Kind = "vectors" if tokens.is_floating_point() else "text"
-    return Sequences(inputs=tokens.cpu(), name="tokens", bos=begins_alike(tokens), kind=kind)
-
-
-def name_of(model: HookedModel) -> str:
-    """Return the name that a model's configuration has, or nothing."""
-    return str(getattr(model.cfg, "model_name", ""))
-
-
-def folds_for_intervals(inputs: Sequences, n_folds: int | None) -> int:
-    """Return how many folds the sequences are dealt to, 4 at least; by default 8 or fewer.
-
-    Raises:
-        ValueError: for too few folds, or more than there are sequences (documents).
-    """
-    most, kind = inputs.n_documents, "sequences" if inputs.documents is None else "documents"
-    if most < 4:
-        raise ValueError(f"expected 4 {kind} or more for intervals, got {most}")
-    if n_folds is None:
-        return default_folds(most)
-    if not 4 <= n_folds <= most:
-        raise ValueError(f"expected from 4 to {most} folds for {most} {kind}, got {n_folds}")
-    return n_folds
 
 
 def _validate_layers(depth: int, n_layers: int | None) -> None:

@@ -6,56 +6,43 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nope_probe.analyses.shapley import player_set
-from nope_probe.components import phrase
+from nope_probe.components import Substitute, phrase
 from nope_probe.data.sequences import Sequences
-from nope_probe.experiments.explore.run import CombinationRunner, ExplorerOptions, note_on
-from nope_probe.experiments.explore.views import stage_view
+from nope_probe.experiments.engine import Engine
+from nope_probe.experiments.explorer import circuit_view, note_on
+from nope_probe.experiments.explorer_views import combinations
 from nope_probe.experiments.wording import listed
 from nope_probe.figures.explorer import Explorer
-from nope_probe.hooks.layers.model import layers_of
-from nope_probe.hooks.layers.protocols import HookedModel
-from nope_probe.hooks.reading.stages import absent_stages
 from nope_probe.hooks.removing.targets import components
 
 
 def block_explorer(
-    model: HookedModel,
-    inputs: Sequences,
+    engine: Engine,
     layer: int,
     *,
     removed: Sequence[str],
-    times: int,
-    options: ExplorerOptions,
-) -> Explorer | None:
+    substitute: Substitute,
+    skip_keys: int,
+) -> Explorer:
     """Return the explorer of one block, with a switch for each of the model's components.
 
-    The combinations share the first `times * len(inputs)` sequences' worth of forward passes: with
-    more components, each combination runs fewer sequences.
-
     Args:
-        model: a HookedTransformer or TransformerBridge.
-        inputs: the run's sequences.
+        engine: the model, on the sequences that each combination runs.
         layer: the block, from 0.
         removed: the components that are removed at first.
-        times: how many times the run's sequences all combinations may take together.
-        options: how the combinations are run.
-
-    Returns:
-        None where a combination would have fewer documents than there are folds.
+        substitute: what stands for removed weights.
+        skip_keys: how many first keys the measures leave out.
     """
-    has = components(model)
-    first = explored(inputs, len(has), times, options.n_folds)
-    if first is None:
-        return None
-    runner = CombinationRunner(model, first, player_set(has), options)
-    why = absent_stages(layers_of(model), layer)
+    has = components(engine.model)
+    ablations = [substitute.without(removed) for removed in combinations(player_set(has))]
+    engine = engine.calibrated(None, ablations)
     return Explorer(
         title="Press an operation on an arrow: it is removed, and every stage changes",
         players={name: [name] for name in has},
-        views=(stage_view(runner.stages([layer]), [layer], [why], options.skip_keys),),
+        views=(circuit_view(engine, ablations, [layer], skip_keys),),
         components=has,
         removed=[name for name in removed if name in has],
-        note=note_on(len(first), first.inputs.shape[1], options) + _ignored(removed, has),
+        note=note_on(engine, substitute, skip_keys) + _ignored(removed, has),
     )
 
 
