@@ -20,12 +20,18 @@ RUN_EXAMPLES = ("runs/ablate-rope-tiny-8d5ee2a4",)
 def main() -> None:
     """Run the command line; exit with code 1 if a repeated run did not come out the same."""
     with one_line_errors():
-        first = next(iter(typed_arguments()), "-")
-        is_name = first.startswith("-") or first in (*FIGURES, "all")
-        if not is_name and (os.sep in first or os.path.exists(first)):
+        if is_path(typed_arguments()):
             repeat()
         else:
             reproduce_figure()
+
+
+def is_path(arguments: list[str]) -> bool:
+    """Return whether the first argument is a run's folder, or a file, and no figure's name."""
+    first = next(iter(arguments), "-")
+    if first.startswith("-") or first in (*FIGURES, "all"):
+        return False
+    return os.sep in first or os.path.exists(first)
 
 
 def repeat() -> None:
