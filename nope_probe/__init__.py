@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nope_probe import figures
     from nope_probe.analyses.attribution import attribute
-    from nope_probe.analyses.parameter_free.critical_alpha import theory_scores
     from nope_probe.analyses.parameter_free.simulation import simulate_scores
     from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
+    from nope_probe.analyses.parameter_free.theory import theory_scores
     from nope_probe.analyses.pattern import measure
     from nope_probe.analyses.shapley import player_set
     from nope_probe.components import Ablation
@@ -42,7 +42,7 @@ _HOME = {
     "attribute": "nope_probe.analyses.attribution",
     "player_set": "nope_probe.analyses.shapley",
     "simulate_scores": "nope_probe.analyses.parameter_free.simulation",
-    "theory_scores": "nope_probe.analyses.parameter_free.critical_alpha",
+    "theory_scores": "nope_probe.analyses.parameter_free.theory",
     "ParameterFreeSpec": "nope_probe.analyses.parameter_free.spec",
     "read_run": "nope_probe.runtime.folder",
 }

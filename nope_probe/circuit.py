@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nope_probe.cli import one_line_errors, parse
+from nope_probe.cli import run_and_show
 from nope_probe.experiments.circuit.run import Settings, run
 
 EXAMPLES = (
@@ -13,13 +13,7 @@ EXAMPLES = (
 
 def main() -> None:
     """Run the command line."""
-    with one_line_errors():
-        settings = parse(Settings, EXAMPLES)
-        folder = run(settings)
-        from nope_probe.experiments.circuit.sections import report
-        from nope_probe.experiments.sections import show
-
-        show(report, folder, settings.image)
+    run_and_show(Settings, run, EXAMPLES)
 
 
 if __name__ == "__main__":

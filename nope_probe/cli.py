@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from contextvars import ContextVar
 from dataclasses import fields, make_dataclass
@@ -26,6 +26,7 @@ from nope_probe.runtime.processes import (
     HEAD_START,
     Signals,
     is_first_of_machine,
+    is_first_process,
     record_error,
     validate_launch,
 )
@@ -35,30 +36,6 @@ Settings = TypeVar("Settings")
 _subcommand: ContextVar[str | None] = ContextVar("subcommand", default=None)
 IMAGE = "image"
 IMAGE_HELP = "Draw the first figure of the page into this .png or .svg file too (needs Chrome)."
-# What tyro says of a value that it cannot read, and the same in one line.
-_REWRITTEN = (
-    (
-        r"Error parsing (\S+):\s+no type matching (.+?) could be instantiated from \[(.*)\]\.",
-        r"\1 \3: expected \2",
-    ),
-    (
-        r"Error parsing (\S+):\s+invalid literal for int\(\) with base 10: (.*)",
-        r"\1 \2: expected a whole number",
-    ),
-    (
-        r"Error parsing (\S+):\s+could not convert string to float: (.*)",
-        r"\1 \2: expected a number",
-    ),
-    (
-        r"Error parsing (\S+):\s+Could not find valid parse for arguments: \[(.*)\]",
-        r"\1 \2: expected values of another kind",
-    ),
-    (
-        r"[Ii]nvalid choice (.+) for argument '(.+?)'\. Expected one of \((.*?),?\)\s*\.",
-        r"\2 \1: expected one of \3",
-    ),
-    (r"Unrecognized options: (.*)", r"unknown: \1"),
-)
 
 
 def parse(settings: type[Settings], examples: Sequence[str] = ()) -> Settings:
@@ -99,6 +76,24 @@ def parse_with_image(
         validate_image_place(path, getattr(parsed, "out", None))
     own = {field.name: getattr(parsed, field.name) for field in fields(parsed)[:-1]}
     return settings(**own), path
+
+
+def run_and_show(
+    settings: type[Settings], run: Callable[[Any], Path], examples: Sequence[str]
+) -> None:
+    """Run a command line, and print what the run shows; draw its first figure for `--image`.
+
+    Args:
+        settings: the settings of the command.
+        run: runs them and returns the folder; `sections.py`, beside its module, says what to show.
+        examples: arguments of the command, for its help.
+    """
+    with one_line_errors():
+        chosen, image = parse_with_image(settings, examples)
+        folder = run(chosen)
+        if is_first_process():
+            sections = import_module(run.__module__.removesuffix("run") + "sections")
+            import_module("nope_probe.experiments.sections").show(sections.report, folder, image)
 
 
 def typed_arguments() -> list[str]:
@@ -192,11 +187,7 @@ def _error_of_a_box(box: str, stop: SystemExit, typed: str) -> UserError:
     # Rules have no letters; the first line is the box's title.
     lines = [line if re.search(r"\w", line) else "" for line in inside][1:]
     text = [*lines[next((i for i, line in enumerate(lines) if line), 0) :], ""]
-    first = " ".join(text[: text.index("")])
-    for pattern, rewritten in _REWRITTEN:
-        first, n_changed = re.subn(f"^{pattern}.*$", rewritten, first)
-        if n_changed:
-            break
+    first = " ".join(text[: text.index("")]).removeprefix("Error parsing ")
     near = re.search(r"Perhaps you meant:\W*(--[\w-]+)", " ".join(text))
     meant = f"; did you mean {near[1]}?" if near else ""
     return UserError(f"{first.rstrip('.')}{meant} (see {typed} --help)")

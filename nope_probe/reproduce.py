@@ -6,7 +6,8 @@ import os
 import sys
 
 from nope_probe.cli import one_line_errors, parse, parse_with_image, typed_arguments
-from nope_probe.experiments.paper.settings import NAMES, Settings
+from nope_probe.experiments.paper.run import run
+from nope_probe.experiments.paper.settings import FIGURES, Settings
 from nope_probe.runtime.processes import is_first_process
 
 EXAMPLES = (
@@ -28,18 +29,17 @@ def main() -> None:
 def is_path(arguments: list[str]) -> bool:
     """Return whether the first argument is a run's folder, or a file, and no figure's name."""
     first = next(iter(arguments), "-")
-    if first.startswith("-") or first in (*NAMES, "all"):
+    if first.startswith("-") or first in (*FIGURES, "all"):
         return False
     return os.sep in first or os.path.exists(first)
 
 
 def repeat() -> None:
     """Repeat a run from its manifest, and print whether it came out the same."""
-    from nope_probe.experiments.repeat import Settings as RepeatSettings
-    from nope_probe.experiments.repeat import run
+    from nope_probe.experiments import repeat
     from nope_probe.experiments.sections import print_lines
 
-    found = run(parse(RepeatSettings, RUN_EXAMPLES))
+    found = repeat.run(parse(repeat.Settings, RUN_EXAMPLES))
     print_lines([str(found)])
     if not found.same:
         sys.exit(1)
@@ -50,17 +50,14 @@ def reproduce_figure() -> None:
     settings, image = parse_with_image(Settings, EXAMPLES)
     if image is not None:
         settings.validate_drawable()
-    from nope_probe.experiments.paper.run import run
-
     folder = run(settings)
     if is_first_process():
-        from nope_probe.experiments.paper.sections import print_index, print_summary
+        from nope_probe.experiments.paper.index import print_index
+        from nope_probe.experiments.paper.sections import draw, print_summary
 
         (print_index if settings.figure == "all" else print_summary)(folder)
         if image is not None:
-            from nope_probe.experiments.image import draw_image
-
-            draw_image(folder, image)
+            draw(folder, image)
 
 
 if __name__ == "__main__":

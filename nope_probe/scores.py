@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from nope_probe.cli import one_line_errors, parse_with_image
+from nope_probe.cli import run_and_show
 from nope_probe.experiments.scores.run import Settings, run
-from nope_probe.runtime.processes import is_first_process
 
 EXAMPLES = (
     "--model nope-tiny --layers all",
@@ -14,14 +13,7 @@ EXAMPLES = (
 
 def main() -> None:
     """Run the command line."""
-    with one_line_errors():
-        settings, image = parse_with_image(Settings, EXAMPLES)
-        folder = run(settings)
-        if is_first_process():
-            from nope_probe.experiments.scores.sections import report
-            from nope_probe.experiments.sections import show
-
-            show(report, folder, image)
+    run_and_show(Settings, run, EXAMPLES)
 
 
 if __name__ == "__main__":

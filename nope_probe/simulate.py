@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nope_probe.cli import one_line_errors, parse_with_image
+from nope_probe.cli import run_and_show
 from nope_probe.experiments.simulation.run import Settings, run
 
 EXAMPLES = (
@@ -13,13 +13,7 @@ EXAMPLES = (
 
 def main() -> None:
     """Run the command line."""
-    with one_line_errors():
-        settings, image = parse_with_image(Settings, EXAMPLES)
-        folder = run(settings)
-        from nope_probe.experiments.sections import show
-        from nope_probe.experiments.simulation.sections import report
-
-        show(report, folder, image)
+    run_and_show(Settings, run, EXAMPLES)
 
 
 if __name__ == "__main__":

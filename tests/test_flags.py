@@ -53,9 +53,14 @@ SIZES: dict[str, dict[str, str]] = {
     "train": {"--steps": "2"},
 }
 FIGURE_SIZES: dict[str, dict[str, str]] = {
-    **{name: {"--n-samples": "32"} for name in (*paper.SIMULATED, "all")},
-    **{name: {"--n-seqs": "8"} for name in paper.NOPE_FIGURES},
-    **{name: {"--n-seqs": "8", "--seq-len": "12", "--layers": "1"} for name in paper.SCORES},
+    "all": {"--n-samples": "32"},
+    **{name: {"--n-samples": "32"} for name, each in paper.FIGURES.items() if each.simulations},
+    **{name: {"--n-seqs": "8"} for name, each in paper.FIGURES.items() if each.is_of_nope},
+    **{
+        name: {"--n-seqs": "8", "--seq-len": "12", "--layers": "1"}
+        for name, each in paper.FIGURES.items()
+        if each.maps
+    },
 }
 TEXT = "my.jsonl"
 # What stands for what cannot be run here, and why it cannot.
@@ -232,7 +237,7 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setattr(constants, "HF_HUB_CACHE", str(cache))
         patch.setattr(go.Figure, "write_image", draw)
         patch.setattr("nope_probe.runtime.places.validate_browser", lambda: None)
-        patch.setattr(paper, "DEFAULT_SEQS", 8)  # of `reproduce all`, which has no flag for it
+        patch.setattr(paper, "N_SEQS", 8)  # of `reproduce all`, which has no flag for it
         shorten_training(patch.setattr, patch.setitem)
         made = {name: write_tiny(name, tmp_path_factory.mktemp("made")) for name in {*HUB.values()}}
         for name, tiny in HUB.items():

@@ -16,21 +16,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from nope_probe.analyses.jackknife import Interval, jackknife, leave_one_out, standard_error
+from nope_probe.analyses.jackknife import (
+    Interval,
+    Intervals,
+    jackknife,
+    leave_one_out,
+    mean_intervals,
+)
 
 Losses = Float[Tensor, "document target"]
 PerDocument = Float[Tensor, " document"]
 PENALTY = 1e-3
 MIN_PAIRS = 5
-
-
-@dataclass(frozen=True, kw_only=True)
-class PositionMeans:
-    """The mean over documents at each target, with its 95% interval, in nats."""
-
-    value: Float[Tensor, " target"]
-    low: Float[Tensor, " target"]
-    high: Float[Tensor, " target"]
 
 
 def by_document(
@@ -57,19 +54,12 @@ def mean_interval(values: PerDocument) -> Interval:
     return jackknife(leave_one_out(values.double()))
 
 
-def position_means(losses: Losses) -> PositionMeans:
-    """Return the mean loss at each target, with its jackknife interval over documents.
+def position_means(losses: Losses) -> Intervals:
+    """Return the mean loss at each target, nats, with its jackknife interval over documents.
 
-    The jackknife of a mean over n documents is t_{n-1}(.975) standard errors to either side, which
-    one document does not have.
+    One document has no interval.
     """
-    from scipy.special import stdtrit
-
-    losses = losses.double()
-    n = len(losses)
-    half = float(stdtrit(n - 1, 0.975)) * standard_error(losses)
-    value = losses.mean(0)
-    return PositionMeans(value=value, low=value - half, high=value + half)
+    return mean_intervals(losses)
 
 
 def span_loss(losses: Losses, first: int, stop: int | None = None) -> PerDocument:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Generic, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -15,6 +16,7 @@ from nope_probe.maps.centred import centred_rows, n_kept_cells
 from nope_probe.maps.stored_maps import LayerFolds, row_blocks
 
 GRAM_BYTES = 1 << 26
+Name = TypeVar("Name", bound=Hashable)  # of a map: a condition, or a term of a split
 
 
 def contrast_map(
@@ -27,11 +29,11 @@ def contrast_map(
     return total
 
 
-class ContrastGram:
+class ContrastGram(Generic[Name]):
     """Inner products of contrasts, on all folds and without each, from one Gram matrix.
 
     Args:
-        conditions: the conditions, in the order of the Gram matrix.
+        conditions: the conditions, or other maps of a layer, in the order of the Gram matrix.
         gram: the inner products of their patterns, as `cross_products` returns them, squared nats.
         counts: sequences per fold; all the same by default.
         score_squares: the mean square of each condition's scores, squared nats: a contrast within
@@ -40,7 +42,7 @@ class ContrastGram:
 
     def __init__(
         self,
-        conditions: Iterable[Condition],
+        conditions: Iterable[Name],
         gram: Float[Tensor, "one_plus_folds condition condition"],
         counts: Int[Tensor, " fold"] | None = None,
         score_squares: Float[Tensor, " condition"] | None = None,
@@ -53,12 +55,12 @@ class ContrastGram:
     @classmethod
     def of_layers(
         cls,
-        folds: Mapping[Condition, LayerFolds],
+        folds: Mapping[Name, LayerFolds],
         skip_keys: int = 0,
         counts: Int[Tensor, " fold"] | None = None,
         *,
         n_bytes: int = GRAM_BYTES,
-    ) -> ContrastGram:
+    ) -> ContrastGram[Name]:
         """Return the inner products of one layer's patterns, read a block of rows at a time.
 
         Args:
@@ -80,7 +82,9 @@ class ContrastGram:
             sums.add(patterns)
         return cls(folds, sums.cross_products(n_cells, counts), counts, squares)
 
-    def product(self, one: Contrast, other: Contrast) -> Float[Tensor, " one_plus_folds"]:
+    def product(
+        self, one: Mapping[Name, float], other: Mapping[Name, float]
+    ) -> Float[Tensor, " one_plus_folds"]:
         """Return <one, other> as a mean over cells, in squared nats.
 
         Raises:
@@ -89,24 +93,24 @@ class ContrastGram:
         left, right = self._coefficients(one), self._coefficients(other)
         return torch.einsum("x,fxy,y->f", left, self.gram, right)
 
-    def rms(self, contrast: Contrast) -> Interval:
+    def rms(self, contrast: Mapping[Name, float]) -> Interval:
         """Return the RMS of a contrast, nats."""
         return rms(self._square(contrast), self.counts)
 
-    def share(self, part: Contrast, whole: Contrast) -> Interval:
+    def share(self, part: Mapping[Name, float], whole: Mapping[Name, float]) -> Interval:
         """Return <part, whole> / <whole, whole>."""
         return share(self.product(part, whole), self._square(whole), self.counts)
 
-    def rms_ratio(self, whole: Contrast, part: Contrast) -> Interval:
+    def rms_ratio(self, whole: Mapping[Name, float], part: Mapping[Name, float]) -> Interval:
         """Return RMS whole / RMS part; undefined where either does not exceed its noise."""
         return rms_ratio(self._square(whole), self._square(part), self.counts)
 
-    def _square(self, contrast: Contrast) -> Float[Tensor, " one_plus_folds"]:
+    def _square(self, contrast: Mapping[Name, float]) -> Float[Tensor, " one_plus_folds"]:
         """Return the mean square of a contrast, 0 within the rounding of its conditions' scores."""
         score_square = self._coefficients(contrast).square() @ self.score_squares
         return beyond_rounding(self.product(contrast, contrast), score_square)
 
-    def _coefficients(self, contrast: Contrast) -> Float[Tensor, " condition"]:
+    def _coefficients(self, contrast: Mapping[Name, float]) -> Float[Tensor, " condition"]:
         vector = torch.zeros(len(self.row), dtype=torch.float64)
         for condition, weight in contrast.items():
             vector[self.row[condition]] += weight

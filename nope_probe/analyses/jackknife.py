@@ -63,8 +63,6 @@ def jackknife(estimates: Estimates, counts: Int[Tensor, " fold"] | None = None) 
     Raises:
         ValueError: for fewer than 4 folds.
     """
-    from scipy.special import stdtrit
-
     value, deleted = estimates[0].double(), estimates[1:].double()
     n_folds = len(deleted)
     if n_folds < MIN_FOLDS:
@@ -73,9 +71,39 @@ def jackknife(estimates: Estimates, counts: Int[Tensor, " fold"] | None = None) 
     pseudo = (value - (1 - weights) * deleted) / weights
     deviations = pseudo - (weights * pseudo).sum()
     variance = (weights / (1 - weights) * deviations.square()).mean()
-    freedom = float(1 / weights.square().sum()) - 1
-    half = float(stdtrit(freedom, 0.975)) * variance.sqrt()
+    half = _quantile(weights) * variance.sqrt()
     return Interval(value=float(value), low=float(value - half), high=float(value + half))
+
+
+def _quantile(weights: Float[Tensor, " fold"]) -> float:
+    from scipy.special import stdtrit
+
+    return float(stdtrit(float(1 / weights.square().sum()) - 1, 0.975))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intervals:
+    """Means over all sequences, cell by cell, with their 95% intervals; NaN of a single fold."""
+
+    value: Float[Tensor, "*map"]
+    low: Float[Tensor, "*map"]
+    high: Float[Tensor, "*map"]
+
+
+def mean_intervals(
+    folds: Float[Tensor, "fold *map"], counts: Int[Tensor, " fold"] | None = None
+) -> Intervals:
+    """Return the mean over all sequences with its 95% jackknife interval, cell by cell.
+
+    Args:
+        folds: fold means.
+        counts: sequences per fold; all the same by default.
+    """
+    folds, weights = folds.double(), fold_weights(len(folds), counts)
+    value = torch.einsum("f,f...->...", weights, folds)
+    # Of a mean over sequences, the jackknife's standard error is that of the fold means.
+    half = _quantile(weights) * standard_error(folds, counts)
+    return Intervals(value=value, low=value - half, high=value + half)
 
 
 def standard_error(

@@ -18,14 +18,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.analyses.distances import (
-    cells_by_distance,
-    distance_rows,
-    distance_sums,
-    edge_keys,
-    first_cells_by_distance,
-    relative_fit,
-)
 from nope_probe.analyses.jackknife import (
     UNDEFINED,
     Interval,
@@ -40,8 +32,14 @@ from nope_probe.analyses.pattern_rows import (
     NonRelativeRows,
     as_layer,
     beyond_rounding,
+    cells_by_distance,
+    distance_rows,
+    distance_sums,
+    edge_keys,
+    first_cells_by_distance,
     mean_squares,
     pattern_rows,
+    relative_fit,
 )
 from nope_probe.analyses.trends import LAG, TrendSums, query_stride
 from nope_probe.errors import closed_choices
@@ -245,7 +243,6 @@ class _ScoreSums:
         self.n, self.skip_keys, self.edge = layer.n, skip_keys, edge_keys(layer.n, skip_keys)
         self.sums = torch.zeros(layer.n_folds, layer.n, dtype=torch.float64)
         self.counts = torch.zeros(layer.n, dtype=torch.float64)
-        self.kept = torch.zeros(layer.n_folds, layer.n, dtype=torch.float64)
         self.first = torch.zeros(layer.n_folds, dtype=torch.float64)
         self.total = torch.zeros(layer.n_folds, dtype=torch.float64)
 

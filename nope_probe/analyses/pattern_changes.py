@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.jackknife import (
     UNDEFINED,
     Estimates,
@@ -23,7 +24,6 @@ from nope_probe.analyses.jackknife import (
     jackknife,
     leave_one_out,
     rms,
-    share,
     signed_root,
 )
 from nope_probe.analyses.pattern import FoldCounts, measure_estimates
@@ -36,9 +36,9 @@ from nope_probe.analyses.pattern_rows import (
     mean_squares,
     pattern_distance_sums,
 )
-from nope_probe.analyses.trends import TrendSums, query_stride
+from nope_probe.analyses.trends import locality, query_stride
 from nope_probe.maps.centred import centred_rows, kept_cells, n_kept_cells, row_centred
-from nope_probe.maps.stored_maps import LayerFolds, row_blocks
+from nope_probe.maps.stored_maps import LayerFolds, TensorFolds, row_blocks
 
 FoldMaps = Float[Tensor, "fold query_pos key_pos"]
 OtherFoldMaps = Float[Tensor, "other_fold query_pos key_pos"]
@@ -110,24 +110,16 @@ def _kept(
     cells = kept_cells(maps.shape[-1], skip_keys)
     if not (maps[:, cells].isfinite().all() and intact[:, cells].isfinite().all()):
         return KeptPattern(amplitude=UNDEFINED, locality=UNDEFINED, share=UNDEFINED)
-    v, u = _pattern_cells(maps, skip_keys), _pattern_cells(intact, skip_keys)
-    v_v = beyond_rounding(_inner(v, v, counts), maps[:, cells].square().mean())
-    u_u = beyond_rounding(_inner(u, u, counts), intact[:, cells].square().mean())
-    locality = jackknife(_locality(row_centred(maps, skip_keys), skip_keys, counts), counts)
+    layers = {"v": TensorFolds(maps), "u": TensorFolds(intact)}
+    gram = ContrastGram.of_layers(layers, skip_keys, counts)
+    amplitude = gram.rms({"v": 1.0})
+    patterns = leave_one_out(row_centred(maps, skip_keys), counts)
+    trend = locality(patterns, skip_keys, query_stride(maps.shape[-1]))
     return KeptPattern(
-        amplitude=rms(v_v, counts),
-        locality=locality if v_v.any() else UNDEFINED,
-        share=share(_inner(v, u, counts), u_u, counts),
+        amplitude=amplitude,
+        locality=jackknife(trend, counts) if amplitude.value else UNDEFINED,
+        share=gram.share({"v": 1.0}, {"u": 1.0}),
     )
-
-
-def _locality(patterns: FoldMaps, skip_keys: int, counts: FoldCounts | None) -> Estimates:
-    """Return the locality on all folds and without each, of the queries that `measure` orders."""
-    n = patterns.shape[-1]
-    trends = TrendSums(1 + len(patterns), skip_keys, query_stride(n))
-    for query in trends.chosen(0, n):
-        trends.add(leave_one_out(patterns[:, query, skip_keys:query], counts))
-    return trends.locality
 
 
 def positional_part(

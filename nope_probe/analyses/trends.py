@@ -70,18 +70,24 @@ class TrendSums:
 
 
 def locality(
-    patterns: Float[Tensor, "*batch query_pos key_pos"], skip_keys: int = 0
+    patterns: Float[Tensor, "*batch query_pos key_pos"], skip_keys: int = 0, stride: int = 1
 ) -> Float[Tensor, "*batch"]:
     """Return the Spearman correlation of P[i, j] with j, averaged over rows of 8 keys or more.
 
     A constant row counts as 0; without rows of 8 keys the mean is NaN.
+
+    Args:
+        patterns: patterns, nats.
+        skip_keys: how many first keys to leave out.
+        stride: between the queries that are taken, the first being 0.
     """
-    n = patterns.shape[-1]
-    if n - skip_keys <= MIN_KEYS:
-        return torch.full(patterns.shape[:-2], torch.nan, dtype=patterns.dtype)
     rows = [
-        spearman_with_order(patterns[..., i, skip_keys:i]) for i in range(skip_keys + MIN_KEYS, n)
+        spearman_with_order(patterns[..., query, skip_keys:query])
+        for query in range(0, patterns.shape[-1], stride)
+        if query - skip_keys >= MIN_KEYS
     ]
+    if not rows:
+        return torch.full(patterns.shape[:-2], torch.nan, dtype=patterns.dtype)
     return torch.stack(rows).mean(0)
 
 

@@ -7,13 +7,12 @@ findings and the settings.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -84,11 +83,13 @@ def run(settings: Settings) -> Comparison:
     experiment: Any = import_module(f"nope_probe.experiments.{MODULES[kind]}.run")
     recorded = restored(experiment.Settings, settings.run, manifest["settings"])
     validate_repeatable(settings.run, manifest.get("sources"), recorded.sources())
-    with ExitStack() as stack:
-        out = settings.out or Path(stack.enter_context(TemporaryDirectory()), "run")
-        set_threads(manifest.get("threads"))
-        again = experiment.run(replace(recorded, out=out))
-        return compare_runs(settings.run, again)
+    if "threads" in manifest:  # sums are in the order of the run's then
+        import torch
+
+        torch.set_num_threads(manifest["threads"])
+    with TemporaryDirectory() as temporary:
+        out = settings.out or Path(temporary, "run")
+        return compare_runs(settings.run, experiment.run(replace(recorded, out=out)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +111,32 @@ class Comparison:
     where: str = ""
     missing: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        run: Path,
+        differences: Mapping[str, float],
+        missing: Iterable[str],
+        manifests: tuple[Mapping[str, Any], Mapping[str, Any]],
+    ) -> Comparison:
+        """Return the comparison of two runs that are not identical.
+
+        Args:
+            run: the run that was repeated.
+            differences: relative to the largest number, by file and array.
+            missing: files and arrays that one of the two runs lacks.
+            manifests: of the two runs.
+        """
+        where = max(differences, key=lambda name: differences[name], default="")
+        return cls(
+            name=str(run),
+            identical=False,
+            largest=differences.get(where, 0.0),
+            where=where,
+            missing=tuple(missing),
+            changed=tuple(changes(*manifests)),
+        )
 
     @property
     def same(self) -> bool:
@@ -138,47 +165,23 @@ def restored(kind: type[Any], folder: Path, recorded: Mapping[str, Any]) -> Any:
     Args:
         kind: the class of the command's settings.
         folder: the run's folder.
-        recorded: what the manifest holds.
+        recorded: what the manifest holds; JSON has lists for tuples.
 
     Raises:
         UserError: if an older or newer version wrote them.
     """
-    values = {name: _value(value) for name, value in recorded.items() if name != "format"}
-    known = get_type_hints(kind)
-    if recorded.get("format", FORMAT) != FORMAT or not set(values) <= set(known):
+    values = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in recorded.items()
+        if name != "format"
+    }
+    known = {field.name for field in fields(kind)}
+    if recorded.get("format", FORMAT) != FORMAT or not set(values) <= known:
         raise UserError(
             f"{folder} holds a run of another version of nope_probe, which means other numbers by "
             "its settings: it cannot be repeated with this one"
         )
-    for name, value in values.items():
-        if not _is_of(value, known[name]):
-            raise UserError(f"{folder} cannot be repeated: its manifest has {value!r} as {name}")
     return kind(**values)
-
-
-def _value(value: Any) -> Any:
-    """Return a value from JSON as the settings hold it."""
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _is_of(value: Any, hint: Any) -> bool:
-    """Return whether a value from JSON is of a setting's type."""
-    of, inner = get_origin(hint), get_args(hint)
-    if of is Literal:
-        return any(value == each and type(value) is type(each) for each in inner)
-    if of is tuple:
-        return isinstance(value, tuple) and all(_is_of(each, inner[0]) for each in value)
-    if inner:  # a union
-        return any(_is_of(value, each) for each in inner)
-    return type(value) is hint or (hint is float and type(value) is int)
-
-
-def set_threads(count: int | None) -> None:
-    """Compute with so many threads, as the run did: sums are in the same order then."""
-    if count is not None:
-        import torch
-
-        torch.set_num_threads(count)
 
 
 def compare_runs(before: Path, again: Path) -> Comparison:
@@ -187,35 +190,28 @@ def compare_runs(before: Path, again: Path) -> Comparison:
     Arrays decide: a table holds ranks and quotients of theirs, in which the last digits of a sum
     can show. Its rows and columns have to be the same.
     """
-    first, second = read_manifest(before), read_manifest(again)
-    sums = [
+    from safetensors.numpy import load_file
+
+    manifests = read_manifest(before), read_manifest(again)
+    first, second = (
         {name: value for name, value in each["checksums"].items() if name not in NOT_COMPARED}
-        for each in (first, second)
-    ]
-    if sums[0] == sums[1]:
-        return Comparison(name=str(before), identical=True)
-    differences, missing = dict[str, float](), sorted({*sums[0]} ^ {*sums[1]})
-    for name in sorted({*sums[0]} & {*sums[1]}):
-        if name.endswith(".safetensors"):
-            pair = _arrays(before / name), _arrays(again / name)
-            missing += [f"{name} {key}" for key in sorted(_unlike(*pair))]
-            differences |= {
-                f"{name} {key}": relative_difference(pair[0][key], pair[1][key])
-                for key in {*pair[0]} & {*pair[1]} - _unlike(*pair)
-            }
-        elif name.endswith(".csv") and not same_rows(
-            read_table(before / name), read_table(again / name)
-        ):
-            missing.append(f"rows of {name}")
-    where = max(differences, key=lambda key: differences[key], default="")
-    return Comparison(
-        name=str(before),
-        identical=False,
-        largest=differences.get(where, 0.0),
-        where=where,
-        missing=tuple(missing),
-        changed=tuple(changes(first, second)),
+        for each in manifests
     )
+    if first == second:
+        return Comparison(name=str(before), identical=True)
+    differences, missing = dict[str, float](), sorted({*first} ^ {*second})
+    for name in sorted({*first} & {*second}):
+        paths = before / name, again / name
+        if name.endswith(".safetensors"):
+            one, other = map(load_file, paths)
+            shared = {key for key in {*one} & {*other} if one[key].shape == other[key].shape}
+            missing += [f"{name} {key}" for key in sorted({*one, *other} - shared)]
+            differences |= {
+                f"{name} {key}": relative_difference(one[key], other[key]) for key in sorted(shared)
+            }
+        elif name.endswith(".csv") and not same_rows(*map(read_table, paths)):
+            missing.append(f"rows of {name}")
+    return Comparison.of(before, differences, missing, manifests)
 
 
 def relative_difference(first: np.ndarray, second: np.ndarray) -> float:
@@ -227,52 +223,35 @@ def relative_difference(first: np.ndarray, second: np.ndarray) -> float:
 
     if np.array_equal(first, second, equal_nan=first.dtype.kind == "f"):
         return 0.0
-    if first.dtype.kind != "f":
+    finite = np.isfinite(first)
+    if first.dtype.kind != "f" or not np.array_equal(finite, np.isfinite(second)):
         return float("inf")
-    a, b = first.astype(np.float64), second.astype(np.float64)
-    finite = np.isfinite(a)
-    if not np.array_equal(finite, np.isfinite(b)):
-        return float("inf")
-    largest = float(np.abs(a[finite]).max(initial=0))
-    return (
-        float(np.abs(a[finite] - b[finite]).max(initial=0)) / largest if largest else float("inf")
-    )
+    a, b = first[finite].astype(np.float64), second[finite].astype(np.float64)
+    largest = float(np.abs(a).max(initial=0))
+    return float(np.abs(a - b).max(initial=0)) / largest if largest else float("inf")
 
 
 def changes(before: Mapping[str, Any], again: Mapping[str, Any]) -> list[str]:
     """Return which versions and settings of the machine two manifests differ in."""
-    records = [
+    then, now = (
         {**each.get("versions", {}), "threads": each.get("threads"), "device": each.get("device")}
         for each in (before, again)
-    ]
+    )
     return [
-        f"{name} {records[0].get(name)} then, {records[1].get(name)} now"
-        for name in records[1]
-        if records[0].get(name) != records[1].get(name)
+        f"{name} {then.get(name)} then, {now[name]} now"
+        for name in now
+        if then.get(name) != now[name]
     ]
 
 
 def same_rows(first: pd.DataFrame, second: pd.DataFrame) -> bool:
     """Return whether two tables have the same columns, rows and texts, whatever their numbers."""
-    if list(first.columns) != list(second.columns) or len(first) != len(second):
-        return False
-    texts = [
+    one, other = (
         table.select_dtypes(exclude="number").fillna("").reset_index(drop=True)
         for table in (first, second)
-    ]
-    return bool(texts[0].equals(texts[1]))
-
-
-def _arrays(path: Path) -> dict[str, np.ndarray]:
-    from safetensors.numpy import load_file
-
-    return load_file(path)
-
-
-def _unlike(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> set[str]:
-    """Return the names that one of two files lacks, or that have other shapes in it."""
-    shared = {*first} & {*second}
-    return ({*first} ^ {*second}) | {n for n in shared if first[n].shape != second[n].shape}
+    )
+    same_shape = list(first.columns) == list(second.columns) and len(first) == len(second)
+    return same_shape and bool(one.equals(other))
 
 
 def repeat_layers(file: Path) -> Comparison:
@@ -281,63 +260,37 @@ def repeat_layers(file: Path) -> Comparison:
     Raises:
         UserError: for a file that holds something else, or a model that changed or is not there.
     """
-    before = read_report(file)
     try:
-        values = before["run"]["settings"]
+        before = read_json(file)
+        values, recorded = before["run"]["settings"], before["run"]["sources"]
         settings = layers_run.Settings(
             **{**values, "expect": tuple(values["expect"]), "json": True}
         )
-        recorded = before["run"]["sources"]
-    except (KeyError, TypeError) as error:
-        raise UserError(
-            f"{file} holds no settings of layers; print it again with --json"
-        ) from error
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{file} is no file of layers --json, and no run's folder") from error
     validate_repeatable(file, recorded, settings.sources())
     again = json.loads(as_json(layers_run.run(settings), settings))
     return compare_reports(file, before, again)
 
 
-def read_report(file: Path) -> dict[str, Any]:
-    """Read what `layers --json` printed.
-
-    Raises:
-        UserError: for anything else.
-    """
-    try:
-        report = read_json(file)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file} is no file of layers --json, and no run's folder") from error
-    if not isinstance(report, dict):
-        raise UserError(f"{file} is no file of layers --json, and no run's folder")
-    return report
-
-
 def compare_reports(file: Path, before: dict[str, Any], again: dict[str, Any]) -> Comparison:
-    """Compare the findings of two reports."""
-    found = [dict(_leaves(each | {"run": None})) for each in (before, again)]
-    missing = sorted({*found[0]} ^ {*found[1]})
-    shared = {name: (found[0][name], found[1][name]) for name in found[0] if name in found[1]}
-    differences = {name: _difference(*pair) for name, pair in shared.items()}
-    where = max(differences, key=lambda name: differences[name], default="")
-    return Comparison(
-        name=str(file),
-        identical=found[0] == found[1],
-        largest=differences.get(where, 0.0),
-        where=where,
-        missing=tuple(missing),
-        changed=tuple(changes(before["run"], again["run"])),
-    )
+    """Compare the findings of two reports of `layers --json`."""
+    first, second = (dict(_leaves(report | {"run": None})) for report in (before, again))
+    if first == second:
+        return Comparison(name=str(file), identical=True)
+    shared = [name for name in first if name in second]
+    differences = {name: _difference(first[name], second[name]) for name in shared}
+    missing = sorted({*first} ^ {*second})
+    return Comparison.of(file, differences, missing, (before["run"], again["run"]))
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Return every value in nested JSON by its path, such as `layers.0.rope_change`."""
-    inside = value.items() if isinstance(value, dict) else enumerate(value)
-    for key, each in inside:
-        path = f"{name}.{key}" if name else str(key)
-        if isinstance(each, (dict, list)):
-            yield from _leaves(each, path)
-        else:
-            yield path, each
+    if not isinstance(value, (dict, list)):
+        yield name, value
+        return
+    for key, inside in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from _leaves(inside, f"{name}.{key}" if name else str(key))
 
 
 def _difference(first: Any, second: Any) -> float:

@@ -13,12 +13,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.attribution import LayerAttribution, PlayerAttribution
-from nope_probe.analyses.bands import BandPattern
-from nope_probe.analyses.distances import OffsetProfile, offset_profile
-from nope_probe.analyses.jackknife import Interval
-from nope_probe.analyses.mean_covariance import MeanCovariance
+from nope_probe.analyses.jackknife import Interval, Intervals
 from nope_probe.analyses.pattern import Measures
 from nope_probe.analyses.pattern_changes import MaskEffect
+from nope_probe.analyses.pattern_rows import offset_profile
+from nope_probe.analyses.splits import BandPattern, MeanCovariance
 from nope_probe.figures.intervals import bound_columns
 
 Row = dict[str, Any]
@@ -224,7 +223,7 @@ def offsets_table(
     )
 
 
-def profiles_table(profiles: Mapping[str, OffsetProfile]) -> pd.DataFrame:
+def profiles_table(profiles: Mapping[str, Intervals]) -> pd.DataFrame:
     """Return the table of offset profiles from those of each term, [layer, offset]."""
     n_layers = next(iter(profiles.values())).value.shape[0]
     parts = [
@@ -251,7 +250,7 @@ def head_offsets_table(
     return pd.concat(parts, ignore_index=True)[["layer", "head", "offset", *interval_names("mean")]]
 
 
-def _profile_rows(profile: OffsetProfile, *where: int) -> pd.DataFrame:
+def _profile_rows(profile: Intervals, *where: int) -> pd.DataFrame:
     bounds = (profile.value, profile.low, profile.high)
     columns = {
         name: each[where].numpy() for name, each in zip(interval_names("mean"), bounds, strict=True)

@@ -7,7 +7,6 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from nope_probe.errors import StorageError, UserError, is_unwritable
 from nope_probe.files import read_json
 from nope_probe.runtime.folder import atomic_write, reason
 from nope_probe.runtime.identity import file_checksum, json_checksum
-from nope_probe.training.recipes import RECIPES
 
 # torch.save reports what it cannot write as a RuntimeError of its zip writer.
 _TORCH_SAVE = re.compile("PytorchStreamWriter|inline_container")
@@ -28,36 +26,10 @@ FINISHED = "training.json"  # written last into the folder of a trained model
 MODEL_FILES = (FINISHED, "config.json", "model.safetensors")
 
 
-def identity(preset: str, *, seed: int, steps: int | None) -> dict[str, Any]:
-    """Return what identifies a training run: another one's weights are not continued.
-
-    Args:
-        preset: which model is trained.
-        seed: of weights and data order.
-        steps: how many steps; the recipe's for None.
-    """
-    recipe = RECIPES[preset.split("-")[1]]
-    found = {
-        "preset": preset,
-        "seed": seed,
-        "steps": steps or recipe.steps,
-        "recipe": asdict(recipe),
-    }
-    return json.loads(json.dumps(found))
-
-
 def write_identity(out: Path, about: Mapping[str, Any]) -> None:
-    """Write down which run a folder holds.
-
-    Raises:
-        StorageError: if the folder cannot be written to.
-    """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        with atomic_write(out / _RUN) as partial:
-            partial.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise StorageError(f"cannot write to {out}: {reason(error)}") from error
+    """Write down which run a folder holds."""
+    out.mkdir(parents=True, exist_ok=True)
+    _write_json(out / _RUN, about)
 
 
 def validate_same_training(out: Path, about: Mapping[str, Any]) -> None:
@@ -84,9 +56,7 @@ def validate_same_training(out: Path, about: Mapping[str, Any]) -> None:
 
 def mark_whole(checkpoint: Path, about: Mapping[str, Any]) -> None:
     """Write the checksums of a checkpoint's files, of which run, into it."""
-    record = {"run": json_checksum(about), "step": step_of(checkpoint), "files": _files(checkpoint)}
-    with atomic_write(checkpoint / _WHOLE) as partial:
-        partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    _write_json(checkpoint / _WHOLE, _record(checkpoint, about))
 
 
 def newest_whole(out: Path, about: Mapping[str, Any]) -> Path | None:
@@ -105,12 +75,7 @@ def newest_whole(out: Path, about: Mapping[str, Any]) -> Path | None:
         record = read_json(newest / _WHOLE)
     except ValueError:
         record = None
-    expected = {
-        "run": json_checksum(about),
-        "step": step_of(newest),
-        "files": _files(newest),
-    }
-    if record != expected:
+    if record != _record(newest, about):
         raise UserError(f"{newest} is not the checkpoint that this run wrote; remove it")
     return newest
 
@@ -143,9 +108,16 @@ def step_of(checkpoint: Path) -> int:
     return int(number) if number.isdecimal() else -1
 
 
-def _files(folder: Path) -> dict[str, str]:
-    return {
-        path.relative_to(folder).as_posix(): file_checksum(path)
-        for path in sorted(folder.rglob("*"))
+def _record(checkpoint: Path, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a checkpoint holds, and of which run."""
+    files = {
+        path.relative_to(checkpoint).as_posix(): file_checksum(path)
+        for path in sorted(checkpoint.rglob("*"))
         if path.is_file() and path.name != _WHOLE
     }
+    return {"run": json_checksum(about), "step": step_of(checkpoint), "files": files}
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    with atomic_write(path) as partial:
+        partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

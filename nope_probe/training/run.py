@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,12 +23,11 @@ from nope_probe.training.checkpoints import (
     MODEL_FILES,
     OWN_FILES,
     full_disk_is_one_line,
-    identity,
     newest_whole,
     validate_same_training,
     write_identity,
 )
-from nope_probe.training.recipes import RECIPES, validate_batch
+from nope_probe.training.recipes import RECIPES, Recipe, validate_batch
 
 PresetName = Literal["nope-tiny", "rope-tiny", "nope-1.5b", "rope-1.5b"]
 
@@ -50,9 +50,21 @@ class Settings(BoundedSettings):
     resume: Annotated[bool, tyro.conf.arg(help="Resume from the newest checkpoint in OUT.")] = False
 
     @property
+    def recipe(self) -> Recipe:
+        """The settings that the preset shares with its twin."""
+        return RECIPES[self.preset.split("-")[1]]
+
+    @property
     def identity(self) -> dict[str, Any]:
-        """What identifies the run."""
-        return identity(self.preset, seed=self.seed, steps=self.steps)
+        """What identifies the run, as JSON holds it: another run's weights are not continued."""
+        recipe = self.recipe
+        found = {
+            "preset": self.preset,
+            "seed": self.seed,
+            "steps": self.steps or recipe.steps,
+            "recipe": asdict(recipe),
+        }
+        return json.loads(json.dumps(found))
 
 
 def run(settings: Settings) -> None:
@@ -83,8 +95,11 @@ def run(settings: Settings) -> None:
 
 def _train(settings: Settings, out: Path, signals: Signals) -> None:
     """Train from the newest whole checkpoint, or from the start, and save the model."""
-    name, recipe = settings.preset, RECIPES[settings.preset.split("-")[1]]
+    name, recipe = settings.preset, settings.recipe
     with status("loading torch and transformers"):
+        import torch
+        from transformers import set_seed
+
         from nope_probe.models.parameter_free import smollm3_config
         from nope_probe.training.corpus import corpus_of, tokenizer_of
         from nope_probe.training.trainer import (
@@ -96,7 +111,9 @@ def _train(settings: Settings, out: Path, signals: Signals) -> None:
             train,
         )
 
-        _fix_randomness(settings.seed, recipe.threads)
+        if recipe.threads is not None:
+            torch.set_num_threads(recipe.threads)
+        set_seed(settings.seed)
     with status("reading the corpus", has_bars=True):
         tokenizer = tokenizer_of(recipe)
         corpus = corpus_of(recipe, tokenizer, settings.seed)
@@ -130,10 +147,10 @@ def validate(settings: Settings, out: Path) -> None:
         UserError: naming the flag.
     """
     validate_folder_place(out)
-    recipe = RECIPES[settings.preset.split("-")[1]]
+    recipe, steps = settings.recipe, settings.steps
     validate_batch(recipe, process_count())
-    if settings.steps is not None and settings.steps > recipe.steps:
-        raise UserError(f"--steps {settings.steps}: {settings.preset} has {recipe.steps:,} steps")
+    if steps is not None and steps > recipe.steps:
+        raise UserError(f"--steps {steps}: {settings.preset} has {recipe.steps:,} steps")
     if settings.resume:
         validate_same_training(out, settings.identity)
         return
@@ -151,16 +168,7 @@ def validate_reach(settings: Settings) -> None:
     Raises:
         UserError: naming what is not.
     """
-    recipe = RECIPES[settings.preset.split("-")[1]]
+    recipe = settings.recipe
     if recipe.size != "tiny":
         validate_reachable(recipe.tokenizer)
         validate_hub_answers(f"the data set {recipe.data}")
-
-
-def _fix_randomness(seed: int, threads: int | None) -> None:
-    import torch
-    from transformers import set_seed
-
-    if threads is not None:
-        torch.set_num_threads(threads)
-    set_seed(seed)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from nope_probe.analyses.bands import make_bands, split_bands
 from nope_probe.analyses.recover import Rotation
+from nope_probe.analyses.splits import make_bands, split_bands
 
 
 def turning(*frequencies: float) -> Rotation:

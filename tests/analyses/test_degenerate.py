@@ -10,11 +10,11 @@ from torch import Tensor
 from nope_probe.analyses.attribution import attribute
 from nope_probe.analyses.behaviour import position_means, rank_correlation, ridge
 from nope_probe.analyses.jackknife import Interval
-from nope_probe.analyses.mean_covariance import participation_ratio, split_mean_covariance
 from nope_probe.analyses.pattern import Measures, measure
 from nope_probe.analyses.pattern_changes import kept_patterns, pattern_lost
 from nope_probe.analyses.recover import fit_score_product
 from nope_probe.analyses.shapley import player_set
+from nope_probe.analyses.splits import participation_ratio, split_mean_covariance
 from nope_probe.maps.centred import kept_cells, row_centred
 
 FOLDS = 5
@@ -73,9 +73,10 @@ def test_nothing_is_left_or_lost_of_equal_scores(value: float):
 
 
 def test_equal_keys_span_no_dimensions_and_equal_scores_no_terms():
-    keys = torch.full((FOLDS, 1, 13, 3), 0.7)
-    assert is_undefined(participation_ratio(keys[:, 0].double()))
-    [found] = split_mean_covariance(constant_maps(0.1), constant_maps(0.3), keys)
+    keys = torch.full((FOLDS, 13, 3), 0.7)
+    assert is_undefined(participation_ratio(keys.double()))
+    maps = constant_maps(0.1)[:, 0], constant_maps(0.3)[:, 0]
+    found = split_mean_covariance(0, *maps, keys)
     for each in (found.mean, found.covariance, found.dimensions):
         assert is_undefined(each)
 

@@ -8,9 +8,7 @@ from torch import Tensor
 
 from nope_probe import capture_scores, load
 from nope_probe.analyses.attribution import attribute
-from nope_probe.analyses.bands import make_bands, split_bands
 from nope_probe.analyses.jackknife import Interval, cross_products, rms
-from nope_probe.analyses.mean_covariance import split_mean_covariance
 from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.pattern_changes import (
     kept_patterns,
@@ -21,6 +19,7 @@ from nope_probe.analyses.pattern_changes import (
 from nope_probe.analyses.pattern_rows import ROUNDING, exceeds_rounding, mean_squares
 from nope_probe.analyses.recover import Rotation
 from nope_probe.analyses.shapley import player_set
+from nope_probe.analyses.splits import make_bands, split_bands, split_mean_covariance
 from nope_probe.maps.centred import kept_cells, row_centred
 
 FOLDS, N = 5, 23
@@ -121,8 +120,8 @@ def test_a_pattern_that_is_no_number_is_not_taken_for_none() -> None:
 @pytest.mark.parametrize("times", [0.9, 1.1])
 def test_terms_of_a_pattern_within_rounding_are_none(times: float) -> None:
     amplitude = times * RMS * ROUNDING
-    scores = maps(ripple(amplitude))
-    [found] = split_mean_covariance(scores, scores / 2, torch.ones(FOLDS, 1, N, 3))
+    scores = maps(ripple(amplitude))[:, 0]
+    found = split_mean_covariance(0, scores, scores / 2, torch.ones(FOLDS, N, 3))
     if times < 1:
         assert is_undefined(found.mean)
         assert is_undefined(found.covariance)
@@ -135,11 +134,11 @@ def test_terms_of_a_pattern_within_rounding_are_none(times: float) -> None:
 
 @pytest.mark.parametrize("times", [0.9, 1.1])
 def test_mean_keys_that_differ_within_rounding_span_no_dimensions(times: float) -> None:
-    means = torch.full((FOLDS, 1, 22, 3), RMS, dtype=torch.float64)
+    means = torch.full((FOLDS, 22, 3), RMS, dtype=torch.float64)
     # Of three coordinates, one differs: by this, the RMS over all is `times` the bound.
     means[..., 1] += times * RMS * ROUNDING * 3**0.5 * torch.tensor([1.0, -1.0]).repeat(11)
-    scores = maps(ripple(2.5))[..., :22, :22]
-    [found] = split_mean_covariance(scores, scores / 2, means)
+    scores = maps(ripple(2.5))[:, 0, :22, :22]
+    found = split_mean_covariance(0, scores, scores / 2, means)
     if times < 1:
         assert is_undefined(found.dimensions)
     else:

@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nope_probe.analyses.attribution import attribute
-from nope_probe.analyses.bands import Band, split_bands
-from nope_probe.analyses.distances import offset_means
 from nope_probe.analyses.head_measures import position_and_content
-from nope_probe.analyses.mean_covariance import (
+from nope_probe.analyses.pattern_rows import offset_means
+from nope_probe.analyses.splits import (
+    Band,
     participation_ratio,
+    split_bands,
     split_covariance,
     split_mean_covariance,
 )
@@ -45,12 +46,10 @@ def test_shares_of_the_sources_add_to_one_and_maps_to_the_pattern(seed: int, ski
 
 @given(SEEDS, SKIPS)
 def test_shares_of_mean_and_covariance_add_to_one(seed: int, skip: int):
-    found = split_mean_covariance(
-        fold_maps(seed), fold_maps(seed + 5), randn(seed, FOLDS, LAYERS, N, 3), skip
-    )
-    for layer, each in enumerate(found):
-        assert each.layer == layer
-        assert each.mean.value + each.covariance.value == pytest.approx(1)
+    scores, mean_term = fold_maps(seed)[:, 0], fold_maps(seed + 5)[:, 0]
+    found = split_mean_covariance(3, scores, mean_term, randn(seed, FOLDS, N, 3), skip)
+    assert found.layer == 3
+    assert found.mean.value + found.covariance.value == pytest.approx(1)
 
 
 @given(SEEDS, SKIPS, st.integers(1, 4))

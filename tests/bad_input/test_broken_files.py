@@ -18,7 +18,7 @@ from support.refused_models import write_llama
 
 from nope_probe import ablate, behaviour, circuit, compare, layers, reproduce, scores, train
 from nope_probe.errors import UserError
-from nope_probe.runtime.folder import Run, read_run, write_run
+from nope_probe.runtime.folder import read_run
 from nope_probe.runtime.identity import json_checksum
 
 SMALL = ["--layers", 1, "--n-seqs", 16, "--seq-len", 16, "--folds", 4]
@@ -245,19 +245,6 @@ def test_a_manifest_of_odd_types_is_one_line(
     told = f"{run} holds no run: its manifest has {str(value)!r} as {field}; remove {run} and run "
     for command, others in ((compare, ["other"]), (reproduce, [])):
         assert refused(capfd, run.parent, command, run, *others).startswith(told)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("n_samples", "many"), ("alpha", [[0]]), ("rope", 1), ("norm", "l7")]
-)
-def test_settings_of_odd_types_are_not_repeated(
-    name: str, value: object, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "here" / "run"
-    write_run(run, Run(manifest={"kind": "simulate", "settings": {name: value}}))
-    line = refused(capfd, run.parent, reproduce, run)
-    assert line.startswith(f"{run} cannot be repeated: its manifest has ")
-    assert line.endswith(f" as {name}")
 
 
 BROKEN = {

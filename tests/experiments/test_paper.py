@@ -15,12 +15,12 @@ from support.tiny_models import tokenizer
 from nope_probe import reproduce
 from nope_probe.experiments.paper.claims import (
     Claim,
-    _listed,
     figure3,
+    listed,
     off_diagonal_ratio,
     score_claims,
 )
-from nope_probe.experiments.paper.settings import FigureName, Settings, experiments_of
+from nope_probe.experiments.paper.settings import Settings, experiments_of
 from nope_probe.experiments.scores import run as scores_run
 from nope_probe.runtime.folder import Run, read_manifest, read_run
 
@@ -40,12 +40,11 @@ THREE = ("llama-3.1-8b", "phi-4", "qwen3-8b")
     ],
 )
 def test_without_flags_a_figure_has_the_papers_settings(
-    figure: FigureName, models: tuple[str, ...], layers: Any
+    figure: str, models: tuple[str, ...], layers: Any
 ) -> None:
     chosen = experiments_of(Settings(figure=figure))
-    assert tuple(each.name for each in chosen) == models
-    assert {each.command for each in chosen} == {"scores"}
-    for each in (experiment.settings for experiment in chosen):
+    assert tuple(chosen) == models
+    for each in chosen.values():
         assert isinstance(each, scores_run.Settings)
         assert (each.n_seqs, each.seq_len, each.data) == (1000, 1024, "fineweb-edu")
         assert (each.windows, each.layers, each.seed) == ("start", layers, 0)
@@ -155,7 +154,10 @@ def claims(
     score[1, 50:, :30] = top  # 1,530 of 5,151 cells, in L1
     maps = {"score": score, "normalised": square, "se": square * 0.01}
     return list(
-        score_claims(Run(manifest={}, arrays={"maps": maps}, tables={"pattern": rows}), "both")
+        score_claims(
+            Run(manifest={}, arrays={"maps": maps}, tables={"pattern": rows}),
+            ("score", "normalised"),
+        )
     )
 
 
@@ -188,7 +190,7 @@ def test_each_claim_depends_on_its_own_measure(
 def test_of_many_layers_the_smallest_and_the_largest_are_named() -> None:
     rows = pd.DataFrame({"layer": range(2, 33), "rms": [(i * 7) % 31 / 10 for i in range(31)]})
     rows["rms_low"], rows["rms_high"] = rows["rms"] - 1, rows["rms"] + 1
-    assert _listed(rows, "rms") == "+0 [-1, +1] (L2) to +3 [+2, +4] (L24)"
+    assert listed(rows, "rms") == "+0 [-1, +1] (L2) to +3 [+2, +4] (L24)"
 
 
 def test_reproducing_figure_3_checks_each_claim_of_the_paper(

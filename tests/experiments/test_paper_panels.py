@@ -1,7 +1,6 @@
 """Published panels against ours: their numbers, the difference in colour steps, the pages."""
 
 import json
-from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from nope_probe.experiments.paper.claims import Claim
 from nope_probe.experiments.paper.panels import (
     Pair,
     Panel,
-    agreement,
     agreements,
     pairs_of,
     published,
@@ -24,23 +22,18 @@ from nope_probe.experiments.paper.panels import (
     verdict,
 )
 from nope_probe.experiments.paper.run import run_all
-from nope_probe.experiments.paper.sections import figure_page, pairs_figure
-from nope_probe.experiments.paper.settings import (
-    LANGUAGE_MODELS,
-    NAMES,
-    SIMULATED,
-    Settings,
-    experiments_of,
-)
+from nope_probe.experiments.paper.sections import report
+from nope_probe.experiments.paper.settings import FIGURES, LANGUAGE_MODELS, Settings, experiments_of
+from nope_probe.experiments.sections import Report
 from nope_probe.runtime.folder import Run, read_manifest, write_run
 
 
 def test_the_packed_panels_are_all_that_the_paper_published_at_the_right_scale() -> None:
-    counts = {figure: len(published(figure)) for figure in NAMES}
+    counts = {figure: len(published(figure)) for figure in FIGURES}
     expected = {2: 8, 3: 9, 4: 8, 5: 12, 6: 12, 7: 16, 8: 22, 9: 8, 10: 8}
     assert counts == {f"figure{n}": expected.get(n, 0) for n in range(1, 17)}
     assert list(published("figure8"))[8:11] == ["layer9", "layer10", "layer11"]
-    for figure in NAMES:
+    for figure in FIGURES:
         for panel in published(figure).values():
             known = panel.values[np.isfinite(panel.values)]
             assert panel.low - 1e-3 <= known.min() <= known.max() <= panel.high + 1e-3
@@ -81,52 +74,55 @@ def test_differences_are_in_colour_steps_of_a_map_that_is_clipped_like_the_paper
     np.testing.assert_allclose(steps, [[2.0, np.nan], [0.5, -0.5]])
 
 
+def shown(*pairs: Pair) -> Report:
+    about = {"settings": {"figure": "figure2"}, "headline": [], "notes": [], "claims": []}
+    return report(Run(manifest={**about, "experiments": {}}), pairs)
+
+
 def test_a_panel_agrees_within_one_step_or_within_its_noise() -> None:
-    within = agreement(pair([[1.0, 2.0]] * 2, [[2.0, 1.5]] * 2))
-    beyond = agreement(pair([[10.0, 20.0]] * 2, [[13.0, 17.0]] * 2))
-    noisy = agreement(pair([[10.0, 20.0]] * 2, [[13.0, 17.0]] * 2, noise=3.0))
-    assert within is not None
-    assert beyond is not None
-    assert noisy is not None
-    assert (within.agrees, within.largest, within.within_one) == (True, 1.0, 1.0)
-    assert (beyond.agrees, beyond.rms, beyond.within_one) == (False, 3.0, 0.0)
-    assert noisy.agrees
-    assert noisy.noise == pytest.approx((9 + 1 / 12) ** 0.5)
-    assert "as expected from noise" in str(noisy)
-    assert verdict([within, noisy, beyond]).startswith(
+    found = agreements(
+        [
+            pair([[1.0, 2.0]] * 2, [[2.0, 1.5]] * 2),
+            pair([[10.0, 20.0]] * 2, [[13.0, 17.0]] * 2),
+            pair([[10.0, 20.0]] * 2, [[13.0, 17.0]] * 2, noise=3.0),
+        ]
+    )
+    assert found["agrees"].tolist() == [True, False, True]
+    assert found["within_one"].tolist() == [1.0, 0.0, 0.0]
+    assert (found["largest"][0], found["rms"][1]) == (1.0, 3.0)
+    assert found["noise"][2] == pytest.approx((9 + 1 / 12) ** 0.5)
+    assert verdict(found).startswith(
         "1 of 3 published panels agree within one 8-bit colour step (largest difference 1.00 "
         "steps); of the other 2, 1 agree within sampling noise"
     )
 
 
 def test_another_model_is_drawn_beside_the_panel_and_not_subtracted() -> None:
-    shown = pair([[1.0, 2.0]] * 2, [[2.0, 1.5]] * 2, same=False)
-    assert shown.steps is None
-    assert agreements([shown]) == []
-    assert [each.name for each in pairs_figure([shown], "title").data] == ["paper, layer 1", "ours"]
+    beside = pair([[1.0, 2.0]] * 2, [[2.0, 1.5]] * 2, same=False)
+    assert beside.steps is None
+    assert agreements([beside]).empty
+    figure = shown(beside).sections[0].drawn()
+    assert figure is not None
+    assert [each.name for each in figure.data] == ["paper, layer 1", "ours"]
 
 
 @pytest.mark.parametrize(
-    ("ours", "heading"),
+    ("ours", "heading", "caption"),
     [
-        ([[[2.0, 1.5]] * 2] * 2, "Figure 2, group: within one colour step of the paper's"),
-        (
-            [[[2.0, 1.5]] * 2, [[9.0, 2.0]] * 2],
-            "Figure 2, group: 1 of 2 panels agree with the paper's within noise",
-        ),
+        ([[2.0, 1.5]] * 2, "group: within one colour step of the paper's", "All cells of all"),
+        ([[9.0, 1.5]] * 2, "group: 0 of 1 panels agree", "Layer 1: differs by 5.7 steps RMS"),
     ],
 )
-def test_a_heading_says_how_many_panels_agree(ours: list[Any], heading: str) -> None:
-    pairs = [pair([[1.0, 2.0]] * 2, each) for each in ours]
-    claims = [("", Claim(paper="it rises", reproduced=False, evidence="0"))]
-    html = figure_page("figure2", claims, pairs, {}, {"headline": [], "notes": []})
-    assert heading in unescape(html)
+def test_a_heading_and_a_caption_say_how_well_panels_agree(
+    ours: Any, heading: str, caption: str
+) -> None:
+    section = shown(pair([[1.0, 2.0]] * 2, ours)).sections[0]
+    assert section.title.startswith(f"Figure 2, {heading}")
+    assert caption in section.caption
 
 
 def test_the_headline_names_the_claims_that_do_not_hold() -> None:
-    claims = [
-        ("", Claim(paper=name, reproduced=name == "b", evidence="")) for name in ("a", "b", "c")
-    ]
+    claims = [Claim(paper=name, reproduced=name == "b", evidence="") for name in ("a", "b", "c")]
     assert verdicts(claims) == [
         "Reproduced: 1 of 3 claims of the paper.",
         "Not reproduced: a; c.",
@@ -145,11 +141,11 @@ def test_a_map_resampled_to_fewer_pixels_keeps_a_constant_and_its_mean() -> None
     assert np.isnan(pixels[0, 4])
 
 
-@pytest.mark.parametrize("figure", sorted(SIMULATED))
+@pytest.mark.parametrize("figure", [name for name in FIGURES if FIGURES[name].simulations])
 def test_each_simulated_panel_meets_our_map_of_the_same_layer(figure: str) -> None:
     """A run that holds the published values themselves differs from them nowhere."""
     runs = {}
-    for half in SIMULATED[figure]:
+    for half in FIGURES[figure].simulations:
         panels = {
             key.removeprefix(f"{half}/"): each
             for key, each in published(figure).items()
@@ -200,11 +196,13 @@ def test_a_language_models_layers_meet_their_own_panels() -> None:
 
 
 def test_shipped_models_need_no_flags_and_other_models_folders_of_their_own() -> None:
-    (tiny,) = experiments_of(Settings(figure="figure5", model=("rope-tiny",)))
-    recorded = tiny.settings.recorded()
+    tiny = experiments_of(Settings(figure="figure5", model=("rope-tiny",)))["rope-tiny"]
+    recorded = tiny.recorded()
     assert [recorded[key] for key in ("data", "windows", "seq_len")] == ["shipped", "random", 64]
-    (given,) = experiments_of(Settings(figure="figure8", model=("nope-1.5b",), windows="random"))
-    recorded = given.settings.recorded()
+    given = experiments_of(Settings(figure="figure8", model=("nope-1.5b",), windows="random"))[
+        "nope-1.5b"
+    ]
+    recorded = given.recorded()
     assert [recorded[key] for key in ("data", "windows", "layers")] == [
         "fineweb-edu",
         "random",
@@ -256,7 +254,9 @@ def test_a_figure_whose_experiment_was_edited_is_refused(
     run_command(reproduce, *flags)
     (table,) = tmp_path.glob("simulate-*/layers.csv")
     table.write_text(table.read_text().replace("flat", "increasing"))
-    line = refused(capfd, tmp_path, reproduce, *flags)
+    with pytest.raises(SystemExit, match="2"):
+        run_command(reproduce, *flags)
+    line = capfd.readouterr().err.splitlines()[-1]
     assert "layers.csv is not the file that the run wrote" in line
 
 

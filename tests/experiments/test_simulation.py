@@ -10,11 +10,12 @@ from safetensors.numpy import load_file
 from support.command_line import refused, run_command
 
 from nope_probe import reproduce, simulate
-from nope_probe.analyses.parameter_free.critical_alpha import theory_scores
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
+from nope_probe.analyses.parameter_free.theory import theory_scores
 from nope_probe.errors import UserError
-from nope_probe.experiments.paper import simulated
+from nope_probe.experiments.paper.claims import figure9, figure10
 from nope_probe.experiments.simulation import run as simulation_run
+from nope_probe.runtime.folder import Run
 
 SMALL = {"n_layers": 2, "n_samples": 70, "seq_len": 11, "d_model": 6}
 
@@ -134,15 +135,15 @@ def test_figure_twos_claim_on_layers_three_and_four_does_not_hold(capsys, tmp_pa
     assert "L3 is not increasing" in lines[1]
 
 
-def evidence(maps, alpha):
-    return simulated.Evidence(scores={alpha: maps}, layers=pd.DataFrame())
+def simulated(maps, alpha):
+    return Run(manifest={}, arrays={"maps": {f"score/alpha={alpha:g}": maps.numpy()}})
 
 
 def test_figure_tens_claim_holds_for_a_relative_map_and_not_for_a_masked_one():
     for causal, reproduced in ((False, True), (True, False)):
         spec = ParameterFreeSpec(d_model=64, rope=True, causal=causal)
         maps = theory_scores(torch.tensor([0.0]), 50, 4, spec)[0]
-        (claim,) = simulated.figure10(evidence(maps, 0.0))
+        (claim,) = figure10(simulated(maps, 0.0))
         assert claim.reproduced == reproduced
 
 
@@ -150,7 +151,7 @@ def test_figure_nines_claims_fail_without_the_mask():
     for causal, reproduced in ((True, True), (False, False)):
         spec = ParameterFreeSpec(d_model=64, rope=True, causal=causal)
         maps = theory_scores(torch.tensor([0.5]), 50, 4, spec)[0]
-        first, _ = simulated.figure9(evidence(maps, 0.5))
+        first, _ = figure9(simulated(maps, 0.5))
         assert first.reproduced == reproduced
 
 

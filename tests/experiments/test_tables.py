@@ -8,9 +8,9 @@ import pytest
 
 from nope_probe.analyses.attribution import Interaction, LayerAttribution, PlayerAttribution, Source
 from nope_probe.analyses.jackknife import Interval
-from nope_probe.analyses.mean_covariance import MeanCovariance
 from nope_probe.analyses.pattern import Measures
 from nope_probe.analyses.pattern_changes import MaskEffect
+from nope_probe.analyses.splits import MeanCovariance
 from nope_probe.experiments.tables import (
     interactions_table,
     mean_covariance_table,

@@ -1,6 +1,6 @@
 """The paper's appendix A with its errata corrected: h' and g' without residual, and differences.
 
-Symbols are those of `closed_form`: E = e^alpha, and positions count from 1.
+Symbols are those of `parameter_free/theory.py`: E = e^alpha, and positions count from 1.
 """
 
 import math

@@ -17,10 +17,9 @@ from nope_probe.errors import UserError
 from nope_probe.models.names import CHECKPOINTS
 from nope_probe.models.parameter_free import SHAPES, nope_llama, smollm3_config
 from nope_probe.training.corpus import Corpus, _dataset, _packed, corpus_of
-from nope_probe.training.dynamics import log_spaced
 from nope_probe.training.recipes import RECIPES
 from nope_probe.training.run import Settings, run
-from nope_probe.training.trainer import evaluate, make_trainer, save
+from nope_probe.training.trainer import evaluate, log_spaced, make_trainer, save
 
 SHORT = replace(RECIPES["tiny"], seq_len=23, batch_tokens=4 * 23, micro_batch=2, steps=5, warmup=1)
 

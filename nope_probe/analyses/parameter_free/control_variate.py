@@ -17,14 +17,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.func import jvp
 
-from nope_probe.analyses.parameter_free.mean_field import (
+from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
+from nope_probe.analyses.parameter_free.theory import (
     attend,
     expected_gram,
     rope_frequencies,
     rope_kernel,
     steps,
 )
-from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.hooks.layers.attention import rotated
 from nope_probe.maps.folds import fold_counts, fold_products
 

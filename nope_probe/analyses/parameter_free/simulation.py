@@ -16,8 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.parameter_free.control_variate import ControlVariate
-from nope_probe.analyses.parameter_free.mean_field import visible
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec, spec_of
+from nope_probe.analyses.parameter_free.theory import visible
 from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.reading.capture import ScoreSums
 from nope_probe.hooks.reading.streaming import StreamCheckpoint

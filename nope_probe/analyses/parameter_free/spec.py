@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_type_hints
 
 from nope_probe.components import Norm
-from nope_probe.errors import validate_choices
+from nope_probe.errors import UserError, validate_choices
 
 if TYPE_CHECKING:
     from nope_probe.hooks.layers.protocols import HookedModel
@@ -25,7 +25,7 @@ class ParameterFreeSpec:
         causal: whether keys j > i are masked; False is the encoder of Figure 10.
 
     Raises:
-        ValueError: for an unknown norm, or a dimension that the norm or RoPE does not allow.
+        UserError: for an unknown norm, or a dimension that the norm or RoPE does not allow.
 
     Example:
         >>> import torch
@@ -43,11 +43,11 @@ class ParameterFreeSpec:
     def __post_init__(self) -> None:
         validate_choices(get_type_hints(type(self)), vars(self))
         if self.d_model is None and (self.norm != "l2" or self.rope):
-            raise ValueError("RoPE and LayerNorm depend on the dimension: give d_model")
+            raise UserError("RoPE and LayerNorm depend on the dimension: give d_model")
         if self.rope and self.dimension % 2:
-            raise ValueError(f"RoPE rotates pairs of coordinates: d_model {self.d_model} is odd")
+            raise UserError(f"RoPE rotates pairs of coordinates: d_model {self.d_model} is odd")
         if self.dimension < 1 + self.centred:
-            raise ValueError(f"{self.norm} needs more dimensions than {self.d_model}")
+            raise UserError(f"{self.norm} needs more dimensions than {self.d_model}")
 
     @property
     def dimension(self) -> int:

@@ -14,12 +14,16 @@ from torch import Tensor
 
 from nope_probe.analyses.attribution import LayerAttribution, attribute
 from nope_probe.analyses.contrasts import contrast_map
-from nope_probe.analyses.distances import cells_by_distance, distance_sums, profile_of_means
-from nope_probe.analyses.mean_covariance import split_layer
+from nope_probe.analyses.jackknife import mean_intervals
 from nope_probe.analyses.pattern import Measures, measure
 from nope_probe.analyses.pattern_changes import KeptPattern, MaskEffect, mask_effect
-from nope_probe.analyses.pattern_rows import pattern_distance_sums
+from nope_probe.analyses.pattern_rows import (
+    cells_by_distance,
+    distance_sums,
+    pattern_distance_sums,
+)
 from nope_probe.analyses.shapley import INTACT, MASK, Condition, source_terms
+from nope_probe.analyses.splits import split_mean_covariance
 from nope_probe.analyses.trends import query_stride
 from nope_probe.components import Replacement
 from nope_probe.data.sequences import Kind
@@ -185,7 +189,7 @@ class Analysis:
         counts = self.measured.intact.counts
         return mean_covariance_table(
             [
-                split_layer(
+                split_mean_covariance(
                     index,
                     layer.folds,
                     layer.mean_term,
@@ -210,7 +214,7 @@ class Analysis:
         terms = {"score": _score_means(intact, self.skip_keys), "all": patterns[INTACT]}
         terms |= {name: contrast_map(term, patterns) for name, term in contrasts.items()}
         return profiles_table(
-            {name: profile_of_means(means, counts=intact.counts) for name, means in terms.items()}
+            {name: mean_intervals(means, intact.counts) for name, means in terms.items()}
         )
 
 

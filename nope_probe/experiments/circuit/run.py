@@ -18,7 +18,6 @@ from nope_probe.components import (
 from nope_probe.errors import TooFewLayersError, UserError
 from nope_probe.experiments.removals import GainFlag
 from nope_probe.runtime.bounds import COUNT, LARGEST, LAYERS, Bounds, validate_effects
-from nope_probe.runtime.places import validate_image_place
 from nope_probe.runtime.processes import validate_one_process
 from nope_probe.runtime.resources import Needs, bytes_of_maps
 from nope_probe.runtime.session import Session
@@ -74,10 +73,7 @@ class Settings(RunSettings):
         ),
     ] = 2
     layers: Annotated[int | Literal["all"], tyro.conf.Suppress] = "all"
-    image: Annotated[
-        Path | None, _arg(help="Draw the figure into this .png or .svg file too (needs Chrome).")
-    ] = None
-    unrecorded: ClassVar[tuple[str, ...]] = (*RunSettings.unrecorded, "layers", "image")
+    unrecorded: ClassVar[tuple[str, ...]] = (*RunSettings.unrecorded, "layers")
 
     def validate(self) -> None:
         """Check what can be checked without the model."""
@@ -86,8 +82,6 @@ class Settings(RunSettings):
         validate_replacements((self.replacement,), self.gain)
         if not self.removed & {*WEIGHTS}:
             validate_effects(self, without_weights(("gain", "replacement")))
-        if self.image is not None:
-            validate_image_place(self.image, self.out)
 
     def needs(self, info: ModelInfo | None = None) -> Needs:
         """Return what the run needs at least: its sequences, and the maps of its stages."""

@@ -6,32 +6,31 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
+from safetensors import safe_open
 
-from nope_probe.experiments.paper.settings import (
-    LANGUAGE_MODELS,
-    NOPE_FIGURES,
-    SIMULATED,
-    papers_name,
-)
+from nope_probe.experiments.paper.settings import FIGURES, LANGUAGE_MODELS, papers_name
 from nope_probe.runtime.folder import Run
 
 COLOURS = 256
 PAPERS_SAMPLES = 100_000
 NOISE_MARGIN = 1.5  # differences up to this times the expected noise count as noise
-HALVES = {
+WORDS = {
     "layernorm-sqrt-d": "LayerNorm, scores over sqrt(d)",
     "layernorm-d": "LayerNorm, scores over d",
+    "score": "scores",
+    "normalised": "less diagonal means",
 }
-KINDS = {"score": "scores", "normalised": "less diagonal means"}
+AGREEMENT = ("key", "name", "cells", "step", "largest", "within_one", "rms", "noise", "agrees")
+SIMULATED_KEY = re.compile(r"(?:(.+)/)?alpha=([\d.]+)/layer(\d+)(?:/(.+))?")
 Cells = Float[np.ndarray, "row col"]
 
 
@@ -67,32 +66,26 @@ def published(figure: str) -> dict[str, Panel]:
         >>> panel.values.shape, panel.kind, published("figure11")
         ((50, 50), 'gram', {})
     """
-    from safetensors import safe_open
-
-    file = resources.files("nope_probe.experiments.paper").joinpath("panels.safetensors")
+    file, panels = resources.files("nope_probe.experiments.paper") / "panels.safetensors", {}
     with resources.as_file(file) as path, safe_open(path, "numpy") as packed:
         about = json.loads(packed.metadata()["panels"])
-        ours = [key for key in about if key.startswith(f"{figure}/")]
-        return {
-            key.removeprefix(f"{figure}/"): _panel(key, packed.get_tensor(key), about[key])
-            for key in sorted(ours, key=_natural)
-        }
+        # Layer 10 follows layer 9.
+        for key in sorted(about, key=lambda key: (len(key), key)):
+            if key.startswith(f"{figure}/"):
+                panel = _panel(key, packed.get_tensor(key), **about[key])
+                panels[key.removeprefix(f"{figure}/")] = panel
+    return panels
 
 
-def _natural(key: str) -> list[tuple[bool, int, str]]:
-    """Return a key to sort by, in which `layer10` follows `layer9`."""
-    parts = key.replace("layer", "layer/").split("/")
-    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
-
-
-def _panel(key: str, held: np.ndarray, about: dict[str, Any]) -> Panel:
-    low, high = about["low"], about["high"]
+def _panel(
+    key: str, held: np.ndarray, *, low: float, high: float, kind: str, causal: bool
+) -> Panel:
     values = held.astype(np.float64)
     if held.dtype == np.uint8:  # the numbers of colours
         values = low + (values + 0.5) * (high - low) / COLOURS
-    if about["causal"]:
+    if causal:
         values = np.where(np.tri(len(values), dtype=bool), values, np.nan)
-    return Panel(key=key, values=values, low=low, high=high, kind=about["kind"])
+    return Panel(key=key, values=values, low=low, high=high, kind=kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,85 +122,41 @@ class Pair:
         return (ours - panel.values) / panel.step
 
 
-@dataclass(frozen=True, kw_only=True)
-class Agreement:
-    """How well a published panel and ours agree.
+def agreements(pairs: Sequence[Pair]) -> pd.DataFrame:
+    """Return how well published panels and ours agree, a row for each that can be compared.
 
-    Attributes:
-        key: the panel.
-        name: what it shows.
-        cells: how many cells are compared.
-        step: what one colour spans, in the panel's unit.
-        largest: the largest difference, in steps.
-        within_one: the share of the cells that differ by at most one step.
-        rms: the root mean square of the differences, in steps.
-        noise: what sampling noise and the rounding to colours let one expect of it, in steps.
-        agrees: whether all cells are within one step, or the differences within the noise.
+    Columns are the panel's `key` and `name`; how many `cells` are compared; the `step` that one
+    colour spans, in the panel's unit; the `largest` difference in steps; the share of cells
+    `within_one` step; the `rms` of the differences in steps; the `noise`, which sampling noise and
+    the rounding to colours let one expect of it; and whether the panel `agrees`, all cells within
+    one step or the differences within the noise.
     """
-
-    key: str
-    name: str
-    cells: int
-    step: float
-    largest: float
-    within_one: float
-    rms: float
-    noise: float
-    agrees: bool
-
-    def __str__(self) -> str:
-        if self.within_one == 1:
-            return f"within one colour step (largest difference {self.largest:.2f} steps)"
-        text = f"differs by {self.rms:.2g} steps RMS, up to {self.largest:.3g}"
-        if np.isnan(self.noise):
-            return text
-        verdict = "as expected from noise" if self.agrees else "more than expected from noise"
-        return f"{text}; {verdict}, {self.noise:.2g} steps RMS"
+    rows = []
+    for pair in pairs:
+        steps = np.array([]) if pair.steps is None else np.abs(pair.steps)
+        known = steps[np.isfinite(steps)]
+        if known.size:
+            rms, step = float(np.sqrt(np.mean(known**2))), pair.published.step
+            noise = float(np.hypot(pair.noise / step, 12**-0.5))
+            within_one = float(np.mean(known <= 1))
+            agrees = within_one == 1 or rms <= NOISE_MARGIN * noise
+            name, largest = f"{pair.group}, {pair.name}", float(known.max())
+            measured = (known.size, step, largest, within_one, rms, noise, agrees)
+            rows.append((pair.published.key, name, *measured))
+    return pd.DataFrame(rows, columns=list(AGREEMENT))
 
 
-def agreement(pair: Pair) -> Agreement | None:
-    """Return how well a pair agrees; None where it cannot be compared."""
-    steps = pair.steps
-    if steps is None or not np.isfinite(steps).any():
-        return None
-    known = np.abs(steps[np.isfinite(steps)])
-    rms = float(np.sqrt(np.mean(known**2)))
-    noise = float(np.hypot(pair.noise / pair.published.step, 12**-0.5))
-    return Agreement(
-        key=pair.published.key,
-        name=f"{pair.group}, {pair.name}",
-        cells=known.size,
-        step=pair.published.step,
-        largest=float(known.max()),
-        within_one=float(np.mean(known <= 1)),
-        rms=rms,
-        noise=noise,
-        agrees=bool((known <= 1).all() or rms <= NOISE_MARGIN * noise),
-    )
-
-
-def agreements(pairs: Sequence[Pair]) -> list[Agreement]:
-    """Return how well the pairs agree that can be compared."""
-    return [found for found in map(agreement, pairs) if found is not None]
-
-
-def verdict(found: Sequence[Agreement]) -> str:
-    """Return how many panels agree, in one sentence."""
-    exact = [each for each in found if each.within_one == 1]
-    rest = [each for each in found if each.within_one < 1]
+def verdict(found: pd.DataFrame) -> str:
+    """Return how many panels agree, in one sentence, from the table of `agreements`."""
+    is_exact = found["within_one"] == 1
+    exact, rest = found[is_exact], found[~is_exact]
     sentence = f"{len(exact)} of {len(found)} published panels agree within one 8-bit colour step"
-    if exact:
-        sentence += f" (largest difference {max(each.largest for each in exact):.2f} steps)"
-    if rest:
-        noisy = sum(each.agrees for each in rest)
+    if len(exact):
+        sentence += f" (largest difference {exact['largest'].max():.2f} steps)"
+    if len(rest):
+        noisy = rest["agrees"].sum()
         sentence += f"; of the other {len(rest)}, {noisy} agree within sampling noise"
     return sentence + "."
-
-
-def agreement_table(found: Sequence[Agreement]) -> pd.DataFrame:
-    """Return the table of panels, one row each; empty for none."""
-    columns = list(Agreement.__dataclass_fields__)
-    return pd.DataFrame([vars(each) for each in found], columns=columns)
 
 
 def resampled(
@@ -240,100 +189,65 @@ def pairs_of(figure: str, runs: Mapping[str, Run]) -> list[Pair]:
         figure: the figure.
         runs: its finished experiments by name: a model, or which half of the figure.
     """
-    if figure in SIMULATED:
+    if FIGURES[figure].simulations:
         pairs = [_simulated(key, panel, runs) for key, panel in published(figure).items()]
         return sorted(pairs, key=lambda pair: pair.published.kind == "normalised")
-    if figure in NOPE_FIGURES:
-        ((model, run),) = runs.items()
-        same = papers_name(figure, model) is not None
-        return list((_stages if figure == "figure3" else _layers)(figure, run, same))
-    return list(_language_models(figure, runs))
+    return [pair for model, run in runs.items() for pair in _trained(figure, model, run)]
 
 
 def _simulated(key: str, panel: Panel, runs: Mapping[str, Run]) -> Pair:
-    """Return a simulated panel, whose key is [half/]alpha=A/layerN[/kind]."""
-    half, alpha, number, kind = _parts(key, panel.kind)
+    """Return a simulated panel, whose key is [half/]alpha=A/layerN[/kind], with our map."""
+    matched = SIMULATED_KEY.fullmatch(key)
+    assert matched is not None
+    half, alpha, number, kind = matched.groups(default="")
     run, layer = runs[half], int(number) - 1
-    n_samples = run.manifest["n_samples"][alpha]
-    rows: pd.DataFrame = run.tables["layers"]
+    rows = run.tables["layers"]
     row = rows[(rows["alpha"] == float(alpha)) & (rows["layer"] == layer)].iloc[0]
-    theirs = row["se_plain"] * (n_samples / PAPERS_SAMPLES) ** 0.5
-    groups = [HALVES.get(half, ""), f"alpha = {alpha}"]
-    if "/score" in key or "/normalised" in key:
-        groups.append(KINDS[kind])
+    theirs = row["se_plain"] * (run.manifest["n_samples"][alpha] / PAPERS_SAMPLES) ** 0.5
     return Pair(
-        group=", ".join(filter(None, groups)),
-        name=_layer_name(layer),
+        group=", ".join(filter(None, (WORDS.get(half), f"alpha = {alpha}", WORDS.get(kind)))),
+        name=f"layer {number}",
         published=panel,
-        ours=run.maps[f"{kind}/alpha={alpha}"][layer].astype(np.float64),
+        ours=run.maps[f"{panel.kind}/alpha={alpha}"][layer].astype(np.float64),
         comparable=True,
         noise=float(np.hypot(row["se"], theirs)),
     )
 
 
-def _parts(key: str, kind: str) -> tuple[str, str, str, str]:
-    parts = key.split("/")
-    half = "" if parts[0].startswith("alpha") else parts.pop(0)
-    return half, parts[0].removeprefix("alpha="), parts[1].removeprefix("layer"), kind
+def _trained(figure: str, model: str, run: Run) -> Iterator[Pair]:
+    """Yield the panels of a trained model, with our maps.
 
-
-def _stages(figure: str, run: Run, same: bool) -> Iterator[Pair]:
-    for letter, panel in published(figure).items():
-        if f"gram/{letter}" in run.maps:
+    Language models that the paper did not run are shown beside the panels of its first one.
+    """
+    papers, beside = papers_name(figure, model), ""
+    if figure == "figure3":
+        group = "stages (a) to (i)"
+        maps = {
+            name.removeprefix("gram/"): values
+            for name, values in run.maps.items()
+            if name.startswith("gram/")
+        }
+    else:
+        kind = "score" if figure == "figure8" else "normalised"
+        group = "scores of each layer"
+        maps = {f"layer{number}": values for number, values in enumerate(run.maps[kind], 1)}
+    if FIGURES[figure].maps:
+        shown = papers or LANGUAGE_MODELS[0]
+        group, beside = shown if papers else f"{shown} beside {model}", f"{shown}/"
+    for key, panel in published(figure).items():
+        name = key.removeprefix(beside)
+        if key.startswith(beside) and name in maps:
             yield Pair(
-                group="stages (a) to (i)",
-                name=f"({letter})",
+                group=group,
+                name=name.replace("layer", "layer ") if "layer" in name else f"({name})",
                 published=panel,
-                ours=_causal(run.maps[f"gram/{letter}"], panel),
-                comparable=same,
+                ours=_where_drawn(maps[name], panel),
+                comparable=papers is not None,
             )
 
 
-def _causal(values: Cells, panel: Panel) -> Cells:
-    """Return a map without the cells that the published one leaves blank."""
+def _where_drawn(values: Cells, panel: Panel) -> Cells:
+    """Return a map without the cells that the published one, if it is as large, leaves blank."""
     if values.shape != panel.values.shape:
         return values.astype(np.float64)
-    return np.where(np.isfinite(panel.values), values, np.nan)
-
-
-def _layers(figure: str, run: Run, same: bool) -> Iterator[Pair]:
-    scores = run.maps["score"]
-    for index, panel in enumerate(published(figure).values()):
-        if index < len(scores):
-            yield Pair(
-                group="scores of each layer",
-                name=_layer_name(index),
-                published=panel,
-                ours=scores[index].astype(np.float64),
-                comparable=same,
-            )
-
-
-def _language_models(figure: str, runs: Mapping[str, Run]) -> Iterator[Pair]:
-    """Return a run of a paper's model with its own panels, of another with the first model's."""
-    panels = published(figure)
-    for model, run in runs.items():
-        papers = papers_name(figure, model)
-        shown = papers or LANGUAGE_MODELS[0]
-        group = shown if papers else f"{shown} beside {model}"
-        for layer, values in enumerate(run.maps["normalised"]):
-            if f"{shown}/layer{layer + 1}" in panels:
-                yield Pair(
-                    group=group,
-                    name=_layer_name(layer),
-                    published=panels[f"{shown}/layer{layer + 1}"],
-                    ours=values.astype(np.float64),
-                    comparable=papers is not None,
-                )
-
-
-def _layer_name(layer: int) -> str:
-    return f"layer {layer + 1}"
-
-
-def groups_of(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
-    """Return the pairs by the group in which they are drawn."""
-    found: dict[str, list[Pair]] = {}
-    for pair in pairs:
-        found.setdefault(pair.group, []).append(pair)
-    return found
+    return np.where(np.isfinite(panel.values), values, np.nan).astype(np.float64)

@@ -1,70 +1,129 @@
-"""The paper's figures: their settings, and the experiments that reproduce each."""
+"""The paper's figures: what each shows, their settings, and the experiments that reproduce them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from types import ModuleType
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from nope_probe.errors import UserError
-from nope_probe.experiments.circuit import run as circuit_run
-from nope_probe.experiments.scores import run as scores_run
-from nope_probe.experiments.simulation import run as simulation_run
+from nope_probe.experiments.circuit import run as circuit
+from nope_probe.experiments.scores import run as scores
+from nope_probe.experiments.simulation import run as simulation
+from nope_probe.experiments.simulation.run import Settings as Simulation
 from nope_probe.models.names import CHECKPOINTS, FRIENDLY
 from nope_probe.runtime.bounds import COUNT, LAYERS, SEED, BoundedSettings, Bounds
 from nope_probe.runtime.folder import default_output_dir
+from nope_probe.runtime.processes import validate_one_process
+from nope_probe.runtime.resources import Needs
 from nope_probe.runtime.settings import SEQ_LEN
 
+if TYPE_CHECKING:
+    from nope_probe.models.info import ModelInfo
+
 _arg = tyro.conf.arg
-FigureName = Literal[
-    "figure1",
-    "figure2",
-    "figure3",
-    "figure4",
-    "figure5",
-    "figure6",
-    "figure7",
-    "figure8",
-    "figure9",
-    "figure10",
-    "figure11",
-    "figure12",
-    "figure13",
-    "figure14",
-    "figure15",
-    "figure16",
-]
-NAMES: tuple[FigureName, ...] = get_args(FigureName)
-ExperimentSettings = simulation_run.Settings | circuit_run.Settings | scores_run.Settings
-# n = 50, d = 64 and 4 layers everywhere (section 4.1); Figure 7 has two halves.
-SIMULATED: dict[str, dict[str, simulation_run.Settings]] = {
-    "figure2": {"": simulation_run.Settings(alpha=(0.0, 0.2))},
-    "figure4": {"": simulation_run.Settings(alpha=(0.0,), rope=True)},
-    "figure6": {"": simulation_run.Settings(alpha=(0.4, 0.6, 0.8))},
-    "figure7": {
-        "layernorm-sqrt-d": simulation_run.Settings(alpha=(0.0, 0.2), norm="layernorm-sqrt-d"),
-        "layernorm-d": simulation_run.Settings(alpha=(0.0, 0.2), norm="layernorm-d"),
-    },
-    "figure9": {"": simulation_run.Settings(alpha=(0.5,), rope=True)},
-    "figure10": {"": simulation_run.Settings(alpha=(0.0,), rope=True, causal=False)},
-}
-# The trained NoPE model (section 4.2): the stages of its first block, and every layer's scores.
-NOPE_FIGURES = ("figure3", "figure8")
+# The trained NoPE model (section 4.2), and the language models (section 5.2 and appendix E).
 NOPE_MODEL, NOPE_STAND_IN, NOPE_TOKENS = "nope-1.5b", "nope-tiny", 50
-# Language models (section 5.2 and appendix E): whose scores, and of which layers.
 LANGUAGE_MODELS = ("llama-3.1-8b", "phi-4", "qwen3-8b")
-SCORES: dict[str, tuple[tuple[str, ...], int | Literal["all"]]] = {
-    "figure5": (LANGUAGE_MODELS, 4),
-    **{f"figure{11 + i}": ((LANGUAGE_MODELS[i % 3],), "all") for i in range(6)},
-}
-N_SAMPLES = 4000
-WITHOUT_IMAGE = ("figure1", "all")  # whose pages have no figure of their own
+N_SAMPLES, N_SEQS, N_TOKENS, PAPERS_DATA = 4000, 1000, 1024, "fineweb-edu"
 FEWEST_SAMPLES = 32  # one a block
-DEFAULT_SEQS, DEFAULT_TOKENS = 1000, 1024
-PAPERS_DATA = "fineweb-edu"
+ExperimentSettings = Simulation | circuit.Settings | scores.Settings
+COMMANDS: dict[type, tuple[str, Callable[[Any], Path]]] = {
+    Simulation: ("simulate", simulation.run),
+    circuit.Settings: ("circuit", circuit.run),
+    scores.Settings: ("scores", scores.run),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One figure of the paper.
+
+    Attributes:
+        shows: what it shows, in words.
+        simulations: the settings of its simulations, by the half of the figure.
+        models: the trained models that are run by default.
+        layers: how many first layers of language models it shows.
+        maps: the kinds of maps of language models that it shows.
+    """
+
+    shows: str
+    simulations: Mapping[str, Simulation] = field(default_factory=dict)
+    models: tuple[str, ...] = ()
+    layers: int | Literal["all"] = "all"
+    maps: tuple[Literal["score", "normalised"], ...] = ()
+
+    @property
+    def is_of_nope(self) -> bool:
+        """Whether it shows the trained NoPE model."""
+        return self.models == (NOPE_STAND_IN,)
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The names of the settings that have an effect on it."""
+        if self.simulations:
+            return ("out", "seed", "n_samples")
+        of_text = ("out", "seed", "model", "n_seqs", "data", "windows")
+        return (
+            (*of_text, "seq_len", "layers") if self.maps else of_text if self.models else ("out",)
+        )
+
+
+# n = 50, d = 64 and 4 layers in every simulation (section 4.1).
+FIGURES: dict[str, Figure] = {
+    "figure1": Figure(shows="the second layer's scores of three tokens, eq. (4)"),
+    "figure2": Figure(
+        shows="simulated scores without RoPE, alpha = 0 and 0.2",
+        simulations={"": Simulation(alpha=(0.0, 0.2))},
+    ),
+    "figure3": Figure(
+        shows="a trained NoPE model's first block, stage by stage", models=(NOPE_STAND_IN,)
+    ),
+    "figure4": Figure(
+        shows="simulated scores with RoPE, alpha = 0",
+        simulations={"": Simulation(alpha=(0.0,), rope=True)},
+    ),
+    "figure5": Figure(
+        shows="three language models, less diagonal means, first four layers",
+        models=LANGUAGE_MODELS,
+        layers=4,
+        maps=("score", "normalised"),
+    ),
+    "figure6": Figure(
+        shows="simulated scores, alpha = 0.4, 0.6 and 0.8",
+        simulations={"": Simulation(alpha=(0.4, 0.6, 0.8))},
+    ),
+    "figure7": Figure(
+        shows="simulated scores with LayerNorm",
+        simulations={
+            "layernorm-sqrt-d": Simulation(alpha=(0.0, 0.2), norm="layernorm-sqrt-d"),
+            "layernorm-d": Simulation(alpha=(0.0, 0.2), norm="layernorm-d"),
+        },
+    ),
+    "figure8": Figure(shows="a trained NoPE model's scores, every layer", models=(NOPE_STAND_IN,)),
+    "figure9": Figure(
+        shows="simulated scores with RoPE, alpha = 0.5",
+        simulations={"": Simulation(alpha=(0.5,), rope=True)},
+    ),
+    "figure10": Figure(
+        shows="simulated scores with RoPE and without the mask",
+        simulations={"": Simulation(alpha=(0.0,), rope=True, causal=False)},
+    ),
+}
+for _number, _kind, _words in ((11, "score", ""), (14, "normalised", ", less diagonal means")):
+    for _place, _title in enumerate(("Llama-3.1-8B", "Phi-4", "Qwen3-8B")):
+        FIGURES[f"figure{_number + _place}"] = Figure(
+            shows=f"{_title}, every layer{_words}",
+            models=(LANGUAGE_MODELS[_place],),
+            maps=(_kind,),
+        )
+if TYPE_CHECKING:
+    FigureName = str
+else:
+    FigureName = Literal[*FIGURES, "all"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +139,7 @@ class Settings(BoundedSettings):
     place, that run is repeated and compared (`reproduce runs/... --help` shows its flags).
     """
 
-    figure: Annotated[
-        tyro.conf.Positional[FigureName | Literal["all"]], _arg(help="Which figure, or all.")
-    ]
+    figure: Annotated[tyro.conf.Positional[FigureName], _arg(help="Which figure, or all.")]
     n_samples: Annotated[
         int | None,
         Bounds(FEWEST_SAMPLES, 10**9),
@@ -133,20 +190,59 @@ class Settings(BoundedSettings):
         ),
     ] = None
 
+    checkpoint_every = 1  # not a field: the experiments have checkpoints of their own
+
+    @property
+    def subject(self) -> str:
+        """The figure, after which the default folder is named."""
+        return self.figure
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The trained models of the figure; none for a simulated one."""
+        default = FIGURES[self.figure].models
+        return (self.model or default) if default else ()
+
+    @property
+    def device(self) -> str:
+        """Where processes share the experiments: language models may run on GPUs."""
+        return "auto" if FIGURES[self.figure].maps else "cpu"
+
+    @property
+    def is_as_the_paper(self) -> bool:
+        """Whether the figure is run on the paper's models and with its settings."""
+        given = (self.n_seqs, self.seq_len, self.data, self.windows, self.layers)
+        same = all(papers_name(self.figure, model) for model in self.models)
+        return not self.models or (same and given == (None,) * len(given))
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the settings that identify a figure's run: those of its experiments."""
+        experiments = experiments_of(self)
+        return {
+            "figure": self.figure,
+            "experiments": {name: each.recorded() for name, each in experiments.items()},
+        }
+
     def validate(self) -> None:
-        """Check that every flag that was given has an effect on the figure.
+        """Check that every flag that was given has an effect on the figure, and its experiments.
 
         Raises:
             UserError: naming the flag.
         """
-        for field in fields(self):
-            given = field.name != "figure" and getattr(self, field.name) != field.default
-            if given and field.name not in flags_of(self.figure):
-                raise UserError(f"{self.figure} takes no --{field.name.replace('_', '-')}")
+        is_all = self.figure == "all"
+        known = ("out", "seed", "n_samples") if is_all else FIGURES[self.figure].flags
+        for flag in fields(self)[1:]:  # the first is the figure
+            if getattr(self, flag.name) != flag.default and flag.name not in known:
+                raise UserError(f"{self.figure} takes no --{flag.name.replace('_', '-')}")
         if len({name.lower() for name in self.model}) < len(self.model):
             raise UserError(f"--model names a model twice: {' '.join(self.model)}")
-        if self.figure in NOPE_FIGURES and len(self.model) > 1:
+        if is_all:
+            validate_one_process()
+            return
+        if FIGURES[self.figure].is_of_nope and len(self.model) > 1:
             raise UserError(f"{self.figure} takes one --model, got {len(self.model)}")
+        for settings in experiments_of(self).values():
+            settings.validate()
 
     def validate_drawable(self) -> None:
         """Check that the page will have a figure to draw as an image.
@@ -154,106 +250,32 @@ class Settings(BoundedSettings):
         Raises:
             UserError: for a page of text and tables.
         """
-        if self.figure in WITHOUT_IMAGE:
+        if self.figure in ("figure1", "all"):
             raise UserError(f"--image has no effect on {self.figure}, whose page draws no maps")
 
-    @property
-    def models(self) -> tuple[str, ...]:
-        """The trained models of the figure; none for a simulated one."""
-        if self.figure in NOPE_FIGURES:
-            return self.model or (NOPE_STAND_IN,)
-        return self.model or SCORES[self.figure][0] if self.figure in SCORES else ()
+    def validate_reach(self) -> None:
+        """Accept everything: each experiment looks for its model and its text."""
+
+    def needs(self, info: ModelInfo | None = None) -> Needs:
+        """Return that nothing is needed beyond what the experiments take."""
+        return Needs()
+
+    def sources(self) -> dict[str, Path | None]:
+        """Return no files: the experiments record theirs."""
+        return {}
+
+    def load_model(self, device: str) -> None:
+        """Load nothing: the experiments load their models."""
 
 
-# The command of which an experiment is a run, and its module, by the class of its settings.
-COMMANDS: dict[type, tuple[str, ModuleType]] = {
-    simulation_run.Settings: ("simulate", simulation_run),
-    circuit_run.Settings: ("circuit", circuit_run),
-    scores_run.Settings: ("scores", scores_run),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Experiment:
-    """One experiment of a figure: a run of another command.
-
-    Attributes:
-        name: the model, or which half of the figure; empty for the only one.
-        settings: the command's settings.
-    """
-
-    name: str
-    settings: ExperimentSettings
-
-    @property
-    def command(self) -> str:
-        """The command, as in the folder's name."""
-        return COMMANDS[type(self.settings)][0]
-
-    def run(self, beside: Path) -> Path:
-        """Run the experiment unless it is finished, and return its folder, in `beside`."""
-        module = COMMANDS[type(self.settings)][1]
-        folder: Path = module.run(replace(self.settings, out=self.folder(beside)))
-        return folder
-
-    def folder(self, beside: Path) -> Path:
-        """Return the experiment's folder, in `beside`."""
-        settings = self.settings
-        default = default_output_dir(self.command, settings.subject, settings.recorded())
-        return beside / default.name
-
-
-def flags_of(figure: str) -> tuple[str, ...]:
-    """Return the names of the settings that have an effect on a figure.
+def title_of(figure: str) -> str:
+    """Return a figure's name as a title.
 
     Example:
-        >>> flags_of("figure1"), flags_of("figure2")
-        (('out',), ('out', 'seed', 'n_samples'))
+        >>> title_of("figure12")
+        'Figure 12'
     """
-    if figure in SCORES:
-        return ("out", "seed", "model", "n_seqs", "seq_len", "data", "windows", "layers")
-    if figure in NOPE_FIGURES:
-        return ("out", "seed", "model", "n_seqs", "data", "windows")
-    return ("out", "seed", "n_samples") if figure in (*SIMULATED, "all") else ("out",)
-
-
-def experiments_of(settings: Settings) -> list[Experiment]:
-    """Return the experiments of a figure, with the paper's settings where none is given."""
-    if settings.figure not in SIMULATED:
-        return [
-            Experiment(name=each, settings=_of_model(settings, each)) for each in settings.models
-        ]
-    n_samples = N_SAMPLES if settings.n_samples is None else settings.n_samples
-    return [
-        Experiment(name=half, settings=replace(chosen, n_samples=n_samples, seed=settings.seed))
-        for half, chosen in SIMULATED[settings.figure].items()
-    ]
-
-
-def _of_model(settings: Settings, model: str) -> ExperimentSettings:
-    given: dict[str, Any] = {
-        "model": model,
-        "n_seqs": DEFAULT_SEQS if settings.n_seqs is None else settings.n_seqs,
-        "seed": settings.seed,
-        **_data(settings, model),
-    }
-    if settings.figure == "figure3":
-        return circuit_run.Settings(**given, layer=0, seq_len=NOPE_TOKENS)
-    if settings.figure == "figure8":
-        return scores_run.Settings(**given, layers="all", seq_len=NOPE_TOKENS)
-    layers = SCORES[settings.figure][1] if settings.layers is None else settings.layers
-    shipped = model.lower() in CHECKPOINTS
-    default = scores_run.Settings.seq_len if shipped else DEFAULT_TOKENS
-    seq_len = default if settings.seq_len is None else settings.seq_len
-    return scores_run.Settings(**given, layers=layers, seq_len=seq_len)
-
-
-def _data(settings: Settings, model: str) -> dict[str, str]:
-    stands_in = settings.figure in NOPE_FIGURES and papers_name(settings.figure, model) is None
-    ours = stands_in or model.lower() in CHECKPOINTS
-    data = settings.data or ("shipped" if ours else PAPERS_DATA)
-    windows = settings.windows or ("random" if data in ("shipped", "random") else "start")
-    return {"data": data, "windows": windows}
+    return f"Figure {figure.removeprefix('figure')}"
 
 
 def papers_name(figure: str, model: str) -> str | None:
@@ -263,16 +285,61 @@ def papers_name(figure: str, model: str) -> str | None:
         >>> papers_name("figure5", "Qwen/Qwen3-8B"), papers_name("figure3", "nope-tiny")
         ('qwen3-8b', None)
     """
-    papers = (NOPE_MODEL,) if figure in NOPE_FIGURES else LANGUAGE_MODELS
+    papers = (NOPE_MODEL,) if FIGURES[figure].is_of_nope else LANGUAGE_MODELS
     names = {alias.lower(): name for name in papers for alias in (name, FRIENDLY[name])}
     return names.get(model.lower())
 
 
-def is_as_the_paper(settings: Settings) -> bool:
-    """Return whether a figure was run on the paper's models and with its settings."""
-    papers = Settings(figure=settings.figure)
-    if not settings.models:
-        return True
-    same = all(papers_name(settings.figure, model) for model in settings.models)
-    given = ("n_seqs", "seq_len", "data", "windows", "layers")
-    return same and all(getattr(settings, name) == getattr(papers, name) for name in given)
+def experiments_of(settings: Settings) -> dict[str, ExperimentSettings]:
+    """Return the experiments of a figure, with the paper's settings where none is given.
+
+    Returns:
+        The settings of other commands, by the model or the half of the figure.
+    """
+    n_samples, seed = settings.n_samples or N_SAMPLES, settings.seed
+    simulations = FIGURES[settings.figure].simulations
+    return {
+        half: replace(each, n_samples=n_samples, seed=seed) for half, each in simulations.items()
+    } | {model: _of_model(settings, model) for model in settings.models}
+
+
+def _of_model(settings: Settings, model: str) -> ExperimentSettings:
+    figure, shipped = FIGURES[settings.figure], model.lower() in CHECKPOINTS
+    stands_in = figure.is_of_nope and papers_name(settings.figure, model) is None
+    data = settings.data or ("shipped" if shipped or stands_in else PAPERS_DATA)
+    given: dict[str, Any] = {
+        "model": model,
+        "n_seqs": settings.n_seqs or N_SEQS,
+        "seed": settings.seed,
+        "data": data,
+        "windows": settings.windows or ("random" if data in ("shipped", "random") else "start"),
+    }
+    if settings.figure == "figure3":
+        return circuit.Settings(**given, layer=0, seq_len=NOPE_TOKENS)
+    default = NOPE_TOKENS if figure.is_of_nope else scores.Settings.seq_len if shipped else N_TOKENS
+    seq_len, layers = settings.seq_len or default, settings.layers or figure.layers
+    return scores.Settings(**given, layers=layers, seq_len=seq_len)
+
+
+def run_experiments(
+    experiments: Mapping[str, ExperimentSettings], beside: Path, *, finished: bool
+) -> dict[str, Path]:
+    """Run experiments unless they are finished, and return their folders, in `beside`, by name.
+
+    Args:
+        experiments: the settings by name.
+        beside: where the folders are.
+        finished: whether all were run before; then a folder that was removed since is left out.
+    """
+    folders = {}
+    for name, settings in experiments.items():
+        command, run = COMMANDS[type(settings)]
+        folder = place(command, settings, beside)
+        if folder.is_dir() or not finished:
+            folders[name] = run(replace(settings, out=folder))
+    return folders
+
+
+def place(command: str, settings: Settings | ExperimentSettings, beside: Path) -> Path:
+    """Return the folder of a run with its default name, in `beside`."""
+    return beside / default_output_dir(command, settings.subject, settings.recorded()).name

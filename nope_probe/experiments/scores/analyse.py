@@ -10,9 +10,9 @@ import pandas as pd
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.analyses.bands import Band
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import measure
+from nope_probe.analyses.splits import Band
 from nope_probe.analyses.trends import query_stride
 from nope_probe.experiments.scores.heads import head_columns
 from nope_probe.experiments.scores.sections import report

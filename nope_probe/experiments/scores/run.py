@@ -17,7 +17,7 @@ from nope_probe.runtime.terminal import status
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nope_probe.analyses.bands import Band
+    from nope_probe.analyses.splits import Band
     from nope_probe.maps.maps import ScoreMaps
     from nope_probe.models.info import ModelInfo
 

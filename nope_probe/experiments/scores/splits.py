@@ -7,8 +7,8 @@ import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.bands import Band, BandChoice, make_bands, split_bands
 from nope_probe.analyses.recover import recover_rotation
+from nope_probe.analyses.splits import Band, BandChoice, make_bands, split_bands
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.experiments.tables import bands_table, head_offsets_table, offsets_table

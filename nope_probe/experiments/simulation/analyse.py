@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.parameter_free.critical_alpha import theory_scores
 from nope_probe.analyses.parameter_free.monotonicity import (
     MonotonicityTest,
     by_distance,
@@ -22,9 +21,9 @@ from nope_probe.analyses.parameter_free.monotonicity import (
 )
 from nope_probe.analyses.parameter_free.simulation import Simulation
 from nope_probe.analyses.parameter_free.spec import spec_of
+from nope_probe.analyses.parameter_free.theory import theory_scores
 from nope_probe.experiments.simulation.sections import report
 from nope_probe.experiments.tables import columns_of
-from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.maps.centred import diagonal_normalised
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.session import Session, SessionSettings
@@ -33,32 +32,37 @@ Maps = dict[str, Float[np.ndarray, "layer query_pos key_pos"]]
 
 
 def analyse(session: Session[SessionSettings], simulations: Mapping[float, Simulation]) -> Run:
-    """Compare simulations with theory, and return the run."""
+    """Compare simulations with theory, and return the run.
+
+    Args:
+        session: the run.
+        simulations: by alpha.
+    """
     model = session.loaded.model
-    resolution, theory = spec_of(model).resolution, theory_of(model, simulations)
-    tests = {
-        alpha: monotonicity_tests(each.best, theory[alpha], resolution)
-        for alpha, each in simulations.items()
-    }
-    tables = {
-        "layers": pd.DataFrame(
-            row
-            for alpha, each in simulations.items()
-            for row in layer_rows(alpha, each, theory[alpha], tests[alpha])
-        ),
-        "steps": pd.concat(
-            steps_table(alpha, each, theory[alpha], resolution)
-            for alpha, each in simulations.items()
-        ),
-    }
-    sentences = [headline(alpha, tests[alpha], simulations[alpha]) for alpha in simulations]
+    spec, n = spec_of(model), next(iter(simulations.values())).best.folds.shape[-1]
+    alphas = torch.tensor(list(simulations), dtype=torch.float64)
+    sentences, maps, layers, steps = [], Maps(), [], []
+    for (alpha, simulation), theory in zip(
+        simulations.items(), theory_scores(alphas, n, model.cfg.n_layers, spec), strict=True
+    ):
+        tests = monotonicity_tests(simulation.best, theory, spec.resolution)
+        sentences.append(headline(alpha, tests, simulation))
+        layers += layer_rows(alpha, simulation, theory, tests)
+        steps.append(steps_table(alpha, simulation, theory, spec.resolution))
+        kinds = {
+            "score": simulation.best.mean,
+            "se": simulation.best.se,
+            "theory": theory,
+            "normalised": diagonal_normalised(simulation.best.mean),
+        }
+        maps |= {f"{kind}/alpha={alpha:g}": each.float().numpy() for kind, each in kinds.items()}
     manifest = {
         **session.provenance(),
         "data": {"name": "Gaussian unit vectors", "alpha": list(simulations)},
         "n_samples": {f"{alpha:g}": each.n_samples for alpha, each in simulations.items()},
         "headline": sentences,
     }
-    maps = _maps(simulations, theory)
+    tables = {"layers": pd.DataFrame(layers), "steps": pd.concat(steps)}
     run = Run(manifest=manifest, arrays={"maps": maps}, tables=tables)
     return replace(run, page=report(run).html(manifest))
 
@@ -84,31 +88,6 @@ def _verdict(test: MonotonicityTest) -> str:
     return test.verdict
 
 
-def theory_of(
-    model: HookedModel, simulations: Mapping[float, Simulation]
-) -> dict[float, Float[Tensor, "layer query_pos key_pos"]]:
-    """Return the mean field's score maps at each simulated alpha, nats."""
-    n = next(iter(simulations.values())).best.folds.shape[-1]
-    alphas = torch.tensor(list(simulations), dtype=torch.float64)
-    maps = theory_scores(alphas, n, model.cfg.n_layers, spec_of(model))
-    return dict(zip(simulations, maps, strict=True))
-
-
-def _maps(simulations: Mapping[float, Simulation], theory: Mapping[float, Tensor]) -> Maps:
-    maps = {}
-    for alpha, each in simulations.items():
-        mean = each.best.mean
-        kinds = {
-            "score": mean,
-            "se": each.best.se,
-            "theory": theory[alpha],
-            "normalised": diagonal_normalised(mean),
-        }
-        for kind, tensor in kinds.items():
-            maps[f"{kind}/alpha={alpha:g}"] = tensor.float().numpy()
-    return maps
-
-
 def layer_rows(
     alpha: float,
     simulation: Simulation,
@@ -128,23 +107,17 @@ def layer_rows(
             "variance_ratio": simulation.variance_ratio[layer].item(),
             "gap_rms": (gap[layer].square().sum() / off[layer]).sqrt().item(),
             "gap_max": gap[layer].abs().max().item(),
-            **_test_columns(test),
+            "verdict": test.verdict,
+            **columns_of(test, ("monotonicity", "monotonicity_lag1")),
+            "distances": test.distances,
+            "rises": test.rises,
+            "falls": test.falls,
+            "falling_cells": test.falling_cells,
+            "theory_fall": test.theory_fall,
+            **columns_of(test, ("fall",)),
         }
         for layer, test in enumerate(tests)
     ]
-
-
-def _test_columns(test: MonotonicityTest) -> dict[str, Any]:
-    return {
-        "verdict": test.verdict,
-        **columns_of(test, ("monotonicity", "monotonicity_lag1")),
-        "distances": test.distances,
-        "rises": test.rises,
-        "falls": test.falls,
-        "falling_cells": test.falling_cells,
-        "theory_fall": test.theory_fall,
-        **columns_of(test, ("fall",)),
-    }
 
 
 def steps_table(

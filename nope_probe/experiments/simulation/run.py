@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.components import Norm
 from nope_probe.errors import UserError
-from nope_probe.experiments.simulation.validation import DIMENSION, make_spec
 from nope_probe.runtime.bounds import ALPHA, COUNT, LAYERS, SEED, BoundedSettings, Bounds
 from nope_probe.runtime.processes import validate_one_process
 from nope_probe.runtime.resources import NUMBER, Needs, bytes_of_maps
@@ -20,7 +19,6 @@ from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
     from nope_probe.analyses.parameter_free.simulation import Simulation
-    from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
     from nope_probe.hooks.reading.streaming import StreamCheckpoint
     from nope_probe.maps.folds import State
     from nope_probe.models.info import ModelInfo
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
 _arg = tyro.conf.arg
 CONTEXT = 4096
 DEFAULT_SAMPLES = 2000
+DIMENSION = Bounds(2, 2**16)  # the series in d takes as long as d is large
 N_SAMPLES = Bounds(2, 10**9)  # one sample has no variance
 N_WEIGHTS = 4  # matrices of a block: W_Q, W_K, W_V, W_O
 CHUNK, N_BLOCKS = 128, 32  # samples per forward pass, and the blocks that errors come from
@@ -89,7 +88,9 @@ class Settings(BoundedSettings):
         Raises:
             UserError: for a dimension that the norm or RoPE does not allow.
         """
-        return make_spec(self.d_model, self.norm, self.rope, self.causal)
+        return ParameterFreeSpec(
+            d_model=self.d_model, norm=self.norm, rope=self.rope, causal=self.causal
+        )
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings that a run's manifest records, which identify the run."""
@@ -108,7 +109,13 @@ class Settings(BoundedSettings):
             raise UserError("expected at least one --alpha")
         if len({f"{alpha:g}" for alpha in self.alpha}) < len(self.alpha):
             raise UserError("two alphas are the same to six digits")
-        _validate_samples(self.n_samples, self.target_se, self.spec.resolution)
+        resolution, target = self.spec.resolution, self.target_se
+        if self.n_samples is not None and target is not None:
+            raise UserError("expected --n-samples or --target-se, not both")
+        if target is not None and not resolution <= target < float("inf"):
+            raise UserError(
+                f"expected a --target-se that float32 resolves, {resolution:.2g} nats or more"
+            )
 
     def needs(self, info: ModelInfo | None = None) -> Needs:
         """Return what the run needs at least: weights, maps of blocks, and one chunk's scores."""
@@ -161,31 +168,21 @@ def simulations(session: Session[Settings]) -> dict[float, Simulation]:
     from nope_probe.analyses.parameter_free.simulation import Simulation, simulate_scores
 
     settings, checkpoint, found = session.settings, session.checkpoint, {}
-
-    def simulate(alpha: float, stream: StreamCheckpoint) -> State:
-        return simulate_scores(
-            session.loaded.model,
-            alpha=alpha,
-            seq_len=settings.seq_len,
-            n_samples=settings.samples,
-            target_se=settings.target_se,
-            control_variate=settings.control_variate,
-            seed=settings.seed,
-            checkpoint=stream,
-        ).to_tensors()
-
     keys = {alpha: f"alpha={alpha:g}" for alpha in settings.alpha}
     with checkpoint.progress(list(keys.values()), settings.samples or 0, unit="sample"):
         for alpha, key in keys.items():
-            tensors = checkpoint.once(key, partial(simulate, alpha))
-            found[alpha] = Simulation.from_tensors(tensors)
+
+            def simulate(stream: StreamCheckpoint, alpha: float = alpha) -> State:
+                return simulate_scores(
+                    session.loaded.model,
+                    alpha=alpha,
+                    seq_len=settings.seq_len,
+                    n_samples=settings.samples,
+                    target_se=settings.target_se,
+                    control_variate=settings.control_variate,
+                    seed=settings.seed,
+                    checkpoint=stream,
+                ).to_tensors()
+
+            found[alpha] = Simulation.from_tensors(checkpoint.once(key, simulate))
     return found
-
-
-def _validate_samples(n_samples: int | None, target: float | None, resolution: float) -> None:
-    if n_samples is not None and target is not None:
-        raise UserError("expected --n-samples or --target-se, not both")
-    if target is not None and not resolution <= target < float("inf"):
-        raise UserError(
-            f"expected a --target-se that float32 resolves, {resolution:.2g} nats or more"
-        )

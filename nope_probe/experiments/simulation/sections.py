@@ -44,126 +44,118 @@ def report(run: Run) -> Report:
             key_pos] in nats; tables `layers`, a row per alpha and layer, and `steps`, a row per
             distance too.
     """
-    parts = _Sections(run)
     return Report(
         title="The parameter-free transformer",
         headline=run.manifest["headline"],
-        sections=[*parts.map_sections(), *parts.line_sections(), _numbers(run.tables["layers"])],
+        sections=[*_map_sections(run), *_line_sections(run)],
         how_to_read=HOW_TO_READ,
     )
 
 
-class _Sections:
-    """The sections of a simulation's report."""
-
-    def __init__(self, run: Run) -> None:
-        maps, settings = run.maps, run.manifest["settings"]
-        self.maps, self.layers, self.steps = maps, run.tables["layers"], run.tables["steps"]
-        # By alpha: a folder's maps come back in the order of their names.
-        self.alphas = [f"alpha={alpha:g}" for alpha in dict.fromkeys(self.layers["alpha"])]
-        n_layers, n = settings["n_layers"], settings["seq_len"]
-        spec = ParameterFreeSpec(d_model=settings["d_model"], norm=settings["norm"])
-        self.high = spec.score_scale
-        n_points = 2 * 4 * n * len(self.alphas)  # rows and steps: x, value, error and theory
-        self.size = positions(4 * len(self.alphas), n_layers, n_points)
-        errors = np.stack([maps[f"se/{alpha}"] for alpha in self.alphas])
-        self.noise = np.sqrt(np.nanmean(errors**2, axis=(0, 2, 3))).tolist()
-
-    def map_sections(self) -> Iterator[Section]:
-        """Return the sections of maps: scores of each alpha, normalised, and less theory."""
-        for alpha in self.alphas:
-            yield from self._score_sections(alpha)
-        normalised = {_words(a): self.maps[f"normalised/{a}"] for a in self.alphas}
-        errors = {_words(a): self.maps[f"se/{a}"] for a in self.alphas}
-        yield self._terms(
-            normalised,
-            rest_finding(normalised, errors),
-            "The mean of each diagonal is subtracted: nothing would remain of a relative pattern.",
-        )
-        yield self._terms(
-            {_words(a): self.maps[f"score/{a}"] - self.maps[f"theory/{a}"] for a in self.alphas},
-            gap_finding(self.layers),
-            "Simulation less theory: the error of the mean field at this dimension.",
-        )
-
-    def _score_sections(self, alpha: str) -> Iterator[Section]:
-        name = _words(alpha)
-        scores, errors = (self.maps[f"{kind}/{alpha}"] for kind in ("score", "se"))
-        shown = _off_diagonal(scores)
+def _map_sections(run: Run) -> Iterator[Section]:
+    """Yield the sections of maps: scores of each alpha, normalised, and less theory."""
+    settings, layers, alphas = run.manifest["settings"], run.tables["layers"], _alphas(run)
+    spec = ParameterFreeSpec(d_model=settings["d_model"], norm=settings["norm"])
+    n_points = 2 * 4 * settings["seq_len"] * len(alphas)  # rows, steps: x, value, error, theory
+    size = positions(4 * len(alphas), settings["n_layers"], n_points)
+    scores, errors, theory, normalised = (
+        {words: run.maps[f"{kind}/{alpha}"] for alpha, words in alphas.items()}
+        for kind in ("score", "se", "theory", "normalised")
+    )
+    for alpha, words in alphas.items():
+        shown, high = _off_diagonal(scores[words]), spec.score_scale
         yield Section(
-            title=scale_finding(name, shown, self.high),
+            title=scale_finding(words, shown, high),
             figure=partial(
                 fixed_scale_maps,
-                scores,
-                title=f"Mean scores, {name}, 0 to {self.high:g}",
-                high=self.high,
-                max_positions=self.size,
+                scores[words],
+                title=f"Mean scores, {words}, 0 to {high:g}",
+                high=high,
+                max_positions=size,
             ),
             caption="All layers on one scale, as in the paper's figures.",
         )
         yield Section(
-            title=layers_finding(name, _rows_of(alpha, self.layers)),
-            figure=partial(maps_above_noise, shown, _off_diagonal(errors), max_positions=self.size),
+            title=layers_finding(words, _rows_of(alpha, layers)),
+            figure=partial(
+                maps_above_noise, shown, _off_diagonal(errors[words]), max_positions=size
+            ),
             caption="The same maps without their diagonal, where a query meets its own key: "
             "small differences between keys are visible. A layer that shows only noise is "
             "drawn flat.",
         )
-
-    def _terms(self, terms: dict[str, np.ndarray], title: str, caption: str) -> Section:
-        layer = next(iter(terms.values())).shape[0] - 1
-        size, noise = self.size, self.noise
-        figure = partial(
-            term_maps, terms, title=title, layer=layer, max_positions=size, noise=noise
-        )
-        return Section(title=title, figure=figure, caption=caption)
-
-    def line_sections(self) -> Iterator[Section]:
-        """Return the sections of curves: the last query's scores, and the steps by distance."""
-        curves = {alpha: self._last_row(alpha) for alpha in self.alphas}
-        yield Section(
-            title=row_finding(list(curves.values())),
-            figure=partial(rows_against_theory, curves),
-            caption="Scores of the last query for each key before it: dots are simulated, with two "
-            "standard errors; lines are the mean field.",
-        )
-        yield Section(
-            title=order_finding(self.layers),
-            figure=partial(steps_by_distance, {a: self._steps(a) for a in self.alphas}),
-            caption="The mean gain in score, over queries, of a key that is nearer by one. Above "
-            "zero the scores increase towards the query. The lines are the mean field.",
-        )
-
-    def _last_row(self, alpha: str) -> Curves:
-        score, se, theory = (self.maps[f"{kind}/{alpha}"] for kind in ("score", "se", "theory"))
-        keys = slice(None, -1)
-        return Curves(
-            x=np.arange(score.shape[-1] - 1.0),
-            values=score[:, -1, keys],
-            errors=2 * se[:, -1, keys],
-            theory=theory[:, -1, keys],
-        )
-
-    def _steps(self, alpha: str) -> Curves:
-        rows = _rows_of(alpha, self.steps)
-        of = {
-            name: rows.pivot(index="layer", columns="distance", values=name)
-            for name in ("step", "se", "theory")
-        }
-        return Curves(
-            x=of["step"].columns.to_numpy(float),
-            values=of["step"].to_numpy(),
-            errors=2 * of["se"].to_numpy(),
-            theory=of["theory"].to_numpy(),
-        )
+    squares = np.stack([each**2 for each in errors.values()])
+    about = {
+        "layer": settings["n_layers"] - 1,
+        "max_positions": size,
+        "noise": np.sqrt(np.nanmean(squares, axis=(0, 2, 3))).tolist(),
+    }
+    title = rest_finding(normalised, errors)
+    yield Section(
+        title=title,
+        figure=partial(term_maps, normalised, title=title, **about),
+        caption="The mean of each diagonal is subtracted: nothing would remain of a relative "
+        "pattern.",
+    )
+    gaps, title = {words: scores[words] - theory[words] for words in scores}, gap_finding(layers)
+    yield Section(
+        title=title,
+        figure=partial(term_maps, gaps, title=title, **about),
+        caption="Simulation less theory: the error of the mean field at this dimension.",
+    )
 
 
-def _numbers(table: pd.DataFrame) -> Section:
-    return Section(
-        title=variance_finding(table),
+def _line_sections(run: Run) -> Iterator[Section]:
+    """Yield the sections of curves, the last query's scores and the steps, and of numbers."""
+    layers, alphas = run.tables["layers"], _alphas(run)
+    curves = {alpha: _last_row(run, alpha) for alpha in alphas}
+    yield Section(
+        title=row_finding(list(curves.values())),
+        figure=partial(rows_against_theory, curves),
+        caption="Scores of the last query for each key before it: dots are simulated, with two "
+        "standard errors; lines are the mean field.",
+    )
+    steps = {alpha: _steps(_rows_of(alpha, run.tables["steps"])) for alpha in alphas}
+    yield Section(
+        title=order_finding(layers),
+        figure=partial(steps_by_distance, steps),
+        caption="The mean gain in score, over queries, of a key that is nearer by one. Above "
+        "zero the scores increase towards the query. The lines are the mean field.",
+    )
+    yield Section(
+        title=variance_finding(layers),
         caption="Per layer: the standard error with and without the control variate, the ratio of "
         "the variances, the gap to the mean field, and the tests of the steps in j with 95% "
         "intervals. Unfold the table.",
-        table=table,
+        table=layers,
+    )
+
+
+def _alphas(run: Run) -> dict[str, str]:
+    """Return the simulations as maps name them, `alpha=0`, and in words, in order of alpha."""
+    # A folder's maps come back in the order of their names.
+    alphas = dict.fromkeys(run.tables["layers"]["alpha"])
+    return {f"alpha={alpha:g}": f"alpha = {alpha:g}" for alpha in alphas}
+
+
+def _last_row(run: Run, alpha: str) -> Curves:
+    score, se, theory = (
+        run.maps[f"{kind}/{alpha}"][:, -1, :-1] for kind in ("score", "se", "theory")
+    )
+    x = np.arange(score.shape[-1], dtype=float)
+    return Curves(x=x, values=score, errors=2 * se, theory=theory)
+
+
+def _steps(rows: pd.DataFrame) -> Curves:
+    step, se, theory = (
+        rows.pivot(index="layer", columns="distance", values=name)
+        for name in ("step", "se", "theory")
+    )
+    return Curves(
+        x=step.columns.to_numpy(float),
+        values=step.to_numpy(),
+        errors=2 * se.to_numpy(),
+        theory=theory.to_numpy(),
     )
 
 
@@ -175,10 +167,6 @@ def _off_diagonal(
 
 def _rows_of(alpha: str, table: pd.DataFrame) -> pd.DataFrame:
     return table[table["alpha"].map("alpha={:g}".format) == alpha]
-
-
-def _words(alpha: str) -> str:
-    return alpha.replace("=", " = ")
 
 
 def scale_finding(name: str, scores: Maps, high: float) -> str:

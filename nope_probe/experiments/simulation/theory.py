@@ -9,8 +9,9 @@ from typing import Annotated
 
 import tyro
 
+from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.components import Norm
-from nope_probe.experiments.simulation.validation import DIMENSION, make_spec
+from nope_probe.experiments.simulation.run import DIMENSION
 from nope_probe.runtime.bounds import ALPHA, LARGEST, LAYERS, BoundedSettings, Bounds
 from nope_probe.runtime.resources import Needs, bytes_of_maps, validate_room
 
@@ -50,12 +51,12 @@ def print_critical_alphas(settings: Settings) -> None:
     Raises:
         UserError: for settings that are not possible.
     """
-    spec = make_spec(settings.d_model, settings.norm, settings.rope)
+    spec = ParameterFreeSpec(d_model=settings.d_model, norm=settings.norm, rope=settings.rope)
     validate_room(settings.needs(), None, "--seq-len")
     import torch
     from tqdm import tqdm
 
-    from nope_probe.analyses.parameter_free.critical_alpha import (
+    from nope_probe.analyses.parameter_free.theory import (
         critical_alphas,
         n_rounds,
         smallest_steps,

@@ -5,14 +5,18 @@ from functools import cache
 
 import pytest
 import torch
+from support.resolved_frequencies import frequency_steps
 from support.stream_checkpoints import Recorded, Stopped, Stopping
 from torch.func import jvp
 
 from nope_probe.analyses.parameter_free.control_variate import ControlVariate
-from nope_probe.analyses.parameter_free.critical_alpha import theory_scores
-from nope_probe.analyses.parameter_free.mean_field import expected_gram, frequency_steps, steps
 from nope_probe.analyses.parameter_free.simulation import Estimate, sample_inputs, simulate_scores
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec, spec_of
+from nope_probe.analyses.parameter_free.theory import (
+    expected_gram,
+    steps,
+    theory_scores,
+)
 from nope_probe.models.parameter_free import build, parameter_free
 
 N, D = 7, 6

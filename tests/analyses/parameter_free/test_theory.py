@@ -7,22 +7,20 @@ import sys
 import pytest
 import torch
 from support import appendix
+from support.resolved_frequencies import frequency_steps
 
-from nope_probe.analyses.parameter_free import closed_form as paper
-from nope_probe.analyses.parameter_free.critical_alpha import (
+from nope_probe.analyses.parameter_free import theory as paper
+from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec, spec_of
+from nope_probe.analyses.parameter_free.theory import (
     critical_alphas,
+    expected_gram,
+    mean_field,
     n_rounds,
+    rope_kernel,
     smallest_step,
+    steps,
     theory_scores,
 )
-from nope_probe.analyses.parameter_free.mean_field import (
-    expected_gram,
-    frequency_steps,
-    mean_field,
-    rope_kernel,
-    steps,
-)
-from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec, spec_of
 
 ALPHAS = torch.tensor([0.0, 0.05, 0.2, 0.5, 0.9], dtype=torch.float64)
 PAIRS = [

@@ -8,8 +8,8 @@ import torch
 from support.plain_states import plain_states
 from support.tiny_models import tokens
 
-from nope_probe.analyses.bands import make_bands
 from nope_probe.analyses.recover import recover_rotation
+from nope_probe.analyses.splits import make_bands
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.bands import capture_bands
 from nope_probe.hooks.reading.batch_readings import read_layers

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nope_probe.analyses.jackknife import UNDEFINED
-from nope_probe.analyses.mean_covariance import (
+from nope_probe.analyses.splits import (
     participation_ratio,
     split_covariance,
     split_mean_covariance,
@@ -14,8 +14,8 @@ N, FOLDS = 17, 8
 
 
 def test_terms_of_a_pattern_that_is_all_mean_are_one_and_zero():
-    ramp = torch.arange(N).double().repeat(FOLDS, 1, N, 1)
-    [terms] = split_mean_covariance(ramp, ramp, torch.randn(FOLDS, 1, N, 5))
+    ramp = torch.arange(N).double().repeat(FOLDS, N, 1)
+    terms = split_mean_covariance(0, ramp, ramp, torch.randn(FOLDS, N, 5))
     assert terms.mean.value == pytest.approx(1)
     assert terms.covariance.value == pytest.approx(0)
     assert terms.covariance_rms.value == pytest.approx(0)
@@ -23,9 +23,9 @@ def test_terms_of_a_pattern_that_is_all_mean_are_one_and_zero():
 
 def test_shares_of_terms_are_projections_on_the_whole_pattern_and_add_to_one():
     torch.manual_seed(0)
-    ramp = torch.arange(N).double().repeat(FOLDS, 1, N, 1)
+    ramp = torch.arange(N).double().repeat(FOLDS, N, 1)
     noisy = ramp + 0.1 * torch.randn(ramp.shape).double()
-    [terms] = split_mean_covariance(noisy, 0.25 * ramp, torch.randn(FOLDS, 1, N, 5))
+    terms = split_mean_covariance(0, noisy, 0.25 * ramp, torch.randn(FOLDS, N, 5))
     assert terms.mean.value == pytest.approx(0.25, abs=0.01)
     assert terms.mean.value + terms.covariance.value == pytest.approx(1)
     assert terms.mean_rms.value == pytest.approx(terms.covariance_rms.value / 3, rel=0.05)

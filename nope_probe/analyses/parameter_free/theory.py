@@ -1,0 +1,335 @@
+"""The theory of the parameter-free transformer: closed forms, the mean field, critical alphas.
+
+Inputs are unit vectors with expected inner product alpha between any two (eq. 2); everything is
+float64.
+
+Closed forms of the second layer, corrected: E = e^alpha; positions i and j count from 1 in these,
+as in the paper, whose layer 2 is L1.
+
+The mean field has the scores of every layer, without sampling.
+The expected Gram matrix G of the residual stream is carried from layer to layer as if attention
+were computed from G itself: exact as d grows, with an error of about 1/d. L1, the paper's layer 2,
+is eq. (4). One layer, with r = diag(G)^-1/2 and K the RoPE kernel (1 without RoPE):
+
+    S = K o G o r r^T,   A = softmax(causal(S)),   M = A diag(r) + I,   G <- M G M^T
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
+
+ROTARY_BASE = 10_000.0
+HIGHEST_ALPHA = 0.99
+INFINITE = ParameterFreeSpec()
+Alphas = Float[Tensor, " alpha"]
+Positions = Int[Tensor, " pos"]
+PerPosition = Float[Tensor, "alpha pos"]
+Square = Float[Tensor, "*batch query_pos key_pos"]
+
+
+def g(alpha: Alphas, i: Positions) -> PerPosition:
+    """Return <x_i, x_j> after L0 for any j < i, which does not depend on j (section 3.2)."""
+    a, e_a, i = _broadcast(alpha, i)
+    return 2 * (2 * a * math.e + e_a * (1 + a * (2 * i - 3))) / (math.e + (i - 1) * e_a)
+
+
+def h_squared(alpha: Alphas, i: Positions) -> PerPosition:
+    """Return |x_i|^2 after L0 (eq. 3)."""
+    a, e_a, i = _broadcast(alpha, i)
+    own = 2 * math.e + (i - 1) * e_a
+    others = (i - 1) * (1 + (i - 2) * a)
+    squares = own**2 + 2 * own * e_a * a * (i - 1) + e_a**2 * others
+    return squares / (math.e + (i - 1) * e_a) ** 2
+
+
+def second_layer_scores(alpha: Alphas, n: int) -> Float[Tensor, "alpha query_pos key_pos"]:
+    """Return the score map of L1, g(i) / (h(i) h(j)), NaN above the diagonal (eq. 4).
+
+    Example:
+        >>> second_layer_scores(torch.tensor([0.0]), 3)[0, 1:, :2]
+        tensor([[0.1535, 1.0000],
+                [0.1321, 0.1508]], dtype=torch.float64)
+    """
+    i = torch.arange(1, n + 1)
+    h = h_squared(alpha, i).sqrt()
+    scores = g(alpha, i)[..., None] / (h[..., :, None] * h[..., None, :])
+    scores.diagonal(dim1=-2, dim2=-1).fill_(1.0)
+    return scores.masked_fill(torch.ones(n, n, dtype=torch.bool).triu(1), torch.nan)
+
+
+def validate_alphas(alpha: Alphas) -> None:
+    """Check that expected inner products are in [0, 1).
+
+    Raises:
+        ValueError: naming them.
+    """
+    if not bool(((alpha >= 0) & (alpha < 1)).all()):
+        raise ValueError(f"expected 0 <= alpha < 1, got {alpha.tolist()}")
+
+
+def expected_cosine(alpha: Alphas, d_model: int) -> Alphas:
+    """Return the exact E<y_i, y_j> of y = normalize(g_i + l g_0) at finite d, l^2 = a / (1 - a).
+
+    Given the shared g_0 of length r, the mean of y is a vector of length c(l r), so the expectation
+    is E c(l r)^2 over r ~ chi_d. It is below alpha by O(1/d).
+
+    Raises:
+        ValueError: for alpha outside [0, 1) or no dimensions.
+
+    Example:
+        >>> expected_cosine(torch.tensor([0.2, 0.5], dtype=torch.float64), 64)
+        tensor([0.1985, 0.4971], dtype=torch.float64)
+    """
+    validate_alphas(alpha)
+    if d_model < 1:
+        raise ValueError(f"expected d_model >= 1, got {d_model}")
+    r, density = _chi(d_model)
+    alpha = alpha.double()[:, None]
+    return (density * _mean_length(r * (alpha / (1 - alpha)).sqrt(), d_model) ** 2).sum(-1)
+
+
+def _mean_length(m: Float[Tensor, "alpha r"], d: int) -> Float[Tensor, "alpha r"]:
+    """Return c(m), the length of the mean of normalize(g + m e) for a unit vector e."""
+    from scipy.special import gammaln, hyp1f1
+
+    gain = math.exp(gammaln((d + 1) / 2) - gammaln(d / 2 + 1)) / math.sqrt(2)
+    return gain * m * torch.from_numpy(hyp1f1(0.5, d / 2 + 1, -(m**2).numpy() / 2))
+
+
+def _chi(d: int) -> tuple[Float[Tensor, " r"], Float[Tensor, " r"]]:
+    """Return nodes and weights of the trapezoid rule in log r, for expectations over r ~ chi_d."""
+    middle = math.sqrt(d)
+    lowest = math.log(middle - 12) if middle > 13 else -40.0
+    log_r = torch.linspace(lowest, math.log(middle + 12), 2001, dtype=torch.float64)
+    log_density = d * log_r - (2 * log_r).exp() / 2
+    return log_r.exp(), log_density.softmax(0)
+
+
+def _broadcast(alpha: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    alpha = alpha.double()[:, None]
+    return alpha, alpha.exp(), position.double()[None]
+
+
+def expected_gram(
+    alpha: Alphas, n: int, spec: ParameterFreeSpec
+) -> Float[Tensor, "alpha pos pos2"]:
+    """Return the expected Gram matrix of the normed inputs: 1, and off the diagonal E cos.
+
+    E cos is alpha for infinite d, and `expected_cosine` at d (LayerNorm: d - 1) otherwise.
+    """
+    cosine = alpha.double()
+    if spec.d_model is not None:
+        cosine = expected_cosine(alpha, spec.d_model - spec.centred)
+    off = cosine[:, None, None]
+    return off + (1 - off) * torch.eye(n, dtype=torch.float64)
+
+
+def mean_field(alpha: Alphas, n: int, n_layers: int, spec: ParameterFreeSpec) -> Iterator[Square]:
+    """Yield the mean-field score map of each layer in turn, for a batch of alphas.
+
+    Args:
+        alpha: expected inner products of the inputs, 0 <= alpha < 1.
+        n: positions.
+        n_layers: layers.
+        spec: which parameter-free transformer.
+
+    Yields:
+        Scores in nats, [alpha, query_pos, key_pos], float64; j > i is NaN if the mask is on.
+
+    Raises:
+        ValueError: for an alpha outside [0, 1).
+
+    Example:
+        >>> *_, third = mean_field(torch.tensor([0.0]), 50, 3, ParameterFreeSpec())
+        >>> third[0, 4, :5]
+        tensor([0.2102, 0.2472, 0.2734, 0.2928, 1.0000], dtype=torch.float64)
+    """
+    validate_alphas(alpha)
+    hidden = ~visible(n, spec.causal)
+    for scores, _, _ in steps(expected_gram(alpha, n, spec), n_layers, spec):
+        yield scores.masked_fill(hidden, torch.nan)
+
+
+def steps(
+    gram: Square, n_layers: int, spec: ParameterFreeSpec
+) -> Iterator[tuple[Square, Square, Float[Tensor, "*batch pos pos2"]]]:
+    """Carry the Gram matrix of the normed inputs through the layers.
+
+    Args:
+        gram: inner products of the normed inputs.
+        n_layers: layers.
+        spec: which parameter-free transformer.
+
+    Yields:
+        Per layer its scores (of every pair, masked or not), its mixing matrix M and the Gram
+        matrix of its input.
+    """
+    kernel = rope_kernel(gram.shape[-1], spec)
+    gram = spec.start_scale * gram
+    for layer in range(n_layers):
+        scores, mixing = attend(gram, kernel * gram, spec)
+        yield scores, mixing, gram
+        if layer < n_layers - 1:
+            gram = mixing @ gram @ mixing.mT
+
+
+def attend(gram: Square, rotated: Square, spec: ParameterFreeSpec) -> tuple[Square, Square]:
+    """Return a layer's scores and its mixing matrix M, x <- M x.
+
+    With scores over sqrt(d) the logits' variance does not vanish as d grows. It is (1 - cos^2)^2,
+    and half of it adds to the logarithm of the expected exponential off the diagonal.
+
+    Args:
+        gram: inner products of the layer's input vectors (centred for LayerNorm).
+        rotated: the same with RoPE applied to both vectors.
+        spec: which parameter-free transformer.
+    """
+    n = gram.shape[-1]
+    r = gram.diagonal(dim1=-2, dim2=-1).rsqrt()
+    cosine = rotated * (r[..., :, None] * r[..., None, :])
+    scores = spec.score_scale * cosine
+    logits = scores
+    if spec.norm == "layernorm-sqrt-d":
+        logits = scores + (1 - cosine**2) ** 2 / 2 * (1 - torch.eye(n, dtype=gram.dtype))
+    attention = logits.masked_fill(~visible(n, spec.causal), -torch.inf).softmax(-1)
+    mixing = spec.value_scale * attention * r[..., None, :] + torch.eye(n, dtype=gram.dtype)
+    return scores, mixing
+
+
+def rope_kernel(n: int, spec: ParameterFreeSpec) -> Float[Tensor, "query_pos key_pos"]:
+    """Return K_ij = (2/d) sum_f cos((i - j) theta_f); 1 without RoPE.
+
+    RoPE multiplies the mean inner product of isotropic vectors at positions i and j by K_ij.
+    """
+    if not spec.rope:
+        return torch.ones(n, n, dtype=torch.float64)
+    position = torch.arange(n, dtype=torch.float64)
+    lag = position[:, None] - position[None, :]
+    angles = rope_frequencies(spec.dimension)[:, None, None] * lag
+    return angles.cos().mean(0)
+
+
+def rope_frequencies(d_model: int) -> Float[Tensor, " frequency"]:
+    """Return RoPE's frequencies theta_f = base^(-2f/d), in radians per position."""
+    return ROTARY_BASE ** (-torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
+
+
+def visible(n: int, causal: bool) -> Bool[Tensor, "query_pos key_pos"]:
+    """Return which keys each query attends to."""
+    cells = torch.ones(n, n, dtype=torch.bool)
+    return cells.tril() if causal else cells
+
+
+def theory_scores(
+    alpha: Alphas, n: int, n_layers: int, spec: ParameterFreeSpec = INFINITE
+) -> Float[Tensor, "alpha layer query_pos key_pos"]:
+    """Return the mean-field score maps of all layers.
+
+    Args:
+        alpha: expected inner products of the inputs, 0 <= alpha < 1.
+        n: positions.
+        n_layers: layers.
+        spec: which parameter-free transformer; by default eq. (1) as d grows.
+
+    Returns:
+        Scores in nats, float64; NaN at j > i if the mask is on.
+
+    Raises:
+        ValueError: for an alpha outside [0, 1).
+
+    Example:
+        >>> theory_scores(torch.tensor([0.0]), 50, 2)[0, 1, 2, 1]
+        tensor(0.1508, dtype=torch.float64)
+    """
+    return torch.stack(list(mean_field(alpha, n, n_layers, spec)), 1)
+
+
+def smallest_step(
+    scores: Float[Tensor, "*batch query_pos key_pos"],
+) -> Float[Tensor, "*batch"]:
+    """Return the smallest S[i, j+1] - S[i, j] with j < i: positive if the map increases in j."""
+    step = scores[..., 1:] - scores[..., :-1]
+    inside = torch.ones(step.shape[-2:], dtype=torch.bool).tril(-1)
+    return step[..., inside].amin(-1)
+
+
+def smallest_steps(
+    alpha: Alphas, n: int, n_layers: int, spec: ParameterFreeSpec = INFINITE
+) -> Float[Tensor, "alpha layer"]:
+    """Return each layer's smallest step in j; only one map is held at a time."""
+    return torch.stack([smallest_step(s) for s in mean_field(alpha, n, n_layers, spec)], -1)
+
+
+def critical_alphas(
+    n: int,
+    n_layers: int,
+    spec: ParameterFreeSpec = INFINITE,
+    *,
+    tolerance: float = 1e-5,
+    on_round: Callable[[], object] = lambda: None,
+) -> Float[Tensor, " layer"]:
+    """Find for each layer the alpha below which its scores do not increase in j.
+
+    The largest alpha on a grid (denser near 0) at which a layer does not increase is refined by
+    bisection. Section 4.1 claims an increase at alpha = 0 for layers 3 and 4 (L2 and L3), which
+    is false.
+
+    Args:
+        n: positions, 2 at least.
+        n_layers: layers.
+        spec: which parameter-free transformer; by default eq. (1) as d grows.
+        tolerance: width of the final bracket.
+        on_round: called after each of the `n_rounds(tolerance)` rounds.
+
+    Returns:
+        0 where the layer always increases; NaN where it does not even at alpha = 0.99 (L0 is
+        constant for j < i).
+
+    Example:
+        >>> critical_alphas(50, 3)
+        tensor([   nan, 0.0000, 0.0104], dtype=torch.float64)
+    """
+    low, high, never, always = _brackets(n, n_layers, spec)
+    on_round()
+    for _ in range(n_rounds(tolerance) - 1):
+        middle = (low + high) / 2
+        falls = smallest_steps(middle, n, n_layers, spec).diagonal() <= 0
+        low, high = torch.where(falls, middle, low), torch.where(falls, high, middle)
+        on_round()
+    return torch.where(never, torch.nan, torch.where(always, 0.0, high))
+
+
+def _brackets(
+    n: int, n_layers: int, spec: ParameterFreeSpec
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return per layer the grid's alphas around the critical one; whether there is none, or 0."""
+    grid = _grid()
+    falls = smallest_steps(grid, n, n_layers, spec) <= 0
+    above = torch.stack([_first_after(falls[:, layer]) for layer in range(n_layers)])
+    never, always = above == len(grid), above == 0
+    low = torch.where(always | never, 0.0, grid[(above - 1).clamp_min(0)])
+    high = torch.where(always | never, 0.0, grid[above.clamp_max(len(grid) - 1)])
+    return low, high, never, always
+
+
+def n_rounds(tolerance: float) -> int:
+    """Return how many times `critical_alphas` runs the mean field over all layers."""
+    grid = _grid()
+    widest = float((grid[1:] - grid[:-1]).max())
+    return 1 + max(0, int(torch.tensor(widest / tolerance).log2().ceil()))
+
+
+def _grid() -> Tensor:
+    return HIGHEST_ALPHA * torch.linspace(0, 1, 17, dtype=torch.float64) ** 2
+
+
+def _first_after(falls: Tensor) -> Tensor:
+    """Return the index after the last alpha at which a layer does not increase."""
+    return (falls * torch.arange(1, len(falls) + 1)).amax()

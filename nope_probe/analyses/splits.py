@@ -1,0 +1,300 @@
+"""Exact splits of a score map without any ablation: RoPE frequencies, mean and covariance.
+
+A score is a sum over RoPE's pairs of coordinates, and over the coordinates that do not turn. So a
+score map is the sum of the maps of bands of pairs, and of the unrotated rest.
+
+Song and Zhong (arXiv 2310.04861) split a vector h of sequence c at position t into the global mean,
+a positional part pos_t (the mean over sequences, less the global mean), a context part ctx_c (the
+mean over positions, less the global mean), and a residual. Put into queries and keys, a mean score
+has four blocks, with mean_t = global mean + pos_t and rest = ctx_c + residual:
+
+    mean . mean    the mean term <E q_i, E k_j>: each position has a mean vector of its own
+    mean . rest    0 by construction: <E q_i, E rest_j>, and E rest_j = 0 over sequences
+    rest . mean    0 by construction, likewise
+    rest . rest    the covariance term, that of q_i and k_j over sequences: tokens that share their
+                   past resemble each other
+
+The cross terms vanish cell by cell, whatever the model, so the first and the last block are the
+score map. Within the last one, `split_covariance` separates ctx_c from the residual: none of those
+four parts is 0 by construction, but ctx.ctx is one number and residual.ctx one number per query,
+and softmax ignores both. No block depends on the basis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import floor, log2, pi
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nope_probe.analyses.contrasts import ContrastGram
+from nope_probe.analyses.jackknife import UNDEFINED, Interval, fold_weights, jackknife
+from nope_probe.analyses.pattern_rows import Folds, as_layer, exceeds_rounding
+from nope_probe.analyses.recover import Rotation
+from nope_probe.maps.stored_maps import TensorFolds
+
+UNROTATED = "unrotated"
+BandChoice = int | Literal["octaves"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Band:
+    """One band of one layer.
+
+    Attributes:
+        layer: the layer, from 0.
+        name: for octaves, its wavelengths in positions, such as `8-16`; else its number from 0,
+            fast pairs first; or `unrotated`.
+        pairs: the rotary pairs of the layer that are in it, by number; none in `unrotated`.
+        wavelengths: of these pairs, in positions.
+        coordinates: of each head, those in the band.
+    """
+
+    layer: int
+    name: str
+    pairs: tuple[int, ...]
+    wavelengths: tuple[float, ...]
+    coordinates: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BandPattern:
+    """What a band has of its layer's pattern v(all).
+
+    Attributes:
+        band: the band.
+        amplitude: the RMS of its pattern, nats.
+        share: <band, v(all)> / <v(all), v(all)>; the shares of a layer's bands add to 1.
+    """
+
+    band: Band
+    amplitude: Interval
+    share: Interval
+
+
+def make_bands(rotations: Sequence[Rotation], d_head: int, choice: BandChoice) -> list[list[Band]]:
+    """Return the bands of each layer, of the same names in all.
+
+    Args:
+        rotations: what each layer turns.
+        d_head: coordinates of a head.
+        choice: `octaves` (wavelengths from 2^k to 2^(k+1) positions), or how many bands of
+            consecutive pairs.
+
+    Raises:
+        ValueError: if no layer has RoPE, or for more bands than pairs.
+
+    Example:
+        >>> from nope_probe.analyses.recover import Rotation
+        >>> pairs = torch.tensor([[0, 2], [1, 3]])
+        >>> turns = Rotation(pairs=pairs, frequencies=torch.tensor([1.0, 0.1]), size=1.0)
+        >>> [band.name for band in make_bands([turns], 4, "octaves")[0]]
+        ['4-8', '32-64']
+    """
+    most = max((len(each.pairs) for each in rotations), default=0)
+    if most == 0:
+        raise ValueError("no layer has RoPE: there are no frequencies to split a score by")
+    if choice != "octaves" and not 1 <= choice <= most:
+        raise ValueError(f"expected from 1 to {most} bands (rotary pairs), got {choice}")
+    keys = [[_key(each, f, choice) for f in range(len(each.pairs))] for each in rotations]
+    names = sorted({key for some in keys for key in some})
+    has_rest = any(2 * len(each.pairs) < d_head for each in rotations)
+    return [
+        [
+            *(_band(layer, turns, key, keys[layer], choice) for key in names),
+            *([_rest(layer, turns, d_head)] if has_rest else []),
+        ]
+        for layer, turns in enumerate(rotations)
+    ]
+
+
+def _key(rotation: Rotation, pair: int, choice: BandChoice) -> int:
+    """Return a number that the pairs of a band share, and by which bands are in order."""
+    if choice == "octaves":
+        return floor(log2(_wavelength(rotation, pair)))
+    return pair * choice // len(rotation.pairs)
+
+
+def _wavelength(rotation: Rotation, pair: int) -> float:
+    return 2 * pi / abs(float(rotation.frequencies[pair]))
+
+
+def _band(layer: int, turns: Rotation, key: int, keys: list[int], choice: BandChoice) -> Band:
+    pairs = tuple(f for f, each in enumerate(keys) if each == key)
+    return Band(
+        layer=layer,
+        name=f"{2**key}-{2 ** (key + 1)}" if choice == "octaves" else str(key),
+        pairs=pairs,
+        wavelengths=tuple(_wavelength(turns, f) for f in pairs),
+        coordinates=tuple(int(c) for f in pairs for c in turns.pairs[f]),
+    )
+
+
+def _rest(layer: int, turns: Rotation, d_head: int) -> Band:
+    turned = set(turns.pairs.flatten().tolist())
+    rest = tuple(c for c in range(d_head) if c not in turned)
+    return Band(layer=layer, name=UNROTATED, pairs=(), wavelengths=(), coordinates=rest)
+
+
+def split_bands(
+    scores: Float[Tensor, "fold layer query_pos key_pos"],
+    maps: Float[Tensor, "fold layer band query_pos key_pos"],
+    bands: Sequence[Sequence[Band]],
+    skip_keys: int = 0,
+    *,
+    counts: Int[Tensor, " fold"] | None = None,
+) -> list[BandPattern]:
+    """Return what each band has of its layer's pattern; a layer's empty bands are left out.
+
+    A pattern within the rounding of its map is 0, and nothing has a share of it.
+
+    Args:
+        scores: fold maps of the scores, nats.
+        maps: fold maps of each band, as `capture_bands` returns them.
+        bands: the bands of each layer.
+        skip_keys: how many first keys to leave out.
+        counts: sequences per fold; all the same by default.
+    """
+    found: list[BandPattern] = []
+    band, whole = {"band": 1.0}, {"scores": 1.0}
+    for layer, of_layer in enumerate(bands):
+        for index, each in enumerate(of_layer):
+            if each.coordinates:
+                folds = {"band": maps[:, layer, index], "scores": scores[:, layer]}
+                layers = {name: TensorFolds(tensor) for name, tensor in folds.items()}
+                gram = ContrastGram.of_layers(layers, skip_keys, counts)
+                amplitude, share = gram.rms(band), gram.share(band, whole)
+                found.append(BandPattern(band=each, amplitude=amplitude, share=share))
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanCovariance:
+    """One layer's mean and covariance terms.
+
+    Attributes:
+        layer: the layer, from 0.
+        mean, covariance: shares <term, v(all)> / <v(all), v(all)>; they add to 1.
+        mean_rms, covariance_rms: RMS of each term's pattern, nats.
+        dimensions: how many dimensions the positions' mean keys span (participation ratio).
+
+    A pattern or term within the rounding of the scores is 0, and nothing has a share of it.
+    """
+
+    layer: int
+    mean: Interval
+    covariance: Interval
+    mean_rms: Interval
+    covariance_rms: Interval
+    dimensions: Interval
+
+
+def split_mean_covariance(
+    layer: int,
+    scores: Folds,
+    mean_term: Folds,
+    key_means: Float[Tensor, "fold pos width"],
+    skip_keys: int = 0,
+    counts: Int[Tensor, " fold"] | None = None,
+) -> MeanCovariance:
+    """Return the mean and covariance terms of one layer's pattern.
+
+    Args:
+        layer: the layer, from 0.
+        scores: fold maps of the score, nats, as `capture_scores(..., mean_term=True)` returns them,
+        mean_term: with their mean term, nats,
+        key_means: and the mean key of each position.
+        skip_keys: how many first keys to leave out.
+        counts: sequences per fold; all the same by default.
+    """
+    maps = {"scores": as_layer(scores), "mean": as_layer(mean_term)}
+    gram = ContrastGram.of_layers(maps, skip_keys, counts)
+    gram.score_squares[:] = gram.score_squares[0]  # the mean term is rounded as the scores are
+    whole, mean, covariance = {"scores": 1.0}, {"mean": 1.0}, {"scores": 1.0, "mean": -1.0}
+    return MeanCovariance(
+        layer=layer,
+        mean=gram.share(mean, whole),
+        covariance=gram.share(covariance, whole),
+        mean_rms=gram.rms(mean),
+        covariance_rms=gram.rms(covariance),
+        dimensions=participation_ratio(key_means[:, skip_keys:].double(), counts),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CovarianceParts:
+    """The parts of a covariance term; their sum is the term, in its unit.
+
+    Attributes:
+        context: ctx.ctx, the same in every cell.
+        query_residual: residual.ctx, the same for all keys of a query.
+        key_residual: ctx.residual, the same for all queries of a key.
+        residual: residual.residual.
+    """
+
+    context: Float[Tensor, ""]
+    query_residual: Float[Tensor, " query_pos"]
+    key_residual: Float[Tensor, " key_pos"]
+    residual: Float[Tensor, "query_pos key_pos"]
+
+
+def split_covariance(covariance: Float[Tensor, "query_pos key_pos"]) -> CovarianceParts:
+    """Return the parts of the covariance term that context and residual bring.
+
+    ctx_c is the mean of the rest over positions, so the parts are means of the covariance term over
+    queries and keys, and need no further sums over sequences.
+
+    Args:
+        covariance: the covariance term over all queries and keys (j > i too), nats.
+
+    Raises:
+        ValueError: for a masked cell.
+
+    Example:
+        >>> parts = split_covariance(torch.tensor([[3.0, 1.0], [1.0, 3.0]]))
+        >>> float(parts.context), parts.residual.tolist()
+        (2.0, [[1.0, -1.0], [-1.0, 1.0]])
+    """
+    if not covariance.isfinite().all():
+        raise ValueError("context is a mean over all positions: expected no masked cell")
+    by_query, by_key, context = covariance.mean(1), covariance.mean(0), covariance.mean()
+    return CovarianceParts(
+        context=context,
+        query_residual=by_query - context,
+        key_residual=by_key - context,
+        residual=covariance - by_query[:, None] - by_key[None] + context,
+    )
+
+
+def participation_ratio(
+    means: Float[Tensor, "fold pos width"], counts: Int[Tensor, " fold"] | None = None
+) -> Interval:
+    """Return (tr C)^2 / tr C^2 of the covariance C of the positions' means, with its interval.
+
+    C is taken between different folds, so that noise adds no dimensions to the trace. The ratio is
+    undefined where the trace does not exceed its noise, or the means' rounding: all positions have
+    the same mean.
+    """
+    centred = means - means.mean(1, keepdim=True)
+    folds, weights = list(range(len(means))), fold_weights(len(means), counts)
+    rests = [[f for f in folds if f != out] for out in (None, *folds)]
+    grams = [_gram(centred[rest], weights[rest]) for rest in rests]
+    traces = torch.stack([gram.trace() for gram in grams])
+    square = means.square().sum((1, 2)).mean()
+    if not (jackknife(traces, counts).low > 0 and exceeds_rounding(traces, square)):
+        return UNDEFINED
+    ratios = traces.square() / torch.stack([gram.square().sum() for gram in grams])
+    return jackknife(ratios, counts)
+
+
+def _gram(
+    folds: Float[Tensor, "fold pos width"], weights: Float[Tensor, " fold"]
+) -> Float[Tensor, "pos pos2"]:
+    """Return the mean inner products of positions over pairs of different folds, by weight."""
+    weighted = weights[:, None, None] * folds
+    total, same = weighted.sum(0), torch.einsum("fpw,fqw->pq", weighted, weighted)
+    return (total @ total.T - same) / (weights.sum().square() - weights.square().sum())
