@@ -247,7 +247,6 @@ def test_what_is_no_finished_run_is_refused(
         ([base], "expected two runs or more to compare, got 1"),
         ([base, base], "a run was given twice"),
         ([base, tmp_path / "empty"], "holds no run: it has no manifest.json"),
-        ([base, tmp_path / "nowhere"], "there is no folder"),
         ([base, tmp_path / "b"], "is not finished; run its command again"),
         ([base, tmp_path / "empty", "--labels", "x"], "2 runs need as many --labels, got 1"),
     ):

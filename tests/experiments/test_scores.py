@@ -17,7 +17,7 @@ from support.plain_states import plain_states
 from support.tiny_models import tokenizer, tokens
 
 from nope_probe import ablate, scores
-from nope_probe.experiments.scores.sections import _map_sections
+from nope_probe.experiments.scores import sections
 from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.runtime.folder import Run
 
@@ -220,21 +220,66 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(
     assert re.search(message, line)
 
 
+def layers(*rows: tuple[float, float, float]) -> pd.DataFrame:
+    """Return a row per layer: amplitude, locality, and half of both intervals."""
+    table = pd.DataFrame({"layer": range(len(rows)), "head": 0, "relative_r2": 0.87})
+    for column, name in enumerate(("amplitude", "locality")):
+        values, half = np.array(rows)[:, column], np.array(rows)[:, 2]
+        table[name], table[f"{name}_low"], table[f"{name}_high"] = (
+            values,
+            values - half,
+            values + half,
+        )
+    return table
+
+
+def test_the_strongest_layer_and_head_are_named_with_the_keys_that_they_prefer() -> None:
+    table = layers((0.5, 0.25, 0.1), (2.618, -0.8, 0.1), (9.0, 0.15, 10.0))
+    assert sections.pattern_finding(table) == (
+        "The positional pattern is strongest in L1, 2.618 [2.518, 2.718] nats RMS, and prefers far "
+        "keys there"
+    )
+    assert sections.distance_finding(table) == (
+        "Diagonal-normalised scores: distance alone explains 87% of L1's positional pattern"
+    )
+    assert sections.head_finding(table, "locality") == (
+        "Heads: locality is farthest from 0 in L1H0, -0.8"
+    )
+    first, second = sections.headline({"pattern": table, "heads": table})
+    assert "strongest in L1" in first
+    assert second == "Heads: amplitude is largest in L1H0, 2.6 nats."
+
+
+def test_without_a_clear_layer_nothing_is_said_of_keys_distance_or_heads() -> None:
+    table = layers((0.5, 0.1, 0.9))
+    for finding in (sections.pattern_finding(table), sections.distance_finding(table)):
+        assert "not distinguishable from noise" in finding
+    assert "not distinguishable from noise" in sections.head_finding(table, "locality")
+    assert len(sections.headline({"pattern": table, "heads": table})) == 1
+
+
+@pytest.mark.parametrize("skip_keys", [0, 1])
+def test_the_level_of_the_rows_is_their_share_of_the_variance(skip_keys: int) -> None:
+    rows = np.array([[0, 0, 0], [2, 2, 0], [4, 2, 0]], float)  # means 2 and 3, 1 within L2's row
+    maps = np.pad(rows, ((skip_keys, 0), (skip_keys, 0)), constant_values=99.0)
+    assert "25% of L5's variance is row means" in sections.level_finding(maps, skip_keys, 5)
+    assert "do not differ" in sections.level_finding(0 * maps, skip_keys, 5)
+
+
 def test_the_page_leads_with_the_pattern_and_its_colours_leave_skipped_keys_out() -> None:
     random = np.random.default_rng(0)
     pattern = np.where(np.tri(11, k=-1, dtype=bool), random.normal(size=(2, 11, 11)), np.nan)
     pattern[:, :, 0] *= 100
     maps = {"score": pattern, "normalised": pattern, "se": 0 * pattern}
-    measures = pd.DataFrame({"layer": [0, 1], "amplitude": [0.7, 1.3], "amplitude_low": [0.6, 1.2]})
-    measures[["locality_low", "locality_high", "relative_r2"]] = (-0.1, 0.1, 0.8)
+    measures = layers((0.7, 0.0, 0.1), (1.3, 0.0, 0.1))
     for skip_keys, largest in ((0, 50), (1, 5)):
         run = Run(
             manifest={"skip_keys": skip_keys}, arrays={"maps": maps}, tables={"pattern": measures}
         )
-        sections = [*_map_sections(run)]
-        assert sections[0].title.startswith("The positional pattern is strongest in L1, 1.3 nats")
-        figures = [section.drawn() for section in sections]
-        for section, figure in zip(sections, figures, strict=True):
+        shown = [*sections._map_sections(run)]
+        assert "neither near nor far keys" in shown[0].title
+        figures = [section.drawn() for section in shown]
+        for section, figure in zip(shown, figures, strict=True):
             assert figure is not None
             [_low, high] = figure.layout.meta["scales"][0]
             assert (high > 50) == (largest == 50)
