@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.bands import Band, make_bands, split_bands
+from nope_probe.analyses.bands import Band, BandChoice, make_bands, split_bands
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.recover import recover_rotation
@@ -25,7 +24,8 @@ from nope_probe.experiments.tables import columns_of, interval_names, measures_t
 from nope_probe.figures.head_maps import HeadMaps, head_maps
 from nope_probe.figures.measures import HEAD_MEASURES
 from nope_probe.hooks.layers.attention import relative_error
-from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.layers.model import Inputs, layers_of
+from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.reading.bands import capture_bands
 from nope_probe.hooks.reading.batch_readings import read_rotations
 from nope_probe.maps.centred import diagonal_normalised, row_centred
@@ -34,9 +34,7 @@ from nope_probe.maps.maps import ScoreMaps
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.provenance import input_arrays, input_record
 from nope_probe.runtime.session import Session
-
-if TYPE_CHECKING:
-    from nope_probe.experiments.scores.run import Settings
+from nope_probe.runtime.settings import RunSettings
 
 INTACT = "intact"
 MAX_FOLD_BYTES = 2**30
@@ -58,21 +56,28 @@ class Measured:
     band_maps: Float[Tensor, "fold layer band query_pos key_pos"] | None = None
 
 
-def capture(session: Session[Settings]) -> Measured:
+def capture(
+    session: Session[RunSettings], *, per_head: bool = False, choice: BandChoice | None = None
+) -> Measured:
     """Return the model's score maps, from the checkpoint or captured and saved.
+
+    Args:
+        session: the run.
+        per_head: whether to keep each head's map too.
+        choice: the bands of RoPE to split the maps by, if any.
 
     Raises:
         UserError: for a non-finite score, a layer with a sliding window shorter than the sequences,
             or bands that the scores of the model cannot be split into.
     """
-    settings, inputs = session.settings, session.sequences().inputs
-    n_layers, bands = settings.n_layers_of(session.loaded), make_bands_of(session)
+    inputs, n_layers = session.sequences().inputs, session.settings.n_layers_of(session.loaded)
+    bands = [] if choice is None else bands_of(session.loaded.model, inputs, n_layers, choice)
     if "scores" not in session.checkpoint:
         validate_first_sequence(session.loaded.model, inputs, n_layers)
     engine, keys = Engine.of(session), ["scores", "bands"] if bands else ["scores"]
     session.announce(1, keys, n_seqs=len(inputs))
     with session.checkpoint.progress(keys, session.n_own_seqs):
-        maps = engine.scores("scores", layers=range(n_layers), per_head=settings.per_head)
+        maps = engine.scores("scores", layers=range(n_layers), per_head=per_head)
         validate_finite(maps, "the intact model")
         if not bands:
             return Measured(maps=maps, bands=bands)
@@ -98,31 +103,28 @@ def capture(session: Session[Settings]) -> Measured:
     return Measured(maps=maps, bands=bands, band_maps=band_maps)
 
 
-def make_bands_of(session: Session[Settings]) -> list[list[Band]]:
-    """Return the bands of each layer, from the rotation that it applies; none if none are wanted.
+def bands_of(
+    model: HookedModel, inputs: Inputs, n_layers: int, choice: BandChoice
+) -> list[list[Band]]:
+    """Return the bands of each layer, from the rotation that it applies.
 
     Raises:
         UserError: if no layer has RoPE, if scores are soft-capped, or for too many bands.
     """
-    settings, model = session.settings, session.loaded.model
-    if settings.bands is None:
-        return []
-    n_layers = settings.n_layers_of(session.loaded)
     layers = layers_of(model)[:n_layers]
     for layer in layers:
         if layer.soft_cap is not None:
             raise UserError(
                 f"--bands: the scores of L{layer.index} are soft-capped, so they are no sum"
             )
-    applied = read_rotations(model, session.sequences().inputs[:1], n_layers)
-    rotations = [recover_rotation(rotation) for rotation in applied]
+    rotations = [recover_rotation(each) for each in read_rotations(model, inputs[:1], n_layers)]
     try:
-        return make_bands(rotations, layers[0].d_head, settings.bands)
+        return make_bands(rotations, layers[0].d_head, choice)
     except ValueError as error:
         raise UserError(f"--bands: {error}") from error
 
 
-def analyse(session: Session[Settings], measured: Measured) -> Run:
+def analyse(session: Session[RunSettings], measured: Measured) -> Run:
     """Measure the maps, and return the run."""
     inputs, maps = session.sequences(), measured.maps
     skip_keys = session.settings.n_skipped(inputs)
@@ -153,7 +155,7 @@ def analyse(session: Session[Settings], measured: Measured) -> Run:
 
 
 def _head_tables(
-    session: Session[Settings], maps: ScoreMaps, skip_keys: int
+    session: Session[RunSettings], maps: ScoreMaps, skip_keys: int
 ) -> dict[str, pd.DataFrame]:
     """Return the tables of heads, of their offset profiles and of attention sinks.
 

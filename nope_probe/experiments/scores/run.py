@@ -52,7 +52,7 @@ def run(settings: Settings) -> Path:
         if not session.finished:
             from nope_probe.experiments.scores.analyse import analyse, capture
 
-            measured = capture(session)
+            measured = capture(session, per_head=settings.per_head, choice=settings.bands)
             if session.is_first:
                 with status("analysing and writing"):
                     session.write(analyse(session, measured))
