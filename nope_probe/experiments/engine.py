@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -238,27 +237,3 @@ def calibration_once(
         ).to_tensors(),
     )
     return Calibration.from_tensors(tensors, weights_checksum(model))
-
-
-def scores_once(
-    checkpoint: RunCheckpoint, key: str, model: HookedModel, inputs: Tensor, **options: Any
-) -> ScoreMaps:
-    """Return score maps, captured with `capture_scores` unless the checkpoint has them."""
-    return ScoreMaps.from_tensors(
-        checkpoint.once(
-            key,
-            lambda stream: capture_scores(model, inputs, checkpoint=stream, **options).to_tensors(),
-        )
-    )
-
-
-def losses_once(
-    checkpoint: RunCheckpoint, key: str, model: HookedModel, tokens: Tensor, *, batch_size: int
-) -> Tensor:
-    """Return the loss of every token, from `capture_losses` unless the checkpoint has them."""
-    return checkpoint.once(
-        key,
-        lambda stream: {
-            "losses": capture_losses(model, tokens, batch_size=batch_size, checkpoint=stream)
-        },
-    )["losses"]
