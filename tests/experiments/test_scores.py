@@ -13,11 +13,14 @@ import torch
 from safetensors.numpy import load_file
 from scipy.stats import spearmanr
 from support.command_line import refused, run_command
+from support.plain_scores import plain_scores
 from support.plain_states import plain_states
 from support.tiny_models import tokenizer, tokens
 
 from nope_probe import ablate, scores
+from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.scores import sections
+from nope_probe.experiments.scores.heads import HeadInputs, head_columns, measure_heads
 from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.runtime.folder import Run
 
@@ -83,20 +86,16 @@ def test_a_normalised_map_is_the_score_map_less_each_diagonals_mean(done: Path):
             )
 
 
-def test_tables_have_a_row_per_layer_and_per_head(done: Path):
+def test_tables_have_a_row_per_layer_and_per_head(done: Path, truth: np.ndarray):
     pattern, heads = pd.read_csv(done / "pattern.csv"), pd.read_csv(done / "heads.csv")
     assert list(pattern["layer"]) == [0, 1]
     rows = heads[["layer", "head"]].to_numpy().tolist()
     assert rows == [[layer, head] for layer in (0, 1) for head in range(N_HEADS)]
-    for name in ("amplitude", "locality", "edge_contrast"):
-        known = heads.dropna(subset=[name])
-        assert len(known) == 2 * N_HEADS
-        assert (known[f"{name}_low"] <= known[name]).all()
-        assert (known[name] <= known[f"{name}_high"]).all()
-
-
-def test_a_heads_amplitude_is_that_of_its_own_map(done: Path, truth: np.ndarray):
-    heads = pd.read_csv(done / "heads.csv").set_index(["layer", "head"])
+    for name in ("amplitude", "locality", "edge_contrast", "first_key", "symbolic_without_bos"):
+        assert (heads[f"{name}_low"] <= heads[name]).all()
+        assert (heads[name] <= heads[f"{name}_high"]).all()
+    for name in ("first_key", "induction", "positional", "symbolic_without_bos"):
+        assert heads[name].between(0, 1).all()
     folds = np.stack([truth[1, fold::N_FOLDS, 3].mean(0) for fold in range(N_FOLDS)])
     rows = [folds[:, i, 1:i] for i in range(2, N_POS)]  # the BOS key is left out
     centred = np.concatenate([row - row.mean(-1, keepdims=True) for row in rows], -1)
@@ -104,7 +103,8 @@ def test_a_heads_amplitude_is_that_of_its_own_map(done: Path, truth: np.ndarray)
     pairs = np.outer(WEIGHTS, WEIGHTS) * (1 - np.eye(N_FOLDS))
     square = (gram * pairs).sum() / pairs.sum()
     amplitude = np.sign(square) * np.abs(square) ** 0.5
-    assert heads.loc[(1, 3), "amplitude"] == pytest.approx(amplitude, rel=1e-4)
+    seen = heads.set_index(["layer", "head"]).loc[(1, 3), "amplitude"]
+    assert seen == pytest.approx(amplitude, rel=1e-4)
 
 
 def test_the_manifest_records_every_files_checksum_and_the_settings(done: Path):
@@ -112,7 +112,85 @@ def test_the_manifest_records_every_files_checksum_and_the_settings(done: Path):
     assert set(manifest["checksums"]) == {p.name for p in done.iterdir()} - {"manifest.json"}
     assert manifest["settings"]["per_head"] is True
     assert manifest["skip_keys"] == 1  # the tokenizer forces BOS
+    assert manifest["query_stride"] == 1
     assert manifest["model"]["parity"]["logits"] < 1e-4
+    page = (done / "report.html").read_text()
+    assert "of 1 query in" not in page
+    assert re.search(r'<details class="fold"><summary><h2[^>]*>Heads: amplitude', page)
+    assert 'src="http' not in page
+
+
+def attention(hf: Any, inputs: torch.Tensor) -> np.ndarray:
+    """Return plain transformers' attention, [layer, seq, head, query, key]."""
+    return plain_scores(hf, inputs).nan_to_num(nan=-torch.inf).softmax(-1).numpy()
+
+
+def first_key(found: np.ndarray) -> np.ndarray:
+    return found[..., 1:, 0].mean((1, -1)).ravel()
+
+
+def test_first_key_and_previous_token_are_those_of_plain_transformers(
+    done: Path, tiny: Callable[[str], Any]
+):
+    windows = torch.from_numpy(load_file(done / "tokens.safetensors")["tokens"])
+    heads, sinks = pd.read_csv(done / "heads.csv"), pd.read_csv(done / "sinks.csv")
+    found = attention(tiny("llama").hf, windows)
+    np.testing.assert_allclose(heads["first_key"], first_key(found), rtol=1e-4)
+    previous = np.mean([found[..., i, i - 1] for i in range(2, N_POS)], 0).mean(1).ravel()
+    np.testing.assert_allclose(heads["previous_token"], previous, rtol=1e-4)
+    without = attention(tiny("llama").hf, windows[:, 1:])
+    np.testing.assert_allclose(heads["first_key_without_bos"], first_key(without), rtol=1e-4)
+    rows = sinks[["bos", "layer"]].to_numpy().tolist()
+    assert rows == [["with", 0], ["with", 1], ["without", 0], ["without", 1]]
+    for row in sinks.to_dict("records"):
+        column = "first_key" if row["bos"] == "with" else "first_key_without_bos"
+        true = (heads[heads["layer"] == row["layer"]][column] > 0.3).mean()
+        assert row["sink_score"] == pytest.approx(true)
+
+
+REPEATED = tokens(10, 5, seed=2).repeat(1, 2)
+GIVEN = HeadInputs(
+    inputs=tokens(10, N_POS),
+    repeated=REPEATED,
+    n_tokens=5,
+    skip_keys=0,
+    fold_of=torch.arange(10) % 5,
+)
+
+
+def test_a_head_of_a_layer_without_rope_is_symbolic_and_one_with_rope_is_not(
+    bridge: Callable[[str], Any],
+):
+    measured = measure_heads(bridge("smollm3"), GIVEN, n_layers=3)
+    total = measured["total"].mean(0)
+    symbolic, positional = (measured[name].mean(0) / total for name in ("symbolic", "positional"))
+    torch.testing.assert_close(symbolic[1], torch.ones(N_HEADS).double())
+    assert positional[1].abs().max() < 1e-9
+    assert symbolic[[0, 2]].max() < 0.9
+    assert positional[[0, 2]].min() > 1e-4
+
+
+def test_induction_is_read_on_the_repeated_tokens(
+    bridge: Callable[[str], Any], tiny: Callable[[str], Any]
+):
+    measured = measure_heads(bridge("llama"), GIVEN, n_layers=2)["induction"].mean(0)
+    found = attention(tiny("llama").hf, REPEATED)
+    true = np.mean([found[..., i, i - 4] for i in range(5, 10)], 0).mean(1)
+    np.testing.assert_allclose(measured.numpy(), true, rtol=1e-4)
+
+
+def test_sequences_without_bos_are_measured_with_one_beside(
+    bridge: Callable[[str], Any], tiny: Callable[[str], Any]
+):
+    inputs = Sequences(inputs=tokens(8, N_POS), name="tokens")
+    heads, sinks = head_columns(bridge("mistral"), inputs, tokenizer(), 1, 4)
+    assert sinks["bos"].tolist() == ["without", "with"]
+    longer = torch.nn.functional.pad(inputs.inputs[:, :-1], (1, 0), value=0)
+    found = attention(tiny("mistral").hf, longer)[:1]
+    np.testing.assert_allclose(heads["first_key_with_bos"], first_key(found), rtol=1e-4)
+    alone, _ = head_columns(bridge("mistral"), inputs, None, 1, 4)
+    assert "first_key" in alone
+    assert "first_key_with_bos" not in alone
 
 
 @pytest.mark.parametrize("batch_size", [7, 10, 29])
@@ -165,11 +243,6 @@ def test_a_run_on_long_sequences_states_of_which_queries_locality_is(
     assert table["locality"][0] == pytest.approx(np.mean([each.statistic for each in rows]))
 
 
-def test_a_run_on_short_sequences_orders_every_query(done: Path):
-    assert json.loads((done / "manifest.json").read_text())["query_stride"] == 1
-    assert "of 1 query in" not in (done / "report.html").read_text()
-
-
 def test_the_rule_for_windows_and_the_bos_policy_reach_a_data_set(
     tiny: Callable[[str], Any], tmp_path: Path
 ):
@@ -184,13 +257,6 @@ def test_the_rule_for_windows_and_the_bos_policy_reach_a_data_set(
     assert sorted(seen.tolist()) == sorted(document[:N_POS] for document in ids[:N_SEQS])
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert (manifest["data"]["bos"], manifest["skip_keys"]) == (False, 0)
-
-
-def test_the_report_is_offline_and_has_a_heat_map_of_the_heads(done: Path):
-    page = (done / "report.html").read_text()
-    assert "Diagonal-normalised scores" in page
-    assert re.search(r'<details class="fold"><summary><h2[^>]*>Heads: amplitude', page)
-    assert 'src="http' not in page
 
 
 @pytest.mark.parametrize(

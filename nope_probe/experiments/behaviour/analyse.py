@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TypeAlias
 
 import pandas as pd
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from nope_probe.analyses.behaviour import (
     PerDocument,
@@ -48,8 +45,6 @@ DECODED = interval_names("distance", "null", "untrained", "difference")
 BRIDGE_COLUMNS = ["condition", "layer", *interval_names("pattern", *EFFECTS)]
 HEAD_COLUMNS = ["layer", "head", *interval_names("pattern", "loss", "copy")]
 CORRELATION_COLUMNS = ["over", "layer", "effect", "rho", "p", "n"]
-# By probe; probes differ in the number of documents and of targets.
-ProbeLosses: TypeAlias = Mapping[str, Float[Tensor, "_ _"]]
 
 
 def analyse(session: Session[Settings], plan: Plan, measured: Measured) -> Run:
@@ -157,28 +152,29 @@ def per_document(
     """
     if name == "position":
         return measured.distances[condition][..., 0].mean(1)
-    losses = {probe: measured.losses[condition, probe] for probe in plan.probes}
-    text, suffix = losses["text"], plan.text.prefix
+    text = measured.losses[condition, "text"]
+    losses = measured.losses[condition, QUANTITIES[name].probe]
+    suffix = plan.text.prefix
     first = suffix if suffix_only else 2  # the first token after BOS has no loss without it
     match name:
         case "loss":
-            return span_loss(text, 1)
+            return span_loss(losses, 1)
         case "loss_suffix":
-            return span_loss(text, suffix)
+            return span_loss(losses, suffix)
         case "in_context":
-            return in_context_gain(text)
+            return in_context_gain(losses)
         case "copy_text" | "copy_random":
-            return copy_cost(losses[name], plan.segment)
+            return copy_cost(losses, plan.segment)
         case "copy_text_second" | "copy_random_second":
-            return second_copy_loss(losses[name.removesuffix("_second")], plan.segment)
+            return second_copy_loss(losses, plan.segment)
         case "order":
-            return span_loss(losses["order"], suffix) - span_loss(text, suffix)
+            return span_loss(losses, suffix) - span_loss(text, suffix)
         case "without_bos":
-            return span_loss(losses["without_bos"], first - 1) - span_loss(text, first)
+            return span_loss(losses, first - 1) - span_loss(text, first)
         case "other_first":
-            return span_loss(losses["other_first"], first) - span_loss(text, first)
+            return span_loss(losses, first) - span_loss(text, first)
         case _:
-            return extrapolation_cost(losses["long"], plan.trained)
+            return extrapolation_cost(losses, plan.trained)
 
 
 def position_table(plan: Plan, measured: Measured, probe: str, width: int = 1) -> pd.DataFrame:

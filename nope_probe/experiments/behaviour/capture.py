@@ -168,15 +168,19 @@ class _Runner:
     def head_patterns(self, layer: int) -> list[Interval]:
         """Return the RMS of p of each head of a layer, whose maps are held one layer at a time."""
         text, intact = self.on(self.plan.text), Ablation()
-        content = self.plan.without_sources(intact)
-        maps = [
+        whole, content = (
             text.scores(f"head/L{layer}/{name}", ablation, layers=[layer], per_head=True)
-            for name, ablation in (("intact", intact), ("content", content))
-        ]
-        counts, patterns = maps[0].counts, []
+            for name, ablation in (
+                ("intact", intact),
+                ("content", self.plan.without_sources(intact)),
+            )
+        )
+        assert whole.per_head is not None
+        assert content.per_head is not None
+        counts, patterns = whole.counts, []
         for head in range(self.n_heads[layer]):
-            folds = [each.per_head[:, 0, head] for each in maps if each.per_head is not None]
-            part = positional_part(*folds, self.skip, counts)[None]
+            scores, rest = (each[:, 0, head] for each in (whole.per_head, content.per_head))
+            part = positional_part(scores, rest, self.skip, counts)[None]
             patterns.append(rms(cross_products(part, part, counts)[:, 0, 0], counts))
         return patterns
 
@@ -192,7 +196,8 @@ class _Runner:
         """Return how far the index is that fits on half of the documents read in the others."""
         fit, held_out, ablation = self.on(self.fit), self.on(self.held_out), self.conditions[name]
         generator = torch.Generator().manual_seed(self.settings.seed)
-        targets = index_targets(*fit.inputs.shape, self.skip, generator)
+        n_seqs, seq_len = fit.inputs.shape
+        targets = index_targets(n_seqs, seq_len, self.skip, generator)
 
         def regress(stream: StreamCheckpoint | None) -> State:
             xx, xy = capture_moments(

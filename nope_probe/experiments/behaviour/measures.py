@@ -26,13 +26,6 @@ SHORTEST: dict[Measure, int] = {
     "position": 8,
     "pattern": 12,
 }
-# The sequences that a measure needs beside the text windows.
-PROBES: dict[Measure, tuple[str, ...]] = {
-    "copy": ("copy_text", "copy_random"),
-    "order": ("order",),
-    "bos": ("without_bos", "other_first"),
-    "extrapolation": ("long",),
-}
 INTACT = "intact"
 REMOVED = (  # by default, as far as the model has it
     *POSITION_ENCODINGS,
@@ -58,6 +51,7 @@ class Quantity:
         label: in tables and figures.
         unit: nats or positions.
         caption: what it is, in one sentence.
+        probe: the sequences whose losses it is read from, beside the text windows.
         unmasked: why it means nothing without the mask; empty if it does.
     """
 
@@ -65,6 +59,7 @@ class Quantity:
     label: str
     unit: str = "nats"
     caption: str
+    probe: str = "text"
     unmasked: str = ""
 
     @property
@@ -75,10 +70,7 @@ class Quantity:
 
 QUANTITIES: dict[str, Quantity] = {
     "loss": Quantity(
-        measure="loss",
-        label="loss",
-        caption="mean loss per token of the text.",
-        unmasked=IN_SIGHT,
+        measure="loss", label="loss", caption="mean loss per token of the text.", unmasked=IN_SIGHT
     ),
     "loss_suffix": Quantity(
         measure="loss",
@@ -94,43 +86,51 @@ QUANTITIES: dict[str, Quantity] = {
     "copy_text": Quantity(
         measure="copy",
         label="copy, text",
+        probe="copy_text",
         caption="a text segment twice: loss of the second copy less the first; below 0, it copies.",
         unmasked=FIRST_IN_SIGHT,
     ),
     "copy_text_second": Quantity(
         measure="copy",
         label="second copy, text",
+        probe="copy_text",
         caption="loss of the second copy of a text segment.",
     ),
     "copy_random": Quantity(
         measure="copy",
         label="copy, random",
+        probe="copy_random",
         caption="random tokens twice: loss of the second copy less the first; below 0, it copies.",
         unmasked=FIRST_IN_SIGHT,
     ),
     "copy_random_second": Quantity(
         measure="copy",
         label="second copy, random",
+        probe="copy_random",
         caption="loss of the second copy of random tokens.",
     ),
     "order": Quantity(
         measure="order",
         label="order",
+        probe="order",
         caption="rise of the suffix's loss when the tokens of the prefix are shuffled.",
     ),
     "without_bos": Quantity(
         measure="bos",
         label="without BOS",
+        probe="without_bos",
         caption="rise of the loss when the BOS token is left out.",
     ),
     "other_first": Quantity(
         measure="bos",
         label="another first token",
+        probe="other_first",
         caption="rise of the loss when a random token takes the place of BOS.",
     ),
     "extrapolation": Quantity(
         measure="extrapolation",
         label="extrapolation",
+        probe="long",
         caption="loss beyond the trained context less loss in its last quarter.",
     ),
     "position": Quantity(

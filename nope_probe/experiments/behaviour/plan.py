@@ -20,7 +20,7 @@ from nope_probe.components import (
 )
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
-from nope_probe.experiments.behaviour.measures import PROBES, Measure, make_conditions
+from nope_probe.experiments.behaviour.measures import QUANTITIES, Measure, make_conditions
 from nope_probe.experiments.behaviour.settings import Settings
 from nope_probe.experiments.components import validate_bands
 from nope_probe.experiments.finite import validate_first_sequence
@@ -130,6 +130,7 @@ def make_plan(session: Session[Settings]) -> Plan:
         raise UserError(f"nothing to measure ({reasons})")
     w_q = settings.substitutes[0].without(["w_q"])
     tokenizer = session.loaded.tokenizer
+    assert tokenizer is not None  # it made the text
     return Plan(
         conditions=conditions,
         heads={
@@ -190,7 +191,8 @@ def make_probes(
             validate_first_sequence(session.loaded.model, data.inputs, n_layers)
         except UserError as error:
             skipped["pattern"] = str(error)
-    wanted = {"text"}.union(*(PROBES.get(measure, ()) for measure in settings.measures))
+    taken = [about for about in QUANTITIES.values() if about.measure in settings.measures]
+    wanted = {"text", *(about.probe for about in taken)}
     return {name: probe for name, probe in probes.items() if name in wanted}, skipped
 
 
