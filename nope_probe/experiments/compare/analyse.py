@@ -13,7 +13,6 @@ from torch import Tensor
 
 from nope_probe.analyses.jackknife import Interval, standard_error
 from nope_probe.analyses.pattern_changes import (
-    FoldMaps,
     independent_difference,
     measure_differences,
     pattern_difference,
@@ -24,7 +23,6 @@ from nope_probe.experiments.tables import Row, interval_columns
 from nope_probe.figures.intervals import bound_columns, interval_text
 from nope_probe.figures.words import MEASURES
 from nope_probe.maps.centred import kept_cells, row_centred
-from nope_probe.maps.folds import unpack_triangle
 
 PAIRED, UNPAIRED = "paired", "unpaired"
 OF_OTHER = " of other"  # ends the columns of the second run
@@ -114,13 +112,11 @@ def compare_maps(members: Sequence[Member]) -> list[Compared]:
 
 
 def _difference(name: str, base: Member, other: Member, values: Map) -> Difference:
-    folds = _folds_of_both(name, base, other)
-    if folds is None:
+    x, y = other.folds(name), base.folds(name)
+    if x is None or y is None:
         rms, noise = _without_folds(base.maps[name], other.maps[name], values)
         return Difference(values=values, rms=rms, noise=noise, paired=False)
-    x, y = folds
-    counts = _fold_counts(other), _fold_counts(base)
-    paired = share_sequences([base, other])
+    counts, paired = (_counts(other), _counts(base)), share_sequences([base, other])
     rms = pattern_difference(x, y, skip_keys=base.skip_keys, paired=paired, counts=counts)
     if paired:
         errors = [standard_error(x - y, counts[0])]
@@ -130,20 +126,7 @@ def _difference(name: str, base: Member, other: Member, values: Map) -> Differen
     return Difference(values=values, rms=rms, noise=noise, paired=paired)
 
 
-def _folds_of_both(
-    name: str, base: Member, other: Member, kept: str = INTACT
-) -> tuple[FoldMaps, FoldMaps] | None:
-    """Return the fold means of a map in the other run and in the base; None if one kept none."""
-    other_cells, base_cells = other.folds(name, kept), base.folds(name, kept)
-    if other_cells is None or base_cells is None:
-        return None
-    return (
-        unpack_triangle(torch.from_numpy(other_cells)),
-        unpack_triangle(torch.from_numpy(base_cells)),
-    )
-
-
-def _fold_counts(member: Member) -> Int[Tensor, " fold"] | None:
+def _counts(member: Member) -> Int[Tensor, " fold"] | None:
     return None if member.fold_sizes is None else torch.tensor(member.fold_sizes)
 
 
@@ -244,12 +227,11 @@ def _paired(base: Member, other: Member, table: str, row: pd.Series) -> dict[str
         name, kept = f"({row['stage']})", INTACT
     else:
         return {}
-    folds = _folds_of_both(name, base, other, kept)
-    if folds is None:
+    x, y, counts = other.folds(name, kept), base.folds(name, kept), _counts(base)
+    if x is None or y is None:
         return {}
-    counts = _fold_counts(base)
     differences = measure_differences(
-        *folds, skip_keys=base.skip_keys, paired=True, counts=(counts, counts)
+        x, y, skip_keys=base.skip_keys, paired=True, counts=(counts, counts)
     )
     return {name: each for name, each in differences.items() if name in MEASURES}
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -14,6 +14,9 @@ from jaxtyping import Float
 
 from nope_probe.errors import UserError
 from nope_probe.runtime.folder import Run, checkpoint_dir, read_run
+
+if TYPE_CHECKING:  # comparisons are shown again without torch
+    from torch import Tensor
 
 NOT_COMPARED = ("reproduce", "compare")
 INTACT = "intact"
@@ -68,9 +71,10 @@ class Member:
         return int(self.manifest.get("skip_keys", 0))
 
     @property
-    def tokens(self) -> str:
-        """The checksum of its sequences; empty for a simulation."""
-        return str(self.manifest.get("data", {}).get("sha256", ""))
+    def sequences(self) -> tuple[str, int | None, list[int] | None]:
+        """The checksum of its sequences (empty for a simulation), and the folds that hold them."""
+        checksum = str(self.manifest.get("data", {}).get("sha256", ""))
+        return checksum, self.manifest.get("settings", {}).get("folds"), self.fold_sizes
 
     @property
     def fold_sizes(self) -> list[int] | None:
@@ -113,14 +117,19 @@ class Member:
                 )
         return found
 
-    def folds(self, name: str, kept: str = INTACT) -> Float[np.ndarray, "fold cell"] | None:
-        """Return the fold means of a map as lower triangles; None if the run did not keep them.
+    def folds(
+        self, name: str, kept: str = INTACT
+    ) -> Float[Tensor, "fold query_pos key_pos"] | None:
+        """Return the fold means of a map; None if the run did not keep them.
 
         Args:
             name: the map, as in `maps`.
             kept: in runs of `ablate`, of which condition; `intact` for the intact model.
         """
+        import torch
         from safetensors import safe_open
+
+        from nope_probe.maps.folds import unpack_triangle
 
         path, stored = self.folder / "folds.safetensors", self.maps[name]
         if path.name not in self.manifest.get("checksums", {}):
@@ -130,7 +139,8 @@ class Member:
             if key not in file.keys():  # noqa: SIM118
                 return None
             cells = file.get_slice(key)
-            return cells[:] if stored.layer is None else cells[:, stored.layer]
+            cells = cells[:] if stored.layer is None else cells[:, stored.layer]
+        return unpack_triangle(torch.from_numpy(cells))
 
     @cached_property
     def tables(self) -> dict[str, pd.DataFrame]:
@@ -206,9 +216,5 @@ def _validate(base: Member, other: Member) -> None:
 
 def share_sequences(members: Sequence[Member]) -> bool:
     """Return whether all runs had the same sequences, dealt to the same number of folds."""
-    first = members[0]
-    return bool(first.tokens) and all(
-        (each.tokens, each.fold_sizes, each.manifest.get("settings", {}).get("folds"))
-        == (first.tokens, first.fold_sizes, first.manifest.get("settings", {}).get("folds"))
-        for each in members
-    )
+    first = members[0].sequences
+    return bool(first[0]) and all(member.sequences == first for member in members)

@@ -17,7 +17,7 @@ from plotly.colors import qualitative
 from nope_probe.experiments.compare.analyse import PAIRED, TABLE_ORDER, Compared
 from nope_probe.experiments.compare.members import INTACT, UNITS, Member, share_sequences
 from nope_probe.experiments.sections import Report
-from nope_probe.figures.intervals import CLIPPED, PALE
+from nope_probe.figures.intervals import FLOOR, PALE, symmetric
 from nope_probe.figures.measures import Series, compared_measures
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.figures.words import MEASURES
@@ -177,15 +177,15 @@ def strongest(maps: Sequence[Compared]) -> list[Compared]:
 
 def _panels(each: Compared, members: Sequence[Member], size: int, unit: str) -> list[Panel]:
     """Return a map of every run, all on one scale, and then the differences."""
-    top = _top(np.stack(list(each.patterns.values())))
+    top = symmetric(np.stack(list(each.patterns.values())), FLOOR)
     drawn = [
         (f"{each.name}, {escape(label)}", pattern, top) for label, pattern in each.patterns.items()
     ]
     for label, difference in each.differences.items():
         sign = "no difference" if difference.is_significant is False else "difference"
         name = f"{sign} of {escape(label)}" if len(members) > 2 else sign
-        pale = PALE * np.nan_to_num(difference.noise)
-        drawn.append((name, difference.values, max(_top(difference.values), pale)))
+        pale = PALE * float(np.nan_to_num(difference.noise))
+        drawn.append((name, difference.values, symmetric(difference.values, max(FLOOR, pale))))
     return [
         Panel(
             name=name,
@@ -198,10 +198,6 @@ def _panels(each: Compared, members: Sequence[Member], size: int, unit: str) -> 
         )
         for name, values, limit in drawn
     ]
-
-
-def _top(values: np.ndarray) -> float:
-    return float(np.nanquantile(np.abs(values), 1 - CLIPPED / 100)) or 1.0
 
 
 def _clearest(members: Sequence[Member], table: pd.DataFrame) -> Iterator[Section]:
