@@ -91,9 +91,15 @@ def test_the_gain_of_a_weight_whose_input_is_zero_is_zero(tmp_path: Path):
     tokens = torch.randint(1, 263, (5, 7), generator=torch.Generator().manual_seed(0))
     gains = calibrate(model, tokens, seed=3)
     for layer in range(2):
-        assert (gains.of("w_o", layer), gains.of_random("w_o", layer)) == (0, 0)
-        assert (gains.of("w_v", layer), gains.of_random("w_v", layer)) == (0, 0)
-        assert gains.of("w_q", layer) > 0
+        assert (gains.gains["identity"]["w_o"][layer], gains.gains["random"]["w_o"][layer]) == (
+            0,
+            0,
+        )
+        assert (gains.gains["identity"]["w_v"][layer], gains.gains["random"]["w_v"][layer]) == (
+            0,
+            0,
+        )
+        assert gains.gains["identity"]["w_q"][layer] > 0
 
 
 def test_tables_without_rows_keep_their_header(dead: Path, tmp_path: Path):

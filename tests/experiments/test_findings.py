@@ -1,13 +1,11 @@
 """The headings of the ablate page: each rule against small tables, clear ones and noise."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pandas as pd
 import pytest
 
 from nope_probe.experiments.ablation import player_sections, sections
-from nope_probe.experiments.split_page import band_finding, offset_finding
+from nope_probe.experiments.sections import band_finding, offset_finding
 from nope_probe.experiments.wording import NO_PATTERN, measure_finding, noisy_layers
 
 Estimate = tuple[float, float, float]
@@ -51,7 +49,6 @@ def test_no_source_is_named_where_its_interval_reaches_below_a_half() -> None:
 def test_without_a_pattern_above_the_noise_the_heading_says_so() -> None:
     empty = pd.DataFrame({"layer": [0], "term": ["mask"], "share": [np.nan]})
     assert "not distinguishable from noise" in sections.source_finding(empty, None)
-    assert "not distinguishable from noise" in sections.score_finding(empty, None)
     assert "not distinguishable from noise" in sections.control_finding(empty, empty, None, "all")
 
 
@@ -112,29 +109,11 @@ def test_interactions_add_take_or_are_noise(estimate: Estimate, ending: str) -> 
     )
 
 
-@pytest.mark.parametrize(
-    ("conjunctions", "estimate", "ending"),
-    [
-        ([], CLEAR, "RoPE adds most to L1's positional part, 90%"),
-        ([1], CLEAR, "L1 needs all of them, so each has about 1/2"),
-        ([1], NOISY, "not distinguishable from noise"),
-    ],
-)
-def test_shapley_maps(conjunctions: Sequence[int], estimate: Estimate, ending: str) -> None:
-    table = rows("share", (1, "player", "rope", estimate), (1, "player", "mask", NOISY))
-    heading = player_sections.shapley_finding(table, 1, "players", conjunctions)
-    assert heading == f"Shapley maps of the players: {ending}"
-
-
 def test_mean_and_covariance_terms() -> None:
     table = shares((1, "mean", CLEAR), (1, "covariance", SMALL))
     heading = "The mean term carries 90% of L1's positional pattern"
     assert sections.mean_covariance_finding(table, 1) == heading
     assert "not distinguishable" in sections.mean_covariance_finding(shares((1, "mean", NONE)), 1)
-    sizes = rows("rms", (1, "term", "mean", CLEAR), (1, "term", "covariance", NOISY))
-    assert sections.mean_covariance_map_finding(sizes, 1).endswith(
-        "L1's mean term 0.9 nats and covariance term within noise"
-    )
 
 
 def test_preferences_count_only_layers_with_a_pattern() -> None:
@@ -150,8 +129,6 @@ def test_preferences_count_only_layers_with_a_pattern() -> None:
         "Measures: attention prefers near keys in L0, far keys in L1, neither near nor far keys "
         "in L2"
     )
-    assert "far keys get" in sections.score_finding(table, 1)
-    assert "neither near nor far keys get" in sections.score_finding(table, 2)
 
 
 def test_the_masks_effect_is_named_where_its_interval_leaves_zero_out() -> None:

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 from nope_probe.analyses.shapley import condition
 from nope_probe.components import POSITION_ENCODINGS, Ablation, Component, Substitute
 from nope_probe.errors import UserError
+from nope_probe.experiments.removals import validate_components
 
 Measure = Literal[
     "loss", "in-context", "copy", "order", "bos", "extrapolation", "position", "pattern"
@@ -164,8 +165,6 @@ def make_conditions(
     Raises:
         UserError: for a name that does not exist, or a component that the model lacks.
     """
-    from nope_probe.experiments.components import validate_components  # needs torch
-
     try:
         removed = {
             name: condition(name)

@@ -22,8 +22,8 @@ from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.experiments.behaviour.measures import QUANTITIES, Measure, make_conditions
 from nope_probe.experiments.behaviour.settings import Settings
-from nope_probe.experiments.components import validate_bands
-from nope_probe.experiments.finite import validate_first_sequence
+from nope_probe.experiments.engine import validate_first_sequence
+from nope_probe.experiments.removals import validate_bands
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.removing.targets import components
 from nope_probe.runtime.session import Session

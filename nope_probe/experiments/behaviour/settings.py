@@ -11,6 +11,7 @@ import tyro
 from nope_probe.components import (
     COMPONENTS,
     Ablation,
+    Replacement,
     Substitute,
     validate_replacements,
     without_weights,
@@ -22,6 +23,7 @@ from nope_probe.experiments.behaviour.measures import (
     Measure,
     make_conditions,
 )
+from nope_probe.experiments.removals import GainFlag
 from nope_probe.models.names import trained_length
 from nope_probe.runtime.bounds import COUNT, LARGEST, LAYERS, Bounds, validate_effects
 from nope_probe.runtime.resources import Needs
@@ -62,12 +64,9 @@ class Settings(RunSettings):
             "them are scored [half of --seq-len]."
         ),
     ] = None
-    gain: Annotated[
-        Literal["output", "norm", "identity"],
-        _arg(help="The size of a removed weight's replacement."),
-    ] = "output"
+    gain: GainFlag = "output"
     replacement: Annotated[
-        tuple[Literal["identity", "random", "mean", "zero"], ...],
+        tuple[Replacement, ...],
         _arg(help="What stands for a removed weight; several are measured side by side."),
     ] = ("identity",)
     heads: Annotated[

@@ -15,12 +15,17 @@ from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.recover import recover_rotation
 from nope_probe.analyses.trends import query_stride
 from nope_probe.errors import UserError
-from nope_probe.experiments.engine import Engine
-from nope_probe.experiments.finite import validate_finite, validate_first_sequence
+from nope_probe.experiments.engine import Engine, validate_finite, validate_first_sequence
 from nope_probe.experiments.scores.heads import head_columns
 from nope_probe.experiments.scores.sections import report
-from nope_probe.experiments.split_tables import bands_table, head_offsets_table, offsets_table
-from nope_probe.experiments.tables import columns_of, interval_names, measures_table
+from nope_probe.experiments.tables import (
+    bands_table,
+    columns_of,
+    head_offsets_table,
+    interval_names,
+    measures_table,
+    offsets_table,
+)
 from nope_probe.figures.head_maps import HeadMaps, head_maps
 from nope_probe.figures.measures import HEAD_MEASURES
 from nope_probe.hooks.layers.attention import relative_error
