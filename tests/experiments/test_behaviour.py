@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,11 @@ from support.chromium import needs_chromium, opened
 from support.command_line import refused, run_command
 from support.edited_model import edited, norm_sizes, plain_run
 
-from nope_probe import behaviour, read_run
+from nope_probe import Ablation, behaviour, read_run
+from nope_probe.experiments.behaviour import sections
 from nope_probe.experiments.behaviour.analyse import position_table
-from nope_probe.experiments.behaviour.conditions import Removal
+from nope_probe.experiments.behaviour.capture import Measured
 from nope_probe.experiments.behaviour.plan import Plan, Probe
-from nope_probe.experiments.behaviour.runner import Measured
-from nope_probe.experiments.behaviour.sections import head_finding
 
 N_SEQS, N_POS, PREFIX, TRAINED = 16, 29, 11, 16
 SMALL = ["--n-seqs", N_SEQS, "--seq-len", N_POS, "--folds", 4, "--batch-size", 5]
@@ -92,69 +92,74 @@ def assert_interval(row: pd.Series, column: str, values: np.ndarray) -> None:
     np.testing.assert_allclose(seen, [values.mean(), low, high], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("condition", ["rope", "w_q", "mlp", "ov"])
-def test_a_loss_and_its_difference_are_those_of_the_edited_model(
-    condition: str, done: Path, plain: Callable[..., np.ndarray]
+def per_document(
+    plain: Callable[..., np.ndarray], measure: str, condition: str, first: int
+) -> np.ndarray:
+    """Return a measure from the losses of the edited plain model, a number per document."""
+    if measure == "loss":
+        return plain(condition, "tokens").mean(1)
+    if measure == "loss_suffix":
+        return plain(condition, "tokens")[:, PREFIX - 1 :].mean(1)
+    if measure == "copy_text_second":
+        return plain(condition, "copy_text", 15)[:, 15:].mean(1)
+    if measure == "extrapolation":
+        losses = plain(condition, "long")
+        return losses[:, TRAINED - 1 :].mean(1) - losses[:, 11:15].mean(1)
+    if measure == "order":
+        pair = [plain(condition, probe)[:, PREFIX - 1 :] for probe in ("order", "tokens")]
+    elif measure == "other_first":
+        pair = [plain(condition, probe)[:, first - 1 :] for probe in ("other_first", "tokens")]
+    else:
+        without = plain(condition, "without_bos", PREFIX - 1)[:, first - 2 :]
+        pair = [without, plain(condition, "tokens")[:, first - 1 :]]
+    return pair[0].mean(1) - pair[1].mean(1)
+
+
+@pytest.mark.parametrize(
+    ("measure", "condition"),
+    [
+        *(("loss", condition) for condition in ("", "rope", "w_q", "mlp", "ov")),
+        *(("loss_suffix", condition) for condition in ("mask", "mask+rope")),
+        *(("order", condition) for condition in ("", "mask", "w_q")),
+        *((bos, each) for bos in ("without_bos", "other_first") for each in ("", "mask", "rope")),
+        ("copy_text_second", "mask"),
+        ("extrapolation", "rope"),
+    ],
+)
+def test_a_measure_and_its_difference_are_those_of_the_edited_model(
+    measure: str, condition: str, done: Path, plain: Callable[..., np.ndarray]
 ) -> None:
-    ours, intact = plain(condition, "tokens").mean(1), plain("", "tokens").mean(1)
-    row = rows_of(done, "loss").loc[condition]
-    assert_interval(row, "value", ours)
-    assert_interval(row, "difference", ours - intact)
+    row, first = rows_of(done, measure).loc[condition or "intact"], 2
+    if "mask" in condition:
+        first = PREFIX
+    values, intact = (per_document(plain, measure, each, first) for each in (condition, ""))
+    assert_interval(row, "value", values)
+    if condition:
+        assert_interval(row, "difference", values - intact)
+
+
+def test_the_probes_are_made_of_the_text_windows(done: Path) -> None:
+    tokens = load_file(done / "tokens.safetensors")
+    text = tokens["tokens"]
+    assert torch.equal(tokens["order"][:, PREFIX:], text[:, PREFIX:])
+    assert torch.equal(tokens["order"].sort(-1).values, text.sort(-1).values)
+    assert not torch.equal(tokens["order"], text)
+    for probe in ("copy_text", "copy_random"):
+        assert torch.equal(tokens[probe][:, 1:15], tokens[probe][:, 15:])
+    assert torch.equal(tokens["copy_text"][:, :15], text[:, :15])
+    assert torch.equal(tokens["without_bos"], text[:, 1:])
+    assert tokens["long"].shape[1] == 4 * TRAINED
+    assert pd.read_csv(done / "extrapolation.csv")["position"].max() == 4 * TRAINED - 1
 
 
 @pytest.mark.parametrize("condition", ["mask", "mask+rope"])
-def test_without_the_mask_only_the_suffix_behind_a_bidirectional_prefix_is_scored(
-    condition: str, done: Path, plain: Callable[..., np.ndarray]
-) -> None:
-    ours = plain(condition, "tokens")[:, PREFIX - 1 :].mean(1)
-    intact = plain("", "tokens")[:, PREFIX - 1 :].mean(1)
-    row = rows_of(done, "loss_suffix").loc[condition]
-    assert_interval(row, "value", ours)
-    assert_interval(row, "difference", ours - intact)
+def test_without_the_mask_only_the_suffix_is_scored(condition: str, done: Path) -> None:
     for measure in ("loss", "in_context", "copy_text"):
         refusal = rows_of(done, measure).loc[condition]
         assert np.isnan(refusal["value"])
         assert refusal["note"]
     table = pd.read_csv(done / "loss_by_position.csv")
     assert table[table["condition"] == condition]["position"].min() == PREFIX
-
-
-@pytest.mark.parametrize("condition", ["", "mask", "w_q"])
-def test_order_is_the_suffix_after_a_shuffled_prefix_less_after_the_true_one(
-    condition: str, done: Path, plain: Callable[..., np.ndarray]
-) -> None:
-    tokens = load_file(done / "tokens.safetensors")
-    assert torch.equal(tokens["order"][:, PREFIX:], tokens["tokens"][:, PREFIX:])
-    assert torch.equal(tokens["order"].sort(-1).values, tokens["tokens"].sort(-1).values)
-    assert not torch.equal(tokens["order"], tokens["tokens"])
-    pair = [plain(condition, probe)[:, PREFIX - 1 :].mean(1) for probe in ("order", "tokens")]
-    assert_interval(rows_of(done, "order").loc[condition or "intact"], "value", pair[0] - pair[1])
-
-
-@pytest.mark.parametrize("condition", ["", "mask", "rope"])
-def test_bos_is_left_out_or_replaced_and_the_same_targets_are_compared(
-    condition: str, done: Path, plain: Callable[..., np.ndarray]
-) -> None:
-    first = PREFIX if condition == "mask" else 2
-    with_bos = plain(condition, "tokens")[:, first - 1 :].mean(1)
-    without = plain(condition, "without_bos", PREFIX - 1)[:, first - 2 :].mean(1)
-    other = plain(condition, "other_first")[:, first - 1 :].mean(1)
-    name = condition or "intact"
-    assert_interval(rows_of(done, "without_bos").loc[name], "value", without - with_bos)
-    assert_interval(rows_of(done, "other_first").loc[name], "value", other - with_bos)
-
-
-def test_a_copied_segment_is_there_twice_and_its_second_copy_is_scored(
-    done: Path, plain: Callable[..., np.ndarray]
-) -> None:
-    tokens = load_file(done / "tokens.safetensors")
-    for probe in ("copy_text", "copy_random"):
-        assert torch.equal(tokens[probe][:, 1:15], tokens[probe][:, 15:])
-    assert torch.equal(tokens["copy_text"][:, :15], tokens["tokens"][:, :15])
-    ours, intact = (plain(each, "copy_text", 15)[:, 15:].mean(1) for each in ("mask", ""))
-    row = rows_of(done, "copy_text_second").loc["mask"]
-    assert_interval(row, "value", ours)
-    assert_interval(row, "difference", ours - intact)
 
 
 def test_a_model_that_does_not_copy_says_so_and_shows_no_number(done: Path) -> None:
@@ -171,18 +176,6 @@ def test_a_model_that_does_not_copy_says_so_and_shows_no_number(done: Path) -> N
     assert (second.loc[above, "note"] != "").all()
 
 
-def test_extrapolation_goes_to_four_times_the_trained_length(
-    done: Path, plain: Callable[..., np.ndarray]
-) -> None:
-    tokens = load_file(done / "tokens.safetensors")["long"]
-    assert tokens.shape[1] == 4 * TRAINED
-    losses = plain("rope", "long")
-    beyond = losses[:, TRAINED - 1 :].mean(1) - losses[:, 11:15].mean(1)
-    assert_interval(rows_of(done, "extrapolation").loc["rope"], "value", beyond)
-    table = pd.read_csv(done / "extrapolation.csv")
-    assert table["position"].max() == 4 * TRAINED - 1
-
-
 def test_losses_by_position_are_means_over_documents(
     done: Path, plain: Callable[..., np.ndarray]
 ) -> None:
@@ -196,12 +189,13 @@ def test_losses_by_position_are_means_over_documents(
 def test_positions_are_averaged_in_bins_that_begin_with_the_first_one_scored() -> None:
     losses = torch.arange(1.0, 12.0).repeat(5, 1) + torch.arange(5.0)[:, None]
     probe = Probe(tokens=torch.zeros(5, 12).long(), documents=torch.arange(5), prefix=6)
-    mask = Removal(components=frozenset({"mask"}))
     plan = Plan(
-        conditions={"intact": Removal(), "mask": mask},
-        sources=mask.components,
+        conditions={"intact": Ablation(), "mask": Ablation(remove=["mask"])},
+        heads={},
+        sources=frozenset({"mask"}),
         measures=("loss",),
         probes={"text": probe},
+        skipped={},
         bos=False,
         trained=12,
         uniform=1.0,
@@ -278,7 +272,9 @@ def test_a_finished_run_is_shown_again(
     run_command(behaviour, *SMALL, *model, "--out", done)
     shown = " ".join(capsys.readouterr().out.split())
     assert "less the intact model's" in shown
-    assert "The loss of" in shown
+    finding = sections.difference_finding(pd.read_csv(done / "behaviour.csv"))
+    assert finding in shown
+    assert escape(finding) in (done / "report.html").read_text()
     assert (done / "manifest.json").read_bytes() == before
 
 
@@ -330,8 +326,6 @@ def test_each_heads_w_q_is_removed_alone(
     # In L0 the mask brings no pattern: it makes no difference whether it is there.
     lost = bridge["pattern"].tolist()
     assert lost[0] == pytest.approx(lost[1], abs=1e-6, nan_ok=True)
-    heading = head_finding(pd.read_csv(tmp_path / "run" / "heads.csv"))
-    assert heading in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_position_is_decodable_in_nope_with_the_mask_and_at_chance_without_it(
@@ -394,3 +388,81 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(
     small = [*SMALL[:6], "--batch-size", 5]
     line = refused(capfd, tmp_path, behaviour, *small, *given)
     assert re.search(re.escape(message), line)
+
+
+def cells(column: str, value: float, low: float, high: float) -> dict[str, float]:
+    return {column: value, f"{column}_low": low, f"{column}_high": high}
+
+
+def test_the_removal_that_raises_the_loss_most_is_named() -> None:
+    rows = [
+        {"measure": measure, "condition": condition, **cells("difference", *numbers)}
+        for measure, condition, numbers in (
+            ("order", "mask", (9.0, 8.0, 10.0)),
+            ("loss_suffix", "rope", (0.5, 0.4, 0.6)),
+            ("loss_suffix", "mask", (2.0, 1.5, 2.5)),
+            ("loss_suffix", "w_q:mean", (5.0, -1.0, 11.0)),
+            ("loss_suffix", "mlp", (np.nan, np.nan, np.nan)),
+        )
+    ]
+    found = [sections.difference_finding(pd.DataFrame(rows[start:])) for start in (0, 3, 4)]
+    assert found == [
+        "Without the causal mask the suffix's loss rises most: +2 nats [+1.5, +2.5]",
+        "No removal raises the suffix's loss beyond the noise",
+        "",
+    ]
+    assert "the measure “order” rises" in sections.difference_finding(pd.DataFrame(rows[:1]))
+
+
+@pytest.mark.parametrize(
+    ("measure", "numbers", "ending"),
+    [
+        ("in_context", (0.9, 0.5, 1.3), "Loss: the intact model's falls by 0.9 nats along it"),
+        ("in_context", (-0.9, -1.3, -0.5), "Loss: the intact model's rises by 0.9 nats along it"),
+        ("extrapolation", (0.9, 0.5, 1.3), "Loss: the intact model's rises by 0.9 nats along it"),
+        ("in_context", (0.9, -0.1, 1.9), "change along it is not distinguishable from noise"),
+        ("in_context", (np.nan, np.nan, np.nan), "Loss"),
+    ],
+)
+def test_the_loss_along_the_window(
+    measure: str, numbers: tuple[float, float, float], ending: str
+) -> None:
+    rows = [
+        {"measure": measure, "condition": "intact", **cells("value", *numbers)},
+        {"measure": measure, "condition": "mask", **cells("value", 7.0, 6.0, 8.0)},
+    ]
+    heading = sections.window_finding(pd.DataFrame(rows), measure, "Loss", "along it")
+    assert heading.startswith("Loss")
+    assert heading.endswith(ending)
+
+
+def test_position_is_readable_where_the_interval_ends_below_chance() -> None:
+    rows = (("intact", 0, (4, 3, 5)), ("intact", 1, (2, 1, 3)), ("mask", 1, (8.5, 8, 9.5)))
+    table = pd.DataFrame(
+        {"condition": name, "layer": layer, "chance": 9.0, **cells("distance", *numbers)}
+        for name, layer, numbers in rows
+    )
+    found = sections.decodability_finding(table)
+    assert "to within 2.0 [1.0, 3.0] positions (L1; chance is 9.0)" in found
+    assert found.endswith("without the causal mask to within 8.5 [8.0, 9.5]")
+    assert "cannot be read" in sections.decodability_finding(table.assign(distance_high=9.5))
+
+
+def test_correlations_over_all_layers_head_the_bridge() -> None:
+    rows = [("all", "loss", 0.5), ("all", "copy", np.nan), (0, "loss", -0.9)]
+    table = pd.DataFrame(rows, columns=["layer", "effect", "rho"]).assign(over="conditions", n=7)
+    heads = table[:1].assign(over="heads", n=16, rho=0.9)
+    table = pd.concat([table, heads], ignore_index=True)
+    assert sections.bridge_finding(table).endswith("over 7 removals, loss +0.50")
+    assert "too few" in sections.bridge_finding(table[1:2])
+    assert sections.correlation_finding(table).endswith("between L0 and loss, -0.90")
+    assert "too few" in sections.correlation_finding(table[:2])
+
+
+def test_the_head_that_the_loss_needs_most() -> None:
+    rows = (((2, 1), (0.25, 0.1, 0.4)), ((3, 0), (0.5, -0.1, 1.1)))
+    table = pd.DataFrame(
+        {"layer": layer, "head": head, **cells("loss", *numbers)} for (layer, head), numbers in rows
+    )
+    assert "L2H1 the loss rises most, +0.25" in sections.head_finding(table)
+    assert sections.head_finding(table[1:]).endswith("not distinguishable from noise")

@@ -17,7 +17,7 @@ from nope_probe import circuit, compare, scores
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.pattern_changes import pattern_difference
-from nope_probe.experiments.compare.run import Settings, run
+from nope_probe.experiments.compare.run import Settings
 from nope_probe.experiments.tables import measures_table
 from nope_probe.maps.folds import pack_triangle
 from nope_probe.runtime.folder import Run, read_manifest, read_run, write_run
@@ -63,6 +63,12 @@ def write(
     return folder
 
 
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    """Two runs on the same sequences."""
+    return [write(tmp_path / name, maps(seed), model=name) for seed, name in enumerate("ab")]
+
+
 def test_differences_are_paired_where_the_sequences_are_the_same(tmp_path: Path) -> None:
     base, other = maps(0), maps(1, slope=0.9)
     runs = [write(tmp_path / "a", base, model="a"), write(tmp_path / "b", other, model="b")]
@@ -106,12 +112,13 @@ def test_a_run_beside_itself_on_the_same_sequences_differs_nowhere(tmp_path: Pat
 
 
 def test_a_finished_comparison_is_shown_again_and_one_in_progress_is_locked(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    runs: list[Path],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    runs = [write(tmp_path / name, maps(seed), model=name) for seed, name in enumerate("ab")]
     out = tmp_path / "out"
-    settings = Settings(runs=tuple(runs), out=out)
-    with Session("compare", settings):
+    with Session("compare", Settings(runs=tuple(runs), out=out)):
         line = refused(capfd, tmp_path, compare, *runs, "--out", out)
         assert f"process {os.getpid()} is at work on the run in" in line
     assert not out.exists()
@@ -124,35 +131,9 @@ def test_a_finished_comparison_is_shown_again_and_one_in_progress_is_locked(
     monkeypatch.setattr("nope_probe.experiments.compare.run.analyse", None)
     run_command(compare, *runs, "--out", out)
     assert f"shown again from {out}" in capfd.readouterr().err
-    assert read_manifest(out) == manifest
-
-
-def test_a_run_that_changed_is_another_comparison(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    runs = [write(tmp_path / name, maps(seed), model=name) for seed, name in enumerate("ab")]
-    run_command(compare, *runs, "--out", tmp_path / "out")
     shutil.rmtree(runs[1])
     write(runs[1], maps(7), model="b")
-    line = refused(capfd, tmp_path, compare, *runs, "--out", tmp_path / "out")
-    assert "other settings" in line
-
-
-def test_an_interrupted_comparison_writes_nothing_and_can_be_run_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs = [write(tmp_path / name, maps(seed), model=name) for seed, name in enumerate("ab")]
-    settings = Settings(runs=tuple(runs), out=tmp_path / "out")
-
-    def interrupt(*_: Any) -> Run:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("nope_probe.experiments.compare.run.analyse", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            run(settings)
-    assert not settings.out.exists()
-    assert read_manifest(run(settings))["kind"] == "compare"
+    assert "other settings" in refused(capfd, tmp_path, compare, *runs, "--out", out)
 
 
 def test_three_runs_are_drawn_with_two_differences_each_layer(tmp_path: Path) -> None:
@@ -174,8 +155,9 @@ def test_three_runs_are_drawn_with_two_differences_each_layer(tmp_path: Path) ->
 
 
 @needs_chromium
-def test_html_in_names_is_shown_as_text_in_page_and_figures(tmp_path: Path) -> None:
-    runs = [write(tmp_path / name, maps(i), model=name) for i, name in enumerate("ab")]
+def test_html_in_names_is_shown_as_text_in_page_and_figures(
+    runs: list[Path], tmp_path: Path
+) -> None:
     labels = [
         '<a href="https://else.where/">x</a>',
         "<b>y</b><script>document.title='run'</script>",
@@ -227,31 +209,24 @@ def test_runs_that_cannot_be_compared_are_refused(
     assert message in refused(capfd, tmp_path, compare, base, other)
 
 
-def test_a_comparison_is_not_written_into_a_run_that_it_compares(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_folders_that_cannot_be_compared_are_refused(
+    runs: list[Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    runs = [write(tmp_path / name, maps(seed), model=name) for seed, name in enumerate("ab")]
-    run_command(compare, *runs, "--out", tmp_path / "a-b")
-    message = f"is in the run {runs[1]}: take --out outside of the runs"
-    assert message in refused(capfd, tmp_path, compare, *runs, "--out", runs[1] / "compared")
-    assert message in refused(capfd, runs[1], compare, *runs)  # whose runs/ would be in it
-
-
-def test_what_is_no_finished_run_is_refused(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    base = write(tmp_path / "a", maps(0), model="a")
+    base, other = runs
     (tmp_path / "empty").mkdir()
-    (tmp_path / ".b.unfinished").mkdir()
+    (tmp_path / ".c.unfinished").mkdir()
+    inside = f"is in the run {other}: take --out outside of the runs"
     for arguments, message in (
         ([base], "expected two runs or more to compare, got 1"),
         ([base, base], "a run was given twice"),
         ([base, tmp_path / "empty"], "holds no run: it has no manifest.json"),
-        ([base, tmp_path / "nowhere"], "there is no folder"),
-        ([base, tmp_path / "b"], "is not finished; run its command again"),
-        ([base, tmp_path / "empty", "--labels", "x"], "2 runs need as many --labels, got 1"),
+        ([base, tmp_path / "c"], "is not finished; run its command again"),
+        ([base, other, "--labels", "x"], "2 runs need as many --labels, got 1"),
+        ([base, other, "--labels", "x", "x"], "two runs have the same label"),
+        ([base, other, "--out", other / "compared"], inside),
     ):
         assert message in refused(capfd, tmp_path, compare, *arguments)
+    assert inside in refused(capfd, other, compare, base, other)  # whose runs/ would be in it
 
 
 def test_runs_of_scores_and_circuit_keep_what_pairing_needs(
@@ -261,15 +236,8 @@ def test_runs_of_scores_and_circuit_keep_what_pairing_needs(
     for command, name in ((scores, "scores"), (circuit, "circuit")):
         for model in ("llama", "smollm3"):
             out = tmp_path / f"{name}-{model}"
-            run_command(
-                command,
-                "--model",
-                tiny(model).folder,
-                *flags,
-                "--out",
-                out,
-                *(["--layers", 2] if command is scores else []),
-            )
+            layers = ["--layers", 2] if command is scores else []
+            run_command(command, "--model", tiny(model).folder, *flags, "--out", out, *layers)
         runs = [tmp_path / f"{name}-llama", tmp_path / f"{name}-smollm3"]
         run_command(compare, *runs, "--out", tmp_path / name)
         found = read_run(tmp_path / name)

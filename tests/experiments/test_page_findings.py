@@ -1,20 +1,12 @@
-"""The headings of the pages of scores, circuit, simulate and compare, against tables by hand."""
+"""The headings of the pages of circuit and simulate, against tables by hand."""
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from nope_probe.experiments.circuit import sections as circuit
-from nope_probe.experiments.scores import sections as scores
 from nope_probe.experiments.simulation import sections as simulation
 from nope_probe.figures.theory import Curves
-
-NAN = np.nan
-
-
-def pattern(*rows: tuple[int, float, float, float, float]) -> pd.DataFrame:
-    columns = ["layer", "amplitude", "amplitude_low", "locality_low", "locality_high"]
-    return pd.DataFrame(rows, columns=columns).assign(relative_r2=0.87)
 
 
 def stages(**localities: tuple[float, float, float]) -> pd.DataFrame:
@@ -26,42 +18,6 @@ def stages(**localities: tuple[float, float, float]) -> pd.DataFrame:
             | dict(zip(names, each, strict=True))
             for name, each in localities.items()
         ]
-    )
-
-
-def test_the_strongest_layer_is_named_with_the_keys_that_it_prefers() -> None:
-    table = pattern((0, 0.5, 0.4, 0.2, 0.3), (1, 2.618, 2.5, -0.9, -0.7), (2, 9.0, -1.0, 0.1, 0.2))
-    assert scores.pattern_finding(table) == (
-        "The positional pattern is strongest in L1, 2.6 nats, and prefers far keys there"
-    )
-    assert scores.distance_finding(table) == (
-        "Diagonal-normalised scores: distance alone explains 87% of L1's positional pattern"
-    )
-
-
-def test_without_a_clear_layer_nothing_is_said_of_keys_or_distance() -> None:
-    table = pattern((0, 0.5, -0.4, 0.2, 0.3))
-    assert "not distinguishable from noise" in scores.pattern_finding(table)
-    assert "not distinguishable from noise" in scores.distance_finding(table)
-
-
-def test_the_level_of_the_rows_is_their_share_of_the_variance() -> None:
-    within = np.array([[NAN, NAN, NAN], [-1.0, 1.0, NAN], [-1.0, 1.0, NAN]])
-    level = np.array([0.0, 3.0, -3.0])[:, None]
-    # variance 1 within the rows, 9 between them
-    found = scores.level_finding(np.nan_to_num(within) + level, within, 5)
-    assert "90% of L5's variance is row means" in found
-    assert "do not differ" in scores.level_finding(np.zeros((3, 3)), within, 5)
-
-
-def test_the_head_of_a_measure_is_the_one_farthest_from_zero_beyond_its_interval() -> None:
-    heads = pd.DataFrame({"layer": [0, 0, 1], "head": [0, 1, 0], "locality": [0.5, -0.8, 0.9]})
-    heads["locality_low"], heads["locality_high"] = [0.4, -0.9, -0.1], [0.6, -0.7, 1.0]
-    assert scores.head_finding(heads, "locality") == (
-        "Heads: locality is farthest from 0 in L0H1, -0.8"
-    )
-    assert scores.head_finding(heads[2:], "locality") == (
-        "Heads: locality is not distinguishable from noise"
     )
 
 

@@ -13,19 +13,20 @@ import torch
 from safetensors.numpy import load_file
 from scipy.stats import spearmanr
 from support.command_line import refused, run_command
+from support.plain_scores import plain_scores
 from support.plain_states import plain_states
 from support.tiny_models import tokenizer, tokens
 
 from nope_probe import ablate, scores
-from nope_probe.experiments.scores.sections import _map_sections
-from nope_probe.hooks.reading.capture import capture_scores
+from nope_probe.data.sequences import Sequences
+from nope_probe.experiments.scores import sections
+from nope_probe.experiments.scores.heads import HeadInputs, head_columns, measure_heads
 from nope_probe.runtime.folder import Run
 
 N_SEQS, N_POS, N_FOLDS, N_HEADS = 29, 13, 5, 6
 SMALL = ["--n-seqs", "29", "--seq-len", "13", "--folds", "5", "--batch-size", "11"]
 WEIGHTS = np.array([6, 6, 6, 6, 5]) / N_SEQS  # of the folds
 BELOW = np.tril(np.ones((N_POS, N_POS), bool))
-ModelOf = Callable[[str], tuple[Any, str]]
 
 
 @pytest.fixture(scope="module")
@@ -83,20 +84,16 @@ def test_a_normalised_map_is_the_score_map_less_each_diagonals_mean(done: Path):
             )
 
 
-def test_tables_have_a_row_per_layer_and_per_head(done: Path):
+def test_tables_have_a_row_per_layer_and_per_head(done: Path, truth: np.ndarray):
     pattern, heads = pd.read_csv(done / "pattern.csv"), pd.read_csv(done / "heads.csv")
     assert list(pattern["layer"]) == [0, 1]
     rows = heads[["layer", "head"]].to_numpy().tolist()
     assert rows == [[layer, head] for layer in (0, 1) for head in range(N_HEADS)]
-    for name in ("amplitude", "locality", "edge_contrast"):
-        known = heads.dropna(subset=[name])
-        assert len(known) == 2 * N_HEADS
-        assert (known[f"{name}_low"] <= known[name]).all()
-        assert (known[name] <= known[f"{name}_high"]).all()
-
-
-def test_a_heads_amplitude_is_that_of_its_own_map(done: Path, truth: np.ndarray):
-    heads = pd.read_csv(done / "heads.csv").set_index(["layer", "head"])
+    for name in ("amplitude", "locality", "edge_contrast", "first_key", "symbolic_without_bos"):
+        assert (heads[f"{name}_low"] <= heads[name]).all()
+        assert (heads[name] <= heads[f"{name}_high"]).all()
+    for name in ("first_key", "induction", "positional", "symbolic_without_bos"):
+        assert heads[name].between(0, 1).all()
     folds = np.stack([truth[1, fold::N_FOLDS, 3].mean(0) for fold in range(N_FOLDS)])
     rows = [folds[:, i, 1:i] for i in range(2, N_POS)]  # the BOS key is left out
     centred = np.concatenate([row - row.mean(-1, keepdims=True) for row in rows], -1)
@@ -104,7 +101,8 @@ def test_a_heads_amplitude_is_that_of_its_own_map(done: Path, truth: np.ndarray)
     pairs = np.outer(WEIGHTS, WEIGHTS) * (1 - np.eye(N_FOLDS))
     square = (gram * pairs).sum() / pairs.sum()
     amplitude = np.sign(square) * np.abs(square) ** 0.5
-    assert heads.loc[(1, 3), "amplitude"] == pytest.approx(amplitude, rel=1e-4)
+    seen = heads.set_index(["layer", "head"]).loc[(1, 3), "amplitude"]
+    assert seen == pytest.approx(amplitude, rel=1e-4)
 
 
 def test_the_manifest_records_every_files_checksum_and_the_settings(done: Path):
@@ -112,21 +110,85 @@ def test_the_manifest_records_every_files_checksum_and_the_settings(done: Path):
     assert set(manifest["checksums"]) == {p.name for p in done.iterdir()} - {"manifest.json"}
     assert manifest["settings"]["per_head"] is True
     assert manifest["skip_keys"] == 1  # the tokenizer forces BOS
+    assert manifest["query_stride"] == 1
     assert manifest["model"]["parity"]["logits"] < 1e-4
+    page = (done / "report.html").read_text()
+    assert "of 1 query in" not in page
+    assert re.search(r'<details class="fold"><summary><h2[^>]*>Heads: amplitude', page)
+    assert 'src="http' not in page
 
 
-@pytest.mark.parametrize("batch_size", [7, 10, 29])
-@pytest.mark.parametrize("spec", ["bridge:llama", "bridge:gemma2", "hooked:smollm3-nope"])
-def test_heads_average_to_the_map_for_every_batch_size(
-    spec: str, batch_size: int, model_of: ModelOf
+def attention(hf: Any, inputs: torch.Tensor) -> np.ndarray:
+    """Return plain transformers' attention, [layer, seq, head, query, key]."""
+    return plain_scores(hf, inputs).nan_to_num(nan=-torch.inf).softmax(-1).numpy()
+
+
+def first_key(found: np.ndarray) -> np.ndarray:
+    return found[..., 1:, 0].mean((1, -1)).ravel()
+
+
+def test_first_key_and_previous_token_are_those_of_plain_transformers(
+    done: Path, tiny: Callable[[str], Any]
 ):
-    model, _ = model_of(spec)
-    windows = tokens(N_SEQS, seed=3)
-    maps = capture_scores(model, windows, batch_size=batch_size, n_folds=5, per_head=True)
-    assert maps.per_head is not None
-    torch.testing.assert_close(
-        maps.per_head.double().mean(2), maps.folds, rtol=1e-5, atol=1e-5, equal_nan=True
-    )
+    windows = torch.from_numpy(load_file(done / "tokens.safetensors")["tokens"])
+    heads, sinks = pd.read_csv(done / "heads.csv"), pd.read_csv(done / "sinks.csv")
+    found = attention(tiny("llama").hf, windows)
+    np.testing.assert_allclose(heads["first_key"], first_key(found), rtol=1e-4)
+    previous = np.mean([found[..., i, i - 1] for i in range(2, N_POS)], 0).mean(1).ravel()
+    np.testing.assert_allclose(heads["previous_token"], previous, rtol=1e-4)
+    without = attention(tiny("llama").hf, windows[:, 1:])
+    np.testing.assert_allclose(heads["first_key_without_bos"], first_key(without), rtol=1e-4)
+    rows = sinks[["bos", "layer"]].to_numpy().tolist()
+    assert rows == [["with", 0], ["with", 1], ["without", 0], ["without", 1]]
+    for row in sinks.to_dict("records"):
+        column = "first_key" if row["bos"] == "with" else "first_key_without_bos"
+        true = (heads[heads["layer"] == row["layer"]][column] > 0.3).mean()
+        assert row["sink_score"] == pytest.approx(true)
+
+
+REPEATED = tokens(10, 5, seed=2).repeat(1, 2)
+GIVEN = HeadInputs(
+    inputs=tokens(10, N_POS),
+    repeated=REPEATED,
+    n_tokens=5,
+    skip_keys=0,
+    fold_of=torch.arange(10) % 5,
+)
+
+
+def test_a_head_of_a_layer_without_rope_is_symbolic_and_one_with_rope_is_not(
+    bridge: Callable[[str], Any],
+):
+    measured = measure_heads(bridge("smollm3"), GIVEN, n_layers=3)
+    total = measured["total"].mean(0)
+    symbolic, positional = (measured[name].mean(0) / total for name in ("symbolic", "positional"))
+    torch.testing.assert_close(symbolic[1], torch.ones(N_HEADS).double())
+    assert positional[1].abs().max() < 1e-9
+    assert symbolic[[0, 2]].max() < 0.9
+    assert positional[[0, 2]].min() > 1e-4
+
+
+def test_induction_is_read_on_the_repeated_tokens(
+    bridge: Callable[[str], Any], tiny: Callable[[str], Any]
+):
+    measured = measure_heads(bridge("llama"), GIVEN, n_layers=2)["induction"].mean(0)
+    found = attention(tiny("llama").hf, REPEATED)
+    true = np.mean([found[..., i, i - 4] for i in range(5, 10)], 0).mean(1)
+    np.testing.assert_allclose(measured.numpy(), true, rtol=1e-4)
+
+
+def test_sequences_without_bos_are_measured_with_one_beside(
+    bridge: Callable[[str], Any], tiny: Callable[[str], Any]
+):
+    inputs = Sequences(inputs=tokens(8, N_POS), name="tokens")
+    heads, sinks = head_columns(bridge("mistral"), inputs, tokenizer(), 1, 4)
+    assert sinks["bos"].tolist() == ["without", "with"]
+    longer = torch.nn.functional.pad(inputs.inputs[:, :-1], (1, 0), value=0)
+    found = attention(tiny("mistral").hf, longer)[:1]
+    np.testing.assert_allclose(heads["first_key_with_bos"], first_key(found), rtol=1e-4)
+    alone, _ = head_columns(bridge("mistral"), inputs, None, 1, 4)
+    assert "first_key" in alone
+    assert "first_key_with_bos" not in alone
 
 
 def test_a_finished_run_is_shown_again_and_not_recomputed(
@@ -142,12 +204,6 @@ def test_a_finished_run_is_shown_again_and_not_recomputed(
     assert (done / "manifest.json").read_bytes() == before
 
 
-def test_a_run_without_heads_holds_no_head(tmp_path: Path):
-    run_command(scores, *SMALL, "--layers", "1", "--out", str(tmp_path / "run"))
-    assert set(load_file(tmp_path / "run" / "maps.safetensors")) == {"score", "se", "normalised"}
-    assert not (tmp_path / "run" / "heads.csv").exists()
-
-
 @pytest.mark.parametrize(("command", "more"), [(scores, ()), (ablate, ("--players", "sources"))])
 def test_a_run_on_long_sequences_states_of_which_queries_locality_is(
     command: Any, more: Sequence[str], tmp_path: Path
@@ -159,15 +215,13 @@ def test_a_run_on_long_sequences_states_of_which_queries_locality_is(
     assert (manifest["query_stride"], manifest["skip_keys"]) == (3, 0)
     assert "of 1 query in 3" in (tmp_path / "run" / "report.html").read_text()
     maps = load_file(tmp_path / "run" / "maps.safetensors")
+    if command is scores:
+        assert set(maps) == {"score", "se", "normalised"}
+        assert not (tmp_path / "run" / "heads.csv").exists()
     [score] = maps["score" if command is scores else f"score/{manifest['conditions'][0]}"]
     rows = [spearmanr(score[query, :query], range(query)) for query in range(9, 521, 3)]
     table = pd.read_csv(tmp_path / "run" / "pattern.csv")
     assert table["locality"][0] == pytest.approx(np.mean([each.statistic for each in rows]))
-
-
-def test_a_run_on_short_sequences_orders_every_query(done: Path):
-    assert json.loads((done / "manifest.json").read_text())["query_stride"] == 1
-    assert "of 1 query in" not in (done / "report.html").read_text()
 
 
 def test_the_rule_for_windows_and_the_bos_policy_reach_a_data_set(
@@ -184,13 +238,6 @@ def test_the_rule_for_windows_and_the_bos_policy_reach_a_data_set(
     assert sorted(seen.tolist()) == sorted(document[:N_POS] for document in ids[:N_SEQS])
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert (manifest["data"]["bos"], manifest["skip_keys"]) == (False, 0)
-
-
-def test_the_report_is_offline_and_has_a_heat_map_of_the_heads(done: Path):
-    page = (done / "report.html").read_text()
-    assert "Diagonal-normalised scores" in page
-    assert re.search(r'<details class="fold"><summary><h2[^>]*>Heads: amplitude', page)
-    assert 'src="http' not in page
 
 
 @pytest.mark.parametrize(
@@ -220,21 +267,66 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(
     assert re.search(message, line)
 
 
+def layers(*rows: tuple[float, float, float]) -> pd.DataFrame:
+    """Return a row per layer: amplitude, locality, and half of both intervals."""
+    table = pd.DataFrame({"layer": range(len(rows)), "head": 0, "relative_r2": 0.87})
+    for column, name in enumerate(("amplitude", "locality")):
+        values, half = np.array(rows)[:, column], np.array(rows)[:, 2]
+        table[name], table[f"{name}_low"], table[f"{name}_high"] = (
+            values,
+            values - half,
+            values + half,
+        )
+    return table
+
+
+def test_the_strongest_layer_and_head_are_named_with_the_keys_that_they_prefer() -> None:
+    table = layers((0.5, 0.25, 0.1), (2.618, -0.8, 0.1), (9.0, 0.15, 10.0))
+    assert sections.pattern_finding(table) == (
+        "The positional pattern is strongest in L1, 2.618 [2.518, 2.718] nats RMS, and prefers far "
+        "keys there"
+    )
+    assert sections.distance_finding(table) == (
+        "Diagonal-normalised scores: distance alone explains 87% of L1's positional pattern"
+    )
+    assert sections.head_finding(table, "locality") == (
+        "Heads: locality is farthest from 0 in L1H0, -0.8"
+    )
+    first, second = sections.headline({"pattern": table, "heads": table})
+    assert "strongest in L1" in first
+    assert second == "Heads: amplitude is largest in L1H0, 2.6 nats."
+
+
+def test_without_a_clear_layer_nothing_is_said_of_keys_distance_or_heads() -> None:
+    table = layers((0.5, 0.1, 0.9))
+    for finding in (sections.pattern_finding(table), sections.distance_finding(table)):
+        assert "not distinguishable from noise" in finding
+    assert "not distinguishable from noise" in sections.head_finding(table, "locality")
+    assert len(sections.headline({"pattern": table, "heads": table})) == 1
+
+
+@pytest.mark.parametrize("skip_keys", [0, 1])
+def test_the_level_of_the_rows_is_their_share_of_the_variance(skip_keys: int) -> None:
+    rows = np.array([[0, 0, 0], [2, 2, 0], [4, 2, 0]], float)  # means 2 and 3, 1 within L2's row
+    maps = np.pad(rows, ((skip_keys, 0), (skip_keys, 0)), constant_values=99.0)
+    assert "25% of L5's variance is row means" in sections.level_finding(maps, skip_keys, 5)
+    assert "do not differ" in sections.level_finding(0 * maps, skip_keys, 5)
+
+
 def test_the_page_leads_with_the_pattern_and_its_colours_leave_skipped_keys_out() -> None:
     random = np.random.default_rng(0)
     pattern = np.where(np.tri(11, k=-1, dtype=bool), random.normal(size=(2, 11, 11)), np.nan)
     pattern[:, :, 0] *= 100
     maps = {"score": pattern, "normalised": pattern, "se": 0 * pattern}
-    measures = pd.DataFrame({"layer": [0, 1], "amplitude": [0.7, 1.3], "amplitude_low": [0.6, 1.2]})
-    measures[["locality_low", "locality_high", "relative_r2"]] = (-0.1, 0.1, 0.8)
+    measures = layers((0.7, 0.0, 0.1), (1.3, 0.0, 0.1))
     for skip_keys, largest in ((0, 50), (1, 5)):
         run = Run(
             manifest={"skip_keys": skip_keys}, arrays={"maps": maps}, tables={"pattern": measures}
         )
-        sections = [*_map_sections(run)]
-        assert sections[0].title.startswith("The positional pattern is strongest in L1, 1.3 nats")
-        figures = [section.drawn() for section in sections]
-        for section, figure in zip(sections, figures, strict=True):
+        shown = [*sections._map_sections(run)]
+        assert "neither near nor far keys" in shown[0].title
+        figures = [section.drawn() for section in shown]
+        for section, figure in zip(shown, figures, strict=True):
             assert figure is not None
             [_low, high] = figure.layout.meta["scales"][0]
             assert (high > 50) == (largest == 50)

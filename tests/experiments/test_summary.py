@@ -11,7 +11,6 @@ from nope_probe.experiments.ablation.player_sections import Findings
 from nope_probe.experiments.ablation.sections import report
 from nope_probe.experiments.circuit.sections import _stages_as_text
 from nope_probe.experiments.circuit.sections import headline as circuit_headline
-from nope_probe.experiments.scores.sections import headline as scores_headline
 from nope_probe.experiments.sections import print_report
 from nope_probe.runtime.folder import Run
 
@@ -176,32 +175,6 @@ def test_the_players_sentence_names_what_their_shares_are_of(players: list[str],
     assert headline(manifest, ours)[1] == (
         f"{subject}does not exceed the noise: its players have no shares."
     )
-
-
-def scores_tables(amplitude: float) -> dict[str, pd.DataFrame]:
-    rows = [
-        {"layer": layer, "head": head}
-        | interval("amplitude", size, 0.1)
-        | interval("locality", 0.4 - layer, 0.1)
-        for layer, head, size in ((0, 3, amplitude / 2), (1, 2, amplitude), (2, 0, amplitude / 3))
-    ]
-    table = pd.DataFrame(rows)
-    return {"pattern": table.drop(columns="head"), "heads": table}
-
-
-def test_the_headline_of_scores_names_the_strongest_layer_and_head():
-    assert scores_headline({"model": {"name": "m"}}, scores_tables(0.5)) == [
-        "The positional pattern in the attention scores of m is strongest in L1, 0.500 [0.400, "
-        "0.600] nats RMS, and prefers far keys (rank correlation with the key's position -0.60).",
-        "Of all heads, L1H2 has the strongest positional pattern, 0.500 [0.400, 0.600] nats "
-        "(locality -0.60).",
-    ]
-
-
-def test_scores_that_are_noise_have_no_pattern():
-    assert scores_headline({"model": {"name": "m"}}, scores_tables(0.05)) == [
-        "m shows no positional pattern in its attention that exceeds the noise."
-    ]
 
 
 def stages(**locality: tuple[float, float, float]) -> pd.DataFrame:

@@ -9,7 +9,8 @@ import pytest
 from support.command_line import run_command
 
 from nope_probe import compare, scores
-from nope_probe.experiments.behaviour.sections import QUANTITIES, behaviour_as_text
+from nope_probe.experiments.behaviour.measures import QUANTITIES
+from nope_probe.experiments.behaviour.sections import behaviour_as_text
 from nope_probe.experiments.sections import PlainConsole, columns_that_fit, tables_that_fit
 
 TWINS = ("nope-tiny", "rope-tiny")

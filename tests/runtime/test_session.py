@@ -9,7 +9,8 @@ import torch
 from support.out_of_memory import out_of_memory_above
 
 from nope_probe.errors import UserError
-from nope_probe.experiments.scores.run import Settings, capture, run
+from nope_probe.experiments.scores.analyse import capture
+from nope_probe.experiments.scores.run import Settings, run
 from nope_probe.runtime.folder import checkpoint_dir
 from nope_probe.runtime.lock import FolderLock, LockedError
 from nope_probe.runtime.session import Session
@@ -27,7 +28,7 @@ def test_a_batch_that_does_not_fit_is_halved_with_a_message(
 ):
     settings = Settings(**SMALL | {"layers": 2}, batch_size=7, out=tmp_path / "run")
     with Session("scores", settings) as session, out_of_memory_above(4, session.loaded.model, 0):
-        maps = capture(session)
+        maps = capture(session).maps
     assert "a batch does not fit into memory: going on with 3 at a time" in capfd.readouterr().err
     assert maps.counts.sum() == 13
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pandas as pd
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from nope_probe.analyses.behaviour import (
     PerDocument,
@@ -19,38 +16,35 @@ from nope_probe.analyses.behaviour import (
     in_context_gain,
     mean_interval,
     position_means,
+    rank_correlation,
     second_copy_loss,
     span_loss,
 )
 from nope_probe.analyses.jackknife import UNDEFINED, Interval
+from nope_probe.analyses.pattern_changes import pattern_lost, positional_part
+from nope_probe.components import Ablation
 from nope_probe.errors import UserError
-from nope_probe.experiments.behaviour.bridge import (
-    bridge_table,
-    correlations_table,
-    head_correlations,
-    heads_table,
-)
-from nope_probe.experiments.behaviour.conditions import INTACT_NAME
-from nope_probe.experiments.behaviour.plan import Plan, token_arrays
-from nope_probe.experiments.behaviour.runner import Distances, Measured
+from nope_probe.experiments.behaviour.capture import Measured, head_name, map_key
+from nope_probe.experiments.behaviour.measures import EFFECTS, INTACT, QUANTITIES
+from nope_probe.experiments.behaviour.plan import Plan
 from nope_probe.experiments.behaviour.sections import report
-from nope_probe.experiments.behaviour.settings import Measure, Settings
+from nope_probe.experiments.behaviour.settings import Settings
 from nope_probe.experiments.tables import Row, interval_columns, interval_names
 from nope_probe.maps.folds import folds_of
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.provenance import input_record
 from nope_probe.runtime.session import Session
 
-POSITION_COLUMNS = ("condition", "position", "loss", "loss_low", "loss_high")
 BINS = 64
-DECODED = ("distance", "null", "untrained")
-IN_SIGHT = "without the mask the next token is in sight: only the suffix is scored"
-FIRST_IN_SIGHT = "without the mask the first copy is in sight: see the second copy's loss"
+ALL_LAYERS = "all"
 NO_COPY = "the intact model does not copy"
 ABOVE_UNIFORM = "above a uniform guess: only the difference says something"
-# By probe; probes differ in the number of documents and of targets.
-ProbeLosses: TypeAlias = Mapping[str, Float[Tensor, "_ _"]]
-COLUMNS = ("measure", "condition", *interval_names("value", "difference"), "note")
+COLUMNS = ["measure", "condition", *interval_names("value", "difference"), "note"]
+POSITION_COLUMNS = ["condition", "position", *interval_names("loss")]
+DECODED = interval_names("distance", "null", "untrained", "difference")
+BRIDGE_COLUMNS = ["condition", "layer", *interval_names("pattern", *EFFECTS)]
+HEAD_COLUMNS = ["layer", "head", *interval_names("pattern", "loss", "copy")]
+CORRELATION_COLUMNS = ["over", "layer", "effect", "rho", "p", "n"]
 
 
 def analyse(session: Session[Settings], plan: Plan, measured: Measured) -> Run:
@@ -59,16 +53,16 @@ def analyse(session: Session[Settings], plan: Plan, measured: Measured) -> Run:
     Raises:
         UserError: for a loss that is not finite.
     """
-    validate_finite_losses(measured)
-    inputs, skip = session.sequences(), session.settings.n_skipped(session.sequences())
-    tables = tables_of(plan, measured, skip)
-    if plan.heads:
-        tables["heads"] = heads_table(plan, measured)
-        over_heads = head_correlations(tables["heads"])
-        tables["correlations"] = pd.concat([tables["correlations"], over_heads])
+    for (condition, probe), losses in measured.losses.items():
+        if not losses.isfinite().all():
+            raise UserError(f"non-finite losses in condition {condition} ({probe})")
+    inputs, n_folds = session.sequences(), session.settings.folds
+    skip = session.settings.n_skipped(inputs)
+    documents = plan.text.documents
+    fold_sizes = folds_of(len(documents), n_folds, documents).bincount(minlength=n_folds)
     manifest = {
         **session.provenance(),
-        **input_record(inputs, skip, fold_counts(session, plan)),
+        **input_record(inputs, skip, fold_sizes),
         "conditions": list(plan.conditions),
         "measures": list(plan.measures),
         "skipped": plan.skipped,
@@ -76,18 +70,16 @@ def analyse(session: Session[Settings], plan: Plan, measured: Measured) -> Run:
         "trained_len": plan.trained,
         "bin_width": bin_width(plan),
     }
+    tokens = {name: probe.tokens for name, probe in plan.probes.items() if name != "text"}
+    tokens |= {"tokens": plan.text.tokens, "documents": documents}
+    if "long" in plan.probes:
+        tokens["long_documents"] = plan.probes["long"].documents
     run = Run(
         manifest=manifest,
-        arrays={"tokens": {name: each.numpy() for name, each in token_arrays(plan.probes).items()}},
-        tables=tables,
+        arrays={"tokens": {name: array.numpy() for name, array in tokens.items()}},
+        tables=tables_of(plan, measured, skip),
     )
     return replace(run, page=report(run).html(manifest))
-
-
-def fold_counts(session: Session[Settings], plan: Plan) -> Int[Tensor, " fold"]:
-    """Return how many text windows each fold of the score maps has."""
-    n_folds, documents = session.settings.folds, plan.text.documents
-    return folds_of(len(documents), n_folds, documents).bincount(minlength=n_folds)
 
 
 def tables_of(plan: Plan, measured: Measured, skip: int) -> dict[str, pd.DataFrame]:
@@ -95,162 +87,94 @@ def tables_of(plan: Plan, measured: Measured, skip: int) -> dict[str, pd.DataFra
     behaviour = behaviour_table(plan, measured)
     decodability = decodability_table(plan, measured, skip)
     bridge = bridge_table(plan, measured, behaviour, decodability, skip)
-    return {
+    tables = {
         "loss_by_position": position_table(plan, measured, "text"),
         "extrapolation": position_table(plan, measured, "long", bin_width(plan)),
         "behaviour": behaviour,
         "decodability": decodability,
         "bridge": bridge,
-        "correlations": correlations_table(bridge),
     }
-
-
-def validate_finite_losses(measured: Measured) -> None:
-    """Check that every loss is a number.
-
-    Raises:
-        UserError: naming the condition.
-    """
-    for (condition, probe), losses in measured.losses.items():
-        if not losses.isfinite().all():
-            raise UserError(f"non-finite losses in condition {condition} ({probe})")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LossMeasure:
-    """A number per document that is read from the losses of one condition.
-
-    Attributes:
-        measure: the measure that it belongs to.
-        read: from the plan, the losses of each probe and the first target that is scored.
-        unmasked: why it means nothing without the mask; empty if it does.
-    """
-
-    measure: Measure
-    read: Callable[[Plan, ProbeLosses, int], PerDocument]
-    unmasked: str = ""
-
-
-def _suffix(plan: Plan, losses: ProbeLosses, first: int) -> PerDocument:
-    return span_loss(losses["text"], plan.text.first_target)
-
-
-def _order(plan: Plan, losses: ProbeLosses, first: int) -> PerDocument:
-    start = plan.text.first_target
-    return span_loss(losses["order"], start) - span_loss(losses["text"], start)
-
-
-def _without_bos(plan: Plan, losses: ProbeLosses, first: int) -> PerDocument:
-    start = max(first, 2)  # the first token after BOS has no loss without it
-    return span_loss(losses["without_bos"], start - 1) - span_loss(losses["text"], start)
-
-
-def _other_first(plan: Plan, losses: ProbeLosses, first: int) -> PerDocument:
-    start = max(first, 2)
-    return span_loss(losses["other_first"], start) - span_loss(losses["text"], start)
-
-
-def _copy(kind: str) -> LossMeasure:
-    def read(plan: Plan, losses: ProbeLosses, first: int) -> PerDocument:
-        return copy_cost(losses[kind], plan.segment)
-
-    return LossMeasure(measure="copy", read=read, unmasked=FIRST_IN_SIGHT)
-
-
-def _second(kind: str) -> LossMeasure:
-    def read(plan: Plan, losses: ProbeLosses, first: int) -> PerDocument:
-        return second_copy_loss(losses[kind], plan.segment)
-
-    return LossMeasure(measure="copy", read=read)
-
-
-LOSS_MEASURES: dict[str, LossMeasure] = {
-    "loss": LossMeasure(
-        measure="loss",
-        read=lambda plan, losses, first: span_loss(losses["text"], 1),
-        unmasked=IN_SIGHT,
-    ),
-    "loss_suffix": LossMeasure(measure="loss", read=_suffix),
-    "in_context": LossMeasure(
-        measure="in-context",
-        read=lambda plan, losses, first: in_context_gain(losses["text"]),
-        unmasked=IN_SIGHT,
-    ),
-    "copy_text": _copy("copy_text"),
-    "copy_text_second": _second("copy_text"),
-    "copy_random": _copy("copy_random"),
-    "copy_random_second": _second("copy_random"),
-    "order": LossMeasure(measure="order", read=_order),
-    "without_bos": LossMeasure(measure="bos", read=_without_bos),
-    "other_first": LossMeasure(measure="bos", read=_other_first),
-    "extrapolation": LossMeasure(
-        measure="extrapolation",
-        read=lambda plan, losses, first: extrapolation_cost(losses["long"], plan.trained),
-    ),
-}
+    if plan.heads:
+        tables["heads"] = heads_table(plan, measured)
+    return tables | {"correlations": correlations_table(bridge, tables.get("heads"))}
 
 
 def behaviour_table(plan: Plan, measured: Measured) -> pd.DataFrame:
-    """Return the table of behaviour: a row per measure and condition, in nats.
+    """Return the table of behaviour: a row per measure and condition, in nats or positions.
 
     `difference` is to the intact model on the same documents and targets. An empty value has a
     note that says why.
     """
-    rows = [row for name in LOSS_MEASURES for row in _rows(plan, measured, name)]
-    rows += _position_rows(plan, measured)
-    return pd.DataFrame(rows, columns=list(COLUMNS))
-
-
-def _read(plan: Plan, measured: Measured, name: str, condition: str, no_mask: bool) -> PerDocument:
-    losses = {probe: measured.losses[condition, probe] for probe in plan.probes}
-    first = plan.text.first_target if no_mask else 1
-    return LOSS_MEASURES[name].read(plan, losses, first)
+    rows = [row for name in QUANTITIES for row in _rows(plan, measured, name)]
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def _rows(plan: Plan, measured: Measured, name: str) -> Iterator[Row]:
-    about = LOSS_MEASURES[name]
+    about = QUANTITIES[name]
+    reason = plan.skipped.get(about.measure, "")
     if about.measure not in plan.measures:
         return
-    reason = plan.skipped.get(about.measure, "")
     if not reason and name in ("copy_text", "copy_random"):
-        intact = mean_interval(_read(plan, measured, name, INTACT_NAME, no_mask=False))
+        intact = mean_interval(per_document(plan, measured, name, INTACT))
         reason = "" if intact.high < 0 else NO_COPY
     for condition in plan.conditions:
-        no_mask = plan.removes_mask(condition)
-        note = reason or (about.unmasked if no_mask else "")
-        if note:
-            yield _row(name, condition, UNDEFINED, UNDEFINED, note)
-            continue
-        ours = _read(plan, measured, name, condition, no_mask)
-        intact_same = _read(plan, measured, name, INTACT_NAME, no_mask)
-        value, note = mean_interval(ours), ""
-        if name == "copy_random_second" and value.value > plan.uniform:
-            value, note = UNDEFINED, ABOVE_UNIFORM
-        yield _row(name, condition, value, _difference(condition, ours, intact_same), note)
+        value = difference = UNDEFINED
+        is_unmasked = plan.removes_mask(condition)
+        note = reason or (about.unmasked if is_unmasked else "")
+        if not note:
+            found = per_document(plan, measured, name, condition, is_unmasked)
+            intact_same = per_document(plan, measured, name, INTACT, is_unmasked)
+            value = mean_interval(found)
+            if condition != INTACT:
+                difference = mean_interval(found - intact_same)
+            if name == "copy_random_second" and value.value > plan.uniform:
+                value, note = UNDEFINED, ABOVE_UNIFORM
+        yield {
+            "measure": name,
+            "condition": condition,
+            **interval_columns(value, "value"),
+            **interval_columns(difference, "difference"),
+            "note": note,
+        }
 
 
-def _position_rows(plan: Plan, measured: Measured) -> Iterator[Row]:
-    """Yield the mean over layers of the distance between predicted and true index, in positions."""
-    if not plan.measured("position"):
-        return
-    means = {name: each[..., 0].mean(1) for name, each in measured.distances.items()}
-    for name, ours in means.items():
-        difference = _difference(name, ours, means[INTACT_NAME])
-        yield _row("position", name, mean_interval(ours), difference, "")
+def per_document(
+    plan: Plan, measured: Measured, name: str, condition: str, suffix_only: bool = False
+) -> PerDocument:
+    """Return one of `QUANTITIES` in a condition, a number per document.
 
-
-def _difference(condition: str, ours: PerDocument, intact: PerDocument) -> Interval:
-    return UNDEFINED if condition == INTACT_NAME else mean_interval(ours - intact)
-
-
-def _row(name: str, condition: str, value: Interval, difference: Interval, note: str) -> Row:
-    return {
-        "measure": name,
-        "condition": condition,
-        **interval_columns(value, "value"),
-        **interval_columns(difference, "difference"),
-        "note": note,
-    }
+    Args:
+        plan: the conditions.
+        measured: their losses, and distances of the decoded index.
+        name: the quantity.
+        condition: the condition.
+        suffix_only: whether only targets after the prefix are scored.
+    """
+    if name == "position":
+        return measured.distances[condition][..., 0].mean(1)
+    text = measured.losses[condition, "text"]
+    losses = measured.losses[condition, QUANTITIES[name].probe]
+    suffix = plan.text.prefix
+    first = suffix if suffix_only else 2  # the first token after BOS has no loss without it
+    match name:
+        case "loss":
+            return span_loss(losses, 1)
+        case "loss_suffix":
+            return span_loss(losses, suffix)
+        case "in_context":
+            return in_context_gain(losses)
+        case "copy_text" | "copy_random":
+            return copy_cost(losses, plan.segment)
+        case "copy_text_second" | "copy_random_second":
+            return second_copy_loss(losses, plan.segment)
+        case "order":
+            return span_loss(losses, suffix) - span_loss(text, suffix)
+        case "without_bos":
+            return span_loss(losses, first - 1) - span_loss(text, first)
+        case "other_first":
+            return span_loss(losses, first) - span_loss(text, first)
+        case _:
+            return extrapolation_cost(losses, plan.trained)
 
 
 def position_table(plan: Plan, measured: Measured, probe: str, width: int = 1) -> pd.DataFrame:
@@ -262,18 +186,18 @@ def position_table(plan: Plan, measured: Measured, probe: str, width: int = 1) -
         probe: the sequences.
         width: how many positions a row is the mean over; `position` is the first of them.
     """
-    rows: list[Row] = []
+    tables = [pd.DataFrame(columns=POSITION_COLUMNS)]
     for condition in plan.conditions if probe in plan.probes else ():
         losses = measured.losses[condition, probe]
-        first = plan.probes[probe].first_target if plan.removes_mask(condition) else 1
+        first = plan.probes[probe].prefix if plan.removes_mask(condition) else 1
         starts = [first, *range(first + width - first % width, losses.shape[1] + 1, width)]
         stops = [*starts[1:], losses.shape[1] + 1]
         spans = [span_loss(losses, *ends) for ends in zip(starts, stops, strict=True)]
         means = position_means(torch.stack(spans, 1))
-        columns = (each.tolist() for each in (means.value, means.low, means.high))
-        for row in zip(starts, *columns, strict=True):
-            rows.append(dict(zip(POSITION_COLUMNS, (condition, *row), strict=True)))
-    return pd.DataFrame(rows, columns=list(POSITION_COLUMNS))
+        columns = (means.value.numpy(), means.low.numpy(), means.high.numpy())
+        row = dict(zip(POSITION_COLUMNS, (condition, starts, *columns), strict=True))
+        tables.append(pd.DataFrame(row))
+    return pd.concat(tables[1:] or tables, ignore_index=True)
 
 
 def bin_width(plan: Plan) -> int:
@@ -292,28 +216,137 @@ def decodability_table(plan: Plan, measured: Measured, skip: int) -> pd.DataFram
     """
     chance = chance_distance(plan.text.tokens.shape[1], skip)
     rows: list[Row] = []
-    for condition, ours in measured.distances.items():
-        intact = next(iter(measured.distances.values()))
-        for layer in range(ours.shape[1]):
-            untrained = measured.untrained.get(condition)
-            is_intact = ours is intact
-            difference = ours[:, layer, 0] - intact[:, layer, 0]
+    for condition, distances in measured.distances.items():
+        changes, untrained = (
+            distances - measured.distances[INTACT],
+            measured.untrained.get(condition),
+        )
+        for layer in range(distances.shape[1]):
+            intervals = (
+                mean_interval(distances[:, layer, 0]),
+                mean_interval(distances[:, layer, 1]),
+                UNDEFINED if untrained is None else mean_interval(untrained[:, layer, 0]),
+                UNDEFINED if condition == INTACT else mean_interval(changes[:, layer, 0]),
+            )
+            numbers = [end for each in intervals for end in (each.value, each.low, each.high)]
             rows.append(
                 {
                     "layer": layer,
                     "condition": condition,
-                    **interval_columns(mean_interval(ours[:, layer, 0]), "distance"),
-                    **interval_columns(mean_interval(ours[:, layer, 1]), "null"),
-                    **interval_columns(_mean_of(untrained, layer), "untrained"),
-                    **interval_columns(
-                        UNDEFINED if is_intact else mean_interval(difference), "difference"
-                    ),
+                    **dict(zip(DECODED, numbers, strict=True)),
                     "chance": chance,
                 }
             )
-    columns = ["layer", "condition", *interval_names(*DECODED, "difference"), "chance"]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(rows, columns=["layer", "condition", *DECODED, "chance"])
 
 
-def _mean_of(distances: Distances | None, layer: int) -> Interval:
-    return UNDEFINED if distances is None else mean_interval(distances[:, layer, 0])
+def bridge_table(
+    plan: Plan,
+    measured: Measured,
+    behaviour: pd.DataFrame,
+    decodability: pd.DataFrame,
+    skip: int,
+) -> pd.DataFrame:
+    """Return per condition and layer what is lost of the pattern and of behaviour.
+
+    `pattern` is in nats of p (see `pattern_lost`); `loss` and `copy` (of the second copy of a text
+    segment) in nats per token, the same in all rows of a condition; `position` is how much farther
+    from the true index the layer's decoded one is, in positions.
+
+    Args:
+        plan: the conditions.
+        measured: their score maps.
+        behaviour: the table of behaviour.
+        decodability: the table of decodability.
+        skip: how many first keys patterns leave out.
+    """
+    rows: list[Row] = []
+    for condition, ablation in plan.conditions.items() if measured.maps else ():
+        if condition == INTACT:
+            continue
+        n_layers = measured.maps[map_key(ablation)].folds.shape[1]
+        for layer in range(n_layers):
+            lost = _pattern_lost(plan, measured, ablation, layer, skip)
+            rows.append(
+                {"condition": condition, "layer": layer, **interval_columns(lost, "pattern")}
+            )
+    bridge = pd.DataFrame(rows, columns=BRIDGE_COLUMNS[:5])
+    for effect, quantity in EFFECTS.items():
+        renamed = dict(zip(interval_names("difference"), interval_names(effect), strict=True))
+        table, keys = behaviour[behaviour["measure"] == quantity], ["condition"]
+        if effect == "position":
+            table, keys = decodability, ["condition", "layer"]
+        columns = table[[*keys, *renamed]].rename(columns=renamed)
+        bridge = bridge.merge(columns, on=keys, how="left")
+    return bridge
+
+
+def _pattern_lost(
+    plan: Plan, measured: Measured, ablation: Ablation, layer: int, skip: int
+) -> Interval:
+    """Return what a removal takes from the positional part of one layer, nats."""
+    counts = measured.maps[map_key(ablation)].counts
+    whole, left = (
+        positional_part(
+            measured.maps[map_key(each)].folds[:, layer],
+            measured.maps[map_key(plan.without_sources(each))].folds[:, layer],
+            skip,
+            counts,
+        )
+        for each in (plan.conditions[INTACT], ablation)
+    )
+    return pattern_lost(whole, left, counts)
+
+
+def correlations_table(bridge: pd.DataFrame, heads: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Return Spearman's rho of what the positional pattern and what behaviour loses.
+
+    Args:
+        bridge: the table of the bridge: over conditions, each layer's pattern has a row per effect,
+            and so has the sum over layers (`all`).
+        heads: the table of heads: over all heads, their own pattern and what is lost without W_Q.
+    """
+    groups: list[tuple[str, object, pd.DataFrame]] = [
+        ("conditions", layer, rows) for layer, rows in bridge.groupby("layer")
+    ]
+    if len(bridge):
+        conditions = bridge.groupby("condition", sort=False)
+        summed = conditions["pattern"].sum().to_frame().join(conditions[list(EFFECTS)].mean())
+        groups.append(("conditions", ALL_LAYERS, summed))
+    if heads is not None:
+        groups.append(("heads", ALL_LAYERS, heads))
+    rows = []
+    for over, layer, table in groups:
+        for effect in (name for name in EFFECTS if name in table):
+            found = rank_correlation(table["pattern"].tolist(), table[effect].tolist())
+            rows.append((over, layer, effect, found.rho, found.p, found.n))
+    return pd.DataFrame(rows, columns=CORRELATION_COLUMNS)
+
+
+def heads_table(plan: Plan, measured: Measured) -> pd.DataFrame:
+    """Return per head its positional part, nats, and what is lost without its W_Q, nats per token.
+
+    `loss` is the rise of the mean loss, `copy` of the loss of a text segment's second copy.
+    """
+    rows: list[Row] = []
+    for layer, head in plan.heads:
+        row: Row = {"layer": layer, "head": head}
+        if measured.head_patterns:
+            row |= interval_columns(measured.head_patterns[layer][head], "pattern")
+        without, intact = (
+            {
+                probe: measured.losses[name, probe]
+                for probe in ("text", "copy_text")
+                if probe in plan.probes
+            }
+            for name in (head_name(layer, head), INTACT)
+        )
+        rise = span_loss(without["text"], 1) - span_loss(intact["text"], 1)
+        row |= interval_columns(mean_interval(rise), "loss")
+        if "copy_text" in without:
+            second, intact_second = (
+                second_copy_loss(losses["copy_text"], plan.segment) for losses in (without, intact)
+            )
+            row |= interval_columns(mean_interval(second - intact_second), "copy")
+        rows.append(row)
+    return pd.DataFrame(rows, columns=HEAD_COLUMNS)

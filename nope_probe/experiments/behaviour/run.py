@@ -19,19 +19,14 @@ def run(settings: Settings) -> Path:
     """
     with Session("behaviour", settings) as session:
         if not session.finished:
-            from nope_probe.experiments.behaviour.plan import plan_of
-            from nope_probe.experiments.behaviour.runner import BehaviourRunner
+            from nope_probe.experiments.behaviour.analyse import analyse
+            from nope_probe.experiments.behaviour.capture import capture
+            from nope_probe.experiments.behaviour.plan import make_plan
 
-            plan = plan_of(session)
-            runner = BehaviourRunner(session, plan)
-            streams = runner.streams()
-            session.announce(len(runner.conditions), [*streams])
-            with session.checkpoint.progress(streams):
-                measured = runner.run()
+            plan = make_plan(session)
+            measured = capture(session, plan)
             if session.is_first:
                 with status("analysing and writing"):
-                    from nope_probe.experiments.behaviour.analyse import analyse
-
                     session.write(analyse(session, plan, measured))
     return session.folder
 

@@ -2,42 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from nope_probe.components import COMPONENTS, validate_replacements, without_weights
+from nope_probe.components import (
+    COMPONENTS,
+    Ablation,
+    Replacement,
+    Substitute,
+    validate_replacements,
+    without_weights,
+)
 from nope_probe.errors import TooFewLayersError, UserError
+from nope_probe.experiments.behaviour.measures import (
+    MEASURES,
+    SHORTEST,
+    Measure,
+    make_conditions,
+)
+from nope_probe.experiments.removals import GainFlag
 from nope_probe.models.names import trained_length
 from nope_probe.runtime.bounds import COUNT, LARGEST, LAYERS, Bounds, validate_effects
 from nope_probe.runtime.resources import Needs
 from nope_probe.runtime.settings import SEQ_LEN, RunSettings
 
 if TYPE_CHECKING:
-    from nope_probe.experiments.behaviour.conditions import Removal
     from nope_probe.models.info import ModelInfo
     from nope_probe.models.load import LoadedModel
 
 _arg = tyro.conf.arg
 EXTRAPOLATED = Bounds(16, 2**20)
 TIMES = 4  # as many times the trained context are extrapolated to
-Measure = Literal[
-    "loss", "in-context", "copy", "order", "bos", "extrapolation", "position", "pattern"
-]
-MEASURES: tuple[Measure, ...] = get_args(Measure)
-# How many tokens a window needs: a segment of 8 twice, two tenths of 2 tokens, ...
-SHORTEST: dict[Measure, int] = {
-    "loss": 8,
-    "in-context": 20,
-    "copy": 17,
-    "order": 16,
-    "bos": 8,
-    "extrapolation": 8,
-    "position": 8,
-    "pattern": 12,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +64,9 @@ class Settings(RunSettings):
             "them are scored [half of --seq-len]."
         ),
     ] = None
-    gain: Annotated[
-        Literal["output", "norm", "identity"],
-        _arg(help="The size of a removed weight's replacement."),
-    ] = "output"
+    gain: GainFlag = "output"
     replacement: Annotated[
-        tuple[Literal["identity", "random", "mean", "zero"], ...],
+        tuple[Replacement, ...],
         _arg(help="What stands for a removed weight; several are measured side by side."),
     ] = ("identity",)
     heads: Annotated[
@@ -101,6 +96,14 @@ class Settings(RunSettings):
         """How many first tokens see each other where the mask is removed."""
         return self.seq_len // 2 if self.prefix is None else self.prefix
 
+    @property
+    def substitutes(self) -> tuple[Substitute, ...]:
+        """What stands for removed weights, each in turn."""
+        return tuple(
+            Substitute(replacement=each, gain=self.gain, seed=self.seed)
+            for each in self.replacement
+        )
+
     def validate(self) -> None:
         """Check what can be checked without the model."""
         if self.data in ("random", "gaussian") or self.model.lower().startswith("parameter-free"):
@@ -123,11 +126,26 @@ class Settings(RunSettings):
                 f"{self.prefix_len}"
             )
         if self.remove is not None:
-            self.validate_removals(self._named_removals(self.remove))
+            if len({*self.remove}) < len(self.remove):
+                raise UserError(f"--remove names something twice: {' '.join(self.remove)}")
+            self.validate_removals(make_conditions(COMPONENTS, self.remove, self.substitutes))
+
+    def validate_removals(self, conditions: Mapping[str, Ablation]) -> None:
+        """Check that flags of weights and of the mask have a condition to act on.
+
+        Raises:
+            UserError: naming the flag.
+        """
+        if not (self.heads or any(ablation.weights for ablation in conditions.values())):
+            validate_effects(self, without_weights(("gain", "replacement")))
+        scores_suffix = {"order", "loss"} & {*self.measures}  # of every condition
+        removes_mask = any("mask" in ablation.remove for ablation in conditions.values())
+        if not (scores_suffix or removes_mask):
+            validate_effects(self, {"prefix": "where the mask is not removed"})
 
     def without_effect(self) -> dict[str, str]:
         """Return which settings have no effect beside the others, by name, and why."""
-        found = super().without_effect()
+        reasons = super().without_effect()
         readers = {
             "trained_len": ("extrapolation",),
             "max_len": ("extrapolation",),
@@ -137,8 +155,8 @@ class Settings(RunSettings):
         for name, measures in readers.items():
             by_head = self.heads and name in ("layers", "skip_keys")
             if not {*measures} & {*self.measures} and not by_head:
-                found[name] = f"without the measure {' or '.join(measures)}"
-        return found
+                reasons[name] = f"without the measure {' or '.join(measures)}"
+        return reasons
 
     def needs(self, info: ModelInfo | None = None) -> Needs:
         """Return what the run needs at least: its sequences, and one map of the longest window."""
@@ -146,27 +164,6 @@ class Settings(RunSettings):
         if "extrapolation" in self.measures and self.trained_len is not None:
             longest = max(longest, self.extrapolated_len(self.trained_len))
         return Needs(memory=self.bytes_of_sequences(info) + longest**2)
-
-    def _named_removals(self, names: Sequence[str]) -> dict[str, Removal]:
-        """Return what conditions of these names remove, whether or not the model has it."""
-        from nope_probe.experiments.behaviour.conditions import make_conditions
-
-        if len({*names}) < len(names):
-            raise UserError(f"--remove names something twice: {' '.join(names)}")
-        return make_conditions(COMPONENTS, names, self.replacement)
-
-    def validate_removals(self, conditions: Mapping[str, Removal]) -> None:
-        """Check that flags of weights and of the mask have a condition to act on.
-
-        Raises:
-            UserError: naming the flag.
-        """
-        removals = conditions.values()
-        if not (self.heads or any(each.weights for each in removals)):
-            validate_effects(self, without_weights(("gain", "replacement")))
-        scores_suffix = {"order", "loss"} & {*self.measures}  # of every condition
-        if not (scores_suffix or any(each.mask for each in removals)):
-            validate_effects(self, {"prefix": "where the mask is not removed"})
 
     def load_model(self, device: str) -> LoadedModel:
         """Load the whole model, a shipped one with as many positions as the extrapolation takes."""
@@ -186,11 +183,7 @@ class Settings(RunSettings):
         return self.trained_len or trained_length(self.model) or n_ctx
 
     def extrapolated_len(self, n_ctx: int) -> int:
-        """Return how many tokens the extrapolation's windows have.
-
-        Args:
-            n_ctx: the model's context.
-        """
+        """Return how many tokens the extrapolation's windows have, for a model's context."""
         return min(TIMES * self.trained_len_of(n_ctx), self.max_len)
 
     def n_layers_of(self, loaded: LoadedModel) -> int:
@@ -204,8 +197,7 @@ class Settings(RunSettings):
         """Return the settings that make the extrapolation's windows: about as many tokens."""
         length = self.extrapolated_len(n_ctx)
         n_seqs = max(self.folds, self.n_seqs * self.seq_len // length)
-        shared = {each.name: getattr(self, each.name) for each in fields(self)}
-        return LongWindows(**{**shared, "n_seqs": n_seqs, "seq_len": length})
+        return LongWindows(**{**vars(self), "n_seqs": n_seqs, "seq_len": length})
 
     def random_segments(self, length: int) -> Settings:
         """Return the settings that make sequences of random tokens."""

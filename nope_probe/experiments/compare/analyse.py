@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Int
+from torch import Tensor
 
 from nope_probe.analyses.jackknife import Interval, standard_error
 from nope_probe.analyses.pattern_changes import (
@@ -18,25 +18,18 @@ from nope_probe.analyses.pattern_changes import (
     pattern_difference,
 )
 from nope_probe.errors import UserError
-from nope_probe.experiments.compare.members import INTACT, Map, Member, share_sequences
+from nope_probe.experiments.compare.members import INTACT, Map, Member, StoredMap, share_sequences
+from nope_probe.experiments.tables import Row, interval_columns
 from nope_probe.figures.intervals import bound_columns, interval_text
 from nope_probe.figures.words import MEASURES
 from nope_probe.maps.centred import kept_cells, row_centred
-from nope_probe.maps.folds import unpack_triangle
 
 PAIRED, UNPAIRED = "paired", "unpaired"
 OF_OTHER = " of other"  # ends the columns of the second run
 COLUMNS = ["table", "item", "measure", "run", "value", "low", "high", "base_value"]
 COLUMNS += ["difference", "difference_low", "difference_high", "method"]
-LABELS = (
-    "alpha",
-    "layer",
-    "head",
-    "lag",
-    "skip_keys",
-    "step",
-    "position",
-)  # numbers that name rows
+# Numbers that name rows.
+LABELS = ("alpha", "layer", "head", "lag", "skip_keys", "step", "position")
 # Profiles hold a number per distance: hundreds, which would hide all others.
 PROFILES = ("offsets", "head_offsets")
 # Tables in the order of the page; others follow.
@@ -91,67 +84,57 @@ class Compared:
 def compare_maps(members: Sequence[Member]) -> list[Compared]:
     """Return the maps that all runs have, with their differences.
 
+    Maps that hide keys before the query, as a sliding window does, are left out.
+
     Raises:
         UserError: if they have no map in common, though some have maps.
     """
-    names = [name for name in members[0].maps if all(name in each.maps for each in members)]
-    if not names and any(each.maps for each in members):
+    base = members[0]
+    names = [name for name in base.maps if all(name in member.maps for member in members)]
+    if not names and any(member.maps for member in members):
         raise UserError("the runs have no maps in common")
-    found = [_compare(name, members) for name in names if _is_whole(name, members)]
-    return found
+    compared = []
+    for name in names:
+        maps = {each.label: torch.from_numpy(each.maps[name].mean).double() for each in members}
+        if not all(each[kept_cells(len(each))].isfinite().all() for each in maps.values()):
+            continue
+        patterns = {
+            label: row_centred(each, base.skip_keys).numpy() for label, each in maps.items()
+        }
+        differences = {
+            other.label: _difference(
+                name, base, other, patterns[other.label] - patterns[base.label]
+            )
+            for other in members[1:]
+        }
+        compared.append(Compared(name=name, patterns=patterns, differences=differences))
+    return compared
 
 
-def _is_whole(name: str, members: Sequence[Member]) -> bool:
-    """Return whether no run hides keys before the query in this map, as a sliding window does."""
-    return all(
-        np.isfinite(each.maps[name][kept_cells(len(each.maps[name])).numpy()]).all()
-        for each in members
-    )
-
-
-def _compare(name: str, members: Sequence[Member]) -> Compared:
-    skip_keys = members[0].skip_keys
-    patterns = {
-        each.label: row_centred(torch.from_numpy(each.maps[name]).double(), skip_keys).numpy()
-        for each in members
-    }
-    return Compared(
-        name=name,
-        patterns=patterns,
-        differences={
-            each.label: _difference(name, members[0], each, patterns) for each in members[1:]
-        },
-    )
-
-
-def _difference(name: str, base: Member, other: Member, patterns: dict[str, Map]) -> Difference:
-    values = patterns[other.label] - patterns[base.label]
-    paired = share_sequences([base, other])
-    one, two = (each.folds(name) for each in (other, base))
-    if one is None or two is None:
-        rms, noise = _without_folds(name, base, other, values)
+def _difference(name: str, base: Member, other: Member, values: Map) -> Difference:
+    x, y = other.folds(name), base.folds(name)
+    if x is None or y is None:
+        rms, noise = _without_folds(base.maps[name], other.maps[name], values)
         return Difference(values=values, rms=rms, noise=noise, paired=False)
-    x, y = (unpack_triangle(torch.from_numpy(each)) for each in (one, two))
-    paired = paired and x.shape == y.shape
-    n_x, n_y = (
-        None if each.fold_sizes is None else torch.tensor(each.fold_sizes) for each in (other, base)
-    )
-    rms = pattern_difference(x, y, skip_keys=base.skip_keys, paired=paired, counts=(n_x, n_y))
-    parts = (
-        [standard_error(x - y, n_x)] if paired else [standard_error(x, n_x), standard_error(y, n_y)]
-    )
-    noise = float(np.sqrt(sum(float(each.square().nanmean()) for each in parts)))
+    counts, paired = (_counts(other), _counts(base)), share_sequences([base, other])
+    rms = pattern_difference(x, y, skip_keys=base.skip_keys, paired=paired, counts=counts)
+    if paired:
+        errors = [standard_error(x - y, counts[0])]
+    else:
+        errors = [standard_error(x, counts[0]), standard_error(y, counts[1])]
+    noise = float(np.sqrt(sum(float(each.square().nanmean()) for each in errors)))
     return Difference(values=values, rms=rms, noise=noise, paired=paired)
 
 
-def _without_folds(
-    name: str, base: Member, other: Member, values: Float[np.ndarray, "query_pos key_pos"]
-) -> tuple[Interval, float]:
+def _counts(member: Member) -> Int[Tensor, " fold"] | None:
+    return None if member.fold_sizes is None else torch.tensor(member.fold_sizes)
+
+
+def _without_folds(base: StoredMap, other: StoredMap, values: Map) -> tuple[Interval, float]:
     """Return the RMS of a difference less its noise, from the standard errors of single cells."""
-    errors = [each.errors(name) for each in (base, other)]
     square, noise = float(np.nanmean(values**2)), float("nan")
-    if errors[0] is not None and errors[1] is not None:
-        noise = float(np.sqrt(sum(np.nanmean(each**2) for each in errors if each is not None)))
+    if base.errors is not None and other.errors is not None:
+        noise = float(np.sqrt(np.nanmean(base.errors**2) + np.nanmean(other.errors**2)))
         square -= noise**2
     rms = float(np.sign(square) * abs(square) ** 0.5)
     return Interval(value=rms, low=float("nan"), high=float("nan")), noise
@@ -171,25 +154,29 @@ def differences_table(members: Sequence[Member]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _rows(base: Member, other: Member) -> Iterator[dict[str, Any]]:
+def _rows(base: Member, other: Member) -> Iterator[Row]:
     paired = share_sequences([base, other])
-    shared = [each for each in base.tables if each in other.tables and each not in PROFILES]
-    for name in sorted(shared, key=lambda each: (*TABLE_ORDER, each).index(each)):
+    shared = [name for name in base.tables if name in other.tables and name not in PROFILES]
+    for name in sorted(shared, key=lambda name: (*TABLE_ORDER, name).index(name)):
         one, two = base.tables[name], other.tables[name]
         keys = [key for key in _keys(one) if key in two]
-        measures = [each for each in _measures(one) if each in two]
+        measures = [measure for measure in _measures(one) if measure in two]
         if not keys or not measures or not len(one) or not len(two):
             continue
-        both = one.merge(two, on=keys, suffixes=("", OF_OTHER), how="inner")
-        for _, row in both.iterrows():
-            found = _paired(base, other, name, row) if paired else {}
+        for _, row in one.merge(two, on=keys, suffixes=("", OF_OTHER), how="inner").iterrows():
+            fold_by_fold = _paired(base, other, name, row) if paired else {}
             for measure in measures:
+                before, after = _interval(row, measure), _interval(row, measure, OF_OTHER)
+                difference = fold_by_fold.get(measure) or independent_difference(after, before)
                 yield {
                     "table": name,
                     "item": _item(row, keys),
                     "measure": measure,
                     "run": other.label,
-                    **_compared(row, measure, found.get(measure)),
+                    **{"value": after.value, "low": after.low, "high": after.high},
+                    "base_value": before.value,
+                    **interval_columns(difference, "difference"),
+                    "method": PAIRED if measure in fold_by_fold else UNPAIRED,
                 }
 
 
@@ -226,41 +213,27 @@ def _item(row: pd.Series, keys: Sequence[str]) -> str:
     return ", ".join(parts).replace(", H", "H", 1) if "head" in keys else ", ".join(parts)
 
 
-def _compared(row: pd.Series, measure: str, paired: Interval | None) -> dict[str, Any]:
-    low, high = bound_columns(measure)
-    names = {"value": measure, "low": low, "high": high}
-    before, after = (
-        Interval(**{name: float(row[f"{column}{suffix}"]) for name, column in names.items()})
-        for suffix in ("", OF_OTHER)
-    )
-    difference = independent_difference(after, before) if paired is None else paired
-    return {
-        **{"value": after.value, "low": after.low, "high": after.high},
-        "base_value": before.value,
-        "difference": difference.value,
-        "difference_low": difference.low,
-        "difference_high": difference.high,
-        "method": UNPAIRED if paired is None else PAIRED,
-    }
+def _interval(row: pd.Series, measure: str, suffix: str = "") -> Interval:
+    columns = (measure, *bound_columns(measure))
+    value, low, high = (float(row[f"{column}{suffix}"]) for column in columns)
+    return Interval(value=value, low=low, high=high)
 
 
 def _paired(base: Member, other: Member, table: str, row: pd.Series) -> dict[str, Interval]:
     """Return the paired differences of the measures of a row's pattern; none for other tables."""
-    if table not in ("pattern", "stages"):
+    if table == "pattern":
+        name, kept = f"L{row['layer']:.0f}", str(row.get("kept", INTACT))
+    elif table == "stages" and _shown(base) == _shown(other) == row["model"]:
+        name, kept = f"({row['stage']})", INTACT
+    else:
         return {}
-    name = f"({row['stage']})" if table == "stages" else f"L{row['layer']:.0f}"
-    if table == "stages" and {_shown(base), _shown(other)} != {row["model"]}:
+    x, y, counts = other.folds(name, kept), base.folds(name, kept), _counts(base)
+    if x is None or y is None:
         return {}
-    kept = str(row.get("kept", INTACT))
-    cells = [each.folds(name, kept) for each in (other, base)]
-    if cells[0] is None or cells[1] is None or cells[0].shape != cells[1].shape:
-        return {}
-    one, two = (unpack_triangle(torch.from_numpy(each)) for each in cells if each is not None)
-    counts = None if base.fold_sizes is None else torch.tensor(base.fold_sizes)
-    found = measure_differences(
-        one, two, skip_keys=base.skip_keys, paired=True, counts=(counts, counts)
+    differences = measure_differences(
+        x, y, skip_keys=base.skip_keys, paired=True, counts=(counts, counts)
     )
-    return {name: each for name, each in found.items() if name in MEASURES}
+    return {name: each for name, each in differences.items() if name in MEASURES}
 
 
 def _shown(member: Member) -> str:

@@ -22,9 +22,6 @@ from nope_probe.runtime.session import Session
 from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:  # --help needs neither numpy nor pandas
-    import numpy as np
-
-    from nope_probe.experiments.compare.analyse import Compared
     from nope_probe.experiments.compare.members import Member
     from nope_probe.models.info import ModelInfo
 
@@ -69,7 +66,11 @@ class Settings(BoundedSettings):
 
     def recorded(self) -> dict[str, Any]:
         """Return what identifies a comparison: the runs' names, their files' checksums."""
-        return recorded_settings(self.members)
+        runs = [
+            {"label": member.label, "checksums": dict(member.manifest["checksums"])}
+            for member in self.members
+        ]
+        return {"runs": runs}
 
     def validate(self) -> None:
         """Check that one process compares: there is nothing to share."""
@@ -94,35 +95,20 @@ def run(settings: Settings) -> Path:
     """Compare the runs unless that is finished, and return the comparison's folder.
 
     Raises:
-        UserError: for runs that cannot be compared.
+        UserError: for runs that cannot be compared, or a folder in one of them.
     """
     members, session = settings.members, Session("compare", settings)
-    validate_outside(session.folder, members)
+    folder = session.folder
+    for member in members:
+        if folder.resolve().is_relative_to(member.folder.resolve()):
+            raise UserError(
+                f"{folder} is in the run {member.folder}: take --out outside of the runs"
+            )
     with session:
         if not session.finished:
             with status("comparing and writing"):
                 session.write(analyse(session, members))
-    return session.folder
-
-
-def validate_outside(folder: Path, members: Sequence[Member]) -> None:
-    """Check that a comparison is not written into one of the runs that it compares.
-
-    Raises:
-        UserError: naming the run.
-    """
-    for each in members:
-        if folder.resolve().is_relative_to(each.folder.resolve()):
-            raise UserError(f"{folder} is in the run {each.folder}: take --out outside of the runs")
-
-
-def recorded_settings(members: Sequence[Member]) -> dict[str, Any]:
-    """Return what identifies a comparison: the runs' names, and the checksums of their files."""
-    return {
-        "runs": [
-            {"label": each.label, "checksums": dict(each.manifest["checksums"])} for each in members
-        ]
-    }
+    return folder
 
 
 def analyse(session: Session[Settings], members: Sequence[Member]) -> Run:
@@ -145,14 +131,10 @@ def analyse(session: Session[Settings], members: Sequence[Member]) -> Run:
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(time.monotonic() - session.started, 3),
     }
-    run = Run(manifest=manifest, arrays={"maps": _arrays(maps)}, tables={"differences": table})
-    return replace(run, page=report(run, session.folder, members, maps).html(manifest))
-
-
-def _arrays(maps: Sequence[Compared]) -> dict[str, np.ndarray]:
-    """Return the differences by run and map: `difference/<label>/<name>`, float32."""
-    return {
-        f"difference/{label}/{each.name}": found.values.astype("float32")
+    differences = {
+        f"difference/{label}/{each.name}": difference.values.astype("float32")
         for each in maps
-        for label, found in each.differences.items()
+        for label, difference in each.differences.items()
     }
+    run = Run(manifest=manifest, arrays={"maps": differences}, tables={"differences": table})
+    return replace(run, page=report(run, session.folder, members, maps).html(manifest))

@@ -11,12 +11,13 @@ from textwrap import wrap
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 from plotly.colors import qualitative
 
-from nope_probe.experiments.compare.analyse import PAIRED, TABLE_ORDER, Compared, Difference
+from nope_probe.experiments.compare.analyse import PAIRED, TABLE_ORDER, Compared
 from nope_probe.experiments.compare.members import INTACT, UNITS, Member, share_sequences
 from nope_probe.experiments.sections import Report
-from nope_probe.figures.intervals import CLIPPED, PALE
+from nope_probe.figures.intervals import FLOOR, PALE, symmetric
 from nope_probe.figures.measures import Series, compared_measures
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.figures.words import MEASURES
@@ -65,7 +66,7 @@ def report(
         title=f"{', '.join(labels[1:])} against {labels[0]}",
         headline=run.manifest["headline"],
         sections=[
-            *_map_sections(members, maps),
+            *_map_sections(run, members, maps),
             *_clearest(members, table),
             *_measure_sections(members, table),
             _runs(members, folder),
@@ -80,28 +81,21 @@ def report(
 
 def headline(members: Sequence[Member], maps: Sequence[Compared], table: pd.DataFrame) -> list[str]:
     """Return where the runs differ most, and how differences were taken, a sentence each."""
-    sentences = [
-        _largest(each.label, members[0].label, maps, members[0].kind)
-        for each in members[1:]
-        if maps
-    ]
-    differ = (table["difference_low"] > 0) | (table["difference_high"] < 0)
-    sentences.append(f"{differ.sum()} of {len(table)} numbers differ beyond their 95% interval.")
-    if any(len(each.maps) > len(maps) for each in members):
+    base, *others = members
+    sentences = [f"{_largest(other.label, base, maps)}." for other in others if maps]
+    sentences.append(f"{_n_different(table)}.")
+    if any(len(member.maps) > len(maps) for member in members):
         sentences.append(f"Compared are the {len(maps)} maps that all runs have.")
-    sentences.append(_method(members, maps, table))
-    return sentences
+    return [*sentences, _method(members, maps, table)]
 
 
-def _largest(label: str, base: str, maps: Sequence[Compared], kind: str) -> str:
-    best = max(maps, key=lambda each: each.differences[label].rms.value)
-    found = best.differences[label]
-    if not any(each.differences[label].is_significant is not False for each in maps):
-        return f"The positional patterns of {label} and {base} do not differ beyond noise."
-    return (
-        f"The positional pattern of {label} differs most from that of {base} in {best.name}: the "
-        f"RMS of the difference is {found} {UNITS.get(kind, 'nats')}."
-    )
+def _largest(label: str, base: Member, maps: Sequence[Compared]) -> str:
+    """Return in which map a run differs most from the first, if one exceeds its noise."""
+    if all(each.differences[label].is_significant is False for each in maps):
+        return f"The positional patterns of {label} and {base.label} do not differ beyond noise"
+    most = max(maps, key=lambda each: each.differences[label].rms.value)
+    size = f"{most.differences[label]} {UNITS.get(base.kind, 'nats')} RMS"
+    return f"The positional patterns of {label} and {base.label} differ most in {most.name}, {size}"
 
 
 def _method(members: Sequence[Member], maps: Sequence[Compared], table: pd.DataFrame) -> str:
@@ -118,17 +112,17 @@ def _method(members: Sequence[Member], maps: Sequence[Compared], table: pd.DataF
     return "The runs had the same sequences but kept no fold maps, so differences are unpaired."
 
 
-def clearest(table: pd.DataFrame, most: int = CLEAREST) -> list[tuple[str, ...]]:
-    """Return the differences that are largest for their intervals, as text.
+def clearest(table: pd.DataFrame, most: int = CLEAREST) -> pd.DataFrame:
+    """Return the differences that are largest for their intervals, as text, a row each.
 
-    Each is what it is of, the run, its value, the first run's, the difference, and whether that is
-    paired. Controls and other further tables are left out where there are main ones.
+    Controls and other further tables are left out where there are main ones.
     """
     main = table[table["table"].isin(TABLE_ORDER)]
     table = main if len(main) else table
     arm = (table["difference_high"] - table["difference_low"]) / 2
     order = (table["difference"].abs() / arm.where(arm > 0)).dropna().sort_values(ascending=False)
-    return [_text(table.loc[index]) for index in order.index[:most]]
+    rows = [_text(table.loc[index]) for index in order.index[:most]]
+    return pd.DataFrame(rows, columns=["what", "run", "value", "base", "difference", ""])
 
 
 def _text(row: pd.Series) -> tuple[str, ...]:
@@ -145,13 +139,14 @@ def _text(row: pd.Series) -> tuple[str, ...]:
 
 
 def _clearest_as_text(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a run's clearest differences, a row each, for a table on the terminal."""
-    table = pd.DataFrame(clearest(rows), columns=["what", "run", "value", "base", "difference", ""])
-    what = ["\n".join(wrap(text, WHAT)) for text in table["what"]]
-    return table.assign(what=what).drop(columns="run")
+    """Return a run's clearest differences for a table on the terminal."""
+    table = clearest(rows).drop(columns="run")
+    return table.assign(what=["\n".join(wrap(text, WHAT)) for text in table["what"]])
 
 
-def _map_sections(members: Sequence[Member], maps: Sequence[Compared]) -> Iterator[Section]:
+def _map_sections(
+    run: Run, members: Sequence[Member], maps: Sequence[Compared]
+) -> Iterator[Section]:
     if not maps:
         return
     shown = strongest(maps)
@@ -161,25 +156,16 @@ def _map_sections(members: Sequence[Member], maps: Sequence[Compared]) -> Iterat
     names = ", ".join(each.name for each in shown)
     chosen = "" if len(shown) == len(maps) else f" Of {len(maps)} maps those that differ most."
     results = "; ".join(
-        f"{each.name}: {label} {found}"
+        f"{each.name}: {label} {difference}"
         for each in shown
-        for label, found in each.differences.items()
+        for label, difference in each.differences.items()
     )
     yield Section(
-        title=_map_finding(shown),
+        title=run.manifest["headline"][0].removesuffix("."),
         figure=partial(panel_groups, groups, title=f"Positional patterns of {names}"),
         caption=f"Each run's positional pattern, then its difference to {members[0].label}.{chosen}"
         f" RMS of the differences, {unit}: {results}.",
     )
-
-
-def _map_finding(shown: Sequence[Compared]) -> str:
-    """Return the map with the largest difference, if one exceeds its noise."""
-    rms = [(d.rms.value, each.name, d) for each in shown for d in each.differences.values()]
-    clear = [(value, name) for value, name, d in rms if d.is_significant is not False]
-    if not clear:
-        return "The positional patterns do not differ beyond the noise"
-    return f"The positional patterns differ most in {max(clear)[1]}"
 
 
 def strongest(maps: Sequence[Compared]) -> list[Compared]:
@@ -190,71 +176,54 @@ def strongest(maps: Sequence[Compared]) -> list[Compared]:
 
 
 def _panels(each: Compared, members: Sequence[Member], size: int, unit: str) -> list[Panel]:
-    top = _top(np.stack(list(each.patterns.values())))
-    panels = [
-        _panel(f"{each.name}, {escape(member.label)}", each.patterns[member.label], top, size, unit)
-        for member in members
+    """Return a map of every run, all on one scale, and then the differences."""
+    top = symmetric(np.stack(list(each.patterns.values())), FLOOR)
+    drawn = [
+        (f"{each.name}, {escape(label)}", pattern, top) for label, pattern in each.patterns.items()
     ]
-    for member in members[1:]:
-        found = each.differences[member.label]
-        of = f" of {escape(member.label)}" if len(members) > 2 else ""
-        name = f"difference{of}" if found.is_significant is not False else f"no difference{of}"
-        panels.append(_panel(name, found.values, _difference_top(found), size, unit))
-    return panels
-
-
-def _panel(name: str, values: np.ndarray, top: float, size: int, unit: str) -> Panel:
-    return Panel(
-        name=name,
-        values=pool(values[None], size).values[0],
-        low=-top,
-        high=top,
-        unit=unit,
-        diverging=True,
-        positions=len(values),
-    )
-
-
-def _top(values: np.ndarray) -> float:
-    return float(np.nanquantile(np.abs(values), 1 - CLIPPED / 100)) or 1.0
-
-
-def _difference_top(found: Difference) -> float:
-    return max(_top(found.values), PALE * np.nan_to_num(found.noise)) or 1.0
+    for label, difference in each.differences.items():
+        sign = "no difference" if difference.is_significant is False else "difference"
+        name = f"{sign} of {escape(label)}" if len(members) > 2 else sign
+        pale = PALE * float(np.nan_to_num(difference.noise))
+        drawn.append((name, difference.values, symmetric(difference.values, max(FLOOR, pale))))
+    return [
+        Panel(
+            name=name,
+            values=pool(values[None], size).values[0],
+            low=-limit,
+            high=limit,
+            unit=unit,
+            diverging=True,
+            positions=len(values),
+        )
+        for name, values, limit in drawn
+    ]
 
 
 def _clearest(members: Sequence[Member], table: pd.DataFrame) -> Iterator[Section]:
-    rows = clearest(table)
+    rows = [tuple(row) for row in clearest(table).to_numpy()]
     if rows:
-        of = members[0].label
-        columns = ("what", "run", "value", f"of {of}", "difference, with its 95% interval", "")
+        what, run, _, _, difference, _ = rows[0]
+        of_run = f" of {run}" if len(members) > 2 else ""
+        of_base = f"of {members[0].label}"
+        columns = ("what", "run", "value", of_base, "difference, with its 95% interval", "")
         yield Section(
-            title=_clearest_finding(rows[0], len(members)),
+            title=f"The clearest difference: {what}{of_run}: {difference}",
             caption="Those that are largest for their intervals; all are in the tables below.",
             listing=Listing(columns=columns, rows=rows, labelled=True),
         )
 
 
-def _clearest_finding(row: Sequence[str], n_runs: int) -> str:
-    what, run, _, _, difference, _ = row
-    return f"The clearest difference: {what}{f' of {run}' if n_runs > 2 else ''}: {difference}"
-
-
 def _measure_sections(members: Sequence[Member], table: pd.DataFrame) -> Iterator[Section]:
     for name, rows in table.groupby("table", sort=False):
-        drawn = _main_rows(str(name), members)
-        figure = partial(compared_measures, drawn, _measures(drawn)) if drawn else None
+        topic = TOPICS.get(str(name), str(name).replace("_", " ").capitalize())
         yield Section(
-            title=f"{_topic(str(name))}: {_n_different(rows)}",
+            title=f"{topic}: {_n_different(rows)}",
             caption="One number in twenty differs that far by chance. Intervals of the differences "
             f"are {' and '.join(sorted({*rows['method']}))}.",
-            figure=figure,
+            figure=partial(_pattern_measures, members) if name == "pattern" else None,
             table=rows.drop(columns="table"),
         )
-
-
-def _topic(table: str) -> str:
-    return TOPICS.get(table, table.replace("_", " ").capitalize())
 
 
 def _n_different(rows: pd.DataFrame) -> str:
@@ -262,21 +231,16 @@ def _n_different(rows: pd.DataFrame) -> str:
     return f"{len(differ)} of {len(rows)} numbers differ beyond their 95% interval"
 
 
-def _measures(drawn: Sequence[Series]) -> list[str]:
-    return [name for name in MEASURES if all(name in each.rows for each in drawn)]
-
-
-def _main_rows(table: str, members: Sequence[Member]) -> list[Series]:
-    """Return the rows of each run that are drawn: the intact model's pattern, layer by layer."""
-    if table != "pattern":
-        return []
-    found = []
-    for index, each in enumerate(members):
-        rows = each.tables[table]
+def _pattern_measures(members: Sequence[Member]) -> go.Figure:
+    """Draw the measures of the intact models' patterns, layer by layer."""
+    series = []
+    for index, member in enumerate(members):
+        rows = member.tables["pattern"]
         rows = rows[rows["kept"] == INTACT] if "kept" in rows else rows
         colour = COLOURS[index % len(COLOURS)]
-        found.append(Series(label=escape(each.label), colour=colour, rows=rows))
-    return found
+        series.append(Series(label=escape(member.label), colour=colour, rows=rows))
+    names = [name for name in MEASURES if all(name in each.rows for each in series)]
+    return compared_measures(series, names)
 
 
 def _runs(members: Sequence[Member], folder: Path) -> Section:

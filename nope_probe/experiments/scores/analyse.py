@@ -1,25 +1,38 @@
-"""From captured score maps to what a run holds: maps, errors, tables, manifest and page."""
+"""The intact model's score maps, their RoPE bands, and what a run holds of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import measure
-from nope_probe.analyses.splits import Band
+from nope_probe.analyses.recover import recover_rotation
+from nope_probe.analyses.splits import Band, BandChoice, make_bands, split_bands
 from nope_probe.analyses.trends import query_stride
+from nope_probe.errors import UserError
+from nope_probe.experiments.engine import Engine, validate_finite, validate_first_sequence
 from nope_probe.experiments.scores.heads import head_columns
 from nope_probe.experiments.scores.sections import report
-from nope_probe.experiments.scores.splits import BandMaps, band_arrays, split_tables
-from nope_probe.experiments.tables import columns_of, interval_names, measures_table
+from nope_probe.experiments.tables import (
+    bands_table,
+    columns_of,
+    head_offsets_table,
+    interval_names,
+    measures_table,
+    offsets_table,
+)
 from nope_probe.figures.head_maps import HeadMaps, head_maps
 from nope_probe.figures.measures import HEAD_MEASURES
+from nope_probe.hooks.layers.attention import relative_error
+from nope_probe.hooks.layers.model import Inputs, layers_of
+from nope_probe.hooks.layers.protocols import HookedModel
+from nope_probe.hooks.reading.bands import capture_bands
+from nope_probe.hooks.reading.batch_readings import read_rotations
 from nope_probe.maps.centred import diagonal_normalised, row_centred
 from nope_probe.maps.folds import pack_triangle, pooled
 from nope_probe.maps.maps import ScoreMaps
@@ -30,108 +43,187 @@ from nope_probe.runtime.settings import RunSettings
 
 INTACT = "intact"
 MAX_FOLD_BYTES = 2**30
+ADDS_UP = 1e-3  # relative, for scores in half precision
 
 
-def analyse(
-    session: Session[RunSettings],
-    measured: ScoreMaps,
-    bands: list[list[Band]] | None = None,
-    band_maps: BandMaps | None = None,
-) -> Run:
-    """Measure the maps, and return the run.
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The score maps of the intact model.
+
+    Attributes:
+        maps: the maps, of every head too where these are kept.
+        bands: the RoPE bands of each layer; empty unless the maps were split by them.
+        band_maps: the map of each band, nats.
+    """
+
+    maps: ScoreMaps
+    bands: list[list[Band]]
+    band_maps: Float[Tensor, "fold layer band query_pos key_pos"] | None = None
+
+
+def capture(
+    session: Session[RunSettings], *, per_head: bool = False, choice: BandChoice | None = None
+) -> Measured:
+    """Return the model's score maps, from the checkpoint or captured and saved.
 
     Args:
         session: the run.
-        measured: the score maps.
-        bands: the RoPE bands of each layer, if the maps were split by them,
-        band_maps: and the maps of each band.
+        per_head: whether to keep each head's map too.
+        choice: the bands of RoPE to split the maps by, if any.
+
+    Raises:
+        UserError: for a non-finite score, a layer with a sliding window shorter than the sequences,
+            or bands that the scores of the model cannot be split into.
     """
-    inputs, skip_keys = session.sequences(), session.settings.n_skipped(session.sequences())
-    tables = {"pattern": measures_table([({"kept": INTACT}, measure(measured, skip_keys))])}
-    tables |= _head_tables(session, measured, skip_keys)
-    tables |= split_tables(measured, skip_keys, bands, band_maps)
-    maps = score_arrays(measured)
-    if bands is not None and band_maps is not None:
-        maps |= band_arrays(bands, band_maps, measured.counts)
+    inputs, n_layers = session.sequences().inputs, session.settings.n_layers_of(session.loaded)
+    bands = [] if choice is None else bands_of(session.loaded.model, inputs, n_layers, choice)
+    if "scores" not in session.checkpoint:
+        validate_first_sequence(session.loaded.model, inputs, n_layers)
+    engine, keys = Engine.of(session), ["scores", "bands"] if bands else ["scores"]
+    session.announce(1, keys, n_seqs=len(inputs))
+    with session.checkpoint.progress(keys, session.n_own_seqs):
+        maps = engine.scores("scores", layers=range(n_layers), per_head=per_head)
+        validate_finite(maps, "the intact model")
+        if not bands:
+            return Measured(maps=maps, bands=bands)
+        coordinates = [[band.coordinates for band in of_layer] for of_layer in bands]
+        band_maps = engine.once(
+            "bands",
+            lambda stream: {
+                "folds": capture_bands(
+                    engine.model,
+                    inputs,
+                    coordinates,
+                    batch_size=engine.batch_size,
+                    n_folds=engine.n_folds,
+                    documents=engine.documents,
+                    checkpoint=stream,
+                )
+            },
+        )["folds"]
+    for layer, visible in enumerate(maps.visible):
+        added = band_maps[:, layer].sum(1)[..., visible]
+        if not relative_error(added, maps.folds[:, layer][..., visible]) < ADDS_UP:
+            raise UserError(f"--bands: the scores of L{layer} are not q.k, so they have no bands")
+    return Measured(maps=maps, bands=bands, band_maps=band_maps)
+
+
+def bands_of(
+    model: HookedModel, inputs: Inputs, n_layers: int, choice: BandChoice
+) -> list[list[Band]]:
+    """Return the bands of each layer, from the rotation that it applies.
+
+    Raises:
+        UserError: if no layer has RoPE, if scores are soft-capped, or for too many bands.
+    """
+    layers = layers_of(model)[:n_layers]
+    for layer in layers:
+        if layer.soft_cap is not None:
+            raise UserError(
+                f"--bands: the scores of L{layer.index} are soft-capped, so they are no sum"
+            )
+    rotations = [recover_rotation(each) for each in read_rotations(model, inputs[:1], n_layers)]
+    try:
+        return make_bands(rotations, layers[0].d_head, choice)
+    except ValueError as error:
+        raise UserError(f"--bands: {error}") from error
+
+
+def analyse(session: Session[RunSettings], measured: Measured) -> Run:
+    """Measure the maps, and return the run."""
+    inputs, maps = session.sequences(), measured.maps
+    skip_keys = session.settings.n_skipped(inputs)
+    folds, counts = maps.folds.double(), maps.counts
+    terms = {"score": folds, "all": row_centred(folds, skip_keys)}
+    tables = {
+        "pattern": measures_table([({"kept": INTACT}, measure(maps, skip_keys))]),
+        "offsets": offsets_table(terms, counts, skip_keys),
+    }
+    if measured.band_maps is not None:
+        split = split_bands(
+            maps.folds, measured.band_maps, measured.bands, skip_keys, counts=counts
+        )
+        tables["bands"] = bands_table(split)
+    patterns = None
+    if maps.per_head is not None:
+        tables |= _head_tables(session, maps, skip_keys)
+        patterns = head_patterns(maps, tables["heads"], skip_keys)
     manifest = {
         **session.provenance(),
-        **input_record(inputs, skip_keys, measured.counts),
-        "query_stride": query_stride(measured.folds.shape[-1]),
+        **input_record(inputs, skip_keys, counts),
+        "query_stride": query_stride(maps.folds.shape[-1]),
         "conditions": [INTACT],
     }
-    run = Run(
-        manifest=manifest,
-        arrays={"tokens": input_arrays(inputs), "maps": maps, **_folds(measured)},
-        tables=tables,
-    )
-    shown = report(run, head_patterns(measured, tables, skip_keys))
-    return replace(run, page=shown.html(manifest))
+    arrays = {"tokens": input_arrays(inputs), "maps": map_arrays(measured), **_folds(maps)}
+    run = Run(manifest=manifest, arrays=arrays, tables=tables)
+    return replace(run, page=report(run, patterns).html(manifest))
 
 
 def _head_tables(
-    session: Session[RunSettings], measured: ScoreMaps, skip_keys: int
+    session: Session[RunSettings], maps: ScoreMaps, skip_keys: int
 ) -> dict[str, pd.DataFrame]:
-    """Return the tables of heads and of attention sinks, if heads were kept."""
-    if measured.per_head is None:
-        return {}
-    heads = heads_table(measured.per_head, measured.counts, skip_keys)
-    more, sinks = head_columns(
+    """Return the tables of heads, of their offset profiles and of attention sinks.
+
+    A row of `heads` has four measures of the head's pattern, and what the head attends to.
+    """
+    per_head, counts = maps.per_head, maps.counts
+    assert per_head is not None
+    n_layers, settings = per_head.shape[1], session.settings
+    rows = [
+        {"layer": layer, "head": head, **columns_of(measures, HEAD_MEASURES)}
+        for layer in range(n_layers)
+        for head, measures in enumerate(measure(per_head[:, layer], skip_keys, counts=counts))
+    ]
+    heads = pd.DataFrame(rows, columns=["layer", "head", *interval_names(*HEAD_MEASURES)])
+    attended, sinks = head_columns(
         session.loaded.model,
         session.sequences(),
         session.loaded.tokenizer,
-        measured.per_head.shape[1],
-        session.settings.folds,
+        n_layers,
+        settings.folds,
     )
-    return {"sinks": sinks, "heads": pd.concat([heads, more], axis=1)}
+    return {
+        "heads": pd.concat([heads, attended], axis=1),
+        "head_offsets": head_offsets_table(per_head, counts, skip_keys),
+        "sinks": sinks,
+    }
 
 
-def head_patterns(
-    measured: ScoreMaps, tables: Mapping[str, pd.DataFrame], skip_keys: int
-) -> HeadMaps | None:
-    """Return the positional pattern of every head for the page, if heads were kept."""
-    if measured.per_head is None:
-        return None
-    patterns = row_centred(pooled(measured.per_head, measured.counts), skip_keys)
-    return head_maps(patterns.float().numpy(), tables["heads"])
+def head_patterns(maps: ScoreMaps, heads: pd.DataFrame, skip_keys: int) -> HeadMaps:
+    """Return the positional pattern of every head, for the page."""
+    assert maps.per_head is not None
+    patterns = row_centred(pooled(maps.per_head, maps.counts), skip_keys)
+    return head_maps(patterns.float().numpy(), heads)
 
 
-def _folds(measured: ScoreMaps) -> dict[str, dict[str, np.ndarray]]:
+def map_arrays(measured: Measured) -> dict[str, np.ndarray]:
+    """Return the maps that a run keeps, float32, in nats, NaN where the model masks.
+
+    `score`, `se` (its standard error, from folds), `normalised` (less each diagonal's mean, the
+    paper's Figure 5) and `band/<name>` are [n_layers, query_pos, key_pos]; `score_per_head`, where
+    heads were kept, is [n_layers, head, query_pos, key_pos].
+    """
+    maps, counts = measured.maps, measured.maps.counts
+    arrays = {
+        "score": maps.mean,
+        "se": standard_error(maps.folds, counts),
+        "normalised": diagonal_normalised(maps.mean),
+    }
+    if maps.per_head is not None:
+        arrays["score_per_head"] = pooled(maps.per_head, counts)
+    if measured.band_maps is not None:
+        means = pooled(measured.band_maps, counts)
+        for index, band in enumerate(measured.bands[0]):
+            arrays[f"band/{band.name}"] = means[:, index]
+    return {name: array.float().numpy() for name, array in arrays.items()}
+
+
+def _folds(maps: ScoreMaps) -> dict[str, dict[str, np.ndarray]]:
     """Return the fold means as lower triangles, from which `compare` pairs runs, unless too large.
 
     Beyond MAX_FOLD_BYTES they would take more space than the maps.
     """
-    n_folds, n_layers, n, _ = measured.folds.shape
+    n_folds, n_layers, n, _ = maps.folds.shape
     if 4 * n_folds * n_layers * n * (n + 1) / 2 > MAX_FOLD_BYTES:
         return {}
-    return {"folds": {"score": pack_triangle(measured.folds).float().numpy()}}
-
-
-def score_arrays(measured: ScoreMaps) -> dict[str, np.ndarray]:
-    """Return the maps that a run keeps, float32, in nats, NaN where the model masks.
-
-    `score`, `se` (its standard error, from folds) and `normalised` (less each diagonal's mean, the
-    paper's Figure 5) are [n_layers, query_pos, key_pos]; `score_per_head`, where heads were kept,
-    is [n_layers, head, query_pos, key_pos].
-    """
-    maps = {
-        "score": measured.mean,
-        "se": standard_error(measured.folds, measured.counts),
-        "normalised": diagonal_normalised(measured.mean),
-    }
-    if measured.per_head is not None:
-        maps["score_per_head"] = pooled(measured.per_head, measured.counts)
-    return {name: each.float().numpy() for name, each in maps.items()}
-
-
-def heads_table(
-    per_head: Float[Tensor, "fold layer head query_pos key_pos"],
-    counts: Int[Tensor, " fold"],
-    skip_keys: int,
-) -> pd.DataFrame:
-    """Return the table of heads: layer, head, four measures of its pattern with 95% intervals."""
-    rows = [
-        {"layer": layer, "head": head, **columns_of(measures, HEAD_MEASURES)}
-        for layer in range(per_head.shape[1])
-        for head, measures in enumerate(measure(per_head[:, layer], skip_keys, counts=counts))
-    ]
-    return pd.DataFrame(rows, columns=["layer", "head", *interval_names(*HEAD_MEASURES)])
+    return {"folds": {"score": pack_triangle(maps.folds).float().numpy()}}

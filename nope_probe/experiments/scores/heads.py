@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -56,11 +58,6 @@ class HeadInputs:
     skip_keys: int
     fold_of: Int[Tensor, " seq"]
 
-    @property
-    def counts(self) -> Int[Tensor, " fold"]:
-        """Sequences per fold."""
-        return self.fold_of.bincount()
-
 
 def head_columns(
     model: HookedModel,
@@ -86,112 +83,21 @@ def head_columns(
         suffix = "_without_bos" if inputs.bos else "_with_bos"
         variants[suffix] = _other_bos(inputs, tokenizer.bos_token_id)
     fold_of = folds_of(len(inputs), n_folds, inputs.documents)
-    chosen = _first_of_folds(fold_of, -(-N_SEQS // n_folds))
+    n_each = -(-N_SEQS // n_folds)
+    chosen = torch.cat(
+        [(fold_of == fold).nonzero().flatten()[:n_each] for fold in fold_of.unique()]
+    )
     columns, sinks = [], []
-    for suffix, some in variants.items():
-        given = _head_inputs(some, tokenizer, chosen, fold_of)
-        measured = measure_heads(model, given, n_layers)
-        columns.append(_columns(measured, given.counts, suffix))
-        first_key = pooled(measured["first_key"], given.counts)
-        sinks.append(_sinks_table(first_key, "with" if some.bos else "without"))
-    return pd.concat(columns, axis=1), pd.concat(sinks, ignore_index=True)
-
-
-def measure_heads(model: HookedModel, given: HeadInputs, n_layers: int) -> dict[str, PerHead]:
-    """Return each measure per fold, layer and head.
-
-    These are `first_key`, `previous_token` and `induction`, and the variances `positional`,
-    `symbolic` and `total` of the last query's scores, in squared nats. Attention is the softmax of
-    the scores: a learned sink outside them (as in gpt-oss) is left out.
-    """
-    sums: dict[str, list[Tensor]] = {}
-    n_pos = given.inputs.shape[1]
-    keys = torch.stack((torch.zeros(n_pos, dtype=torch.long), _keys_before(n_pos, 1)))
-    for readings in _batches(model, given.inputs, keys, n_layers):
-        weights = torch.stack([each.weights for each in readings], 1)
-        _append(sums, "first_key", first_key_attention(weights[..., 0]))
-        _append(sums, "previous_token", previous_token_attention(weights[..., 1]))
-        parts = [
-            _position_and_content(model, index, each, given.skip_keys)
-            for index, each in enumerate(readings)
-        ]
-        for name, values in zip((*SHARES, "total"), zip(*parts, strict=True), strict=True):
-            _append(sums, name, torch.stack(values, 1))
-    keys = _keys_before(given.repeated.shape[1], given.n_tokens - 1)[None]
-    for readings in _batches(model, given.repeated, keys, n_layers):
-        weights = torch.stack([each.weights[..., 0] for each in readings], 1)
-        _append(sums, "induction", induction_attention(weights, given.n_tokens))
-    per_seq = {name: torch.cat(some).double() for name, some in sums.items()}
-    return {
-        name: torch.stack(
-            [values[given.fold_of == fold].mean(0) for fold in range(len(given.counts))]
+    for suffix, variant in variants.items():
+        given = _head_inputs(variant, tokenizer, chosen, fold_of)
+        measured, counts = measure_heads(model, given, n_layers), given.fold_of.bincount()
+        columns.append(_columns(measured, counts, suffix))
+        shares = sink_share(pooled(measured["first_key"], counts)).tolist()
+        bos = "with" if variant.bos else "without"
+        sinks.append(
+            {"layer": range(n_layers), "bos": bos, "threshold": SINK, "sink_score": shares}
         )
-        for name, values in per_seq.items()
-    }
-
-
-def _batches(
-    model: HookedModel, inputs: Tensor, keys: Int[Tensor, "which query_pos"], n_layers: int
-) -> Iterator[list[HeadReading]]:
-    size = max(1, N_CELLS // inputs.shape[1] ** 2)
-    for batch in inputs.split(size):
-        yield read_heads(model, batch, keys, n_layers)
-
-
-def _keys_before(n_pos: int, distance: int) -> Int[Tensor, " query_pos"]:
-    """Return the key at a distance before each query; 0 for queries that have none."""
-    return (torch.arange(n_pos) - distance).clamp_min(0)
-
-
-def _append(sums: dict[str, list[Tensor]], name: str, values: Tensor) -> None:
-    sums.setdefault(name, []).append(values)
-
-
-def _position_and_content(
-    model: HookedModel, index: int, reading: HeadReading, skip_keys: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the variances of the last query's scores by place and by key."""
-    layer = layers_of(model)[index]
-    kept = slice(skip_keys, -1)
-    moved = layer.scale * moved_scores(
-        reading.q.double(),
-        reading.k[:, kept].double(),
-        reading.rotation[kept].double(),
-    )
-    if layer.soft_cap is not None:
-        moved = layer.soft_cap * torch.tanh(moved / layer.soft_cap)
-    return position_and_content(moved)
-
-
-def _head_inputs(
-    some: Sequences,
-    tokenizer: PreTrainedTokenizerBase | None,
-    chosen: Int[Tensor, " chosen"],
-    fold_of: Int[Tensor, " seq"],
-) -> HeadInputs:
-    inputs, skip, n_seqs = some.inputs[chosen], int(some.bos), len(chosen)
-    n_tokens = max(2, (inputs.shape[1] - skip) // 2)
-    if tokenizer is None:
-        once = inputs[:, :n_tokens]
-    else:
-        random = sequences(
-            "random", tokenizer=tokenizer, n_seqs=n_seqs, seq_len=n_tokens, bos="never"
-        )
-        once = random.inputs
-    repeated = torch.cat([inputs[:, :skip], once, once], 1)
-    return HeadInputs(
-        inputs=inputs,
-        repeated=repeated,
-        n_tokens=n_tokens,
-        skip_keys=skip,
-        fold_of=fold_of[chosen],
-    )
-
-
-def _first_of_folds(fold_of: Int[Tensor, " seq"], n_each: int) -> Int[Tensor, " chosen"]:
-    """Return the numbers of the first sequences of each fold."""
-    folds = range(int(fold_of.max()) + 1)
-    return torch.cat([(fold_of == fold).nonzero().flatten()[:n_each] for fold in folds])
+    return pd.concat(columns, axis=1), pd.concat(map(pd.DataFrame, sinks), ignore_index=True)
 
 
 def _other_bos(inputs: Sequences, bos_token_id: int) -> Sequences:
@@ -202,40 +108,94 @@ def _other_bos(inputs: Sequences, bos_token_id: int) -> Sequences:
     return replace(inputs, inputs=longer, bos=True)
 
 
+def _head_inputs(
+    variant: Sequences,
+    tokenizer: PreTrainedTokenizerBase | None,
+    chosen: Int[Tensor, " chosen"],
+    fold_of: Int[Tensor, " seq"],
+) -> HeadInputs:
+    inputs, skip = variant.inputs[chosen], int(variant.bos)
+    n_tokens = max(2, (inputs.shape[1] - skip) // 2)
+    once = inputs[:, :n_tokens]
+    if tokenizer is not None:
+        random = sequences(
+            "random", tokenizer=tokenizer, n_seqs=len(chosen), seq_len=n_tokens, bos="never"
+        )
+        once = random.inputs
+    return HeadInputs(
+        inputs=inputs,
+        repeated=torch.cat([inputs[:, :skip], once, once], 1),
+        n_tokens=n_tokens,
+        skip_keys=skip,
+        fold_of=fold_of[chosen],
+    )
+
+
+def measure_heads(model: HookedModel, given: HeadInputs, n_layers: int) -> dict[str, PerHead]:
+    """Return each measure per fold, layer and head.
+
+    These are `first_key`, `previous_token` and `induction`, and the variances `positional`,
+    `symbolic` and `total` of the last query's scores, in squared nats. Attention is the softmax of
+    the scores: a learned sink outside them (as in gpt-oss) is left out.
+    """
+    batches: dict[str, list[Float[Tensor, "batch layer head"]]] = defaultdict(list)
+    n_pos = given.inputs.shape[1]
+    keys = torch.stack((torch.zeros(n_pos, dtype=torch.long), _keys_before(n_pos, 1)))
+    for readings in _readings(model, given.inputs, keys, n_layers):
+        weights = torch.stack([reading.weights for reading in readings], 1)
+        batches["first_key"].append(first_key_attention(weights[..., 0]))
+        batches["previous_token"].append(previous_token_attention(weights[..., 1]))
+        moved = [_moved(model, layer, each, given.skip_keys) for layer, each in enumerate(readings)]
+        parts = zip(*map(position_and_content, moved), strict=True)
+        for name, layers in zip((*SHARES, "total"), parts, strict=True):
+            batches[name].append(torch.stack(layers, 1))
+    keys = _keys_before(given.repeated.shape[1], given.n_tokens - 1)[None]
+    for readings in _readings(model, given.repeated, keys, n_layers):
+        weights = torch.stack([reading.weights[..., 0] for reading in readings], 1)
+        batches["induction"].append(induction_attention(weights, given.n_tokens))
+    folds = range(int(given.fold_of.max()) + 1)
+    per_seq = {name: torch.cat(values).double() for name, values in batches.items()}
+    return {
+        name: torch.stack([values[given.fold_of == fold].mean(0) for fold in folds])
+        for name, values in per_seq.items()
+    }
+
+
+def _readings(
+    model: HookedModel, inputs: Tensor, keys: Int[Tensor, "which query_pos"], n_layers: int
+) -> Iterator[list[HeadReading]]:
+    for batch in inputs.split(max(1, N_CELLS // inputs.shape[1] ** 2)):
+        yield read_heads(model, batch, keys, n_layers)
+
+
+def _keys_before(n_pos: int, distance: int) -> Int[Tensor, " query_pos"]:
+    """Return the key at a distance before each query; 0 for queries that have none."""
+    return (torch.arange(n_pos) - distance).clamp_min(0)
+
+
+def _moved(
+    model: HookedModel, index: int, reading: HeadReading, skip_keys: int
+) -> Float[Tensor, "batch head place key"]:
+    """Return the last query's scores with every key moved to every place, nats."""
+    layer, kept = layers_of(model)[index], slice(skip_keys, -1)
+    q, k, rotation = reading.q, reading.k[:, kept], reading.rotation[kept]
+    moved = layer.scale * moved_scores(q.double(), k.double(), rotation.double())
+    if layer.soft_cap is not None:
+        moved = layer.soft_cap * torch.tanh(moved / layer.soft_cap)
+    return moved
+
+
 def _columns(
     measured: dict[str, PerHead], counts: Int[Tensor, " fold"], suffix: str
 ) -> pd.DataFrame:
-    n_layers, n_heads = measured["first_key"].shape[1:]
-    return pd.DataFrame(
-        [
-            _row(measured, counts, suffix, layer, head)
-            for layer in range(n_layers)
-            for head in range(n_heads)
-        ]
-    )
-
-
-def _row(
-    measured: dict[str, PerHead],
-    counts: Int[Tensor, " fold"],
-    suffix: str,
-    layer: int,
-    head: int,
-) -> Row:
-    row: Row = {}
-    for name in MEANS:
-        means = leave_one_out(measured[name][:, layer, head], counts)
-        row |= interval_columns(jackknife(means, counts), name + suffix)
-    total = leave_one_out(measured["total"][:, layer, head], counts)
-    for name in SHARES:
-        part = leave_one_out(measured[name][:, layer, head], counts)
-        row |= interval_columns(jackknife(part / total, counts), name + suffix)
-    return row
-
-
-def _sinks_table(first_key: Float[Tensor, "layer head"], bos: str) -> pd.DataFrame:
-    """Return per layer the share of heads that are sinks, on sequences with or without BOS."""
-    shares = sink_share(first_key).tolist()
-    return pd.DataFrame(
-        {"layer": range(len(shares)), "bos": bos, "threshold": SINK, "sink_score": shares}
-    )
+    estimates = {name: leave_one_out(values, counts) for name, values in measured.items()}
+    estimates |= {name: estimates[name] / estimates["total"] for name in SHARES}
+    rows: list[Row] = []
+    n_layers, n_heads = measured["total"].shape[1:]
+    for layer, head in product(range(n_layers), range(n_heads)):
+        row: Row = {}
+        for name in (*MEANS, *SHARES):
+            interval = jackknife(estimates[name][:, layer, head], counts)
+            row |= interval_columns(interval, name + suffix)
+        rows.append(row)
+    return pd.DataFrame(rows)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from math import isnan
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 from jaxtyping import Float
 
 from nope_probe.experiments.sections import Report, closing_of, split_sections, with_intervals
@@ -17,9 +17,7 @@ from nope_probe.experiments.wording import (
     NOISE,
     measure_finding,
     nats,
-    no_pattern,
     percents,
-    preference,
     preferred_keys,
     strongest,
 )
@@ -31,7 +29,6 @@ from nope_probe.reports import notes
 from nope_probe.reports.page import Section, positions
 from nope_probe.runtime.folder import Run
 
-Map = Float[np.ndarray, "query_pos key_pos"]
 PERCENT = 1.0  # the paper's Figure 5 draws from the 1% to the 99% quantile
 HOW_TO_READ = (
     notes.SCORE,
@@ -52,56 +49,39 @@ def report(run: Run, heads: HeadMaps | None = None) -> Report:
             in nats; tables `pattern`, `heads` where heads were kept, and the splits.
         heads: the positional pattern of every head, if the page shows them.
     """
-    pattern, name = run.tables["pattern"], run.manifest["model"]["name"]
-    layers = [f"L{layer}" for layer in pattern["layer"]]
-    columns = {MEASURES[key].title: (key, _style(key)) for key in SHOWN}
+    tables, name = run.tables, run.manifest["model"]["name"]
+    styles = {key: "z.3f" if MEASURES[key].unit == "nats" else "z.2f" for key in SHOWN}
+    measures = with_intervals(
+        {"layer": [f"L{layer}" for layer in tables["pattern"]["layer"]]},
+        tables["pattern"],
+        {MEASURES[key].title: (key, style) for key, style in styles.items()},
+    )
     return Report(
         title=f"The attention scores of {name} by position",
-        headline=headline(run.manifest, run.tables),
+        headline=headline(tables),
         sections=[
             *_map_sections(run),
             *_head_map_sections(heads),
-            *split_sections(run.tables),
-            *_measure_sections(run.tables, str(run.manifest["conditions"][0])),
+            *split_sections(tables),
+            *_measure_sections(tables, str(run.manifest["conditions"][0])),
         ],
         how_to_read=HOW_TO_READ,
-        terminal={
-            f"{name}: the positional pattern in the mean scores": with_intervals(
-                {"layer": layers}, pattern, columns
-            )
-        },
+        terminal={f"{name}: the positional pattern in the mean scores": measures},
         closing=closing_of(run.manifest),
     )
 
 
-def headline(manifest: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> list[str]:
+def headline(tables: Mapping[str, pd.DataFrame]) -> list[str]:
     """Return where the pattern is strongest, which keys it prefers and, per head, the strongest."""
-    name = manifest["model"]["name"]
-    best = strongest(tables["pattern"])
-    if best is None:
-        return [no_pattern(name)]
-    sentences = [
-        f"The positional pattern in the attention scores of {name} is strongest in "
-        f"L{best['layer']:.0f}, {nats(best, 'amplitude')} nats RMS, and {preference(best)}."
-    ]
-    if "heads" in tables:
-        head = tables["heads"].sort_values("amplitude").iloc[-1]
-        locality = "" if isnan(head["locality"]) else f" (locality {head['locality']:+.2f})"
-        sentences.append(
-            f"Of all heads, L{head['layer']:.0f}H{head['head']:.0f} has the strongest positional "
-            f"pattern, {nats(head, 'amplitude')} nats{locality}."
-        )
-    return sentences
-
-
-def _style(measure: str) -> str:
-    return "z.3f" if MEASURES[measure].unit == "nats" else "z.2f"
+    findings = [pattern_finding(tables["pattern"])]
+    if "heads" in tables and findings != [NO_PATTERN]:
+        findings.append(head_finding(tables["heads"], "amplitude"))
+    return [f"{finding}." for finding in findings]
 
 
 def _map_sections(run: Run) -> Iterator[Section]:
-    measures, skip_keys = run.tables["pattern"], int(run.manifest["skip_keys"])
-    score, normalised = run.maps["score"], run.maps["normalised"]
-    pattern, best = _row_centred(score, skip_keys), strongest(measures)
+    table, skip_keys = run.tables["pattern"], int(run.manifest["skip_keys"])
+    score, best = run.maps["score"], strongest(table)
     layer = 0 if best is None else int(best["layer"])
     drawn: dict[str, Any] = {
         "max_positions": positions(3, len(score)),
@@ -109,53 +89,45 @@ def _map_sections(run: Run) -> Iterator[Section]:
         "layer": layer,
         "noise": [float(np.sqrt(np.nanmean(errors**2))) for errors in run.maps["se"]],
     }
+    left_out = ""
+    if skip_keys:
+        first = "first key" if skip_keys == 1 else f"first {skip_keys} keys"
+        left_out = f" Colours leave out the {first}, whose values may be far from all others."
     yield Section(
-        title=pattern_finding(measures),
-        figure=partial(
-            term_maps, {"positional pattern": pattern}, title="Positional pattern", **drawn
-        ),
+        title=pattern_finding(table),
+        figure=partial(_pattern_maps, score, **drawn),
         caption="Mean scores less each row's mean over the keys before the query, which is all "
         "that softmax can see of them. Red keys get more attention than the row's mean, blue ones "
-        f"less.{_left_out(skip_keys)}",
+        f"less.{left_out}",
     )
     yield Section(
-        title=level_finding(score[layer], pattern[layer], layer),
+        title=level_finding(score[layer], skip_keys, layer),
         figure=partial(score_maps, score, multiples=1, clipped=PERCENT, **drawn),
         caption="The mean score that each query gives each key, over sequences and heads. Softmax "
-        f"ignores the level of a row, and so the sign of a score.{_left_out(skip_keys)}",
+        f"ignores the level of a row, and so the sign of a score.{left_out}",
     )
     yield Section(
-        title=distance_finding(measures),
+        title=distance_finding(table),
         figure=partial(
             term_maps,
-            {"less diagonal means": normalised},
+            {"less diagonal means": run.maps["normalised"]},
             title="Mean scores less the mean of each diagonal",
             **drawn,
         ),
         caption="The mean of each diagonal is subtracted, so that what depends on distance alone "
         "is gone and the rest depends on the positions of query and key. Softmax ignores all but "
-        f"differences within a row. Red is above the diagonal's mean, blue below."
-        f"{_left_out(skip_keys)}",
+        f"differences within a row. Red is above the diagonal's mean, blue below.{left_out}",
     )
 
 
-def _row_centred(
-    scores: Float[np.ndarray, "layer query_pos key_pos"], skip_keys: int
-) -> Float[np.ndarray, "layer query_pos key_pos"]:
-    """Return score maps less each row's mean over the keys before the query, NaN elsewhere."""
-    n = scores.shape[-1]
-    before = np.tri(n, k=-1, dtype=bool) & (np.arange(n) >= skip_keys)
-    kept = np.where(before, scores, np.nan).astype(np.float64)
-    n_keys = np.maximum(before.sum(1), 1)[:, None]
-    return (kept - np.nansum(kept, 2, keepdims=True) / n_keys).astype(np.float32)
+def _pattern_maps(score: np.ndarray, skip_keys: int, **drawn: Any) -> go.Figure:
+    import torch  # drawn for pages and images alone: a run is shown again without torch
 
+    from nope_probe.maps.centred import row_centred
 
-def _left_out(skip_keys: int) -> str:
-    """Return which keys the colours do not span, as the end of a caption."""
-    if not skip_keys:
-        return ""
-    first = "first key" if skip_keys == 1 else f"first {skip_keys} keys"
-    return f" Colours leave out the {first}, whose values may be far from all others."
+    pattern = row_centred(torch.from_numpy(score).double(), skip_keys).float().numpy()
+    title = "Positional pattern"
+    return term_maps({title.lower(): pattern}, title=title, skip_keys=skip_keys, **drawn)
 
 
 def _head_map_sections(heads: HeadMaps | None) -> Iterator[Section]:
@@ -201,26 +173,28 @@ def pattern_finding(pattern: pd.DataFrame) -> str:
     best = strongest(pattern)
     if best is None:
         return NO_PATTERN
-    where = f"L{best['layer']:.0f}, {best['amplitude']:.2g} nats"
-    keys = preferred_keys(best)
-    prefers = f"prefers {keys} keys" if keys else "prefers neither near nor far keys"
-    return f"The positional pattern is strongest in {where}, and {prefers} there"
+    where = f"L{best['layer']:.0f}, {nats(best, 'amplitude')} nats RMS"
+    keys = preferred_keys(best) or "neither near nor far"
+    return f"The positional pattern is strongest in {where}, and prefers {keys} keys there"
 
 
-def level_finding(scores: Map, pattern: Map, layer: int) -> str:
+def level_finding(
+    scores: Float[np.ndarray, "query_pos key_pos"], skip_keys: int, layer: int
+) -> str:
     """Return how much of the variance of a layer's mean scores is that of its row means.
 
     Args:
-        scores: the layer's mean scores.
-        pattern: the positional pattern, NaN where it is not defined; those cells do not count.
+        scores: the layer's mean scores, nats.
+        skip_keys: how many first keys to leave out.
         layer: its number.
     """
-    cells = np.isfinite(pattern) & np.isfinite(scores)
-    variance = float(np.var(scores[cells])) if cells.any() else 0.0
+    before = np.tri(len(scores), k=-1, dtype=bool)
+    kept = np.where(before, scores, np.nan)[skip_keys + 1 :, skip_keys:].astype(float)
+    variance = np.nanvar(kept)
     if not variance > 0:
         return f"Mean scores: those of L{layer} do not differ"
-    level = 1 - float(np.mean(pattern[cells] ** 2)) / variance
-    share = percents(min(1.0, max(0.0, level)))
+    within = np.nanmean((kept - np.nanmean(kept, axis=1, keepdims=True)) ** 2)
+    share = percents(1 - within / variance)
     return f"Mean scores: {share} of L{layer}'s variance is row means, which softmax ignores"
 
 
@@ -242,7 +216,7 @@ def head_finding(heads: pd.DataFrame, measure: str) -> str:
 
     Args:
         heads: `heads.csv`, a row per layer and head.
-        measure: one of its columns, of `figures.heads.ABOUT`.
+        measure: one of its columns, of `figures.measures.ABOUT`.
     """
     about = ABOUT[measure]
     low, high = heads[f"{measure}_low"], heads[f"{measure}_high"]
