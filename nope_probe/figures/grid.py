@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from nope_probe.figures.style import TEMPLATE
+from nope_probe.figures.style import TEMPLATE, ZERO
 
 Extent = tuple[float, float]
 
@@ -114,12 +114,12 @@ def annotate(figure: go.Figure, notes: Iterable[Mapping[str, Any]]) -> None:
     figure.update_layout(annotations=[*figure.layout.annotations, *notes])
 
 
-def zoom_together(figure: go.Figure, panels: int, also_y: bool = True) -> None:
-    """Match the panels' x axes, and their y axes too if they show the same."""
-    keys = {f"xaxis{axis(index)}.matches": "x" for index in range(1, panels)}
-    if also_y:
-        keys |= {f"yaxis{axis(index)}.matches": "y" for index in range(1, panels)}
-    patch(figure, keys)
+def zoom_together(figure: go.Figure, along: Literal["x", "y", "xy"] = "xy") -> None:
+    """Match the panels' x axes, y axes or both to those of the first panel."""
+    if "x" in along:
+        figure.update_xaxes(matches="x").layout.xaxis.matches = None
+    if "y" in along:
+        figure.update_yaxes(matches="y").layout.yaxis.matches = None
 
 
 def on(panel: int) -> dict[str, str]:
@@ -130,6 +130,19 @@ def on(panel: int) -> dict[str, str]:
 def inside(panel: int) -> dict[str, str]:
     """Return the keys that make an annotation's x and y shares of a panel."""
     return {"xref": f"x{axis(panel)} domain", "yref": f"y{axis(panel)} domain"}
+
+
+def draw_guide(figure: go.Figure, panel: int, **at: float) -> None:
+    """Draw a dotted line across a panel, at one value of `x` or of `y`."""
+    ((across, value),) = at.items()
+    along = "y" if across == "x" else "x"
+    figure.add_shape(
+        {f"{across}0": value, f"{across}1": value, f"{along}0": 0, f"{along}1": 1},
+        type="line",
+        line={"color": ZERO, "width": 1, "dash": "dot"},
+        **{f"{across}ref": f"{across}{axis(panel)}"},
+        **{f"{along}ref": f"{along}{axis(panel)} domain"},
+    )
 
 
 def patch(figure: go.Figure, keys: Mapping[str, Any]) -> None:

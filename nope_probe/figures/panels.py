@@ -12,7 +12,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from nope_probe.figures.grid import Extent, Grid, axis, keep, on, patch, place
+from nope_probe.figures.grid import Extent, Grid, axis, keep, on, patch, place, zoom_together
 from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL
 
 WIDTH, GAP = 1050, 0.025
@@ -70,24 +70,10 @@ def panel_groups(groups: Sequence[Sequence[Panel]], *, title: str) -> go.Figure:
         for panel, first in zip(group, groups[0], strict=True)
     )
     figure = go.Figure([_heat(panel, index) for index, panel in enumerate(panels)])
-    figure.update_layout({f"coloraxis{axis(i)}": _coloraxis(p) for i, p in enumerate(panels)})
     columns = max(size, size * min(len(groups), ACROSS // size))
-    wide = _grid(columns, int(min(330, WIDTH * (1 - GAP * (columns - 1)) / columns)), shared)
-    narrow = replace(wide, columns=min(size, 3), panel=300 // min(size, 3), left=50)
-    place(figure, title, [panel.name for panel in panels], wide, narrow)
-    figure.update_annotations(font={"size": 12})
-    square_axes(figure, len(panels), nticks=4)
-    patch(figure, _bars(panels, size, wide, shared))
-    few = {f"{xy}axis{axis(i)}.nticks": 3 for i in range(len(panels)) for xy in "xy"}
-    bars = _bars(panels, size, narrow, shared)
-    keep(figure, narrow={**figure.layout.meta["narrow"], **bars, **few})
-    return figure
-
-
-def _grid(columns: int, panel: int, shared: bool) -> Grid:
-    return Grid(
+    wide = Grid(
         columns=columns,
-        panel=panel,
+        panel=int(min(330, WIDTH * (1 - GAP * (columns - 1)) / columns)),
         gap=GAP,
         shared_y=True,
         x_title="key position",
@@ -96,6 +82,19 @@ def _grid(columns: int, panel: int, shared: bool) -> Grid:
         bottom=BAR_DROP + BAR + AXES,
         left=50,
     )
+    narrow = replace(wide, columns=min(size, 3), panel=300 // min(size, 3), left=50)
+    place(figure, title, [panel.name for panel in panels], wide, narrow)
+    figure.update_annotations(font={"size": 12})
+    square_axes(figure, nticks=4)
+    for index, panel in enumerate(panels):
+        colours = DIVERGING if panel.diverging else SEQUENTIAL
+        limits = {"cmin": panel.low, "cmax": panel.high}
+        figure.layout[f"coloraxis{axis(index)}"] = {"colorscale": colours, **limits}
+    patch(figure, _bars(panels, size, wide, shared))
+    few = {f"{xy}axis{axis(i)}.nticks": 3 for i in range(len(panels)) for xy in "xy"}
+    bars = _bars(panels, size, narrow, shared)
+    keep(figure, narrow={**figure.layout.meta["narrow"], **bars, **few})
+    return figure
 
 
 def _heat(panel: Panel, index: int) -> go.Heatmap:
@@ -147,24 +146,14 @@ def heat_map(
     )
 
 
-def _coloraxis(panel: Panel) -> dict[str, object]:
-    return {
-        "colorscale": DIVERGING if panel.diverging else SEQUENTIAL,
-        "cmin": panel.low,
-        "cmax": panel.high,
-        "showscale": False,
-    }
-
-
-def square_axes(figure: go.Figure, panels: int, **ticks: object) -> None:
+def square_axes(figure: go.Figure, **ticks: object) -> None:
     """Make every map square, with queries downwards, and all zoom and pan together."""
-    figure.update_layout(plot_bgcolor=BLANK)
-    x = {"constrain": "domain", "showgrid": False, "zeroline": False, **ticks}
-    y = {**x, "autorange": "reversed", "constraintoward": "top"}
-    for at in (axis(index) for index in range(panels)):
-        # All maps are square, since the first is, and match it.
-        same_x, same_y = ({"matches": "x"}, {"matches": "y"}) if at else ({}, {"scaleanchor": "x"})
-        figure.update_layout({f"xaxis{at}": {**x, **same_x}, f"yaxis{at}": {**y, **same_y}})
+    same = {"constrain": "domain", "showgrid": False, "zeroline": False, **ticks}
+    figure.update_xaxes(same)
+    figure.update_yaxes(same, autorange="reversed", constraintoward="top")
+    zoom_together(figure)
+    # All maps are square, since the first is, and match it.
+    figure.update_layout(plot_bgcolor=BLANK, yaxis={"scaleanchor": "x"})
 
 
 def bar_below(bar: str, across: Extent, y: float, length: float) -> dict[str, object]:

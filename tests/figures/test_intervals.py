@@ -47,8 +47,8 @@ def test_error_bars_reach_from_the_lower_to_the_upper_bound() -> None:
 
 def series(values: list[float], half: float) -> Dots:
     at = np.array(values)
-    lows, highs = (at - half).tolist(), (at + half).tolist()
-    return Dots(name="mask", label="mask", layers=[0, 1], values=values, lows=lows, highs=highs)
+    estimates = np.stack([at, at - half, at + half])
+    return Dots(name="mask", label="mask", layers=[0, 1], estimates=estimates)
 
 
 def texts(figure: go.Figure) -> list[str]:

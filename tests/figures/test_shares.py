@@ -145,5 +145,5 @@ def test_each_term_is_a_line_within_its_bounds_and_is_named_once():
     for line, area in zip(lines, areas, strict=True):
         assert list(line.y) == [0.0, 1.0, 2.0]
         assert list(area.x) == [1, 2, 3, 3, 2, 1]
-        assert list(area.y) == [-1.0, 0.0, 1.0, 4.0, 3.0, 2.0]
+        assert list(area.y) == [2.0, 3.0, 4.0, 1.0, 0.0, -1.0]
         assert (line.xaxis, line.legendgroup) == (area.xaxis, area.legendgroup)

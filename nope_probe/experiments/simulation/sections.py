@@ -12,14 +12,8 @@ from jaxtyping import Float
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.experiments.sections import Report
 from nope_probe.experiments.wording import numbered_layers, percents
-from nope_probe.figures.maps import term_maps
-from nope_probe.figures.theory import (
-    Curves,
-    fixed_scale_maps,
-    maps_above_noise,
-    rows_against_theory,
-    steps_by_distance,
-)
+from nope_probe.figures.maps import fixed_scale_maps, score_maps, term_maps
+from nope_probe.figures.theory import Curves, rows_against_theory, steps_by_distance
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, positions
 from nope_probe.runtime.folder import Run
@@ -90,6 +84,7 @@ class _Sections:
         name = _words(alpha)
         scores, errors = (self.maps[f"{kind}/{alpha}"] for kind in ("score", "se"))
         shown = _off_diagonal(scores)
+        noise = [float(np.nanmedian(layer)) for layer in _off_diagonal(errors)]
         yield Section(
             title=scale_finding(name, shown, self.high),
             figure=partial(
@@ -103,7 +98,7 @@ class _Sections:
         )
         yield Section(
             title=layers_finding(name, _rows_of(alpha, self.layers)),
-            figure=partial(maps_above_noise, shown, _off_diagonal(errors), max_positions=self.size),
+            figure=partial(score_maps, shown, noise=noise, max_positions=self.size),
             caption="The same maps without their diagonal, where a query meets its own key: "
             "small differences between keys are visible. A layer that shows only noise is "
             "drawn flat.",
