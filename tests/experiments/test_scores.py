@@ -157,7 +157,7 @@ def test_a_run_on_long_sequences_states_of_which_queries_locality_is(
     run_command(command, *model, *data, *more, "--out", str(tmp_path / "run"))
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert (manifest["query_stride"], manifest["skip_keys"]) == (3, 0)
-    assert "of 1 query in 3" in (tmp_path / "run" / "report.html").read_text()
+    assert "use 1 query in 3" in (tmp_path / "run" / "report.html").read_text()
     maps = load_file(tmp_path / "run" / "maps.safetensors")
     [score] = maps["score" if command is scores else f"score/{manifest['conditions'][0]}"]
     rows = [spearmanr(score[query, :query], range(query)) for query in range(9, 521, 3)]
@@ -167,7 +167,7 @@ def test_a_run_on_long_sequences_states_of_which_queries_locality_is(
 
 def test_a_run_on_short_sequences_orders_every_query(done: Path):
     assert json.loads((done / "manifest.json").read_text())["query_stride"] == 1
-    assert "of 1 query in" not in (done / "report.html").read_text()
+    assert "use 1 query in" not in (done / "report.html").read_text()
 
 
 def test_the_rule_for_windows_and_the_bos_policy_reach_a_data_set(

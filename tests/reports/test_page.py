@@ -21,8 +21,7 @@ from nope_probe.experiments.ablation.player_sections import conjunction_note
 from nope_probe.figures.explorer import Explorer, SwitchedMaps
 from nope_probe.figures.maps import term_maps
 from nope_probe.figures.words import MEASURES
-from nope_probe.reports.listing import Listing
-from nope_probe.reports.page import Section, page, positions
+from nope_probe.reports.page import Listing, Section, page, positions
 from nope_probe.runtime.folder import Run
 
 INTACT = "mask+rope+w_q+w_k+w_o+w_v"

@@ -23,7 +23,7 @@ from nope_probe.experiments.paper.settings import (
     Settings,
     experiments_of,
 )
-from nope_probe.reports.listing import Link
+from nope_probe.reports.page import Link
 from nope_probe.runtime.folder import atomic_write, check_output_dir, default_output_dir, write_run
 from nope_probe.runtime.places import output_folder, validate_folder_place
 from nope_probe.runtime.processes import (

@@ -27,8 +27,7 @@ from nope_probe.experiments.paper.settings import SIMULATED
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.maps.downsample import pool
 from nope_probe.reports import notes
-from nope_probe.reports.listing import Cell, Link, Listing
-from nope_probe.reports.page import Section, page
+from nope_probe.reports.page import Cell, Link, Listing, Section, page
 from nope_probe.runtime.folder import read_manifest
 from nope_probe.runtime.provenance import command_line, versions
 
