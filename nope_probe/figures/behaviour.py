@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -64,8 +63,7 @@ def loss_by_position(table: pd.DataFrame, *, title: str, trained: int | None = N
         bottom=110,
         left=70,
     )
-    narrow = replace(wide, columns=1, panel=240, bottom=260, left=50)
-    place(figure, title, list(groups), wide, narrow)
+    place(figure, title, list(groups), wide, columns=1, panel=240, bottom=260, left=50)
     zoom_together(figure)
     if trained is not None:
         for panel in range(len(groups)):
@@ -221,9 +219,8 @@ def differences(table: pd.DataFrame, titles: Mapping[str, str]) -> go.Figure:
     wide = Grid(
         columns=min(4, len(shown)), panel=height, shared_y=True, left=130, bottom=40, row_gap=70
     )
-    narrow = replace(wide, columns=min(2, len(shown)), left=110, gap=0.1)
-    heading = "What each removal changes, less the intact model"
-    place(figure, heading, [titles[name] for name in shown], wide, narrow)
+    heading, phone = "What each removal changes, less the intact model", min(2, len(shown))
+    place(figure, heading, [titles[m] for m in shown], wide, columns=phone, left=110, gap=0.1)
     names = [removed(condition) for condition in reversed(conditions)]
     figure.update_yaxes(categoryarray=names, range=[-0.5, len(names) - 0.5])
     zoom_together(figure, "y")
@@ -257,9 +254,8 @@ def pattern_and_behaviour(table: pd.DataFrame, effects: Mapping[str, str]) -> go
     wide = Grid(
         columns=len(effects), panel=280, x_title="pattern lost, nats, sum over layers", bottom=110
     )
-    narrow = replace(wide, columns=1, panel=220, left=50, bottom=170)
     heading = "What a removal takes from the positional pattern, and from behaviour"
-    place(figure, heading, list(effects.values()), wide, narrow)
+    place(figure, heading, [*effects.values()], wide, columns=1, panel=220, left=50, bottom=170)
     zoom_together(figure, "x")
     return figure
 
@@ -295,5 +291,5 @@ def heads_and_behaviour(table: pd.DataFrame) -> go.Figure:
         x_title="the head's positional pattern, nats",
         y_title="rise of the loss without its W_Q, nats",
     )
-    place(figure, "Heads: pattern and behaviour", [""], wide, replace(wide, panel=240, left=50))
+    place(figure, "Heads: pattern and behaviour", [""], wide, panel=240, left=50)
     return figure

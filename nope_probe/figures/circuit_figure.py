@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from textwrap import wrap
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import plotly.graph_objects as go
@@ -32,6 +32,10 @@ from nope_probe.figures.panels import heat_map
 from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, TEMPLATE, ZERO
 from nope_probe.maps.downsample import Pooled, pool
 
+if TYPE_CHECKING:
+    from nope_probe.maps.maps import StageMaps
+
+StageMap: TypeAlias = Float[Any, "row_pos col_pos"]
 COMPONENTS = ("mask", "w_q", "w_k", "w_o", "w_v", "mlp")
 MAX_POSITIONS = 128
 MAX_CELLS = 27 * MAX_POSITIONS**2  # of all maps together: 2.4 MB of a page
@@ -41,12 +45,12 @@ OF = {"reference": "intact model", "difference": "ablated less intact"}
 
 
 def circuit(
-    stages: Stages,
+    stages: StageMaps | Mapping[Any, StageMap],
     *,
     layer: int = 0,
     removed: Sequence[str] = (),
-    reference: Stages | None = None,
-    normalised: Stages | None = None,
+    reference: StageMaps | Mapping[Any, StageMap] | None = None,
+    normalised: StageMaps | Mapping[Any, StageMap] | None = None,
     components: Sequence[str] | None = None,
     absent: Mapping[str, str] | None = None,
     max_positions: int = MAX_POSITIONS,
@@ -78,14 +82,16 @@ def circuit(
         >>> figures.circuit({"a": np.eye(5), "b": np.tri(5)}).layout.title.text
         "L0, from its input to the next layer's scores"
     """
+    if normalised is None and not isinstance(stages, Mapping):
+        normalised = stages
     data = Circuit(
         layer=layer,
-        maps=stage_maps(stages),
-        normalised=normalised_maps(stages) if normalised is None else stage_maps(normalised),
+        maps=_stage_maps(stages),
+        normalised=_stage_maps(normalised, normalised=True),
         absent=absent or {},
         components=(*COMPONENTS, *removed) if components is None else components,
         removed=removed,
-        reference=stage_maps(reference),
+        reference=_stage_maps(reference),
     )
     shown = {name: stages_in(view, data) for name, view in views(data).items()}
     held = list(dict.fromkeys(stage for stages in shown.values() for stage in stages))
@@ -256,34 +262,11 @@ def _add_switches(
     keep(figure, switches=switches, menu=MENU)
 
 
-@runtime_checkable
-class StageMapsLike(Protocol):
-    """What `capture_stages` returns, as far as a figure reads it."""
-
-    @property
-    def folds(self) -> Mapping[Any, Any]:
-        """Fold means, per letter."""
-
-    def mean(self, letter: Any) -> Float[Any, "row_pos col_pos"]:
-        """The mean over sequences of one stage's map."""
-
-    def normalised(self, letter: Any) -> Float[Any, "row_pos col_pos"]:
-        """The same less the mean of each diagonal."""
-
-
-Stages: TypeAlias = StageMapsLike | Mapping[Any, Float[Any, "row_pos col_pos"]]
-
-
-def stage_maps(stages: Stages | None) -> dict[str, Float[np.ndarray, "row_pos col_pos"]]:
-    """Return the maps of a block's stages as arrays, by letter; none of no stages."""
-    if stages is None:
-        return {}
-    of = stages if isinstance(stages, Mapping) else {s: stages.mean(s) for s in stages.folds}
-    return {letter: np.asarray(values) for letter, values in of.items()}
-
-
-def normalised_maps(stages: Stages) -> dict[str, Float[np.ndarray, "row_pos col_pos"]]:
-    """Return captured stages less the mean of each diagonal; nothing of maps that are given."""
-    if isinstance(stages, Mapping):
-        return {}
-    return {letter: np.asarray(stages.normalised(letter)) for letter in stages.folds}
+def _stage_maps(
+    stages: StageMaps | Mapping[Any, StageMap] | None, normalised: bool = False
+) -> dict[str, StageMap]:
+    """Return stages as arrays by letter: those given, or the means of captured ones."""
+    if stages is None or isinstance(stages, Mapping):
+        return {letter: np.asarray(values) for letter, values in (stages or {}).items()}
+    of = stages.normalised if normalised else stages.mean
+    return {letter: np.asarray(of(letter)) for letter in stages.folds}

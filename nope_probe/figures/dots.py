@@ -208,7 +208,15 @@ def over_layers(
             for index, series in enumerate(of_panel)
         ]
     )
-    place(figure, title, list(panels), *_grids(len(panels), columns, len(layers)))
+    many, deep = columns is not None, len(layers) > MOST_TICKS
+    across = columns or len(panels)
+    wide = Grid(
+        columns=max(1, across // 2) if deep else across,
+        panel=170 if many or deep else 260,
+        x_title="layer",
+    )
+    phone = {"columns": 2 if many and not deep else 1, "panel": 120 if many else 220}
+    place(figure, title, list(panels), wide, **phone, gap=0.14, left=40, bottom=130)
     figure.update_xaxes(
         range=[layers[0] - 0.5, layers[-1] + 0.5],
         showgrid=False,
@@ -222,26 +230,6 @@ def over_layers(
     _mark_empty_layers(figure, panels, unmarked)
     _set_ranges(figure, list(panels.values()), same_y or [[i] for i in range(len(panels))])
     return figure
-
-
-def _grids(n_panels: int, columns: int | None, n_layers: int) -> tuple[Grid, Grid]:
-    """Return the layouts for a wide and a narrow screen."""
-    many, deep = columns is not None, n_layers > MOST_TICKS
-    across = columns or n_panels
-    wide = Grid(
-        columns=max(1, across // 2) if deep else across,
-        panel=170 if many or deep else 260,
-        x_title="layer",
-    )
-    narrow = Grid(
-        columns=2 if many and not deep else 1,
-        panel=120 if many else 220,
-        gap=0.14,
-        left=40,
-        bottom=130,
-        x_title="layer",
-    )
-    return wide, narrow
 
 
 def _layer_dots(series: Dots, panel: int, offset: float) -> go.Scatter:

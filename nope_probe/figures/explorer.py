@@ -99,20 +99,12 @@ class Explorer:
     note: str = ""
     max_bytes: int = field(default=MAX_BYTES, repr=False)
 
-    def __post_init__(self) -> None:
-        for view in self.views:
-            if len(view.maps) != 2 ** len(self.players):
-                raise ValueError(
-                    f"expected maps of the {2 ** len(self.players)} combinations of "
-                    f"{len(self.players)} players, got {len(view.maps)}"
-                )
-
     def html(self) -> str:
         """Return the explorer as a page of its own, which loads nothing."""
         template, style = Template(asset("explorer.html")), asset("explorer.css")
         code = script("explorer.js")
         room = self.max_bytes - sum(map(len, (template.template, style, code)))
-        views = [view_content(view, maps) for view, maps in fitted(self.views, room)]
+        views = [_content(view, packed) for view, packed in fitted(self.views, room)]
         content = {
             "colours": STOPS,
             "players": [
@@ -172,35 +164,39 @@ class Explorer:
         return int(changes.argmax()) if changes.any() else FIRST[view.kind]
 
 
-def fitted(views: Sequence[SwitchedMaps], max_bytes: int) -> list[tuple[SwitchedMaps, PackedMaps]]:
+def fitted(
+    views: Sequence[SwitchedMaps], max_bytes: int
+) -> list[tuple[SwitchedMaps, dict[str, Any]]]:
     """Return views and their bytes, the largest one pooled until all fit or are 8 cells wide."""
-    whole, blocks = list(views), [1 for _ in views]
+    blocks = [1 for _ in views]
     shown = [(view, pack(view.maps)) for view in views]
-    while sum(packed.n_bytes for _, packed in shown) > max_bytes:
-        open_ones = [i for i, (view, _) in enumerate(shown) if view.maps.shape[-1] > SMALLEST]
-        if not open_ones:
+    while sum(sizes := [_n_bytes(packed) for _, packed in shown]) > max_bytes:
+        can_shrink = [i for i, (view, _) in enumerate(shown) if view.maps.shape[-1] > SMALLEST]
+        if not can_shrink:
             break
-        largest = max(open_ones, key=lambda index: shown[index][1].n_bytes)
+        largest = max(can_shrink, key=lambda index: sizes[index])
         blocks[largest] += 1
-        view = whole[largest].pooled(blocks[largest])
+        view = views[largest].pooled(blocks[largest])
         shown[largest] = view, pack(view.maps)
     return shown
 
 
-def view_content(view: SwitchedMaps, packed: PackedMaps) -> dict[str, Any]:
+def _n_bytes(packed: Mapping[str, Any]) -> int:
+    return sum(len(packed[name]) for name in ("cells", "offsets", "scales"))
+
+
+def _content(view: SwitchedMaps, packed: Mapping[str, Any]) -> dict[str, Any]:
     """Return a view as the explorer's script reads it."""
-    panels = zip(view.panels, packed.shapes, strict=True)
+    panels = zip(view.panels, packed["shapes"], strict=True)
     return {
         "kind": view.kind,
         "title": "Positional pattern" if view.kind == "pattern" else "Stages of the block",
         "layers": view.layers,
-        "panels": [_panel(view.kind, *each) for each in panels],
+        "panels": [_panel(view.kind, name, shape) for name, shape in panels],
         "absent": view.absent or [{} for _ in view.layers],
         "n": view.maps.shape[-1],
         "block": view.block,
-        "cells": packed.cells,
-        "offsets": packed.offsets,
-        "scales": packed.scales,
+        **{name: packed[name] for name in ("cells", "offsets", "scales")},
         "measures": encoded(view.measures, "<f4"),
     }
 
@@ -228,53 +224,36 @@ def _panel(kind: str, name: str, shape: str) -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackedMaps:
-    """Maps as the explorer's script reads them, all in base64 and little-endian.
+def pack(maps: Maps) -> dict[str, Any]:
+    """Return maps as the explorer's script reads them, all in base64 and little-endian.
 
-    Attributes:
-        cells: int16 codes of the cells that a panel's shape names, row by row; a value is its code
-            times the map's scale, so it is off by at most half a scale.
-        offsets: uint32, per map (combination, layer, panel) where its cells begin.
-        scales: float32, per map.
-        shapes: per panel which cells are stored: all, those of j <= i (which a symmetric map has
-            twice), or those of j < i.
+    Cells that are not finite are blank.
+
+    Returns:
+        `cells`: int16 codes of the cells that a panel's shape names, row by row; a value is its
+        code times the map's scale, so it is off by at most half a scale. `offsets`: uint32, per map
+        (combination, layer, panel) where its cells begin. `scales`: float32, per map. `shapes`: per
+        panel which cells are stored: all, those of j <= i (which a symmetric map has twice), or
+        those of j < i.
     """
-
-    cells: str
-    offsets: str
-    scales: str
-    shapes: tuple[Shape, ...]
-
-    @property
-    def n_bytes(self) -> int:
-        """How many characters the maps take."""
-        return len(self.cells) + len(self.offsets) + len(self.scales)
-
-
-def pack(maps: Maps) -> PackedMaps:
-    """Return maps as bytes; cells that are not finite are blank."""
-    shapes = tuple(shape_of(maps[:, :, panel]) for panel in range(maps.shape[2]))
+    shapes = [shape_of(maps[:, :, panel]) for panel in range(maps.shape[2])]
     inside = [_stored(shape, maps.shape[-1]) for shape in shapes]
     places: dict[tuple[bytes, float], int] = {}
-    chunks: list[bytes] = []
-    offsets, scales = [], []
-    size = 0
+    offsets, scales, size = [], [], 0
     for index in np.ndindex(maps.shape[:3]):
         codes, scale = quantise(maps[index][inside[index[2]]])
         key = codes.tobytes(), scale
         if key not in places:
             places[key] = size
-            chunks.append(key[0])
             size += len(codes)
         offsets.append(places[key])
         scales.append(scale)
-    return PackedMaps(
-        cells=b64encode(b"".join(chunks)).decode(),
-        offsets=encoded(np.array(offsets), "<u4"),
-        scales=encoded(np.array(scales), "<f4"),
-        shapes=shapes,
-    )
+    return {
+        "cells": b64encode(b"".join(cells for cells, _ in places)).decode(),
+        "offsets": encoded(np.array(offsets), "<u4"),
+        "scales": encoded(np.array(scales), "<f4"),
+        "shapes": shapes,
+    }
 
 
 def quantise(values: Float[np.ndarray, " cell"], kind: str = "<i2") -> tuple[np.ndarray, float]:

@@ -7,7 +7,7 @@ A figure is laid out for a wide screen. The layout keys that differ on a phone a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -98,15 +98,30 @@ def axis(panel: int) -> str:
     return "" if panel == 0 else str(panel + 1)
 
 
-def place(figure: go.Figure, title: str, panels: Sequence[str], wide: Grid, narrow: Grid) -> None:
-    """Set a figure's title, its panels and their titles, and store its narrow layout."""
+def place(
+    figure: go.Figure, title: str, panels: Sequence[str], wide: Grid, **phone: float
+) -> tuple[Grid, Grid]:
+    """Set a figure's title, its panels and their titles, and store its layout for a phone.
+
+    Args:
+        figure: the figure, with its traces.
+        title: the figure's title.
+        panels: the panels' titles.
+        wide: the layout for a wide screen.
+        phone: what the layout for a phone has instead, as `Grid` calls it.
+
+    Returns:
+        Both layouts.
+    """
     above = {"x": 0.5, "y": 1, "yanchor": "bottom", "showarrow": False}
     notes = [{"text": name, **inside(i), **above} for i, name in enumerate(panels)]
     keys = {"template": TEMPLATE, "title.text": title, "annotations": notes}
     for at in (axis(index) for index in range(len(panels))):
         keys |= {f"xaxis{at}.anchor": f"y{at}", f"yaxis{at}.anchor": f"x{at}"}
+    narrow = replace(wide, **phone)
     patch(figure, {**keys, **wide.layout(len(panels))})
     keep(figure, narrow=narrow.layout(len(panels)))
+    return wide, narrow
 
 
 def annotate(figure: go.Figure, notes: Iterable[Mapping[str, Any]]) -> None:

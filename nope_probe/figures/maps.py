@@ -7,8 +7,7 @@ to the right, both count positions from 0; cells without a number stay blank.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import plotly.graph_objects as go
@@ -16,7 +15,7 @@ from jaxtyping import Float
 
 from nope_probe.components import words
 from nope_probe.errors import closed_choices
-from nope_probe.figures.grid import Grid, add_slider, axis, colour_limits, keep, patch, place
+from nope_probe.figures.grid import Grid, add_slider, axis, colour_limits, keep, patch
 from nope_probe.figures.intervals import (
     CLIPPED,
     FLAT_WORDS,
@@ -29,13 +28,16 @@ from nope_probe.figures.intervals import (
     symmetric,
     widened,
 )
-from nope_probe.figures.panels import bar_below, heat_map, square_axes
+from nope_probe.figures.panels import bar_below, heat_map, place_squares
 from nope_probe.figures.style import DIVERGING, SEQUENTIAL, ColourScale, colour_bar
 from nope_probe.maps.downsample import Pooled, pool
 
+if TYPE_CHECKING:
+    from nope_probe.maps.maps import ScoreMaps
+
+Layers: TypeAlias = Float[Any, "layer query_pos key_pos"]
 MAX_POSITIONS = 256
 MAX_MULTIPLES = 4
-WIDTH = 1050
 BAR_DROP = 54  # from a panel to the colour bar below it, px
 # Percent of a sweep's cells beyond each colour limit: the diagonal would hide the rest.
 SWEEP_CLIPPED = 5.0
@@ -44,7 +46,7 @@ BAR_LENGTH = 0.8  # of the panel above it
 
 @closed_choices("skip_keys")
 def score_maps(
-    maps: Layers | ScoreMapsLike | Pooled,
+    maps: Layers | ScoreMaps | Pooled,
     *,
     title: str = "Mean attention score of each query for each key",
     layer: int = 0,
@@ -90,7 +92,7 @@ def score_maps(
 
 
 def fixed_scale_maps(
-    maps: Layers | ScoreMapsLike,
+    maps: Layers | ScoreMaps,
     *,
     title: str,
     high: float = 1.0,
@@ -139,7 +141,7 @@ def _score_maps(
 
 @closed_choices("skip_keys")
 def term_maps(
-    terms: Mapping[str, Layers | ScoreMapsLike | Pooled],
+    terms: Mapping[str, Layers | ScoreMaps | Pooled],
     *,
     title: str,
     layer: int = 0,
@@ -200,8 +202,11 @@ def term_maps(
     return figure
 
 
-def _pooled(maps: Layers | ScoreMapsLike | Pooled, max_positions: int) -> Pooled:
-    return maps if isinstance(maps, Pooled) else pool(layer_maps(maps), max_positions)
+def _pooled(maps: Layers | ScoreMaps | Pooled, max_positions: int) -> Pooled:
+    """Return maps of layers pooled; captured maps' mean over sequences."""
+    if isinstance(maps, Pooled):
+        return maps
+    return pool(np.asarray(maps.mean if hasattr(maps, "folds") else maps), max_positions)
 
 
 def _heat(pooled: Pooled, layer: int, panel: int, name: str, coloraxis: str) -> go.Heatmap:
@@ -257,24 +262,19 @@ def _place_maps(
         The layouts for a wide and a narrow screen.
     """
     n = len(panels)
-    columns = n // rows if rows > 1 else n if n <= 5 else -(-n // 2)
-    side = min(400 if n == 1 else 300, int(WIDTH * (1 - 0.025 * (columns - 1)) / columns))
-    wide = Grid(
-        columns=columns,
-        panel=side,
-        gap=0.025,
-        shared_y=True,
-        x_title="key position",
-        y_title="query position",
+    grids = place_squares(
+        figure,
+        title,
+        panels,
+        columns=n // rows if rows > 1 else n if n <= 5 else -(-n // 2),
+        largest=400 if n == 1 else 300,
         row_gap=BAR_DROP + 60 if bars else 64,
         bottom=BAR_DROP + 50 if bars else 124,
+        phone={"columns": min(2, n), "panel": 145 if n > 1 else 300},
     )
-    narrow = replace(wide, columns=min(2, n), panel=145 if n > 1 else 300, left=50)
-    place(figure, title, panels, wide, narrow)
     if not bars:
         figure.layout.coloraxis.colorbar.update(x=0.5, xanchor="center")  # below the maps
-    square_axes(figure)
-    return wide, narrow
+    return grids
 
 
 def sweep_maps(
@@ -311,24 +311,6 @@ def sweep_maps(
         )
         trace.name = f"{name} = {label}"
     return figure
-
-
-Layers: TypeAlias = Float[Any, "layer query_pos key_pos"]
-
-
-@runtime_checkable
-class ScoreMapsLike(Protocol):
-    """What `capture_scores` returns, as far as a figure reads it."""
-
-    @property
-    def mean(self) -> Layers:
-        """The mean over sequences, in nats."""
-
-
-def layer_maps(maps: Layers | ScoreMapsLike) -> Float[np.ndarray, "layer query_pos key_pos"]:
-    """Return maps of layers as an array: the mean over sequences of captured score maps."""
-    captured = hasattr(maps, "folds")
-    return np.asarray(maps.mean if captured else maps)
 
 
 def keys_left_out(maps: object, skip_keys: int | Literal["auto"]) -> int:

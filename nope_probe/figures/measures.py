@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -138,7 +138,7 @@ def training_dynamics(tables: Mapping[str, pd.DataFrame], measure: str = "amplit
         y_title=MEASURES[measure].title,
     )
     title = f"The positional pattern during training: {MEASURES[measure].label} per layer"
-    place(figure, title, list(tables), wide, replace(wide, columns=1, panel=240))
+    place(figure, title, list(tables), wide, columns=1, panel=240)
     zoom_together(figure, "y")
     return figure.update_xaxes(type="log", dtick=1)
 
@@ -214,7 +214,7 @@ def head_map(table: pd.DataFrame, measure: str) -> go.Figure:
     wide = Grid(
         columns=1, panel=max(160, CELL * n_layers), bottom=124, x_title="head", y_title="layer"
     )
-    place(figure, f"Each head's {about.title}", [""], wide, replace(wide, left=50))
+    place(figure, f"Each head's {about.title}", [""], wide, left=50)
     ticks = {"showgrid": False, "zeroline": False, "tickformat": "d"}
     known = np.abs(values.to_numpy(float))
     # A signed measure is coloured around zero, any other from zero on.
@@ -244,9 +244,9 @@ def stage_measures(table: pd.DataFrame, removed: tuple[str, ...] = ()) -> go.Fig
     """
     figure = go.Figure()
     wide = Grid(columns=2, panel=240, gap=0.08, x_title="stage")
-    narrow = replace(wide, columns=1, panel=200, left=44)
     titles = [MEASURES[measure].title for measure in STAGE_MEASURES]
-    place(figure, "Measures of each stage's positional pattern", titles, wide, narrow)
+    title = "Measures of each stage's positional pattern"
+    place(figure, title, titles, wide, columns=1, panel=200, left=44)
     for panel, measure in enumerate(STAGE_MEASURES):
         for model, rows in table.groupby("model", sort=False):
             ablated = model == "ablated"

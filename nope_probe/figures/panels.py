@@ -5,8 +5,8 @@ A group is a few maps that belong together, such as a published panel, ours and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import plotly.graph_objects as go
@@ -70,22 +70,19 @@ def panel_groups(groups: Sequence[Sequence[Panel]], *, title: str) -> go.Figure:
         for panel, first in zip(group, groups[0], strict=True)
     )
     figure = go.Figure([_heat(panel, index) for index, panel in enumerate(panels)])
-    columns = max(size, size * min(len(groups), ACROSS // size))
-    wide = Grid(
-        columns=columns,
-        panel=int(min(330, WIDTH * (1 - GAP * (columns - 1)) / columns)),
-        gap=GAP,
-        shared_y=True,
-        x_title="key position",
-        y_title="query position",
+    wide, narrow = place_squares(
+        figure,
+        title,
+        [panel.name for panel in panels],
+        columns=max(size, size * min(len(groups), ACROSS // size)),
+        largest=330,
         row_gap=52 if shared else 52 + BAR,
         bottom=BAR_DROP + BAR + AXES,
         left=50,
+        phone={"columns": min(size, 3), "panel": 300 // min(size, 3)},
+        nticks=4,
     )
-    narrow = replace(wide, columns=min(size, 3), panel=300 // min(size, 3), left=50)
-    place(figure, title, [panel.name for panel in panels], wide, narrow)
     figure.update_annotations(font={"size": 12})
-    square_axes(figure, nticks=4)
     for index, panel in enumerate(panels):
         colours = DIVERGING if panel.diverging else SEQUENTIAL
         limits = {"cmin": panel.low, "cmax": panel.high}
@@ -146,14 +143,55 @@ def heat_map(
     )
 
 
-def square_axes(figure: go.Figure, **ticks: object) -> None:
-    """Make every map square, with queries downwards, and all zoom and pan together."""
+def place_squares(
+    figure: go.Figure,
+    title: str,
+    names: Sequence[str],
+    *,
+    columns: int,
+    largest: int,
+    row_gap: int,
+    bottom: int,
+    phone: Mapping[str, int],
+    left: int = 60,
+    **ticks: object,
+) -> tuple[Grid, Grid]:
+    """Place square maps, with queries downwards, that all zoom and pan together.
+
+    Args:
+        figure: the figure of the maps.
+        title: its title.
+        names: the maps' titles.
+        columns: maps in a row.
+        largest: the largest side of a map, px.
+        row_gap: height between two rows, px.
+        bottom: margin, px.
+        phone: `columns` and `panel`, the side of a map in px, on a phone.
+        left: margin, px.
+        ticks: of all axes, as plotly calls them.
+
+    Returns:
+        The layouts for a wide and a narrow screen.
+    """
+    wide = Grid(
+        columns=columns,
+        panel=int(min(largest, WIDTH * (1 - GAP * (columns - 1)) / columns)),
+        gap=GAP,
+        shared_y=True,
+        x_title="key position",
+        y_title="query position",
+        row_gap=row_gap,
+        bottom=bottom,
+        left=left,
+    )
+    grids = place(figure, title, names, wide, **phone, left=50)
     same = {"constrain": "domain", "showgrid": False, "zeroline": False, **ticks}
     figure.update_xaxes(same)
     figure.update_yaxes(same, autorange="reversed", constraintoward="top")
     zoom_together(figure)
     # All maps are square, since the first is, and match it.
     figure.update_layout(plot_bgcolor=BLANK, yaxis={"scaleanchor": "x"})
+    return grids
 
 
 def bar_below(bar: str, across: Extent, y: float, length: float) -> dict[str, object]:

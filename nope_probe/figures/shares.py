@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -154,8 +153,7 @@ def interactions(table: pd.DataFrame, layer: int = 0) -> go.Figure:
         x_title=X_TITLE,
         shared_y=True,
     )
-    narrow = replace(wide, columns=1, left=175)
-    place(figure, "Interactions of players", list(groups), wide, narrow)
+    place(figure, "Interactions of players", list(groups), wide, columns=1, left=175)
     annotate(figure, [{**inside(0), **FLAT_NOTE}])
     figure.update_xaxes(zeroline=True, zerolinewidth=2, nticks=5, tickangle=0)
     figure.update_yaxes(tickfont={"size": 11})
@@ -268,6 +266,5 @@ def _place_layers(
         x_title=x_title,
         y_title="nats",
     )
-    narrow = replace(wide, columns=1, panel=160, row_gap=80 + ticks, left=50)
-    place(figure, title, names, wide, narrow)
+    place(figure, title, names, wide, columns=1, panel=160, row_gap=80 + ticks, left=50)
     zoom_together(figure, "x")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import plotly.graph_objects as go
@@ -64,9 +64,9 @@ def _panels(curves: Mapping[str, Curves], *, title: str, x_title: str, y_title: 
             figure.add_traces(_line_and_dots(name, series, layer, ink))
     ranges = [_noise_range(curves.values(), layer) for layer in range(n_layers)]
     wide = Grid(columns=min(4, n_layers), panel=230, x_title=x_title, y_title=y_title, bottom=110)
-    narrow = replace(wide, columns=min(2, n_layers), panel=150, gap=0.14, left=50)
+    phone = {"columns": min(2, n_layers), "panel": 150, "gap": 0.14, "left": 50}
     titles = [f"L{layer}{FLAT_WORDS if limits else ''}" for layer, limits in enumerate(ranges)]
-    place(figure, title, titles, wide, narrow)
+    place(figure, title, titles, wide, **phone)
     zoom_together(figure, "x")
     for layer, limits in enumerate(ranges):
         if limits is not None:
