@@ -16,7 +16,17 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from nope_probe.components import colour, symbol, words
-from nope_probe.figures.grid import Grid, annotate, axis, inside, on, patch, place, zoom_together
+from nope_probe.figures.grid import (
+    Grid,
+    annotate,
+    axis,
+    inside,
+    named,
+    on,
+    patch,
+    place,
+    zoom_together,
+)
 from nope_probe.figures.intervals import (
     FLAT,
     NO_PATTERN,
@@ -80,11 +90,7 @@ def interval_dots(
             "customdata": estimates[1:].T,
             "mode": "markers",
             "marker": marker,
-            **on(panel),
-            "name": label,
-            "legendgroup": label,
-            "showlegend": panel == 0,
-            "hovertemplate": f"{hover}<extra>{label}</extra>",
+            **named(panel, label, hover),
             **others,
         }
     )
@@ -126,19 +132,12 @@ def curve_in_band(
         legendgroup=label,
         **on(panel),
     )
-    curve = go.Scatter(
-        x=x,
-        y=values,
-        customdata=estimates[1:].T,
-        mode="lines",
-        line=line,
-        name=label,
-        legendgroup=label,
-        showlegend=showlegend,
-        hovertemplate=f"{hover}<extra>{label}</extra>",
-        **on(panel),
-    )
-    return [band, curve]
+    about = named(panel, label, hover) | {"showlegend": showlegend}
+    customdata = estimates[1:].T
+    return [
+        band,
+        go.Scatter(x=x, y=values, customdata=customdata, mode="lines", line=line, **about),
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

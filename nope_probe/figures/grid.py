@@ -142,6 +142,17 @@ def on(panel: int) -> dict[str, str]:
     return {"xaxis": f"x{axis(panel)}", "yaxis": f"y{axis(panel)}"}
 
 
+def named(panel: int, label: str, hover: str) -> dict[str, object]:
+    """Return the keys of a trace on a panel that the legend names, in the first panel alone."""
+    return {
+        **on(panel),
+        "name": label,
+        "legendgroup": label,
+        "showlegend": panel == 0,
+        "hovertemplate": f"{hover}<extra>{label}</extra>",
+    }
+
+
 def inside(panel: int) -> dict[str, str]:
     """Return the keys that make an annotation's x and y shares of a panel."""
     return {"xref": f"x{axis(panel)} domain", "yref": f"y{axis(panel)} domain"}

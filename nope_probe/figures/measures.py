@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from nope_probe.components import INK, LETTERS, SOURCES, colour, kept_name, words
 from nope_probe.figures.dots import BOUNDS, dots, interval_dots, over_layers
-from nope_probe.figures.grid import Grid, draw_guide, on, place, zoom_together
+from nope_probe.figures.grid import Grid, draw_guide, named, place, zoom_together
 from nope_probe.figures.intervals import FLOOR, bound_columns, estimates_of
 from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, colour_bar, layer_colours
 from nope_probe.figures.words import ATTENTION, MEASURES
@@ -124,11 +124,7 @@ def training_dynamics(tables: Mapping[str, pd.DataFrame], measure: str = "amplit
                 mode="lines+markers",
                 line={"color": ink, "width": 2},
                 marker={"size": 5},
-                **on(panel),
-                name=f"L{layer}",
-                legendgroup=f"L{layer}",
-                showlegend=panel == 0,
-                hovertemplate=f"step %{{customdata:.0f}}: %{{y:.3g}}<extra>L{layer}</extra>",
+                **named(panel, f"L{layer}", "step %{customdata:.0f}: %{y:.3g}"),
             )
     wide = Grid(
         columns=len(tables),

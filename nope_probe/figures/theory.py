@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 from plotly.colors import sample_colorscale
 
-from nope_probe.figures.grid import Grid, axis, on, place, zoom_together
+from nope_probe.figures.grid import Grid, axis, named, place, zoom_together
 from nope_probe.figures.intervals import FLAT_WORDS, NOISE_ERRORS, NOISE_NATS, widened
 from nope_probe.figures.style import ZERO
 
@@ -88,15 +88,13 @@ def _noise_range(curves: Collection[Curves], layer: int) -> tuple[float, float] 
 
 
 def _line_and_dots(name: str, curves: Curves, layer: int, ink: str) -> list[go.Scatter]:
+    hover = "%{x}: %{y:.4g} nat"
     line = go.Scatter(
         x=curves.x,
         y=curves.theory[layer],
         mode="lines",
         line={"color": ink, "width": 1.5},
-        legendgroup=name,
-        showlegend=False,
-        hovertemplate=f"%{{x}}: %{{y:.4g}} nat<extra>{name}, mean field</extra>",
-        **on(layer),
+        **named(layer, f"{name}, mean field", hover),
     )
     dots = go.Scatter(
         x=curves.x,
@@ -104,10 +102,6 @@ def _line_and_dots(name: str, curves: Curves, layer: int, ink: str) -> list[go.S
         error_y={"array": curves.errors[layer], "thickness": 1, "width": 0},
         mode="markers",
         marker={"size": 4, "color": ink},
-        name=name,
-        legendgroup=name,
-        showlegend=layer == 0,
-        hovertemplate=f"%{{x}}: %{{y:.4g}} nat<extra>{name}</extra>",
-        **on(layer),
+        **named(layer, name, hover),
     )
-    return [line, dots]
+    return [line.update(legendgroup=name, showlegend=False), dots]
