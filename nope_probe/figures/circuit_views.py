@@ -50,11 +50,6 @@ class Circuit:
         if unknown or not self.maps:
             got = " ".join(unknown) or "none"
             raise ValueError(f"expected maps of the stages a to i, got {got}")
-        for name in ("normalised", "reference"):
-            given = getattr(self, name)
-            missing = sorted({*self.maps} - {*given})
-            if given and missing:
-                raise ValueError(f"the {name} maps lack the stages {' '.join(missing)}")
 
 
 def views(data: Circuit) -> dict[str, tuple[Of, Kind]]:

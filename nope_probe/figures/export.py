@@ -16,7 +16,7 @@ from nope_probe.figures.style import DIVERGING
 from nope_probe.files import local_path
 
 ENDINGS = (".png", ".svg")
-WIDTH = 1200
+WIDTH = 1200  # px
 SCALE = 2  # a PNG's pixels per px
 
 
@@ -30,13 +30,12 @@ def validate_image_path(path: Path) -> None:
         raise UserError(f"cannot draw {path}: expected a name that ends in {' or '.join(ENDINGS)}")
 
 
-def export(figure: go.Figure, path: Path, *, width: int = WIDTH) -> None:
+def export(figure: go.Figure, path: Path) -> None:
     """Draw a figure into a file, without its buttons and sliders.
 
     Args:
         figure: any figure of this project; it is not changed.
         path: a .png or .svg file, which is overwritten.
-        width: px; a PNG has twice as many pixels.
 
     Raises:
         UserError: if kaleido or Chrome is missing, or the file cannot be written.
@@ -48,7 +47,7 @@ def export(figure: go.Figure, path: Path, *, width: int = WIDTH) -> None:
     still = without_controls(figure)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        still.write_image(path, width=width, height=still.layout.height, scale=SCALE)
+        still.write_image(path, width=WIDTH, height=still.layout.height, scale=SCALE)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
     except RuntimeError as error:

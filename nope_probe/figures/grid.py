@@ -99,7 +99,7 @@ def axis(panel: int) -> str:
 
 
 def place(
-    figure: go.Figure, title: str, panels: Sequence[str], wide: Grid, **phone: float
+    figure: go.Figure, title: str, panels: Sequence[str], wide: Grid, **phone: Any
 ) -> tuple[Grid, Grid]:
     """Set a figure's title, its panels and their titles, and store its layout for a phone.
 

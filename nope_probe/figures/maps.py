@@ -167,9 +167,6 @@ def term_maps(
         flat: by term, the layers in which it does not exceed its noise, which its title says.
         rows: in how many rows of equal length the terms stand.
 
-    Raises:
-        ValueError: if there is no term.
-
     Example:
         >>> import numpy as np
         >>> from nope_probe import figures
@@ -177,8 +174,6 @@ def term_maps(
         >>> len(figures.term_maps(maps, title="Sources").data)
         6
     """
-    if not terms:
-        raise ValueError("expected at least one term map")
     pooled = [_pooled(maps, max_positions) for maps in terms.values()]
     by_layer = np.stack([maps.values for maps in pooled], axis=1)
     first = max(keys_left_out(maps, skip_keys) for maps in terms.values())
@@ -289,9 +284,6 @@ def sweep_maps(
         title: the figure's title.
         first: which value is shown first.
 
-    Raises:
-        ValueError: unless there is a map for each value.
-
     Example:
         >>> import numpy as np
         >>> from nope_probe import figures
@@ -299,8 +291,6 @@ def sweep_maps(
         >>> figure.layout.sliders[0].currentvalue.prefix, figure.layout.sliders[0].steps[1].label
         ('alpha = ', '0.2')
     """
-    if len(maps) != len(values):
-        raise ValueError(f"expected a map for each of {len(values)} values, got {len(maps)}")
     figure = score_maps(maps, title=title, layer=first, multiples=0, clipped=SWEEP_CLIPPED)
     slider, labels = figure.layout.sliders[0], [f"{value:g}" for value in values]
     slider.currentvalue.prefix = f"{name} = "

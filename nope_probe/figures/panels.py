@@ -57,12 +57,7 @@ def panel_groups(groups: Sequence[Sequence[Panel]], *, title: str) -> go.Figure:
     Args:
         groups: the maps, in groups of equal length.
         title: the title.
-
-    Raises:
-        ValueError: if there is no group, or groups of several lengths.
     """
-    if not groups or len({len(group) for group in groups}) != 1 or not groups[0]:
-        raise ValueError(f"expected groups of one length, got {[len(group) for group in groups]}")
     panels, size = [panel for group in groups for panel in group], len(groups[0])
     shared = all(
         panel.scale == first.scale
