@@ -13,13 +13,13 @@ from nope_probe.figures.dots import (
     Dots,
     curve_in_band,
     dots,
+    fit_axes,
     interval_dots,
     marker,
-    note_flat,
     over_layers,
 )
-from nope_probe.figures.grid import Grid, axis, draw_guide, keep, patch, place, zoom_together
-from nope_probe.figures.intervals import axis_range, bound_columns, estimates_of, is_noise
+from nope_probe.figures.grid import Grid, draw_guide, keep, place, zoom_together
+from nope_probe.figures.intervals import bound_columns, estimates_of
 from nope_probe.figures.style import layer_colours
 
 INTACT = "intact"
@@ -193,10 +193,8 @@ def differences(table: pd.DataFrame, titles: Mapping[str, str]) -> go.Figure:
     shown = [name for name in titles if name in set(known["measure"])]
     conditions = [name for name in dict.fromkeys(table["condition"]) if name != INTACT]
     figure = go.Figure()
-    keys: dict[str, object] = {"showlegend": False}
-    flat = []
-    for panel, measure in enumerate(shown):
-        of_measure = known[known["measure"] == measure]
+    by_measure = [known[known["measure"] == measure] for measure in shown]
+    for panel, of_measure in enumerate(by_measure):
         for condition in conditions:
             rows = of_measure[of_measure["condition"] == condition]
             figure.add_trace(
@@ -210,11 +208,6 @@ def differences(table: pd.DataFrame, titles: Mapping[str, str]) -> go.Figure:
                     sideways=True,
                 )
             )
-        ends = estimates_of(of_measure, "difference")
-        if (limits := axis_range(*ends)) is not None:
-            keys[f"xaxis{axis(panel)}.range"] = limits
-        if is_noise(*ends):
-            flat.append(panel)
     height = max(120, 22 * len(conditions))
     wide = Grid(
         columns=min(4, len(shown)), panel=height, shared_y=True, left=130, bottom=40, row_gap=70
@@ -225,9 +218,8 @@ def differences(table: pd.DataFrame, titles: Mapping[str, str]) -> go.Figure:
     figure.update_yaxes(categoryarray=names, range=[-0.5, len(names) - 0.5])
     zoom_together(figure, "y")
     figure.update_xaxes(zerolinewidth=2, nticks=4, rangemode="tozero")
-    patch(figure, keys)
-    note_flat(figure, flat)
-    return figure
+    fit_axes(figure, "x", [estimates_of(rows, "difference") for rows in by_measure])
+    return figure.update_layout(showlegend=False)
 
 
 def pattern_and_behaviour(table: pd.DataFrame, effects: Mapping[str, str]) -> go.Figure:

@@ -145,7 +145,7 @@ def scales_of(shown: Mapping[Stage, np.ndarray]) -> dict[str, dict[Stage, Scale]
     """
     own = {}
     for letter, of, kind in shown:
-        alike = ("difference",) if of == "difference" else ("shown", "reference")
+        alike: tuple[Of, ...] = ("difference",) if of == "difference" else ("shown", "reference")
         maps = [shown[letter, each, kind] for each in alike if (letter, each, kind) in shown]
         own[letter, of, kind] = limits(maps, is_signed((letter, of, kind)))
     changes = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -227,7 +227,8 @@ def over_layers(
     zoom_together(figure, "x")
     figure.update_yaxes(rangemode="tozero", zerolinewidth=2, nticks=5)
     _mark_empty_layers(figure, panels, unmarked)
-    _set_ranges(figure, list(panels.values()), same_y or [[i] for i in range(len(panels))])
+    ends = [np.concatenate([s.estimates for s in each], axis=1) for each in panels.values()]
+    fit_axes(figure, "y", ends, same_y)
     return figure
 
 
@@ -260,22 +261,31 @@ def _mark_empty_layers(
             annotate(figure, [{**note, **where, "x": layer} for layer in empty])
 
 
-def _set_ranges(
-    figure: go.Figure, panels: Sequence[Sequence[Dots]], groups: Sequence[Sequence[int]]
+def fit_axes(
+    figure: go.Figure,
+    along: Literal["x", "y"],
+    ends: Sequence[Float[np.ndarray, "3 number"]],
+    groups: Sequence[Sequence[int]] = (),
 ) -> None:
-    """Match the axes of panels on one scale, and keep noise flat."""
+    """Match the axes of panels on one scale, and keep noise flat, with a note that it is.
+
+    Args:
+        figure: the figure, with its panels.
+        along: the axes that the numbers are along.
+        ends: each panel's estimates, lower and upper bounds.
+        groups: panels, by their numbers, that share one scale; by default each has its own.
+    """
     keys: dict[str, Any] = {}
-    ends = [np.concatenate([each.estimates for each in panel], axis=1) for panel in panels]
-    for group in groups:
+    for group in groups or [[panel] for panel in range(len(ends))]:
         together = np.concatenate([ends[panel] for panel in group], axis=1)
         limits = axis_range(*together)
         if limits is None and len(group) > 1:  # plotly.js scales a panel without numbers by itself
             limits = padded_range(together)
         for panel in group:
             if panel != group[0]:
-                keys[f"yaxis{axis(panel)}.matches"] = f"y{axis(group[0])}"
+                keys[f"{along}axis{axis(panel)}.matches"] = f"{along}{axis(group[0])}"
             if limits is not None:
-                keys[f"yaxis{axis(panel)}.range"] = limits
+                keys[f"{along}axis{axis(panel)}.range"] = limits
     patch(figure, keys)
     note_flat(figure, [panel for panel, numbers in enumerate(ends) if is_noise(*numbers)])
 
