@@ -264,7 +264,7 @@ def _mark_empty_layers(
 def fit_axes(
     figure: go.Figure,
     along: Literal["x", "y"],
-    ends: Sequence[Float[np.ndarray, "3 number"]],
+    ends: Sequence[Float[np.ndarray, "3 _"]],
     groups: Sequence[Sequence[int]] = (),
 ) -> None:
     """Match the axes of panels on one scale, and keep noise flat, with a note that it is.

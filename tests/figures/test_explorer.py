@@ -130,12 +130,6 @@ addEventListener("load", () => setTimeout(() => {
     element.dispatchEvent(new Event(type));
   };
   const pressed = (each) => [each.dataset.toggle, each.getAttribute("aria-pressed")];
-  const copy = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-  const pixels = (canvas) => {
-    copy.clearRect(0, 0, 99, 99);
-    copy.drawImage(canvas, 0, 0);
-    return [...copy.getImageData(0, 0, canvas.width, canvas.height).data];
-  };
   for (let step = 0; step < 8; step++) {
     if (step) {
       const player = Math.log2(step & -step);
@@ -165,7 +159,6 @@ addEventListener("load", () => setTimeout(() => {
           struck: all("#circuit button[data-toggle]").map(pressed),
           arrows: all("#circuit g.gone").map((each) => each.dataset.arrow),
           map: [...map].map((each) => (Number.isNaN(each) ? null : each)),
-          drawn: pixels(canvas),
           stages: all("#circuit .stage small span").map((each) => each.textContent),
           numbers: all("#numbers td").map(({ dataset, textContent }) =>
             [dataset.measure, dataset.of, textContent]),
@@ -272,25 +265,6 @@ def test_a_sentence_says_how_much_is_left_unless_that_is_noise(walked: dict[str,
         left = "nothing that can be told from noise" if low <= 0 <= high else left
         assert seen["says"].startswith(f"Without causal mask and OV circuit, {left} is left of the")
     assert {"noise" in seen["says"] for seen in said} == {True, False}
-
-
-@needs_chromium
-def test_patterns_above_zero_are_red_below_zero_blue_and_blank_where_there_is_none(
-    walked: dict[str, Any],
-) -> None:
-    for seen in (each for each in walked["seen"] if each["view"] == 0):
-        red, _, blue, alpha = np.array(seen["drawn"]).reshape(N, N, 4).transpose(2, 0, 1)
-        expected = truth(seen)
-        assert np.array_equal(alpha == 0, np.isnan(expected))
-        strong = np.abs(np.nan_to_num(expected)) > 0.2
-        assert np.array_equal((red > blue)[strong], expected[strong] > 0)
-
-
-@needs_chromium
-def test_an_explorer_begins_with_what_a_run_removed(tmp_path: Path) -> None:
-    elements = opened(explorer(removed=["mask", "ov"]).html(), tmp_path, width=500, height=900)
-    assert 'data-removed="5"' in elements
-    assert re.findall(r'data-player="(\w+)"[^>]*aria-pressed="false"', elements) == ["mask", "ov"]
 
 
 def test_an_explorer_opens_on_the_first_stage_that_its_removals_change() -> None:
