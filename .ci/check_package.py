@@ -29,7 +29,7 @@ NOT_CODE = (
     "reports/page.html",
     "figures/explorer.html",
     "figures/explorer.css",
-    "figures/colours.js",
+    "figures/canvas.js",
     "figures/explorer.js",
     "experiments/paper/panels.safetensors",
     "experiments/paper/PANELS.md",

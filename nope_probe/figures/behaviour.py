@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
 
-import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
 from nope_probe.components import SOURCES, colour, is_rope, symbol, words
-from nope_probe.figures.dots import Dots, dots, note_flat, over_layers
-from nope_probe.figures.grid import Grid, axis, keep, on, patch, place, zoom_together
-from nope_probe.figures.intervals import (
-    axis_range,
-    bound_columns,
-    error_bars,
-    estimates_of,
-    is_noise,
+from nope_probe.figures.dots import (
+    BOUNDS,
+    Dots,
+    curve_in_band,
+    dots,
+    fit_axes,
+    interval_dots,
+    marker,
+    over_layers,
 )
-from nope_probe.figures.style import ZERO, layer_colours
+from nope_probe.figures.grid import Grid, draw_guide, keep, place, zoom_together
+from nope_probe.figures.intervals import bound_columns, estimates_of
+from nope_probe.figures.style import layer_colours
 
 INTACT = "intact"
 WIDE, NARROW = 1000, 290  # px of a legend
@@ -41,8 +42,19 @@ def loss_by_position(table: pd.DataFrame, *, title: str, trained: int | None = N
     for panel, conditions in enumerate(groups.values()):
         for name in conditions:
             rows = table[table["condition"] == name]
-            is_first = name != INTACT or panel == 0
-            figure.add_traces(list(_line_and_band(rows, name, panel, is_first)))
+            ink = colour(component(name))
+            figure.add_traces(
+                curve_in_band(
+                    rows["position"].to_numpy(int),
+                    estimates_of(rows, "loss"),
+                    panel,
+                    label=label(name),
+                    hover=f"position %{{x}}: %{{y:.3g}} nats {BOUNDS}",
+                    line={"color": ink, "width": 1.5, "dash": _dash(name)},
+                    opacity=0.15,
+                    showlegend=name != INTACT or panel == 0,
+                )
+            )
     wide = Grid(
         columns=len(groups),
         panel=320,
@@ -51,12 +63,11 @@ def loss_by_position(table: pd.DataFrame, *, title: str, trained: int | None = N
         bottom=110,
         left=70,
     )
-    narrow = replace(wide, columns=1, panel=240, bottom=260, left=50)
-    place(figure, title, list(groups), wide, narrow)
-    zoom_together(figure, len(groups))
+    place(figure, title, list(groups), wide, columns=1, panel=240, bottom=260, left=50)
+    zoom_together(figure)
     if trained is not None:
         for panel in range(len(groups)):
-            figure.add_shape(**_vertical_line(panel, trained))
+            draw_guide(figure, panel, x=float(trained))
     return figure
 
 
@@ -74,48 +85,12 @@ def _is_source(condition: str) -> bool:
     return all(part in SOURCES or is_rope(part) for part in condition.split("+"))
 
 
-def _line_and_band(
-    rows: pd.DataFrame, name: str, panel: int, showlegend: bool
-) -> Iterator[go.Scatter]:
-    x, (low, high) = rows["position"].to_numpy(int), bound_columns("loss")
-    where = {"xaxis": f"x{axis(panel)}", "yaxis": f"y{axis(panel)}", "legendgroup": name}
-    yield go.Scatter(
-        x=np.concatenate([x, x[::-1]]),
-        y=np.concatenate([rows[high].to_numpy(float), rows[low].to_numpy(float)[::-1]]),
-        fill="toself",
-        fillcolor=colour(component(name)),
-        opacity=0.15,
-        line={"width": 0},
-        hoverinfo="skip",
-        showlegend=False,
-        **where,
-    )
-    yield go.Scatter(
-        x=x,
-        y=rows["loss"].to_numpy(float),
-        customdata=rows[[low, high]].to_numpy(float),
-        mode="lines",
-        line={"color": colour(component(name)), "width": 1.5, "dash": _dash(name)},
-        name=label(name),
-        showlegend=showlegend,
-        hovertemplate="position %{x}: %{y:.3g} nats (%{customdata[0]:.3g} to "
-        f"%{{customdata[1]:.3g}})<extra>{label(name)}</extra>",
-        **where,
-    )
-
-
 def _dash(name: str) -> str:
     """Return a line's dash, so that colour is not the only sign."""
     if name == INTACT:
         return "solid"
     dashed = ("diamond", "triangle-down", "x", "cross")
     return "dash" if symbol(component(name)) in dashed else "solid"
-
-
-def _vertical_line(panel: int, x: int) -> dict[str, object]:
-    ends = {"x0": x, "x1": x, "y0": 0, "y1": 1}
-    axes = {"xref": f"x{axis(panel)}", "yref": f"y{axis(panel)} domain"}
-    return {"type": "line", **ends, **axes, "line": {"color": ZERO, "dash": "dot", "width": 1}}
 
 
 def label(name: str) -> str:
@@ -144,11 +119,6 @@ def component(name: str) -> str:
     return name.partition(":")[0]
 
 
-def _marker(condition: str, size: int) -> dict[str, object]:
-    name = component(condition)
-    return {"color": colour(name), "symbol": symbol(name), "size": size}
-
-
 def decodability(table: pd.DataFrame) -> go.Figure:
     """Draw how far the index decoded from each layer's residual stream is from the true one.
 
@@ -162,8 +132,7 @@ def decodability(table: pd.DataFrame) -> go.Figure:
     panels = {title: _decoded(table, conditions) for title, conditions in groups.items()}
     heading = "Mean distance of the decoded from the true position, per layer"
     figure = over_layers(panels, heading, same_y=[range(len(panels))])
-    for panel in range(len(panels)):
-        figure.layout[f"yaxis{axis(panel)}"].title.text = "positions"
+    figure.update_yaxes(title={"text": "positions"})
     named: dict[str, None] = {}
     for trace in figure.data:  # each name once, whichever panel it is in
         trace.showlegend = trace.name not in named
@@ -222,52 +191,35 @@ def differences(table: pd.DataFrame, titles: Mapping[str, str]) -> go.Figure:
     """
     known = table.dropna(subset=["difference"])
     shown = [name for name in titles if name in set(known["measure"])]
-    conditions = [each for each in dict.fromkeys(table["condition"]) if each != INTACT]
+    conditions = [name for name in dict.fromkeys(table["condition"]) if name != INTACT]
     figure = go.Figure()
-    ranges = {}
-    for panel, measure in enumerate(shown):
-        rows = known[known["measure"] == measure]
-        ranges[panel] = estimates_of(rows, "difference")
+    by_measure = [known[known["measure"] == measure] for measure in shown]
+    for panel, of_measure in enumerate(by_measure):
         for condition in conditions:
+            rows = of_measure[of_measure["condition"] == condition]
             figure.add_trace(
-                _difference_dot(rows[rows["condition"] == condition], condition, panel)
+                interval_dots(
+                    [removed(condition)] * len(rows),
+                    estimates_of(rows, "difference"),
+                    panel,
+                    label=label(condition),
+                    hover=f"%{{x:.3g}} {BOUNDS}",
+                    marker=marker(component(condition), 8),
+                    sideways=True,
+                )
             )
     height = max(120, 22 * len(conditions))
     wide = Grid(
         columns=min(4, len(shown)), panel=height, shared_y=True, left=130, bottom=40, row_gap=70
     )
-    narrow = replace(wide, columns=min(2, len(shown)), left=110, gap=0.1)
-    heading = "What each removal changes, less the intact model"
-    place(figure, heading, [titles[name] for name in shown], wide, narrow)
-    names = [removed(each) for each in reversed(conditions)]
-    keys: dict[str, object] = {"showlegend": False}
-    for panel in range(len(shown)):
-        keys[f"yaxis{axis(panel)}.categoryarray"] = names
-        keys[f"yaxis{axis(panel)}.range"] = [-0.5, len(names) - 0.5]
-        keys[f"xaxis{axis(panel)}.zerolinewidth"] = 2
-        keys |= {f"xaxis{axis(panel)}.nticks": 4, f"xaxis{axis(panel)}.rangemode": "tozero"}
-        if (limits := axis_range(*ranges[panel])) is not None:
-            keys[f"xaxis{axis(panel)}.range"] = limits
-        if panel:
-            keys[f"yaxis{axis(panel)}.matches"] = "y"
-    patch(figure, keys)
-    note_flat(figure, [panel for panel, ends in ranges.items() if is_noise(*ends)])
-    return figure
-
-
-def _difference_dot(rows: pd.DataFrame, condition: str, panel: int) -> go.Scatter:
-    values, *bounds = estimates_of(rows, "difference")
-    return go.Scatter(
-        x=values,
-        y=[removed(condition)] * len(rows),
-        error_x=error_bars(values, *bounds),
-        customdata=np.column_stack(bounds),
-        mode="markers",
-        marker=_marker(condition, size=8),
-        **on(panel),
-        hovertemplate="%{x:.3g} (%{customdata[0]:.3g} to %{customdata[1]:.3g})"
-        f"<extra>{label(condition)}</extra>",
-    )
+    heading, phone = "What each removal changes, less the intact model", min(2, len(shown))
+    place(figure, heading, [titles[m] for m in shown], wide, columns=phone, left=110, gap=0.1)
+    names = [removed(condition) for condition in reversed(conditions)]
+    figure.update_yaxes(categoryarray=names, range=[-0.5, len(names) - 0.5])
+    zoom_together(figure, "y")
+    figure.update_xaxes(zerolinewidth=2, nticks=4, rangemode="tozero")
+    fit_axes(figure, "x", [estimates_of(rows, "difference") for rows in by_measure])
+    return figure.update_layout(showlegend=False)
 
 
 def pattern_and_behaviour(table: pd.DataFrame, effects: Mapping[str, str]) -> go.Figure:
@@ -278,39 +230,26 @@ def pattern_and_behaviour(table: pd.DataFrame, effects: Mapping[str, str]) -> go
             pattern is summed over layers, and a layer's own effect averaged.
         effects: the titles of the y axes by the effect's column.
     """
-    groups = table.groupby("condition", sort=False)
-    lost = groups["pattern"].sum(min_count=1)
     figure = go.Figure()
     for panel, effect in enumerate(effects):
-        means = groups[[effect, *bound_columns(effect)]].mean()
-        for condition in lost.index:
+        for condition, rows in table.groupby("condition", sort=False):
             figure.add_trace(
-                _bridge_dot(condition, float(lost[condition]), means.loc[condition], panel)
+                interval_dots(
+                    [rows["pattern"].sum(min_count=1)],
+                    rows[[effect, *bound_columns(effect)]].mean().to_numpy(float)[:, None],
+                    panel,
+                    label=label(str(condition)),
+                    hover="pattern %{x:.3g} nats, %{y:.3g}",
+                    marker=marker(component(str(condition)), 10),
+                )
             )
     wide = Grid(
         columns=len(effects), panel=280, x_title="pattern lost, nats, sum over layers", bottom=110
     )
-    narrow = replace(wide, columns=1, panel=220, left=50, bottom=170)
     heading = "What a removal takes from the positional pattern, and from behaviour"
-    place(figure, heading, list(effects.values()), wide, narrow)
-    zoom_together(figure, len(effects), also_y=False)
+    place(figure, heading, [*effects.values()], wide, columns=1, panel=220, left=50, bottom=170)
+    zoom_together(figure, "x")
     return figure
-
-
-def _bridge_dot(condition: str, lost: float, effect: pd.Series, panel: int) -> go.Scatter:
-    value, low, high = (np.array([each], float) for each in effect.to_numpy(float))
-    return go.Scatter(
-        x=[lost],
-        y=value,
-        error_y=error_bars(value, low, high),
-        mode="markers",
-        marker=_marker(condition, size=10),
-        name=label(condition),
-        legendgroup=condition,
-        showlegend=panel == 0,
-        **on(panel),
-        hovertemplate=f"pattern %{{x:.3g}} nats, %{{y:.3g}}<extra>{label(condition)}</extra>",
-    )
 
 
 def heads_and_behaviour(table: pd.DataFrame) -> go.Figure:
@@ -323,17 +262,19 @@ def heads_and_behaviour(table: pd.DataFrame) -> go.Figure:
     figure = go.Figure()
     for layer, ink in zip(layers, layer_colours(len(layers)), strict=True):
         rows = table[table["layer"] == layer]
-        ends = estimates_of(rows, "loss")
-        figure.add_scatter(
-            x=rows["pattern"].to_numpy(float),
-            y=ends[0],
-            error_y=error_bars(*ends),
-            text=[f"L{layer}H{head}" for head in rows["head"]],
-            mode="markers+text",
-            textposition="top right",
-            marker={"color": ink, "size": 9},
-            name=f"L{layer}",
-            hovertemplate="%{text}: pattern %{x:.3g} nats, loss %{y:+.3g} nats<extra></extra>",
+        figure.add_trace(
+            interval_dots(
+                rows["pattern"].to_numpy(float),
+                estimates_of(rows, "loss"),
+                panel=0,
+                label=f"L{layer}",
+                hover="%{text}: pattern %{x:.3g} nats, loss %{y:+.3g} nats",
+                marker={"color": ink, "size": 9},
+                text=[f"L{layer}H{head}" for head in rows["head"]],
+                mode="markers+text",
+                textposition="top right",
+                showlegend=len(layers) > 1,
+            )
         )
     wide = Grid(
         columns=1,
@@ -342,5 +283,5 @@ def heads_and_behaviour(table: pd.DataFrame) -> go.Figure:
         x_title="the head's positional pattern, nats",
         y_title="rise of the loss without its W_Q, nats",
     )
-    place(figure, "Heads: pattern and behaviour", [""], wide, replace(wide, panel=240, left=50))
+    place(figure, "Heads: pattern and behaviour", [""], wide, panel=240, left=50)
     return figure

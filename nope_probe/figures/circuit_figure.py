@@ -6,10 +6,12 @@ It is the paper's Figure 3 with the block drawn around it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import plotly.graph_objects as go
+from jaxtyping import Float
 
 from nope_probe.components import INK, LETTERS, SCORE_STAGES, STAGE_MEANINGS, Letter, words
 from nope_probe.figures.circuit_layout import BAR, Flow, arrows, narrow, wide
@@ -18,20 +20,22 @@ from nope_probe.figures.circuit_views import (
     PER_STAGE,
     RAW,
     Circuit,
-    Scale,
     Stage,
     cells,
-    is_shown,
     is_signed,
     scales_of,
-    stages_of,
+    stages_in,
     views,
 )
 from nope_probe.figures.grid import axis, keep, patch
-from nope_probe.figures.maps import Stages, normalised_maps, stage_maps
 from nope_probe.figures.panels import heat_map
 from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, TEMPLATE, ZERO
+from nope_probe.maps.downsample import Pooled, pool
 
+if TYPE_CHECKING:
+    from nope_probe.maps.maps import StageMaps
+
+StageMap: TypeAlias = Float[Any, "row_pos col_pos"]
 COMPONENTS = ("mask", "w_q", "w_k", "w_o", "w_v", "mlp")
 MAX_POSITIONS = 128
 MAX_CELLS = 27 * MAX_POSITIONS**2  # of all maps together: 2.4 MB of a page
@@ -41,12 +45,12 @@ OF = {"reference": "intact model", "difference": "ablated less intact"}
 
 
 def circuit(
-    stages: Stages,
+    stages: StageMaps | Mapping[Any, StageMap],
     *,
     layer: int = 0,
     removed: Sequence[str] = (),
-    reference: Stages | None = None,
-    normalised: Stages | None = None,
+    reference: StageMaps | Mapping[Any, StageMap] | None = None,
+    normalised: StageMaps | Mapping[Any, StageMap] | None = None,
     components: Sequence[str] | None = None,
     absent: Mapping[str, str] | None = None,
     max_positions: int = MAX_POSITIONS,
@@ -78,31 +82,42 @@ def circuit(
         >>> figures.circuit({"a": np.eye(5), "b": np.tri(5)}).layout.title.text
         "L0, from its input to the next layer's scores"
     """
+    if normalised is None and not isinstance(stages, Mapping):
+        normalised = stages
     data = Circuit(
         layer=layer,
-        maps=stage_maps(stages),
-        normalised=normalised_maps(stages) if normalised is None else stage_maps(normalised),
+        maps=_stage_maps(stages),
+        normalised=_stage_maps(normalised, normalised=True),
         absent=absent or {},
         components=(*COMPONENTS, *removed) if components is None else components,
         removed=removed,
-        reference={} if reference is None else stage_maps(reference),
+        reference=_stage_maps(reference),
     )
-    offered = views(data)
-    first = next(iter(offered.values()))
-    held = stages_of(data)
+    shown = {name: stages_in(view, data) for name, view in views(data).items()}
+    held = list(dict.fromkeys(stage for stages in shown.values() for stage in stages))
     size = min(max_positions, int((MAX_CELLS / len(held)) ** 0.5))
-    drawn = {stage: cells(data, stage, size) for stage in held}
-    figure, axes = go.Figure(), _coloraxes(drawn)
-    for stage, (values, block) in drawn.items():
-        figure.add_trace(_heat(stage, values, block, axes[stage], is_shown(stage, first)))
+    pooled = {stage: pool(cells(data, stage)[None], size) for stage in held}
+    axes, first = _coloraxes(held), next(iter(shown.values()))
+    figure = go.Figure(
+        [_heat(stage, pooled[stage], axes[stage], visible=stage in first) for stage in held]
+    )
+    for stage in held:
         colours = DIVERGING if is_signed(stage) else SEQUENTIAL
-        figure.update_layout({axes[stage]: {"colorscale": colours}})
+        figure.layout[axes[stage]] = {"colorscale": colours}
     _place(figure, data, axes)
-    scales = scales_of({stage: values for stage, (values, _) in drawn.items()})
-    patches = {name: _limit_keys(axes, each) for name, each in scales.items()}
-    patch(figure, patches[PER_STAGE])
-    shown = {name: [is_shown(stage, view) for stage in drawn] for name, view in offered.items()}
-    _add_switches(figure, shown, patches)
+    scales = {
+        name: {
+            f"{axes[stage]}.{end}": limit
+            for stage, (low, high) in limits_of.items()
+            for end, limit in (("cmin", low), ("cmax", high))
+        }
+        for name, limits_of in scales_of(
+            {stage: maps.values[0] for stage, maps in pooled.items()}
+        ).items()
+    }
+    patch(figure, scales[PER_STAGE])
+    visible = {name: [stage in stages for stage in held] for name, stages in shown.items()}
+    _add_switches(figure, visible, scales)
     return figure
 
 
@@ -122,26 +137,17 @@ def formula(letter: Letter) -> str:
     return f"{text}, nats" if letter in SCORE_STAGES else text
 
 
-def _limit_keys(axes: Mapping[Stage, str], scales: Mapping[Stage, Scale]) -> dict[str, float]:
-    keys: dict[str, float] = {}
-    for stage, (low, high) in scales.items():
-        keys |= {f"{axes[stage]}.cmin": low, f"{axes[stage]}.cmax": high}
-    return keys
-
-
-def _heat(
-    stage: Stage, values: np.ndarray, block: int, coloraxis: str, visible: bool
-) -> go.Heatmap:
+def _heat(stage: Stage, pooled: Pooled, coloraxis: str, visible: bool) -> go.Heatmap:
     letter, of, kind = stage
-    kind_and_model = ("" if kind == RAW else kind, OF.get(of, ""))
+    about = [f"({letter}) {formula(letter)}", "" if kind == RAW else kind, OF.get(of, "")]
     return heat_map(
-        values.astype(np.float32),
-        float(block),
+        pooled.values[0],
+        float(pooled.block),
         LETTERS.index(letter),
         name=letter,
         coloraxis=coloraxis,
         value=_value(stage),
-        label="<br>".join([f"({letter}) {formula(letter)}", *filter(None, kind_and_model)]),
+        label="<br>".join(filter(None, about)),
         visible=visible,
     )
 
@@ -154,27 +160,28 @@ def _value(stage: Stage) -> str:
 
 
 def _place(figure: go.Figure, data: Circuit, axes: Mapping[Stage, str]) -> None:
-    figure.update_layout(template=TEMPLATE, title={"text": _title(data)})
-    figure.update_layout(plot_bgcolor=BLANK, paper_bgcolor=PAPER)
     square = {"showgrid": False, "zeroline": False, "constrain": "domain", "nticks": 4}
-    for letter in LETTERS:
-        at = axis(LETTERS.index(letter))
-        across = {**square, "anchor": f"y{at}", "tickfont": {"size": 10}}
-        down = {"autorange": "reversed", "scaleanchor": f"x{at}", "constraintoward": "middle"}
+    square["tickfont"] = {"size": 10}
+    down = {"autorange": "reversed", "constraintoward": "middle"}
+    layout: dict[str, Any] = {}
+    for panel, letter in enumerate(LETTERS):
+        x, y = f"x{axis(panel)}", f"y{axis(panel)}"
         blank = {} if letter in data.maps else {"showticklabels": False, "range": [0, 1]}
-        figure.update_layout(
-            {
-                f"xaxis{at}": {**across, **blank},
-                f"yaxis{at}": {**across, **down, "anchor": f"x{at}", **blank},
-            }
-        )
+        layout[f"xaxis{axis(panel)}"] = {**square, "anchor": y, **blank}
+        layout[f"yaxis{axis(panel)}"] = {**square, **down, "scaleanchor": x, "anchor": x, **blank}
+    figure.update_layout(
+        layout,
+        template=TEMPLATE,
+        title={"text": _title(data)},
+        plot_bgcolor=BLANK,
+        paper_bgcolor=PAPER,
+        margin={"t": 60 + MENU, "b": 16, "l": 56, "r": 16},
+        height=wide().height + 76 + MENU,
+    )
     patch(figure, _layout(wide(), data, axes, titled="e", ticked="e"))
     phone = _layout(narrow(), data, axes, titled="a", ticked=LETTERS)
     phone["margin"] = {"t": 24, "b": 10, "l": 24, "r": 4}
-    phone["height"] = narrow().height + 34
-    keep(figure, narrow=phone)
-    figure.update_layout(margin={"t": 60 + MENU, "b": 16, "l": 56, "r": 16})
-    figure.update_layout(height=wide().height + 76 + MENU)
+    keep(figure, narrow={**phone, "height": narrow().height + 34})
 
 
 def _title(data: Circuit) -> str:
@@ -211,26 +218,18 @@ def _bar(flow: Flow, letter: str) -> dict[str, Any]:
 
 def _captions(flow: Flow, data: Circuit) -> list[dict[str, Any]]:
     """Return each panel's letter and formula, and in an empty panel the reason."""
-    found = []
+    where = {"xref": "paper", "yref": "paper", "showarrow": False}
+    captions = []
     for letter in LETTERS:
         x, y = flow.domain(letter)
-        where = {"xref": "paper", "yref": "paper", "showarrow": False}
         above = {"x": x[0], "y": y[1], "xanchor": "left", "yanchor": "bottom"}
-        text, size = f"<b>({letter})</b> {formula(letter)}", {"size": 12, "color": INK}
-        found.append({"text": text, "font": size, **where, **above})
+        text, font = f"<b>({letter})</b> {formula(letter)}", {"size": 12, "color": INK}
+        captions.append({"text": text, "font": font, **where, **above})
         if letter in data.absent:
-            inside = {"x": sum(x) / 2, "y": sum(y) / 2, "font": {"size": 11, "color": ZERO}}
-            found.append({"text": _wrapped(data.absent[letter]), **where, **inside})
-    return found
-
-
-def _wrapped(text: str, width: int = 22) -> str:
-    lines = [""]
-    for word in text.split():
-        if len(lines[-1]) + len(word) > width:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return "<br>".join(lines)
+            text, font = "<br>".join(wrap(data.absent[letter], 23)), {"size": 11, "color": ZERO}
+            middle = {"x": sum(x) / 2, "y": sum(y) / 2}
+            captions.append({"text": text, "font": font, **where, **middle})
+    return captions
 
 
 def _add_switches(
@@ -250,7 +249,7 @@ def _add_switches(
                 "label": name,
                 "method": "update",
                 "args": [
-                    {"visible": each["visible"]} if "visible" in each else {},
+                    {key: each[key] for key in ("visible",) if key in each},
                     each.get("layout", {}),
                 ],
             }
@@ -261,3 +260,13 @@ def _add_switches(
         menus.append({"type": "dropdown", "buttons": buttons, **where, **look})
     figure.update_layout(updatemenus=menus)
     keep(figure, switches=switches, menu=MENU)
+
+
+def _stage_maps(
+    stages: StageMaps | Mapping[Any, StageMap] | None, normalised: bool = False
+) -> dict[str, StageMap]:
+    """Return stages as arrays by letter: those given, or the means of captured ones."""
+    if stages is None or isinstance(stages, Mapping):
+        return {letter: np.asarray(values) for letter, values in (stages or {}).items()}
+    of = stages.normalised if normalised else stages.mean
+    return {letter: np.asarray(of(letter)) for letter in stages.folds}

@@ -99,26 +99,13 @@ class Flow:
 
 def wide() -> Flow:
     """Return the layout for a wide screen: attention in the first row, the rest in the second."""
-    return Flow(
-        height=_FLOOR + 18,
-        tops={letter: TITLE if letter in "abcd" else _SECOND for letter in LETTERS},
-        columns={letter: (left, left + _SHARE) for letter, left in _LEFT.items()},
-        panel=PANEL,
-        paths=_wide_paths(),
-        labels=_wide_labels(),
-        x=(_X, _MIDDLE),
-        joins=((_X, _JOIN), (_PLUS, _LOWER)),
-        separator="<br>",
-    )
-
-
-def _wide_paths() -> dict[str, Sequence[Point]]:
+    row: dict[str, float] = {s: _MIDDLE if s in "abcd" else _LOWER for s in LETTERS}
     paths: dict[str, Sequence[Point]] = {
-        letter: [(_LEFT[letter] - _GAP, _row(letter)), (_LEFT[letter], _row(letter))]
+        letter: [(_LEFT[letter] - _GAP, row[letter]), (_LEFT[letter], row[letter])]
         for letter in "bcdfhi"
     }
     out, edge = _LEFT["d"] + _SHARE, 0.995
-    return paths | {
+    paths |= {
         "a": [(_X + 0.012, _MIDDLE), (_LEFT["a"], _MIDDLE)],
         "e": [(out, _MIDDLE), (edge, _MIDDLE), (edge, _JOIN), (_X, _JOIN), (_X, _SECOND)],
         "x_e": [(_X, _MIDDLE + 12), (_X, _JOIN - 7)],
@@ -126,60 +113,54 @@ def _wide_paths() -> dict[str, Sequence[Point]]:
         "_g": [(_PLUS, _LOWER), (_LEFT["g"], _LOWER)],
         "e_g": [(_BRANCH, _LOWER), (_BRANCH, _FLOOR), (_PLUS, _FLOOR), (_PLUS, _LOWER + 7)],
     }
-
-
-def _wide_labels() -> dict[str, tuple[Point, str, str]]:
     middles = {letter: _LEFT[letter] - _GAP / 2 for letter in "bcdfhi"}
     middles |= {"a": (_X + _LEFT["a"]) / 2, "g": _LEFT["g"] - 0.66 * _GAP}
     labels = {
-        letter: ((middle, _row(letter) - 6), "center", "bottom")
+        letter: ((middle, row[letter] - 6), "center", "bottom")
         for letter, middle in middles.items()
     }
     labels["x_e"] = ((_X - 0.006, (_MIDDLE + _JOIN) / 2), "right", "middle")
     labels["e_g"] = ((_LEFT["f"] + _SHARE / 2, _FLOOR + 2), "center", "top")
-    return labels
-
-
-def _row(letter: str) -> float:
-    return _MIDDLE if letter in "abcd" else _LOWER
+    return Flow(
+        height=_FLOOR + 18,
+        tops={letter: TITLE if letter in "abcd" else _SECOND for letter in LETTERS},
+        columns={letter: (left, left + _SHARE) for letter, left in _LEFT.items()},
+        panel=PANEL,
+        paths=paths,
+        labels=labels,
+        x=(_X, _MIDDLE),
+        joins=((_X, _JOIN), (_PLUS, _LOWER)),
+        separator="<br>",
+    )
 
 
 def narrow() -> Flow:
     """Return the layout for a phone: one column, and the residual stream to the left of it."""
-    return Flow(
-        height=_TOPS["i"] + _PHONE_PANEL + BELOW,
-        tops=_TOPS,
-        columns=dict.fromkeys(LETTERS, _PHONE_X),
-        panel=_PHONE_PANEL,
-        paths=_narrow_paths(),
-        labels=_narrow_labels(),
-        x=(_CENTRE, _PHONE_INPUT),
-        joins=tuple((_CENTRE, _JOINS[letter]) for letter in "eg"),
-        separator=" ",
-    )
-
-
-def _narrow_paths() -> dict[str, Sequence[Point]]:
     paths: dict[str, Sequence[Point]] = {
         letter: [(_CENTRE, _STARTS[letter]), (_CENTRE, _ENDS[letter])] for letter in LETTERS
     }
     paths["g"] = [(_CENTRE, _STARTS["g"]), (_CENTRE, _JOINS["g"] - 7)]
     paths["_g"] = [(_CENTRE, _JOINS["g"]), (_CENTRE, _ENDS["g"])]
-    branch = _STARTS["f"] + 12
-    for name, start in (("x_e", (_CENTRE - 0.05, _PHONE_INPUT)), ("e_g", (_CENTRE, branch))):
-        join = _JOINS[name[-1]]
-        paths[name] = [start, (_RAIL, start[1]), (_RAIL, join), (_CENTRE - 0.02, join)]
-    return paths
-
-
-def _narrow_labels() -> dict[str, tuple[Point, str, str]]:
     labels: dict[str, tuple[Point, str, str]] = {
         letter: ((_CENTRE + 0.05, (_STARTS[letter] + _ENDS[letter]) / 2), "left", "middle")
         for letter in LETTERS
     }
-    labels["x_e"] = ((_RAIL + 0.02, _JOINS["e"] - 3), "left", "bottom")
-    labels["e_g"] = ((_RAIL + 0.02, _JOINS["g"] - 3), "left", "bottom")
-    return labels
+    residual = {"x_e": (_CENTRE - 0.05, _PHONE_INPUT), "e_g": (_CENTRE, _STARTS["f"] + 12)}
+    for name, start in residual.items():
+        join = _JOINS[name[-1]]
+        paths[name] = [start, (_RAIL, start[1]), (_RAIL, join), (_CENTRE - 0.02, join)]
+        labels[name] = ((_RAIL + 0.02, join - 3), "left", "bottom")
+    return Flow(
+        height=_TOPS["i"] + _PHONE_PANEL + BELOW,
+        tops=_TOPS,
+        columns=dict.fromkeys(LETTERS, _PHONE_X),
+        panel=_PHONE_PANEL,
+        paths=paths,
+        labels=labels,
+        x=(_CENTRE, _PHONE_INPUT),
+        joins=tuple((_CENTRE, _JOINS[letter]) for letter in "eg"),
+        separator=" ",
+    )
 
 
 def arrows(
@@ -207,7 +188,9 @@ def arrows(
             words = flow.separator.join(f"<s>{w}</s>" if c in removed else w for w, c in operations)
             marks.append(_text(flow, at, words, size=11, xanchor=across, yanchor=down))
         if gone and not faint:
-            marks.append(_text(flow, _middle(points), "<b>✕</b>", size=18, color=colour))
+            (x0, y0), (x1, y1) = points[:2]
+            middle = (x0 + x1) / 2, (y0 + y1) / 2
+            marks.append(_text(flow, middle, "<b>✕</b>", size=18, color=colour))
     return shapes, [*marks, *(_text(flow, join, "⊕", size=20) for join in flow.joins)]
 
 
@@ -233,8 +216,3 @@ def _text(flow: Flow, at: Point, words: str, **style: Any) -> dict[str, Any]:
     where = {"x": at[0], "y": flow.share(at[1]), "xref": "paper", "yref": "paper"}
     anchors = {"xanchor": "center", "yanchor": "middle"}
     return {"text": words, "font": font, "showarrow": False, **where, **anchors, **style}
-
-
-def _middle(points: Sequence[Point]) -> Point:
-    (x0, y0), (x1, y1) = points[:2]
-    return (x0 + x1) / 2, (y0 + y1) / 2

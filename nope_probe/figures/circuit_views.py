@@ -10,7 +10,6 @@ import numpy as np
 from jaxtyping import Float
 
 from nope_probe.components import LETTERS, SCORE_STAGES, Letter
-from nope_probe.maps.downsample import pool
 
 Of = Literal["shown", "reference", "difference"]
 Kind = Literal["raw", "cosines", "less diagonal means"]
@@ -51,16 +50,6 @@ class Circuit:
         if unknown or not self.maps:
             got = " ".join(unknown) or "none"
             raise ValueError(f"expected maps of the stages a to i, got {got}")
-        for name in ("normalised", "reference"):
-            given = getattr(self, name)
-            missing = sorted({*self.maps} - {*given})
-            if given and missing:
-                raise ValueError(f"the {name} maps lack the stages {' '.join(missing)}")
-
-    @property
-    def letters(self) -> list[Letter]:
-        """The stages that have maps, in the order of the flow."""
-        return [letter for letter in LETTERS if letter in self.maps]
 
 
 def views(data: Circuit) -> dict[str, tuple[Of, Kind]]:
@@ -69,7 +58,7 @@ def views(data: Circuit) -> dict[str, tuple[Of, Kind]]:
     if not data.reference:
         kinds = (RAW, COSINES, *([DIAGONAL] if diagonal else []))
         return {kind: ("shown", kind) for kind in kinds}
-    found: dict[str, tuple[Of, Kind]] = {
+    offered: dict[str, tuple[Of, Kind]] = {
         "ablated": ("shown", RAW),
         "intact": ("reference", RAW),
         "difference": ("difference", RAW),
@@ -77,43 +66,33 @@ def views(data: Circuit) -> dict[str, tuple[Of, Kind]]:
         "intact cosines": ("reference", COSINES),
         "difference of cosines": ("difference", COSINES),
     }
-    return found | ({f"ablated {DIAGONAL}": ("shown", DIAGONAL)} if diagonal else {})
+    return offered | ({f"ablated {DIAGONAL}": ("shown", DIAGONAL)} if diagonal else {})
 
 
-def stages_of(data: Circuit) -> list[Stage]:
-    """Return all maps that some view shows, each once, those of the first view first.
+def stages_in(view: tuple[Of, Kind], data: Circuit) -> list[Stage]:
+    """Return the maps that a view shows.
 
     Scores are not inner products of one stage's vectors: they have no cosines, and a view of
     cosines shows them as they are.
     """
-    found = [
-        (letter, of, kind if letter not in SCORE_STAGES or kind != COSINES else RAW)
-        for of, kind in views(data).values()
-        for letter in data.letters
+    of, kind = view
+    return [
+        (letter, of, RAW if kind == COSINES and letter in SCORE_STAGES else kind)
+        for letter in LETTERS
+        if letter in data.maps
     ]
-    return list(dict.fromkeys(found))
 
 
-def is_shown(stage: Stage, view: tuple[Of, Kind]) -> bool:
-    """Return whether a view shows a map."""
-    letter, of, kind = stage
-    alike = kind == RAW and letter in SCORE_STAGES and view[1] == COSINES
-    return of == view[0] and (kind == view[1] or alike)
-
-
-def cells(data: Circuit, stage: Stage, max_positions: int) -> tuple[np.ndarray, int]:
-    """Return the values of a map, pooled, with the positions per block."""
+def cells(data: Circuit, stage: Stage) -> Float[np.ndarray, "query_pos key_pos"]:
+    """Return the values of a map."""
     letter, of, kind = stage
     if kind == DIAGONAL:
-        values = np.asarray(data.normalised[letter])
-    else:
-        shown, reference = (
-            cosines(np.asarray(maps[letter])) if kind == COSINES else np.asarray(maps[letter])
-            for maps in (data.maps, data.reference or data.maps)
-        )
-        values = {"shown": shown, "reference": reference, "difference": shown - reference}[of]
-    pooled = pool(values[None], max_positions)
-    return pooled.values[0], pooled.block
+        return np.asarray(data.normalised[letter])
+    shown, reference = (
+        cosines(np.asarray(maps[letter])) if kind == COSINES else np.asarray(maps[letter])
+        for maps in (data.maps, data.reference or data.maps)
+    )
+    return {"shown": shown, "reference": reference, "difference": shown - reference}[of]
 
 
 def cosines(
@@ -164,30 +143,17 @@ def scales_of(shown: Mapping[Stage, np.ndarray]) -> dict[str, dict[Stage, Scale]
     A stage of the ablated model has the colours of the intact one. Inner products never share a
     scale among stages, whose vectors differ in length by an order of magnitude; cosines can.
     """
-    own = {
-        stage: limits([shown[each] for each in _alike(stage, shown)], is_signed(stage))
-        for stage in shown
-    }
-    tops = {
-        of: max((high for (_, o, kind), (_, high) in own.items() if (o, kind) == (of, COSINES)))
-        for of in {of for _, of, kind in shown if kind == COSINES}
-    }
+    own = {}
+    for letter, of, kind in shown:
+        alike: tuple[Of, ...] = ("difference",) if of == "difference" else ("shown", "reference")
+        maps = [shown[letter, each, kind] for each in alike if (letter, each, kind) in shown]
+        own[letter, of, kind] = limits(maps, is_signed((letter, of, kind)))
+    changes = [
+        high for (_, of, kind), (_, high) in own.items() if (of, kind) == ("difference", COSINES)
+    ]
+    tops: dict[Of, float] = {"shown": 1.0, "reference": 1.0, "difference": max(changes, default=1)}
     shared = {
-        stage: _shared(stage[1], tops) if stage[2] == COSINES else scale
+        stage: (-tops[stage[1]], tops[stage[1]]) if stage[2] == COSINES else scale
         for stage, scale in own.items()
     }
     return {PER_STAGE: own, ALL_COSINES: shared}
-
-
-def _alike(stage: Stage, shown: Mapping[Stage, np.ndarray]) -> list[Stage]:
-    """Return the maps on the scale of one: those of both models, but not their difference."""
-    letter, of, kind = stage
-    if of == "difference":
-        return [stage]
-    both: list[Stage] = [(letter, "shown", kind), (letter, "reference", kind)]
-    return [each for each in both if each in shown]
-
-
-def _shared(of: Of, tops: Mapping[Of, float]) -> Scale:
-    top = tops[of] if of == "difference" else 1.0
-    return -top, top

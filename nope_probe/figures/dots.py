@@ -1,4 +1,4 @@
-"""Estimates with their intervals over layers: one dot per layer and name, at any depth.
+"""Estimates with their intervals: as dots, as a curve in its band, and as dots over layers.
 
 A layer whose shares are undefined, since its pattern does not exceed the noise, is marked with the
 words "no pattern".
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -16,13 +16,23 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from nope_probe.components import colour, symbol, words
-from nope_probe.figures.grid import Grid, annotate, axis, inside, on, patch, place, zoom_together
+from nope_probe.figures.grid import (
+    Grid,
+    annotate,
+    axis,
+    inside,
+    named,
+    on,
+    patch,
+    place,
+    zoom_together,
+)
 from nope_probe.figures.intervals import (
     FLAT,
     NO_PATTERN,
     axis_range,
-    bound_columns,
     error_bars,
+    estimates_of,
     is_noise,
     padded_range,
 )
@@ -30,6 +40,7 @@ from nope_probe.figures.style import BLANK, GRID
 
 WIDTH = 0.6  # of a layer's dots, in layers
 MOST_TICKS = 12
+BOUNDS = "(%{customdata[0]:.3g} to %{customdata[1]:.3g})"  # in hover texts
 FLAT_NOTE = {
     "text": FLAT,
     "x": 0.5,
@@ -41,6 +52,94 @@ FLAT_NOTE = {
 }
 
 
+def marker(name: str, size: int, hollow: bool = False) -> dict[str, object]:
+    """Return the marker of a component, in the colour and shape that it has in every figure."""
+    shape = symbol(name) + ("-open" if hollow else "")
+    return {"color": colour(name), "symbol": shape, "size": size}
+
+
+def interval_dots(
+    at: Sequence[Any] | np.ndarray,
+    estimates: Float[np.ndarray, "3 dot"],
+    panel: int,
+    *,
+    label: str,
+    hover: str,
+    marker: Mapping[str, object],
+    sideways: bool = False,
+    **others: object,
+) -> go.Scatter:
+    """Return estimates as dots with error bars.
+
+    Args:
+        at: the dots' places on the axis that the estimates are not on.
+        estimates: estimates, lower and upper bounds.
+        panel: the number of the panel.
+        label: the name in the legend, which the first panel shows.
+        hover: the hover text; `BOUNDS` stands for the interval.
+        marker: colour, symbol and size.
+        sideways: whether the estimates are along x.
+        others: of the trace, as plotly calls them.
+    """
+    value, other = ("x", "y") if sideways else ("y", "x")
+    return go.Scatter(
+        {
+            other: at,
+            value: estimates[0],
+            f"error_{value}": error_bars(*estimates),
+            "customdata": estimates[1:].T,
+            "mode": "markers",
+            "marker": marker,
+            **named(panel, label, hover),
+            **others,
+        }
+    )
+
+
+def curve_in_band(
+    x: np.ndarray,
+    estimates: Float[np.ndarray, "3 x"],
+    panel: int,
+    *,
+    label: str,
+    hover: str,
+    line: Mapping[str, object],
+    opacity: float,
+    showlegend: bool,
+) -> list[go.Scatter]:
+    """Return estimates as a curve, and the band between their bounds.
+
+    Args:
+        x: the curve's places along x.
+        estimates: estimates, lower and upper bounds.
+        panel: the number of the panel.
+        label: the name in the legend.
+        hover: the hover text; `BOUNDS` stands for the interval.
+        line: its colour, width and dash.
+        opacity: the band's.
+        showlegend: whether the legend names it.
+    """
+    values, lows, highs = estimates
+    band = go.Scatter(
+        x=np.concatenate([x, x[::-1]]),
+        y=np.concatenate([highs, lows[::-1]]),
+        fill="toself",
+        fillcolor=line["color"],
+        opacity=opacity,
+        line={"width": 0},
+        hoverinfo="skip",
+        showlegend=False,
+        legendgroup=label,
+        **on(panel),
+    )
+    about = named(panel, label, hover) | {"showlegend": showlegend}
+    customdata = estimates[1:].T
+    return [
+        band,
+        go.Scatter(x=x, y=values, customdata=customdata, mode="lines", line=line, **about),
+    ]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Dots:
     """One series of estimates over layers.
@@ -49,16 +148,14 @@ class Dots:
         name: a component's name, which fixes colour and marker.
         label: its name in the legend.
         layers: layer numbers, from 0.
-        values, lows, highs: estimates and their 95% intervals; NaN where there is none.
+        estimates: estimates and the bounds of their 95% intervals; NaN where there is none.
         hollow: whether the markers are open.
     """
 
     name: str
     label: str
     layers: Sequence[int]
-    values: Sequence[float]
-    lows: Sequence[float]
-    highs: Sequence[float]
+    estimates: Float[np.ndarray, "3 layer"]
     hollow: bool = False
 
 
@@ -68,21 +165,17 @@ def dots(
     """Return one series from the rows of a table, one per layer.
 
     Args:
-        rows: `layer`, the column and its bounds (see `bound_columns`; without them the interval is
-            the number itself).
+        rows: `layer`, and the column with its bounds (see `bound_columns`).
         name: the component, which fixes colour and marker.
         column: the column to draw.
         label: its name in the legend; the component's label if None.
         hollow: whether the markers are open.
     """
-    low, high = bound_columns(column)
     return Dots(
         name=name,
         label=label or words(name),
         layers=rows["layer"].astype(int).tolist(),
-        values=rows[column].astype(float).tolist(),
-        lows=rows.get(low, rows[column]).astype(float).tolist(),
-        highs=rows.get(high, rows[column]).astype(float).tolist(),
+        estimates=estimates_of(rows, column),
         hollow=hollow,
     )
 
@@ -106,127 +199,97 @@ def over_layers(
         unmarked: panels in which a layer without numbers may have a pattern: it is left blank.
         same_y: groups of panels, by their numbers, that share one scale.
     """
-    n_layers = len(_layers(next(iter(panels.values()))))
+    layers = sorted({at for of_panel in panels.values() for each in of_panel for at in each.layers})
     figure = go.Figure(
         [
-            _trace(each, panel, WIDTH * ((index + 0.5) / len(series) - 0.5))
-            for panel, series in enumerate(panels.values())
-            for index, each in enumerate(series)
+            _layer_dots(series, panel, WIDTH * ((index + 0.5) / len(of_panel) - 0.5))
+            for panel, of_panel in enumerate(panels.values())
+            for index, series in enumerate(of_panel)
         ]
     )
-    place(figure, title, list(panels), *_grids(len(panels), columns, n_layers))
-    _mark_layers(figure, panels, unmarked)
-    _set_ranges(figure, list(panels.values()), same_y or [[i] for i in range(len(panels))])
-    return figure
-
-
-def _grids(n_panels: int, columns: int | None, n_layers: int) -> tuple[Grid, Grid]:
-    """Return the layouts for a wide and a narrow screen."""
-    many, deep = columns is not None, n_layers > MOST_TICKS
-    across = columns or n_panels
+    many, deep = columns is not None, len(layers) > MOST_TICKS
+    across = columns or len(panels)
     wide = Grid(
         columns=max(1, across // 2) if deep else across,
         panel=170 if many or deep else 260,
         x_title="layer",
     )
-    narrow = Grid(
-        columns=2 if many and not deep else 1,
-        panel=120 if many else 220,
-        gap=0.14,
-        left=40,
-        bottom=130,
-        x_title="layer",
+    phone = {"columns": 2 if many and not deep else 1, "panel": 120 if many else 220}
+    place(figure, title, list(panels), wide, **phone, gap=0.14, left=40, bottom=130)
+    figure.update_xaxes(
+        range=[layers[0] - 0.5, layers[-1] + 0.5],
+        showgrid=False,
+        zeroline=False,
+        tick0=0,
+        dtick=-(-len(layers) // MOST_TICKS),
+        minor={"tick0": 0.5, "dtick": 1, "showgrid": True, "gridcolor": GRID},
     )
-    return wide, narrow
+    zoom_together(figure, "x")
+    figure.update_yaxes(rangemode="tozero", zerolinewidth=2, nticks=5)
+    _mark_empty_layers(figure, panels, unmarked)
+    ends = [np.concatenate([s.estimates for s in each], axis=1) for each in panels.values()]
+    fit_axes(figure, "y", ends, same_y)
+    return figure
 
 
-def _trace(series: Dots, panel: int, offset: float) -> go.Scatter:
-    values = np.asarray(series.values, float)
-    bounds = np.asarray([series.lows, series.highs], float)
-    shape = symbol(series.name) + ("-open" if series.hollow else "")
-    size = 9 if len(series.layers) <= MOST_TICKS else 6
-    return go.Scatter(
-        x=np.asarray(series.layers, float) + offset,
-        y=values,
-        error_y=error_bars(values, *bounds),
-        customdata=np.column_stack([series.layers, *bounds]),
-        mode="markers",
+def _layer_dots(series: Dots, panel: int, offset: float) -> go.Scatter:
+    return interval_dots(
+        np.asarray(series.layers, float) + offset,
+        series.estimates,
+        panel,
+        label=series.label,
+        hover=f"%{{text}}: %{{y:.3g}} {BOUNDS}",
+        marker=marker(series.name, 9 if len(series.layers) <= MOST_TICKS else 6, series.hollow),
+        text=[f"L{layer}" for layer in series.layers],
         cliponaxis=False,  # markers at zero are whole
-        **on(panel),
-        name=series.label,
-        legendgroup=series.label,
-        showlegend=panel == 0,
-        marker={"color": colour(series.name), "symbol": shape, "size": size},
-        hovertemplate=(
-            "L%{customdata[0]}: %{y:.3g} "
-            f"(%{{customdata[1]:.3g}} to %{{customdata[2]:.3g}})<extra>{series.label}</extra>"
-        ),
     )
 
 
-def _mark_layers(
+def _mark_empty_layers(
     figure: go.Figure, panels: Mapping[str, Sequence[Dots]], unmarked: Collection[str]
 ) -> None:
-    """Tick and separate the layers, and mark those without a pattern."""
-    notes: list[dict[str, Any]] = []
-    keys: dict[str, Any] = {}
-    for panel, (title, series) in enumerate(panels.items()):
-        layers = _layers(series)
-        empty = [] if title in unmarked else [each for each in layers if _is_empty(series, each)]
-        every = -(-len(layers) // MOST_TICKS)
-        x, y = f"xaxis{axis(panel)}", f"yaxis{axis(panel)}"
-        keys[f"{x}.range"] = [layers[0] - 0.5, layers[-1] + 0.5]
-        keys |= {f"{x}.showgrid": False, f"{x}.zeroline": False}
-        keys |= {f"{x}.tick0": 0, f"{x}.dtick": every}
-        between = {"tick0": 0.5, "dtick": 1, "showgrid": True, "gridcolor": GRID}
-        keys[f"{x}.minor"] = between
-        keys |= {f"{y}.rangemode": "tozero", f"{y}.zerolinewidth": 2, f"{y}.nticks": 5}
-        for layer in empty:
-            where = {**inside(panel), "xref": f"x{axis(panel)}", "x": layer, "y": 0.5}
-            notes.append({"text": NO_PATTERN, "textangle": -90, "bgcolor": BLANK, **where})
-    font = {"showarrow": False, "font": {"size": 11}}
-    patch(figure, keys)
-    annotate(figure, [{**note, **font} for note in notes])
+    """Mark the layers in which no series of a panel has a number."""
+    note = {"text": NO_PATTERN, "textangle": -90, "bgcolor": BLANK, "showarrow": False}
+    for panel, (title, of_panel) in enumerate(panels.items()):
+        has_number: dict[int, bool] = {}
+        for series in of_panel:
+            for layer, value in zip(series.layers, series.estimates[0], strict=True):
+                has_number[layer] = has_number.get(layer, False) or not np.isnan(value)
+        empty = [layer for layer, has in sorted(has_number.items()) if not has]
+        if title not in unmarked:
+            where = {**inside(panel), "xref": f"x{axis(panel)}", "y": 0.5, "font": {"size": 11}}
+            annotate(figure, [{**note, **where, "x": layer} for layer in empty])
 
 
-def _set_ranges(
-    figure: go.Figure, panels: Sequence[Sequence[Dots]], groups: Sequence[Sequence[int]]
+def fit_axes(
+    figure: go.Figure,
+    along: Literal["x", "y"],
+    ends: Sequence[Float[np.ndarray, "3 _"]],
+    groups: Sequence[Sequence[int]] = (),
 ) -> None:
-    """Match the axes that show the same, and keep noise flat."""
-    zoom_together(figure, len(panels), also_y=False)
+    """Match the axes of panels on one scale, and keep noise flat, with a note that it is.
+
+    Args:
+        figure: the figure, with its panels.
+        along: the axes that the numbers are along.
+        ends: each panel's estimates, lower and upper bounds.
+        groups: panels, by their numbers, that share one scale; by default each has its own.
+    """
     keys: dict[str, Any] = {}
-    noise: list[int] = []
-    for first, *others in groups:
-        keys |= {f"yaxis{axis(each)}.matches": f"y{axis(first)}" for each in others}
-        ends = np.concatenate([_ends(panels[each]) for each in (first, *others)], axis=1)
-        limits = axis_range(*ends)
-        if limits is None and others:  # plotly.js gives a panel without numbers a range of its own
-            limits = padded_range(ends)
-        if limits is not None:
-            keys |= {f"yaxis{axis(each)}.range": limits for each in (first, *others)}
-        noise += [each for each in (first, *others) if is_noise(*_ends(panels[each]))]
+    for group in groups or [[panel] for panel in range(len(ends))]:
+        together = np.concatenate([ends[panel] for panel in group], axis=1)
+        limits = axis_range(*together)
+        if limits is None and len(group) > 1:  # plotly.js scales a panel without numbers by itself
+            limits = padded_range(together)
+        for panel in group:
+            if panel != group[0]:
+                keys[f"{along}axis{axis(panel)}.matches"] = f"{along}{axis(group[0])}"
+            if limits is not None:
+                keys[f"{along}axis{axis(panel)}.range"] = limits
     patch(figure, keys)
-    note_flat(figure, noise)
+    note_flat(figure, [panel for panel, numbers in enumerate(ends) if is_noise(*numbers)])
 
 
 def note_flat(figure: go.Figure, panels: Iterable[int]) -> None:
     """Note in some panels that what they show is flat within its noise."""
     annotate(figure, [{**inside(panel), **FLAT_NOTE} for panel in panels])
-
-
-def _ends(series: Sequence[Dots]) -> Float[np.ndarray, "3 dot"]:
-    rows = [[each.values, each.lows, each.highs] for each in series]
-    return np.concatenate([np.asarray(row, float) for row in rows], axis=1)
-
-
-def _layers(series: Sequence[Dots]) -> list[int]:
-    return sorted({layer for each in series for layer in each.layers})
-
-
-def _is_empty(series: Sequence[Dots], layer: int) -> bool:
-    return all(
-        np.isnan(value)
-        for each in series
-        for at, value in zip(each.layers, each.values, strict=True)
-        if at == layer
-    )

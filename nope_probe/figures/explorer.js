@@ -2,13 +2,6 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const find = (selector) => document.querySelector(selector);
 const NARROW = 640; // px: below it the stages stand in one column
 
-function buffer(text) {
-  const raw = atob(text);
-  const bytes = new Uint8Array(raw.length);
-  for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
-  return bytes.buffer;
-}
-
 const views = data.views.map((view) => ({
   ...view,
   cells: new Int16Array(buffer(view.cells)),
@@ -72,20 +65,6 @@ function limits(maps, n, signed) {
   if (high === -Infinity) return [0, 1];
   if (signed) return [-(high || 1), high || 1];
   return high > low ? [low, high] : [low - 1, low + 1];
-}
-
-function paint(canvas, map, n, [low, high], names) {
-  const table = colours(names);
-  if (canvas.width !== n) canvas.width = canvas.height = n;
-  const context = canvas.getContext("2d");
-  const image = context.createImageData(n, n);
-  for (let i = 0; i < map.length; i++) {
-    if (Number.isNaN(map[i])) continue; // the background shows
-    const step = Math.round((255 * (map[i] - low)) / (high - low));
-    const [r, g, b] = table[Math.min(255, Math.max(0, step))];
-    image.data.set([r, g, b, 255], 4 * i);
-  }
-  context.putImageData(image, 0, 0);
 }
 
 function show(value) {

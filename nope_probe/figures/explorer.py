@@ -1,15 +1,18 @@
 """The explorer: switches that remove a model's components, in one piece of HTML.
 
 The maps of all combinations of removed components are in the page, so that its switches need no
-kernel, no library and no network: it works in notebooks, in reports and as a file.
+kernel, no library and no network: it works in notebooks, in reports and as a file. A cell is a
+16-bit code times its map's scale; equal maps are stored once.
 """
 
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
+from importlib import resources
 from pathlib import Path
 from string import Template
 from typing import Any, Literal
@@ -18,10 +21,8 @@ import numpy as np
 from jaxtyping import Float
 
 from nope_probe.components import LETTERS, SCORE_STAGES, STAGE_MEANINGS, Letter, colour, words
-from nope_probe.errors import UserError
 from nope_probe.figures.circuit_figure import formula
-from nope_probe.figures.circuit_layout import OPERATIONS, Flow, narrow, wide
-from nope_probe.figures.explorer_bytes import Maps, PackedMaps, asset, encoded, pack, script
+from nope_probe.figures.circuit_layout import OPERATIONS, narrow, wide
 from nope_probe.figures.style import STOPS
 from nope_probe.figures.words import BOTH_WAYS
 from nope_probe.files import local_path
@@ -32,8 +33,13 @@ SMALLEST = 8  # cells along an axis, below which no map is pooled
 HEIGHT = 760  # px of a frame until its script measures what it holds
 FIRST = {"pattern": 0, "circuit": LETTERS.index("b")}  # the panel that is shown at first
 MEASURES = ("amplitude", "locality", "share")
-_UNITS = {"amplitude": "", "locality": BOTH_WAYS, "share": ""}
-_LABELS = {"share": "share of the intact pattern"}
+_SHOWN_MEASURES = [  # the script writes the panel's unit after the amplitude
+    {"name": "amplitude", "label": "amplitude", "unit": ""},
+    {"name": "locality", "label": "locality", "unit": BOTH_WAYS},
+    {"name": "share", "label": "share of the intact pattern", "unit": ""},
+]
+Maps = Float[np.ndarray, "combination layer panel query_pos key_pos"]
+Shape = Literal["full", "symmetric", "lower", "below"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +71,7 @@ class SwitchedMaps:
         *outer, n, _ = self.maps.shape
         flat = pool(self.maps.reshape(-1, n, n), -(-n // block))
         maps = flat.values.reshape(*outer, *flat.values.shape[1:])
-        changed = {"maps": maps, "block": self.block * flat.block}
-        return SwitchedMaps(**{**self.__dict__, **changed})
+        return replace(self, maps=maps, block=self.block * flat.block)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,26 +99,29 @@ class Explorer:
     note: str = ""
     max_bytes: int = field(default=MAX_BYTES, repr=False)
 
-    def __post_init__(self) -> None:
-        for view in self.views:
-            if len(view.maps) != 2 ** len(self.players):
-                raise ValueError(
-                    f"expected maps of the {2 ** len(self.players)} combinations of "
-                    f"{len(self.players)} players, got {len(view.maps)}"
-                )
-
     def html(self) -> str:
         """Return the explorer as a page of its own, which loads nothing."""
         template, style = Template(asset("explorer.html")), asset("explorer.css")
         code = script("explorer.js")
         room = self.max_bytes - sum(map(len, (template.template, style, code)))
-        views = [view_content(view, maps) for view, maps in fitted(self.views, room)]
+        views = [_content(view, packed) for view, packed in fitted(self.views, room)]
         content = {
             "colours": STOPS,
-            "players": [_player(name, each) for name, each in self.players.items()],
-            "measures": [_measure(name) for name in MEASURES],
-            "operations": self._operations(),
-            "flows": {"wide": _flow(wide()), "narrow": _flow(narrow())},
+            "players": [
+                {
+                    "name": name,
+                    "label": words(name),
+                    "colour": colour(name),
+                    "components": list(components),
+                }
+                for name, components in self.players.items()
+            ],
+            "measures": _SHOWN_MEASURES,
+            "operations": {
+                arrow: [each for each in operations if each[1] in (None, *self.components)]
+                for arrow, operations in OPERATIONS.items()
+            },
+            "flows": {"wide": vars(wide()), "narrow": vars(narrow())},
             "removed": self._combination(),
             "layer": self.layer,
             "panel": self._first_panel(),
@@ -139,16 +147,9 @@ class Explorer:
         return self.frame()
 
     def save(self, path: str | Path) -> Path:
-        """Write the explorer as an HTML page, and return its path.
-
-        Raises:
-            UserError: if the file cannot be written.
-        """
+        """Write the explorer as an HTML page, and return its path."""
         path = local_path(path)
-        try:
-            path.write_text(self.html(), encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+        path.write_text(self.html(), encoding="utf-8")
         return path
 
     def _combination(self) -> int:
@@ -162,43 +163,40 @@ class Explorer:
         changes = np.abs(np.nan_to_num(shown - intact)).max(axis=(1, 2)) > 0
         return int(changes.argmax()) if changes.any() else FIRST[view.kind]
 
-    def _operations(self) -> dict[str, list[tuple[str, str | None]]]:
-        """Return each arrow's operations, without those that the model does not have."""
-        return {
-            arrow: [(label, name) for label, name in each if name in (None, *self.components)]
-            for arrow, each in OPERATIONS.items()
-        }
 
-
-def fitted(views: Sequence[SwitchedMaps], max_bytes: int) -> list[tuple[SwitchedMaps, PackedMaps]]:
+def fitted(
+    views: Sequence[SwitchedMaps], max_bytes: int
+) -> list[tuple[SwitchedMaps, dict[str, Any]]]:
     """Return views and their bytes, the largest one pooled until all fit or are 8 cells wide."""
-    whole, blocks = list(views), [1 for _ in views]
+    blocks = [1 for _ in views]
     shown = [(view, pack(view.maps)) for view in views]
-    while sum(packed.n_bytes for _, packed in shown) > max_bytes:
-        open_ones = [i for i, (view, _) in enumerate(shown) if view.maps.shape[-1] > SMALLEST]
-        if not open_ones:
+    while sum(sizes := [_n_bytes(packed) for _, packed in shown]) > max_bytes:
+        can_shrink = [i for i, (view, _) in enumerate(shown) if view.maps.shape[-1] > SMALLEST]
+        if not can_shrink:
             break
-        largest = max(open_ones, key=lambda index: shown[index][1].n_bytes)
+        largest = max(can_shrink, key=lambda index: sizes[index])
         blocks[largest] += 1
-        view = whole[largest].pooled(blocks[largest])
+        view = views[largest].pooled(blocks[largest])
         shown[largest] = view, pack(view.maps)
     return shown
 
 
-def view_content(view: SwitchedMaps, packed: PackedMaps) -> dict[str, Any]:
+def _n_bytes(packed: Mapping[str, Any]) -> int:
+    return sum(len(packed[name]) for name in ("cells", "offsets", "scales"))
+
+
+def _content(view: SwitchedMaps, packed: Mapping[str, Any]) -> dict[str, Any]:
     """Return a view as the explorer's script reads it."""
-    panels = zip(view.panels, packed.shapes, strict=True)
+    panels = zip(view.panels, packed["shapes"], strict=True)
     return {
         "kind": view.kind,
         "title": "Positional pattern" if view.kind == "pattern" else "Stages of the block",
         "layers": view.layers,
-        "panels": [_panel(view.kind, *each) for each in panels],
+        "panels": [_panel(view.kind, name, shape) for name, shape in panels],
         "absent": view.absent or [{} for _ in view.layers],
         "n": view.maps.shape[-1],
         "block": view.block,
-        "cells": packed.cells,
-        "offsets": packed.offsets,
-        "scales": packed.scales,
+        **{name: packed[name] for name in ("cells", "offsets", "scales")},
         "measures": encoded(view.measures, "<f4"),
     }
 
@@ -211,15 +209,6 @@ def _pooling_note(views: Sequence[Mapping[str, Any]]) -> list[str]:
         "of the whole maps."
         for kind, block in blocks.items()
     ]
-
-
-def _player(name: str, components: Sequence[str]) -> dict[str, Any]:
-    shown = {"name": name, "label": words(name), "colour": colour(name)}
-    return {**shown, "components": list(components)}
-
-
-def _measure(name: str) -> dict[str, str]:
-    return {"name": name, "label": _LABELS.get(name, name), "unit": _UNITS[name]}
 
 
 def _panel(kind: str, name: str, shape: str) -> dict[str, str]:
@@ -235,5 +224,93 @@ def _panel(kind: str, name: str, shape: str) -> dict[str, str]:
     }
 
 
-def _flow(flow: Flow) -> dict[str, Any]:
-    return {key: value for key, value in flow.__dict__.items()}
+def pack(maps: Maps) -> dict[str, Any]:
+    """Return maps as the explorer's script reads them, all in base64 and little-endian.
+
+    Cells that are not finite are blank.
+
+    Returns:
+        `cells`: int16 codes of the cells that a panel's shape names, row by row; a value is its
+        code times the map's scale, so it is off by at most half a scale. `offsets`: uint32, per map
+        (combination, layer, panel) where its cells begin. `scales`: float32, per map. `shapes`: per
+        panel which cells are stored: all, those of j <= i (which a symmetric map has twice), or
+        those of j < i.
+    """
+    shapes = [shape_of(maps[:, :, panel]) for panel in range(maps.shape[2])]
+    inside = [_stored(shape, maps.shape[-1]) for shape in shapes]
+    places: dict[tuple[bytes, float], int] = {}
+    offsets, scales, size = [], [], 0
+    for index in np.ndindex(maps.shape[:3]):
+        codes, scale = quantise(maps[index][inside[index[2]]])
+        key = codes.tobytes(), scale
+        if key not in places:
+            places[key] = size
+            size += len(codes)
+        offsets.append(places[key])
+        scales.append(scale)
+    return {
+        "cells": b64encode(b"".join(cells for cells, _ in places)).decode(),
+        "offsets": encoded(np.array(offsets), "<u4"),
+        "scales": encoded(np.array(scales), "<f4"),
+        "shapes": shapes,
+    }
+
+
+def quantise(values: Float[np.ndarray, " cell"], kind: str = "<i2") -> tuple[np.ndarray, float]:
+    """Return codes of values, and the number that a code is multiplied with.
+
+    The lowest code is that of a cell without a number.
+
+    Args:
+        values: the cells of a map.
+        kind: the codes' type, a signed integer.
+
+    Example:
+        >>> codes, scale = quantise(np.array([-2.0, np.nan, 1.0]))
+        >>> codes.tolist(), round(scale * 32767, 6)
+        ([-32767, -32768, 16384], 2.0)
+    """
+    blank, top = np.iinfo(kind).min, np.iinfo(kind).max
+    known = np.isfinite(values)
+    largest = float(np.abs(values[known]).max(initial=0.0))
+    scale = float(np.float32(largest / top)) or 1.0
+    codes = np.full(values.shape, blank, kind)
+    codes[known] = np.clip(np.rint(values[known] / scale), -top, top)
+    return codes, scale
+
+
+def shape_of(maps: Float[np.ndarray, "*maps query_pos key_pos"]) -> Shape:
+    """Return which cells hold all that there is in some maps.
+
+    Example:
+        >>> shape_of(np.ones((2, 3, 3))), shape_of(np.where(np.tri(3) > 0, 1, np.nan))
+        ('symmetric', 'lower')
+    """
+    n = maps.shape[-1]
+    above = ~np.tri(n, dtype=bool)
+    if np.isnan(maps[..., above]).all():
+        return "below" if np.isnan(maps[..., np.eye(n, dtype=bool)]).all() else "lower"
+    same = np.array_equal(maps, np.swapaxes(maps, -1, -2), equal_nan=True)
+    return "symmetric" if same else "full"
+
+
+def _stored(shape: Shape, n: int) -> np.ndarray:
+    """Return which cells are in the bytes of a map."""
+    if shape == "full":
+        return np.ones((n, n), bool)
+    return np.tri(n, k=-1 if shape == "below" else 0, dtype=bool)
+
+
+def encoded(values: np.ndarray, dtype: str) -> str:
+    """Return numbers as base64 of one binary type."""
+    return b64encode(np.ascontiguousarray(values, dtype=dtype).tobytes()).decode()
+
+
+def asset(name: str) -> str:
+    """Return the text of a file in this folder, such as `explorer.css`."""
+    return resources.files("nope_probe.figures").joinpath(name).read_text("utf-8")
+
+
+def script(name: str) -> str:
+    """Return a script after what draws maps, in a scope of its own: several share a page."""
+    return f'"use strict";\n(() => {{\n{asset("canvas.js")}{asset(name)}}})();\n'

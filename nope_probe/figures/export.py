@@ -5,7 +5,6 @@ from __future__ import annotations
 from base64 import b64decode
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -13,11 +12,11 @@ from jaxtyping import Float
 
 from nope_probe.errors import UserError
 from nope_probe.figures.panels import Panel, panel_groups
-from nope_probe.figures.style import DIVERGING, ColourScale
+from nope_probe.figures.style import DIVERGING
 from nope_probe.files import local_path
 
 ENDINGS = (".png", ".svg")
-WIDTH = 1200
+WIDTH = 1200  # px
 SCALE = 2  # a PNG's pixels per px
 
 
@@ -31,13 +30,12 @@ def validate_image_path(path: Path) -> None:
         raise UserError(f"cannot draw {path}: expected a name that ends in {' or '.join(ENDINGS)}")
 
 
-def export(figure: go.Figure, path: Path, *, width: int = WIDTH) -> None:
+def export(figure: go.Figure, path: Path) -> None:
     """Draw a figure into a file, without its buttons and sliders.
 
     Args:
         figure: any figure of this project; it is not changed.
         path: a .png or .svg file, which is overwritten.
-        width: px; a PNG has twice as many pixels.
 
     Raises:
         UserError: if kaleido or Chrome is missing, or the file cannot be written.
@@ -49,7 +47,7 @@ def export(figure: go.Figure, path: Path, *, width: int = WIDTH) -> None:
     still = without_controls(figure)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        still.write_image(path, width=width, height=still.layout.height, scale=SCALE)
+        still.write_image(path, width=WIDTH, height=still.layout.height, scale=SCALE)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
     except RuntimeError as error:
@@ -86,40 +84,28 @@ def unfold_layers(figure: go.Figure) -> go.Figure:
     n_layers, scales = meta.get("n_layers", 1), meta.get("scales")
     if n_layers < 2 or not scales:
         return figure
-    is_signed = figure.layout.coloraxis.colorscale == _colours(DIVERGING)
-    per_layer = len(figure.data) // n_layers
-    groups = [
-        [
-            _panel(trace, f"L{layer}", per_layer > 1, scales[layer], is_signed)
-            for trace in figure.data[layer * per_layer : (layer + 1) * per_layer]
-        ]
-        for layer in range(n_layers)
-    ]
+    is_signed = figure.layout.coloraxis.colorscale == tuple(DIVERGING)
+    n_terms = len(figure.data) // n_layers
+    groups: list[list[Panel]] = [[] for _ in range(n_layers)]
+    for index, trace in enumerate(figure.data):
+        layer, values = index // n_terms, _cells(trace)
+        low, high = scales[layer]
+        panel = Panel(
+            name=f"L{layer}, {trace.name}" if n_terms > 1 else f"L{layer}",
+            values=values,
+            low=low,
+            high=high,
+            diverging=is_signed,
+            positions=round(trace.dx * len(values)),
+        )
+        groups[layer].append(panel)
     return panel_groups(groups, title=figure.layout.title.text or "")
 
 
-def _colours(scale: ColourScale) -> Any:
-    return go.layout.Coloraxis(colorscale=scale).colorscale
-
-
-def _panel(
-    trace: go.Heatmap, layer: str, is_named: bool, scale: list[float], is_signed: bool
-) -> Panel:
-    values = cells_of(trace)
-    return Panel(
-        name=f"{layer}, {trace.name}" if is_named else layer,
-        values=values,
-        low=scale[0],
-        high=scale[1],
-        diverging=is_signed,
-        positions=round(trace.dx * len(values)),
-    )
-
-
-def cells_of(trace: go.Heatmap) -> Float[np.ndarray, "query_pos key_pos"]:
+def _cells(trace: go.Heatmap) -> Float[np.ndarray, "query_pos key_pos"]:
     """Return the cells of a heat map, also of one that was read from a page."""
     z = trace.to_plotly_json()["z"]
     if not isinstance(z, dict):
         return np.asarray(z)
-    shape = [int(each) for each in str(z["shape"]).split(",")]
+    shape = [int(size) for size in str(z["shape"]).split(",")]
     return np.frombuffer(b64decode(z["bdata"]), z["dtype"]).reshape(shape)

@@ -7,14 +7,14 @@ A figure is laid out for a wide screen. The layout keys that differ on a phone a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from nope_probe.figures.style import TEMPLATE
+from nope_probe.figures.style import TEMPLATE, ZERO
 
 Extent = tuple[float, float]
 
@@ -98,15 +98,30 @@ def axis(panel: int) -> str:
     return "" if panel == 0 else str(panel + 1)
 
 
-def place(figure: go.Figure, title: str, panels: Sequence[str], wide: Grid, narrow: Grid) -> None:
-    """Set a figure's title, its panels and their titles, and store its narrow layout."""
+def place(
+    figure: go.Figure, title: str, panels: Sequence[str], wide: Grid, **phone: Any
+) -> tuple[Grid, Grid]:
+    """Set a figure's title, its panels and their titles, and store its layout for a phone.
+
+    Args:
+        figure: the figure, with its traces.
+        title: the figure's title.
+        panels: the panels' titles.
+        wide: the layout for a wide screen.
+        phone: what the layout for a phone has instead, as `Grid` calls it.
+
+    Returns:
+        Both layouts.
+    """
     above = {"x": 0.5, "y": 1, "yanchor": "bottom", "showarrow": False}
     notes = [{"text": name, **inside(i), **above} for i, name in enumerate(panels)]
     keys = {"template": TEMPLATE, "title.text": title, "annotations": notes}
     for at in (axis(index) for index in range(len(panels))):
         keys |= {f"xaxis{at}.anchor": f"y{at}", f"yaxis{at}.anchor": f"x{at}"}
+    narrow = replace(wide, **phone)
     patch(figure, {**keys, **wide.layout(len(panels))})
     keep(figure, narrow=narrow.layout(len(panels)))
+    return wide, narrow
 
 
 def annotate(figure: go.Figure, notes: Iterable[Mapping[str, Any]]) -> None:
@@ -114,12 +129,12 @@ def annotate(figure: go.Figure, notes: Iterable[Mapping[str, Any]]) -> None:
     figure.update_layout(annotations=[*figure.layout.annotations, *notes])
 
 
-def zoom_together(figure: go.Figure, panels: int, also_y: bool = True) -> None:
-    """Match the panels' x axes, and their y axes too if they show the same."""
-    keys = {f"xaxis{axis(index)}.matches": "x" for index in range(1, panels)}
-    if also_y:
-        keys |= {f"yaxis{axis(index)}.matches": "y" for index in range(1, panels)}
-    patch(figure, keys)
+def zoom_together(figure: go.Figure, along: Literal["x", "y", "xy"] = "xy") -> None:
+    """Match the panels' x axes, y axes or both to those of the first panel."""
+    if "x" in along:
+        figure.update_xaxes(matches="x").layout.xaxis.matches = None
+    if "y" in along:
+        figure.update_yaxes(matches="y").layout.yaxis.matches = None
 
 
 def on(panel: int) -> dict[str, str]:
@@ -127,9 +142,33 @@ def on(panel: int) -> dict[str, str]:
     return {"xaxis": f"x{axis(panel)}", "yaxis": f"y{axis(panel)}"}
 
 
+def named(panel: int, label: str, hover: str) -> dict[str, object]:
+    """Return the keys of a trace on a panel that the legend names, in the first panel alone."""
+    return {
+        **on(panel),
+        "name": label,
+        "legendgroup": label,
+        "showlegend": panel == 0,
+        "hovertemplate": f"{hover}<extra>{label}</extra>",
+    }
+
+
 def inside(panel: int) -> dict[str, str]:
     """Return the keys that make an annotation's x and y shares of a panel."""
     return {"xref": f"x{axis(panel)} domain", "yref": f"y{axis(panel)} domain"}
+
+
+def draw_guide(figure: go.Figure, panel: int, **at: float) -> None:
+    """Draw a dotted line across a panel, at one value of `x` or of `y`."""
+    ((across, value),) = at.items()
+    along = "y" if across == "x" else "x"
+    figure.add_shape(
+        {f"{across}0": value, f"{across}1": value, f"{along}0": 0, f"{along}1": 1},
+        type="line",
+        line={"color": ZERO, "width": 1, "dash": "dot"},
+        **{f"{across}ref": f"{across}{axis(panel)}"},
+        **{f"{along}ref": f"{along}{axis(panel)} domain"},
+    )
 
 
 def patch(figure: go.Figure, keys: Mapping[str, Any]) -> None:

@@ -1,18 +1,10 @@
 const root = document.currentScript.parentElement;
 const data = JSON.parse(root.querySelector("script[type='application/json']").textContent);
 const { n, block, layers, n_heads: nHeads, amplitudes, noise } = data;
-const BLANK = -128;
 
-function bytes(text) {
-  const raw = atob(text);
-  const array = new Uint8Array(raw.length);
-  for (let i = 0; i < raw.length; i++) array[i] = raw.charCodeAt(i);
-  return array.buffer;
-}
-
-const cells = new Int8Array(bytes(data.cells));
-const largest = new Float32Array(bytes(data.largest)); // a code of 127, in nats
-const limits = new Float32Array(bytes(data.limits));
+const cells = new Int8Array(buffer(data.cells));
+const scales = new Float32Array(buffer(data.scales)); // nats per code
+const limits = new Float32Array(buffer(data.limits));
 const size = (n * (n + 1)) / 2;
 const top = Math.max(...limits);
 
@@ -23,25 +15,17 @@ const name = (map) => "L" + layers[Math.floor(map / nHeads)] + "H" + (map % nHea
 const nats = (value) => String(Number(value.toPrecision(2))).replace("-", "\u2212") + " nats";
 const strength = (map) => (noise[map] ? "flat: within noise" : nats(amplitudes[map]));
 
-function value(map, query, key) {
-  if (key > query) return NaN;
-  const code = cells[map * size + (query * (query + 1)) / 2 + key];
-  return code === BLANK ? NaN : (code * largest[map]) / 127;
+function values(map) {
+  const found = new Float64Array(n * n).fill(NaN);
+  let next = map * size;
+  for (let query = 0; query < n; query++) for (let key = 0; key <= query; key++) {
+    const code = cells[next++];
+    if (code !== -128) found[query * n + key] = code * scales[map];
+  }
+  return found;
 }
 
-function paint(canvas, map) {
-  canvas.width = canvas.height = n;
-  const table = colours(diverging());
-  const context = canvas.getContext("2d");
-  const image = context.createImageData(n, n);
-  for (let query = 0; query < n; query++) for (let key = 0; key <= query; key++) {
-    const shown = value(map, query, key);
-    if (Number.isNaN(shown)) continue; // the background shows
-    const step = Math.round(127.5 * (1 + shown / limit(map)));
-    image.data.set([...table[Math.min(255, Math.max(0, step))], 255], 4 * (query * n + key));
-  }
-  context.putImageData(image, 0, 0);
-}
+const draw = (canvas, map) => paint(canvas, values(map), n, [-limit(map), limit(map)], diverging());
 
 function element(tag, className, text) {
   const made = document.createElement(tag);
@@ -69,10 +53,10 @@ layers.forEach((layer, index) => {
 });
 
 // Thumbnails are painted when they come near the window: a thousand at once would stall the page.
-const paintAll = () => thumbs.forEach((thumb, map) => paint(thumb.firstChild, map));
+const paintAll = () => thumbs.forEach((thumb, map) => draw(thumb.firstChild, map));
 if (thumbs.length <= 64) paintAll();
 const watcher = new IntersectionObserver((entries) => {
-  for (const { isIntersecting, target } of entries) if (isIntersecting) paint(target.firstChild, thumbs.indexOf(target));
+  for (const { isIntersecting, target } of entries) if (isIntersecting) draw(target.firstChild, thumbs.indexOf(target));
 }, { rootMargin: "300px" });
 thumbs.forEach((thumb) => watcher.observe(thumb));
 addEventListener("beforeprint", paintAll);
@@ -119,7 +103,7 @@ function enlarge(map) {
   large.querySelector(".ends").innerHTML = ["\u2212" + end, "0", end].map((text) => "<span>" + text + "</span>").join("");
   large.querySelector(".readout").textContent = "Point at a cell, or use the arrow keys on the map.";
   ticks();
-  paint(big, map);
+  draw(big, map);
   large.scrollIntoView({ block: "nearest" });
 }
 
@@ -150,7 +134,7 @@ let cell = [n - 1, 0];
 function read(query, key) {
   cell = [query, key];
   const at = (index) => (block > 1 ? "\u2248 " : "") + Math.min(data.n_positions - 1, Math.floor((index + 0.5) * block));
-  const shown = value(open, query, key);
+  const shown = values(open)[query * n + key];
   const text = Number.isNaN(shown) ? "no value" : nats(shown);
   large.querySelector(".readout").textContent = "query " + at(query) + ", key " + at(key) + ": " + text;
 }

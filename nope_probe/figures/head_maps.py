@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from nope_probe.figures.explorer_bytes import asset, encoded, script
-from nope_probe.figures.intervals import CLIPPED, FLOOR
+from nope_probe.figures.explorer import asset, encoded, quantise, script
+from nope_probe.figures.intervals import FLOOR, symmetric
 from nope_probe.figures.style import STOPS
 from nope_probe.maps.downsample import Pooled, pool
 
 MAX_BYTES = 4_000_000  # of all maps in base64
 MAX_POSITIONS = 256
 FEW = 8  # heads, whose thumbnails are larger
-BLANK = -128  # the code of a cell without a number
-LARGEST = 127  # the code of a map's largest absolute value
 
 Patterns = Float[np.ndarray, "layer head query_pos key_pos"]
 
@@ -47,25 +44,11 @@ class HeadMaps:
 
     def html(self) -> str:
         """Return the thumbnails as an element of a page."""
-        content = json.dumps(self._content(), separators=(",", ":"))
-        few = " few" if self.n_heads <= FEW else ""
-        return (
-            f'<div class="heads{few}"><style>{asset("head_maps.css")}</style>'
-            '<p><label><input type="checkbox"> same colours in every head</label></p>'
-            f'<script type="application/json">{content}</script>'
-            f"<script>{script('head_maps.js')}</script></div>"
-        )
-
-    def _content(self) -> dict[str, Any]:
         maps = self.pooled.values
         n = maps.shape[-1]
         below = maps[:, np.tri(n, dtype=bool)]
-        largest = np.abs(np.nan_to_num(below)).max(axis=1, initial=0.0)
-        codes = np.full(below.shape, BLANK, np.int8)
-        known = np.isfinite(below)
-        scaled = below / np.maximum(largest, np.finfo(np.float32).tiny)[:, None]
-        codes[known] = np.rint(LARGEST * scaled[known])
-        return {
+        codes, scales = zip(*(quantise(cells, "i1") for cells in below), strict=True)
+        content = {
             "colours": STOPS,
             "n": n,
             "block": self.pooled.block,
@@ -74,10 +57,17 @@ class HeadMaps:
             "n_heads": self.n_heads,
             "amplitudes": [float(f"{max(0.0, each):.3g}") for each in self.amplitudes],
             "noise": list(self.noise),
-            "cells": encoded(codes, "i1"),
-            "largest": encoded(largest, "<f4"),
-            "limits": encoded(np.array([_limit(each) for each in below]), "<f4"),
+            "cells": encoded(np.stack(codes), "i1"),
+            "scales": encoded(np.array(scales), "<f4"),
+            "limits": encoded(np.array([symmetric(cells, FLOOR) for cells in below]), "<f4"),
         }
+        few = " few" if self.n_heads <= FEW else ""
+        return (
+            f'<div class="heads{few}"><style>{asset("head_maps.css")}</style>'
+            '<p><label><input type="checkbox"> same colours in every head</label></p>'
+            f'<script type="application/json">{json.dumps(content, separators=(",", ":"))}</script>'
+            f"<script>{script('head_maps.js')}</script></div>"
+        )
 
 
 def head_maps(patterns: Patterns, heads: pd.DataFrame, max_bytes: int = MAX_BYTES) -> HeadMaps:
@@ -109,8 +99,3 @@ def positions_of_heads(n_maps: int, max_bytes: int = MAX_BYTES) -> int:
     """
     cells = max_bytes * 3 / 4 / n_maps  # a byte each, those above the diagonal left out
     return max(8, min(MAX_POSITIONS, int(((8 * cells + 1) ** 0.5 - 1) / 2)))
-
-
-def _limit(cells: Float[np.ndarray, " cell"]) -> float:
-    known = np.abs(cells[np.isfinite(cells)])
-    return max(FLOOR, float(np.percentile(known, 100 - CLIPPED)) if known.size else 0.0)

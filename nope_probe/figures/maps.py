@@ -7,8 +7,7 @@ to the right, both count positions from 0; cells without a number stay blank.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import plotly.graph_objects as go
@@ -16,7 +15,7 @@ from jaxtyping import Float
 
 from nope_probe.components import words
 from nope_probe.errors import closed_choices
-from nope_probe.figures.grid import Grid, add_slider, axis, colour_limits, keep, patch, place
+from nope_probe.figures.grid import Grid, add_slider, axis, colour_limits, keep, patch
 from nope_probe.figures.intervals import (
     CLIPPED,
     FLAT_WORDS,
@@ -29,13 +28,16 @@ from nope_probe.figures.intervals import (
     symmetric,
     widened,
 )
-from nope_probe.figures.panels import bar_below, heat_map, square_axes
+from nope_probe.figures.panels import bar_below, heat_map, place_squares
 from nope_probe.figures.style import DIVERGING, SEQUENTIAL, ColourScale, colour_bar
 from nope_probe.maps.downsample import Pooled, pool
 
+if TYPE_CHECKING:
+    from nope_probe.maps.maps import ScoreMaps
+
+Layers: TypeAlias = Float[Any, "layer query_pos key_pos"]
 MAX_POSITIONS = 256
 MAX_MULTIPLES = 4
-WIDTH = 1050
 BAR_DROP = 54  # from a panel to the colour bar below it, px
 # Percent of a sweep's cells beyond each colour limit: the diagonal would hide the rest.
 SWEEP_CLIPPED = 5.0
@@ -44,7 +46,7 @@ BAR_LENGTH = 0.8  # of the panel above it
 
 @closed_choices("skip_keys")
 def score_maps(
-    maps: Layers | ScoreMapsLike | Pooled,
+    maps: Layers | ScoreMaps | Pooled,
     *,
     title: str = "Mean attention score of each query for each key",
     layer: int = 0,
@@ -78,46 +80,68 @@ def score_maps(
         ['L0', 'L1']
     """
     pooled = _pooled(maps, max_positions)
-    first = -(-keys_left_out(maps, skip_keys) // pooled.block)
-    shown = pooled.values[..., first:]
-    ends = [percentiles(each, (clipped, 100 - clipped)) for each in shown]
-    errors = noise or [0.0] * len(ends)
-    found = [
-        widened(float(low), float(high), max(NOISE_NATS, NOISE_ERRORS * error))
-        for (low, high), error in zip(ends, errors, strict=True)
-    ]
-    scales = np.array([[low, high] for low, high, _ in found])
-    if len(scales) > multiples:
-        figure = _layered([pooled], [""], SEQUENTIAL, scales, layer)
+    shown = pooled.values[..., -(-keys_left_out(maps, skip_keys) // pooled.block) :]
+    limits, flat = [], []
+    for layer_values, error in zip(shown, noise or [0.0] * len(shown), strict=True):
+        low, high = percentiles(layer_values, (clipped, 100 - clipped))
+        floor = max(NOISE_NATS, NOISE_ERRORS * error)
+        *ends, is_flat = widened(float(low), float(high), floor)
+        limits.append(ends)
+        flat.append(is_flat)
+    return _score_maps(pooled, title, np.array(limits), flat, layer, multiples)
+
+
+def fixed_scale_maps(
+    maps: Layers | ScoreMaps,
+    *,
+    title: str,
+    high: float = 1.0,
+    max_positions: int = MAX_POSITIONS,
+) -> go.Figure:
+    """Draw score maps on one colour scale from 0 to `high`, as the paper does.
+
+    Args:
+        maps: what `capture_scores` returned, or mean scores in nats.
+        title: the title.
+        high: the score at the upper end of the scale, nats.
+        max_positions: larger maps are pooled to this many positions.
+    """
+    pooled = _pooled(maps, max_positions)
+    limits = np.array([[0.0, high]] * len(pooled.values))
+    return _score_maps(pooled, title, limits, [False] * len(limits), 0, MAX_MULTIPLES)
+
+
+def _score_maps(
+    pooled: Pooled,
+    title: str,
+    limits: Float[np.ndarray, "layer 2"],
+    flat: Sequence[bool],
+    layer: int,
+    multiples: int,
+) -> go.Figure:
+    """Draw each layer's map on its own limits: side by side if they are few, else with a slider."""
+    if len(limits) > multiples:
+        figure = _layered([pooled], [""], SEQUENTIAL, limits, layer)
         _place_maps(figure, title, [""])
         return figure
-    return _side_by_side(pooled, title, scales, [flat for *_, flat in found])
-
-
-def _side_by_side(
-    pooled: Pooled, title: str, scales: np.ndarray, flat: Sequence[bool]
-) -> go.Figure:
-    names = [f"L{layer}" for layer in range(len(scales))]
-    axes = [f"coloraxis{axis(index)}" for index in range(len(names))]
-    figure = go.Figure([_heat(pooled, i, i, name, axes[i]) for i, name in enumerate(names)])
-    figure.update_layout(
-        {at: _coloraxis(SEQUENTIAL, scale) for at, scale in zip(axes, scales, strict=True)}
-    )
-    titles = [f"{name}{FLAT_WORDS if each else ''}" for name, each in zip(names, flat, strict=True)]
+    axes = [f"coloraxis{axis(index)}" for index in range(len(limits))]
+    figure = go.Figure([_heat(pooled, i, i, f"L{i}", at) for i, at in enumerate(axes)])
+    titles = [f"L{i}{FLAT_WORDS if is_flat else ''}" for i, is_flat in enumerate(flat)]
     wide, narrow = _place_maps(figure, title, titles, bars=True)
-    for at, scale, each in zip(axes, scales, flat, strict=True):
-        if each:
+    for at, scale, is_flat in zip(axes, limits, flat, strict=True):
+        figure.layout[at] = _coloraxis(SEQUENTIAL, scale)
+        if is_flat:
             figure.layout[at].colorbar.update(tickvals=[float(scale.mean())], tickformat=".3f")
-    patch(figure, _bars_below(wide, len(names)))
+    patch(figure, _bars_below(wide, len(axes)))
     few = {f"{at}.colorbar.nticks": 2 for at in axes}  # a phone's bars have no room for more
-    bars_below = {**_bars_below(narrow, len(names)), **few}
+    bars_below = {**_bars_below(narrow, len(axes)), **few}
     keep(figure, narrow={**figure.layout.meta["narrow"], **bars_below})
     return figure
 
 
 @closed_choices("skip_keys")
 def term_maps(
-    terms: Mapping[str, Layers | ScoreMapsLike | Pooled],
+    terms: Mapping[str, Layers | ScoreMaps | Pooled],
     *,
     title: str,
     layer: int = 0,
@@ -143,9 +167,6 @@ def term_maps(
         flat: by term, the layers in which it does not exceed its noise, which its title says.
         rows: in how many rows of equal length the terms stand.
 
-    Raises:
-        ValueError: if there is no term.
-
     Example:
         >>> import numpy as np
         >>> from nope_probe import figures
@@ -153,37 +174,34 @@ def term_maps(
         >>> len(figures.term_maps(maps, title="Sources").data)
         6
     """
-    if not terms:
-        raise ValueError("expected at least one term map")
     pooled = [_pooled(maps, max_positions) for maps in terms.values()]
-    by_layer = np.stack([each.values for each in pooled], axis=1)
+    by_layer = np.stack([maps.values for maps in pooled], axis=1)
     first = max(keys_left_out(maps, skip_keys) for maps in terms.values())
     shown = by_layer[..., -(-first // pooled[0].block) :]
-    floors = [max(NOISE_NATS, PALE * each) for each in noise] or [NOISE_NATS] * len(shown)
-    tops = [symmetric(*each) for each in zip(shown, floors, strict=True)]
+    floors = [max(NOISE_NATS, PALE * error) for error in noise or [0.0] * len(shown)]
+    tops = [symmetric(values, floor) for values, floor in zip(shown, floors, strict=True)]
     flat = flat or {}
-    scales = flattened(tops, flat.get(next(iter(terms)), ()))
-    names = [words(name) for name in terms]
+    limits = flattened(tops, flat.get(next(iter(terms)), ()))
     titles = [
-        [_noted(words(name), index in flat.get(name, ())) for name in terms]
-        for index in range(len(scales))
+        [
+            words(name) + (f"<br><i>{WITHIN}</i>" if index in flat.get(name, ()) else "")
+            for name in terms
+        ]
+        for index in range(len(limits))
     ]
-    patches = [_panel_titles(each) for each in titles] if any(map(len, flat.values())) else None
-    figure = _layered(pooled, names, DIVERGING, scales, layer, patches)
+    patches = None
+    if any(flat.values()):
+        patches = [{f"annotations[{i}].text": t for i, t in enumerate(each)} for each in titles]
+    figure = _layered(pooled, [words(name) for name in terms], DIVERGING, limits, layer, patches)
     _place_maps(figure, title, titles[layer], rows=rows)
     return figure
 
 
-def _noted(name: str, is_flat: bool) -> str:
-    return f"{name}<br><i>{WITHIN}</i>" if is_flat else name
-
-
-def _panel_titles(names: Sequence[str]) -> dict[str, object]:
-    return {f"annotations[{panel}].text": name for panel, name in enumerate(names)}
-
-
-def _pooled(maps: Layers | ScoreMapsLike | Pooled, max_positions: int) -> Pooled:
-    return maps if isinstance(maps, Pooled) else pool(layer_maps(maps), max_positions)
+def _pooled(maps: Layers | ScoreMaps | Pooled, max_positions: int) -> Pooled:
+    """Return maps of layers pooled; captured maps' mean over sequences."""
+    if isinstance(maps, Pooled):
+        return maps
+    return pool(np.asarray(maps.mean if hasattr(maps, "folds") else maps), max_positions)
 
 
 def _heat(pooled: Pooled, layer: int, panel: int, name: str, coloraxis: str) -> go.Heatmap:
@@ -197,25 +215,20 @@ def _heat(pooled: Pooled, layer: int, panel: int, name: str, coloraxis: str) -> 
 def _layered(
     pooled: Sequence[Pooled],
     names: Sequence[str],
-    scale: ColourScale,
-    scales: np.ndarray,
+    colours: ColourScale,
+    limits: Float[np.ndarray, "layer 2"],
     first: int,
     patches: Sequence[Mapping[str, object]] | None = None,
 ) -> go.Figure:
-    """Return a figure whose slider shows one layer of each map, on that layer's colour scale."""
-    layers, panels = range(len(scales)), len(pooled)
-    figure = go.Figure(
-        [
-            _heat(maps, layer, panel, name or f"L{layer}", "coloraxis").update(
-                visible=layer == first
-            )
-            for layer in layers
-            for panel, (maps, name) in enumerate(zip(pooled, names, strict=True))
-        ]
-    )
-    add_slider(figure, len(layers), panels, first, scales, patches)
-    figure.update_layout(coloraxis=_coloraxis(scale, scales[first]))
-    return figure
+    """Return a figure whose slider shows one layer of each map, on that layer's colour limits."""
+    traces = [
+        _heat(maps, layer, panel, name or f"L{layer}", "coloraxis").update(visible=layer == first)
+        for layer in range(len(limits))
+        for panel, (maps, name) in enumerate(zip(pooled, names, strict=True))
+    ]
+    figure = go.Figure(traces)
+    add_slider(figure, len(limits), len(pooled), first, limits, patches)
+    return figure.update_layout(coloraxis=_coloraxis(colours, limits[first]))
 
 
 def _coloraxis(colours: ColourScale, scale: np.ndarray) -> dict[str, object]:
@@ -238,26 +251,25 @@ def _bars_below(grid: Grid, panels: int) -> dict[str, object]:
 def _place_maps(
     figure: go.Figure, title: str, panels: Sequence[str], bars: bool = False, rows: int = 1
 ) -> tuple[Grid, Grid]:
-    """Place square panels side by side, on a phone two in a row, with space for bars below."""
+    """Place square panels side by side, on a phone two in a row, with space for bars below.
+
+    Returns:
+        The layouts for a wide and a narrow screen.
+    """
     n = len(panels)
-    columns = n // rows if rows > 1 else n if n <= 5 else -(-n // 2)
-    side = min(400 if n == 1 else 300, int(WIDTH * (1 - 0.025 * (columns - 1)) / columns))
-    wide = Grid(
-        columns=columns,
-        panel=side,
-        gap=0.025,
-        shared_y=True,
-        x_title="key position",
-        y_title="query position",
+    grids = place_squares(
+        figure,
+        title,
+        panels,
+        columns=n // rows if rows > 1 else n if n <= 5 else -(-n // 2),
+        largest=400 if n == 1 else 300,
         row_gap=BAR_DROP + 60 if bars else 64,
         bottom=BAR_DROP + 50 if bars else 124,
+        phone={"columns": min(2, n), "panel": 145 if n > 1 else 300},
     )
-    narrow = replace(wide, columns=min(2, n), panel=145 if n > 1 else 300, left=50)
-    place(figure, title, panels, wide, narrow)
     if not bars:
         figure.layout.coloraxis.colorbar.update(x=0.5, xanchor="center")  # below the maps
-    square_axes(figure, n)
-    return wide, narrow
+    return grids
 
 
 def sweep_maps(
@@ -272,9 +284,6 @@ def sweep_maps(
         title: the figure's title.
         first: which value is shown first.
 
-    Raises:
-        ValueError: unless there is a map for each value.
-
     Example:
         >>> import numpy as np
         >>> from nope_probe import figures
@@ -282,8 +291,6 @@ def sweep_maps(
         >>> figure.layout.sliders[0].currentvalue.prefix, figure.layout.sliders[0].steps[1].label
         ('alpha = ', '0.2')
     """
-    if len(maps) != len(values):
-        raise ValueError(f"expected a map for each of {len(values)} values, got {len(maps)}")
     figure = score_maps(maps, title=title, layer=first, multiples=0, clipped=SWEEP_CLIPPED)
     slider, labels = figure.layout.sliders[0], [f"{value:g}" for value in values]
     slider.currentvalue.prefix = f"{name} = "
@@ -296,42 +303,6 @@ def sweep_maps(
     return figure
 
 
-Layers: TypeAlias = Float[Any, "layer query_pos key_pos"]
-
-
-@runtime_checkable
-class ScoreMapsLike(Protocol):
-    """What `capture_scores` returns, as far as a figure reads it."""
-
-    @property
-    def mean(self) -> Layers:
-        """The mean over sequences, in nats."""
-
-
-@runtime_checkable
-class StageMapsLike(Protocol):
-    """What `capture_stages` returns, as far as a figure reads it."""
-
-    @property
-    def folds(self) -> Mapping[Any, Any]:
-        """Fold means, per letter."""
-
-    def mean(self, letter: Any) -> Float[Any, "row_pos col_pos"]:
-        """The mean over sequences of one stage's map."""
-
-    def normalised(self, letter: Any) -> Float[Any, "row_pos col_pos"]:
-        """The same less the mean of each diagonal."""
-
-
-Stages: TypeAlias = StageMapsLike | Mapping[Any, Float[Any, "row_pos col_pos"]]
-
-
-def layer_maps(maps: Layers | ScoreMapsLike) -> Float[np.ndarray, "layer query_pos key_pos"]:
-    """Return maps of layers as an array: the mean over sequences of captured score maps."""
-    captured = hasattr(maps, "folds")
-    return np.asarray(maps.mean if captured else maps)
-
-
 def keys_left_out(maps: object, skip_keys: int | Literal["auto"]) -> int:
     """Return how many first keys of some maps colour limits leave out.
 
@@ -339,17 +310,3 @@ def keys_left_out(maps: object, skip_keys: int | Literal["auto"]) -> int:
     which is an attention sink), else 0.
     """
     return int(getattr(maps, "bos", False)) if skip_keys == "auto" else skip_keys
-
-
-def stage_maps(stages: Stages) -> dict[str, Float[np.ndarray, "row_pos col_pos"]]:
-    """Return the maps of a block's stages as arrays, by letter."""
-    if isinstance(stages, Mapping):
-        return {letter: np.asarray(each) for letter, each in stages.items()}
-    return {letter: np.asarray(stages.mean(letter)) for letter in stages.folds}
-
-
-def normalised_maps(stages: Stages) -> dict[str, Float[np.ndarray, "row_pos col_pos"]]:
-    """Return captured stages less the mean of each diagonal; nothing of maps that are given."""
-    if isinstance(stages, Mapping):
-        return {}
-    return {letter: np.asarray(stages.normalised(letter)) for letter in stages.folds}

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
 from nope_probe.components import INK, LETTERS, SOURCES, colour, kept_name, words
-from nope_probe.figures.dots import dots, over_layers
-from nope_probe.figures.grid import Grid, axis, on, place
-from nope_probe.figures.intervals import FLOOR, bound_columns, error_bars, estimates_of
-from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, ZERO, colour_bar, layer_colours
+from nope_probe.figures.dots import BOUNDS, dots, interval_dots, over_layers
+from nope_probe.figures.grid import Grid, draw_guide, named, place, zoom_together
+from nope_probe.figures.intervals import FLOOR, bound_columns, estimates_of
+from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, colour_bar, layer_colours
 from nope_probe.figures.words import ATTENTION, MEASURES
 
+INTACT = words("intact")
 CONTROLS = ("amplitude", "locality", "non_relative")
 
 
@@ -42,7 +43,7 @@ def _without_sources(intact: str) -> dict[str, tuple[str, str]]:
     These are the intact model, and the models without each source and without all sources.
     """
     parts = intact.split("+")
-    shown = {intact: ("intact", words("intact"))}
+    shown = {intact: ("intact", INTACT)}
     sources = [name for name in SOURCES if name in parts]
     for gone in sources:
         shown[kept_name({*parts} - {gone})] = (gone, f"without {words(gone)}")
@@ -109,14 +110,22 @@ def training_dynamics(tables: Mapping[str, pd.DataFrame], measure: str = "amplit
         tables: `dynamics.csv` by model: step, layer, and each measure.
         measure: which measure to draw.
     """
-    layers = sorted({int(each) for table in tables.values() for each in table["layer"]})
-    colours = layer_colours(len(layers))
+    layers = sorted({int(layer) for table in tables.values() for layer in table["layer"]})
     figure = go.Figure()
     for panel, table in enumerate(tables.values()):
-        for index, layer in enumerate(layers):
+        for layer, ink in zip(layers, layer_colours(len(layers)), strict=True):
             rows = table[table["layer"] == layer]
-            line = _line(rows, measure, panel, layer)
-            figure.add_trace(line.update(line={"color": colours[index], "width": 2}))
+            steps = rows["step"].to_numpy(float)
+            first = steps[steps > 0].min(initial=np.inf)
+            figure.add_scatter(
+                x=np.where(steps > 0, steps, first / 2 if np.isfinite(first) else 0.5),
+                y=rows[measure].to_numpy(float),
+                customdata=steps,
+                mode="lines+markers",
+                line={"color": ink, "width": 2},
+                marker={"size": 5},
+                **named(panel, f"L{layer}", "step %{customdata:.0f}: %{y:.3g}"),
+            )
     wide = Grid(
         columns=len(tables),
         panel=320,
@@ -125,29 +134,9 @@ def training_dynamics(tables: Mapping[str, pd.DataFrame], measure: str = "amplit
         y_title=MEASURES[measure].title,
     )
     title = f"The positional pattern during training: {MEASURES[measure].label} per layer"
-    place(figure, title, list(tables), wide, replace(wide, columns=1, panel=240))
-    figure.update_xaxes(type="log", dtick=1)
-    figure.update_layout(
-        {f"yaxis{axis(panel)}": {"matches": "y"} for panel in range(1, len(tables))}
-    )
-    return figure
-
-
-def _line(rows: pd.DataFrame, measure: str, panel: int, layer: int) -> go.Scatter:
-    steps = rows["step"].to_numpy(float)
-    first = steps[steps > 0].min(initial=np.inf)
-    return go.Scatter(
-        x=np.where(steps > 0, steps, first / 2 if np.isfinite(first) else 0.5),
-        y=rows[measure].to_numpy(float),
-        customdata=steps,
-        mode="lines+markers",
-        marker={"size": 5},
-        **on(panel),
-        name=f"L{layer}",
-        legendgroup=f"L{layer}",
-        showlegend=panel == 0,
-        hovertemplate=f"step %{{customdata:.0f}}: %{{y:.3g}}<extra>L{layer}</extra>",
-    )
+    place(figure, title, list(tables), wide, columns=1, panel=240)
+    zoom_together(figure, "y")
+    return figure.update_xaxes(type="log", dtick=1)
 
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star", "hexagon")
@@ -203,55 +192,40 @@ def head_map(table: pd.DataFrame, measure: str) -> go.Figure:
     """
     if measure not in ABOUT:
         raise ValueError(f"expected a measure of {', '.join(ABOUT)}, got {measure!r}")
-    values, *bounds = (
-        table.pivot(index="layer", columns="head", values=name)
-        for name in (measure, *bound_columns(measure))
-    )
-    figure = go.Figure([_head_cells(values, bounds, ABOUT[measure].title)])
-    _place_heads(figure, values, f"Each head's {ABOUT[measure].title}")
-    figure.update_layout(coloraxis=_head_colours(values.to_numpy(float), measure))
-    return figure
-
-
-def _head_cells(values: pd.DataFrame, bounds: list[pd.DataFrame], title: str) -> go.Heatmap:
-    return go.Heatmap(
-        z=values.to_numpy(float),
-        x=[int(head) for head in values.columns],
-        y=[int(layer) for layer in values.index],
-        customdata=np.stack([each.to_numpy(float) for each in bounds], -1),
-        coloraxis="coloraxis",
-        hoverongaps=False,
-        hovertemplate=(
-            "L%{y}H%{x}<br>%{z:.3g} (%{customdata[0]:.3g} to %{customdata[1]:.3g})"
-            f"<extra>{title}</extra>"
-        ),
-    )
-
-
-def _place_heads(figure: go.Figure, values: pd.DataFrame, title: str) -> None:
+    about = ABOUT[measure]
+    columns = (measure, *bound_columns(measure))
+    values, *bounds = (table.pivot(index="layer", columns="head", values=each) for each in columns)
     n_layers, n_heads = values.shape
-    panel = max(160, CELL * n_layers)
-    wide = Grid(columns=1, panel=panel, bottom=124, x_title="head", y_title="layer")
-    place(figure, title, [""], wide, replace(wide, left=50))
+    figure = go.Figure(
+        go.Heatmap(
+            z=values.to_numpy(float),
+            x=[int(head) for head in values.columns],
+            y=[int(layer) for layer in values.index],
+            customdata=np.stack([each.to_numpy(float) for each in bounds], -1),
+            coloraxis="coloraxis",
+            hoverongaps=False,
+            hovertemplate=f"L%{{y}}H%{{x}}<br>%{{z:.3g}} {BOUNDS}<extra>{about.title}</extra>",
+        )
+    )
+    wide = Grid(
+        columns=1, panel=max(160, CELL * n_layers), bottom=124, x_title="head", y_title="layer"
+    )
+    place(figure, f"Each head's {about.title}", [""], wide, left=50)
     ticks = {"showgrid": False, "zeroline": False, "tickformat": "d"}
-    figure.update_layout(
+    known = np.abs(values.to_numpy(float))
+    # A signed measure is coloured around zero, any other from zero on.
+    top = 1.0 if about.bounded else max(FLOOR, float(np.nan_to_num(known).max(initial=0.0)))
+    return figure.update_layout(
         plot_bgcolor=BLANK,
         xaxis={**ticks, "nticks": min(17, 1 + n_heads)},
         yaxis={**ticks, "autorange": "reversed", "nticks": min(33, 1 + n_layers)},
+        coloraxis={
+            "colorscale": DIVERGING if about.signed else SEQUENTIAL,
+            "cmin": -top if about.signed else 0.0,
+            "cmax": top,
+            "colorbar": colour_bar(about.unit),
+        },
     )
-
-
-def _head_colours(values: np.ndarray, measure: str) -> dict[str, object]:
-    """Return the colour axis: around zero for a signed measure, else from zero on."""
-    about = ABOUT[measure]
-    known = np.abs(values[np.isfinite(values)])
-    top = 1.0 if about.bounded else max(FLOOR, float(known.max(initial=0.0)))
-    return {
-        "colorscale": DIVERGING if about.signed else SEQUENTIAL,
-        "cmin": -top if about.signed else 0.0,
-        "cmax": top,
-        "colorbar": colour_bar(about.unit),
-    }
 
 
 STAGE_MEASURES = ("locality", "monotonicity")
@@ -265,49 +239,28 @@ def stage_measures(table: pd.DataFrame, removed: tuple[str, ...] = ()) -> go.Fig
         removed: the components that the ablation removed; the first fixes the colour.
     """
     figure = go.Figure()
+    wide = Grid(columns=2, panel=240, gap=0.08, x_title="stage")
+    titles = [MEASURES[measure].title for measure in STAGE_MEASURES]
+    title = "Measures of each stage's positional pattern"
+    place(figure, title, titles, wide, columns=1, panel=200, left=44)
     for panel, measure in enumerate(STAGE_MEASURES):
         for model, rows in table.groupby("model", sort=False):
             ablated = model == "ablated"
-            label = f"without {' + '.join(map(words, removed))}" if ablated else "intact model"
             ink = colour(removed[0]) if ablated and removed else INK
-            figure.add_trace(_stage_dots(rows, measure, panel, label, ink, ablated))
-        _add_neutral_line(figure, panel, MEASURES[measure].neutral)
-    wide = Grid(columns=2, panel=240, gap=0.08, x_title="stage")
-    titles = [MEASURES[measure].title for measure in STAGE_MEASURES]
-    place(
-        figure,
-        "Measures of each stage's positional pattern",
-        titles,
-        wide,
-        replace(wide, columns=1, panel=200, left=44),
-    )
+            shape = "circle-open" if ablated else "circle"
+            figure.add_trace(
+                interval_dots(
+                    rows["stage"].tolist(),
+                    estimates_of(rows, measure),
+                    panel,
+                    label=f"without {' + '.join(map(words, removed))}" if ablated else INTACT,
+                    hover="(%{x}): %{y:.2f}",
+                    marker={"color": ink, "size": 9, "symbol": shape},
+                    mode="lines+markers",
+                    line={"color": ink, "width": 1, "dash": "dot" if ablated else "solid"},
+                )
+            )
+        draw_guide(figure, panel, y=MEASURES[measure].neutral)
     figure.update_xaxes(type="category", categoryorder="array", categoryarray=list(LETTERS))
-    figure.update_layout(xaxis2={"matches": "x"})
-    figure.update_layout(yaxis={"range": [-1.08, 1.08]}, yaxis2={"range": [-0.04, 1.04]})
-    return figure
-
-
-def _add_neutral_line(figure: go.Figure, panel: int, neutral: float) -> None:
-    at = axis(panel)
-    line = {"type": "line", "x0": 0, "x1": 1, "y0": neutral, "y1": neutral}
-    where = {"xref": f"x{at} domain", "yref": f"y{at}"}
-    figure.add_shape({**line, **where, "line": {"color": ZERO, "width": 1, "dash": "dot"}})
-
-
-def _stage_dots(
-    rows: pd.DataFrame, measure: str, panel: int, label: str, ink: str, hollow: bool
-) -> go.Scatter:
-    ends = estimates_of(rows, measure)
-    return go.Scatter(
-        x=rows["stage"].tolist(),
-        y=ends[0],
-        error_y=error_bars(*ends),
-        mode="lines+markers",
-        line={"color": ink, "width": 1, "dash": "dot" if hollow else "solid"},
-        marker={"color": ink, "size": 9, "symbol": "circle-open" if hollow else "circle"},
-        **on(panel),
-        name=label,
-        legendgroup=label,
-        showlegend=panel == 0,
-        hovertemplate=f"(%{{x}}): %{{y:.2f}}<extra>{label}</extra>",
-    )
+    zoom_together(figure, "x")
+    return figure.update_layout(yaxis={"range": [-1.08, 1.08]}, yaxis2={"range": [-0.04, 1.04]})

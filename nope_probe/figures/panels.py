@@ -5,14 +5,14 @@ A group is a few maps that belong together, such as a published panel, ours and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from nope_probe.figures.grid import Extent, Grid, axis, keep, on, patch, place
+from nope_probe.figures.grid import Extent, Grid, axis, keep, on, patch, place, zoom_together
 from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL
 
 WIDTH, GAP = 1050, 0.025
@@ -57,12 +57,7 @@ def panel_groups(groups: Sequence[Sequence[Panel]], *, title: str) -> go.Figure:
     Args:
         groups: the maps, in groups of equal length.
         title: the title.
-
-    Raises:
-        ValueError: if there is no group, or groups of several lengths.
     """
-    if not groups or len({len(group) for group in groups}) != 1 or not groups[0]:
-        raise ValueError(f"expected groups of one length, got {[len(group) for group in groups]}")
     panels, size = [panel for group in groups for panel in group], len(groups[0])
     shared = all(
         panel.scale == first.scale
@@ -70,32 +65,28 @@ def panel_groups(groups: Sequence[Sequence[Panel]], *, title: str) -> go.Figure:
         for panel, first in zip(group, groups[0], strict=True)
     )
     figure = go.Figure([_heat(panel, index) for index, panel in enumerate(panels)])
-    figure.update_layout({f"coloraxis{axis(i)}": _coloraxis(p) for i, p in enumerate(panels)})
-    columns = max(size, size * min(len(groups), ACROSS // size))
-    wide = _grid(columns, int(min(330, WIDTH * (1 - GAP * (columns - 1)) / columns)), shared)
-    narrow = replace(wide, columns=min(size, 3), panel=300 // min(size, 3), left=50)
-    place(figure, title, [panel.name for panel in panels], wide, narrow)
+    wide, narrow = place_squares(
+        figure,
+        title,
+        [panel.name for panel in panels],
+        columns=max(size, size * min(len(groups), ACROSS // size)),
+        largest=330,
+        row_gap=52 if shared else 52 + BAR,
+        bottom=BAR_DROP + BAR + AXES,
+        left=50,
+        phone={"columns": min(size, 3), "panel": 300 // min(size, 3)},
+        nticks=4,
+    )
     figure.update_annotations(font={"size": 12})
-    square_axes(figure, len(panels), nticks=4)
+    for index, panel in enumerate(panels):
+        colours = DIVERGING if panel.diverging else SEQUENTIAL
+        limits = {"cmin": panel.low, "cmax": panel.high}
+        figure.layout[f"coloraxis{axis(index)}"] = {"colorscale": colours, **limits}
     patch(figure, _bars(panels, size, wide, shared))
     few = {f"{xy}axis{axis(i)}.nticks": 3 for i in range(len(panels)) for xy in "xy"}
     bars = _bars(panels, size, narrow, shared)
     keep(figure, narrow={**figure.layout.meta["narrow"], **bars, **few})
     return figure
-
-
-def _grid(columns: int, panel: int, shared: bool) -> Grid:
-    return Grid(
-        columns=columns,
-        panel=panel,
-        gap=GAP,
-        shared_y=True,
-        x_title="key position",
-        y_title="query position",
-        row_gap=52 if shared else 52 + BAR,
-        bottom=BAR_DROP + BAR + AXES,
-        left=50,
-    )
 
 
 def _heat(panel: Panel, index: int) -> go.Heatmap:
@@ -147,24 +138,55 @@ def heat_map(
     )
 
 
-def _coloraxis(panel: Panel) -> dict[str, object]:
-    return {
-        "colorscale": DIVERGING if panel.diverging else SEQUENTIAL,
-        "cmin": panel.low,
-        "cmax": panel.high,
-        "showscale": False,
-    }
+def place_squares(
+    figure: go.Figure,
+    title: str,
+    names: Sequence[str],
+    *,
+    columns: int,
+    largest: int,
+    row_gap: int,
+    bottom: int,
+    phone: Mapping[str, int],
+    left: int = 60,
+    **ticks: object,
+) -> tuple[Grid, Grid]:
+    """Place square maps, with queries downwards, that all zoom and pan together.
 
+    Args:
+        figure: the figure of the maps.
+        title: its title.
+        names: the maps' titles.
+        columns: maps in a row.
+        largest: the largest side of a map, px.
+        row_gap: height between two rows, px.
+        bottom: margin, px.
+        phone: `columns` and `panel`, the side of a map in px, on a phone.
+        left: margin, px.
+        ticks: of all axes, as plotly calls them.
 
-def square_axes(figure: go.Figure, panels: int, **ticks: object) -> None:
-    """Make every map square, with queries downwards, and all zoom and pan together."""
-    figure.update_layout(plot_bgcolor=BLANK)
-    x = {"constrain": "domain", "showgrid": False, "zeroline": False, **ticks}
-    y = {**x, "autorange": "reversed", "constraintoward": "top"}
-    for at in (axis(index) for index in range(panels)):
-        # All maps are square, since the first is, and match it.
-        same_x, same_y = ({"matches": "x"}, {"matches": "y"}) if at else ({}, {"scaleanchor": "x"})
-        figure.update_layout({f"xaxis{at}": {**x, **same_x}, f"yaxis{at}": {**y, **same_y}})
+    Returns:
+        The layouts for a wide and a narrow screen.
+    """
+    wide = Grid(
+        columns=columns,
+        panel=int(min(largest, WIDTH * (1 - GAP * (columns - 1)) / columns)),
+        gap=GAP,
+        shared_y=True,
+        x_title="key position",
+        y_title="query position",
+        row_gap=row_gap,
+        bottom=bottom,
+        left=left,
+    )
+    grids = place(figure, title, names, wide, **phone, left=50)
+    same = {"constrain": "domain", "showgrid": False, "zeroline": False, **ticks}
+    figure.update_xaxes(same)
+    figure.update_yaxes(same, autorange="reversed", constraintoward="top")
+    zoom_together(figure)
+    # All maps are square, since the first is, and match it.
+    figure.update_layout(plot_bgcolor=BLANK, yaxis={"scaleanchor": "x"})
+    return grids
 
 
 def bar_below(bar: str, across: Extent, y: float, length: float) -> dict[str, object]:

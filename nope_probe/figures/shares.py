@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+from jaxtyping import Float
 
-from nope_probe.components import TABLE, colour, symbol, words
-from nope_probe.figures.dots import FLAT_NOTE, Dots, dots, note_flat, over_layers
+from nope_probe.components import TABLE, colour, words
+from nope_probe.figures.dots import (
+    BOUNDS,
+    FLAT_NOTE,
+    Dots,
+    curve_in_band,
+    dots,
+    interval_dots,
+    marker,
+    note_flat,
+    over_layers,
+)
 from nope_probe.figures.grid import (
     Grid,
     add_slider,
     annotate,
-    axis,
     inside,
     on,
     patch,
@@ -81,7 +90,7 @@ def player_shares(table: pd.DataFrame) -> go.Figure:
 def _players(rows: pd.DataFrame, column: str) -> list[Dots]:
     """Return a part of each player, without players for which it is undefined (all may be)."""
     series = _by_name(rows, "player", column)
-    known = [each for each in series if column == "share" or not np.isnan(each.values).all()]
+    known = [each for each in series if column == "share" or not np.isnan(each.estimates[0]).all()]
     return known or series
 
 
@@ -121,69 +130,59 @@ def interactions(table: pd.DataFrame, layer: int = 0) -> go.Figure:
         layer: which layer the slider shows first.
     """
     sizes = table["share"].abs().groupby(table["players"]).max().fillna(0)
-    names = sizes.sort_values(ascending=False, kind="stable").index[:MOST_INTERACTIONS]
-    layers = sorted(int(each) for each in table["layer"].unique())
+    names = sizes.sort_values(ascending=False, kind="stable").index[:MOST_INTERACTIONS][::-1]
+    layers = sorted(int(number) for number in table["layer"].unique())
     groups = _by_replacement(table)
-    rows = [
-        [
-            ours[ours["layer"] == each].set_index("players").reindex(names[::-1])
-            for ours in groups.values()
+    figure, patches = go.Figure(), []
+    for number in layers:
+        shares = [
+            estimates_of(rows[rows["layer"] == number].set_index("players").reindex(names), "share")
+            for rows in groups.values()
         ]
-        for each in layers
-    ]
-    figure = go.Figure(
-        [
-            _interaction_trace(some, each, panel).update(visible=each == layer)
-            for each, panels in zip(layers, rows, strict=True)
-            for panel, some in enumerate(panels)
-        ]
+        for panel, estimates in enumerate(shares):
+            trace = _interaction_dots([words(name) for name in names], estimates, number, panel)
+            figure.add_trace(trace.update(visible=number == layer))
+        ends = np.concatenate(shares, axis=1)
+        limits = axis_range(*ends)
+        ranged = {"xaxis.autorange": True} if limits is None else {"xaxis.range": list(limits)}
+        patches.append({**ranged, f"annotations[{len(groups)}].visible": is_noise(*ends)})
+    wide = Grid(
+        columns=len(groups),
+        panel=30 + 22 * len(names),
+        left=210,
+        x_title=X_TITLE,
+        shared_y=True,
     )
-    _place_interactions(figure, list(groups), 30 + 22 * len(names))
-    patches = [_interaction_range(panels) for panels in rows]
-    add_slider(figure, len(layers), len(groups), layers.index(layer), patches=patches)
-    first = dict(patches[layers.index(layer)])
-    figure.layout.annotations[-1].visible = first.pop(f"annotations[{len(groups)}].visible")
-    patch(figure, first)
+    place(figure, "Interactions of players", list(groups), wide, columns=1, left=175)
+    annotate(figure, [{**inside(0), **FLAT_NOTE}])
+    figure.update_xaxes(zeroline=True, zerolinewidth=2, nticks=5, tickangle=0)
+    figure.update_yaxes(tickfont={"size": 11})
+    zoom_together(figure)
+    figure.update_layout(showlegend=False)
+    first = layers.index(layer)
+    add_slider(figure, len(layers), len(groups), first, patches=patches)
+    shown = dict(patches[first])
+    figure.layout.annotations[-1].visible = shown.pop(f"annotations[{len(groups)}].visible")
+    patch(figure, shown)
     return figure
 
 
-def _interaction_range(panels: Sequence[pd.DataFrame]) -> dict[str, object]:
-    """Return the layout keys of one layer: its range, and a note where all is noise."""
-    ends = np.concatenate([estimates_of(rows, "share") for rows in panels], axis=1)
-    limits, flat = axis_range(*ends), is_noise(*ends)
-    ranged = {"xaxis.autorange": True} if limits is None else {"xaxis.range": list(limits)}
-    return {**ranged, f"annotations[{len(panels)}].visible": flat}
-
-
-def _place_interactions(figure: go.Figure, names: Sequence[str], height: int) -> None:
-    wide = Grid(columns=len(names), panel=height, left=210, x_title=X_TITLE, shared_y=True)
-    place(figure, "Interactions of players", names, wide, replace(wide, columns=1, left=175))
-    annotate(figure, [{**inside(0), **FLAT_NOTE, "visible": False}])
-    figure.update_layout(showlegend=False)
-    for at in (axis(panel) for panel in range(len(names))):
-        same = ({"matches": "x"}, {"matches": "y"}) if at else ({}, {})
-        ticks = {"zeroline": True, "zerolinewidth": 2, "nticks": 5, "tickangle": 0, **same[0]}
-        labels = {"tickfont": {"size": 11}, **same[1]}
-        figure.update_layout({f"xaxis{at}": ticks, f"yaxis{at}": labels})
-
-
-def _interaction_trace(rows: pd.DataFrame, layer: int, panel: int) -> go.Scatter:
-    shares, lows, highs = estimates_of(rows, "share")
-    empty = bool(np.isnan(shares).all())
-    return go.Scatter(
-        x=np.zeros_like(shares) if empty else shares,
-        y=[words(str(name)) for name in rows.index],
-        error_x=error_bars(shares, lows, highs),
-        customdata=np.column_stack([lows, highs]),
-        mode="text" if empty else "markers",
-        text=NO_PATTERN,
-        name=f"L{layer}",
-        **on(panel),
-        marker={"color": colour("interaction"), "symbol": symbol("interaction"), "size": 8},
-        hovertemplate=(
-            "%{y}<br>%{x:.3g} (%{customdata[0]:.3g} to %{customdata[1]:.3g})"
-            f"<extra>L{layer}</extra>"
-        ),
+def _interaction_dots(
+    names: Sequence[str], shares: Float[np.ndarray, "3 name"], layer: int, panel: int
+) -> go.Scatter:
+    """Return a layer's shares; where all are undefined, the words that say so."""
+    drawn: dict[str, object] = {}
+    if np.isnan(shares).all():
+        drawn = {"x": np.zeros(len(names)), "mode": "text", "text": NO_PATTERN}
+    return interval_dots(
+        names,
+        shares,
+        panel,
+        label=f"L{layer}",
+        hover=f"%{{y}}<br>%{{x:.3g}} {BOUNDS}",
+        marker=marker("interaction", 8),
+        sideways=True,
+        **drawn,
     )
 
 
@@ -201,30 +200,28 @@ def band_amplitudes(table: pd.DataFrame) -> go.Figure:
     Args:
         table: `bands.csv`: layer, band, the amplitude in nats with its bounds, and the share.
     """
-    figure = go.Figure()
-    layers = _layers_of(table)
-    for panel, layer in enumerate(layers):
-        figure.add_trace(_band_bars(table[table["layer"] == layer], panel))
-    _place_layers(
-        figure, layers, "The positional pattern by RoPE band", "wavelength, positions", 120, 50
-    )
-    zoom_together(figure, len(layers))
-    _keep_flat(figure, table, "amplitude")
+    figure, flat = go.Figure(), []
+    for panel, (_, rows) in enumerate(table.groupby("layer")):
+        ends = estimates_of(rows, "amplitude")
+        figure.add_bar(
+            x=rows["band"].astype(str).tolist(),
+            y=ends[0],
+            error_y=error_bars(*ends),
+            customdata=100 * rows["share"].to_numpy(float),
+            marker={"color": TABLE["rope"].colour},
+            showlegend=False,
+            **on(panel),
+            hovertemplate="%{x}: %{y:.3g} nats, share %{customdata:.1f}%<extra></extra>",
+        )
+        if is_noise(*ends):
+            flat.append(panel)
+    title, x_title = "The positional pattern by RoPE band", "wavelength, positions"
+    _place_layers(figure, table, title, x_title, bottom=120, ticks=50)
+    zoom_together(figure, "y")
+    if (limits := axis_range(*estimates_of(table, "amplitude"))) is not None:
+        figure.update_layout(yaxis={"range": limits})
+    note_flat(figure, flat)
     return figure
-
-
-def _band_bars(rows: pd.DataFrame, panel: int) -> go.Bar:
-    ends = estimates_of(rows, "amplitude")
-    return go.Bar(
-        x=rows["band"].astype(str).tolist(),
-        y=ends[0],
-        error_y=error_bars(*ends),
-        customdata=100 * rows["share"].to_numpy(float),
-        marker={"color": TABLE["rope"].colour},
-        showlegend=False,
-        **on(panel),
-        hovertemplate="%{x}: %{y:.3g} nats, share %{customdata:.1f}%<extra></extra>",
-    )
 
 
 def offset_profiles(table: pd.DataFrame) -> go.Figure:
@@ -234,73 +231,40 @@ def offset_profiles(table: pd.DataFrame) -> go.Figure:
         table: `offsets.csv`: layer, term, offset, and the mean in nats with its bounds.
     """
     figure = go.Figure()
-    layers = _layers_of(table)
-    for panel, layer in enumerate(layers):
-        rows = table[table["layer"] == layer]
-        for name in dict.fromkeys(rows["term"]):
-            figure.add_traces(_profile(rows[rows["term"] == name], str(name), panel))
-    _place_layers(figure, layers, "Mean by distance from query to key", "distance i - j", 84)
-    # The level of the scores, which softmax ignores, differs between layers.
-    zoom_together(figure, len(layers), also_y="score" not in set(table["term"]))
+    for panel, (_, of_layer) in enumerate(table.groupby("layer")):
+        for name, rows in of_layer.groupby("term", sort=False):
+            ink = colour("intact" if name in LABELS else str(name))
+            figure.add_traces(
+                curve_in_band(
+                    rows["offset"].to_numpy(int),
+                    estimates_of(rows, "mean"),
+                    panel,
+                    label=LABELS.get(str(name), words(str(name))),
+                    hover="%{x}: %{y:.3g} nats",
+                    line={"color": ink, "width": 2, "dash": "dot" if name == "score" else "solid"},
+                    opacity=0.2,
+                    showlegend=panel == 0,
+                )
+            )
+    title = "Mean by distance from query to key"
+    _place_layers(figure, table, title, "distance i - j", bottom=84)
+    if "score" not in set(table["term"]):  # softmax ignores the scores' level, which differs
+        zoom_together(figure, "y")
     return figure
 
 
-def _profile(rows: pd.DataFrame, name: str, panel: int) -> list[go.Scatter]:
-    """Return a line, and the band between its bounds."""
-    x, shade = rows["offset"].to_numpy(int), colour("intact" if name in LABELS else name)
-    label = LABELS.get(name, words(name))
-    common = {"xaxis": f"x{axis(panel)}", "yaxis": f"y{axis(panel)}", "legendgroup": name}
-    bounds = np.concatenate([rows["mean_low"].to_numpy(float), rows["mean_high"][::-1]])
-    between = go.Scatter(
-        x=np.concatenate([x, x[::-1]]),
-        y=bounds,
-        fill="toself",
-        mode="none",
-        fillcolor=shade,
-        opacity=0.2,
-        hoverinfo="skip",
-        showlegend=False,
-        **common,
-    )
-    line = go.Scatter(
-        x=x,
-        y=rows["mean"].to_numpy(float),
-        mode="lines",
-        line={"color": shade, "width": 2, "dash": "dot" if name == "score" else "solid"},
-        name=label,
-        showlegend=panel == 0,
-        hovertemplate=f"%{{x}}: %{{y:.3g}} nats<extra>{label}</extra>",
-        **common,
-    )
-    return [between, line]
-
-
-def _keep_flat(figure: go.Figure, table: pd.DataFrame, column: str) -> None:
-    """Widen the panels' scale, and note those without a number above its noise."""
-    if (limits := axis_range(*estimates_of(table, column))) is not None:
-        figure.update_layout(yaxis={"range": limits})
-    layers = enumerate(_layers_of(table))
-    rows = {panel: table[table["layer"] == layer] for panel, layer in layers}
-    flat = [panel for panel, each in rows.items() if is_noise(*estimates_of(each, column))]
-    note_flat(figure, flat)
-
-
-def _layers_of(table: pd.DataFrame) -> list[int]:
-    return sorted({int(layer) for layer in table["layer"]})
-
-
 def _place_layers(
-    figure: go.Figure, layers: list[int], title: str, x_title: str, bottom: int, ticks: int = 0
+    figure: go.Figure, table: pd.DataFrame, title: str, x_title: str, bottom: int, ticks: int = 0
 ) -> None:
     """Place a panel per layer; its x axis's tick labels may stand on end, `ticks` px high."""
-    names = [f"L{layer}" for layer in layers]
+    names = [f"L{layer}" for layer in sorted({*table["layer"]})]
     wide = Grid(
-        columns=min(MOST_COLUMNS, len(layers)),
+        columns=min(MOST_COLUMNS, len(names)),
         panel=200,
         row_gap=90 + ticks,
         bottom=bottom,
         x_title=x_title,
         y_title="nats",
     )
-    narrow = replace(wide, columns=1, panel=160, row_gap=80 + ticks, left=50)
-    place(figure, title, names, wide, narrow)
+    place(figure, title, names, wide, columns=1, panel=160, row_gap=80 + ticks, left=50)
+    zoom_together(figure, "x")

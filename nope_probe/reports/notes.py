@@ -54,61 +54,41 @@ HOW_TO_READ = (
 
 
 def run_notes(manifest: Mapping[str, Any]) -> list[str]:
-    """Return what is particular about a run's measures and intervals.
+    """Return what weakens a run's intervals, and which of its measures use a part of the queries.
 
     Args:
-        manifest: what was run, as `fold_notes` and `subsample_notes` read it.
-    """
-    return [*fold_notes(manifest), *subsample_notes(manifest)]
-
-
-def fold_notes(manifest: Mapping[str, Any]) -> list[str]:
-    """Return what weakens a run's intervals: few documents, or one fold that outweighs the others.
-
-    Args:
-        manifest: what was run: `documents` (how many; None where each sequence is drawn by itself)
-            and `fold_sizes` (sequences per fold).
+        manifest: what was run: `documents` (how many; None where each sequence is drawn by itself),
+            `fold_sizes` (sequences per fold) and `query_stride` (between queries whose keys are
+            ranked).
 
     Example:
-        >>> fold_notes({"documents": 40, "fold_sizes": [64] * 8})
+        >>> run_notes({"documents": 40, "fold_sizes": [64] * 8, "query_stride": 1})
         []
-        >>> fold_notes({"documents": 6, "fold_sizes": [32] * 4})
-        ['Intervals rest on 6 documents: take them as rough, and as silent about other texts.']
+        >>> run_notes({"documents": 6})[0].split(". ")[0]
+        'The intervals come from only 6 documents, so they are rough'
+        >>> run_notes({"query_stride": 4})[0].split(". ")[0]
+        'Locality and monotonicity use 1 query in 4, from query 0'
     """
     documents, sizes = manifest.get("documents"), manifest.get("fold_sizes", [])
+    stride = manifest.get("query_stride", 1)
     found = []
     if documents is not None and documents < MANY_DOCUMENTS:
         found.append(
-            f"Intervals rest on {documents} documents: take them as rough, and as silent about "
-            "other texts."
+            f"The intervals come from only {documents} documents, so they are rough. They say "
+            "nothing about other kinds of text."
         )
     if sizes and max(sizes) * len(sizes) > UNBALANCED * sum(sizes):
         found.append(
-            f"One of {len(sizes)} folds holds {100 * max(sizes) / sum(sizes):.0f}% of the "
-            "sequences, since those of a document stay together: intervals are wider for it."
+            f"One of the {len(sizes)} folds holds {100 * max(sizes) / sum(sizes):.0f}% of the "
+            "sequences, because a document's sequences stay in one fold. The intervals are wider "
+            "than with even folds."
+        )
+    if stride > 1:
+        found.append(
+            f"Locality and monotonicity use 1 query in {stride}, from query 0. All other measures "
+            "use every query."
         )
     return found
-
-
-def subsample_notes(manifest: Mapping[str, Any]) -> list[str]:
-    """Return which measures of a run are of a part of its queries.
-
-    Args:
-        manifest: what was run: `query_stride`, of how many queries one was ordered.
-
-    Example:
-        >>> subsample_notes({"query_stride": 1})
-        []
-        >>> subsample_notes({"query_stride": 4})
-        ['Locality and monotonicity are of 1 query in 4, counted from query 0; all else is of all.']
-    """
-    stride = manifest.get("query_stride", 1)
-    if stride == 1:
-        return []
-    return [
-        f"Locality and monotonicity are of 1 query in {stride}, counted from query 0; all else is "
-        "of all."
-    ]
 
 
 def colour_quantiles(percent: float) -> str:

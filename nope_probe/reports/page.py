@@ -7,7 +7,7 @@ come into view or are unfolded, in the reader's colour scheme and for the width 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
@@ -19,12 +19,12 @@ import plotly.graph_objects as go
 from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
+from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.export import without_controls
 from nope_probe.figures.intervals import NO_PATTERN
 from nope_probe.figures.maps import MAX_POSITIONS
 from nope_probe.figures.style import ON_DARK, TITLE_HEIGHT
 from nope_probe.reports import notes
-from nope_probe.reports.listing import Listing
 
 PAGE_BYTES = 14_000_000
 PLOTLY_BYTES = 5_000_000
@@ -32,6 +32,58 @@ CELL_BYTES = 16 / 3  # a float32 in base64
 MAP_BYTES = 500  # of a map beside its cells
 LAYER_BYTES = 30_000  # of a layer's dots and rows of numbers
 SIZES = {"n_seqs": "sequences", "seq_len": "tokens each"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """A link to another page.
+
+    Attributes:
+        text: what is shown.
+        href: the page, relative to the one that links to it.
+    """
+
+    text: str
+    href: str
+
+
+Cell = str | Link
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """Lines of text and links, as a table that becomes a list on a phone.
+
+    Attributes:
+        columns: the heading of each column.
+        rows: a cell for each column.
+        labelled: whether a phone, which shows cells below each other, shows their columns' names.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    labelled: bool = False
+
+    def html(self) -> str:
+        """Return the listing as HTML; a row's first cell is its heading and has no label.
+
+        Example:
+            >>> link = Link(text="Figure 2", href="figure2/report.html")
+            >>> Listing(columns=["figure"], rows=[[link]]).html().split("<tbody>")[1]
+            '<tr><td><a href="figure2/report.html">Figure 2</a></td></tr></tbody></table>'
+        """
+        head = "".join(f'<th scope="col">{escape(name)}</th>' for name in self.columns)
+        labels = ["", *self.columns[1:]] if self.labelled else [""] * len(self.columns)
+        rows = ("".join(map(_cell, row, labels)) for row in self.rows)
+        body = "".join(f"<tr>{cells}</tr>" for cells in rows)
+        return f'<table class="listing"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def _cell(cell: Cell, label: str) -> str:
+    text = escape(cell.text if isinstance(cell, Link) else cell)
+    shown = f'<a href="{escape(cell.href)}">{text}</a>' if isinstance(cell, Link) else text
+    data = f' data-label="{escape(label)}"' if label else ""
+    return f"<td{data}>{shown}</td>"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +113,17 @@ class Section:
         return self.figure() if callable(self.figure) else self.figure
 
 
+def explorer_section(explorer: Explorer | None) -> Iterator[Section]:
+    """Yield a page's section with the explorer, if there is one."""
+    if explorer is not None:
+        yield Section(
+            title="Try it: switch components off",
+            html=explorer.frame(),
+            caption="All maps and numbers were computed by the run and are in this page: the "
+            "browser computes nothing and loads nothing.",
+        )
+
+
 def page(
     title: str,
     headline: Sequence[str],
@@ -81,14 +144,16 @@ def page(
     template = resources.files("nope_probe.reports").joinpath("page.html").read_text("utf-8")
     return Template(template).substitute(
         title=escape(title),
-        run="".join(_fact(name, value) for name, value in _facts(manifest).items()),
-        headline="".join(f"<p>{escape(each)}</p>" for each in headline),
+        run="".join(_facts(manifest)),
+        headline="".join(f"<p>{escape(sentence)}</p>" for sentence in headline),
         contents="".join(
-            _link(index, each) for index, each in enumerate(sections) if not each.folded
+            f'<li><a href="#section-{index}">{escape(section.title)}</a></li>'
+            for index, section in enumerate(sections)
+            if not section.folded
         ),
-        sections="".join(_section(index, each) for index, each in enumerate(sections)),
+        sections="".join(_section(index, section) for index, section in enumerate(sections)),
         notes="".join(
-            f"<li>{escape(each)}</li>" for each in (*how_to_read, *notes.run_notes(manifest))
+            f"<li>{escape(note)}</li>" for note in (*how_to_read, *notes.run_notes(manifest))
         ),
         manifest=escape(json.dumps(manifest, indent=1, default=str)),
         on_dark=json.dumps(ON_DARK),
@@ -110,29 +175,23 @@ def positions(n_maps: int, n_layers: int, n_points: int = 0) -> int:
     return max(1, min(MAX_POSITIONS, int(cells**0.5)))
 
 
-def _facts(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Return what was run, as far as the manifest says."""
+def _facts(manifest: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what was run, as far as the manifest says."""
     settings = manifest.get("settings", {})
     size = [f"{settings[key]} {word}" for key, word in SIZES.items() if key in settings]
+    model, data = (
+        str(entry.get("name", "")) if isinstance(entry, Mapping) else str(entry)
+        for entry in (manifest.get("model", ""), manifest.get("data", ""))
+    )
+    command = escape(str(manifest.get("command", "")))
     facts = {
-        "Model": _name(manifest.get("model", "")),
-        "Data": ", ".join(filter(None, [_name(manifest.get("data", "")), *size])),
-        "Command": str(manifest.get("command", "")),
+        "Model": escape(model),
+        "Data": escape(", ".join(filter(None, [data, *size]))),
+        "Command": f"<code>{command}</code>" if command else "",
     }
-    return {name: value for name, value in facts.items() if value}
-
-
-def _name(entry: Any) -> str:
-    return str(entry.get("name", "")) if isinstance(entry, Mapping) else str(entry)
-
-
-def _fact(name: str, value: str) -> str:
-    shown = f"<code>{escape(value)}</code>" if name == "Command" else escape(value)
-    return f"<div><dt>{escape(name)}</dt><dd>{shown}</dd></div>"
-
-
-def _link(index: int, section: Section) -> str:
-    return f'<li><a href="#section-{index}">{escape(section.title)}</a></li>'
+    for name, value in facts.items():
+        if value:
+            yield f"<div><dt>{name}</dt><dd>{value}</dd></div>"
 
 
 def _section(index: int, section: Section) -> str:
@@ -152,11 +211,14 @@ def _figure(section: Section) -> str:
     if figure is None:
         return f"{section.html}<p>{caption}</p>"
     spec = _for_page(figure)
+    # plotly escapes "<" and "/", so that "</script>" cannot end the element that holds the figure.
+    # Escaping "<" is enough, and the slashes of base64 would be a fifth of the page.
+    content = str(to_json_plotly(spec)).replace("\\u002f", "/").replace("</", "<\\/")
     label = escape(f"{figure.layout.title.text or section.title}. {section.caption}")
     return (
         f'<figure><div class="plot" role="img" aria-label="{label}" '
         f'style="min-height:{spec["layout"].get("height", 400)}px"></div>'
-        f'<script type="application/json">{_json(spec)}</script>'
+        f'<script type="application/json">{content}</script>'
         f"<figcaption>{caption}</figcaption></figure>"
     )
 
@@ -172,12 +234,6 @@ def _for_page(figure: go.Figure) -> dict[str, Any]:
             patch["margin"] = {**patch["margin"], "t": patch["margin"]["t"] - TITLE_HEIGHT}
             patch["height"] -= TITLE_HEIGHT
     return spec
-
-
-def _json(spec: Mapping[str, Any]) -> str:
-    # plotly escapes "<" and "/", so that "</script>" cannot end the element that holds the figure.
-    # Escaping "<" is enough, and the slashes of base64 would be a fifth of the page.
-    return str(to_json_plotly(spec)).replace("\\u002f", "/").replace("</", "<\\/")
 
 
 def _table(section: Section) -> str:

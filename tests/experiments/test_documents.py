@@ -40,7 +40,7 @@ def test_folds_are_of_documents_in_every_command(
     documents = torch.from_numpy(load_file(out / "tokens.safetensors")["documents"])
     assert manifest["documents"] == len(documents.unique()) == 6
     assert manifest["fold_sizes"] == grouped_folds(documents, 4).bincount().tolist()
-    note = "Intervals rest on 6 documents: take them as rough, and as silent about other texts."
+    note = "The intervals come from only 6 documents, so they are rough."
     assert note in (out / "report.html").read_text()
     if command is not circuit:
         shown = " ".join(capsys.readouterr().out.split())

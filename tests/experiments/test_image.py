@@ -11,8 +11,7 @@ from nope_probe import behaviour, reproduce, scores, simulate
 from nope_probe.errors import UserError
 from nope_probe.experiments import sections
 from nope_probe.experiments.sections import Report
-from nope_probe.figures.maps import term_maps
-from nope_probe.figures.theory import fixed_scale_maps
+from nope_probe.figures.maps import fixed_scale_maps, term_maps
 from nope_probe.reports.page import Section
 from nope_probe.runtime.folder import read_manifest
 

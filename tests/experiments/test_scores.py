@@ -213,7 +213,7 @@ def test_a_run_on_long_sequences_states_of_which_queries_locality_is(
     run_command(command, *model, *data, *more, "--out", str(tmp_path / "run"))
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert (manifest["query_stride"], manifest["skip_keys"]) == (3, 0)
-    assert "of 1 query in 3" in (tmp_path / "run" / "report.html").read_text()
+    assert "use 1 query in 3" in (tmp_path / "run" / "report.html").read_text()
     maps = load_file(tmp_path / "run" / "maps.safetensors")
     if command is scores:
         assert set(maps) == {"score", "se", "normalised"}

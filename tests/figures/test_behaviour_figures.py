@@ -29,7 +29,7 @@ def test_sources_and_weights_have_panels_of_their_own_and_the_intact_model_is_in
     assert (mask.xaxis, list(mask.x), list(mask.y)) == ("x", [3, 4, 5], [13, 14, 15])
     (mean,) = named(figure, "without W_Q (mean)")
     assert (mean.xaxis, list(mean.customdata[0])) == ("x2", [30.5, 32.0])
-    band = next(each for each in figure.data if each.legendgroup == "mask" and each.fill)
+    band = next(each for each in figure.data if each.legendgroup == mask.name and each.fill)
     assert list(band.x) == [3, 4, 5, 5, 4, 3]
     assert list(band.y) == [14, 15, 16, 14.5, 13.5, 12.5]
     assert [shape.x0 for shape in figure.layout.shapes] == [4, 4]

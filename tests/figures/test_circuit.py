@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 import pytest
 from support.chromium import needs_chromium, opened
 
-from nope_probe.components import LETTERS, SCORE_STAGES, STAGE_MEANINGS
+from nope_probe.components import LETTERS, SCORE_STAGES
 from nope_probe.figures.circuit_figure import circuit
 from nope_probe.figures.circuit_layout import narrow, wide
 from nope_probe.figures.circuit_views import ALL_COSINES, COSINES, DIAGONAL, PER_STAGE, RAW, cosines
@@ -55,13 +55,9 @@ def test_every_stage_is_a_heat_map_in_the_order_of_the_flow() -> None:
     assert [trace.name for trace in shown] == list("abcdefghi")
     for trace in shown:
         np.testing.assert_array_equal(trace.z, truth[trace.name].astype(np.float32))
-
-
-def test_every_panel_has_its_stages_formula() -> None:
-    texts = text_in(drawn())
-    assert "<b>(d)</b> AVW<sub>O</sub>" in texts
-    assert "<b>(i)</b> Q′K′<sup>T</sup>/√d, nats" in texts
-    assert set(STAGE_MEANINGS) == set(LETTERS)
+        assert ("nat" in trace.hovertemplate) == (trace.name in "bi")
+    pooled = circuit(maps(), layer=1, max_positions=6).data[0]
+    assert (pooled.z.shape, pooled.x0, pooled.dx) == ((6, 6), 0.5, 2)
 
 
 def test_the_stages_that_hold_scores_are_those_that_are_read_as_scores() -> None:
@@ -70,20 +66,14 @@ def test_the_stages_that_hold_scores_are_those_that_are_read_as_scores() -> None
     assert [letter for letter, stage in STAGES.items() if stage.scores] == list(SCORE_STAGES)
 
 
-def test_a_hover_shows_query_key_and_value_in_its_unit() -> None:
-    for trace in drawn().data:
-        assert "query %{y" in trace.hovertemplate
-        assert "key %{x" in trace.hovertemplate
-        assert ("nat" in trace.hovertemplate) == (trace.name in "bi")
-
-
 def test_arrows_name_their_operations_and_only_those_that_the_model_has() -> None:
     texts = text_in(drawn())
     for words in ("LN", "mask<br>softmax<br>W<sub>V</sub>", "W<sub>O</sub>", "FFN", "next LN"):
         assert words in texts
     assert texts.count("W<sub>Q</sub><br>W<sub>K</sub>") == 2
     assert texts.count("residual") == texts.count("⊕") == 2
-    assert not any("RoPE" in text for text in texts)
+    assert not any("RoPE" in text or "<s>" in text or "✕" in text for text in texts)
+    assert {"<b>(d)</b> AVW<sub>O</sub>", "<b>(i)</b> Q′K′<sup>T</sup>/√d, nats"} <= {*texts}
     with_rope = text_in(drawn(components=("mask", "rope", "w_q", "w_k", "w_v", "w_o", "mlp")))
     assert with_rope.count("W<sub>Q</sub><br>W<sub>K</sub><br>RoPE") == 2
 
@@ -107,11 +97,6 @@ def test_a_removed_arrow_is_struck_through(removed: str, words: str, n_arrows: i
     dashed = [shape for shape in figure.layout.shapes if shape.line.dash == "dot"]
     assert len(dashed) == in_all
     assert text_in(figure).count("next LN<br><s>weights</s>") == (removed == "norms")
-
-
-def test_nothing_is_struck_through_without_an_ablation() -> None:
-    assert crosses(drawn()) == 0
-    assert not any("<s>" in text for text in text_in(drawn()))
 
 
 def by_hand(gram: np.ndarray) -> np.ndarray:
@@ -155,18 +140,18 @@ def test_a_comparison_offers_both_models_their_difference_and_cosines() -> None:
         for view, values in expected.items():
             [shown] = [trace for trace in visible(figure, view) if trace.name == letter]
             np.testing.assert_allclose(shown.z, values, rtol=1e-5, atol=1e-6)
+            limits = figure.layout[shown.coloraxis]
+            centred = (
+                "difference" in view or "less" in view or ("cosines" in view and letter not in "bi")
+            )
+            assert (limits.cmin == -limits.cmax) == centred
+    assert len(figure.data) == 3 * 9 + 3 * 7 + 9, "a map that two views show is stored once"
 
 
 def test_a_block_alone_offers_its_maps_their_cosines_and_what_diagonals_leave() -> None:
-    truth, normalised = positive(0), maps(seed=2)
-    figure = drawn(maps=truth, normalised=normalised)
-    assert list(figure.layout.meta["switches"]["Maps"]) == [RAW, COSINES, DIAGONAL]
-    for trace in visible(figure, COSINES):
-        expected = truth[trace.name] if trace.name in "bi" else by_hand(truth[trace.name])
-        np.testing.assert_allclose(trace.z, expected, rtol=1e-5)
-    for trace in visible(figure, DIAGONAL):
-        np.testing.assert_array_equal(trace.z, normalised[trace.name].astype(np.float32))
     assert list(drawn().layout.meta["switches"]["Maps"]) == [RAW, COSINES]
+    both = drawn(normalised=maps(seed=2))
+    assert list(both.layout.meta["switches"]["Maps"]) == [RAW, COSINES, DIAGONAL]
 
 
 def test_a_position_whose_vector_is_zero_has_no_cosine() -> None:
@@ -174,17 +159,6 @@ def test_a_position_whose_vector_is_zero_has_no_cosine() -> None:
     assert np.isnan(found[1]).all()
     assert np.isnan(found[:, 1]).all()
     assert found[0, 2] == 0.5
-
-
-def test_a_map_that_two_views_show_is_stored_once() -> None:
-    figure = drawn(maps=positive(0), reference=positive(1), removed=("mlp",))
-    assert len(figure.data) == 3 * 9 + 3 * 7
-    assert all(len(visible(figure, view)) == 9 for view in figure.layout.meta["switches"]["Maps"])
-
-
-def test_a_view_that_lacks_a_stage_is_an_error() -> None:
-    with pytest.raises(ValueError, match="the normalised maps lack the stages h i"):
-        drawn(normalised=maps("abcdefg"))
 
 
 def colour_limits(figure: go.Figure, choice: str, view: str) -> dict[str, tuple[float, float]]:
@@ -233,15 +207,6 @@ def test_buttons_for_notebooks_do_what_the_pages_switches_do() -> None:
             assert dict(button.args[1]) == choice.get("layout", {})
 
 
-def test_differences_are_centred_on_zero_and_maps_are_not() -> None:
-    figure = drawn(reference=maps(seed=1), normalised=maps(seed=2), removed=("mask",))
-    centred_views = {"ablated": False, "intact": False, "difference": True}
-    for view, centred in {**centred_views, f"ablated {DIAGONAL}": True}.items():
-        for trace in visible(figure, view):
-            scale = figure.layout[trace.coloraxis]
-            assert (scale.cmin == -scale.cmax) == centred
-
-
 def test_missing_stages_stay_blank_with_the_reason() -> None:
     why = "L4 is the last layer of this model"
     figure = drawn(maps=maps("abcdefg"), absent={"h": why, "i": why})
@@ -268,12 +233,6 @@ def test_a_phone_gets_one_column() -> None:
     assert patch["xaxis.domain"] == patch["xaxis9.domain"]
     assert patch["yaxis2.domain"][1] < patch["yaxis.domain"][0]
     assert "mask softmax W<sub>V</sub>" in [mark["text"] for mark in patch["annotations"]]
-
-
-def test_large_maps_are_pooled() -> None:
-    figure = circuit(maps(), layer=1, max_positions=6)
-    assert figure.data[0].z.shape == (6, 6)
-    assert (figure.data[0].x0, figure.data[0].dx) == (0.5, 2)
 
 
 @pytest.mark.parametrize("wrong", [{}, {"z": np.zeros((3, 3))}])

@@ -49,12 +49,12 @@ def test_the_bytes_hold_every_heads_map_to_half_a_step() -> None:
     given[:, :, 5, 0] = np.nan  # a skipped key
     data = content(head_maps(given, table()))
     codes = np.frombuffer(b64decode(str(data["cells"])), np.int8).reshape(LAYERS * HEADS, -1)
-    largest = np.frombuffer(b64decode(str(data["largest"])), "<f4")
+    scales = np.frombuffer(b64decode(str(data["scales"])), "<f4")[:, None].astype(float)
     below = given.reshape(-1, N, N)[:, np.tri(N, dtype=bool)]
     np.testing.assert_array_equal(codes == -128, np.isnan(below))
-    values = np.where(codes == -128, np.nan, codes * largest[:, None].astype(float) / 127)
-    assert np.nanmax(np.abs(values - below) / largest[:, None]) <= 0.501 / 127
-    np.testing.assert_allclose(largest, np.nanmax(np.abs(below), axis=1), rtol=1e-6)
+    values = np.where(codes == -128, np.nan, codes * scales)
+    assert np.nanmax(np.abs(values - below) / scales) <= 0.501
+    np.testing.assert_allclose(127 * scales[:, 0], np.nanmax(np.abs(below), axis=1), rtol=1e-6)
     assert data["noise"] == [False, True, False] * 2
     assert data["amplitudes"] == [0.25, 1.25, 2.25] * 2
 

@@ -11,7 +11,6 @@ from nope_probe.figures.intervals import (
     FLAT,
     axis_range,
     bound_columns,
-    error_bars,
     interval_of,
     interval_text,
     is_noise,
@@ -28,27 +27,16 @@ def test_bounds_have_the_name_of_their_estimate() -> None:
     assert bound_columns("lost") == ("lost_low", "lost_high")
 
 
-def test_a_missing_estimate_is_no_pattern() -> None:
-    nan = float("nan")
-    assert interval_text((nan, nan, nan), "+.2f", "%") == "no pattern"
-
-
 def test_text_has_the_unit_behind_the_estimate_and_no_negative_zero() -> None:
     assert interval_text((-0.0001, -0.2, 0.3)) == "0.000 [-0.200, 0.300]"
     assert interval_text(percent((0.25, -0.125, 0.5)), "z.1f", "%") == "25.0% [-12.5, 50.0]"
-
-
-def test_error_bars_reach_from_the_lower_to_the_upper_bound() -> None:
-    values, lows, highs = np.array([1.0, 2.0]), np.array([0.5, 1.75]), np.array([4.0, 2.25])
-    bars = error_bars(values, lows, highs)
-    np.testing.assert_array_equal(bars["array"], [3.0, 0.25])
-    np.testing.assert_array_equal(bars["arrayminus"], [0.5, 0.25])
+    assert interval_text((np.nan, np.nan, np.nan), "+.2f", "%") == "no pattern"
 
 
 def series(values: list[float], half: float) -> Dots:
     at = np.array(values)
-    lows, highs = (at - half).tolist(), (at + half).tolist()
-    return Dots(name="mask", label="mask", layers=[0, 1], values=values, lows=lows, highs=highs)
+    estimates = np.stack([at, at - half, at + half])
+    return Dots(name="mask", label="mask", layers=[0, 1], estimates=estimates)
 
 
 def texts(figure: go.Figure) -> list[str]:
@@ -78,20 +66,6 @@ def test_a_panel_of_noise_is_flat_and_noted_and_its_neighbour_is_not() -> None:
     assert figure.layout.xaxis2.matches == "x"
 
 
-def test_no_tick_has_a_metric_prefix() -> None:
-    figure = over_layers({"nats": [series([0.5, 0.7], 0.1)]}, "title")
-    assert figure.layout.template.layout.yaxis.exponentformat == "power"
-    bar = score_maps(np.ones((1, 5, 5))).layout.coloraxis.colorbar
-    assert bar.exponentformat == "power"
-
-
-def test_a_map_of_one_number_gets_limits_that_can_be_told_apart() -> None:
-    figure = score_maps(np.full((1, 5, 5), 0.39737094) + 1e-9 * np.eye(5))
-    limits = figure.layout.coloraxis
-    np.testing.assert_allclose(limits.cmax - limits.cmin, 1e-4, rtol=1e-6)
-    np.testing.assert_allclose((limits.cmax + limits.cmin) / 2, 0.39737094)
-
-
 def test_the_first_keys_set_no_colour_limits() -> None:
     maps = np.zeros((1, 7, 7))
     maps[..., 0] = 50.0
@@ -114,12 +88,6 @@ def test_a_layer_within_noise_has_the_scale_of_the_strongest_and_says_so() -> No
         "annotations[1].text": "causal mask<br><i>within noise</i>",
     }
     assert figure.layout.sliders[0].steps[1].args[1]["annotations[0].text"] == "whole pattern"
-
-
-def test_every_diverging_scale_is_centred_on_zero() -> None:
-    figure = term_maps({"mask": np.linspace(1, 4, 50).reshape(2, 5, 5)}, title="t")
-    scales = np.array(figure.layout.meta["scales"])
-    np.testing.assert_array_equal(scales[:, 0], -scales[:, 1])
 
 
 def players(*replacements: str) -> pd.DataFrame:
@@ -153,10 +121,6 @@ def test_each_replacement_has_a_row_of_panels_on_the_same_scales() -> None:
     assert figure.layout.yaxis6.domain[1] < figure.layout.yaxis2.domain[0]
     np.testing.assert_allclose(figure.layout.yaxis2.range, [0, 0.95 * 1.05])
     np.testing.assert_allclose(figure.layout.yaxis8.range, [0, 2.05 * 1.05])
-
-
-def test_one_replacement_has_no_name_in_its_panels() -> None:
-    assert texts(player_shares(players("identity")))[1] == "lost without it"
 
 
 def interaction_rows(share: float, half: float) -> pd.DataFrame:

@@ -9,9 +9,8 @@ import pytest
 from support.maps import text_of
 
 from nope_probe.analyses.pattern import Measures
-from nope_probe.components import COMPONENTS, INK, TABLE, phrase, words
+from nope_probe.components import COMPONENTS, INK, TABLE
 from nope_probe.figures.measures import (
-    HEAD_MEASURES,
     STAGE_MEASURES,
     controls,
     head_map,
@@ -102,23 +101,14 @@ def test_a_head_map_has_a_row_per_layer_and_a_column_per_head_and_leaves_out_no_
     figure = head_map(heads(relative_r2=[0.2, 0.3, np.nan, 0.7]), "relative_r2")
     np.testing.assert_array_equal(figure.data[0].z, [[0.2, 0.3], [np.nan, 0.7]])
     assert figure.layout.yaxis.autorange == "reversed"
-
-
-def test_signed_measures_of_heads_are_coloured_around_zero():
-    axis = head_map(heads(edge_contrast=[0.2, -0.5, 0.1, 0.3]), "edge_contrast").layout.coloraxis
-    assert (axis.cmin, axis.cmax) == (-0.5, 0.5)
+    signed = head_map(heads(edge_contrast=[0.2, -0.5, 0.1, 0.3]), "edge_contrast").layout.coloraxis
+    assert (signed.cmin, signed.cmax) == (-0.5, 0.5), "signed measures are coloured around zero"
+    assert signed.colorbar.title.text == MEASURES["edge_contrast"].unit == "nats"
 
 
 def test_a_measure_that_heads_do_not_have_is_an_error():
     with pytest.raises(ValueError, match=r"expected a measure of amplitude, .*, got 'height'"):
         head_map(heads(amplitude=[1.0, 2.0, 3.0, 4.0]), "height")
-
-
-@pytest.mark.parametrize("measure", HEAD_MEASURES)
-def test_the_colour_bar_has_the_measures_unit(measure: str) -> None:
-    figure = head_map(heads(**{measure: [0.2, 0.3, 0.4, 0.7]}), measure)
-    assert figure.layout.coloraxis.colorbar.title.text == MEASURES[measure].unit
-    assert MEASURES[measure].title in figure.layout.title.text
 
 
 Row = tuple[str, str, float, float, float]
@@ -161,22 +151,6 @@ def test_every_measure_of_the_analysis_has_a_label_and_a_caption() -> None:
     assert all(each.caption.endswith(".") for each in MEASURES.values())
 
 
-def test_a_title_is_label_and_unit() -> None:
-    assert MEASURES["amplitude"].title == "amplitude, nats"
-    assert MEASURES["relative_r2"].title == "relative share"
-
-
 def test_every_component_has_words_a_colour_and_a_marker() -> None:
     assert set(COMPONENTS) <= set(TABLE)
     assert all(TABLE[name].colour != INK for name in COMPONENTS)
-
-
-def test_sentences_and_unions_have_names_of_their_own() -> None:
-    assert [words(name) for name in ("mask", "mask+qk", "w_x")] == [
-        "causal mask",
-        "mask + QK",
-        "w_x",
-    ]
-    assert phrase("mlp") == "the MLPs"
-    assert phrase("w_q") == "W_Q"
-    assert phrase("mask+mlp") == "mask + MLP"

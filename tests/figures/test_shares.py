@@ -28,7 +28,9 @@ def sources() -> pd.DataFrame:
 
 
 def test_shares_are_dots_with_their_intervals() -> None:
-    figure = source_shares(sources())
+    total = sources().query("term == 'mask'").assign(term="position")
+    figure = source_shares(pd.concat([sources(), total]))
+    assert {trace.name for trace in figure.data} == {"content", "causal mask"}, "not their sum"
     content = figure.data[0]
     assert content.name == "content"
     assert content.y[1] == 0.25
@@ -68,6 +70,8 @@ def test_players_have_a_panel_for_share_alone_and_lost() -> None:
     masks = [trace for trace in figure.data if trace.name == "causal mask"]
     assert [trace.y[1] for trace in masks] == [0.75, 0.2, 0.1, 0.4]
     assert [trace.error_y.array[1] for trace in masks] == pytest.approx([0.1, 0.7, 0.8, 0.5])
+    assert {trace.marker.color for trace in masks} == {TABLE["mask"].colour}
+    assert {trace.marker.symbol for trace in masks} == {TABLE["mask"].marker}
 
 
 def test_weights_are_not_drawn_alone_and_a_layer_without_amplification_is_not_marked() -> None:
@@ -78,21 +82,6 @@ def test_weights_are_not_drawn_alone_and_a_layer_without_amplification_is_not_ma
     assert [trace.yaxis for trace in figure.data if trace.name == "W_Q"] == ["y", "y2", "y4"]
     marks = [each for each in figure.layout.annotations if each.text == "no pattern"]
     assert [(each.x, each.xref) for each in marks] == [(1, "x")]
-
-
-def test_the_sum_of_the_sources_is_not_drawn_beside_them() -> None:
-    total = sources().query("term == 'mask'").assign(term="position")
-    figure = source_shares(pd.concat([sources(), total]))
-    assert {trace.name for trace in figure.data} == {"content", "causal mask"}
-
-
-def test_a_component_has_one_colour_and_one_marker_in_every_figure() -> None:
-    masks = [
-        next(trace for trace in figure.data if trace.name == "causal mask")
-        for figure in (source_shares(sources()), player_shares(players()))
-    ]
-    assert {trace.marker.color for trace in masks} == {TABLE["mask"].colour}
-    assert {trace.marker.symbol for trace in masks} == {TABLE["mask"].marker}
 
 
 def test_interactions_have_short_names_and_the_largest_comes_first() -> None:
@@ -145,5 +134,5 @@ def test_each_term_is_a_line_within_its_bounds_and_is_named_once():
     for line, area in zip(lines, areas, strict=True):
         assert list(line.y) == [0.0, 1.0, 2.0]
         assert list(area.x) == [1, 2, 3, 3, 2, 1]
-        assert list(area.y) == [-1.0, 0.0, 1.0, 4.0, 3.0, 2.0]
+        assert list(area.y) == [2.0, 3.0, 4.0, 1.0, 0.0, -1.0]
         assert (line.xaxis, line.legendgroup) == (area.xaxis, area.legendgroup)

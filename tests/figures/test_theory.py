@@ -3,12 +3,8 @@
 import numpy as np
 import pytest
 
-from nope_probe.figures.theory import (
-    Curves,
-    fixed_scale_maps,
-    maps_above_noise,
-    rows_against_theory,
-)
+from nope_probe.figures.maps import fixed_scale_maps, score_maps
+from nope_probe.figures.theory import Curves, rows_against_theory
 
 
 @pytest.mark.parametrize("n_layers", [2, 5])
@@ -37,7 +33,7 @@ def test_lines_of_theory_are_in_the_panel_of_their_layers_dots():
 def test_noise_is_drawn_flat_and_a_pattern_is_not(n_layers):
     noise = np.random.default_rng(0).normal(0.4, 1e-7, (n_layers, 7, 7))
     noise[-1] += np.arange(7.0)
-    figure = maps_above_noise(noise, np.full(noise.shape, 0.01))
+    figure = score_maps(noise, noise=[0.01] * n_layers)
     if n_layers > 4:
         scales = figure.layout.meta["scales"]
         assert figure.layout.coloraxis.cmax - figure.layout.coloraxis.cmin == pytest.approx(0.8)

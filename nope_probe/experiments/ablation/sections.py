@@ -42,8 +42,7 @@ from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import interval_of, interval_text, percent
 from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.reports import notes
-from nope_probe.reports.explorer import explorer_section
-from nope_probe.reports.page import Section
+from nope_probe.reports.page import Section, explorer_section
 from nope_probe.runtime.folder import Run
 
 MOST = 0.5  # of the pattern

@@ -23,8 +23,7 @@ from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.figures.words import MEASURES
 from nope_probe.maps.downsample import pool
 from nope_probe.reports import notes
-from nope_probe.reports.explorer import explorer_section
-from nope_probe.reports.page import Section
+from nope_probe.reports.page import Section, explorer_section
 from nope_probe.runtime.folder import Run
 
 Rows = dict[str, ValueAndBounds]

@@ -23,8 +23,7 @@ from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.figures.words import MEASURES
 from nope_probe.maps.downsample import pool
 from nope_probe.reports import notes
-from nope_probe.reports.listing import Link, Listing
-from nope_probe.reports.page import Section, positions
+from nope_probe.reports.page import Link, Listing, Section, positions
 from nope_probe.runtime.folder import Run
 
 MOST_MAPS = 12  # of more, those that differ most are drawn

@@ -19,8 +19,7 @@ from nope_probe.figures.export import export
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.maps.downsample import pool
 from nope_probe.reports import notes
-from nope_probe.reports.listing import Cell, Link, Listing
-from nope_probe.reports.page import Section
+from nope_probe.reports.page import Cell, Link, Listing, Section
 from nope_probe.runtime.folder import Run, read_manifest, read_run
 
 DRAWN = 128  # positions of a map on the page

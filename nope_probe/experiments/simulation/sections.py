@@ -12,14 +12,8 @@ from jaxtyping import Float
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.experiments.sections import Report
 from nope_probe.experiments.wording import numbered_layers, percents
-from nope_probe.figures.maps import term_maps
-from nope_probe.figures.theory import (
-    Curves,
-    fixed_scale_maps,
-    maps_above_noise,
-    rows_against_theory,
-    steps_by_distance,
-)
+from nope_probe.figures.maps import fixed_scale_maps, score_maps, term_maps
+from nope_probe.figures.theory import Curves, rows_against_theory, steps_by_distance
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, positions
 from nope_probe.runtime.folder import Run
@@ -64,6 +58,7 @@ def _map_sections(run: Run) -> Iterator[Section]:
     )
     for alpha, words in alphas.items():
         shown, high = _off_diagonal(scores[words]), spec.score_scale
+        noise = [float(np.nanmedian(layer)) for layer in _off_diagonal(errors[words])]
         yield Section(
             title=scale_finding(words, shown, high),
             figure=partial(
@@ -77,9 +72,7 @@ def _map_sections(run: Run) -> Iterator[Section]:
         )
         yield Section(
             title=layers_finding(words, _rows_of(alpha, layers)),
-            figure=partial(
-                maps_above_noise, shown, _off_diagonal(errors[words]), max_positions=size
-            ),
+            figure=partial(score_maps, shown, noise=noise, max_positions=size),
             caption="The same maps without their diagonal, where a query meets its own key: "
             "small differences between keys are visible. A layer that shows only noise is "
             "drawn flat.",
