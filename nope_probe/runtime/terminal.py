@@ -1,4 +1,4 @@
-"""What a command shows and where: standard streams, a line of status, and the progress bar."""
+"""What a command shows on the terminal: a line of status, and the progress bar."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from nope_probe.runtime.processes import is_first_process
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-STREAMS = ("stdin", "stdout", "stderr")  # by their numbers
 _PHASES = {
     "gains": "calibration",
     "score": "scores",
@@ -27,17 +26,8 @@ _PHASES = {
 _WITH_ESTIMATE = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit}, {remaining} left"
 
 
-def open_standard_streams() -> None:
-    """Open closed standard streams on nothing, and let output escape what it cannot encode.
-
-    Without this, the next file that is opened takes the number of a closed stream, and its output.
-    """
-    for number, name in enumerate(STREAMS):
-        if getattr(sys, name) is None:
-            _open_on_nothing(number)
-            mode = "w" if number else "r"
-            stream = io.TextIOWrapper(io.FileIO(number, mode, closefd=False), encoding="utf-8")
-            setattr(sys, name, stream)
+def escape_unencodable() -> None:
+    """Let standard output and error escape what they cannot encode."""
     for output in (sys.stdout, sys.stderr):
         if isinstance(output, io.TextIOWrapper):  # in a notebook it is of another kind
             output.reconfigure(errors="backslashreplace")
@@ -46,14 +36,7 @@ def open_standard_streams() -> None:
 def discard_output() -> None:
     """Send what is left of stdout nowhere, so that the interpreter can end."""
     with suppress(OSError, ValueError):
-        _open_on_nothing(sys.stdout.fileno())
-
-
-def _open_on_nothing(number: int) -> None:
-    opened = os.open(os.devnull, os.O_RDWR)
-    if opened != number:
-        os.dup2(opened, number)
-        os.close(opened)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager

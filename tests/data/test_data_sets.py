@@ -8,7 +8,7 @@ import pytest
 from support.tiny_models import tokenizer
 
 from nope_probe.data import data_sets
-from nope_probe.data.data_sets import is_data_set, long_documents, stream_texts
+from nope_probe.data.documents import is_data_set, long_documents, stream_texts
 from nope_probe.data.sequences import sequences
 from nope_probe.data.stdlib import is_held_out
 from nope_probe.errors import UserError

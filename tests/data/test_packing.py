@@ -14,8 +14,7 @@ from support.tiny_models import tokenizer
 
 from nope_probe import scores
 from nope_probe.data import data_sets
-from nope_probe.data.cutting import pack, separator_of
-from nope_probe.data.sequences import sequences
+from nope_probe.data.sequences import pack, separator_of, sequences
 from nope_probe.errors import UserError
 
 PLAIN, WITH_BOS = tokenizer(), tokenizer(forces_bos=True)

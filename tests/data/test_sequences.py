@@ -9,9 +9,8 @@ import pytest
 import torch
 from support.tiny_models import D_VOCAB, tokenizer
 
-from nope_probe.data.cutting import cut, cut_at_start
 from nope_probe.data.documents import documents
-from nope_probe.data.sequences import forces_bos, gaussian, sequences
+from nope_probe.data.sequences import cut, cut_at_start, forces_bos, gaussian, sequences
 from nope_probe.errors import UserError
 
 PLAIN, WITH_BOS = tokenizer(), tokenizer(forces_bos=True)

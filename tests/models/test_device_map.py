@@ -25,7 +25,7 @@ from nope_probe.models.info import describe
 from nope_probe.models.load import load
 from nope_probe.models.parity import check_parity
 from nope_probe.runtime.folder import read_manifest
-from nope_probe.runtime.provenance import devices_of
+from nope_probe.runtime.identity import devices_of
 
 WINDOWS = tokens(7, 11, seed=3)
 NAMES = ("llama", "qwen3", "smollm3")

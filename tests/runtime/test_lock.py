@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nope_probe.errors import UserError
-from nope_probe.runtime.lock import FolderLock, LockedError
+from nope_probe.runtime.places import FolderLock, LockedError
 
 
 def lock_and_wait(folder: Path) -> int:

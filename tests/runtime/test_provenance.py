@@ -10,7 +10,7 @@ import torch
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.simulation.run import Settings
 from nope_probe.models.load import load
-from nope_probe.runtime.provenance import (
+from nope_probe.runtime.identity import (
     command_line,
     input_arrays,
     input_record,

@@ -8,7 +8,7 @@ from nope_probe.errors import UserError
 from nope_probe.experiments.simulation.theory import Settings, print_critical_alphas
 from nope_probe.runtime import resources
 from nope_probe.runtime.folder import checkpoint_dir
-from nope_probe.runtime.resources import Needs, validate_room
+from nope_probe.runtime.places import Needs, validate_room
 
 
 def test_what_is_saved_is_not_needed_again_and_the_page_is_needed(

@@ -11,7 +11,7 @@ from support.out_of_memory import out_of_memory_above
 from nope_probe.errors import UserError
 from nope_probe.experiments.scores.run import Settings, capture, run
 from nope_probe.runtime.folder import checkpoint_dir
-from nope_probe.runtime.lock import FolderLock, LockedError
+from nope_probe.runtime.places import FolderLock, LockedError
 from nope_probe.runtime.session import Session
 
 SMALL = {"model": "nope-tiny", "layers": 1, "n_seqs": 13, "seq_len": 17, "folds": 4}

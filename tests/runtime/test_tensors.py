@@ -10,9 +10,8 @@ from safetensors.torch import save_file
 
 from nope_probe.maps.maps import ScoreMaps
 from nope_probe.maps.stored_maps import StoredMaps, packed_tensors
-from nope_probe.runtime.checkpoint import RunCheckpoint
+from nope_probe.runtime.checkpoint import RunCheckpoint, open_tensors, tensor_writer
 from nope_probe.runtime.folder import StorageError, StoredArrays
-from nope_probe.runtime.tensors import open_tensors, tensor_writer
 
 N, FOLDS = 11, 5
 

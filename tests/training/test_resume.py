@@ -12,7 +12,7 @@ from support.short_training import short_corpus, shorten_training
 from transformers import Trainer, TrainerCallback, TrainerState
 
 from nope_probe.errors import StorageError, UserError
-from nope_probe.runtime.lock import FolderLock, LockedError
+from nope_probe.runtime.places import FolderLock, LockedError
 from nope_probe.runtime.processes import Interrupted
 from nope_probe.training import trainer as trainer_module
 from nope_probe.training.recipes import RECIPES, split_batch

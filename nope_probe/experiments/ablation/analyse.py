@@ -35,7 +35,7 @@ from nope_probe.experiments.tables import (
     sources_table,
 )
 from nope_probe.runtime.folder import Run, StoredArrays
-from nope_probe.runtime.provenance import input_arrays, input_record
+from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 

@@ -31,7 +31,7 @@ from nope_probe.experiments.paper.settings import (
     is_as_the_paper,
 )
 from nope_probe.runtime.folder import Run, read_run
-from nope_probe.runtime.provenance import command_line, versions
+from nope_probe.runtime.identity import command_line, versions
 
 NOPE_NOTE = (
     "run on {model}; the paper used its own 1.5B model (nope-1.5b), and the first 50 tokens of "

@@ -30,7 +30,7 @@ from nope_probe.reports import notes
 from nope_probe.reports.listing import Cell, Link, Listing
 from nope_probe.reports.page import Section, page
 from nope_probe.runtime.folder import read_manifest
-from nope_probe.runtime.provenance import command_line, versions
+from nope_probe.runtime.identity import command_line, versions
 
 UNITS = {"gram": "inner product"}
 Scale = tuple[float, float, str, bool]  # the ends, the unit, whether it centres on zero

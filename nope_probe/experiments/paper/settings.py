@@ -14,9 +14,8 @@ from nope_probe.experiments.circuit import run as circuit_run
 from nope_probe.experiments.scores import run as scores_run
 from nope_probe.experiments.simulation import run as simulation_run
 from nope_probe.models.names import CHECKPOINTS, FRIENDLY
-from nope_probe.runtime.bounds import COUNT, LAYERS, SEED, BoundedSettings, Bounds
 from nope_probe.runtime.folder import default_output_dir
-from nope_probe.runtime.settings import SEQ_LEN
+from nope_probe.runtime.settings import COUNT, LAYERS, SEED, SEQ_LEN, BoundedSettings, Bounds
 
 _arg = tyro.conf.arg
 FigureName = Literal[

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.components import Norm
 from nope_probe.errors import UserError
-from nope_probe.runtime.bounds import Bounds
+from nope_probe.runtime.settings import Bounds
 
 DIMENSION = Bounds(2, 2**16)  # the series in d takes as long as d is large
 
