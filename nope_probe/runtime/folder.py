@@ -156,18 +156,18 @@ def read_manifest(out: Path) -> dict[str, Any]:
     """
     try:
         manifest = read_json(out / "manifest.json")
-        checksum = manifest.pop("checksum", None)
+        rest = {name: value for name, value in manifest.items() if name != "checksum"}
     except FileNotFoundError as error:
         raise UserError(f"{out} holds no run: it has no manifest.json") from error
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(
             f"{out} holds no run: its manifest cannot be read; remove {out} and run again"
         ) from error
-    if checksum is None:
+    if "checksum" not in manifest:
         raise UserError(
             f"{out} holds a run of an older version, or an edited one; remove it and run again"
         )
-    if checksum != json_checksum(manifest):
+    if manifest["checksum"] != json_checksum(rest):
         raise _not_as_written(out, "manifest.json")
     return manifest
 

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType, TracebackType
@@ -103,9 +103,13 @@ def record_error(error: Exception) -> None:
     torchrun prints the error that was recorded first, whichever process it ended.
     """
     if "TORCHELASTIC_ERROR_FILE" in os.environ:
-        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+        from torch.distributed.elastic.multiprocessing.errors import record
 
-        get_error_handler().record_exception(error)
+        def fail() -> None:
+            raise error from None
+
+        with suppress(type(error)):
+            record(fail)()
 
 
 def meet() -> tuple[Store, int, int]:
