@@ -133,12 +133,17 @@ def load_quantised(
     Raises:
         UserError: for a method that transformers does not know, or cannot undo on this machine.
     """
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING as KNOWN
+
     fields = options["config"].quantization_config
     fields = fields if isinstance(fields, dict) else fields.to_dict()
-    method = fields.get("quant_method")
+    method = str(fields.get("quant_method"))
     if method in UNDONE_WHILE_LOADING:
         options["config"].quantization_config = fields | {"dequantize": True}
     try:
+        # transformers ignores an unknown method; bitsandbytes is known by its bit widths.
+        if method not in KNOWN and f"{method}_4bit" not in KNOWN:
+            raise NotImplementedError("transformers does not know this method")
         model, report = kind.from_pretrained(
             source, revision=revision, use_safetensors=True, **options
         )
@@ -146,7 +151,7 @@ def load_quantised(
             model = model.dequantize()
         if not all(parameter.is_floating_point() for parameter in model.parameters()):
             raise NotImplementedError("its weights stay packed")
-    except (ImportError, RuntimeError, ValueError) as error:
+    except (ImportError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"{source} is quantised ({method}), and its weights cannot be read as plain numbers: "

@@ -56,7 +56,7 @@ def validate_folder_place(out: Path) -> None:
         raise UserError(f"cannot write to {out}: it is no folder")
     if os.path.isdir(out) and (out.samefile(Path.cwd()) or os.path.ismount(out)):
         raise UserError(f"cannot write to {out}: it is in use; name a new folder in it")
-    _validate_writable(out)
+    _validate_writable(checkpoint_dir(out))
 
 
 def validate_image_place(path: Path, out: Path | None = None) -> None:

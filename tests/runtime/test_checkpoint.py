@@ -118,7 +118,11 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("error", "kept"),
-    [(UserError("no such thing"), False), (StorageError("full"), True), (RuntimeError("bug"), True)],
+    [
+        (UserError("nothing"), False),
+        (StorageError("full"), True),
+        (RuntimeError("bug"), True),
+    ],
 )
 def test_a_users_mistake_leaves_nothing_and_another_failure_what_was_saved(
     error: Exception, kept: bool, tmp_path: Path

@@ -55,8 +55,6 @@ def test_processes_that_share_a_behaviour_run_write_the_same_numbers(tmp_path: P
         np.testing.assert_allclose(shared, alone, rtol=1e-5, atol=1e-5)
 
 
-
-
 @pytest.mark.parametrize("n_processes", [1, 2, 3, 5])
 def test_every_sequence_is_in_one_share(n_processes: int):
     dealt = [batches_of(37, 7, rank, n_processes) for rank in range(n_processes)]
@@ -70,9 +68,7 @@ def test_a_process_without_a_batch_is_an_error():
         batches_of(14, 7, 2, 3)
 
 
-@pytest.mark.parametrize(
-    ("command", "arguments"), [(circuit, []), (reproduce, ["figure3"])]
-)
+@pytest.mark.parametrize(("command", "arguments"), [(circuit, []), (reproduce, ["figure3"])])
 def test_a_command_for_one_process_is_refused_to_several(
     command: Any,
     arguments: list[str],

@@ -86,8 +86,6 @@ def test_a_finished_run_needs_no_model_and_says_that_it_is_shown_again(
     assert run(settings) == tmp_path / "run"
 
 
-
-
 def test_the_manifest_identifies_the_weights(tmp_path: Path):
     def weights(name: str, model: str) -> str:
         run(Settings(**SMALL | {"model": model}, out=tmp_path / name))
