@@ -30,7 +30,7 @@ from nope_probe.runtime.processes import (
     record_error,
     validate_launch,
 )
-from nope_probe.runtime.terminal import discard_output, escape_unencodable
+from nope_probe.runtime.terminal import discard_output, open_standard_streams
 
 Settings = TypeVar("Settings")
 _subcommand: ContextVar[str | None] = ContextVar("subcommand", default=None)
@@ -221,7 +221,7 @@ def one_line_errors() -> Iterator[None]:
     machine, the first prints its line; torchrun prints which failed first, and its error. A reader
     of stdout that goes away (`| head`) ends the process as SIGPIPE does.
     """
-    escape_unencodable()
+    open_standard_streams()
     try:
         try:
             with Signals(message=""):

@@ -26,8 +26,14 @@ _PHASES = {
 _WITH_ESTIMATE = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit}, {remaining} left"
 
 
-def escape_unencodable() -> None:
-    """Let standard output and error escape what they cannot encode."""
+def open_standard_streams() -> None:
+    """Open closed standard streams on nothing, and let output escape what it cannot encode.
+
+    Without this, the next file that is opened takes the number of a closed stream, and its output.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
     for output in (sys.stdout, sys.stderr):
         if isinstance(output, io.TextIOWrapper):  # in a notebook it is of another kind
             output.reconfigure(errors="backslashreplace")

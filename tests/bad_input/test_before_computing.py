@@ -205,6 +205,7 @@ def test_of_several_processes_the_first_says_it(
     ("redirection", "code", "printed"),
     [
         (">/dev/full", 1, "error: No space left on device\n"),
+        (">&-", 0, ""),
         ("| :; exit ${PIPESTATUS[0]}", 141, ""),
     ],
 )
