@@ -33,7 +33,8 @@ def open_standard_streams() -> None:
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
+            stream = io.TextIOWrapper(io.FileIO(os.devnull, mode), encoding="utf-8")
+            setattr(sys, name, stream)
     for output in (sys.stdout, sys.stderr):
         if isinstance(output, io.TextIOWrapper):  # in a notebook it is of another kind
             output.reconfigure(errors="backslashreplace")
