@@ -20,7 +20,8 @@ from typing import Annotated, Any, NoReturn, TypeVar
 
 import tyro
 
-from nope_probe.errors import UserError, exit_code_of, line_of, printable
+from nope_probe.errors import UserError, line_of, printable
+from nope_probe.runtime.identity import program
 from nope_probe.runtime.places import validate_image_place
 from nope_probe.runtime.processes import (
     HEAD_START,
@@ -99,14 +100,6 @@ def run_and_show(
 def typed_arguments() -> list[str]:
     """Return the arguments of the command, after its name if the umbrella command was typed."""
     return sys.argv[1:] if _subcommand.get() is None else sys.argv[2:]
-
-
-def program() -> list[str]:
-    """Return the words that started this process, as they can be typed again."""
-    module = getattr(sys.modules["__main__"], "__spec__", None)
-    if module is None:
-        return [Path(sys.argv[0]).name]
-    return ["python", "-m", module.name.removesuffix(".__main__")]
 
 
 def run_subcommand() -> None:
@@ -230,10 +223,10 @@ def one_line_errors() -> Iterator[None]:
         sys.stdout.flush()
     except KeyboardInterrupt as error:
         said = f": {error}" if str(error) else ""
-        _end(f"interrupted{said}", exit_code_of(getattr(error, "signum", signal.SIGINT)))
+        _end(f"interrupted{said}", 128 + getattr(error, "signum", signal.SIGINT))
     except BrokenPipeError:
         discard_output()
-        sys.exit(exit_code_of(signal.SIGPIPE))
+        sys.exit(128 + signal.SIGPIPE)
     except (UserError, OSError, MemoryError) as error:
         if isinstance(error, OSError):
             discard_output()
@@ -251,7 +244,7 @@ def _end(message: str, code: int) -> NoReturn:
     """End the process, after its line if it is the first of its machine."""
     if is_first_of_machine():
         sys.stderr.write(f"{printable(message)}\n")
-    elif code < exit_code_of(0):
+    elif code < 128:
         # torchrun ends all processes as soon as one has: the line has to be printed before that.
         time.sleep(HEAD_START)
     sys.exit(code)

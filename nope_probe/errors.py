@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import errno
-import os
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
 from functools import cache, wraps
 from inspect import signature, unwrap
-from tempfile import TemporaryFile
-from types import NoneType, SimpleNamespace, UnionType
+from types import SimpleNamespace
 from typing import (
     Annotated,
     ClassVar,
     Literal,
     ParamSpec,
     TypeVar,
-    Union,
     get_args,
     get_origin,
     get_type_hints,
@@ -38,11 +33,9 @@ class UserError(ValueError):
 
     Attributes:
         exit_code: of the process: 2 for a user's mistake.
-        prints: whether this process prints it; by default, the first of a machine's does.
     """
 
     exit_code: ClassVar[int] = 2
-    prints: bool | None = None
 
 
 class MachineError(UserError):
@@ -121,42 +114,38 @@ def validate_choices(hints: Mapping[str, object], values: Mapping[str, object]) 
         UserError: naming the argument, the value and the choices.
     """
     for name, hint in hints.items():
-        kinds, value = list(_members(hint)), values[name]
-        words, of_elements = _words(kinds), _words(_elements(kinds))
-        if isinstance(value, Collection) and of_elements and not (words and isinstance(value, str)):
-            unknown = [each for each in value if each not in of_elements]
-        elif not words or (value is None and NoneType in kinds):
-            unknown = []
-        else:
-            is_closed = isinstance(value, str) or not {int, float, str} & {*kinds}
-            unknown = [value] if is_closed and str not in kinds and value not in words else []
+        leaves = list(leaves_of(hint))
+        types = tuple(leaf for leaf in leaves if isinstance(leaf, type))
+        words = [leaf for leaf in leaves if isinstance(leaf, str | int)]
+        if not words:
+            continue
+        value = values[name]
+        given = [value]
+        if isinstance(value, Collection) and not isinstance(value, str):
+            given = list(value)
+        unknown = [word for word in given if not isinstance(word, types) and word not in words]
         if unknown:
-            number = ", or a number" if {int, float} & {*kinds} else ""
-            known = ", ".join(map(str, words or of_elements))
+            number = ", or a number" if {int, float} & {*types} else ""
+            known = ", ".join(map(str, words))
             raise UserError(f"unknown {name} {unknown[0]!r}; there are {known}{number}")
 
 
-def _members(hint: object) -> Iterator[object]:
-    """Yield the types that a type is a union of, without annotations."""
-    origin = get_origin(hint)
-    if origin is Annotated:
-        yield from _members(get_args(hint)[0])
-    elif origin in (Union, UnionType):
-        for each in get_args(hint):
-            yield from _members(each)
-    else:
+def leaves_of(hint: object) -> Iterator[object]:
+    """Yield the types and the words of `Literal`s in a type, of unions and sequences too.
+
+    Example:
+        >>> list(leaves_of(tuple[int, ...] | Literal["auto"] | None))
+        [<class 'int'>, 'auto', <class 'NoneType'>]
+    """
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        yield from dict.fromkeys(arguments)
+    elif origin is None:
         yield hint
-
-
-def _elements(kinds: Collection[object]) -> list[object]:
-    """Return the types of the elements of the sequences among some types."""
-    sequences = [each for each in kinds if get_origin(each) not in (None, Literal)]
-    return [kind for each in sequences for kind in _members(get_args(each)[0])]
-
-
-def _words(kinds: Collection[object]) -> list[object]:
-    """Return the choices of the `Literal`s among some types."""
-    return [word for each in kinds if get_origin(each) is Literal for word in get_args(each)]
+    else:
+        for argument in arguments[:1] if origin is Annotated else arguments:
+            if argument is not Ellipsis:
+                yield from leaves_of(argument)
 
 
 def is_unwritable(error: OSError) -> bool:
@@ -174,50 +163,6 @@ def line_of(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, MemoryError):
         return f"out of memory ({error})", MachineError.exit_code
     return None
-
-
-def exit_code_of(signum: int) -> int:
-    """Return the exit code of a process that a signal ends: 128 and its number."""
-    return 128 + signum
-
-
-def is_rust_error(error: BaseException) -> bool:
-    """Return whether an error is one that a library in Rust raises without a class of its own.
-
-    `tokenizers` raises a bare Exception. A panic is a BaseException whose class has no name that
-    can be imported.
-    """
-    return type(error) is Exception or type(error).__name__ == "PanicException"
-
-
-@contextmanager
-def stderr_held(*errors: type[BaseException]) -> Iterator[None]:
-    """Keep a library that raises an error from printing its own messages, past Python, as well.
-
-    All that is written on the process's standard error within the context appears after it, or not
-    at all after a panic in Rust or another of these errors.
-    """
-    try:
-        stderr = os.dup(2)
-    except OSError:  # closed: nothing can be printed
-        yield
-        return
-    with TemporaryFile() as held:
-        sys.stderr.flush()
-        os.dup2(held.fileno(), 2)
-        told = False
-        try:
-            yield
-        except BaseException as error:
-            told = is_rust_error(error) or isinstance(error, errors)
-            raise
-        finally:
-            sys.stderr.flush()
-            os.dup2(stderr, 2)
-            os.close(stderr)
-            if not told:
-                held.seek(0)
-                os.write(2, held.read())
 
 
 def printable(text: str, keep: str = "") -> str:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nope_probe.errors import UserError, is_rust_error
+from nope_probe.errors import UserError
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path has one slash left of `http://`
 MOST_CHARACTERS = 300  # of a library's reason
@@ -80,9 +79,7 @@ def read_json(path: Path) -> Any:
 
 
 @contextmanager
-def reading(
-    failure: str, known: Callable[[BaseException], UserError | None] = lambda error: None
-) -> Iterator[None]:
+def reading(failure: str) -> Iterator[None]:
     """Raise a UserError of one line for what libraries raise while they read a user's file.
 
     Libraries raise nearly every class of error for a file that is broken, those in Rust a bare
@@ -92,40 +89,20 @@ def reading(
     Args:
         failure: the beginning of the line, such as `cannot load gpt2: config.json`; the library's
             reason follows.
-        known: returns a line of its own for some errors, and None for others.
     """
     try:
         yield
     except UserError:
         raise
     except BaseException as error:
-        is_ours = isinstance(error, Exception) and type(error).__name__ != "OutOfMemoryError"
-        if not (is_ours or is_rust_error(error)):
+        is_panic = type(error).__name__ == "PanicException"  # which cannot be imported
+        out_of_memory = type(error).__name__ == "OutOfMemoryError"
+        if out_of_memory or not (isinstance(error, Exception) or is_panic):
             raise
-        raise known(error) or UserError(f"{failure}: {cause(error)}") from error
-
-
-def cause(error: BaseException) -> str:
-    """Return an error's text on one line, and where it is from if the text alone says little.
-
-    Example:
-        >>> try:
-        ...     {}["swish"]
-        ... except KeyError as error:
-        ...     print(cause(error))
-        'swish' (KeyError in <doctest nope_probe.files.cause[0]>)
-    """
-    text = " ".join(str(error).split())[:MOST_CHARACTERS]
-    if isinstance(error, (OSError, ValueError)) or type(error) is Exception:
-        return text or type(error).__name__
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" in {_module(frames[-1].filename)}" if frames else ""
-    return f"{text} ({type(error).__name__}{where})".strip()
-
-
-def _module(file: str) -> str:
-    """Return a file's path from its package on, such as `transformers/activations.py`."""
-    return file.rpartition("/site-packages/")[2] or Path(file).name
+        reason = " ".join(str(error).split())[:MOST_CHARACTERS]
+        if not isinstance(error, (OSError, ValueError)) or not reason:
+            reason = f"{reason} ({type(error).__name__})"  # a KeyError's text is the key
+        raise UserError(f"{failure}: {reason}") from error
 
 
 def validate_nesting(folder: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from nope_probe import __main__ as umbrella
 from nope_probe.cli import find_commands
-from nope_probe.runtime.provenance import command_line
+from nope_probe.runtime.identity import command_line
 
 COMMANDS = sorted(find_commands())
 

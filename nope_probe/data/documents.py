@@ -1,23 +1,41 @@
-"""Documents: the texts of a source on this machine."""
+"""Documents: the texts of a source, in files on this machine or in data sets that are streamed.
+
+A data set is on the Hub or in a folder. It is read no further than is needed.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nope_probe.data.stdlib import SHIPPED, stdlib_documents
+from nope_probe.data.stdlib import SHIPPED, is_held_out, stdlib_documents
 from nope_probe.errors import UserError
-from nope_probe.files import local_path, reading, validate_regular
+from nope_probe.files import (
+    local_path,
+    reading,
+    validate_nesting,
+    validate_regular,
+    validate_regular_files,
+)
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from transformers import PreTrainedTokenizerBase
 
+SOURCES = ("shipped", "stdlib", "random", "gaussian")
+SUFFIXES = (".txt", ".jsonl", ".parquet")
 LARGE = 1 << 26  # bytes of a file that is read once only, when the model is there
 MIN_FOLDS = 4  # of the data, that intervals are made from
-SOURCES = ("shipped", "stdlib", "random", "gaussian")
+# A tokenizer keeps some 150 bytes for each character of a document while it is at work on it.
+MOST_CHARACTERS = 10_000_000
+# Of a data set that models are trained on, only the held-out slice is read.
+HELD_OUT = {"fineweb-edu": ("HuggingFaceFW/fineweb-edu", "sample-10BT")}
+MOST_DOCUMENTS = 1_000_000
+_BATCH = 64
 
 
 def documents(source: str) -> list[str]:
@@ -31,7 +49,14 @@ def documents(source: str) -> list[str]:
     if source == "stdlib":
         return stdlib_documents()
     path = local_path(source)
-    validate_file(source, path)
+    validate_regular(path)
+    if not os.path.isfile(path):  # False too for names that no file can have
+        raise UserError(
+            f"no data {source!r}: expected {', '.join(SOURCES)} or a file that exists, "
+            "fineweb-edu, a Hub data set (owner/name) or a folder of one"
+        )
+    if path.suffix not in SUFFIXES:
+        raise UserError(f"cannot read {source}: expected a .txt, .jsonl or .parquet file")
     texts = [text for text in read_texts(path) if text.strip()]
     if not texts:
         raise UserError(f"{source} is empty")
@@ -53,22 +78,6 @@ def file_of(source: str) -> Path | None:
     """Return the file, or the folder of a data set, that a source is read from; None if neither."""
     path = SHIPPED if source == "shipped" else local_path(source)
     return path if source and os.path.exists(path) and source not in SOURCES[1:] else None
-
-
-def validate_file(source: str, path: Path) -> None:
-    """Check that a source is a file of a known kind.
-
-    Raises:
-        UserError: listing the sources or kinds of files that there are.
-    """
-    validate_regular(path)
-    if not os.path.isfile(path):  # False too for names that no file can have
-        raise UserError(
-            f"no data {source!r}: expected {', '.join(SOURCES)} or a file that exists, "
-            "fineweb-edu, a Hub data set (owner/name) or a folder of one"
-        )
-    if path.suffix not in SUFFIXES:
-        raise UserError(f"cannot read {source}: expected a .txt, .jsonl or .parquet file")
 
 
 def validate_packing(source: str, start: str) -> None:
@@ -104,28 +113,47 @@ def validate_folds(source: str, n_documents: int, folds: int) -> None:
         )
 
 
-SUFFIXES = (".txt", ".jsonl", ".parquet")
-# A tokenizer keeps some 150 bytes for each character of a document while it is at work on it.
-MOST_CHARACTERS = 10_000_000
-_MARK = b"\xef\xbb\xbf"
-_OTHER_MARKS = (b"\xff\xfe", b"\xfe\xff")
-
-
 def read_texts(path: Path) -> list[str]:
     """Return the texts of a file: the whole of a .txt, the column `text` of the others.
 
     Raises:
         UserError: naming the file, the line where there is one, and what is wrong.
     """
-    try:
-        texts = {".txt": _text, ".jsonl": _json_rows, ".parquet": _column}[path.suffix](path)
-        return list(_checked(path, texts))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    with reading(f"cannot read {path}"):
+        if path.suffix == ".txt":
+            texts = [path.read_bytes().decode("utf-8-sig")]
+        elif path.suffix == ".jsonl":
+            texts = list(_json_rows(path))
+        else:
+            texts = _column(path)
+        for text in texts:
+            validate_text(path, text)
+        return texts
+
+
+def _json_rows(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8-sig", newline="\n") as lines:
+        for number, line in enumerate(lines, 1):
+            where = f"{path} (line {number})"
+            if line.strip():
+                with reading(f"{where} is no valid jsonl file"):
+                    row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise UserError(f"{where} is no valid jsonl file: it is no JSON object")
+                validate_text_column(where, row)
+                yield row["text"]
+
+
+def _column(path: Path) -> list[str]:
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(path) as file:
+        validate_text_column(path, file.schema_arrow.names)
+        return file.read(columns=["text"])["text"].to_pylist()
 
 
 def validate_text_column(source: str | Path, columns: Iterable[object]) -> None:
-    """Check that a table has one column `text`.
+    """Check that a table has a column `text`.
 
     Raises:
         UserError: listing its columns.
@@ -133,26 +161,16 @@ def validate_text_column(source: str | Path, columns: Iterable[object]) -> None:
     names = [str(column) for column in columns]
     if "text" not in names:
         raise UserError(f"{source} has no column 'text'; its columns: {', '.join(names) or 'none'}")
-    if names.count("text") > 1:
-        raise UserError(f"{source} has {names.count('text')} columns 'text', expected one")
 
 
-def validate_texts(source: str | Path, texts: Iterable[object]) -> None:
-    """Check that every value of the column `text` is text.
+def validate_text(source: str | Path, text: object) -> None:
+    """Check that a document is text, of no more than 10 million characters.
 
     Raises:
         UserError: naming the source.
     """
-    if not all(isinstance(text, str) for text in texts):
+    if not isinstance(text, str):
         raise UserError(f"{source}: the column 'text' holds something else than text")
-
-
-def validate_text(source: str | Path, text: str) -> None:
-    """Check that a document is text that a tokenizer takes.
-
-    Raises:
-        UserError: for NUL bytes, half a surrogate pair, or a document beyond 10 million characters.
-    """
     if "\0" in text:
         raise UserError(f"{source} is not text: it holds NUL bytes")
     if len(text) > MOST_CHARACTERS:
@@ -160,83 +178,105 @@ def validate_text(source: str | Path, text: str) -> None:
             f"{source} holds a document of {len(text):,} characters, more than "
             f"{MOST_CHARACTERS:,}: split it into rows of a .jsonl or .parquet file"
         )
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f"{source} is not text: it holds half a surrogate pair") from error
 
 
-def _checked(path: Path, texts: Iterable[str]) -> Iterator[str]:
-    for text in texts:
-        validate_text(path, text)
-        yield text
+def is_data_set(source: str) -> bool:
+    """Return whether a source is a data set (fineweb-edu, a Hub id, a folder), not a file."""
+    path = local_path(source)
+    if source.lower() in HELD_OUT or (source and os.path.isdir(path)):
+        return True
+    like_an_id = source.count("/") == 1 and not source.startswith((".", "/", "~"))
+    return like_an_id and path.suffix not in SUFFIXES and not os.path.isfile(path)
 
 
-def _text(path: Path) -> list[str]:
-    return ["".join(_lines(path))]
+def stream_texts(source: str) -> Iterator[str]:
+    """Stream the texts of a data set, in its own order; of fineweb-edu the held-out slice.
 
-
-def _lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file, without a byte order mark."""
-    begin = 0
-    with path.open("rb") as file:
-        for line in file:
-            if begin == 0 and line.startswith(_OTHER_MARKS):
-                raise UserError(f"{path} is UTF-16 or UTF-32, expected UTF-8: convert it")
-            try:
-                yield line.removeprefix(b"" if begin else _MARK).decode()
-            except UnicodeDecodeError as error:
-                at = begin + error.start
-                raise UserError(f"{path} is not text: byte {at} is not UTF-8") from error
-            begin += len(line)
-
-
-def _json_rows(path: Path) -> Iterator[str]:
-    number = 0
-    for number, line in enumerate(_lines(path), 1):
-        if line.strip():
-            yield _json_row(path, number, line)
-    if number == 0:
-        validate_text_column(path, ())
-
-
-def _json_row(path: Path, number: int, line: str) -> str:
-    where = f"{path} (line {number})"
-    with reading(f"{where} is no valid jsonl file"):
-        # As tuples of pairs, objects are told from arrays, and a name that comes twice is seen.
-        row = json.loads(line, object_pairs_hook=tuple)
-    if not isinstance(row, tuple):
-        raise UserError(f"{where} is no valid jsonl file: expected an object with a text a line")
-    validate_text_column(where, (name for name, _ in row))
-    (text,) = (value for name, value in row if name == "text")
-    validate_texts(where, [text])
-    return text
-
-
-def _column(path: Path) -> list[str]:
-    from pyarrow.parquet import ParquetFile
-
-    with reading(f"{path} is no valid parquet file"):
-        with ParquetFile(path) as file:
-            validate_text_column(path, file.schema_arrow.names)
-            column = file.read(columns=["text"])["text"]
-        validate_string_column(path, column)
-        return column.to_pylist()
-
-
-def validate_string_column(path: Path, column: pa.ChunkedArray) -> None:
-    """Check that every value of a column is text.
+    Args:
+        source: `fineweb-edu`, a Hub id (`owner/name` or `owner/name:config`) or a local folder.
 
     Raises:
-        UserError: saying what it holds instead.
+        UserError: if it cannot be read or has no column of texts.
     """
-    from pyarrow import types
+    from datasets import load_dataset
 
-    kind = column.type.value_type if types.is_dictionary(column.type) else column.type
-    if not (types.is_string(kind) or types.is_large_string(kind)):
-        what = f"something else than text ({column.type})"
-    elif column.null_count:
-        what = f"something else than text in {column.null_count} of {len(column)} rows"
+    held_out_only = source.lower() in HELD_OUT
+    if held_out_only:
+        name, config = HELD_OUT[source.lower()]
+    elif os.path.isdir(local_path(source)):
+        name, config = str(local_path(source)), ""
     else:
-        return
-    raise UserError(f"{path}: the column 'text' holds {what}")
+        name, _, config = source.partition(":")
+    with _quiet(), reading(f"cannot read the data set {source}"):
+        if os.path.isdir(name):
+            validate_regular_files(Path(name))
+            validate_nesting(Path(name))
+        splits = load_dataset(name, config or None, streaming=True)
+        for row in splits["train" if "train" in splits else next(iter(splits))]:
+            validate_text_column(source, row)
+            validate_text(source, row["text"])
+            if row["text"].strip() and (not held_out_only or is_held_out(row["text"])):
+                yield row["text"]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Turn off the log of `datasets`, which repeats the error that it raises."""
+    from datasets.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+
+
+def long_documents(
+    source: str, tokenizer: PreTrainedTokenizerBase, n_documents: int, n_tokens: int
+) -> list[list[int]]:
+    """Return the tokens of a data set's first n_documents documents of n_tokens tokens or more.
+
+    Raises:
+        UserError: if there are fewer (it says how many), or the data set cannot be read.
+    """
+    found, n_read = list[list[int]](), 0
+    for document in tokenised(islice(stream_texts(source), MOST_DOCUMENTS), tokenizer):
+        n_read += 1
+        if len(document) >= n_tokens:
+            found.append(document)
+        if len(found) == n_documents:
+            return found
+    raise UserError(
+        f"{len(found)} of the {n_read} documents read from {source} have {n_tokens} tokens or "
+        f"more, {n_documents} were asked for; lower --n-seqs or --seq-len"
+    )
+
+
+def first_documents(
+    source: str, tokenizer: PreTrainedTokenizerBase, n_tokens: int
+) -> list[list[int]]:
+    """Return the tokens of a data set's first documents: n_tokens in all, with a separator each.
+
+    If the data set has fewer, all of its documents are returned.
+    """
+    found, n_read = list[list[int]](), 0
+    for document in tokenised(islice(stream_texts(source), MOST_DOCUMENTS), tokenizer):
+        found.append(document)
+        n_read += len(document) + 1
+        if n_read >= n_tokens:
+            break
+    return found
+
+
+def tokenised(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[list[int]]:
+    """Yield the tokens of each text; a batch at a time, since tokenizers keep far more than ids.
+
+    Raises:
+        UserError: for a text that the tokenizer has no tokens for.
+    """
+    remaining = iter(texts)
+    while batch := list(islice(remaining, _BATCH)):
+        with reading(f"the tokenizer of {tokenizer.name_or_path} cannot take the text"):
+            ids = tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]
+        yield from ids

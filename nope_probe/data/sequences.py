@@ -8,18 +8,25 @@ documents are joined end to end.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from nope_probe.data.cutting import Windows, cut, cut_at_start, separator_of
-from nope_probe.data.cutting import pack as pack_documents
-from nope_probe.data.data_sets import first_documents, is_data_set, long_documents, tokenised
-from nope_probe.data.documents import documents, validate_packing
+from nope_probe.data.documents import (
+    documents,
+    first_documents,
+    is_data_set,
+    long_documents,
+    tokenised,
+    validate_packing,
+)
 from nope_probe.errors import UserError, closed_choices
 
 if TYPE_CHECKING:
@@ -110,17 +117,14 @@ def sequences(
     length = seq_len - int(begins)
     if n_seqs < 1 or length < 2:
         raise UserError(f"expected at least 1 sequence of 3 tokens, got {n_seqs} of {seq_len}")
-    documents = None
     if pack:
         validate_packing(source, start)
-        windows = _packed_windows(source, tokenizer, n_seqs, length, generator)
-        tokens, documents = windows.tokens, windows.documents
-    elif source == "random":
+    windows = None
+    if source == "random":
         tokens = _random_tokens(tokenizer, n_seqs, length, generator)
     else:
-        ids = _long_documents(source, tokenizer, n_seqs, length)
-        windows = (cut if start == "random" else cut_at_start)(ids, n_seqs, length, generator)
-        tokens, documents = windows.tokens, windows.documents
+        windows = _windows(source, tokenizer, n_seqs, length, start, pack, generator)
+        tokens = windows.tokens
     if shuffle:
         order = torch.rand(tokens.shape, generator=generator).argsort(-1)
         tokens = tokens.gather(-1, order)
@@ -128,7 +132,29 @@ def sequences(
         tokens = torch.nn.functional.pad(tokens, (1, 0), value=tokenizer.bos_token_id)
     name = source + (" packed" if pack else "") + (" shuffled" if shuffle else "")
     kind: Kind = "shuffled" if shuffle else "random" if source == "random" else "text"
-    return Sequences(inputs=tokens, name=name, bos=begins, kind=kind, documents=documents)
+    from_documents = None if windows is None else windows.documents
+    return Sequences(inputs=tokens, name=name, bos=begins, kind=kind, documents=from_documents)
+
+
+def _windows(
+    source: str,
+    tokenizer: PreTrainedTokenizerBase,
+    n_seqs: int,
+    length: int,
+    start: WindowStart,
+    is_packed: bool,
+    generator: Generator,
+) -> Windows:
+    """Cut sequences out of a source's documents, of a data set no more than are needed."""
+    if not is_data_set(source):
+        ids = list(tokenised(documents(source), tokenizer))
+    elif is_packed:
+        ids = first_documents(source, tokenizer, n_seqs * length)
+    else:
+        ids = long_documents(source, tokenizer, n_seqs, length)
+    if is_packed:
+        return pack_documents(ids, n_seqs, length, separator_of(tokenizer), generator)
+    return (cut if start == "random" else cut_at_start)(ids, n_seqs, length, generator)
 
 
 def gaussian(
@@ -163,34 +189,6 @@ def gaussian(
     return Sequences(inputs=x, name=f"gaussian alpha={alpha:g}", kind="vectors")
 
 
-def _long_documents(
-    source: str, tokenizer: PreTrainedTokenizerBase, n_seqs: int, length: int
-) -> list[list[int]]:
-    """Return the tokens of a source's documents, of a data set no more than are needed."""
-    if is_data_set(source):
-        return long_documents(source, tokenizer, n_seqs, length)
-    return _local_documents(source, tokenizer)
-
-
-def _local_documents(source: str, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    return list(tokenised(documents(source), tokenizer))
-
-
-def _packed_windows(
-    source: str,
-    tokenizer: PreTrainedTokenizerBase,
-    n_seqs: int,
-    length: int,
-    generator: Generator,
-) -> Windows:
-    separator = separator_of(tokenizer)
-    if is_data_set(source):
-        ids = first_documents(source, tokenizer, n_seqs * length)
-    else:
-        ids = _local_documents(source, tokenizer)
-    return pack_documents(ids, n_seqs, length, separator, generator)
-
-
 def begins_with_bos(tokenizer: PreTrainedTokenizerBase, bos: Bos) -> bool:
     """Return whether sequences begin with a BOS token.
 
@@ -218,3 +216,135 @@ def _random_tokens(
             "--data random draws tokens, and the model's tokenizer has special ones only"
         )
     return ordinary[torch.randint(len(ordinary), (n_seqs, length), generator=generator)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Windows:
+    """Sequences cut out of documents.
+
+    Attributes:
+        tokens: their tokens.
+        documents: the number of the document that each is from. Sequences of one document are not
+            independent.
+    """
+
+    tokens: Int[Tensor, "seq pos"]
+    documents: Int[Tensor, " seq"]
+
+
+def cut(ids: list[list[int]], n_seqs: int, length: int, generator: Generator) -> Windows:
+    """Cut sequences that do not overlap at random places, taking documents in turn.
+
+    Args:
+        ids: the tokens of each document.
+        n_seqs: how many sequences.
+        length: tokens in each.
+        generator: of every random choice.
+
+    Raises:
+        UserError: if there are too few (it says how many there are).
+    """
+    per_document = [_starts(len(document), length, generator) for document in ids]
+    long_enough = [index for index, starts in enumerate(per_document) if starts]
+    if not long_enough:
+        raise UserError(
+            f"every document is too short: the longest has {max(map(len, ids))} tokens, {length} "
+            "are needed; lower --seq-len"
+        )
+    order = [long_enough[i] for i in torch.randperm(len(long_enough), generator=generator).tolist()]
+    rounds = zip_longest(*([(index, start) for start in per_document[index]] for index in order))
+    chosen = [place for turn in rounds for place in turn if place is not None]
+    if len(chosen) < n_seqs:
+        raise UserError(
+            f"{len(long_enough)} documents of {length} tokens or more give {len(chosen)} "
+            f"sequences, {n_seqs} were asked for; lower --n-seqs or --seq-len"
+        )
+    chosen = chosen[:n_seqs]
+    return Windows(
+        tokens=torch.tensor([ids[index][start : start + length] for index, start in chosen]),
+        documents=torch.tensor([index for index, _ in chosen]),
+    )
+
+
+def cut_at_start(ids: list[list[int]], n_seqs: int, length: int, generator: Generator) -> Windows:
+    """Take the first tokens of documents that are long enough, one sequence each, in random order.
+
+    Raises:
+        UserError: if there are too few (it says how many there are).
+    """
+    long_enough = [document[:length] for document in ids if len(document) >= length]
+    if len(long_enough) < n_seqs:
+        raise UserError(
+            f"{len(long_enough)} documents have {length} tokens or more, {n_seqs} were asked for; "
+            "lower --n-seqs or --seq-len, or take --windows random"
+        )
+    order = torch.randperm(len(long_enough), generator=generator)[:n_seqs]
+    return Windows(tokens=torch.tensor(long_enough)[order], documents=order)
+
+
+def _starts(n_tokens: int, length: int, generator: Generator) -> list[int]:
+    """Choose where the sequences of one document begin, in random order."""
+    n_fit, slack = divmod(n_tokens, length)
+    if n_fit == 0:
+        return []
+    offset = int(torch.randint(slack + 1, (), generator=generator))
+    return [offset + length * k for k in torch.randperm(n_fit, generator=generator).tolist()]
+
+
+def pack_documents(
+    ids: Sequence[Sequence[int]],
+    n_seqs: int,
+    length: int,
+    separator: int,
+    generator: Generator,
+) -> Windows:
+    """Join documents in random order, each followed by a separator, and cut them into sequences.
+
+    A sequence may begin and end anywhere in a document, and may hold several: later documents
+    attend to the ones before them, as in most models' training. It counts as the document's that
+    most of its tokens are from, the first of these.
+
+    Args:
+        ids: the tokens of each document.
+        n_seqs: how many sequences.
+        length: tokens in each.
+        separator: the token after each document.
+        generator: of the order.
+
+    Raises:
+        UserError: if there are too few tokens (it says how many there are).
+
+    Example:
+        >>> pack_documents([[5, 6, 7, 8, 9]], 2, 3, 0, torch.Generator()).tokens
+        tensor([[5, 6, 7],
+                [8, 9, 0]])
+    """
+    n_tokens = sum(map(len, ids)) + len(ids)
+    if n_tokens < n_seqs * length:
+        raise UserError(
+            f"{len(ids)} documents hold {n_tokens} tokens with their separators, which give "
+            f"{n_tokens // length} sequences of {length}, {n_seqs} were asked for; lower --n-seqs "
+            "or --seq-len"
+        )
+    order = torch.randperm(len(ids), generator=generator).tolist()
+    joined = [token for index in order for token in (*ids[index], separator)]
+    owners = [index for index in order for _ in range(len(ids[index]) + 1)]
+    begins = range(0, n_seqs * length, length)
+    documents = [Counter(owners[first : first + length]).most_common(1)[0][0] for first in begins]
+    return Windows(
+        tokens=torch.tensor(joined[: n_seqs * length]).view(n_seqs, length),
+        documents=torch.tensor(documents),
+    )
+
+
+def separator_of(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the token to put after each packed document: the tokenizer's EOS.
+
+    Raises:
+        UserError: if it has none.
+    """
+    if tokenizer.eos_token_id is None:
+        raise UserError(
+            "--pack puts an EOS token after each document, and the model's tokenizer has none"
+        )
+    return tokenizer.eos_token_id

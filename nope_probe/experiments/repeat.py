@@ -20,10 +20,9 @@ from nope_probe.errors import UserError
 from nope_probe.experiments.layers import run as layers_run
 from nope_probe.experiments.layers.run import as_json
 from nope_probe.files import read_json, validate_regular
-from nope_probe.runtime.bounds import BoundedSettings
 from nope_probe.runtime.folder import read_manifest, read_table, validate_files
 from nope_probe.runtime.identity import validate_repeatable
-from nope_probe.runtime.settings import FORMAT
+from nope_probe.runtime.settings import FORMAT, BoundedSettings
 
 if TYPE_CHECKING:
     import numpy as np

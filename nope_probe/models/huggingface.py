@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from nope_probe.errors import UserError, stderr_held
-from nope_probe.models.hf_config import (
-    class_name,
-    count_numbers,
-    read_config,
-    remote_code_error,
-    validate_fits,
-)
+from nope_probe.errors import UserError
+from nope_probe.models.hf_config import read_config
 from nope_probe.models.hf_weights import is_quantised, load_quantised, read_weights
 from nope_probe.models.hub import offline_if_unreachable, reading_model
 
@@ -49,18 +42,16 @@ def load_hugging_face(
     Raises:
         UserError: if it cannot be loaded (offline, gated, missing, broken) or is no causal decoder.
     """
-    reach = nullcontext() if Path(source).is_dir() else offline_if_unreachable()
-    with _quiet(), reach:
+    with _quiet(), offline_if_unreachable(source):
         with reading_model(source, "config.json"):
             config = read_config(source, n_layers=n_layers, revision=revision)
-            n_numbers = 0 if is_quantised(config) else count_numbers(_kind(config), config)
-        with reading_model(source, "tokenizer"), stderr_held():
+        with reading_model(source, "tokenizer"):
             tokenizer = load_tokenizer(source, d_vocab=config.vocab_size, revision=revision)
         with reading_model(source, "weights"):
-            model, report = _model(source, config, n_layers, dtype, revision, device_map, n_numbers)
-            model.name_or_path = model.config.name_or_path = source
-            validate_all_loaded(source, report)
-            validate_not_offloaded(source, model)
+            model, report = _model(source, config, n_layers, dtype, revision, device_map)
+        model.name_or_path = model.config.name_or_path = source
+        validate_all_loaded(source, report)
+        validate_not_offloaded(source, model)
     return model.eval().requires_grad_(False), tokenizer
 
 
@@ -71,9 +62,10 @@ def _model(
     dtype: torch.dtype,
     revision: str | None,
     device_map: DeviceMap | None,
-    n_numbers: int,
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Return a model with its weights, and transformers' report of what was loaded."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
     options: dict[str, Any] = {
         "config": config,
         "dtype": dtype,
@@ -82,24 +74,11 @@ def _model(
         "output_loading_info": True,
         "device_map": device_map,
     }
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     if is_quantised(config):
-        return load_quantised(_kind(config), source, revision, options)
+        return load_quantised(kind, source, revision, options)
     weights = read_weights(source, n_layers=n_layers, revision=revision)
-    validate_fits(source, n_numbers, weights)
-    try:
-        return _kind(config).from_pretrained(None, state_dict=weights, **options)
-    except ValueError as error:
-        if device_map is None:
-            raise
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"--device-map cannot place {source}: {reason}") from error
-
-
-def _kind(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """Return transformers' class of causal decoder for a configuration."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return kind.from_pretrained(None, state_dict=weights, **options)
 
 
 def validate_all_loaded(source: str, report: dict[str, Any]) -> None:
@@ -151,49 +130,19 @@ def validate_not_offloaded(source: str, hf: PreTrainedModel) -> None:
 def load_tokenizer(
     source: str, *, d_vocab: int, revision: str | None = None
 ) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model that embeds d_vocab tokens.
+    """Load the tokenizer of a model that embeds d_vocab tokens, or more: vocabularies are padded.
 
     Raises:
-        UserError: if it needs remote code, if a file is broken, or for ids that the model does not
-            embed.
+        UserError: for ids that the model does not embed.
     """
     from transformers import AutoTokenizer
 
-    validate_no_remote_tokenizer(source, revision)
     tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
-    validate_vocabulary(source, tokenizer, d_vocab)
-    tokenizer("a")  # what is wrong with some files shows only now
-    return tokenizer
-
-
-def validate_no_remote_tokenizer(source: str, revision: str | None = None) -> None:
-    """Check that a tokenizer's class is in transformers, not in the model's own folder.
-
-    Raises:
-        UserError: naming the class that would have to be run.
-    """
-    from transformers.models.auto.tokenization_auto import (
-        get_tokenizer_config,
-        tokenizer_class_from_name,
-    )
-
-    auto_map = get_tokenizer_config(source, revision=revision).get("auto_map") or ()
-    if isinstance(auto_map, Mapping):
-        auto_map = auto_map.get("AutoTokenizer") or ()
-    names = [auto_map] if isinstance(auto_map, str) else [name for name in auto_map if name]
-    if names and not any(tokenizer_class_from_name(class_name(str(name))) for name in names):
-        raise remote_code_error(source, names[0])
-
-
-def validate_vocabulary(source: str, tokenizer: PreTrainedTokenizerBase, d_vocab: int) -> None:
-    """Check that a model embeds every token; it may embed more, since vocabularies are padded.
-
-    Raises:
-        UserError: naming the largest id.
-    """
     largest = max(tokenizer.get_vocab().values(), default=-1)
     if largest >= d_vocab:
         raise UserError(
             f"the tokenizer of {source} has ids up to {largest}, but the model embeds only "
             f"{d_vocab} tokens: they do not belong together"
         )
+    tokenizer("a")  # what is wrong with some files shows only now
+    return tokenizer

@@ -12,7 +12,7 @@ import torch
 from nope_probe.errors import UserError
 from nope_probe.models.bridge import boot_bridge, wrap_in_bridge
 from nope_probe.models.hooked import hooked_weights
-from nope_probe.models.hub import reading_model, validate_docstrings
+from nope_probe.models.hub import reading_model
 from nope_probe.models.huggingface import DeviceMap, load_hugging_face
 from nope_probe.models.info import ModelInfo, describe
 from nope_probe.models.names import CHECKPOINTS, PARAMETER_FREE, resolve, validate_revision
@@ -103,7 +103,6 @@ def load(
         >>> load("nope-tiny").info.rope_layers
         (False, False, False, False)
     """
-    validate_docstrings()
     key = name.lower()
     if revision is not None:
         validate_revision(name)

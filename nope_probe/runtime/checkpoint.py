@@ -1,8 +1,7 @@
 """The finished parts of a run, and the state of its stream in progress: what a resumed run reads.
 
 They are saved in a hidden folder beside the run's folder, `.NAME.unfinished`, which is removed when
-the run is written. A file in it is complete or absent, and its checksum, which
-covers its name and the run, is checked before it is used.
+the run is written. A file in it is complete or absent.
 """
 
 from __future__ import annotations
@@ -10,40 +9,42 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from jaxtyping import Float32
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from nope_probe.errors import StorageError, UserError
+from nope_probe.errors import MachineError, StorageError, UserError
 from nope_probe.files import read_json
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.folds import State
-from nope_probe.maps.stored_maps import Stored
+from nope_probe.maps.stored_maps import Index, Stored
 from nope_probe.runtime.folder import atomic_write, reason
-from nope_probe.runtime.identity import json_checksum
-from nope_probe.runtime.lock import FolderLock
-from nope_probe.runtime.processes import PeerEndedError, Processes, Signals
-from nope_probe.runtime.tensors import open_tensors, read_notes, read_tensors, write_tensors
+from nope_probe.runtime.places import clear
+from nope_probe.runtime.processes import Processes, Signals
 from nope_probe.runtime.terminal import open_bar, phase_of
 
 _ENDING = ".safetensors"
 _ABOUT = "about.json"  # which run a folder holds
-_DONE = "done"  # the note that says how many sequences of a stream are in its saved state
 
 
 class RunCheckpoint:
     """The finished parts of a run by key, and the state of its stream in progress.
 
     Args:
-        folder: where they are saved; None keeps finished parts in memory.
+        folder: where they are saved, which this process holds; None keeps finished parts in memory.
         about: what identifies the run; an unfinished run about anything else is not resumed.
         processes: the processes that share the run and its folder.
         signals: how signals end a stream.
         every: batches between two saved states of a stream.
-        lock: the lock on the folder, if it is held already.
 
     Example:
         >>> with RunCheckpoint() as checkpoint:
@@ -60,59 +61,34 @@ class RunCheckpoint:
         processes: Processes | None = None,
         signals: Signals | None = None,
         every: int = 32,
-        lock: FolderLock | None = None,
     ) -> None:
         self.folder, self.about, self.every = folder, json.loads(json.dumps(about or {})), every
-        self.owner = json_checksum(self.about)
         self.processes, self.signals = processes or Processes(), signals or Signals()
         self.bar: tqdm | None = None
         self._streams: list[str] = []
         self._finished: set[str] = set()
-        self._checked: set[str] = set()
         self._in_memory: dict[str, tuple[State, dict[str, str]]] = {}
-        self._lock = lock
 
     def __enter__(self) -> RunCheckpoint:
-        """Lock the folder, and find what an earlier process finished.
+        """Find what an earlier process finished.
 
         Raises:
-            UserError: in the first process, if another one is using it or it belongs to another
-                run.
+            UserError: in the first process, if the folder belongs to another run.
         """
         if self.folder is not None:
             finished = []
             if self.processes.is_first:
-                self._lock = self._claim(self.folder)
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._validate_same_run(self.folder / _ABOUT)
                 finished = sorted(path.stem for path in self.folder.glob(f"*{_ENDING}"))
             self._finished = set(self.processes.broadcast(finished))
             self.signals.message = "progress was saved; run the same command to resume"
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if not self.processes.is_first or self._lock is None:
-            return
-        if kind and self._is_of_no_use_after(kind):
+        # After a user's mistake there is nothing to resume: the command has to be changed.
+        if kind and issubclass(kind, UserError) and not issubclass(kind, MachineError):
             self.discard()
-        self._lock.__exit__(kind, None, None)
-
-    def _is_of_no_use_after(self, kind: type[BaseException]) -> bool:
-        """Return whether an error leaves nothing to resume from: the command has to be changed.
-
-        After an error of the code what was computed is kept, and inputs alone are not.
-        """
-        if issubclass(kind, UserError) and not issubclass(kind, PeerEndedError):
-            return not issubclass(kind, StorageError)
-        computed = any("inputs" not in name for name in self._finished)
-        has_state = self.state_path is not None and self.state_path.exists()
-        return issubclass(kind, Exception) and not (computed or has_state)
-
-    def _claim(self, folder: Path) -> FolderLock:
-        """Lock the folder for this run, and write down in it which run it is."""
-        with ExitStack() as stack:
-            lock = stack.enter_context(self._lock or FolderLock(folder))
-            self._validate_same_run(folder / _ABOUT)
-            stack.pop_all()
-        return lock
 
     def _validate_same_run(self, path: Path) -> None:
         """Check the settings, versions, weights and data of the run in a folder, or write them.
@@ -139,8 +115,8 @@ class RunCheckpoint:
 
     def discard(self) -> None:
         """Remove what was kept: the run is written, or cannot be."""
-        if self._lock is not None:
-            self._lock.clear()
+        if self.folder is not None and self.processes.is_first:
+            clear(self.folder)
 
     def __contains__(self, key: str) -> bool:
         return _name(key) in self._finished
@@ -150,35 +126,35 @@ class RunCheckpoint:
         if self.folder is None:
             self._in_memory[key] = tensors, dict(notes or {})
         elif self.processes.is_first:
-            write_tensors(self._path(key), tensors, notes or {}, owner=self.owner)
-            self._checked.add(key)
+            _write(self._path(key), tensors, notes or {})
         self.processes.barrier()
         self._finished.add(_name(key))
-        if (state := self.state_path) is not None:
-            state.unlink(missing_ok=True)
+        if self.state_path is not None:
+            self.state_path.unlink(missing_ok=True)
 
     def load(self, key: str) -> State:
         """Return the tensors of a finished part; from disk they are memory-mapped.
 
         Raises:
-            StorageError: if the file is not the one that this run wrote for this part.
+            StorageError: if the file is broken.
         """
-        return self._read(key)[0]
+        if self.folder is None:
+            return self._in_memory[key][0]
+        return _read(self._path(key))
 
     def open(self, key: str) -> Mapping[str, Stored]:
         """Return the tensors of a finished part, which are read from disk as they are asked for.
 
-        Its checksum is checked unless this process has written or checked it.
-
         Raises:
-            StorageError: if the file is not the one that this run wrote for this part.
+            StorageError: if the file is broken.
         """
         if self.folder is None:
             return self._in_memory[key][0]
-        if key not in self._checked:
-            self.load(key)
-            self._checked.add(key)
         return open_tensors(self._path(key))
+
+    def notes(self, key: str) -> dict[str, str]:
+        """Return the notes of a finished part."""
+        return self._in_memory[key][1] if self.folder is None else _notes(self._path(key))
 
     def once(self, key: str, compute: Callable[[StreamCheckpoint], State]) -> State:
         """Return the tensors of a part of the run, computed and saved unless that is finished.
@@ -202,15 +178,6 @@ class RunCheckpoint:
         """Return where a file of this name can be written, which goes with the checkpoint."""
         assert self.folder is not None
         return self.folder / f"{name}.partial"
-
-    def notes(self, key: str) -> dict[str, str]:
-        """Return the notes of a finished part."""
-        return self._read(key)[1]
-
-    def _read(self, key: str) -> tuple[State, dict[str, str]]:
-        if self.folder is None:
-            return self._in_memory[key]
-        return read_tensors(self._path(key), owner=self.owner)
 
     @contextmanager
     def progress(
@@ -239,15 +206,12 @@ class RunCheckpoint:
     def stream(self, key: str) -> Iterator[StreamCheckpoint]:
         """Save the state of one stream every so many batches; a signal ends it between two."""
         if self.bar is not None:
-            self.bar.set_description(f"{phase_of(key)}{self._place(key)}")
+            place = ""
+            if len(self._streams) > 1 and key in self._streams:
+                place = f" ({self._streams.index(key) + 1} of {len(self._streams)})"
+            self.bar.set_description(f"{phase_of(key)}{place}")
         with self.signals.deferred():
             yield _SavedStream(self, key)
-
-    def _place(self, key: str) -> str:
-        """Return which of the run's streams this is, where there are several."""
-        if len(self._streams) < 2 or key not in self._streams:
-            return ""
-        return f" ({self._streams.index(key) + 1} of {len(self._streams)})"
 
     @property
     def state_path(self) -> Path | None:
@@ -263,37 +227,24 @@ class _SavedStream(StreamCheckpoint):
     """The state of one stream of a run, in one process."""
 
     def __init__(self, run: RunCheckpoint, key: str) -> None:
-        self.run, self.n_batches = run, 0
-        self.n_done = self.n_counted = 0
+        self.run, self.key, self.n_batches, self.n_done = run, key, 0, 0
         self.rank, self.n_processes = run.processes.rank, run.processes.count
-        self.notes = {"stream": key, "processes": str(self.n_processes)}
+        self.n_counted = self.n_saved  # with which the bar began
 
     @property
     def n_saved(self) -> int:
         """How many sequences of this stream an earlier process saved, less its last batch."""
-        notes = self._saved_notes()
-        return 0 if notes is None else int(notes.get(_DONE, 0))
+        return int(self._notes().get("done", 0))
 
-    def _saved_notes(self) -> dict[str, str] | None:
-        """Return the notes of the saved state, if it is one of this stream."""
+    def _notes(self) -> dict[str, str]:
+        """Return the notes of the saved state; empty where it is not this stream's."""
         path = self.run.state_path
-        if path is None or not path.is_file():
-            return None
-        notes = read_notes(path)
-        return notes if self._is_ours(notes) else None
-
-    def _is_ours(self, notes: Mapping[str, str]) -> bool:
-        return {name: value for name, value in notes.items() if name != _DONE} == self.notes
+        notes = _notes(path) if path is not None and path.is_file() else {}
+        same = notes.get("stream") == self.key and notes["processes"] == str(self.n_processes)
+        return notes if same else {}
 
     def restore(self) -> State:
-        path = self.run.state_path
-        if path is None or not path.is_file():
-            return {}
-        state, notes = read_tensors(path, owner=self.run.owner)
-        if not self._is_ours(notes):
-            return {}
-        self.n_counted = int(notes.get(_DONE, 0))  # the bar began with them
-        return state
+        return _read(self.run.state_path) if self.run.state_path and self._notes() else {}
 
     def is_due(self) -> bool:
         self.n_batches += 1
@@ -301,8 +252,8 @@ class _SavedStream(StreamCheckpoint):
 
     def save(self, state: State) -> None:
         if self.run.state_path is not None:
-            notes = {**self.notes, _DONE: str(self.n_done)}
-            write_tensors(self.run.state_path, state, notes, owner=self.run.owner)
+            counts = {"processes": str(self.n_processes), "done": str(self.n_done)}
+            _write(self.run.state_path, state, {"stream": self.key, **counts})
 
     def advance(self, n_seqs: int) -> None:
         counted = min(self.n_counted, n_seqs)
@@ -326,3 +277,124 @@ class _SavedStream(StreamCheckpoint):
 def _name(key: str) -> str:
     """Return a key as a file name."""
     return key.replace("/", ",")
+
+
+def _write(path: Path, tensors: State, notes: Mapping[str, str]) -> None:
+    """Write tensors and notes; a process killed on the way leaves the file as it was."""
+    contiguous = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    try:
+        with atomic_write(path) as partial:
+            save_file(contiguous, partial, metadata=dict(notes))
+    except (OSError, SafetensorError) as error:
+        raise StorageError(f"cannot write {path}: {reason(error)}") from error
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (OSError, SafetensorError) as error:
+        raise StorageError(f"{path} is broken ({error}); remove it and run again") from error
+
+
+def _read(path: Path) -> State:
+    with _opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def _notes(path: Path) -> dict[str, str]:
+    with _opened(path) as file:
+        return file.metadata() or {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    """A tensor in a file, of which the parts are read that are asked for.
+
+    Attributes:
+        path: the file.
+        name: the tensor's name there.
+        shape: the size of each dimension.
+    """
+
+    path: Path
+    name: str
+    shape: Sequence[int]
+
+    def __getitem__(self, index: Index | tuple[Index, ...]) -> Tensor:
+        """Return a part, all of it for `...`; the file is mapped into memory no longer than that.
+
+        Raises:
+            StorageError: if the file is broken.
+        """
+        with _opened(self.path) as file:
+            if index is ...:
+                return file.get_tensor(self.name).clone()
+            return file.get_slice(self.name)[index].clone()
+
+
+def open_tensors(path: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a file without reading them.
+
+    Raises:
+        StorageError: if the file is broken.
+    """
+    with _opened(path) as file:
+        return {
+            name: StoredTensor(path=path, name=name, shape=file.get_slice(name).get_shape())
+            for name in file.keys()  # noqa: SIM118
+        }
+
+
+ITEM = 4  # bytes of a float32
+Write = Callable[[str, Sequence[int], np.ndarray], None]
+
+
+@contextmanager
+def tensor_writer(path: Path, shapes: Mapping[str, Sequence[int]]) -> Iterator[Write]:
+    """Yield a function that writes blocks into a safetensors file of float32 tensors.
+
+    safetensors' own functions need all tensors in memory at once. The function yielded takes a
+    tensor's name, the index of the block's first cell (indices that are left out are 0) and a block
+    whose cells follow each other in the tensor. What is not written is 0. Where writing fails, the
+    file is removed: a full disk gets its room back.
+
+    Args:
+        path: the file.
+        shapes: the shape of each tensor by its name.
+
+    Raises:
+        StorageError: if the file cannot be written.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from safetensors.numpy import load_file
+        >>> with TemporaryDirectory() as folder:
+        ...     with tensor_writer(Path(folder, "maps.safetensors"), {"score": (2, 3)}) as write:
+        ...         write("score", (1, 1), np.ones(2, np.float32))
+        ...     load_file(Path(folder, "maps.safetensors"))["score"].tolist()
+        [[0.0, 0.0, 0.0], [0.0, 1.0, 1.0]]
+    """
+    fields, end = dict[str, dict[str, Any]](), 0
+    for name, shape in sorted(shapes.items()):
+        begin, end = end, end + ITEM * prod(shape)
+        fields[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
+    header = json.dumps(fields, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+
+    def write(name: str, where: Sequence[int], block: Float32[np.ndarray, "*block"]) -> None:
+        shape, (begin, _) = shapes[name], fields[name]["data_offsets"]
+        first = sum(at * prod(shape[axis + 1 :]) for axis, at in enumerate(where))
+        file.seek(8 + len(header) + begin + ITEM * first)
+        file.write(np.ascontiguousarray(block, "<f4").data)
+
+    try:
+        with path.open("wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(8 + len(header) + end)
+            yield write
+    except OSError as error:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        raise StorageError(f"cannot write {path}: {reason(error)}") from error

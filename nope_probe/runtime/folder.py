@@ -15,41 +15,24 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 from nope_probe.errors import StorageError, UserError
 from nope_probe.files import local_path, read_json
 from nope_probe.runtime.identity import file_checksum, json_checksum
-from nope_probe.runtime.lock import FolderLock, remove
-from nope_probe.runtime.places import shortened, validate_folder_place, validate_name
+from nope_probe.runtime.places import (
+    checkpoint_dir,
+    clear,
+    locked,
+    remove,
+    validate_folder_place,
+)
 
 if TYPE_CHECKING:  # importing pandas takes half a second
     import numpy as np
     import pandas as pd
-
-
-# What the fields of a manifest hold that others read; a run need not have all of them.
-FIELDS: Mapping[str, type | tuple[type, ...]] = {
-    "checksums": dict,
-    "conditions": list,
-    "data": dict,
-    "fold_sizes": (list, NoneType),
-    "headline": list,
-    "kind": str,
-    "layer": int,
-    "layer_passes": (dict, NoneType),
-    "model": (dict, NoneType),
-    "removed": list,
-    "seconds": (int, float),
-    "settings": dict,
-    "skip_keys": int,
-    "sources": (dict, NoneType),
-    "threads": int,
-    "versions": dict,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,26 +59,26 @@ class Run:
         return self.arrays["maps"]
 
 
-def write_run(out: Path, run: Run, partial: Path | None = None) -> None:
+def write_run(out: Path, run: Run) -> None:
     """Write a run into a folder that does not exist yet, or is empty.
-
-    Args:
-        out: the folder.
-        run: the run.
-        partial: the folder in which it is written first, on the same disk; by default one in the
-            unfinished folder, which is locked. What a killed process left there is removed.
 
     Raises:
         StorageError: if the folder holds something, or cannot be written to.
         LockedError: if another process is at work on the run.
     """
-    if partial is None:
-        with FolderLock(checkpoint_dir(out)) as lock:
-            write_run(out, run, lock.folder / "run")
-            lock.clear()
-        return
+    with locked(checkpoint_dir(out)):
+        write_run_locked(out, run)
+        clear(checkpoint_dir(out))
+
+
+def write_run_locked(out: Path, run: Run) -> None:
+    """Write a run as `write_run` does, in a process that holds its unfinished folder.
+
+    What a killed process left there is removed.
+    """
+    partial = checkpoint_dir(out) / "run"
+    remove(partial)
     try:
-        remove(partial)
         partial.mkdir(parents=True)
         _write_files(partial, run)
         if out.is_dir():
@@ -105,6 +88,26 @@ def write_run(out: Path, run: Run, partial: Path | None = None) -> None:
         raise StorageError(f"cannot write the run to {out}: {reason(error)}") from error
     finally:
         remove(partial)
+
+
+def _write_files(folder: Path, run: Run) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    for name, arrays in run.arrays.items():
+        contiguous = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
+        save_file(contiguous, folder / f"{name}.safetensors")
+    for name, table in run.tables.items():
+        table.to_csv(folder / f"{name}.csv", index=False, float_format="%.8g")
+    (folder / "report.html").write_text(run.page, encoding="utf-8")
+    for name, path in run.files.items():
+        shutil.move(path, folder / name)
+    for path in folder.glob("*.safetensors"):  # safetensors keeps them from all but their owner
+        shutil.copymode(folder / "report.html", path)
+    checksums = {path.name: file_checksum(path) for path in sorted(folder.iterdir())}
+    manifest = json.loads(json.dumps({**run.manifest, "checksums": checksums, "complete": True}))
+    manifest["checksum"] = json_checksum(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
 
 @contextmanager
@@ -127,54 +130,22 @@ def reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-def _write_files(folder: Path, run: Run) -> None:
-    import numpy as np
-    from safetensors.numpy import save_file
-
-    for name, arrays in run.arrays.items():
-        contiguous = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
-        save_file(contiguous, folder / f"{name}.safetensors")
-    for name, table in run.tables.items():
-        table.to_csv(folder / f"{name}.csv", index=False, float_format="%.8g")
-    (folder / "report.html").write_text(run.page, encoding="utf-8")
-    for name, path in run.files.items():
-        shutil.move(path, folder / name)
-    for path in folder.glob("*.safetensors"):  # safetensors keeps them from all but their owner
-        shutil.copymode(folder / "report.html", path)
-    checksums = {path.name: file_checksum(path) for path in sorted(folder.iterdir())}
-    text = json.dumps({**run.manifest, "checksums": checksums, "complete": True})
-    manifest = {**json.loads(text), "checksum": json_checksum(json.loads(text))}
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-
-
 def check_output_dir(out: Path, settings: Mapping[str, Any]) -> bool:
     """Return whether a folder holds the finished run of these settings already, every file intact.
 
     Raises:
         UserError: if it holds something else or a file was changed, or it cannot be made.
     """
-    try:
-        return _holds_run(out, settings)
-    except OSError as error:
-        raise UserError(f"cannot write to {shortened(out)}: {error.strerror}") from error
-
-
-def _holds_run(out: Path, settings: Mapping[str, Any]) -> bool:
-    validate_name(out)
-    if (out / "manifest.json").is_file():
-        if _parsed_manifest(out).get("settings") == json.loads(json.dumps(settings)):
-            validate_files(out, read_manifest(out))
-            return True
-        raise UserError(f"{out} holds a run with other settings; choose another --out")
-    if out.is_dir() and any(out.iterdir()):
+    if os.path.isfile(out / "manifest.json"):
+        manifest = read_manifest(out)
+        if manifest.get("settings") != json.loads(json.dumps(settings)):
+            raise UserError(f"{out} holds a run with other settings; choose another --out")
+        validate_files(out, manifest)
+        return True
+    if os.path.isdir(out) and os.listdir(out):
         raise UserError(f"{out} holds other files; choose another --out")
     validate_folder_place(out)
     return False
-
-
-def checkpoint_dir(out: Path) -> Path:
-    """Return the hidden folder beside a run's own that holds it until it is finished."""
-    return out.parent / f".{out.name}.unfinished"
 
 
 def read_manifest(out: Path) -> dict[str, Any]:
@@ -183,51 +154,22 @@ def read_manifest(out: Path) -> dict[str, Any]:
     Raises:
         UserError: if there is none that can be read, or it was changed.
     """
-    manifest = _parsed_manifest(out)
+    try:
+        manifest = read_json(out / "manifest.json")
+        rest = {name: value for name, value in manifest.items() if name != "checksum"}
+    except FileNotFoundError as error:
+        raise UserError(f"{out} holds no run: it has no manifest.json") from error
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{out} holds no run: its manifest cannot be read; remove {out} and run again"
+        ) from error
     if "checksum" not in manifest:
         raise UserError(
             f"{out} holds a run of an older version, or an edited one; remove it and run again"
         )
-    rest = {name: value for name, value in manifest.items() if name != "checksum"}
-    if manifest.get("checksum") != json_checksum(rest):
+    if manifest["checksum"] != json_checksum(rest):
         raise _not_as_written(out, "manifest.json")
-    if not manifest.get("complete"):
-        raise UserError(f"the run in {out} is not complete")
-    _validate_fields(out, manifest)
     return manifest
-
-
-def _validate_fields(out: Path, manifest: Mapping[str, Any]) -> None:
-    """Check the types of a manifest's fields.
-
-    Raises:
-        UserError: naming a field that holds something else than a run writes there.
-    """
-    found = {name: manifest[name] for name in FIELDS if name in manifest}
-    odd = [name for name, value in found.items() if not isinstance(value, FIELDS[name])]
-    if not odd and not all(isinstance(each, str) for each in found.get("checksums", {}).values()):
-        odd = ["checksums"]
-    for name in odd:
-        raise UserError(
-            f"{out} holds no run: its manifest has {str(manifest[name])[:60]!r} as {name}; remove "
-            f"{out} and run again"
-        )
-
-
-def _parsed_manifest(out: Path) -> dict[str, Any]:
-    try:
-        manifest = read_json(out / "manifest.json")
-    except FileNotFoundError as error:
-        raise UserError(f"{out} holds no run: it has no manifest.json") from error
-    except (OSError, ValueError) as error:
-        raise _broken_manifest(out) from error
-    if not isinstance(manifest, dict):
-        raise _broken_manifest(out)
-    return manifest
-
-
-def _broken_manifest(out: Path) -> UserError:
-    return UserError(f"{out} holds no run: its manifest cannot be read; remove {out} and run again")
 
 
 def validate_files(out: Path, manifest: Mapping[str, Any]) -> None:
@@ -237,8 +179,7 @@ def validate_files(out: Path, manifest: Mapping[str, Any]) -> None:
         UserError: naming a file that is not.
     """
     for name, checksum in manifest["checksums"].items():
-        inside = Path(name).name == name
-        if not inside or not (out / name).is_file() or file_checksum(out / name) != checksum:
+        if not (out / name).is_file() or file_checksum(out / name) != checksum:
             raise _not_as_written(out, name)
 
 
@@ -250,15 +191,11 @@ class StoredArrays(Mapping[str, "np.ndarray"]):
     """The arrays of a safetensors file, each read when it is asked for."""
 
     def __init__(self, path: Path) -> None:
-        from safetensors import safe_open
-
         self.path = path
         with safe_open(path, framework="np") as file:
             self.names = list(file.keys())
 
     def __getitem__(self, name: str) -> np.ndarray:
-        from safetensors import safe_open
-
         if name not in self.names:
             raise KeyError(name)
         with safe_open(self.path, framework="np") as file:
@@ -313,7 +250,7 @@ def read_run(folder: Path | str) -> Run:
             for file in files
             if file.name in ("maps.safetensors", "tokens.safetensors")
         },
-        tables={path.stem: read_table(path) for path in files if path.suffix == ".csv"},
+        tables={file.stem: read_table(file) for file in files if file.suffix == ".csv"},
     )
 
 

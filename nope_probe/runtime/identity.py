@@ -1,29 +1,40 @@
-"""What a run is made of, as one manifest of hashes: settings, versions, weights, model and data.
+"""What a run is made of, as hashes, and how it was made: what a manifest records.
 
-An unfinished run is resumed, a finished one is shown again or repeated, only where the hashes are
-the same. Files are read without torch.
+An unfinished run is resumed, a finished one is shown again or repeated, only where settings,
+versions, weights, model files and data are the same. Files are hashed without torch.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from hashlib import sha256
+from datetime import UTC, datetime
+from hashlib import file_digest, sha256
+from importlib.metadata import version
 from pathlib import Path
+from platform import python_version
 from typing import TYPE_CHECKING, Any
 
 from nope_probe.errors import UserError
 from nope_probe.files import read_json
 
 if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Int
     from torch import Tensor, nn
 
+    from nope_probe.data.sequences import Sequences
+    from nope_probe.models.load import LoadedModel
+
 Record = dict[str, dict[str, Any]]  # the hash of each file of a source, by the file's name
-BLOCK = 1 << 24  # bytes that are read, or copied from a device, at a time
 # Of a source, this many bytes are read; files beyond are known by size and time of change.
 LARGE = 1 << 30
+LIBRARIES = ("nope-probe", "torch", "transformer-lens", "transformers", "numpy", "tokenizers")
 _MODEL_FILES = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")
 _UNREAD = ("generation_config.json", "run.json")
 # Where a model came from, where it is, and who wrote it do not change its numbers.
@@ -42,11 +53,8 @@ _THREADS = 8  # SHA-256 releases the interpreter's lock
 
 def file_checksum(path: Path) -> str:
     """Return the SHA-256 of a file's bytes."""
-    digest = sha256()
     with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return file_digest(file, "sha256").hexdigest()
 
 
 def json_checksum(value: object) -> str:
@@ -57,30 +65,6 @@ def json_checksum(value: object) -> str:
         True
     """
     return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def tensors_checksum(tensors: Mapping[str, Tensor], about: object = None) -> str:
-    """Return the SHA-256 of tensors, bit by bit, with their names, shapes and dtypes.
-
-    Args:
-        tensors: the tensors, on any device; they are copied from it block by block.
-        about: a JSON-ready value that the checksum covers too, such as the tensors' place.
-    """
-    digest = sha256(json.dumps(about, sort_keys=True).encode())
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"\n{json.dumps(name)} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        for block in _blocks(tensor):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _blocks(tensor: Tensor) -> Iterator[Any]:
-    """Yield the bytes of a tensor, at most one block in memory beside the tensor itself."""
-    import torch
-
-    flat = tensor.detach().reshape(-1)
-    for part in flat.split(max(1, BLOCK // flat.element_size())):
-        yield part.cpu().contiguous().view(torch.uint8).numpy()
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -96,8 +80,27 @@ def fingerprint(model: nn.Module) -> str:
     """
     weights = dict(_weights(model))
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
-        checksums = pool.map(lambda item: tensors_checksum(dict([item])), weights.items())
+        checksums = pool.map(_weight_checksum, weights, weights.values())
         return json_checksum([configuration(model), *checksums])[:16]
+
+
+def _weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters, and the buffers that are stored with them (quantised weights)."""
+    yield from model.named_parameters()
+    for place, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                yield f"{place}.{name}", buffer
+
+
+def _weight_checksum(name: str, weight: Tensor) -> str:
+    """Return the SHA-256 of a tensor's bits, with its name, shape and dtype."""
+    import torch
+
+    digest = sha256(f"{name} {weight.dtype} {list(weight.shape)}\n".encode())
+    flat = weight.detach().reshape(-1).cpu().contiguous()
+    digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def configuration(model: nn.Module) -> dict[str, Any]:
@@ -114,15 +117,6 @@ def configuration(model: nn.Module) -> dict[str, Any]:
         values = config.to_dict() if config is not None else {}
     values = json.loads(json.dumps(values, sort_keys=True, default=_plain))
     return {name: value for name, value in values.items() if name not in _UNUSED}
-
-
-def _weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters, and the buffers that are stored with them (quantised weights)."""
-    yield from model.named_parameters()
-    for place, module in model.named_modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            if name not in module._non_persistent_buffers_set:
-                yield f"{place}.{name}", buffer
 
 
 def _plain(value: Any) -> object:
@@ -145,29 +139,27 @@ def _record(path: Path) -> Record:
     """Return the hashes of a source's files, the smallest first, up to a gigabyte in all."""
     record, total = Record(), 0
     try:
-        files = _source_files(path)
-        stats = {name: file.stat() for name, file in files.items()}
-        for name, stat in sorted(stats.items(), key=lambda item: item[1].st_size):
+        stats = {file: file.stat() for file in _source_files(path)}
+        for file, stat in sorted(stats.items(), key=lambda item: item[1].st_size):
+            name = file.name if file == path else file.relative_to(path).as_posix()
             total += stat.st_size
             if total > LARGE:
                 record[name] = {"size": stat.st_size, "modified": stat.st_mtime_ns}
             else:
-                record[name] = {"sha256": _source_checksum(files[name])}
+                record[name] = {"sha256": _source_checksum(file)}
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     return record
 
 
-def _source_files(path: Path) -> dict[str, Path]:
-    """Return the files at a path by name: the file itself, those of a model, or all in a folder."""
+def _source_files(path: Path) -> list[Path]:
+    """Return the files at a path: the file itself, those of a model, or all in a folder."""
     if path.is_file():
-        return {path.name: path}
+        return [path]
     if (path / "config.json").is_file():
-        files = (file for pattern in _MODEL_FILES for file in path.glob(pattern))
-        files = (file for file in files if file.name not in _UNREAD)
-    else:
-        files = (file for file in path.rglob("*") if file.is_file())
-    return {file.relative_to(path).as_posix(): file for file in sorted(files)}
+        files = [file for pattern in _MODEL_FILES for file in path.glob(pattern)]
+        return sorted(file for file in files if file.name not in _UNREAD)
+    return sorted(file for file in path.rglob("*") if file.is_file())
 
 
 def _source_checksum(path: Path) -> str:
@@ -224,3 +216,81 @@ def validate_repeatable(
     for name in validate_unchanged(run, recorded, sources, "it cannot be repeated"):
         if (recorded or {}).get(name) is not None:
             raise UserError(f"the {name} that {run} was made from is not there any more")
+
+
+def provenance(
+    loaded: LoadedModel, weights: str, settings: Mapping[str, Any], started: float
+) -> dict[str, Any]:
+    """Return what was run, on which model, with which versions, where and for how long.
+
+    Args:
+        loaded: the model.
+        weights: its fingerprint.
+        settings: the recorded settings of the run.
+        started: when the run started, in seconds of the monotonic clock.
+    """
+    parameters = list(loaded.model.parameters())
+    return {
+        "command": command_line(),
+        "settings": dict(settings),
+        "model": {**loaded.info.to_dict(), "weights": weights},
+        "versions": versions(),
+        "threads": threads(),
+        "device": ", ".join(sorted({str(parameter.device) for parameter in parameters})),
+        "dtype": str(parameters[0].dtype).removeprefix("torch."),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": round(time.monotonic() - started, 3),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the libraries that the numbers depend on."""
+    return {"python": python_version(), **{name: version(name) for name in LIBRARIES}}
+
+
+def threads() -> int:
+    """Return how many threads torch computes with: sums are in an order that depends on it."""
+    import torch
+
+    return torch.get_num_threads()
+
+
+def command_line() -> str:
+    """Return the command line of this process, as it can be typed again."""
+    return shlex.join([*program(), *sys.argv[1:]])
+
+
+def program() -> list[str]:
+    """Return the words that started this process, as they can be typed again."""
+    module = getattr(sys.modules["__main__"], "__spec__", None)
+    if module is None:
+        return [Path(sys.argv[0]).name]
+    return ["python", "-m", module.name.removesuffix(".__main__")]
+
+
+def input_record(inputs: Sequences, skip_keys: int, counts: Int[Tensor, " fold"]) -> dict[str, Any]:
+    """Return which sequences a model was run on, and how many first keys patterns leave out.
+
+    Args:
+        inputs: the sequences.
+        skip_keys: how many first keys patterns leave out.
+        counts: sequences per fold.
+    """
+    return {
+        "data": {"name": inputs.name, "bos": inputs.bos, "sha256": inputs.sha256},
+        "documents": None if inputs.documents is None else inputs.n_documents,
+        "fold_sizes": counts.tolist(),
+        "skip_keys": skip_keys,
+    }
+
+
+def input_arrays(inputs: Sequences) -> dict[str, np.ndarray]:
+    """Return the sequences as `tokens` or `vectors`: a run can be repeated without its data.
+
+    With them, where they are cut out of documents, goes the number of each one's `documents`.
+    """
+    name = "vectors" if inputs.inputs.is_floating_point() else "tokens"
+    arrays = {name: inputs.inputs.numpy()}
+    if inputs.documents is not None:
+        arrays["documents"] = inputs.documents.numpy()
+    return arrays

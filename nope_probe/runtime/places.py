@@ -1,15 +1,22 @@
-"""Where a command writes: tested before it computes anything, and left as it was.
+"""Where a command writes: a place that can be written to, with room, for one process at a time.
 
-A path that exists is not enough: a name may be too long, a link may lead nowhere, and `/proc` has
-permissions that say yes where nothing can be made. So a folder of a long name is made and removed.
+What is tested before a run computes anything is left as it was.
 """
 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryFile
+
+from filelock import FileLock, Timeout
+from tqdm import tqdm
 
 from nope_probe.errors import UserError
 from nope_probe.files import validate_regular
@@ -20,9 +27,6 @@ NO_BROWSER = (
     "images need Chrome or Chromium, which could not be started: install it, or set BROWSER_PATH "
     "to its path"
 )
-NAME_MAX, PATH_MAX = 255, 4096  # bytes, on the file systems of today
-LONGEST_FILE = 160  # bytes of the longest path in a run's folder
-_LONGEST_SUFFIX = ".unfinished.writable"  # of the hidden folders beside a run's own
 
 
 def output_folder(out: Path) -> Path:
@@ -36,22 +40,23 @@ def output_folder(out: Path) -> Path:
     return Path(os.path.realpath(out)) if leads_elsewhere else out
 
 
+def checkpoint_dir(out: Path) -> Path:
+    """Return the hidden folder beside a run's own that holds it until it is finished."""
+    return out.parent / f".{out.name}.unfinished"
+
+
 def validate_folder_place(out: Path) -> None:
-    """Check that a run's folder can be made at a path, or is there and empty.
+    """Check that a run's folder can be made at a path, or is there and can be replaced.
 
     Raises:
         UserError: for a path at which no folder can be made, or one that cannot be replaced by the
             finished run: a file, a mount point or the working directory.
     """
-    try:
-        validate_name(out)
-        if out.exists() and not out.is_dir():
-            raise UserError(f"cannot write to {out}: it is a file")
-        if out.exists() and (out.samefile(Path.cwd()) or os.path.ismount(out)):
-            raise UserError(f"cannot write to {out}: it is in use; name a new folder in it")
-        _make_and_remove(out)
-    except OSError as error:
-        raise UserError(f"cannot write to {shortened(out)}: {error.strerror}") from error
+    if os.path.lexists(out) and not os.path.isdir(out):
+        raise UserError(f"cannot write to {out}: it is no folder")
+    if os.path.isdir(out) and (out.samefile(Path.cwd()) or os.path.ismount(out)):
+        raise UserError(f"cannot write to {out}: it is in use; name a new folder in it")
+    _validate_writable(checkpoint_dir(out))
 
 
 def validate_image_place(path: Path, out: Path | None = None) -> None:
@@ -70,18 +75,11 @@ def validate_image_place(path: Path, out: Path | None = None) -> None:
         raise UserError(f"cannot draw {path}: expected a name that ends in {endings}")
     if out is not None and path.absolute() == out.absolute():
         raise UserError(f"--image and --out are both {path}")
+    if os.path.isdir(path):
+        raise UserError(f"cannot draw {path}: it is a folder")
+    validate_regular(path)
     validate_browser()
-    try:
-        validate_name(path)
-        if path.is_dir():
-            raise UserError(f"cannot draw {path}: it is a folder")
-        validate_regular(path)
-        if path.exists():
-            path.open("ab").close()
-        else:
-            _make_and_remove(path)
-    except OSError as error:
-        raise UserError(f"cannot draw {shortened(path)}: {error.strerror}") from error
+    _validate_writable(path)
 
 
 def validate_browser() -> None:
@@ -99,48 +97,152 @@ def validate_browser() -> None:
         raise UserError(NO_BROWSER)
 
 
-def validate_name(path: Path) -> None:
-    """Check what is wrong with a path whatever is there.
-
-    Raises:
-        UserError: for a name that is too long or no text.
-    """
-    absolute = path.absolute()
+def _validate_writable(path: Path) -> None:
+    """Check that a file can be made in the nearest folder above a path, by making one."""
     try:
-        sizes = [len(part.encode()) for part in absolute.parts]
-    except UnicodeEncodeError as error:
-        raise UserError(f"cannot write to {path}: its name is no UTF-8 text") from error
-    too_long = sum(sizes) + len(sizes) + LONGEST_FILE > PATH_MAX or max(sizes) > NAME_MAX
-    if too_long or sizes[-1] + len(f".{_LONGEST_SUFFIX}") > NAME_MAX:
-        raise UserError(f"cannot write to {shortened(path)}: its name is too long")
+        with suppress(FileNotFoundError):
+            path.lstat()  # fails for a name that is too long
+        above = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
+        TemporaryFile(dir=above).close()  # `/proc` has permissions, and takes no file
+    except OSError as error:
+        raise UserError(f"cannot write to {path}: {error.strerror}") from error
 
 
-def _make_and_remove(path: Path) -> None:
-    """Make a hidden folder in the nearest folder above a path, and remove it.
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a run needs at least, in bytes: what it cannot do without, and no more.
 
-    One that a killed process left is taken over, and so removed too.
+    Attributes:
+        memory: at one time.
+        disk: for the arrays in the run's folder.
+    """
+
+    memory: int = 0
+    disk: int = 0
+
+
+NUMBER = 8  # bytes: tokens are int64, sums float64
+PAGE = 4_800_000  # bytes: the script of the page, which draws its figures
+_CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+def bytes_of_maps(n_maps: int, seq_len: int) -> int:
+    """Return the bytes of square maps in float64.
+
+    Example:
+        >>> bytes_of_maps(2, 10)
+        1600
+    """
+    return n_maps * seq_len**2 * NUMBER
+
+
+def validate_room(needs: Needs, folder: Path | None, lower: str) -> None:
+    """Check that a run fits into the machine's memory and onto the disk of its folder.
+
+    Args:
+        needs: of the run.
+        folder: where it is written, whether or not it exists; None for nowhere.
+        lower: which flags make it smaller.
 
     Raises:
-        UserError: if that is a file, or a link that leads nowhere is in the way.
-        OSError: if it cannot be made.
+        UserError: with the estimate, and what is here.
     """
-    above = path.absolute()
-    for above in path.absolute().parents:
-        if above.exists():
-            break
-    missing = [each for each in (path.absolute(), *path.absolute().parents) if not each.exists()]
-    for each in missing:
-        if each.is_symlink():
-            raise UserError(f"cannot write to {path}: {each} is a link that leads nowhere")
-    if not above.is_dir():
-        raise UserError(f"cannot write to {path}: {above} is a file")
-    tested = above / f".{path.name}{_LONGEST_SUFFIX}"
-    tested.mkdir(exist_ok=True)
-    with suppress(FileNotFoundError):  # removed by another process that tests the same place
-        tested.rmdir()
+    memory = memory_here()
+    if needs.memory > memory:
+        raise UserError(
+            f"this needs at least {_in_bytes(needs.memory)} of memory, and {_in_bytes(memory)} are "
+            f"here; lower {lower}"
+        )
+    if folder is None:
+        return
+    files = (path for path in checkpoint_dir(folder).rglob("*") if path.is_file())
+    saved = sum(path.stat().st_size for path in files)
+    free, missing = disk_here(folder), PAGE + max(0, needs.disk - saved)
+    if missing > free:
+        raise UserError(
+            f"this needs at least {_in_bytes(missing)} of disk space, and {_in_bytes(free)} are "
+            f"free at {folder}; lower {lower}"
+        )
 
 
-def shortened(path: Path) -> str:
-    """Return a path as a line can hold it."""
-    text = str(path)
-    return text if len(text) <= 80 else f"{text[:40]}...{text[-20:]}"
+def memory_here() -> int:
+    """Return how much memory the machine, or the container, has in bytes."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):  # no container, or one without a limit
+        memory = min(memory, int(_CONTAINER_LIMIT.read_text(encoding="ascii")))
+    return memory
+
+
+def disk_here(folder: Path) -> int:
+    """Return how many bytes are free on the disk that would hold a folder."""
+    above = next(each for each in (folder, *folder.absolute().parents) if os.path.isdir(each))
+    return shutil.disk_usage(above).free
+
+
+def _in_bytes(n: int) -> str:
+    return tqdm.format_sizeof(n, "B")
+
+
+LOCK, HOLDER = "lock", "process.txt"
+
+
+class LockedError(UserError):
+    """Raised where another process is at work on the run."""
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder for this process as long as the context lasts, and make it if need be.
+
+    The operating system releases the lock of a process that ends, however it ends, so that a lock
+    which was left behind never blocks. A folder in which nothing was left is removed at the end,
+    with the folders above it that were made for it.
+
+    Raises:
+        LockedError: if another process holds the folder; it is named.
+        UserError: if the folder cannot be made.
+    """
+    made = [parent for parent in folder.parents if not os.path.isdir(parent)]
+    lock = FileLock(folder / LOCK)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise LockedError(f"{_holder(folder)} is at work on the run in {folder}") from error
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}") from error
+    try:
+        (folder / HOLDER).write_text(
+            f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8"
+        )
+        yield
+    finally:
+        with suppress(OSError):
+            (folder / HOLDER).unlink(missing_ok=True)
+            if [path.name for path in folder.iterdir()] == [LOCK]:
+                (folder / LOCK).unlink()
+                for empty in (folder, *made):
+                    empty.rmdir()
+        lock.release()
+
+
+def _holder(folder: Path) -> str:
+    try:
+        return (folder / HOLDER).read_text(encoding="utf-8")
+    except OSError:
+        return "another process"
+
+
+def clear(folder: Path) -> None:
+    """Remove everything in a locked folder but the lock."""
+    for path in [path for path in folder.iterdir() if path.name not in (LOCK, HOLDER)]:
+        remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a folder with all that is in it, or a link, not what it leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with suppress(OSError):
+        path.unlink(missing_ok=True)

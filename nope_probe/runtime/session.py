@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -19,14 +19,25 @@ from nope_probe.errors import UserError, printable
 from nope_probe.runtime.folder import (
     Run,
     check_output_dir,
-    checkpoint_dir,
     default_output_dir,
     read_manifest,
-    write_run,
+    write_run_locked,
 )
-from nope_probe.runtime.identity import record_sources, validate_unchanged
-from nope_probe.runtime.lock import FolderLock, remove
-from nope_probe.runtime.places import output_folder
+from nope_probe.runtime.identity import (
+    fingerprint,
+    provenance,
+    record_sources,
+    validate_unchanged,
+    versions,
+)
+from nope_probe.runtime.places import (
+    Needs,
+    checkpoint_dir,
+    locked,
+    output_folder,
+    remove,
+    validate_room,
+)
 from nope_probe.runtime.processes import (
     Processes,
     Signals,
@@ -34,7 +45,6 @@ from nope_probe.runtime.processes import (
     own_device,
     process_group,
 )
-from nope_probe.runtime.resources import Needs, validate_room
 from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
@@ -115,7 +125,6 @@ class Session(Generic[Settings_co]):
     """
 
     loaded: LoadedModel
-    weights: str
     sources: dict[str, Record | None]
     checkpoint: RunCheckpoint
 
@@ -124,7 +133,7 @@ class Session(Generic[Settings_co]):
         self._command = command
         default = default_output_dir(command, settings.subject, self.recorded)
         self.folder = default if settings.out is None else output_folder(settings.out)
-        self.finished, self.started = False, time.monotonic()
+        self.finished, self.started, self.weights = False, time.monotonic(), ""
         self.processes = Processes()
         self._exits = ExitStack()
 
@@ -167,53 +176,39 @@ class Session(Generic[Settings_co]):
     def _start(self, stack: ExitStack) -> None:
         """Join the processes, lock the run, load the model and open the checkpoint."""
         signals = stack.enter_context(Signals())
-        device = self._find_device()
-        self.processes = stack.enter_context(process_group(device))
-        from nope_probe.runtime.checkpoint import RunCheckpoint
-        from nope_probe.runtime.identity import fingerprint
-        from nope_probe.runtime.provenance import versions
-
-        stack.enter_context(out_of_memory_is_a_user_error())
-        lock = None
-        if self.is_first:
-            lock = stack.enter_context(FolderLock(checkpoint_dir(self.folder)))
-            self.finished = check_output_dir(self.folder, self.recorded)  # again, now locked
-        self.finished = self.processes.broadcast(self.finished)
-        if self.finished:
-            return
-        loaded = self._load(device)
-        self.weights = "" if loaded is None else fingerprint(loaded.model)
-        about = {
-            "settings": self.recorded,
-            "versions": versions(),
-            "weights": self.weights,
-            **self.sources,
-        }
-        self.checkpoint = stack.enter_context(
-            RunCheckpoint(
-                checkpoint_dir(self.folder),
-                about=about,
-                processes=self.processes,
-                signals=signals,
-                every=self.settings.checkpoint_every,
-                lock=lock,
-            )
-        )
-
-    def _find_device(self) -> str:
         with status("looking for model and data"):
             self.settings.validate_reach()
         with status("loading torch"):
-            return own_device(self.settings.device)
+            device = own_device(self.settings.device)
+        self.processes = stack.enter_context(process_group(device))
+        stack.enter_context(out_of_memory_is_a_user_error())
+        if self.is_first:
+            stack.enter_context(locked(checkpoint_dir(self.folder)))
+            self.finished = check_output_dir(self.folder, self.recorded)  # again, now locked
+        self.finished = self.processes.broadcast(self.finished)
+        if not self.finished:
+            about = self._load(device)
+            from nope_probe.runtime.checkpoint import RunCheckpoint
 
-    def _load(self, device: str) -> LoadedModel | None:
-        """Load the model, and record where it and the data are from."""
+            self.checkpoint = stack.enter_context(
+                RunCheckpoint(
+                    checkpoint_dir(self.folder),
+                    about=about,
+                    processes=self.processes,
+                    signals=signals,
+                    every=self.settings.checkpoint_every,
+                )
+            )
+
+    def _load(self, device: str) -> dict[str, Any]:
+        """Load the model, if the run has one, and return what identifies the run."""
         self.sources = record_sources(self.settings.sources())
         loaded = self.settings.load_model(device)
         if loaded is not None:
-            self.loaded = loaded
+            self.loaded, self.weights = loaded, fingerprint(loaded.model)
             validate_room(self.settings.needs(loaded.info), self.folder, SIZES)
-        return loaded
+        made_with = {"versions": versions(), "weights": self.weights}
+        return {"settings": self.recorded, **made_with, **self.sources}
 
     def __exit__(
         self,
@@ -296,30 +291,23 @@ class Session(Generic[Settings_co]):
         from nope_probe.hooks.reading.streaming import batches_of
 
         settings, processes = self.settings, self.processes
-        ours = batches_of(settings.n_seqs, settings.seqs_per_batch, processes.rank, processes.count)
-        return sum(stop - start for start, stop in ours)
+        own = batches_of(settings.n_seqs, settings.seqs_per_batch, processes.rank, processes.count)
+        return sum(stop - start for start, stop in own)
 
     def provenance(self) -> dict[str, Any]:
         """Return what a manifest records of any run: command, model, versions, device, duration."""
-        from nope_probe.runtime.provenance import provenance
-
         found = provenance(self.loaded, self.weights, self.recorded, self.started)
         return {"kind": self._command, **found, "sources": self.sources}
 
     def write(self, run: Run) -> None:
         """Write the finished run, and remove the checkpoint."""
-        assert self.checkpoint.folder is not None
-        write_run(self.folder, run, self.checkpoint.folder / "run")
+        write_run_locked(self.folder, run)
         self.checkpoint.discard()
-        _report(f"took {run.manifest['seconds']:.0f} s{_saved_passes(run.manifest)}")
-
-
-def _saved_passes(manifest: Mapping[str, Any]) -> str:
-    """Return how many passes through layers shared residual streams have saved, if any."""
-    passes = manifest.get("layer_passes") or {"run": 0, "needed": 0}
-    if passes["run"] == passes["needed"]:
-        return ""
-    return f", ran {passes['run']:,} of {passes['needed']:,} layer passes"
+        # Layers of forward passes that shared residual streams have saved.
+        passes = run.manifest.get("layer_passes") or {"run": 0, "needed": 0}
+        saved = f", ran {passes['run']:,} of {passes['needed']:,} layer passes"
+        saved = saved if passes["run"] != passes["needed"] else ""
+        _report(f"took {run.manifest['seconds']:.0f} s{saved}")
 
 
 def _counted(n: int, one: str, several: str = "") -> str:
@@ -341,16 +329,10 @@ def out_of_memory_is_a_user_error() -> Iterator[None]:
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        # On a CPU, torch raises a plain RuntimeError.
-        if isinstance(error, RuntimeError) and not _is_out_of_memory(error):
+        on_cpu = "can't allocate memory" in str(error)  # where torch raises a RuntimeError
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and not on_cpu:
             raise
         raise UserError(
             "a single sequence, or the model, does not fit into the memory of the device; lower "
             "--seq-len or --layers, or take --device-map auto"
         ) from error
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    import torch
-
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -1,22 +1,29 @@
-"""The settings that the commands on models share, and their validation."""
+"""The settings that the commands on models share, and what holds for all settings.
+
+Numbers are within bounds, words are choices, paths are absolute, and a flag that has no effect
+beside the other flags is refused, never ignored.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
 
 import tyro
 
-from nope_probe.data.data_sets import is_data_set
 from nope_probe.data.documents import (
     MIN_FOLDS,
     file_of,
+    is_data_set,
     validate_folds,
     validate_packing,
     validate_readable,
 )
-from nope_probe.errors import UserError
+from nope_probe.errors import UserError, leaves_of, validate_choices
+from nope_probe.files import local_path
 from nope_probe.models.hub import (
     configured_context,
     validate_hub_answers,
@@ -30,19 +37,8 @@ from nope_probe.models.names import (
     is_on_hub,
     validate_revision,
 )
-from nope_probe.runtime.bounds import (
-    ALPHA,
-    COUNT,
-    LARGEST,
-    LAYERS,
-    MEANINGLESS,
-    SEED,
-    BoundedSettings,
-    Bounds,
-    validate_effects,
-)
+from nope_probe.runtime.places import NUMBER, Needs, bytes_of_maps
 from nope_probe.runtime.processes import process_count
-from nope_probe.runtime.resources import NUMBER, Needs, bytes_of_maps
 from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
@@ -51,13 +47,121 @@ if TYPE_CHECKING:
     from nope_probe.models.load import LoadedModel
 
 _arg = tyro.conf.arg
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The numbers that a flag may have.
+
+    Attributes:
+        low: the lowest.
+        high: the highest.
+        open_above: whether `high` itself is left out.
+    """
+
+    low: int | float
+    high: int | float
+    open_above: bool = False
+
+    def __contains__(self, value: int | float) -> bool:
+        if self.open_above:
+            return self.low <= value < self.high
+        return self.low <= value <= self.high
+
+    def describe(self, name: str) -> str:
+        """Return the bounds of a number in one line.
+
+        Example:
+            >>> ALPHA.describe("alpha")
+            '0 <= alpha < 1'
+        """
+        return f"{self.low:.12g} <= {name} {'<' if self.open_above else '<='} {self.high:.12g}"
+
+
+LARGEST = 2**31 - 1  # so that products with sizes of a model fit into 64 bits
+SEED = Bounds(0, 2**32 - 1)  # as NumPy takes it
+COUNT = Bounds(1, LARGEST)
+LAYERS = Bounds(1, 1000)
+SEQ_LEN = Bounds(4, LARGEST)
+ALPHA = Bounds(0, 1, open_above=True)
+
+
+class BoundedSettings:
+    """A base for dataclasses of settings, which have `Bounds` and `Literal`s in their annotations.
+
+    Paths become absolute; in Python they may be given as text.
+
+    Example:
+        >>> from nope_probe.scores import Settings
+        >>> Settings(n_seqs=0)
+        Traceback (most recent call last):
+        nope_probe.errors.UserError: --n-seqs 0: expected 1 <= n-seqs <= 2147483647
+    """
+
+    def __post_init__(self) -> None:
+        kind: type = type(self)
+        hints = _hints_of(kind)
+        validate_choices(hints, vars(self))
+        for name, hint in hints.items():
+            value = getattr(self, name)
+            values = value if isinstance(value, tuple) else (value,)
+            for bounds in getattr(hint, "__metadata__", ()):
+                if isinstance(bounds, Bounds):
+                    _validate_bounds(flag_of(name), values, bounds)
+            if Path in leaves_of(hint) and value is not None:
+                paths = tuple(map(local_path, values))
+                object.__setattr__(self, name, paths if isinstance(value, tuple) else paths[0])
+
+
+@cache
+def _hints_of(settings: type) -> dict[str, Any]:
+    hints = get_type_hints(settings, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(settings)}
+
+
+def _validate_bounds(flag: str, values: tuple[Any, ...], bounds: Bounds) -> None:
+    """Check the numbers among a flag's values; None and words such as `auto` are left alone."""
+    for value in values:
+        if isinstance(value, int | float) and value not in bounds:
+            raise UserError(f"{flag} {value}: expected {bounds.describe(flag.strip('-'))}")
+
+
+def flag_of(name: str) -> str:
+    """Return the flag of a setting.
+
+    Example:
+        >>> flag_of("n_seqs")
+        '--n-seqs'
+    """
+    return f"--{name.replace('_', '-')}"
+
+
+def validate_effects(settings: Any, without_effect: Mapping[str, str]) -> None:
+    """Check that no flag without an effect was given another value than its default.
+
+    Args:
+        settings: a dataclass.
+        without_effect: by setting, why it has none, as in `no effect on --data random`.
+
+    Raises:
+        UserError: naming the flag, and why it has no effect.
+    """
+    for field in fields(settings):
+        if field.name in without_effect and getattr(settings, field.name) != field.default:
+            raise UserError(f"{flag_of(field.name)} has no effect {without_effect[field.name]}")
+
+
 # Raised when the same settings begin to mean other numbers or tables: older runs are not taken up.
 FORMAT = 3
 # A run stops between batches: one of long sequences must not take minutes.
 AUTO_BATCH_TOKENS, AUTO_BATCH_SEQS = 8192, 32
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-SEQ_LEN = Bounds(4, LARGEST)
 D_MODEL = 64  # of the parameter-free models that have names
+# Which settings mean nothing for a source of data; another value than the default is refused.
+MEANINGLESS = {
+    "gaussian": ("windows", "pack", "bos", "shuffle"),
+    "random": ("windows", "pack", "alpha", "shuffle"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

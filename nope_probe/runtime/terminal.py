@@ -1,4 +1,4 @@
-"""What a command shows and where: standard streams, a line of status, and the progress bar."""
+"""What a command shows on the terminal: a line of status, and the progress bar."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from nope_probe.runtime.processes import is_first_process
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-STREAMS = ("stdin", "stdout", "stderr")  # by their numbers
 _PHASES = {
     "gains": "calibration",
     "score": "scores",
@@ -32,11 +31,9 @@ def open_standard_streams() -> None:
 
     Without this, the next file that is opened takes the number of a closed stream, and its output.
     """
-    for number, name in enumerate(STREAMS):
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            _open_on_nothing(number)
-            mode = "w" if number else "r"
-            stream = io.TextIOWrapper(io.FileIO(number, mode, closefd=False), encoding="utf-8")
+            stream = io.TextIOWrapper(io.FileIO(os.devnull, mode), encoding="utf-8")
             setattr(sys, name, stream)
     for output in (sys.stdout, sys.stderr):
         if isinstance(output, io.TextIOWrapper):  # in a notebook it is of another kind
@@ -46,14 +43,7 @@ def open_standard_streams() -> None:
 def discard_output() -> None:
     """Send what is left of stdout nowhere, so that the interpreter can end."""
     with suppress(OSError, ValueError):
-        _open_on_nothing(sys.stdout.fileno())
-
-
-def _open_on_nothing(number: int) -> None:
-    opened = os.open(os.devnull, os.O_RDWR)
-    if opened != number:
-        os.dup2(opened, number)
-        os.close(opened)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager

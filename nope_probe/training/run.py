@@ -12,11 +12,10 @@ import tyro
 
 from nope_probe.errors import UserError
 from nope_probe.models.hub import validate_hub_answers, validate_reachable
-from nope_probe.runtime.bounds import COUNT, SEED, BoundedSettings
 from nope_probe.runtime.folder import checkpoint_dir
-from nope_probe.runtime.lock import FolderLock
-from nope_probe.runtime.places import output_folder, validate_folder_place
+from nope_probe.runtime.places import locked, output_folder, validate_folder_place
 from nope_probe.runtime.processes import Signals, is_first_process, meet, process_count
+from nope_probe.runtime.settings import COUNT, SEED, BoundedSettings
 from nope_probe.runtime.terminal import status
 from nope_probe.training.checkpoints import (
     FINISHED,
@@ -85,7 +84,7 @@ def run(settings: Settings) -> None:
         # Trainer joins the others; a minute is enough to see that there are none.
         store = meet() if process_count() > 1 else None
         if is_first_process():
-            stack.enter_context(FolderLock(checkpoint_dir(out)))
+            stack.enter_context(locked(checkpoint_dir(out)))
             validate(settings, out)  # another process may have ended in between
         if not (settings.resume and (out / FINISHED).is_file()):
             stack.enter_context(full_disk_is_one_line(out))

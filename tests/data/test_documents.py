@@ -1,12 +1,20 @@
-"""Text files are read as documents, and unreadable ones are refused in one line."""
+"""Texts are read from files of every kind, and data sets no further than is needed."""
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
+from support.tiny_models import tokenizer
 
-from nope_probe.data.documents import documents
+import nope_probe.data.documents as data_sets
+from nope_probe.data.documents import documents, is_data_set, long_documents, stream_texts
+from nope_probe.data.sequences import sequences
+from nope_probe.data.stdlib import is_held_out
 from nope_probe.errors import UserError
+
+PLAIN = tokenizer()
+TEXTS = [f"{i} " + "the quick brown fox " * (1 + i % 7) for i in range(211)]
 
 
 def test_text_files_of_every_kind_give_the_same_documents(tmp_path: Path) -> None:
@@ -19,31 +27,100 @@ def test_text_files_of_every_kind_give_the_same_documents(tmp_path: Path) -> Non
     assert documents(str(tmp_path / "a.txt")) == ["one: é"]
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A data set of two parquet files, with a column that is not read."""
+    (tmp_path / "data").mkdir()
+    for part in range(2):
+        rows = TEXTS[:100] if part == 0 else TEXTS[100:]
+        table = pd.DataFrame({"id": range(len(rows)), "text": rows})
+        table.to_parquet(tmp_path / "data" / f"train-{part:05}-of-00002.parquet")
+    return tmp_path / "data"
+
+
+def test_a_data_set_is_streamed_in_its_own_order(folder: Path) -> None:
+    assert list(stream_texts(str(folder))) == TEXTS
+
+
+def test_of_fineweb_edu_only_the_held_out_documents_are_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(data_sets.HELD_OUT, "fineweb-edu", (str(folder), ""))
+    texts = list(stream_texts("FineWeb-Edu"))
+    assert texts == [text for text in TEXTS if is_held_out(text)]
+    assert 0 < len(texts) < 0.3 * len(TEXTS)
+
+
+def test_a_data_set_is_read_no_further_than_is_needed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def counted(source: str) -> Any:
+        for text in TEXTS:
+            read.append(text)
+            yield text
+
+    monkeypatch.setattr(data_sets, "stream_texts", counted)
+    found = long_documents("any/set", PLAIN, 11, 60)
+    whole = [ids for ids in PLAIN(TEXTS, add_special_tokens=False)["input_ids"] if len(ids) >= 60]
+    assert found == whole[:11]
+    assert len(read) == 64  # one batch
+
+
+def test_too_few_long_documents_are_counted(folder: Path) -> None:
+    n_long = sum(len(PLAIN(text, add_special_tokens=False)["input_ids"]) >= 60 for text in TEXTS)
+    assert 0 < n_long < 211
+    message = rf"{n_long} of the 211 documents read from .* have 60 tokens or more, 211 were asked"
+    with pytest.raises(UserError, match=message):
+        long_documents(str(folder), PLAIN, 211, 60)
+
+
+def test_sequences_of_a_data_set_are_contiguous_text_of_its_documents(folder: Path) -> None:
+    cut = sequences(str(folder), tokenizer=PLAIN, n_seqs=23, seq_len=37, seed=5)
+    again = sequences(str(folder), tokenizer=PLAIN, n_seqs=23, seq_len=37, seed=5)
+    assert cut.sha256 == again.sha256
+    long_enough = [text for text in TEXTS if len(PLAIN(text)["input_ids"]) >= 37][:23]
+    for ids in cut.inputs.tolist():
+        assert any(PLAIN.decode(ids) in text for text in long_enough)
+
+
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("source", "is_set"),
     [
-        ("none.txt", None, "no data .* expected shipped, stdlib, random, gaussian or a file"),
-        ("a.csv", b"text", r"cannot read .* expected a \.txt, \.jsonl or \.parquet"),
-        ("a.txt", b"abc\xff", "is not text: byte 3 is not UTF-8"),
-        ("a.txt", b"abc\0", "holds NUL bytes"),
-        ("a.txt", b" \n", "is empty"),
-        ("a.txt", b"", "is empty"),
-        ("a.jsonl", b"", "has no column 'text'; its columns: none"),
-        ("a.jsonl", b'{"text": "abc\xff"}', "is not text: byte .* is not UTF-8"),
-        ("a.jsonl", b'{"words": "abc"}', "has no column 'text'; its columns: words"),
-        ("a.jsonl", b'{"text": ', "is no valid jsonl file"),
-        ("a.jsonl", b'{"text": 7}', "holds something else than text"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": null}', "holds something else than text"),
-        ("a.jsonl", b'{"text": " "}', "is empty"),
-        ("a.parquet", b"PAR1 and no more", "is no valid parquet file"),
-        ("a.parquet", b"", "is no valid parquet file"),
+        ("fineweb-edu", True),
+        ("HuggingFaceFW/fineweb-edu", True),
+        ("owner/name:config", True),
+        ("owner/text.jsonl", False),
+        ("./name", False),
+        ("nowhere.txt", False),
+        ("shipped", False),
     ],
 )
-def test_an_unreadable_source_is_one_line(
-    name: str, content: bytes | None, message: str, tmp_path: Path
-) -> None:
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
+def test_data_sets_are_distinguished_from_files(source: str, is_set: bool) -> None:
+    assert is_data_set(source) is is_set
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"words": "a"}\n', "has no column 'text'; its columns: words"),
+        ('{"text": 3}\n', "the column 'text' holds something else than text"),
+        ('{"text": ', "cannot read the data set"),
+    ],
+)
+def test_a_broken_data_set_is_one_line(content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text(content)
     with pytest.raises(UserError, match=message) as error:
-        documents(str(tmp_path / name))
+        list(stream_texts(str(tmp_path)))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("source", ["fineweb-edu", "nobody/nothing"])
+def test_an_unreachable_data_set_is_one_line(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=f"cannot read the data set {source}: ") as error:
+        list(stream_texts(source))
     assert "\n" not in str(error.value)

@@ -9,13 +9,12 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.command_line import refused, run_command
+from support.command_line import run_command
 from support.tiny_models import tokenizer
 
+import nope_probe.data.documents as data_sets
 from nope_probe import scores
-from nope_probe.data import data_sets
-from nope_probe.data.cutting import pack, separator_of
-from nope_probe.data.sequences import sequences
+from nope_probe.data.sequences import pack_documents, separator_of, sequences
 from nope_probe.errors import UserError
 
 PLAIN, WITH_BOS = tokenizer(), tokenizer(forces_bos=True)
@@ -42,7 +41,7 @@ def numbered(*lengths: int) -> list[list[int]]:
 
 def test_packing_keeps_every_token_once_and_a_separator_after_each_document() -> None:
     ids = numbered(5, 3, 11, 1)  # and four separators: 24 tokens
-    joined = pack(ids, 6, 4, -7, generator()).tokens.flatten().tolist()
+    joined = pack_documents(ids, 6, 4, -7, generator()).tokens.flatten().tolist()
     rest = joined
     documents = []
     while rest:
@@ -55,7 +54,8 @@ def test_packing_keeps_every_token_once_and_a_separator_after_each_document() ->
 def test_packed_sequences_continue_across_documents() -> None:
     ids = numbered(5, 3)
     orders = {
-        tuple(pack(ids, 2, 5, -7, generator(seed)).tokens.flatten().tolist()) for seed in range(9)
+        tuple(pack_documents(ids, 2, 5, -7, generator(seed)).tokens.flatten().tolist())
+        for seed in range(9)
     }
     first, second = ([*document, -7] for document in ids)
     assert orders == {tuple(first + second), tuple(second + first)}
@@ -63,20 +63,13 @@ def test_packed_sequences_continue_across_documents() -> None:
 
 def test_a_packed_sequence_counts_as_the_document_that_most_of_it_is_from() -> None:
     for seed in range(5):
-        windows = pack(numbered(11, 3, 2), 3, 6, -7, generator(seed))
+        windows = pack_documents(numbered(11, 3, 2), 3, 6, -7, generator(seed))
         owners = list[int]()
         for token in windows.tokens.flatten().tolist():  # a separator belongs to what it ends
             owners.append(owners[-1] if token == -7 else token // 1000 - 1)
         for index, document in enumerate(windows.documents.tolist()):
             ours = owners[6 * index : 6 * index + 6]
             assert ours.count(document) == max(map(ours.count, ours))
-
-
-def test_packed_sequences_are_a_function_of_the_seed(text: str) -> None:
-    options: dict[str, Any] = {"tokenizer": PLAIN, "n_seqs": 29, "seq_len": 17, "pack": True}
-    first, again, other = (sequences(text, seed=seed, **options) for seed in (1, 1, 2))
-    assert first.sha256 == again.sha256 != other.sha256
-    assert first.name == f"{text} packed"
 
 
 def test_packed_text_is_the_documents_one_after_the_other(text: str) -> None:
@@ -122,8 +115,8 @@ def test_of_a_data_set_no_more_is_read_than_is_packed(
 def test_too_few_tokens_are_counted(text: str) -> None:
     message = r"2 documents hold 10 tokens with their separators, which give 3 sequences of 3, 4"
     with pytest.raises(UserError, match=message):
-        pack(numbered(5, 3), 4, 3, -7, generator())
-    assert len(pack(numbered(5, 3), 3, 3, -7, generator()).tokens) == 3
+        pack_documents(numbered(5, 3), 4, 3, -7, generator())
+    assert len(pack_documents(numbered(5, 3), 3, 3, -7, generator()).tokens) == 3
     with pytest.raises(
         UserError, match=r"59 documents hold .* 9999 were asked for; lower --n-seqs"
     ):
@@ -135,24 +128,6 @@ def test_packing_without_an_eos_token_is_an_error() -> None:
     without.eos_token = None
     with pytest.raises(UserError, match="after each document, and the model's tokenizer has none"):
         separator_of(without)
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--windows", "start"], "--pack begins sequences anywhere, --windows start where"),
-        (["--data", "random"], "--pack joins documents, and --data random has none"),
-        (["--data", "gaussian"], "--pack joins documents, and --data gaussian has none"),
-    ],
-)
-def test_flags_that_contradict_packing_are_one_line(
-    flags: list[str],
-    message: str,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    line = refused(capfd, tmp_path, scores, *SMALL, "--pack", *flags)
-    assert line.startswith(message)
 
 
 def test_the_command_packs_and_records_it(

@@ -9,12 +9,12 @@ import pytest
 import torch
 from support.tiny_models import D_VOCAB, tokenizer
 
-from nope_probe.data.cutting import cut, cut_at_start
 from nope_probe.data.documents import documents
-from nope_probe.data.sequences import forces_bos, gaussian, sequences
+from nope_probe.data.sequences import cut, cut_at_start, forces_bos, gaussian, sequences
 from nope_probe.errors import UserError
 
 PLAIN, WITH_BOS = tokenizer(), tokenizer(forces_bos=True)
+PLAIN.add_special_tokens({"eos_token": "<eos>"})
 WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "it", "is")
 
 
@@ -40,11 +40,13 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.parametrize("source", ["text", "random"])
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_sequences_are_a_function_of_the_seed(source: str, shuffle: bool, text: str) -> None:
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [("text", {}), ("text", {"shuffle": True}), ("text", {"pack": True}), ("random", {})],
+)
+def test_sequences_are_a_function_of_the_seed(source: str, options: Any, text: str) -> None:
     source = text if source == "text" else source
-    first, again, other = (draw(source, seed=seed, shuffle=shuffle) for seed in (1, 1, 2))
+    first, again, other = (draw(source, seed=seed, **options) for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
@@ -159,11 +161,6 @@ def test_sequences_at_the_start_are_the_first_tokens_of_long_enough_documents(
     assert sorted(first.tolist()) == sorted(document[:17] for document in ids)
 
 
-def test_too_few_documents_for_sequences_at_the_start_are_counted() -> None:
-    with pytest.raises(UserError, match="2 documents have 13 tokens or more, 3 were asked for"):
-        cut_at_start(numbered(40, 30, 7), 3, 13, generator())
-
-
 def test_random_tokens_are_all_tokens_but_special_ones() -> None:
     drawn = draw("random", n_seqs=997, seq_len=7).unique()
     assert drawn.tolist() == list(range(1, D_VOCAB))  # 0 is <bos>
@@ -210,15 +207,16 @@ def test_impossible_sequences_are_an_error(
         draw(text, **options)
 
 
-def test_too_few_sequences_are_counted() -> None:
-    with pytest.raises(
-        UserError, match="2 documents of 13 tokens or more give 5 sequences, 6 were"
-    ):
-        cut(numbered(40, 30, 7), 6, 13, generator())
-    assert len(cut(numbered(40, 30, 7), 5, 13, generator()).tokens) == 5
-
-
 def test_the_shipped_text_gives_the_default_number_of_sequences() -> None:
     shipped = sequences(tokenizer=WITH_BOS)
     assert shipped.inputs.shape == (512, 64)
     assert (shipped.name, shipped.bos) == ("shipped", True)
+
+
+def test_too_few_sequences_are_counted() -> None:
+    two = numbered(40, 30, 7)
+    with pytest.raises(UserError, match="2 documents have 13 tokens or more, 3 were asked for"):
+        cut_at_start(two, 3, 13, generator())
+    with pytest.raises(UserError, match="2 documents of 13 tokens or more give 5 sequences, 6 "):
+        cut(two, 6, 13, generator())
+    assert len(cut(two, 5, 13, generator()).tokens) == 5

@@ -20,12 +20,10 @@ from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.hooks.removing.edited_weights import plain_norms, reparametrised
 from nope_probe.hooks.removing.targets import components
 from nope_probe.models.bridge import boot_bridge
-from nope_probe.models.huggingface import validate_not_offloaded
 from nope_probe.models.info import describe
 from nope_probe.models.load import load
 from nope_probe.models.parity import check_parity
 from nope_probe.runtime.folder import read_manifest
-from nope_probe.runtime.provenance import devices_of
 
 WINDOWS = tokens(7, 11, seed=3)
 NAMES = ("llama", "qwen3", "smollm3")
@@ -113,7 +111,6 @@ def test_a_placed_model_gives_the_same_maps(
     device_map: Any, tiny: Callable[[str], Any], bridge: Callable[[str], Any]
 ) -> None:
     loaded = load(str(tiny("qwen3").folder), device_map=device_map)
-    assert devices_of(loaded.model) == "cpu"
     assert torch.equal(maps(loaded.model).nan_to_num(), maps(bridge("qwen3")).nan_to_num())
 
 
@@ -126,7 +123,7 @@ def test_a_placed_model_gives_the_same_maps(
         ),
         (
             dict.fromkeys(PARTS, "cpu") | {"model.layers.1": "disk"},
-            "--device-map cannot place .*qwen3: The current `device_map` had weights offloaded to",
+            "cannot load .*qwen3: weights: ",
         ),
     ],
 )
@@ -181,10 +178,3 @@ def test_a_device_map_in_several_processes_is_refused(
     given = [*SMALL, "--device-map", "auto", "--batch-size", "3"]
     said = refused(capfd, tmp_path, scores, *given)
     assert said.startswith("--device-map gives one process all GPUs")
-
-
-def test_a_model_without_offloaded_weights_passes() -> None:
-    layer: Any = torch.nn.Linear(3, 2)
-    validate_not_offloaded("model", layer)
-    with pytest.raises(UserError, match="2 of its weights, such as weight, would be offloaded"):
-        validate_not_offloaded("model", layer.to("meta"))

@@ -61,10 +61,10 @@ def test_the_client_is_offline_only_within_the_context(monkeypatch: pytest.Monke
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     with serving(HubHandler) as hub:
         monkeypatch.setattr(constants, "ENDPOINT", hub)
-        with offline_if_unreachable():
+        with offline_if_unreachable("owner/model"):
             assert not constants.HF_HUB_OFFLINE
     monkeypatch.setattr(constants, "ENDPOINT", CLOSED)
-    with suppress(KeyError), offline_if_unreachable():
+    with suppress(KeyError), offline_if_unreachable("owner/model"):
         assert constants.HF_HUB_OFFLINE
         raise KeyError
     assert not constants.HF_HUB_OFFLINE

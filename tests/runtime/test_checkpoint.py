@@ -3,12 +3,17 @@
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 
 from nope_probe.errors import StorageError, UserError
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
-from nope_probe.runtime.checkpoint import RunCheckpoint
+from nope_probe.maps.maps import ScoreMaps
+from nope_probe.maps.stored_maps import StoredMaps, packed_tensors
+from nope_probe.runtime.checkpoint import RunCheckpoint, open_tensors, tensor_writer
+from nope_probe.runtime.folder import StoredArrays
 from nope_probe.runtime.processes import Signals
 
 MAPS = {"folds": torch.arange(66.0).double().view(2, 3, 11), "counts": torch.tensor([5, 7])}
@@ -18,7 +23,7 @@ def checkpoint(out: Path, **about: object) -> RunCheckpoint:
     return RunCheckpoint(out / ".run.unfinished", about=about)
 
 
-def test_the_next_process_finds_the_finished_parts(tmp_path: Path):
+def test_the_next_process_finds_the_finished_parts(tmp_path: Path) -> None:
     with checkpoint(tmp_path) as first:
         assert "score/mask" not in first
         first.save("score/mask", MAPS)
@@ -33,7 +38,9 @@ def test_the_next_process_finds_the_finished_parts(tmp_path: Path):
         assert second.notes("inputs") == {"name": "text", "bos": "True"}
 
 
-def test_a_checkpoint_without_a_folder_holds_finished_parts_in_memory(tmp_path, monkeypatch):
+def test_a_checkpoint_without_a_folder_holds_finished_parts_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with RunCheckpoint() as nowhere:
         nowhere.save("score", MAPS, {"a": "b"})
@@ -45,7 +52,7 @@ def test_a_checkpoint_without_a_folder_holds_finished_parts_in_memory(tmp_path, 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_part_is_computed_once_however_often_the_run_is_resumed(tmp_path: Path):
+def test_a_part_is_computed_once_however_often_the_run_is_resumed(tmp_path: Path) -> None:
     computed = []
 
     def compute(stream: StreamCheckpoint) -> dict[str, torch.Tensor]:
@@ -53,13 +60,13 @@ def test_a_part_is_computed_once_however_often_the_run_is_resumed(tmp_path: Path
         return {"sums": torch.arange(7.0)}
 
     for _ in range(3):
-        with RunCheckpoint(tmp_path / "run") as checkpoint:
-            found = checkpoint.once("part", compute)["sums"]
+        with RunCheckpoint(tmp_path / "run") as run:
+            found = run.once("part", compute)["sums"]
         assert torch.equal(found, torch.arange(7.0))
     assert len(computed) == 1
 
 
-def test_the_state_of_a_stream_is_restored_by_the_same_stream_alone(tmp_path: Path):
+def test_the_state_of_a_stream_is_restored_by_the_same_stream_alone(tmp_path: Path) -> None:
     with checkpoint(tmp_path) as first, first.stream("score/mask") as stream:
         assert stream.restore() == {}
         stream.save(MAPS)
@@ -73,18 +80,10 @@ def test_the_state_of_a_stream_is_restored_by_the_same_stream_alone(tmp_path: Pa
             assert again.restore() == {}
 
 
-def test_a_stream_is_saved_every_so_many_batches_and_on_a_signal(tmp_path: Path):
+def test_a_stream_is_saved_every_so_many_batches_and_on_a_signal() -> None:
     signals = Signals()
     with RunCheckpoint(signals=signals, every=3) as run, run.stream("score") as stream:
-        assert [stream.is_due() for _ in range(7)] == [
-            False,
-            False,
-            True,
-            False,
-            False,
-            True,
-            False,
-        ]
+        assert [stream.is_due() for _ in range(7)] == [n % 3 == 0 for n in range(1, 8)]
         signals.received = signal.SIGINT
         assert stream.is_due()
         signals.received = None
@@ -94,93 +93,98 @@ def test_a_stream_is_saved_every_so_many_batches_and_on_a_signal(tmp_path: Path)
     ("about", "what"),
     [({"settings": 1, "weights": "w"}, "settings"), ({"weights": "x"}, "weights")],
 )
-def test_an_unfinished_run_of_something_else_is_not_resumed(about: dict, what: str, tmp_path: Path):
-    with checkpoint(tmp_path, settings=0, weights="w"):
-        pass
+def test_an_unfinished_run_of_something_else_is_not_resumed(
+    about: dict, what: str, tmp_path: Path
+) -> None:
+    with checkpoint(tmp_path, settings=0, weights="w") as run:
+        run.save("score", MAPS)
     with (
         pytest.raises(UserError, match=f"unfinished run with other {what}; remove it, or choose"),
         checkpoint(tmp_path, **about),
     ):
         pass
-    assert (tmp_path / ".run.unfinished" / "about.json").is_file()
-    with checkpoint(tmp_path, settings=0, weights="w"):
-        pass
+    with checkpoint(tmp_path, settings=0, weights="w") as run:
+        assert "score" in run
 
 
-def test_one_flipped_bit_of_a_kept_file_is_noticed(tmp_path: Path):
-    with checkpoint(tmp_path) as first, first.stream("score/rope") as stream:
-        first.save("score/mask", MAPS, {"name": "text"})
-        stream.save(MAPS)
-    for name in ("score,mask.safetensors", "state-0.partial"):
-        file = tmp_path / ".run.unfinished" / name
-        content = file.read_bytes()
-        for place in range(8, len(content), 13):
-            file.write_bytes(content[:place] + bytes([content[place] ^ 2]) + content[place + 1 :])
-            with (
-                checkpoint(tmp_path) as second,
-                second.stream("score/rope") as stream,
-                pytest.raises(StorageError, match=f"{file} is broken"),
-            ):
-                stream.restore() if name.startswith("state") else second.load("score/mask")
-        file.write_bytes(content)
-    with checkpoint(tmp_path) as last, last.stream("score/rope") as stream:
-        assert last.notes("score/mask") == {"name": "text"}
-        assert stream.restore().keys() == MAPS.keys()
+def test_a_broken_file_is_named(tmp_path: Path) -> None:
+    with checkpoint(tmp_path) as run:
+        run.save("score/mask", MAPS)
+        file = tmp_path / ".run.unfinished" / "score,mask.safetensors"
+        file.write_bytes(file.read_bytes()[:-5])
+        with pytest.raises(StorageError, match=f"{file} is broken"):
+            run.load("score/mask")
 
 
-def test_two_swapped_files_are_noticed(tmp_path: Path):
-    with checkpoint(tmp_path) as first:
-        first.save("score/mask", MAPS)
-        first.save("score/rope", {name: -each for name, each in MAPS.items()})
-    folder = tmp_path / ".run.unfinished"
-    mask, rope = folder / "score,mask.safetensors", folder / "score,rope.safetensors"
-    mask.rename(folder / "between")
-    rope.rename(mask)
-    (folder / "between").rename(rope)
-    with checkpoint(tmp_path) as second:
-        for key in ("score/mask", "score/rope"):
-            with pytest.raises(StorageError, match="it is not what was written there"):
-                second.load(key)
-
-
-def test_another_runs_file_is_noticed(tmp_path: Path):
-    for name in ("one", "two"):
-        with checkpoint(tmp_path / name, settings=name) as run:
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [
+        (UserError("nothing"), False),
+        (StorageError("full"), True),
+        (RuntimeError("bug"), True),
+    ],
+)
+def test_a_users_mistake_leaves_nothing_and_another_failure_what_was_saved(
+    error: Exception, kept: bool, tmp_path: Path
+) -> None:
+    def fail() -> None:
+        with checkpoint(tmp_path) as run:
             run.save("score", MAPS)
-    one, two = (
-        tmp_path / name / ".run.unfinished" / "score.safetensors" for name in ("one", "two")
-    )
-    two.write_bytes(one.read_bytes())
-    with checkpoint(tmp_path / "two", settings="two") as run, pytest.raises(StorageError):
-        run.load("score")
+            raise error
 
-
-def fail(out: Path, error: Exception) -> None:
-    """Save a map, and end in an error."""
-    with checkpoint(out) as ours:
-        ours.save("score", MAPS)
-        raise error
-
-
-def test_a_users_mistake_leaves_nothing(tmp_path: Path):
-    with pytest.raises(UserError, match="no such thing"):
-        fail(tmp_path / "runs" / "deep", UserError("no such thing"))
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("error", [StorageError("no space left"), RuntimeError("a bug")])
-def test_another_failure_keeps_what_was_saved_before(error: Exception, tmp_path: Path):
     with pytest.raises(type(error)):
-        fail(tmp_path, error)
-    assert (tmp_path / ".run.unfinished" / "score.safetensors").is_file()
+        fail()
+    assert (tmp_path / ".run.unfinished" / "score.safetensors").is_file() is kept
 
 
-def test_a_failure_before_anything_was_computed_leaves_nothing(tmp_path: Path):
-    def fail_early() -> None:
-        with checkpoint(tmp_path / "runs" / "deep") as ours:
-            ours.save("inputs", MAPS)
-            raise ZeroDivisionError
+def test_a_part_of_a_stored_tensor_is_that_part(tmp_path: Path) -> None:
+    whole = torch.randn(3, 7, 5, dtype=torch.float64)
+    with checkpoint(tmp_path) as run:
+        run.save("x", {"x": whole})
+    stored = open_tensors(tmp_path / ".run.unfinished" / "x.safetensors")["x"]
+    assert list(stored.shape) == [3, 7, 5]
+    assert torch.equal(stored[...], whole)
+    assert torch.equal(stored[1], whole[1])
+    assert torch.equal(stored[:, 2:5], whole[:, 2:5])
 
-    with pytest.raises(ZeroDivisionError):
-        fail_early()
-    assert not list(tmp_path.iterdir())
+
+def test_stored_maps_come_back_from_a_checkpoint(tmp_path: Path) -> None:
+    folds = torch.randn(5, 2, 11, 11, dtype=torch.float64)
+    visible = torch.ones(2, 11, 11, dtype=torch.bool).tril()
+    maps = ScoreMaps(
+        folds=folds.masked_fill(~visible, torch.nan),
+        visible=visible,
+        counts=torch.tensor([3, 1, 2, 7, 5]),
+        bos=True,
+    )
+    with RunCheckpoint(tmp_path / "run") as run:
+        run.save("score/all", packed_tensors(maps))
+        found = StoredMaps.from_stored(run.open("score/all"))
+        torch.testing.assert_close(found.folds, maps.folds, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(found.mean, maps.mean, rtol=0, atol=0, equal_nan=True)
+        assert found.bos
+        assert torch.equal(found.counts, maps.counts)
+
+
+def test_blocks_in_any_order_make_the_file_that_safetensors_reads(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.standard_normal((3, 7, 5)).astype(np.float32) for name in ("b", "a/ä")}
+    path = tmp_path / "maps.safetensors"
+    with tensor_writer(path, {name: array.shape for name, array in arrays.items()}) as write:
+        for start in (4, 0, 2):
+            for layer in (2, 0, 1):
+                for name, array in arrays.items():
+                    rows = array[layer, start : start + (3 if start == 4 else 2)]
+                    write(name, (layer, start), rows)
+    for found in (load_file(path), StoredArrays(path)):
+        assert sorted(found) == sorted(arrays)
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(found[name], array)
+
+
+def test_a_full_disk_is_one_line_and_gets_its_room_back(tmp_path: Path) -> None:
+    path = tmp_path / "maps.safetensors"
+    path.symlink_to("/dev/full")
+    with pytest.raises(StorageError, match="No space left"), tensor_writer(path, {}):
+        pass
+    assert not path.is_symlink()

@@ -1,50 +1,99 @@
-"""Testing where a run can be written leaves nothing there, or nothing that the next test leaves."""
+"""Places that can be written to, room, and one process at a time on a folder."""
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from nope_probe.errors import UserError
-from nope_probe.runtime.places import validate_folder_place
+from nope_probe.experiments.simulation.theory import Settings, print_critical_alphas
+from nope_probe.runtime import places
+from nope_probe.runtime.places import (
+    LockedError,
+    Needs,
+    checkpoint_dir,
+    clear,
+    locked,
+    validate_folder_place,
+    validate_room,
+)
 
 
-def killed_at(function: str, place: Path) -> int:
-    """Test a place in a process that is killed before a change on disk; return how that ended."""
-    pid = os.fork()
-    if not pid:
-        setattr(os, function, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
-        validate_folder_place(place)
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def test_a_tested_place_is_left_as_it_was(tmp_path: Path) -> None:
+    validate_folder_place(tmp_path / "new" / "run")
+    (tmp_path / "empty").mkdir()
+    validate_folder_place(tmp_path / "empty")
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
 
-@pytest.mark.parametrize("name", ["run", "new/run", "a[b]*"])
-def test_what_a_killed_test_leaves_the_next_one_removes(name: str, tmp_path: Path) -> None:
-    assert killed_at("rmdir", tmp_path / name) == -signal.SIGKILL
-    assert len([*tmp_path.rglob(".*.unfinished.*")]) == 1
-    validate_folder_place(tmp_path / name)
+def lock_and_wait(folder: Path) -> int:
+    """Fork a process that locks a folder, keeps something in it and waits."""
+    if pid := os.fork():
+        while not (folder / "kept").exists():
+            time.sleep(0.001)
+        return pid
+    with locked(folder):
+        (folder / "kept").touch()
+        time.sleep(60)
+    os._exit(0)
+
+
+def test_a_held_folder_names_the_process_until_it_is_killed(tmp_path: Path) -> None:
+    folder = tmp_path / ".run.unfinished"
+    pid = lock_and_wait(folder)
+    with (
+        pytest.raises(LockedError, match=f"process {pid} on .* is at work on the run in {folder}"),
+        locked(folder),
+    ):
+        pass
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    with locked(folder):  # what is gone does not block
+        pass
+    assert sorted(path.name for path in folder.iterdir()) == ["kept", "lock"]
+
+
+def test_what_was_made_for_nothing_is_removed_and_what_was_there_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "deep" / "run"
+    with locked(folder):
+        (folder / "kept").mkdir()
+        (folder / "kept" / "file").touch()
+        clear(folder)
     assert not list(tmp_path.iterdir())
+    (tmp_path / "runs").mkdir()
+    with locked(folder):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
-def test_a_place_is_free_though_another_process_removes_the_tested_folder(
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(UserError, match=r"cannot write to .*file/run: Not a directory"),
+        locked(tmp_path / "file" / "run"),
+    ):
+        pass
+
+
+def test_what_is_saved_is_not_needed_again_and_the_page_is_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rmdir = os.rmdir
+    out, page = tmp_path / "run", 4_800_000
+    monkeypatch.setattr(places, "disk_here", lambda folder: 10_000_000)
+    validate_room(Needs(disk=10_000_000 - page), out, "--seq-len")
+    with pytest.raises(UserError, match=r"at least 10\.0MB of disk space, and 10\.0MB are free at"):
+        validate_room(Needs(disk=10_000_001 - page), out, "--seq-len")
+    checkpoint_dir(out).mkdir()
+    (checkpoint_dir(out) / "maps").write_bytes(bytes(1_000))
+    validate_room(Needs(disk=10_001_000 - page), out, "--seq-len")
+    with pytest.raises(UserError, match="of disk space"):
+        validate_room(Needs(disk=10_001_001 - page), out, "--seq-len")
+    validate_room(Needs(disk=10**15), None, "--seq-len")
 
-    def removed_twice(*arguments: object, **options: object) -> None:
-        rmdir(*arguments, **options)
-        rmdir(*arguments, **options)
 
-    monkeypatch.setattr(os, "rmdir", removed_twice)
-    validate_folder_place(tmp_path / "run")
-    assert not list(tmp_path.iterdir())
-
-
-def test_what_is_no_leftover_is_not_removed(tmp_path: Path) -> None:
-    (tmp_path / ".run.unfinished.writable").mkdir()
-    (tmp_path / ".run.unfinished.writable" / "file").touch()
-    with pytest.raises(UserError, match=r"cannot write to .*run: Directory not empty"):
-        validate_folder_place(tmp_path / "run")
-    assert [path.name for path in tmp_path.rglob("*")] == [".run.unfinished.writable", "file"]
+def test_theory_needs_the_maps_that_the_mean_field_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "memory_here", lambda: 16 * 10**9)
+    with pytest.raises(UserError, match=r"at least 25\.1GB of memory, and 16\.0GB are here; lower"):
+        print_critical_alphas(Settings(seq_len=4096))

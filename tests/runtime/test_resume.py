@@ -20,7 +20,7 @@ SHORT["simulate"] += ["--checkpoint-every", "1"]
 # Before which changes on disk a run is stopped: often enough, and not in every second file.
 CHANGES = {
     "scores": "10,11,13",
-    "ablate": "13,17,19",
+    "ablate": "17,19,23",
     "circuit": "13,14,17",
     "behaviour": "13,17,19",
     "simulate": "10,11,13",

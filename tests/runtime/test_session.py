@@ -11,8 +11,7 @@ from support.out_of_memory import out_of_memory_above
 from nope_probe.errors import UserError
 from nope_probe.experiments.scores.analyse import capture
 from nope_probe.experiments.scores.run import Settings, run
-from nope_probe.runtime.folder import checkpoint_dir
-from nope_probe.runtime.lock import FolderLock, LockedError
+from nope_probe.runtime.places import LockedError, checkpoint_dir, locked
 from nope_probe.runtime.session import Session
 
 SMALL = {"model": "nope-tiny", "layers": 1, "n_seqs": 13, "seq_len": 17, "folds": 4}
@@ -88,20 +87,6 @@ def test_a_finished_run_needs_no_model_and_says_that_it_is_shown_again(
     assert run(settings) == tmp_path / "run"
 
 
-def test_settings_are_validated_before_anything_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(Settings, "load_model", not_reached)
-    for wrong, message in (
-        ({"skip_keys": 15}, "--skip-keys 15 leaves no keys of 17"),
-        ({"n_seqs": 3}, "3 sequences do not fill 4 folds"),
-        ({"dtype": "int8"}, "no dtype 'int8'"),
-    ):
-        with pytest.raises(UserError, match=message):
-            run(Settings(**SMALL | wrong, out=tmp_path / "run"))
-    assert not list(tmp_path.iterdir())
-
-
 def test_the_manifest_identifies_the_weights(tmp_path: Path):
     def weights(name: str, model: str) -> str:
         run(Settings(**SMALL | {"model": model}, out=tmp_path / name))
@@ -116,8 +101,8 @@ def test_a_second_process_is_refused_before_it_loads_a_model(
     monkeypatch.setattr(Settings, "load_model", not_reached)
     settings = Settings(**SMALL, out=tmp_path / "run")
     with (
-        FolderLock(checkpoint_dir(settings.out)),
-        pytest.raises(LockedError, match=f"process {os.getpid()} is at work on the run in"),
+        locked(checkpoint_dir(settings.out)),
+        pytest.raises(LockedError, match=f"process {os.getpid()} on .* is at work on the run in"),
     ):
         run(settings)
     assert not list(tmp_path.iterdir())

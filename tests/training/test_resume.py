@@ -12,7 +12,7 @@ from support.short_training import short_corpus, shorten_training
 from transformers import Trainer, TrainerCallback, TrainerState
 
 from nope_probe.errors import StorageError, UserError
-from nope_probe.runtime.lock import FolderLock, LockedError
+from nope_probe.runtime.places import LockedError, locked
 from nope_probe.runtime.processes import Interrupted
 from nope_probe.training import trainer as trainer_module
 from nope_probe.training.recipes import RECIPES, split_batch
@@ -160,8 +160,8 @@ def test_two_processes_do_not_train_into_one_folder(copy: Path):
     forget_the_model(copy)
     settings = Settings(preset="nope-tiny", out=copy, resume=True)
     with (
-        FolderLock(copy.parent / f".{copy.name}.unfinished"),
-        pytest.raises(LockedError, match=f"process {os.getpid()} is at work on the run in"),
+        locked(copy.parent / f".{copy.name}.unfinished"),
+        pytest.raises(LockedError, match=f"process {os.getpid()} on .* is at work on the run in"),
     ):
         run(settings)
     assert not (copy / "model.safetensors").exists()

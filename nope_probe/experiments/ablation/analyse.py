@@ -43,7 +43,7 @@ from nope_probe.experiments.tables import (
 from nope_probe.maps.centred import block_cells
 from nope_probe.maps.stored_maps import StoredMaps, row_blocks
 from nope_probe.runtime.folder import Run, StoredArrays
-from nope_probe.runtime.provenance import input_arrays, input_record
+from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 

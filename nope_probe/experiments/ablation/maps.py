@@ -16,7 +16,7 @@ from nope_probe.experiments.ablation.plan import ConditionMaps, Measured, Plan
 from nope_probe.maps.centred import block_cells, centred_rows
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.stored_maps import StoredMaps, row_blocks
-from nope_probe.runtime.tensors import tensor_writer
+from nope_probe.runtime.checkpoint import tensor_writer
 
 MAPS_BYTES = 1 << 26
 Rows = Float[Tensor, "row key_pos"]

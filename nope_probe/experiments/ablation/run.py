@@ -21,10 +21,9 @@ from nope_probe.components import (
 )
 from nope_probe.errors import UserError
 from nope_probe.experiments.removals import GainFlag
-from nope_probe.runtime.bounds import Bounds, validate_effects
-from nope_probe.runtime.resources import Needs
+from nope_probe.runtime.places import Needs
 from nope_probe.runtime.session import Session
-from nope_probe.runtime.settings import RunSettings
+from nope_probe.runtime.settings import Bounds, RunSettings, validate_effects
 from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:

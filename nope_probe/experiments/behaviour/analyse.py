@@ -32,7 +32,7 @@ from nope_probe.experiments.behaviour.settings import Settings
 from nope_probe.experiments.tables import Row, interval_columns, interval_names
 from nope_probe.maps.folds import folds_of
 from nope_probe.runtime.folder import Run
-from nope_probe.runtime.provenance import input_record
+from nope_probe.runtime.identity import input_record
 from nope_probe.runtime.session import Session
 
 BINS = 64

@@ -25,9 +25,16 @@ from nope_probe.experiments.behaviour.measures import (
 )
 from nope_probe.experiments.removals import GainFlag
 from nope_probe.models.names import trained_length
-from nope_probe.runtime.bounds import COUNT, LARGEST, LAYERS, Bounds, validate_effects
-from nope_probe.runtime.resources import Needs
-from nope_probe.runtime.settings import SEQ_LEN, RunSettings
+from nope_probe.runtime.places import Needs
+from nope_probe.runtime.settings import (
+    COUNT,
+    LARGEST,
+    LAYERS,
+    SEQ_LEN,
+    Bounds,
+    RunSettings,
+    validate_effects,
+)
 
 if TYPE_CHECKING:
     from nope_probe.models.info import ModelInfo

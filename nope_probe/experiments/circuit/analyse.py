@@ -30,7 +30,7 @@ from nope_probe.maps.centred import kept_cells
 from nope_probe.maps.folds import pack_triangle
 from nope_probe.maps.maps import StageMaps
 from nope_probe.runtime.folder import Run
-from nope_probe.runtime.provenance import input_arrays, input_record
+from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 

@@ -17,11 +17,18 @@ from nope_probe.components import (
 )
 from nope_probe.errors import TooFewLayersError, UserError
 from nope_probe.experiments.removals import GainFlag
-from nope_probe.runtime.bounds import COUNT, LARGEST, LAYERS, Bounds, validate_effects
+from nope_probe.runtime.places import Needs, bytes_of_maps
 from nope_probe.runtime.processes import validate_one_process
-from nope_probe.runtime.resources import Needs, bytes_of_maps
 from nope_probe.runtime.session import Session
-from nope_probe.runtime.settings import SEQ_LEN, RunSettings
+from nope_probe.runtime.settings import (
+    COUNT,
+    LARGEST,
+    LAYERS,
+    SEQ_LEN,
+    Bounds,
+    RunSettings,
+    validate_effects,
+)
 from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:

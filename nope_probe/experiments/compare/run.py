@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from nope_probe.errors import UserError
-from nope_probe.runtime.bounds import BoundedSettings
 from nope_probe.runtime.folder import Run
+from nope_probe.runtime.identity import command_line, versions
+from nope_probe.runtime.places import Needs
 from nope_probe.runtime.processes import validate_one_process
-from nope_probe.runtime.provenance import command_line, versions
-from nope_probe.runtime.resources import Needs
 from nope_probe.runtime.session import Session
+from nope_probe.runtime.settings import BoundedSettings
 from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:  # --help needs neither numpy nor pandas

@@ -14,11 +14,9 @@ from nope_probe.errors import UserError
 from nope_probe.experiments.layers.expect import LENGTHS, Expectation, parse_expectation
 from nope_probe.models.hub import configured_context, validate_reachable, validate_seq_len
 from nope_probe.models.names import folder_of, is_on_hub, validate_revision
-from nope_probe.runtime.bounds import LAYERS, SEED, BoundedSettings
-from nope_probe.runtime.identity import record_sources
-from nope_probe.runtime.provenance import threads, versions
-from nope_probe.runtime.resources import Needs, bytes_of_maps, validate_room
-from nope_probe.runtime.settings import SEQ_LEN
+from nope_probe.runtime.identity import record_sources, threads, versions
+from nope_probe.runtime.places import Needs, bytes_of_maps, validate_room
+from nope_probe.runtime.settings import LAYERS, SEED, SEQ_LEN, BoundedSettings
 from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from nope_probe.experiments.paper.panels import agreements, pairs_of, verdict
 from nope_probe.experiments.paper.sections import report
 from nope_probe.experiments.paper.settings import FIGURES, Settings
 from nope_probe.runtime.folder import Run, read_run
-from nope_probe.runtime.provenance import command_line, versions
+from nope_probe.runtime.identity import command_line, versions
 from nope_probe.runtime.session import Session
 
 NOPE_NOTE = (

@@ -14,7 +14,7 @@ from nope_probe.experiments.paper.settings import FIGURES, title_of
 from nope_probe.experiments.sections import print_lines
 from nope_probe.reports.page import Cell, Link, Listing, Section, page
 from nope_probe.runtime.folder import atomic_write, read_manifest
-from nope_probe.runtime.provenance import command_line, versions
+from nope_probe.runtime.identity import command_line, versions
 
 HOW_TO_READ = (
     "A verdict is about the run that is linked; figures of trained models name theirs.",

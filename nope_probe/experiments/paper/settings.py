@@ -15,11 +15,10 @@ from nope_probe.experiments.scores import run as scores
 from nope_probe.experiments.simulation import run as simulation
 from nope_probe.experiments.simulation.run import Settings as Simulation
 from nope_probe.models.names import CHECKPOINTS, FRIENDLY
-from nope_probe.runtime.bounds import COUNT, LAYERS, SEED, BoundedSettings, Bounds
 from nope_probe.runtime.folder import default_output_dir
+from nope_probe.runtime.places import Needs
 from nope_probe.runtime.processes import validate_one_process
-from nope_probe.runtime.resources import Needs
-from nope_probe.runtime.settings import SEQ_LEN
+from nope_probe.runtime.settings import COUNT, LAYERS, SEED, SEQ_LEN, BoundedSettings, Bounds
 
 if TYPE_CHECKING:
     from nope_probe.models.info import ModelInfo

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from nope_probe.runtime.bounds import Bounds
-from nope_probe.runtime.resources import Needs
+from nope_probe.runtime.places import Needs
 from nope_probe.runtime.session import Session
-from nope_probe.runtime.settings import RunSettings
+from nope_probe.runtime.settings import Bounds, RunSettings
 from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:

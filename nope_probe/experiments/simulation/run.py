@@ -11,10 +11,10 @@ import tyro
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.components import Norm
 from nope_probe.errors import UserError
-from nope_probe.runtime.bounds import ALPHA, COUNT, LAYERS, SEED, BoundedSettings, Bounds
+from nope_probe.runtime.places import NUMBER, Needs, bytes_of_maps
 from nope_probe.runtime.processes import validate_one_process
-from nope_probe.runtime.resources import NUMBER, Needs, bytes_of_maps
 from nope_probe.runtime.session import Session
+from nope_probe.runtime.settings import ALPHA, COUNT, LAYERS, SEED, BoundedSettings, Bounds
 from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:

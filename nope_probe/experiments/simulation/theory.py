@@ -12,8 +12,8 @@ import tyro
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.components import Norm
 from nope_probe.experiments.simulation.run import DIMENSION
-from nope_probe.runtime.bounds import ALPHA, LARGEST, LAYERS, BoundedSettings, Bounds
-from nope_probe.runtime.resources import Needs, bytes_of_maps, validate_room
+from nope_probe.runtime.places import Needs, bytes_of_maps, validate_room
+from nope_probe.runtime.settings import ALPHA, LARGEST, LAYERS, BoundedSettings, Bounds
 
 N_ALPHAS = 17  # of the grid
 N_LIVE = 11  # maps of each alpha at one time, as measured
