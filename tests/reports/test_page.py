@@ -163,15 +163,14 @@ def test_sections_go_from_sources_over_weights_to_controls_and_say_what_was_foun
         "Players: without the causal mask L1 keeps 50% of its positional part, without RoPE 50%, "
         "without W_Q 50%",
         "Interactions of the players: mask + RoPE bring 25% of L1's positional part only together",
-        "Shapley maps of the circuits: L1 needs all of them, so each has about 1/4",
-        "Shapley maps of the players: the causal mask adds most to L1's positional part, 25%",
-        "Maps of the mean and covariance terms: L1's mean term 0.5 nats and covariance term 0.5 "
-        "nats",
+        "Shapley maps of the circuits",
+        "Shapley maps of the players",
+        "Maps of the mean and the covariance term",
         "No term alone carries L1's positional pattern: mean term 25%, covariance term 25%",
         "Measures: attention prefers near keys in L0, L1",
         "Non-relative part: the mask adds to it in L0, L1 (at most +0.5 nats in L0)",
         "Controls: on shuffled tokens L1's positional pattern is 100% as strong",
-        "Scores of the intact model: in L1 near keys get the higher ones",
+        "Scores of the intact model",
         "How to read the figures",
         "What was run, in full",
     ]
