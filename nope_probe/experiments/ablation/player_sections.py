@@ -95,10 +95,10 @@ class Findings:
     @cached_property
     def shown(self) -> int:
         """The layer that figures show first."""
-        rows = self.intact_rows()
         if self.layer is not None:
             return self.layer
-        return int(rows.loc[rows["amplitude"].fillna(0).idxmax(), "layer"])
+        rows = self.intact_rows().fillna({"amplitude": 0.0}).sort_values("amplitude")
+        return int(rows.iloc[-1]["layer"])
 
     def intact_rows(self) -> pd.DataFrame:
         """Return the measures of the intact model's pattern, a row per layer."""
@@ -311,8 +311,8 @@ def agreement(found: Findings) -> Iterator[str]:
     kinds = found.replacements
     for player_set, members in found.manifest["player_sets"].items() if len(kinds) > 1 else ():
         rows = of_layer(found.several["players"], found.layer)
-        low = rows.query("player_set == @player_set").set_index(["player", "replacement"])
-        low = low["lost_low"].to_dict()
+        of_set = rows.query("player_set == @player_set").set_index(["player", "replacement"])
+        low = of_set["lost_low"].to_dict()
         needed = {
             member: [kind for kind in kinds if low.get((member, kind), 0) > NEEDED]
             for member in members
