@@ -37,7 +37,7 @@ def is_path(arguments: list[str]) -> bool:
 def repeat() -> None:
     """Repeat a run from its manifest, and print whether it came out the same."""
     from nope_probe.experiments import repeat
-    from nope_probe.experiments.console import print_lines
+    from nope_probe.experiments.sections import print_lines
 
     found = repeat.run(parse(repeat.Settings, RUN_EXAMPLES))
     print_lines([str(found)])

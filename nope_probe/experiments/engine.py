@@ -11,11 +11,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jaxtyping import Float, Int
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nope_probe.components import Ablation
 from nope_probe.data.sequences import Kind, Sequences
+from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.model import begins_alike
 from nope_probe.hooks.layers.protocols import HookedModel
@@ -26,6 +28,7 @@ from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.maps.folds import State, default_folds
 from nope_probe.maps.maps import ScoreMaps, StageMaps
+from nope_probe.maps.stored_maps import StoredMaps, packed_tensors
 from nope_probe.runtime.checkpoint import RunCheckpoint
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
@@ -88,14 +91,14 @@ class Engine:
         needing = [ablation for ablation in ablations if ablation.needs_calibration]
         if not needing:
             return self
-        seeds = [ablation.seed for ablation in needing if ablation.replacement == "random"]
+        seeds = [ablation.calibration_seed for ablation in needing]
         measured = self.once(
             key,
             lambda stream: calibrate(
                 self.model,
                 self.inputs,
                 batch_size=self.batch_size,
-                seed=seeds[0] if seeds else None,
+                seed=next((seed for seed in seeds if seed is not None), None),
                 checkpoint=stream,
             ).to_tensors(),
         )
@@ -136,22 +139,48 @@ class Engine:
         per_head: bool = False,
     ) -> ScoreMaps:
         """Return the score maps of some layers (all by default); see `capture_scores`."""
-        found = self.once(
-            key,
-            lambda stream: capture_scores(
-                self.model,
-                self.inputs,
-                layers=layers,
-                batch_size=self.batch_size,
-                n_folds=self.n_folds,
-                documents=self.documents,
-                per_head=per_head,
-                checkpoint=stream,
-                residuals=self.residuals,
-            ).to_tensors(),
-            ablation,
+        return ScoreMaps.from_tensors(
+            self.once(
+                key,
+                lambda stream: self._scores(stream, layers=layers, per_head=per_head).to_tensors(),
+                ablation,
+            )
         )
-        return ScoreMaps.from_tensors(found)
+
+    def stored_scores(
+        self,
+        key: str,
+        ablation: Ablation | None = None,
+        *,
+        name: str,
+        layers: Sequence[int],
+        mean_term: bool = False,
+    ) -> StoredMaps:
+        """Return score maps whose folds stay in the checkpoint until they are read.
+
+        Raises:
+            UserError: for a non-finite score, with the name of what was captured.
+        """
+
+        def capture(stream: StreamCheckpoint | None) -> State:
+            maps = self._scores(stream, layers=layers, mean_term=mean_term)
+            validate_finite(maps, name)
+            return packed_tensors(maps)
+
+        self.finish(key, capture, ablation)
+        return StoredMaps.from_stored(self.checkpoint.open(key))
+
+    def _scores(self, stream: StreamCheckpoint | None, **options: Any) -> ScoreMaps:
+        return capture_scores(
+            self.model,
+            self.inputs,
+            batch_size=self.batch_size,
+            n_folds=self.n_folds,
+            documents=self.documents,
+            checkpoint=stream,
+            residuals=self.residuals,
+            **options,
+        )
 
     def stages(
         self, key: str | None, ablation: Ablation | None = None, *, layer: int = 0
@@ -186,6 +215,67 @@ class Engine:
             ablation,
         )
         return found["losses"]
+
+
+def validate_finite(maps: ScoreMaps, condition: str) -> None:
+    """Check that every score at or below the diagonal, unless masked, is finite.
+
+    Raises:
+        UserError: naming layer and condition.
+    """
+    n = maps.folds.shape[-1]
+    below = torch.ones(n, n, dtype=torch.bool).tril()
+    for layer, visible in enumerate(maps.visible):
+        if not are_finite(maps.folds[:, layer], visible & below):
+            raise UserError(f"non-finite scores in L{layer}, {condition}")
+        if maps.per_head is not None and not are_finite(maps.per_head[:, layer], visible & below):
+            raise UserError(f"non-finite scores of a head in L{layer}, {condition}")
+
+
+def validate_finite_stages(maps: StageMaps, model: str) -> None:
+    """Check that every value of every stage, but for masked scores, is finite.
+
+    Raises:
+        UserError: naming stage and model.
+    """
+    for letter, folds in maps.folds.items():
+        cells = maps.visible.get(letter, torch.ones(folds.shape[-2:], dtype=torch.bool))
+        if not are_finite(folds, cells):
+            raise UserError(f"non-finite values at stage ({letter}) of {model}")
+
+
+def are_finite(
+    maps: Float[Tensor, "*batch row_pos col_pos"], cells: Bool[Tensor, "row_pos col_pos"]
+) -> bool:
+    """Return whether maps are finite in all of the given cells."""
+    return bool(maps[..., cells].isfinite().all())
+
+
+def validate_first_sequence(model: HookedModel, inputs: Tensor, n_layers: int) -> None:
+    """Check on one sequence, before all are run, that the first layers have a pattern to measure.
+
+    Raises:
+        UserError: for a score that is not finite, or a sliding window.
+    """
+    maps = capture_scores(model, inputs[:1], layers=range(n_layers), batch_size=1, n_folds=1)
+    validate_finite(maps, "the intact model")
+    validate_window(maps)
+
+
+def validate_window(maps: ScoreMaps) -> None:
+    """Check that queries of every layer attend to all earlier keys: patterns are measured on these.
+
+    Raises:
+        UserError: naming the layer and the length of its sliding window.
+    """
+    n = maps.folds.shape[-1]
+    for layer, visible in enumerate(maps.visible):
+        if not visible[torch.ones(n, n, dtype=torch.bool).tril()].all():
+            window = int(visible[-1].sum())
+            raise UserError(
+                f"L{layer} sees {window} keys of {n} (a sliding window): "
+                f"lower --seq-len to {window}, or take fewer --layers"
+            )
 
 
 def as_sequences(tokens: Inputs) -> Sequences:

@@ -13,7 +13,7 @@ from nope_probe.analyses.pattern_changes import kept_patterns
 from nope_probe.analyses.shapley import player_set
 from nope_probe.components import LETTERS, Ablation, Substitute
 from nope_probe.errors import UserError
-from nope_probe.experiments.circuit.explorer import block_explorer, explored
+from nope_probe.experiments.circuit.analyse import block_explorer, explored
 from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.explorer import note_on
 from nope_probe.experiments.explorer_views import explorer_of, pattern_view

@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import tyro
 
-from nope_probe.components import WEIGHTS, Substitute, validate_replacements, without_weights
+from nope_probe.components import (
+    WEIGHTS,
+    Replacement,
+    Substitute,
+    validate_replacements,
+    without_weights,
+)
 from nope_probe.errors import TooFewLayersError, UserError
+from nope_probe.experiments.removals import GainFlag
 from nope_probe.runtime.bounds import COUNT, LARGEST, LAYERS, Bounds, validate_effects
 from nope_probe.runtime.processes import validate_one_process
 from nope_probe.runtime.resources import Needs, bytes_of_maps
@@ -51,14 +58,10 @@ class Settings(RunSettings):
             "norms before attention and MLP)."
         ),
     ] = ()
-    replacement: Annotated[
-        Literal["identity", "random", "mean", "zero"],
-        _arg(help="What a removed weight is replaced by."),
-    ] = "identity"
-    gain: Annotated[
-        Literal["output", "norm", "identity"],
-        _arg(help="The size of the replacements identity and random."),
-    ] = "output"
+    replacement: Annotated[Replacement, _arg(help="What a removed weight is replaced by.")] = (
+        "identity"
+    )
+    gain: GainFlag = "output"
     n_seqs: Annotated[int, COUNT, _arg(help="How many sequences.")] = 1000
     seq_len: Annotated[int, SEQ_LEN, _arg(help="Tokens in a sequence.")] = 50
     explore: Annotated[
@@ -147,8 +150,7 @@ def capture(session: Session[Settings]) -> Stages:
         UserError: for a component that the model lacks, or a stage with a non-finite value.
     """
     from nope_probe.experiments.circuit.analyse import Stages
-    from nope_probe.experiments.engine import Engine
-    from nope_probe.experiments.finite import validate_finite_stages
+    from nope_probe.experiments.engine import Engine, validate_finite_stages
 
     layer, removed = session.settings.layer, removed_components(session)
     ablation = session.settings.substitute.without(removed)
@@ -168,7 +170,7 @@ def capture(session: Session[Settings]) -> Stages:
 
 def explorer_of(session: Session[Settings], stages: Stages) -> Explorer | None:
     """Return the page's explorer, as far as the run's sequences suffice for one."""
-    from nope_probe.experiments.circuit.explorer import block_explorer, explored
+    from nope_probe.experiments.circuit.analyse import block_explorer, explored
     from nope_probe.experiments.engine import Engine
     from nope_probe.hooks.removing.targets import components
 
@@ -195,7 +197,7 @@ def removed_components(session: Session[Settings]) -> tuple[str, ...]:
         UserError: for a component or band that the model lacks.
     """
     from nope_probe.components import removal_order
-    from nope_probe.experiments.components import validate_bands, validate_components
+    from nope_probe.experiments.removals import validate_bands, validate_components
     from nope_probe.hooks.removing.targets import components
 
     wanted = session.settings.removed

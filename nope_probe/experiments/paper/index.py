@@ -9,9 +9,9 @@ from typing import Any
 
 import pandas as pd
 
-from nope_probe.experiments.console import print_lines
 from nope_probe.experiments.paper.sections import verdict_mark
 from nope_probe.experiments.paper.settings import FIGURES, title_of
+from nope_probe.experiments.sections import print_lines
 from nope_probe.reports.listing import Cell, Link, Listing
 from nope_probe.reports.page import Section, page
 from nope_probe.runtime.folder import atomic_write, read_manifest
