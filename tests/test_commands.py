@@ -79,9 +79,7 @@ def test_a_flag_without_an_effect_is_refused_before_a_model_is_loaded(
         (circuit, ["--remove", "mask", "--gain", "norm"], "--gain has no effect where no "),
         (circuit, ["--gain", "norm"], "--gain has no effect where no weight is removed"),
         (reproduce, ["figure1", "--seed", 1], "figure1 takes no --seed"),
-        (reproduce, ["figure1", "--windows", "start"], "figure1 takes no --windows"),
         (reproduce, ["all", "--model", "nope-1.5b"], "all takes no --model"),
-        (reproduce, ["figure3", "--n-samples", 4000], "figure3 takes no --n-samples"),
         (reproduce, ["figure5", "--n-samples", 4000], "figure5 takes no --n-samples"),
     ],
 )

@@ -22,7 +22,6 @@ from nope_probe.analyses.shapley import (
     position_term,
     positional,
     positional_whole,
-    shapley,
     source_terms,
 )
 from nope_probe.components import kept_name
@@ -71,25 +70,6 @@ def test_what_all_players_share_is_the_sum_of_the_sources_without_content():
     for whole in (position_term("pos_embed"), positional_whole(ours)):
         torch.testing.assert_close(contrast_map(whole, values), sum(terms.values()))
     assert position_term(None) == source_terms(None)["mask"]
-
-
-def test_the_positional_parts_of_two_players_by_hand():
-    ours = player_set(["mask", "w_q"])
-    mask, w_q = ours.players
-    values = random_values(ours, seed=3)
-    both, none = values[INTACT], values[frozenset({"mask", "w_q"})]
-    only_mask, only_w_q = values[frozenset({"w_q"})], values[frozenset({"mask"})]
-    by_hand = {
-        alone: (only_mask - none, torch.zeros(N, N).double()),
-        lost: (both - only_w_q, (both - only_w_q) - (only_mask - none)),
-        shapley: (
-            (both - only_w_q) / 2 + (only_mask - none) / 2,
-            ((both - only_w_q) - (only_mask - none)) / 2,
-        ),
-    }
-    for quantity, (of_mask, of_w_q) in by_hand.items():
-        torch.testing.assert_close(contrast_map(quantity(ours, mask), values), of_mask)
-        torch.testing.assert_close(contrast_map(quantity(ours, w_q), values), of_w_q)
 
 
 def test_a_source_that_does_not_play_is_kept():
@@ -240,30 +220,11 @@ def test_independent_sources_bring_alone_what_is_lost_without_them_and_are_no_co
     assert list(shares.values()) == pytest.approx([0, 0, 0, 0], abs=1e-9)
 
 
-def test_shares_of_sources_add_to_one_in_noise():
-    torch.manual_seed(4)
-    conditions = [INTACT, frozenset({"mask"}), frozenset({"rope"}), frozenset({"mask", "rope"})]
-    ramp = torch.arange(N).double()
-    maps = {c: k * ramp + torch.randn(8, 1, N, N).double() for k, c in enumerate(conditions, 1)}
-    [layer] = attribute(maps, position="rope")
-    assert sum(source.share.value for source in layer.sources) == pytest.approx(1)
-
-
 def test_where_there_is_no_pattern_there_are_no_shares():
     torch.manual_seed(5)
     maps = {c: torch.randn(8, 1, N, N) for c in (INTACT, frozenset({"mask"}))}
     [layer] = attribute(maps, position=None)
     assert all(source.share.value != source.share.value for source in layer.sources)
-
-
-def test_the_mask_effect_is_the_paired_change_of_the_non_relative_part():
-    bump = torch.zeros(N, N, dtype=torch.float64)
-    bump[:, 2] = 3.0
-    values = {INTACT: 2 * bump, frozenset({"mask"}): bump}
-    [layer] = attribute(as_folds(values), position=None)
-    effect = layer.non_relative
-    assert effect.with_mask.value == pytest.approx(2 * effect.without_mask.value)
-    assert effect.difference.value == pytest.approx(effect.without_mask.value)
 
 
 @pytest.mark.parametrize("skip_keys", [0, 3])
