@@ -29,7 +29,6 @@ from nope_probe.analyses.shapley import (
     MASK,
     Condition,
     Contrast,
-    Player,
     PlayerSet,
     alone,
     base,
@@ -215,24 +214,19 @@ def _source(gram: ContrastGram, name: str, term: Contrast) -> Source:
 def attribute_players(gram: ContrastGram, players: PlayerSet) -> Iterator[PlayerAttribution]:
     """Yield the parts of all players of a set, and `base` where no source plays."""
     whole = positional_whole(players)
-    for each in players.players:
-        yield _attribute_player(gram, players, each)
+    for one in players.players:
+        yield PlayerAttribution(
+            player_set=players.name,
+            player=one.name,
+            share=gram.share(shapley(players, one), whole),
+            lost=gram.share(lost(players, one), whole),
+            alone=gram.share(alone(players, one), whole) if one.is_source else UNDEFINED,
+            amplification=gram.rms_ratio(whole, without(players, one)),
+        )
     if not players.has_source:
         yield PlayerAttribution(
             player_set=players.name, player=BASE, share=gram.share(base(players), whole)
         )
-
-
-def _attribute_player(gram: ContrastGram, players: PlayerSet, one: Player) -> PlayerAttribution:
-    whole = positional_whole(players)
-    return PlayerAttribution(
-        player_set=players.name,
-        player=one.name,
-        share=gram.share(shapley(players, one), whole),
-        lost=gram.share(lost(players, one), whole),
-        alone=gram.share(alone(players, one), whole) if one.is_source else UNDEFINED,
-        amplification=gram.rms_ratio(whole, without(players, one)),
-    )
 
 
 def attribute_interactions(gram: ContrastGram, players: PlayerSet) -> Iterator[Interaction]:

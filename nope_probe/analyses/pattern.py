@@ -43,7 +43,7 @@ from nope_probe.analyses.pattern_rows import (
 )
 from nope_probe.analyses.trends import LAG, TrendSums, query_stride
 from nope_probe.errors import closed_choices
-from nope_probe.maps.centred import centred_rows, kept_cells, n_kept_cells
+from nope_probe.maps.centred import block_cells, centred_rows, kept_cells, n_kept_cells
 from nope_probe.maps.maps import ScoreMaps
 from nope_probe.maps.stored_maps import BLOCK_BYTES, LayerFolds, StoredMaps, TensorFolds, row_blocks
 
@@ -247,12 +247,10 @@ class _ScoreSums:
         self.total = torch.zeros(layer.n_folds, dtype=torch.float64)
 
     def add(self, rows: Float[Tensor, "fold row key_pos"], start: int) -> None:
-        query = torch.arange(start, start + rows.shape[1])[:, None]
-        key = torch.arange(rows.shape[2])
-        known = rows.isfinite().all(0) & (key <= query)
+        known = rows.isfinite().all(0).tril(start)
         self.sums += distance_sums(rows.where(known, 0.0), start, self.n)
         self.counts += distance_sums(known.double(), start, self.n)
-        kept = rows.where((key < query) & (key >= self.skip_keys), 0.0)
+        kept = rows.where(block_cells(start, start + rows.shape[1], self.skip_keys), 0.0)
         self.first += kept[..., : self.edge].sum((1, 2))
         self.total += kept.sum((1, 2))
 

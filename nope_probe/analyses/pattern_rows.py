@@ -86,9 +86,7 @@ def mean_squares(
         skip_keys: how many first keys to leave out.
         n_cells: on how many cells the mean is taken, in all blocks.
     """
-    key = torch.arange(scores.shape[2])
-    query = torch.arange(start, start + scores.shape[1])[:, None]
-    kept = scores.where((key < query) & (key >= skip_keys), 0.0)
+    kept = scores.where(block_cells(start, start + scores.shape[1], skip_keys), 0.0)
     return kept.square().sum((1, 2)) / n_cells
 
 

@@ -139,10 +139,3 @@ def test_a_constant_column_has_weight_zero() -> None:
     weights = ridge(*moments(x, y))
     assert weights.isfinite().all()
     assert float(weights[4].abs().max()) < 1e-6
-
-
-def test_layers_are_solved_one_by_one() -> None:
-    pairs = [moments(*regression_data(seed)) for seed in range(3)]
-    together = ridge(*(torch.stack(each) for each in zip(*pairs, strict=True)))
-    for layer, pair in enumerate(pairs):
-        torch.testing.assert_close(together[layer], ridge(*pair))

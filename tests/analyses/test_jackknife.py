@@ -18,31 +18,6 @@ from nope_probe.analyses.jackknife import (
 )
 
 
-def by_definition(x: torch.Tensor, y: torch.Tensor, folds: list[int]) -> float:
-    pairs = [(a, b) for a in folds for b in folds if a != b]
-    return sum(float((x[a] * y[b]).mean()) for a, b in pairs) / len(pairs)
-
-
-def test_cross_products_are_the_mean_over_pairs_of_different_folds():
-    torch.manual_seed(0)
-    x, y = torch.randn(3, 7, 11).double(), torch.randn(2, 7, 11).double()
-    products = cross_products(x, y)
-    for one in range(3):
-        for other in range(2):
-            truth = by_definition(x[one], y[other], list(range(7)))
-            assert float(products[0, one, other]) == pytest.approx(truth, abs=1e-12)
-
-
-def test_delete_one_products_leave_exactly_one_fold_out():
-    torch.manual_seed(1)
-    x, y = torch.randn(2, 5, 13).double(), torch.randn(3, 5, 13).double()
-    products = cross_products(x, y)
-    for left_out in range(5):
-        others = [fold for fold in range(5) if fold != left_out]
-        truth = by_definition(x[1], y[2], others)
-        assert float(products[1 + left_out, 1, 2]) == pytest.approx(truth, abs=1e-12)
-
-
 def test_noise_does_not_count_as_pattern():
     torch.manual_seed(2)
     signal = torch.linspace(-1, 1, 101).double()
@@ -112,47 +87,6 @@ def from_sequences(values: torch.Tensor) -> torch.Tensor:
     return torch.stack([part.mean(0) for part in values.split(COUNTS.tolist())])
 
 
-def pairs_of_folds(x: torch.Tensor, y: torch.Tensor, folds: list[int]) -> float:
-    """Return the mean of x_s.y_t over all pairs of sequences s and t of different folds."""
-    pairs = [(a, b) for a in folds for b in folds if a != b]
-    weights = [float(COUNTS[a] * COUNTS[b]) for a, b in pairs]
-    products = [float((x[a] * y[b]).mean()) for a, b in pairs]
-    return sum(w * p for w, p in zip(weights, products, strict=True)) / sum(weights)
-
-
-def test_products_of_unequal_folds_count_every_pair_of_sequences_once():
-    torch.manual_seed(4)
-    x, y = torch.randn(2, 5, 13).double(), torch.randn(3, 5, 13).double()
-    products = cross_products(x, y, COUNTS)
-    for left_out in (None, *range(5)):
-        folds = [fold for fold in range(5) if fold != left_out]
-        truth = pairs_of_folds(x[1], y[2], folds)
-        row = 0 if left_out is None else 1 + left_out
-        assert float(products[row, 1, 2]) == pytest.approx(truth, abs=1e-12)
-
-
-def test_products_of_unequal_folds_are_unbiased():
-    torch.manual_seed(5)
-    signal = torch.linspace(-1, 1, 101).double()
-    estimates = []
-    for _ in range(300):
-        folds = from_sequences(signal + 4 * torch.randn(int(COUNTS.sum()), 101).double())
-        estimates.append(float(cross_products(folds[None], folds[None], COUNTS)[0, 0, 0]))
-    truth = float(signal.square().mean())
-    assert abs(sum(estimates) / 300 - truth) < 4 * torch.tensor(estimates).std() / 300**0.5
-
-
-def test_means_without_a_fold_are_means_over_the_other_sequences():
-    torch.manual_seed(6)
-    values = torch.randn(int(COUNTS.sum()), 7).double()
-    means = leave_one_out(from_sequences(values), COUNTS)
-    torch.testing.assert_close(means[0], values.mean(0))
-    parts = list(values.split(COUNTS.tolist()))
-    for fold in range(5):
-        others = torch.cat([part for index, part in enumerate(parts) if index != fold])
-        torch.testing.assert_close(means[1 + fold], others.mean(0))
-
-
 def test_the_variance_of_a_mean_over_unequal_folds_is_that_of_the_delete_m_jackknife():
     """By the pseudo-values of Busing, Meijer and van der Leeden (1999)."""
     torch.manual_seed(7)
@@ -167,17 +101,6 @@ def test_the_variance_of_a_mean_over_unequal_folds_is_that_of_the_delete_m_jackk
     low, high = stats.t.interval(0.95, df=freedom, loc=means[0, 0], scale=variance[0].sqrt())
     interval = jackknife(means[:, 0], COUNTS)
     assert (interval.low, interval.high) == pytest.approx((low, high))
-
-
-def test_equal_counts_are_no_counts():
-    torch.manual_seed(8)
-    x = torch.randn(2, 5, 13).double()
-    same = torch.full((5,), 3)
-    torch.testing.assert_close(cross_products(x, x, same), cross_products(x, x))
-    torch.testing.assert_close(leave_one_out(x[0], same), leave_one_out(x[0]))
-    squares = cross_products(x, x)[:, 0, 1]
-    assert rms(squares, same) == rms(squares)
-    torch.testing.assert_close(standard_error(x[0]), x[0].std(0) / 5**0.5)
 
 
 def test_intervals_of_unequal_folds_cover_the_truth_19_times_of_20():

@@ -90,28 +90,6 @@ def test_a_target_decides_how_many_samples_it_takes(tmp_path):
     assert layers["n_samples"].min() % 64 == 0
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--alpha", "1"], "0 <= alpha < 1"),
-        (["--alpha", "-0.1"], "0 <= alpha < 1"),
-        (["--alpha", "nan"], "0 <= alpha < 1"),
-        (["--alpha", "0.2", "0.2"], "the same"),
-        (["--rope", "--d-model", "7"], "odd"),
-        (["--n-samples", "0"], "2 <= n-samples"),
-        (["--n-layers", "0"], "1 <= n-layers"),
-        (["--seq-len", "2"], "3 <= seq-len <= 4096"),
-        (["--d-model", "1"], "2 <= d-model"),
-        (["--seed", "-1"], "0 <= seed"),
-        (["--target-se", "1e-9"], "float32"),
-        (["--target-se", "nan"], "float32"),
-        (["--target-se", "1e-3", "--n-samples", "9"], "not both"),
-    ],
-)
-def test_bad_input_gets_one_line_and_nothing_is_written(capfd, tmp_path, flags, message):
-    assert message in refused(capfd, tmp_path, simulate, *flags, "--out", tmp_path / "run")
-
-
 def test_an_output_folder_that_is_a_file_is_refused_before_anything_is_computed(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match="file"):
@@ -153,8 +131,3 @@ def test_figure_nines_claims_fail_without_the_mask():
         maps = theory_scores(torch.tensor([0.5]), 50, 4, spec)[0]
         first, _ = figure9(simulated(maps, 0.5))
         assert first.reproduced == reproduced
-
-
-def test_reproduce_refuses_too_few_samples(capfd, tmp_path):
-    flags = ["figure4", "--n-samples", 31, "--out", tmp_path / "run"]
-    assert "--n-samples 31: expected 32 <= n-samples" in refused(capfd, tmp_path, reproduce, *flags)

@@ -15,7 +15,7 @@ from nope_probe.data.sequences import documents
 from nope_probe.data.stdlib import is_held_out, split, stdlib_documents
 from nope_probe.errors import UserError
 from nope_probe.models.names import CHECKPOINTS
-from nope_probe.models.parameter_free import SHAPES, nope_llama, smollm3_config
+from nope_probe.models.parameter_free import nope_llama, smollm3_config
 from nope_probe.training.corpus import Corpus, _dataset, _packed, corpus_of
 from nope_probe.training.recipes import RECIPES
 from nope_probe.training.run import Settings, run
@@ -111,14 +111,6 @@ def test_documents_are_packed_with_bos_between_them_and_nothing_lost(tokenizer):
     assert len(expected) - len(stream) < 23
 
 
-def test_the_large_recipe_is_the_papers():
-    recipe = RECIPES["1.5b"]
-    assert recipe.seq_len == 1024
-    assert recipe.learning_rate == 3e-4
-    assert recipe.batch_tokens == pytest.approx(1e6, rel=0.05)
-    assert recipe.steps * recipe.batch_tokens == pytest.approx(20e9, rel=0.001)
-
-
 def test_the_large_shape_is_the_papers():
     config = nope_llama("1.5b")
     shape = (config.n_layers, config.d_model, config.d_head, config.n_heads)
@@ -127,10 +119,6 @@ def test_the_large_shape_is_the_papers():
     with torch.device("meta"):
         large = AutoModelForCausalLM.from_config(smollm3_config("1.5b", rope=False))
     assert sum(p.numel() for p in large.parameters()) == pytest.approx(1.5e9, rel=0.02)
-
-
-def test_both_sizes_have_a_recipe_and_a_shape():
-    assert set(RECIPES) == set(SHAPES)
 
 
 def test_documents_begin_at_statements_and_keep_every_character():

@@ -158,23 +158,15 @@ def simulate_scores(
     checkpoint = checkpoint or StreamCheckpoint()
     sums.restore(checkpoint.restore())
     checkpoint.advance(sums.n_samples)
-    while True:
-        _add_up_to_goal(sums, chunk_size, checkpoint)
-        simulation = sums.result()
-        if target_se is None:
-            return simulation
-        sums.goal = _next_goal(simulation, target_se)
-        if sums.goal <= sums.n_samples:
-            return simulation
-
-
-def _add_up_to_goal(sums: _Sums, chunk_size: int, checkpoint: StreamCheckpoint) -> None:
     while sums.n_samples < sums.goal:
         before = sums.n_samples
         sums.add(min(before + chunk_size, sums.goal))
+        if target_se is not None and sums.n_samples == sums.goal:
+            sums.goal = _next_goal(sums.result(), target_se)
         if checkpoint.is_due():
             checkpoint.save(sums.state())
         checkpoint.advance(sums.n_samples - before)
+    return sums.result()
 
 
 def _next_goal(simulation: Simulation, target_se: float) -> int:

@@ -156,8 +156,8 @@ def _panels(pair: Pair) -> Iterator[Panel]:
         exact = row["within_one"] == 1
         size = f" ≤ {row['largest']:.2f}" if exact else f", RMS {row['rms']:.2g}"
         end = float(max(2, math.ceil(limit)))  # below two steps all is flat
-        scale = {"low": -end, "high": end, "unit": "colour steps", "diverging": True}
-        shown.append((f"difference{size}", pair.steps, scale))
+        about: dict[str, Any] = {"low": -end, "high": end, "unit": "colour steps"}
+        shown.append((f"difference{size}", pair.steps, {**about, "diverging": True}))
     for name, values, scale in shown:
         cells = pool(values[None], DRAWN).values[0]
         yield Panel(name=name, values=cells, positions=len(pair.ours), **scale)

@@ -46,14 +46,14 @@ class Figure:
         simulations: the settings of its simulations, by the half of the figure.
         models: the trained models that are run by default.
         layers: how many first layers of language models it shows.
-        maps: the kinds of maps of language models that it shows.
+        maps: the kinds of maps of language models that it shows: `score`, `normalised`.
     """
 
     shows: str
     simulations: Mapping[str, Simulation] = field(default_factory=dict)
     models: tuple[str, ...] = ()
     layers: int | Literal["all"] = "all"
-    maps: tuple[Literal["score", "normalised"], ...] = ()
+    maps: tuple[str, ...] = ()
 
     @property
     def is_of_nope(self) -> bool:
