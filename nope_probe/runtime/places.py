@@ -53,7 +53,8 @@ def validate_folder_place(out: Path) -> None:
             finished run: a file, a mount point or the working directory.
     """
     if os.path.lexists(out) and not os.path.isdir(out):
-        raise UserError(f"cannot write to {out}: it is no folder")
+        what = "file" if os.path.exists(out) else "link that leads nowhere"
+        raise UserError(f"cannot write to {out}: it is a {what}")
     if os.path.isdir(out) and (out.samefile(Path.cwd()) or os.path.ismount(out)):
         raise UserError(f"cannot write to {out}: it is in use; name a new folder in it")
     _validate_writable(checkpoint_dir(out))
