@@ -13,7 +13,7 @@ from support.refused_models import change, write, write_llama
 from support.tiny_models import CONFIGS, plain, randomised, tokens
 
 from nope_probe import circuit, scores
-from nope_probe.errors import TooFewLayersError, UserError
+from nope_probe.errors import TooFewLayersError
 from nope_probe.models.load import load
 
 SMALL = ["--n-seqs", "7", "--seq-len", "13", "--folds", "5", "--layers", "2", "--data", "random"]
@@ -122,10 +122,3 @@ def test_a_quantised_checkpoints_first_layers_are_those_of_the_whole(tmp_path: P
     name = "self_attn.q_proj.weight"
     ours = model.blocks[0].attn.q.original_component.weight
     torch.testing.assert_close(ours, meant[f"model.layers.0.{name}"])
-
-
-def test_an_auto_map_that_is_no_table_is_refused(tmp_path: Path) -> None:
-    folder = write_llama(tmp_path / "model")
-    change(folder, auto_map="own.Own")
-    with pytest.raises(UserError, match="auto_map is no JSON object"):
-        load(str(folder))
