@@ -65,7 +65,30 @@ def parameter_free(
         >>> capture_scores(model, gaussian(n_seqs=16, seq_len=5, d_model=8).inputs).mean.shape
         torch.Size([2, 5, 5])
     """
-    return configuration(**parameter_free_settings(n_layers, d_model, norm, rope, causal))
+    if n_layers < 1 or d_model < 1:
+        raise ValueError(f"expected at least 1 layer and 1 dimension, got {n_layers}, {d_model}")
+    if rope and d_model % 2:
+        raise ValueError(
+            f"RoPE turns pairs of coordinates: expected an even d_model, got {d_model}"
+        )
+    return configuration(
+        model_name="parameter-free-rope" if rope else "parameter-free",
+        n_layers=n_layers,
+        d_model=d_model,
+        d_head=d_model,
+        n_heads=1,
+        n_ctx=PARAMETER_FREE_CONTEXT,
+        d_vocab=1,
+        attn_only=True,
+        normalization_type="RMSPre" if norm == "l2" else "LNPre",
+        eps=1e-12,
+        attn_scale=d_model**0.5 if norm == "layernorm-sqrt-d" else float(d_model),
+        positional_embedding_type="rotary" if rope else "standard",
+        rotary_dim=d_model if rope else None,
+        rotary_base=10_000,
+        attention_dir="causal" if causal else "bidirectional",
+        device="cpu",
+    )
 
 
 def configuration(**settings: Any) -> Configuration:
@@ -107,40 +130,6 @@ def _set_identities(model: HookedTransformer | TransformerBridge) -> None:
         for name in WEIGHTS:
             weight, size = layer.weight(name), value_size if name == "w_v" else 1.0
             weight.data.copy_(size * torch.eye(d).expand_as(weight))
-
-
-def parameter_free_settings(
-    n_layers: int, d_model: int, norm: Norm, rope: bool, causal: bool
-) -> dict[str, Any]:
-    """Return the fields of the parameter-free transformer's configuration.
-
-    Raises:
-        ValueError: for no layers, no dimensions or an odd dimension with RoPE.
-    """
-    if n_layers < 1 or d_model < 1:
-        raise ValueError(f"expected at least 1 layer and 1 dimension, got {n_layers}, {d_model}")
-    if rope and d_model % 2:
-        raise ValueError(
-            f"RoPE turns pairs of coordinates: expected an even d_model, got {d_model}"
-        )
-    return dict(
-        model_name="parameter-free-rope" if rope else "parameter-free",
-        n_layers=n_layers,
-        d_model=d_model,
-        d_head=d_model,
-        n_heads=1,
-        n_ctx=PARAMETER_FREE_CONTEXT,
-        d_vocab=1,
-        attn_only=True,
-        normalization_type="RMSPre" if norm == "l2" else "LNPre",
-        eps=1e-12,
-        attn_scale=d_model**0.5 if norm == "layernorm-sqrt-d" else float(d_model),
-        positional_embedding_type="rotary" if rope else "standard",
-        rotary_dim=d_model if rope else None,
-        rotary_base=10_000,
-        attention_dir="causal" if causal else "bidirectional",
-        device="cpu",
-    )
 
 
 Size = Literal["tiny", "1.5b"]

@@ -53,10 +53,11 @@ def validate_folder_place(out: Path) -> None:
             finished run: a file, a mount point or the working directory.
     """
     if os.path.lexists(out) and not os.path.isdir(out):
-        raise UserError(f"cannot write to {out}: it is no folder")
+        what = "file" if os.path.exists(out) else "link that leads nowhere"
+        raise UserError(f"cannot write to {out}: it is a {what}")
     if os.path.isdir(out) and (out.samefile(Path.cwd()) or os.path.ismount(out)):
         raise UserError(f"cannot write to {out}: it is in use; name a new folder in it")
-    _validate_writable(checkpoint_dir(out))
+    _validate_writable(out, checkpoint_dir(out).name)
 
 
 def validate_image_place(path: Path, out: Path | None = None) -> None:
@@ -79,7 +80,7 @@ def validate_image_place(path: Path, out: Path | None = None) -> None:
         raise UserError(f"cannot draw {path}: it is a folder")
     validate_regular(path)
     validate_browser()
-    _validate_writable(path)
+    _validate_writable(path, path.name)
 
 
 def validate_browser() -> None:
@@ -97,11 +98,11 @@ def validate_browser() -> None:
         raise UserError(NO_BROWSER)
 
 
-def _validate_writable(path: Path) -> None:
-    """Check that a file can be made in the nearest folder above a path, by making one."""
+def _validate_writable(path: Path, name: str) -> None:
+    """Check that a name is short enough, and that a file can be made above a path: make one."""
     try:
         with suppress(FileNotFoundError):
-            path.lstat()  # fails for a name that is too long
+            path.with_name(name).lstat()  # fails for a name that is too long
         above = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
         TemporaryFile(dir=above).close()  # `/proc` has permissions, and takes no file
     except OSError as error:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 from nope_probe.errors import UserError, printable
 from nope_probe.runtime.folder import (
@@ -239,28 +239,28 @@ class Session(Generic[Settings_co]):
         Raises:
             UserError: in the first process, if they cannot be made.
         """
+        from torch import Tensor
+
         from nope_probe.data.sequences import Kind, Sequences
 
         if key not in self.checkpoint:
-            made: Sequences | None = None
+            tensors, notes = dict[str, Tensor](), dict[str, str]()
             if self.is_first:
                 chosen = settings or self.settings
                 with status(f"reading {chosen.data}"):
                     made = chosen.make_sequences(self.loaded, shuffle=shuffle)
-            made = self.processes.broadcast(made)
-            assert made is not None
-            notes = {"name": made.name, "bos": str(made.bos), "kind": made.kind}
-            tensors = {"inputs": made.inputs}
-            if made.documents is not None:
-                tensors["documents"] = made.documents
+                notes = {"name": made.name, "bos": str(made.bos), "kind": made.kind}
+                tensors = {"inputs": made.inputs}
+                if made.documents is not None:
+                    tensors["documents"] = made.documents
             self.checkpoint.save(key, tensors, notes)
-        notes, kept = self.checkpoint.notes(key), self.checkpoint.load(key)
+        notes, tensors = self.checkpoint.notes(key), self.checkpoint.load(key)
         return Sequences(
-            inputs=kept["inputs"],
+            inputs=tensors["inputs"],
+            documents=tensors.get("documents"),
             name=notes["name"],
             bos=notes["bos"] == "True",
-            kind=next(kind for kind in get_args(Kind) if kind == notes["kind"]),
-            documents=kept.get("documents"),
+            kind=cast(Kind, notes["kind"]),
         )
 
     def announce(

@@ -120,7 +120,7 @@ def test_a_finished_comparison_is_shown_again_and_one_in_progress_is_locked(
     out = tmp_path / "out"
     with Session("compare", Settings(runs=tuple(runs), out=out)):
         line = refused(capfd, tmp_path, compare, *runs, "--out", out)
-        assert f"process {os.getpid()} is at work on the run in" in line
+        assert f"process {os.getpid()} on " in line
     assert not out.exists()
     run_command(compare, *runs, "--out", out)
     manifest = read_manifest(out)

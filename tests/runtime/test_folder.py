@@ -92,7 +92,7 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="other settings"):
         check_output_dir(tmp_path / "run", {**SETTINGS, "layers": 5})
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(UserError, match="it is no folder"):
+    with pytest.raises(UserError, match="it is a file"):
         check_output_dir(tmp_path / "file", SETTINGS)
     with pytest.raises(UserError, match="Not a directory"):
         check_output_dir(tmp_path / "file" / "run", SETTINGS)

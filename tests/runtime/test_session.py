@@ -1,6 +1,5 @@
 """A session validates first, resumes, and ends early without losing progress."""
 
-import json
 import os
 from pathlib import Path
 
@@ -85,14 +84,6 @@ def test_a_finished_run_needs_no_model_and_says_that_it_is_shown_again(
     assert shown.startswith("finished before, in ")
     assert shown.endswith(again)
     assert run(settings) == tmp_path / "run"
-
-
-def test_the_manifest_identifies_the_weights(tmp_path: Path):
-    def weights(name: str, model: str) -> str:
-        run(Settings(**SMALL | {"model": model}, out=tmp_path / name))
-        return json.loads((tmp_path / name / "manifest.json").read_text())["model"]["weights"]
-
-    assert weights("a", "nope-tiny") == weights("b", "nope-tiny") != weights("c", "rope-tiny")
 
 
 def test_a_second_process_is_refused_before_it_loads_a_model(

@@ -31,7 +31,6 @@ _SEES: dict[str, Any] = {
     "image_size": 14,
     "patch_size": 7,
 }
-_READS = {k: v for k, v in _SEES.items() if k not in ("image_size", "patch_size")}
 
 
 def change(folder: Path, file: str = "config.json", **settings: Any) -> None:
@@ -54,34 +53,9 @@ def _decoder(make: Callable[[], PreTrainedConfig]) -> Callable[[Path], Path]:
     return lambda folder: write(folder, randomised(make()))
 
 
-def missing_shard(folder: Path) -> Path:
-    write_llama(folder, max_shard_size="60KB")
-    sorted(folder.glob("model-*.safetensors"))[1].unlink()
-    return folder
-
-
-def truncated(folder: Path) -> Path:
-    weights = write_llama(folder) / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1000])
-    return folder
-
-
-def pickled(folder: Path) -> Path:
-    weights = load_file(write_llama(folder) / "model.safetensors")
-    torch.save(weights, folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    return folder
-
-
 def _traps(folder: Path, module: str) -> None:
     """Put code beside the weights that leaves a file if it is run."""
     (folder / f"{module}.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\n")
-
-
-def remote_config(folder: Path) -> Path:
-    change(write_llama(folder), model_type="own", auto_map={"AutoConfig": "own.OwnConfig"})
-    _traps(folder, "own")
-    return folder
 
 
 def remote_model(folder: Path) -> Path:
@@ -99,27 +73,6 @@ def remote_tokenizer(folder: Path) -> Path:
     return folder
 
 
-def encoder(folder: Path) -> Path:
-    config = transformers.BertConfig(vocab_size=263, **_READS)
-    return write(folder, transformers.BertForMaskedLM(config))
-
-
-def encoder_decoder(folder: Path) -> Path:
-    config = transformers.T5Config(
-        vocab_size=263, d_model=24, d_ff=29, num_layers=2, num_heads=2, d_kv=12
-    )
-    return write(folder, transformers.T5ForConditionalGeneration(config))
-
-
-def llava(folder: Path) -> Path:
-    config = transformers.LlavaConfig(
-        text_config=transformers.LlamaConfig(**_TEXT),
-        vision_config=transformers.CLIPVisionConfig(**_SEES),
-        image_token_index=5,
-    )
-    return write(folder, transformers.LlavaForConditionalGeneration(config))
-
-
 def gemma3(folder: Path) -> Path:
     """Write a vision-language model whose type is among transformers' causal decoders too."""
     config = transformers.Gemma3Config(text_config=_TEXT, vision_config=_SEES)
@@ -129,24 +82,6 @@ def gemma3(folder: Path) -> Path:
 def gptq(folder: Path) -> Path:
     said = {"quant_method": "gptq", "bits": 4, "group_size": 128}
     change(write_llama(folder), quantization_config=said)
-    return folder
-
-
-def unknown_quantisation(folder: Path) -> Path:
-    change(write_llama(folder), quantization_config={"quant_method": "own"})
-    return folder
-
-
-def broken_tokenizer(folder: Path) -> Path:
-    file = write_llama(folder) / "tokenizer.json"
-    file.write_text(file.read_text().replace('"on":', '"off":'))
-    return folder
-
-
-def other_tokenizer(folder: Path) -> Path:
-    ours = tokenizer()
-    ours.add_tokens(["<one>", "<more>"])
-    ours.save_pretrained(write_llama(folder))
     return folder
 
 

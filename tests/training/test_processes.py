@@ -2,6 +2,7 @@
 
 import json
 import socket
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,9 @@ def test_a_process_without_the_others_does_not_train(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     variables = {"WORLD_SIZE": 2, "RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    for name, value in (variables | {"NOPE_PROBE_JOIN_SECONDS": 1}).items():
+    for name, value in variables.items():
         monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr("nope_probe.runtime.processes.JOIN_TIMEOUT", timedelta(seconds=1))
     monkeypatch.setattr("nope_probe.training.corpus.corpus_of", None)  # not reached
     line = refused(capfd, tmp_path, train, *NOPE[1:], "--out", "run", code=1)
     assert line.startswith(f"2 processes did not meet at 127.0.0.1:{port} within 1 s (")
