@@ -9,6 +9,7 @@ from torch import nn
 
 from nope_probe.errors import UserError
 from nope_probe.files import reading
+from nope_probe.hooks.layers.model import attach_taps
 
 if TYPE_CHECKING:
     from transformer_lens import TransformerBridgeConfig
@@ -44,6 +45,7 @@ def boot_bridge(
             source, hf_model=hf, tokenizer=tokenizer, dtype=dtype, device=device
         )
     validate_attention(source, model)
+    attach_taps(model)
     return model
 
 

@@ -7,20 +7,25 @@ model is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from inspect import signature
 from typing import Any, TypeAlias
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.layers.attached_hooks import hooks_attached
+from nope_probe.hooks.layers.attached_hooks import hooks_attached, hooks_detached
+from nope_probe.hooks.layers.attention import Attention, Heads
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.bridge_layer import BridgeLayer
 from nope_probe.hooks.layers.hooked_layer import HookedLayer
 from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
+from nope_probe.hooks.layers.rotation import Angles, Rotary, fit_rotary
+from nope_probe.hooks.layers.tap import StopForward
 
 Inputs: TypeAlias = Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
 
@@ -38,6 +43,50 @@ def layers_of(model: HookedModel) -> list[Layer]:
         )
     kind = BridgeLayer if is_bridge(model) else HookedLayer
     return [kind(block, index, model.cfg) for index, block in enumerate(blocks)]
+
+
+@contextmanager
+def tapped(model: HookedModel) -> Iterator[list[Layer]]:
+    """Let blocks attend through their taps, if they do not do so already, and yield the blocks."""
+    layers = layers_of(model)
+    attached: list[Layer] = []
+    try:
+        for layer in layers:
+            if not layer.is_tapped:
+                layer.attach_tap()
+                attached.append(layer)
+        yield layers
+    finally:
+        for layer in attached:
+            layer.detach_tap()
+
+
+def attach_taps(model: HookedModel) -> None:
+    """Let a model's blocks attend through their taps from now on."""
+    for layer in layers_of(model):
+        if not layer.is_tapped:
+            layer.attach_tap()
+
+
+@contextmanager
+def attention_read(
+    model: HookedModel, read: Callable[[Layer, Attention], None], *, n_layers: int | None = None
+) -> Iterator[None]:
+    """Show the attention of each pass to a reader; a pass ends after the first `n_layers`."""
+    with tapped(model) as layers:
+        readers = [(layer.tap, partial(read, layer)) for layer in layers[:n_layers]]
+        last = None if n_layers is None else readers[-1][0]
+        try:
+            for tap, reader in readers:
+                tap.readers.append(reader)
+            if last is not None:
+                last.stops = True
+            yield
+        finally:
+            for tap, reader in readers:
+                tap.readers.remove(reader)
+            if last is not None:
+                last.stops = False
 
 
 def is_bridge(model: HookedModel) -> bool:
@@ -152,20 +201,14 @@ def takes_position_ids(model: HookedModel) -> bool:
     return original is not None and "position_ids" in signature(original.forward).parameters
 
 
-class StopForward(Exception):  # noqa: N818  (it ends a forward pass early, it is no error)
-    """Raised by a hook that has read the last tensor that is wanted."""
-
-
 def run_forward(model: HookedModel, inputs: Inputs) -> None:
     """Run a batch of tokens or of vectors through a model, for its hooks alone.
 
     Vectors are what enters the first block, on every kind of model.
     """
     inputs = inputs.to(next(model.parameters()).device)
-    try:
+    with suppress(StopForward):
         forward(model, inputs)
-    except StopForward:
-        return
 
 
 def run_blocks(model: HookedModel, inputs: Inputs) -> Float[Tensor, "batch pos d_model"]:
@@ -186,3 +229,55 @@ def run_blocks(model: HookedModel, inputs: Inputs) -> Float[Tensor, "batch pos d
     with hooks_attached([(layers_of(model)[-1].point("hook_resid_post"), keep)]):
         run_forward(model, inputs)
     return outputs[0]
+
+
+def rotaries(model: HookedModel) -> list[Rotary | None]:
+    """Return for each block how it rotates queries and keys, or None if it does not.
+
+    Of a bridge, one short pass shows it, whatever the configuration says: a second copy of its
+    sequence goes through every block with the angles of position 0, and enters the next block as
+    the first copy does.
+    """
+    layers = layers_of(model)
+    if not is_bridge(model):
+        return [layer.rotary() for layer in layers if isinstance(layer, HookedLayer)]
+    found: list[Rotary | None] = []
+
+    def compare(layer: Layer, attention: Attention) -> None:
+        turned, straight = attention.q[:, 1]
+        found.append(fit_rotary(layer.tap.angles, turned, straight))
+
+    def copy_first(tensor: Tensor, hook: HookPoint) -> Tensor:
+        return tensor[:1].expand(2, *tensor.shape[1:])
+
+    entries = [(layer.point("hook_resid_pre"), copy_first) for layer in layers]
+    taps = [layer.tap for layer in layers]
+    before = [(tap.rope, tap.edit) for tap in taps]
+    for tap in taps:
+        tap.rope, tap.edit = _SecondStraight(), None
+    try:
+        with (
+            torch.inference_mode(),
+            hooks_detached(model),
+            hooks_attached(entries),
+            attention_read(model, compare, n_layers=len(layers)),
+        ):
+            run_forward(model, torch.tensor([[1, 2], [1, 2]]))
+    finally:
+        for tap, (rope, edit) in zip(taps, before, strict=True):
+            tap.rope, tap.edit = rope, edit
+    return found
+
+
+class _SecondStraight:
+    """Gives the second sequence of a batch the angles of position 0."""
+
+    def turned_back(self, x: Heads, angles: Angles) -> Heads:
+        raise NotImplementedError  # a HookedTransformer's configuration is what it does
+
+    def straightened(self, angles: Angles) -> Angles:
+        if not isinstance(angles, Tensor):
+            cos, sin = (self.straightened(each) for each in angles)
+            return cos, sin
+        first = angles[..., :1, :, :]
+        return torch.cat((first, first[..., :1, :].expand_as(first)), -3)

@@ -120,8 +120,6 @@ class _OutputAccumulator(Accumulator):
         seed: of the random replacement; None leaves it out.
     """
 
-    reads = "nothing"
-
     def __init__(self, layer: Layer, seed: int | None) -> None:
         super().__init__(n_folds=1)
         self.layer = layer

@@ -19,7 +19,7 @@ from nope_probe.components import Letter
 from nope_probe.errors import closed_choices
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.model import Inputs, begins_alike, layers_of
-from nope_probe.hooks.layers.protocols import Attachment, HookedModel, HookPoint
+from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
 from nope_probe.hooks.reading.accumulators import (
     Accumulator,
     GramAccumulator,
@@ -248,7 +248,7 @@ class ScoreSums:
             batch,
             self.accumulators,
             fold_of=interleaved_folds(len(batch), self.n_folds, first=self.n_seqs),
-            end=self.accumulators[-1].point,
+            end=self.accumulators[-1].layer.point("attn.hook_attn_scores"),
             batch_size=len(batch),
         )
         self.n_seqs += len(batch)
@@ -325,14 +325,6 @@ def capture_losses(
 
 class LossAccumulator(Accumulator):
     """Keeps the loss of every token: each sequence is a fold of its own."""
-
-    reads = "nothing"
-
-    def hooks(self) -> Iterator[Attachment]:
-        yield from ()
-
-    def reset(self) -> None:
-        """Do nothing: losses are added as they are read."""
 
     def read_logits(
         self, logits: Float[Tensor, "batch pos d_vocab"], tokens: Int[Tensor, "batch pos"]

@@ -9,23 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.components import COMPONENTS, Ablation, Component, is_rope
-from nope_probe.hooks.layers.attached_hooks import hooks_attached
-from nope_probe.hooks.layers.attention import RemovedPairs, Rotary
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.model import (
     has_alibi,
     is_causal,
     layers_of,
     position_point,
-    run_forward,
+    rotaries,
 )
 from nope_probe.hooks.layers.protocols import HookedModel
-from nope_probe.hooks.layers.qk_reader import QKReader
+from nope_probe.hooks.layers.rotation import RemovedPairs
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -146,18 +143,3 @@ def rope_layers(model: HookedModel) -> tuple[bool, ...]:
 def rope_frequencies(model: HookedModel) -> tuple[Float[Tensor, " pair"] | None, ...]:
     """Return for each block the angle per position of its rotary pairs, or None if it has none."""
     return tuple(None if rotary is None else rotary.frequencies for rotary in rotaries(model))
-
-
-def rotaries(model: HookedModel) -> tuple[Rotary | None, ...]:
-    """Return for each block how it rotates queries and keys, or None if it does not.
-
-    One short forward pass shows it: in a NoPE layer RoPE's hook points do not fire, whatever the
-    configuration says.
-    """
-    readers = [QKReader(layer) for layer in layers_of(model)]
-    names = ("hook_cos", "hook_sin", "hook_rot_q")
-    hooks = [pair for reader in readers for pair in reader.hooks(names)]
-    with torch.inference_mode(), hooks_attached(hooks):
-        if hooks:
-            run_forward(model, torch.zeros(1, 2, dtype=torch.long))
-    return tuple(reader.layer.rotary(reader.fired) for reader in readers)
