@@ -6,19 +6,17 @@ that a family has (with a window and without, with RoPE and without, with attent
 """
 
 from dataclasses import fields
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from support.refused_models import change
 from support.tiny_models import D_VOCAB, Tiny, plain, randomised, tokenizer, tokens
 from transformers import CONFIG_MAPPING, PreTrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 WINDOW = 5
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 SIZES: dict[str, Any] = {
-    "vocab_size": D_VOCAB,
+    "vocab_size": D_VOCAB + 6,  # more than the tokenizer: Qwen2's class adds a token
     "bos_token_id": 0,
     "eos_token_id": 0,
     "pad_token_id": None,
@@ -84,7 +82,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 4,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
         "global_head_dim": 32,
-        "vocab_size_per_layer_input": D_VOCAB,
+        "vocab_size_per_layer_input": D_VOCAB + 6,
         "hidden_size_per_layer_input": 12,
     },
     "glm4_moe_lite": _ALL_HEADS,
@@ -129,29 +127,24 @@ SPECIAL: dict[str, dict[str, Any]] = {
 }
 
 
-# Types that read pictures too, and types whose class in transformers is another type's.
-_OTHER_TYPES = (
-    *("gemma3", "gemma3n", "gemma4", "gemma4_unified", "llama4", "qwen3_5", "qwen3_5_moe"),
-    *("gpt-sw3", "internlm3", "iquestcoder"),
+# The model types of the decoders of text that TransformerLens lists and transformers has.
+# fmt: off
+DECODERS = (
+    "afmoe", "apertus", "arcee", "bamba", "bert", "bitnet", "bloom", "codegen", "cohere",
+    "cohere2", "deepseek_v2", "deepseek_v3", "deepseek_v4", "ernie4_5", "ernie4_5_moe",
+    "exaone4", "falcon", "falcon_h1", "falcon_mamba", "flex_olmo", "gemma", "gemma2",
+    "gemma3_text", "gemma4_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa",
+    "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe",
+    "granitemoehybrid", "hrm_text", "hunyuan_v1_dense", "jais2", "jamba", "jetmoe", "laguna",
+    "lfm2", "lfm2_moe", "llama", "llama4_text", "mamba", "mamba2", "minimax_m2",
+    "ministral3", "mistral", "mixtral", "modernbert-decoder", "mpt", "nanochat", "nemotron",
+    "nemotron_h", "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "openai-gpt", "opt",
+    "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_5_moe_text",
+    "qwen3_5_text", "qwen3_moe", "qwen3_next", "recurrent_gemma", "rwkv", "seed_oss",
+    "smollm3", "stablelm", "starcoder2", "vaultgemma", "xglm", "youtu", "zamba2",
 )
-_HUB_NAMES = {"PhimoeForCausalLM": "PhiMoEForCausalLM"}  # as a config.json on the Hub has it
-
-
-@cache
-def decoders() -> dict[str, str]:
-    """Return the architecture of each type of decoder that TransformerLens and transformers have.
-
-    Models of remote code and models that read pictures are left out: `load` refuses them.
-    """
-    from transformer_lens.tools.model_registry import HF_SUPPORTED_ARCHITECTURES
-
-    classes = {
-        model_type: _HUB_NAMES.get(architecture, architecture)
-        for model_type, architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()
-        if model_type not in _OTHER_TYPES
-    }
-    known = {kind: name for kind, name in classes.items() if name in HF_SUPPORTED_ARCHITECTURES}
-    return dict(sorted(known.items()))
+# fmt: on
+_HUB_NAMES = {"phimoe": "PhiMoEForCausalLM"}  # as a config.json on the Hub spells the class
 
 
 def tiny_config(model_type: str) -> PreTrainedConfig:
@@ -170,5 +163,6 @@ def write_decoder(model_type: str, root: Path, seed: int = 0) -> Tiny:
     model = randomised(tiny_config(model_type), seed)
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
-    change(folder, architectures=[decoders()[model_type]])
+    if model_type in _HUB_NAMES:
+        change(folder, architectures=[_HUB_NAMES[model_type]])
     return Tiny(name=model_type, folder=folder, hf=plain(folder), tokens=tokens(seed=seed))
