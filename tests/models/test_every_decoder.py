@@ -22,7 +22,7 @@ def by_scheme(model_type: str) -> object:
 
 
 @pytest.mark.parametrize("model_type", map(by_scheme, DECODERS))
-def test_maps_are_plain_transformers_own_intact_and_without_mask_window_and_rope(
+def test_maps_are_plain_transformers_own_intact_and_without_each_component(
     model_type: str, tmp_path: Path
 ) -> None:
     tiny = write_decoder(model_type, tmp_path)

@@ -122,9 +122,8 @@ class _Recorder:
         s_aux: Tensor | None = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor]:
-        n_groups = query.shape[1] // key.shape[1]
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-        scores = query @ key.repeat_interleave(n_groups, 1).mT * scaling
+        scores = query @ _per_query_head(key, query).mT * scaling
         if softcap is not None:
             scores = softcap * (scores / softcap).tanh()
         logits = scores + attention_mask
@@ -141,7 +140,7 @@ class _Recorder:
             softcap=softcap,
             sinks=s_aux,
         )
-        mixed = weights @ value.repeat_interleave(n_groups, 1)
+        mixed = weights @ _per_query_head(value, query)
         return mixed.transpose(1, 2).contiguous(), weights
 
     def record_softmax(self, scores: Tensor, *arguments: Any, **options: Any) -> Tensor:
@@ -154,6 +153,11 @@ class _Recorder:
 
     def enter_block(self, number: int, inputs: tuple[Any, ...]) -> None:
         self.block, self.n_seqs = number, len(inputs[0])
+
+
+def _per_query_head(vectors: Tensor, query: Tensor) -> Tensor:
+    """Return keys or values [seq, head, pos, width] for each query head."""
+    return vectors.repeat_interleave(query.shape[1] // vectors.shape[1], 1)
 
 
 @contextmanager
