@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,7 @@ def read_config(
     config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
     validate_causal_decoder(source, config)
     validate_counts(source, config)
+    validate_architecture(source, config)
     if n_layers is not None:
         _keep_first_layers(source, config, n_layers)
     return _without_rope(config) if without_rope else config
@@ -118,6 +120,29 @@ def validate_causal_decoder(source: str, config: PreTrainedConfig) -> None:
     raise UserError(f"{source} {what}, not a causal decoder")
 
 
+def validate_architecture(source: str, config: PreTrainedConfig) -> None:
+    """Check that TransformerLens reads a decoder's architecture.
+
+    Raises:
+        UserError: with the nearest architectures that it reads.
+    """
+    from transformer_lens.factories.architecture_adapter_factory import SUPPORTED_ARCHITECTURES
+    from transformer_lens.model_bridge.sources.transformers import (
+        determine_architecture_from_hf_config,
+    )
+
+    try:
+        determine_architecture_from_hf_config(config)
+    except ValueError as error:
+        named = (config.architectures or [config.model_type])[0]
+        decoders = [name for name in SUPPORTED_ARCHITECTURES if _is_decoder_class([name])]
+        near = get_close_matches(named, decoders, n=3, cutoff=0.3)
+        raise UserError(
+            f"{source} is a {named}, which TransformerLens does not read; the nearest "
+            f"architectures that it reads are {', '.join(near)}"
+        ) from error
+
+
 def _is_decoder_class(names: Iterable[str]) -> bool:
     return any("CausalLM" in name or "LMHead" in name for name in names)
 
@@ -188,7 +213,8 @@ def validate_counts(source: str, config: PreTrainedConfig) -> None:
     Raises:
         UserError: naming the field.
     """
-    counts = {name: getattr(config, name, None) for name in _COUNTS}
+    fields = config.to_dict()
+    counts = {name: fields.get(config.attribute_map.get(name, name)) for name in _COUNTS}
     for name, value in counts.items():
         if isinstance(value, int) and value < 1:
             raise UserError(
