@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from jaxtyping import Float
@@ -15,11 +16,29 @@ from torch import Tensor, nn
 from nope_probe.components import Projection
 from nope_probe.hooks.layers.attached_hooks import PlacedHook
 from nope_probe.hooks.layers.protocols import HookPoint
+from nope_probe.hooks.layers.rotation import Rotary
 from nope_probe.hooks.layers.tap import Tap
 
 Kind = Literal["HookedTransformer", "TransformerBridge"]
 NormName = Literal["ln1", "ln2"]
 Vectors = Float[Tensor, "batch pos d_model"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Traits:
+    """What one block's attention has.
+
+    Attributes:
+        rotary: how it rotates queries and keys; None if it does not.
+        window: whether a sliding window or a chunk hides earlier keys.
+        sinks: whether a learned sink takes a share of each row's attention outside the scores.
+        alibi: whether a bias is added to the scores.
+    """
+
+    rotary: Rotary | None
+    window: bool = False
+    sinks: bool = False
+    alibi: bool = False
 
 
 class Layer(ABC):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from nope_probe.components import Projection
 from nope_probe.hooks.layers.attached_hooks import PlacedHook, first
 from nope_probe.hooks.layers.attention import Attention, unmasked
-from nope_probe.hooks.layers.base_layer import Layer, NormName, Vectors
+from nope_probe.hooks.layers.base_layer import Layer, NormName, Traits, Vectors
 from nope_probe.hooks.layers.protocols import HookPoint
 from nope_probe.hooks.layers.rotation import Rotary
 
@@ -126,8 +126,16 @@ class HookedLayer(Layer):
             return coordinates.view(-1, 2)
         return coordinates.view(2, -1).T
 
-    def rotary(self) -> Rotary | None:
-        """Return how the block rotates queries and keys; None without RoPE."""
+    def traits(self) -> Traits:
+        """Return what the block's attention has, as its configuration says."""
+        return Traits(
+            rotary=self._rotary(),
+            window=self.attn.attn_type == "local",
+            sinks=bool(getattr(self.cfg, "use_attention_sinks", False)),
+            alibi=self.cfg.positional_embedding_type == "alibi",
+        )
+
+    def _rotary(self) -> Rotary | None:
         if self.cfg.positional_embedding_type != "rotary":
             return None
         pairs = self._pairs()

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from inspect import signature
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
@@ -20,12 +21,12 @@ from torch import Tensor, nn
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attached_hooks import hooks_attached, hooks_detached
 from nope_probe.hooks.layers.attention import Attention, Heads
-from nope_probe.hooks.layers.base_layer import Layer
+from nope_probe.hooks.layers.base_layer import Layer, Traits
 from nope_probe.hooks.layers.bridge_layer import BridgeLayer
 from nope_probe.hooks.layers.hooked_layer import HookedLayer
 from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
-from nope_probe.hooks.layers.rotation import Angles, Rotary, fit_rotary
-from nope_probe.hooks.layers.tap import StopForward
+from nope_probe.hooks.layers.rotation import Angles, fit_rotary
+from nope_probe.hooks.layers.tap import StopForward, positions_far_apart
 
 Inputs: TypeAlias = Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
 
@@ -165,11 +166,6 @@ def is_causal(model: HookedModel) -> bool:
     return getattr(model.cfg, "attention_dir", "causal") != "bidirectional"
 
 
-def has_alibi(model: HookedModel) -> bool:
-    """Return whether a model adds an ALiBi bias that can be read; a bridge's cannot."""
-    return model.cfg.positional_embedding_type == "alibi" and not is_bridge(model)
-
-
 def position_point(model: HookedModel) -> HookPoint | None:
     """Return the hook point of learned position embeddings, None if a model has none.
 
@@ -231,40 +227,53 @@ def run_blocks(model: HookedModel, inputs: Inputs) -> Float[Tensor, "batch pos d
     return outputs[0]
 
 
-def rotaries(model: HookedModel) -> list[Rotary | None]:
-    """Return for each block how it rotates queries and keys, or None if it does not.
+TRAITS: WeakKeyDictionary[HookedModel, dict[int, Traits]] = WeakKeyDictionary()
 
-    Of a bridge, one short pass shows it, whatever the configuration says: a second copy of its
-    sequence goes through every block with the angles of position 0, and enters the next block as
-    the first copy does.
+
+def traits_of(model: HookedModel) -> dict[int, Traits]:
+    """Return what the attention of each block has, by the block's number.
+
+    One short pass shows it, run once for each model. Whatever the configuration of a bridge says, a second copy of a sequence goes through every
+    block with the angles of position 0, and enters the next block as the first copy does; masks are
+    made as if the two positions were beyond any window.
     """
+    if model not in TRAITS:
+        TRAITS[model] = _traits(model)
+    return TRAITS[model]
+
+
+def _traits(model: HookedModel) -> dict[int, Traits]:
     layers = layers_of(model)
     if not is_bridge(model):
-        return [layer.rotary() for layer in layers if isinstance(layer, HookedLayer)]
-    found: list[Rotary | None] = []
+        return {each.index: each.traits() for each in layers if isinstance(each, HookedLayer)}
+    found: dict[int, Traits] = {}
 
     def compare(layer: Layer, attention: Attention) -> None:
-        turned, straight = attention.q[:, 1]
-        found.append(fit_rotary(layer.tap.angles, turned, straight))
+        found[layer.index] = Traits(
+            rotary=fit_rotary(attention.angles, *attention.q[:, 1]),
+            window=not bool(attention.visible[0, 0, 1, 0]),
+            sinks=attention.sinks is not None,
+            alibi=attention.bias is not None,
+        )
 
     def copy_first(tensor: Tensor, hook: HookPoint) -> Tensor:
         return tensor[:1].expand(2, *tensor.shape[1:])
 
     entries = [(layer.point("hook_resid_pre"), copy_first) for layer in layers]
-    taps = [layer.tap for layer in layers]
-    before = [(tap.rope, tap.edit) for tap in taps]
-    for tap in taps:
+    before = [(layer.tap, layer.tap.rope, layer.tap.edit) for layer in layers]
+    for tap, _, _ in before:
         tap.rope, tap.edit = _SecondStraight(), None
     try:
         with (
             torch.inference_mode(),
             hooks_detached(model),
             hooks_attached(entries),
+            positions_far_apart(),
             attention_read(model, compare, n_layers=len(layers)),
         ):
             run_forward(model, torch.tensor([[1, 2], [1, 2]]))
     finally:
-        for tap, (rope, edit) in zip(taps, before, strict=True):
+        for tap, rope, edit in before:
             tap.rope, tap.edit = rope, edit
     return found
 

@@ -24,8 +24,8 @@ from nope_probe.hooks.layers.model import (
     attention_read,
     layers_of,
     position_point,
-    rotaries,
     run_forward,
+    traits_of,
 )
 from nope_probe.hooks.layers.protocols import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.layers.rotation import RemovedPairs, Rotary
@@ -68,7 +68,7 @@ def read_layers(
         changes: hooks that change something.
         residuals: what to write into each block, from an intact reading; nothing by default.
     """
-    rotary_of, entering = rotaries(model), list[Tensor]()
+    traits, entering = traits_of(model), list[Tensor]()
     readings: list[LayerReading] = []
 
     def keep_residual(tensor: Tensor, hook: HookPoint) -> None:
@@ -83,7 +83,7 @@ def read_layers(
             products=torch.einsum("bqhd,bkhd->bhqk", q, k).cpu(),
             q=q.cpu(),
             k=k.cpu(),
-            rotation=rotation_of(attention, rotary_of[layer.index]).cpu(),
+            rotation=rotation_of(attention, traits[layer.index].rotary).cpu(),
         )
         readings.append(reading)
 
@@ -136,10 +136,10 @@ def read_rotations(
         inputs: tokens, or vectors.
         n_layers: how many blocks are read.
     """
-    rotary_of, found = rotaries(model), list[Tensor]()
+    traits, found = traits_of(model), list[Tensor]()
 
     def keep(layer: Layer, attention: Attention) -> None:
-        found.append(rotation_of(attention, rotary_of[layer.index])[:2].cpu().clone())
+        found.append(rotation_of(attention, traits[layer.index].rotary)[:2].cpu().clone())
 
     with torch.inference_mode(), attention_read(model, keep, n_layers=n_layers):
         run_forward(model, inputs)
@@ -151,7 +151,8 @@ def without_rope(model: HookedModel) -> Iterator[None]:
     """Leave queries and keys unrotated, in every block that rotates them."""
     layers = layers_of(model)
     try:
-        for layer, rotary in zip(layers, rotaries(model), strict=True):
+        for layer in layers:
+            rotary = traits_of(model)[layer.index].rotary
             if rotary is not None:
                 layer.tap.rope = RemovedPairs(bands=("rope",), rotary=rotary)
         yield
@@ -219,7 +220,7 @@ def read_heads(
         keys: the keys to which each query's attention is wanted.
         n_layers: how many blocks to read.
     """
-    rotary_of, readings = rotaries(model), list[HeadReading]()
+    traits, readings = traits_of(model), list[HeadReading]()
 
     def keep(layer: Layer, attention: Attention) -> None:
         n_pos = attention.q.shape[1]
@@ -235,7 +236,7 @@ def read_heads(
             weights=torch.cat(weights, 2).cpu(),
             q=attention.q[:, -1].cpu(),
             k=repeat_heads(attention.k, attention.n_heads).cpu(),
-            rotation=rotation_of(attention, rotary_of[layer.index]).cpu(),
+            rotation=rotation_of(attention, traits[layer.index].rotary).cpu(),
             scale=attention.scale,
             soft_cap=attention.soft_cap,
         )

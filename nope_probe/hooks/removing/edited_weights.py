@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 from nope_probe.components import WEIGHTS, Projection
 from nope_probe.hooks.layers.attached_hooks import PlacedHook, hooks_attached
 from nope_probe.hooks.layers.base_layer import Layer, NormName
-from nope_probe.hooks.layers.model import layers_of, rotaries
+from nope_probe.hooks.layers.model import layers_of, traits_of
 from nope_probe.hooks.layers.protocols import Model
 from nope_probe.hooks.layers.rotation import Rotary
 
@@ -40,12 +40,12 @@ def reparametrised(model: Model, generator: Generator) -> Iterator[Model]:
         >>> with reparametrised(model, torch.Generator().manual_seed(0)):
         ...     logits = model(torch.tensor([[0, 5, 9]]))
     """
-    layers, rotary_of = layers_of(model), rotaries(model)
+    layers, traits = layers_of(model), traits_of(model)
     saved = [(view, view.clone()) for layer in layers for view in _rewritten(layer)]
     try:
         with torch.no_grad():
-            for layer, rotary in zip(layers, rotary_of, strict=True):
-                _reparametrise(layer, rotary, generator)
+            for layer in layers:
+                _reparametrise(layer, traits[layer.index].rotary, generator)
         yield model
     finally:
         with torch.no_grad():

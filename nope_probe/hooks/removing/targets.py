@@ -15,11 +15,10 @@ from torch import Tensor
 from nope_probe.components import COMPONENTS, Ablation, Component, is_rope
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.model import (
-    has_alibi,
     is_causal,
     layers_of,
     position_point,
-    rotaries,
+    traits_of,
 )
 from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.layers.rotation import RemovedPairs
@@ -69,8 +68,9 @@ def resolve_targets(model: HookedModel, ablation: Ablation) -> list[Target]:
 
 
 def _validate_components(model: HookedModel, names: Sequence[str]) -> None:
+    has = components(model)
     for name in COMPONENTS:
-        if name in names and name != "rope" and not has_component(model, name):
+        if name in names and name not in has:
             raise _lacks(model, name)
 
 
@@ -105,7 +105,7 @@ def removed_pairs(model: HookedModel, bands: Sequence[str]) -> list[RemovedPairs
     """
     if not bands:
         return [None] * len(layers_of(model))
-    per_layer = rotaries(model)
+    per_layer = [each.rotary for each in traits_of(model).values()]
     if all(rotary is None for rotary in per_layer):
         raise _lacks(model, bands[0])
     return [
@@ -118,28 +118,25 @@ def components(model: HookedModel) -> tuple[Component, ...]:
 
     RoPE counts if any block has it; a NoPE HookedTransformer (`W_pos = 0`) has no `pos_embed`.
     """
-    return tuple(name for name in COMPONENTS if has_component(model, name))
-
-
-def has_component(model: HookedModel, name: Component) -> bool:
-    """Return whether a model has a component."""
-    if name == "mask":
-        return is_causal(model)
-    if name == "rope":
-        return any(rope_layers(model))
-    if name == "alibi":
-        return has_alibi(model)
-    if name == "mlp":
-        layers = layers_of(model)
-        return any(layer.has("hook_mlp_out") and not layer.attention_only for layer in layers)
-    return name != "pos_embed" or position_point(model) is not None
+    layers, traits = layers_of(model), traits_of(model).values()
+    has = {
+        "mask": is_causal(model),
+        "rope": any(each.rotary is not None for each in traits),
+        "mlp": any(layer.has("hook_mlp_out") and not layer.attention_only for layer in layers),
+        "pos_embed": position_point(model) is not None,
+        "alibi": any(each.alibi for each in traits),
+        "window": any(each.window for each in traits),
+        "sink": any(each.sinks for each in traits),
+    }
+    return tuple(name for name in COMPONENTS if has.get(name, True))
 
 
 def rope_layers(model: HookedModel) -> tuple[bool, ...]:
     """Return for each block whether it rotates q and k."""
-    return tuple(rotary is not None for rotary in rotaries(model))
+    return tuple(each.rotary is not None for each in traits_of(model).values())
 
 
 def rope_frequencies(model: HookedModel) -> tuple[Float[Tensor, " pair"] | None, ...]:
     """Return for each block the angle per position of its rotary pairs, or None if it has none."""
-    return tuple(None if rotary is None else rotary.frequencies for rotary in rotaries(model))
+    rotaries = [each.rotary for each in traits_of(model).values()]
+    return tuple(None if rotary is None else rotary.frequencies for rotary in rotaries)

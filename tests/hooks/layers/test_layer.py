@@ -24,7 +24,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as rot
 
 from nope_probe.hooks.layers.attached_hooks import hooks_attached
 from nope_probe.hooks.layers.attention import Attention, repeat_heads
-from nope_probe.hooks.layers.model import attention_read, layers_of, rotaries, run_forward
+from nope_probe.hooks.layers.model import attention_read, layers_of, run_forward, traits_of
 from nope_probe.hooks.layers.rotation import RemovedPairs, fit_rotary
 from nope_probe.hooks.layers.tap import StopForward
 from nope_probe.models.load import load
@@ -127,7 +127,10 @@ def test_the_features_of_a_block_are_those_of_its_architecture(
     spec: str, parallel: bool, post_norm: bool, qk_norm: bool, n_pairs: int, model_of: ModelOf
 ) -> None:
     model, _ = model_of(spec)
-    for layer, rotary in zip(layers_of(model), rotaries(model), strict=True):
+    for layer in layers_of(model):
+        rotary = traits_of(model)[layer.index].rotary
+        assert rotary is not None
+        assert rotary.pairs is not None
         assert (layer.parallel, layer.has_post_norm) == (parallel, post_norm)
         assert (layer.has_qk_norm, len(rotary.frequencies)) == (qk_norm, n_pairs)
         assert torch.equal(rotary.pairs.flatten().sort()[0], torch.arange(2 * n_pairs))
