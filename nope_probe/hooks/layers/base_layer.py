@@ -55,7 +55,7 @@ class Layer(ABC):
     """
 
     kind: ClassVar[Kind]
-    attn_out_point: ClassVar[str]
+    attn_out_point: str
     masked: ClassVar[float | None] = None
 
     def __init__(self, block: nn.Module, index: int, cfg: Any) -> None:
@@ -133,6 +133,10 @@ class Layer(ABC):
     @abstractmethod
     def soft_cap(self) -> float | None:
         """C of c * tanh(score / c), or None (Gemma-2 has one)."""
+
+    def output_point(self, name: Projection) -> str:
+        """Return the name of the hook point that carries a projection's output."""
+        return self.attn_out_point if name == "w_o" else f"attn.hook_{name[-1]}"
 
     @abstractmethod
     def norm_point(self, norm: NormName) -> str:

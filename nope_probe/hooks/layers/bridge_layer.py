@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from copy import copy
 from functools import partial
 from typing import Any
@@ -17,18 +17,27 @@ from nope_probe.components import Projection
 from nope_probe.hooks.layers.attached_hooks import PlacedHook, first, keep_and_write, last
 from nope_probe.hooks.layers.attention import repeat_heads
 from nope_probe.hooks.layers.base_layer import Layer, NormName, Vectors
+from nope_probe.hooks.layers.inline import attend_inline
 from nope_probe.hooks.layers.tap import NAME, register
+
+_ROWS: dict[Hashable, list[Tensor]] = {}  # of joint projections, by the kind and size of attention
 
 
 class BridgeLayer(Layer):
     """A block of a TransformerBridge."""
 
     kind = "TransformerBridge"
-    attn_out_point = "attn.hook_out"
 
     def __init__(self, block: nn.Module, index: int, cfg: Any) -> None:
         super().__init__(block, index, cfg)
         self.hf_attn: Any = self.attn.original_component
+        projections = [getattr(self.attn, name, None) for name in ("q", "k")]
+        widths = [getattr(each, "out_features", None) for each in projections]
+        d_head = getattr(self.hf_attn, "head_dim", None)
+        if all(widths) and isinstance(d_head, int):  # they may differ between the layers (Gemma 4)
+            self.d_head, self.n_kv_heads = d_head, widths[1] // d_head
+        # BLOOM's attention adds the residual stream itself, after W_O.
+        self.attn_out_point = "attn.o.hook_out" if self.has("attn.o.hook_out") else "attn.hook_out"
 
     @property
     def attending(self) -> nn.Module:
@@ -51,7 +60,8 @@ class BridgeLayer(Layer):
         register()
         assert self.tap  # in place before the first pass
         vars(self.attn)["forward"] = self._attend
-        self.hf_attn.config._attn_implementation = NAME
+        if self.uses_interface:
+            self.hf_attn.config._attn_implementation = NAME
         for bridge in self.attn.submodules.values():
             # GPT-2's o stands beside transformers' own module, not in its place.
             if self.hf_attn._modules.get(bridge.name) is bridge.original_component:
@@ -62,32 +72,52 @@ class BridgeLayer(Layer):
 
     def detach_tap(self) -> None:
         super().detach_tap()
-        self.hf_attn.config._attn_implementation = "eager"
+        if self.uses_interface:
+            self.hf_attn.config._attn_implementation = "eager"
         joint = self.attn._modules.get("qkv")
         if joint is not None:
             del vars(joint)["forward"]
 
     def _attend(self, *args: Any, **kwargs: Any) -> Any:
         """Run transformers' own attention, in which q, k, v and o have their hook points."""
-        from transformer_lens.model_bridge.generalized_components import AttentionBridge
-
-        tap = self.tap
-        tap.angles = kwargs.get("position_embeddings")
+        tap, attn = self.tap, self.attn
+        # Where attention itself makes angles from positions, positions stand for them.
+        name = "position_embeddings" if "position_embeddings" in kwargs else "position_ids"
+        tap.angles = kwargs.get(name)
         if tap.rope is not None and tap.angles is not None:
-            kwargs["position_embeddings"] = tap.rope.straightened(tap.angles)
-        elif tap.rope is not None and "position_ids" in kwargs:
-            kwargs["position_ids"] = torch.zeros_like(kwargs["position_ids"])
-        return AttentionBridge.forward(self.attn, *args, **kwargs)
+            kwargs[name] = tap.rope.straightened(tap.angles)
+        if "hidden_states" in kwargs:
+            kwargs["hidden_states"] = attn.hook_in(kwargs["hidden_states"])
+        else:
+            args = (attn.hook_in(args[0]), *args[1:])
+        if self.uses_interface:
+            output = self.hf_attn(*args, **kwargs)
+        else:
+            output = attend_inline(tap, self.n_heads, self.hf_attn, args, kwargs)
+        if isinstance(output, Tensor):
+            return attn.hook_out(output)
+        first, *rest = output  # attention weights, if any, are none of transformers' own
+        return type(output)([attn.hook_out(first), *[None for _ in rest[:1]], *rest[1:]])
 
     def _rows_of_joint(self, joint: Any) -> list[Tensor]:
-        """Return which outputs of a joint projection are those of W_Q, W_K and W_V."""
+        """Return which outputs of a joint projection are those of W_Q, W_K and W_V.
+
+        TransformerLens splits a copy whose weights are the numbers of their rows.
+        """
         original = joint.original_component
-        numbered, with_numbers = copy(original), copy(self.hf_attn)
-        n = original.weight.shape[1 if type(original).__name__ == "Conv1D" else 0]
-        bias = nn.Parameter(torch.arange(n, dtype=torch.float64), requires_grad=False)
-        numbered._parameters = {"weight": original.weight, "bias": bias}
-        with_numbers._modules = {**self.hf_attn._modules, joint.name: numbered}
-        return [part.bias.long() for part in self.attn.split_qkv_matrix(with_numbers)]
+        size = type(self.hf_attn), self.n_heads, self.n_kv_heads, self.d_head, self.d_model
+        if size not in _ROWS:
+            numbered, with_numbers = copy(original), copy(self.hf_attn)
+            is_conv = type(original).__name__ == "Conv1D"
+            n = original.weight.shape[1 if is_conv else 0]
+            rows = torch.arange(n, dtype=torch.float32)
+            weight = (rows if is_conv else rows[:, None]).expand_as(original.weight)
+            numbered._parameters = {"weight": nn.Parameter(weight, requires_grad=False)}
+            numbered._parameters["bias"] = nn.Parameter(rows, requires_grad=False)
+            with_numbers._modules = {**self.hf_attn._modules, joint.name: numbered}
+            parts = self.attn.split_qkv_matrix(with_numbers)
+            _ROWS[size] = [part.weight[:, 0].long() for part in parts]
+        return _ROWS[size]
 
     def _project(self, rows: list[Tensor], x: Tensor, *_: Any) -> Float[Tensor, "batch pos out"]:
         """Return what a joint projection does, from W_Q, W_K and W_V with their hook points."""
@@ -105,6 +135,9 @@ class BridgeLayer(Layer):
         self.hf_attn.num_key_value_heads = self.n_heads
         k, v = (repeat_heads(part, self.n_heads).flatten(2) for part in (k, v))
         return torch.cat((q, k, v), -1)
+
+    def output_point(self, name: Projection) -> str:
+        return self.attn_out_point if name == "w_o" else f"attn.{name[-1]}.hook_out"
 
     def norm_point(self, norm: NormName) -> str:
         # The projections' own input, whichever norms come before it.

@@ -233,9 +233,10 @@ TRAITS: WeakKeyDictionary[HookedModel, dict[int, Traits]] = WeakKeyDictionary()
 def traits_of(model: HookedModel) -> dict[int, Traits]:
     """Return what the attention of each block has, by the block's number.
 
-    One short pass shows it, run once for each model. Whatever the configuration of a bridge says, a second copy of a sequence goes through every
-    block with the angles of position 0, and enters the next block as the first copy does; masks are
-    made as if the two positions were beyond any window.
+    One short pass shows it, run once for each model, whatever the configuration of a bridge says: a
+    second copy of a sequence goes through every block with the angles of position 0, and enters the
+    next block as the first copy does; masks are made as if the two positions were beyond any
+    window.
     """
     if model not in TRAITS:
         TRAITS[model] = _traits(model)
@@ -251,7 +252,8 @@ def _traits(model: HookedModel) -> dict[int, Traits]:
     def compare(layer: Layer, attention: Attention) -> None:
         found[layer.index] = Traits(
             rotary=fit_rotary(attention.angles, *attention.q[:, 1]),
-            window=not bool(attention.visible[0, 0, 1, 0]),
+            window=not bool(attention.visible[0, 0, 1, 0])
+            or getattr(layer.attending, "attention_type", "") == "local",  # of GPT-Neo
             sinks=attention.sinks is not None,
             alibi=attention.bias is not None,
         )
@@ -288,5 +290,7 @@ class _SecondStraight:
         if not isinstance(angles, Tensor):
             cos, sin = (self.straightened(each) for each in angles)
             return cos, sin
+        if angles.dtype == torch.long:  # positions
+            return torch.cat((angles[:1], torch.zeros_like(angles[:1])))
         first = angles[..., :1, :, :]
         return torch.cat((first, first[..., :1, :].expand_as(first)), -3)

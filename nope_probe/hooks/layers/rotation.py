@@ -13,7 +13,8 @@ from torch import Tensor
 
 from nope_probe.components import BAND
 
-# What a model passes to attention for the angles of all positions: cos and sin, or complex numbers.
+# What a model passes to attention for the angles of all positions: cos and sin, complex numbers, or
+# the positions themselves.
 Angles: TypeAlias = tuple[Tensor, Tensor] | Tensor
 Heads = Float[Tensor, "batch pos head d_head"]
 FITS = 1e-3  # relative error up to which a rotation is recognised
@@ -76,7 +77,7 @@ def fit_rotary(
     """
     if torch.equal(turned, straight):
         return None
-    if angles is None:
+    if angles is None or (isinstance(angles, Tensor) and not angles.is_complex()):
         return Rotary(frequencies=torch.zeros(0), factor=1.0)
     cos, sin = (each.flatten(0, -3)[0].double().cpu() for each in cos_and_sin(angles))
     angle, factor = torch.atan2(sin[1], cos[1]), float(torch.hypot(cos[0, 0], sin[0, 0]))
@@ -156,6 +157,8 @@ class RemovedPairs:
 
     def straightened(self, angles: Angles) -> Angles:
         """Return a model's angles with those of position 0 in the removed pairs."""
+        if isinstance(angles, Tensor) and not angles.is_complex():
+            return torch.zeros_like(angles)
         assert self.rotary.columns is not None
         first = angles if isinstance(angles, Tensor) else angles[0]
         removed = self.mask(first.shape[-2])[self.rotary.columns].to(first.device)

@@ -45,6 +45,7 @@ class Tap:
         readers: called with the attention of each pass, after `hook_attn_scores`.
         stops: whether a pass ends once they have read.
         angles: the angles of RoPE in the current pass.
+        scale: the factor between q.k and a score, of families that compute attention in line.
     """
 
     def __init__(self, scores: HookPoint, pattern: HookPoint, masked: float | None = None) -> None:
@@ -54,6 +55,7 @@ class Tap:
         self.readers: list[Callable[[Attention], None]] = []
         self.stops = False
         self.angles: Angles | None = None
+        self.scale: float | None = None
 
     def __call__(self, attention: Attention) -> Float[Tensor, "batch pos head d_value"]:
         """Return the values weighted by attention: fused, unless somebody needs the scores.

@@ -81,7 +81,7 @@ class BlockAblation:
         names: tuple[Projection, ...] = ("w_q", "w_k", "w_v")
         for name in names:
             if name in remove:
-                yield first(point(f"attn.hook_{name[-1]}"), partial(self.write_heads, name))
+                yield first(point(self.layer.output_point(name)), partial(self.write_heads, name))
         if "w_o" in remove:
             yield last(point("attn.hook_z"), self.read_z)
             yield first(point(self.layer.attn_out_point), self.write_attn_out)
