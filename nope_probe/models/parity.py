@@ -30,6 +30,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+_REASONS = {
+    "logits": "TransformerLens does not compute what transformers does",
+    "positions": "scores depend on positions by another way than RoPE or learned embeddings",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reference:
     """What plain transformers computes on the probe.
@@ -53,7 +59,8 @@ def reference_of(hf: PreTrainedModel) -> Reference:
     tokens = probe_tokens(hf.config.vocab_size).to(hf.device)
     with torch.inference_mode():
         outputs = hf(tokens, output_attentions=True, use_cache=False)
-    patterns = tuple(each for each in outputs.attentions or () if each is not None)
+    attentions = getattr(outputs, "attentions", None) or ()  # none of a state-space model
+    patterns = tuple(each for each in attentions if each is not None)
     return Reference(logits=outputs.logits.float(), patterns=patterns)
 
 
@@ -83,7 +90,7 @@ def check_parity(
         if not value <= tolerance:
             raise UserError(
                 f"{info.name} fails parity: {name} off by {value:.2g} (relative), more than "
-                f"{tolerance:g}; TransformerLens does not compute what transformers does"
+                f"{tolerance:g}; {_REASONS.get(name, _REASONS['logits'])}"
             )
     return replace(info, parity=parity)
 

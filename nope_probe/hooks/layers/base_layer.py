@@ -41,6 +41,14 @@ class Traits:
     alibi: bool = False
 
 
+def find_point(block: nn.Module, name: str) -> HookPoint | None:
+    """Return the hook point of a TransformerLens name in a block, if it has one."""
+    module: Any = block
+    for part in name.split("."):
+        module = getattr(module, part, None)
+    return module if isinstance(module, HookPoint) else None
+
+
 class Layer(ABC):
     """One block of a model.
 
@@ -81,6 +89,11 @@ class Layer(ABC):
         return own["tap"]
 
     @property
+    def can_be_tapped(self) -> bool:
+        """Whether the block can attend through a tap."""
+        return True
+
+    @property
     def is_tapped(self) -> bool:
         """Whether the block attends through its tap now."""
         return "forward" in vars(self.attn)
@@ -99,7 +112,7 @@ class Layer(ABC):
         Raises:
             KeyError: if there is none; the message lists those that there are.
         """
-        found = self._find(name)
+        found = find_point(self.block, name)
         if found is None:
             names = [n for n, each in self.block.named_modules() if isinstance(each, HookPoint)]
             raise KeyError(f"block {self.index} has no hook point {name!r}; it has {names}")
@@ -107,13 +120,7 @@ class Layer(ABC):
 
     def has(self, name: str) -> bool:
         """Return whether the block has a hook point of this name."""
-        return self._find(name) is not None
-
-    def _find(self, name: str) -> HookPoint | None:
-        module: Any = self.block
-        for part in name.split("."):
-            module = getattr(module, part, None)
-        return module if isinstance(module, HookPoint) else None
+        return find_point(self.block, name) is not None
 
     def width(self, name: Projection) -> int:
         """Return the width of a projection's output: d_head of W_Q, W_K, W_V, d_model of W_O."""
@@ -137,6 +144,10 @@ class Layer(ABC):
     def output_point(self, name: Projection) -> str:
         """Return the name of the hook point that carries a projection's output."""
         return self.attn_out_point if name == "w_o" else f"attn.hook_{name[-1]}"
+
+    def why_not_replaced(self, name: Projection) -> str | None:
+        """Return why a projection cannot be replaced by another; None if it can."""
+        return None
 
     @abstractmethod
     def norm_point(self, norm: NormName) -> str:

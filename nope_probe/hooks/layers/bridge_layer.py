@@ -49,6 +49,10 @@ class BridgeLayer(Layer):
         return hasattr(sys.modules[type(self.hf_attn).__module__], "ALL_ATTENTION_FUNCTIONS")
 
     @property
+    def can_be_tapped(self) -> bool:
+        return not self.uses_interface or hasattr(self.hf_attn, "config")  # unlike BERT's
+
+    @property
     def has_qk_norm(self) -> bool:
         return bool(getattr(self.cfg, "use_qk_norm", False)) or self.has("attn.q_norm.hook_out")
 
@@ -138,6 +142,19 @@ class BridgeLayer(Layer):
 
     def output_point(self, name: Projection) -> str:
         return self.attn_out_point if name == "w_o" else f"attn.{name[-1]}.hook_out"
+
+    def why_not_replaced(self, name: Projection) -> str | None:
+        if not self.has(self.output_point(name)):
+            return "it is no matrix of its own (as in multi-head latent attention)"
+        if name == "w_k" and self.n_kv_heads < self.n_heads and self._norms_all_keys:
+            return "a norm is over all key heads, of which there are fewer than query heads"
+        return None
+
+    @property
+    def _norms_all_keys(self) -> bool:
+        norm = getattr(self.hf_attn, "k_norm", None) or getattr(self.hf_attn, "k_layernorm", None)
+        weight = getattr(norm, "weight", None)
+        return weight is not None and weight.shape == (self.n_kv_heads * self.d_head,)
 
     def norm_point(self, norm: NormName) -> str:
         # The projections' own input, whichever norms come before it.

@@ -7,7 +7,7 @@ model is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from inspect import signature
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attached_hooks import hooks_attached, hooks_detached
 from nope_probe.hooks.layers.attention import Attention, Heads
-from nope_probe.hooks.layers.base_layer import Layer, Traits
+from nope_probe.hooks.layers.base_layer import Layer, Traits, find_point
 from nope_probe.hooks.layers.bridge_layer import BridgeLayer
 from nope_probe.hooks.layers.hooked_layer import HookedLayer
 from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
@@ -32,7 +32,7 @@ Inputs: TypeAlias = Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
 
 
 def layers_of(model: HookedModel) -> list[Layer]:
-    """Return a model's blocks.
+    """Return a model's blocks that attend: all of them, except in hybrid models.
 
     Raises:
         TypeError: for anything else than a HookedTransformer or TransformerBridge.
@@ -43,7 +43,33 @@ def layers_of(model: HookedModel) -> list[Layer]:
             f"expected a HookedTransformer or TransformerBridge, got {type(model).__name__}"
         )
     kind = BridgeLayer if is_bridge(model) else HookedLayer
-    return [kind(block, index, model.cfg) for index, block in enumerate(blocks)]
+    return [
+        kind(block, index, model.cfg)
+        for index, block in enumerate(blocks)
+        if find_point(block, "attn.hook_attn_scores") is not None
+    ]
+
+
+def blocks_of(model: HookedModel) -> list[nn.Module]:
+    """Return all of a model's blocks, those included that do not attend."""
+    hooked: Any = model
+    return list(hooked.blocks)
+
+
+def numbered_layers(model: HookedModel, numbers: Iterable[int] | None = None) -> list[Layer]:
+    """Return the layers of some numbers, or all that attend.
+
+    Raises:
+        IndexError: for a block that there is not, or that does not attend.
+    """
+    layers = {layer.index: layer for layer in layers_of(model)}
+    chosen = list(layers if numbers is None else numbers)
+    unknown = [number for number in chosen if number not in layers]
+    if unknown and unknown[0] in range(len(blocks_of(model))):
+        raise IndexError(f"L{unknown[0]} does not attend; the layers that do are {[*layers]}")
+    if unknown or not chosen:
+        raise IndexError(f"expected layers from 0 to {len(blocks_of(model)) - 1}, got {chosen}")
+    return [layers[number] for number in chosen]
 
 
 @contextmanager
@@ -150,7 +176,8 @@ def _entering(model: HookedModel, inputs: Inputs) -> Iterator[None]:
     if not inputs.is_floating_point():
         yield
         return
-    point = layers_of(model)[0].point("hook_resid_pre")
+    point = find_point(blocks_of(model)[0], "hook_resid_pre")
+    assert point is not None
     # Before all other hooks, so that they read what enters.
     point.add_hook(lambda tensor, hook: inputs, prepend=True)
     handle = point.fwd_hooks[0]
@@ -222,7 +249,9 @@ def run_blocks(model: HookedModel, inputs: Inputs) -> Float[Tensor, "batch pos d
         outputs.append(tensor)
         raise StopForward
 
-    with hooks_attached([(layers_of(model)[-1].point("hook_resid_post"), keep)]):
+    point = find_point(blocks_of(model)[-1], "hook_resid_post")
+    assert point is not None
+    with hooks_attached([(point, keep)]):
         run_forward(model, inputs)
     return outputs[0]
 

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from nope_probe.components import Letter
 from nope_probe.errors import closed_choices
 from nope_probe.hooks.layers.base_layer import Layer
-from nope_probe.hooks.layers.model import Inputs, begins_alike, layers_of
+from nope_probe.hooks.layers.model import Inputs, begins_alike, layers_of, numbered_layers
 from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
 from nope_probe.hooks.reading.accumulators import (
     Accumulator,
@@ -79,7 +79,7 @@ def capture_scores(
         >>> capture_scores(model, torch.randn(16, 5, 64), n_folds=4).mean.shape
         torch.Size([4, 5, 5])
     """
-    blocks = _chosen(layers_of(model), layers)
+    blocks = numbered_layers(model, layers)
     fold_of = folds_of(len(inputs), n_folds, documents)
     counts = fold_of.bincount()
     n_folds = len(counts)
@@ -173,13 +173,6 @@ def capture_stages(
         counts=counts,
         bos=begins_alike(inputs),
     )
-
-
-def _chosen(blocks: list[Layer], layers: Sequence[int] | None) -> list[Layer]:
-    indices = list(range(len(blocks))) if layers is None else list(layers)
-    if not indices or not set(indices) <= set(range(len(blocks))):
-        raise IndexError(f"expected layers from 0 to {len(blocks) - 1}, got {indices}")
-    return [blocks[index] for index in indices]
 
 
 def _letters(blocks: list[Layer], layer: int, stages: Sequence[Letter] | None) -> list[Letter]:

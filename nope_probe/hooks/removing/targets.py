@@ -15,8 +15,10 @@ from torch import Tensor
 from nope_probe.components import COMPONENTS, Ablation, Component, is_rope
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.model import (
+    blocks_of,
     is_causal,
     layers_of,
+    numbered_layers,
     position_point,
     traits_of,
 )
@@ -46,7 +48,6 @@ def resolve_targets(model: HookedModel, ablation: Ablation) -> list[Target]:
         ValueError: for a component, layer, head or band that the model does not have, or a prefix
             longer than its context; the message says what there is.
     """
-    blocks = layers_of(model)
     bands = [name for name in ablation.components if is_rope(name)]
     _validate_components(model, ablation.components)
     if ablation.prefix is not None and ablation.prefix > model.cfg.n_ctx:
@@ -55,16 +56,41 @@ def resolve_targets(model: HookedModel, ablation: Ablation) -> list[Target]:
         )
     heads = ablation.heads
     if heads is None:
-        indices = range(len(blocks)) if ablation.layers is None else ablation.layers
-        per_layer: Mapping[int, Sequence[int] | None] = dict.fromkeys(indices)
+        per_layer: Mapping[int, Sequence[int] | None] = dict.fromkeys(_numbers(model, ablation))
     else:
         per_layer = {index: named for index, named in heads.items() if len(named)}
-    _validate_layers(per_layer, len(blocks))
     rope = removed_pairs(model, bands)
-    return [
-        Target(layer=blocks[index], heads=_heads(blocks[index], named), rope=rope[index])
-        for index, named in per_layer.items()
+    try:
+        layers = numbered_layers(model, per_layer) if per_layer else []
+    except IndexError as error:
+        raise ValueError(str(error)) from error
+    targets = [
+        Target(layer=layer, heads=_heads(layer, per_layer[layer.index]), rope=rope[layer.index])
+        for layer in layers
     ]
+    for target in targets:
+        _validate_weights(target, ablation)
+    return targets
+
+
+def _numbers(model: HookedModel, ablation: Ablation) -> Sequence[int]:
+    if ablation.layers is not None:
+        return ablation.layers
+    return [layer.index for layer in layers_of(model)]
+
+
+def _validate_weights(target: Target, ablation: Ablation) -> None:
+    """Check that a block has the weights that are to be replaced, as matrices of their own."""
+    for name in ablation.weights:
+        reason = target.layer.why_not_replaced(name)
+        if reason is not None:
+            raise ValueError(f"{name} of L{target.layer.index} cannot be removed: {reason}")
+    rope = target.rope
+    if rope is not None and target.heads is not None and rope.rotary.pairs is None:
+        raise ValueError(
+            f"RoPE of L{target.layer.index} cannot be removed in some heads: which coordinates it "
+            "turns together was not recognised"
+        )
 
 
 def _validate_components(model: HookedModel, names: Sequence[str]) -> None:
@@ -77,11 +103,6 @@ def _validate_components(model: HookedModel, names: Sequence[str]) -> None:
 def _lacks(model: HookedModel, name: str) -> ValueError:
     has = ", ".join(components(model))
     return ValueError(f"the model has no {name} to remove; it has {has}")
-
-
-def _validate_layers(indices: Mapping[int, object], n_layers: int) -> None:
-    if not set(indices) <= set(range(n_layers)):
-        raise ValueError(f"expected layers from 0 to {n_layers - 1}, got {list(indices)}")
 
 
 def _heads(layer: Layer, named: Sequence[int] | None) -> list[int] | None:
@@ -97,20 +118,21 @@ def _heads(layer: Layer, named: Sequence[int] | None) -> list[int] | None:
     return None if len(heads) == layer.n_heads else heads
 
 
-def removed_pairs(model: HookedModel, bands: Sequence[str]) -> list[RemovedPairs | None]:
+def removed_pairs(model: HookedModel, bands: Sequence[str]) -> Mapping[int, RemovedPairs | None]:
     """Return for each block the rotary pairs in some bands of RoPE; None where it rotates none.
 
     Raises:
         ValueError: for a band that the model does not have; the message says what there is.
     """
+    rotaries = {number: traits.rotary for number, traits in traits_of(model).items()}
     if not bands:
-        return [None] * len(layers_of(model))
-    per_layer = [each.rotary for each in traits_of(model).values()]
-    if all(rotary is None for rotary in per_layer):
+        return dict.fromkeys(rotaries)
+    if not any(rotaries.values()):
         raise _lacks(model, bands[0])
-    return [
-        None if rotary is None else RemovedPairs(bands=bands, rotary=rotary) for rotary in per_layer
-    ]
+    return {
+        number: rotary and RemovedPairs(bands=bands, rotary=rotary)
+        for number, rotary in rotaries.items()
+    }
 
 
 def components(model: HookedModel) -> tuple[Component, ...]:
@@ -133,10 +155,14 @@ def components(model: HookedModel) -> tuple[Component, ...]:
 
 def rope_layers(model: HookedModel) -> tuple[bool, ...]:
     """Return for each block whether it rotates q and k."""
-    return tuple(each.rotary is not None for each in traits_of(model).values())
+    traits = traits_of(model)
+    return tuple(
+        number in traits and traits[number].rotary is not None
+        for number in range(len(blocks_of(model)))
+    )
 
 
 def rope_frequencies(model: HookedModel) -> tuple[Float[Tensor, " pair"] | None, ...]:
-    """Return for each block the angle per position of its rotary pairs, or None if it has none."""
-    rotaries = [each.rotary for each in traits_of(model).values()]
+    """Return for each block that attends the angle per position of its rotary pairs, or None."""
+    rotaries = [traits.rotary for traits in traits_of(model).values()]
     return tuple(None if rotary is None else rotary.frequencies for rotary in rotaries)
