@@ -7,6 +7,7 @@ weight is read.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ def read_config(
         validate_no_remote_code(source, fields)
     config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
     validate_causal_decoder(source, config)
+    validate_architecture(source, config)
     if n_layers is not None:
         _keep_first_layers(source, config, n_layers)
     return _without_rope(config) if without_rope else config
@@ -60,8 +62,8 @@ def validate_no_remote_code(source: str, fields: Mapping[str, Any]) -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     named = (fields.get("auto_map") or {}).get("AutoModelForCausalLM")
-    own = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(fields.get("model_type"))
-    if named and named.rpartition(".")[2] != own:
+    own = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(fields.get("model_type"), "")
+    if named and named.rpartition(".")[2].lower() != own.lower():  # MPTForCausalLM, MptForCausalLM
         raise UserError(
             f"{source} needs remote code ({named}), which is refused: only models whose code is "
             "in transformers are loaded"
@@ -78,15 +80,41 @@ def validate_causal_decoder(source: str, config: PreTrainedConfig) -> None:
 
     kind = config.model_type
     (named, *_) = config.architectures or ["CausalLM"]
-    is_decoder = "CausalLM" in named or "LMHead" in named
     is_encoded = getattr(config, "is_encoder_decoder", False)
     sees = kind in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES or hasattr(
         config, "vision_config"
     )
     known = kind in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    if sees or is_encoded or not is_decoder or not known:
+    if sees or is_encoded or not _is_decoder_class(named) or not known:
         what = kind if named == "CausalLM" else named
         raise UserError(f"{source} is a {what}, not a causal decoder of text")
+
+
+def validate_architecture(source: str, config: PreTrainedConfig) -> None:
+    """Check that TransformerLens reads a decoder's architecture.
+
+    Raises:
+        UserError: with the nearest architectures that it reads.
+    """
+    from transformer_lens.factories.architecture_adapter_factory import SUPPORTED_ARCHITECTURES
+    from transformer_lens.model_bridge.sources.transformers import (
+        determine_architecture_from_hf_config,
+    )
+
+    try:
+        determine_architecture_from_hf_config(config)
+    except ValueError as error:
+        named = (config.architectures or [config.model_type])[0]
+        decoders = [name for name in SUPPORTED_ARCHITECTURES if _is_decoder_class(name)]
+        near = get_close_matches(named, decoders, n=3, cutoff=0.3)
+        raise UserError(
+            f"{source} is a {named}, which TransformerLens does not read; the nearest "
+            f"architectures that it reads are {', '.join(near)}"
+        ) from error
+
+
+def _is_decoder_class(name: str) -> bool:
+    return "CausalLM" in name or "LMHead" in name
 
 
 def _keep_first_layers(source: str, config: PreTrainedConfig, n_layers: int) -> None:

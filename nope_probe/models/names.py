@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from difflib import get_close_matches
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from nope_probe.errors import UserError
 from nope_probe.files import local_path, read_json, validate_regular_files
@@ -27,6 +30,7 @@ FRIENDLY = {
     "tinyllama-nope": "AntNLP/TinyLlama-NoPE-1.1B",
 }
 NAMES = (*PARAMETER_FREE, *CHECKPOINTS, *FRIENDLY)
+_LENS = Path(getattr(find_spec("transformer_lens"), "origin", "")).parent
 
 
 def is_on_hub(name: str) -> bool:
@@ -71,13 +75,13 @@ def resolve(name: str) -> str:
         if not (folder / "config.json").is_file():
             raise UserError(f"the folder {name} has no config.json: it holds no Hugging Face model")
         return str(folder)
-    if name.lower() in FRIENDLY:
-        return FRIENDLY[name.lower()]
+    known = _lens_names() | FRIENDLY
+    if name.lower() in known:
+        return known[name.lower()]
     if name.count("/") == 1 and is_hub_id(name):
         return name
-    if name and "/" not in name and name.lower() in _lens_names():
-        return _lens_names()[name.lower()]
-    near = get_close_matches(name.lower(), NAMES, n=3, cutoff=0.3) or NAMES
+    names = dict.fromkeys((*NAMES, *known))
+    near = get_close_matches(name.lower(), names, n=3, cutoff=0.3) or NAMES
     raise UserError(
         f"unknown model {name!r}; the nearest names are {', '.join(near)}; a Hub id "
         "(owner/name) or a local folder works too"
@@ -102,13 +106,28 @@ def is_hub_id(name: str) -> bool:
 
 @cache
 def _lens_names() -> dict[str, str]:
-    """Return the Hub ids that TransformerLens has names for, by these in lower case."""
-    from transformer_lens.supported_models import MODEL_ALIASES, OFFICIAL_MODEL_NAMES
+    """Return the Hub ids of TransformerLens's names and aliases, which are in lower case."""
+    official = lens_list("supported_models.py", "OFFICIAL_MODEL_NAMES")
+    aliases = lens_list("supported_models.py", "MODEL_ALIASES")
+    if not aliases:  # TransformerLens 4 keeps them elsewhere
+        aliases = read_json(_LENS / "tools/model_registry/data/model_aliases.json")["aliases"]
+    names = {source.rpartition("/")[2].lower(): source for source in official}
+    names |= {alias.lower(): source for source in aliases for alias in aliases[source]}
+    return names | {source.lower(): source for source in official}
 
-    found = {alias.lower(): source for source in MODEL_ALIASES for alias in MODEL_ALIASES[source]}
-    for source in OFFICIAL_MODEL_NAMES:
-        found.setdefault(source.rpartition("/")[2].lower(), source)
-    return found
+
+def lens_list(file: str, name: str) -> Any:
+    """Return a list, set or dictionary that a file of TransformerLens spells out; None without it.
+
+    The file is read and not imported: importing TransformerLens takes seconds.
+    """
+    for statement in ast.parse((_LENS / file).read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.AnnAssign) and ast.unparse(statement.target) == name:
+            try:
+                return ast.literal_eval(statement.value or ast.Constant(None))
+            except ValueError:  # a call
+                return None
+    return None
 
 
 def trained_length(name: str) -> int | None:

@@ -25,7 +25,7 @@ from nope_probe.analyses.head_measures import (
 from nope_probe.analyses.jackknife import jackknife, leave_one_out
 from nope_probe.data.sequences import Sequences, sequences
 from nope_probe.experiments.tables import Row, interval_columns
-from nope_probe.hooks.layers.model import Inputs, layers_of
+from nope_probe.hooks.layers.model import Inputs
 from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.reading.batch_readings import HeadReading, read_heads
 from nope_probe.maps.folds import folds_of, pooled
@@ -145,7 +145,7 @@ def measure_heads(model: HookedModel, given: HeadInputs, n_layers: int) -> dict[
         weights = torch.stack([reading.weights for reading in readings], 1)
         batches["first_key"].append(first_key_attention(weights[..., 0]))
         batches["previous_token"].append(previous_token_attention(weights[..., 1]))
-        moved = [_moved(model, layer, each, given.skip_keys) for layer, each in enumerate(readings)]
+        moved = [_moved(reading, given.skip_keys) for reading in readings]
         parts = zip(*map(position_and_content, moved), strict=True)
         for name, layers in zip((*SHARES, "total"), parts, strict=True):
             batches[name].append(torch.stack(layers, 1))
@@ -173,15 +173,13 @@ def _keys_before(n_pos: int, distance: int) -> Int[Tensor, " query_pos"]:
     return (torch.arange(n_pos) - distance).clamp_min(0)
 
 
-def _moved(
-    model: HookedModel, index: int, reading: HeadReading, skip_keys: int
-) -> Float[Tensor, "batch head place key"]:
+def _moved(reading: HeadReading, skip_keys: int) -> Float[Tensor, "batch head place key"]:
     """Return the last query's scores with every key moved to every place, nats."""
-    layer, kept = layers_of(model)[index], slice(skip_keys, -1)
+    kept = slice(skip_keys, -1)
     q, k, rotation = reading.q, reading.k[:, kept], reading.rotation[kept]
-    moved = layer.scale * moved_scores(q.double(), k.double(), rotation.double())
-    if layer.soft_cap is not None:
-        moved = layer.soft_cap * torch.tanh(moved / layer.soft_cap)
+    moved = reading.scale * moved_scores(q.double(), k.double(), rotation.double())
+    if reading.soft_cap is not None:
+        moved = reading.soft_cap * torch.tanh(moved / reading.soft_cap)
     return moved
 
 

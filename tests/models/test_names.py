@@ -1,0 +1,79 @@
+"""Names of TransformerLens resolve to Hub ids, and what it does not read is named in one line."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import transformers
+from support.decoders import DECODERS, write_decoder
+from support.refused_models import change, write
+from support.tiny_models import D_VOCAB, randomised
+from transformer_lens.supported_models import MODEL_ALIASES, OFFICIAL_MODEL_NAMES
+from transformer_lens.tools.model_registry import HF_SUPPORTED_ARCHITECTURES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from nope_probe.errors import UserError
+from nope_probe.models.hf_config import read_config
+from nope_probe.models.names import resolve
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("gpt2", "gpt2"),
+        ("GPT2-small", "gpt2"),
+        ("pythia-70m", "EleutherAI/pythia-70m"),
+        ("EleutherAI/pythia-19m", "EleutherAI/pythia-70m"),
+        ("gemma-2-2b", "google/gemma-2-2b"),
+        ("eleutherai/gpt-j-6b", "EleutherAI/gpt-j-6B"),
+    ],
+)
+def test_a_name_of_transformer_lens_resolves_to_its_hub_id(name: str, source: str) -> None:
+    assert resolve(name) == source
+
+
+def test_every_name_and_alias_of_transformer_lens_resolves_to_its_hub_id() -> None:
+    aliases = {alias: source for source in MODEL_ALIASES for alias in MODEL_ALIASES[source]}
+    names = {source: source for source in OFFICIAL_MODEL_NAMES} | aliases
+    assert len(names) > 500
+    assert {name: resolve(name) for name in names} == names
+
+
+def test_resolving_a_name_imports_neither_torch_nor_transformer_lens() -> None:
+    code = "import sys; from nope_probe.models.names import resolve; resolve('pythia-70m')"
+    check = "assert not {'torch', 'transformers', 'transformer_lens'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", f"{code}; {check}"], check=True)
+
+
+def test_an_unknown_name_is_an_error_with_the_nearest_of_transformer_lens() -> None:
+    with pytest.raises(UserError, match=r"unknown model 'pythia70m'; the nearest .*pythia-70m,"):
+        resolve("pythia70m")
+
+
+def test_an_architecture_that_transformer_lens_does_not_read_is_an_error_with_the_nearest(
+    tmp_path: Path,
+) -> None:
+    config = transformers.CTRLConfig(
+        vocab_size=D_VOCAB, n_embd=48, n_layer=2, n_head=6, dff=36, n_positions=64
+    )
+    folder = write(tmp_path, randomised(config))
+    with pytest.raises(UserError, match=r"a CTRLLMHeadModel, .* not read; .* are GPT2LMHeadModel"):
+        read_config(str(folder))
+
+
+def test_sizes_that_differ_between_layers_do_not_stop_the_reading(tmp_path: Path) -> None:
+    folder = write_decoder("gemma4_text", tmp_path).folder
+    assert read_config(str(folder)).num_hidden_layers == 4
+    change(folder, num_attention_heads=0)
+    with pytest.raises(UserError, match="num_attention_heads 0"):
+        read_config(str(folder))
+
+
+def test_the_list_of_decoders_is_that_of_transformer_lens() -> None:
+    """Types that read pictures, and types whose class is another type's, are left out."""
+    pictures = ("gemma3", "gemma3n", "gemma4", "gemma4_unified", "llama4", "qwen3_5", "qwen3_5_moe")
+    same = ("gpt-sw3", "internlm3", "iquestcoder")
+    classes = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | {"phimoe": "PhiMoEForCausalLM"}
+    read = {kind for kind, name in classes.items() if name in HF_SUPPORTED_ARCHITECTURES}
+    assert read - {*pictures, *same} == set(DECODERS)

@@ -1,0 +1,189 @@
+"""Attention scores of plain transformers, intact and with its mask, window or RoPE taken away.
+
+An attention function of the tests' own, under a name of its own in transformers' interface, records
+what each layer multiplies. No hook point of TransformerLens and no line of nope_probe is used.
+Families outside the interface attend eagerly, and the input of their softmax is recorded.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import eager_mask
+
+NAME = "recorded_by_the_tests"
+_MASKED = -9e3  # finfo.min in most families, -1e4 in the first GPT
+
+# From the cells that a layer sees to those that it sees without a component.
+WITHOUT: dict[str, Callable[[Tensor], Tensor]] = {
+    "mask": lambda cells: cells | cells.mT,  # a window then reaches to both sides
+    "window": lambda cells: torch.ones_like(cells).tril(),
+    "mask and window": torch.ones_like,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainAttention:
+    """What one layer of plain transformers fed to softmax.
+
+    Attributes:
+        scores: [seq, head, query, key], NaN at cells that a query does not see.
+        q, k: queries [seq, head, query, d_head] and keys [seq, key head, key, d_head] as they are
+            multiplied; None outside the interface.
+        scaling: the factor of q.k; None outside the interface.
+        softcap: the soft cap of the scores, if any.
+        sinks: a logit per head, if any.
+    """
+
+    scores: Tensor
+    q: Tensor | None = None
+    k: Tensor | None = None
+    scaling: float | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    @property
+    def map(self) -> Tensor:
+        """The mean scores [query, key] over sequences and heads, in float64."""
+        return self.scores.double().mean((0, 1))
+
+
+def plain_attention(
+    hf: PreTrainedModel, inputs: Tensor, *, without: str | None = None, rope: bool = True
+) -> dict[int, PlainAttention]:
+    """Return what each layer that attends fed to softmax, by the number of the layer.
+
+    Args:
+        hf: a model of plain transformers.
+        inputs: tokens [seq, pos].
+        without: a key of `WITHOUT`: which cells are visible.
+        rope: whether positions count up, or every token is at position 0.
+    """
+    recorder = _Recorder(without)
+    options = {}
+    with _recording(hf, recorder), ExitStack() as stack, torch.inference_mode():
+        if not rope:
+            for module in _rotary(hf):
+                hook = module.register_forward_pre_hook(_at_position_0, with_kwargs=True)
+                stack.callback(hook.remove)
+            if not _rotary(hf):  # GPT-J and CodeGen, whose positions do nothing else
+                options["position_ids"] = torch.zeros_like(inputs)
+                options["attention_mask"] = torch.ones_like(inputs)  # or each token is a sequence
+        hf(inputs, **options)
+    return recorder.layers
+
+
+def has_rope(hf: PreTrainedModel) -> bool:
+    """Return whether a model rotates queries and keys by their positions."""
+    return bool(_rotary(hf)) or hasattr(hf.config, "rotary_dim")
+
+
+def _rotary(hf: PreTrainedModel) -> list[nn.Module]:
+    """Return the modules that turn positions into angles."""
+    return [module for module in hf.modules() if "Rotary" in type(module).__name__]
+
+
+def _at_position_0(_: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    def zeroed(value: Any) -> Any:
+        is_positions = isinstance(value, Tensor) and not value.is_floating_point()
+        return torch.zeros_like(value) if is_positions else value
+
+    return tuple(map(zeroed, inputs)), {name: zeroed(value) for name, value in options.items()}
+
+
+class _Recorder:
+    """The functions that stand in for transformers' own, and what they record by layer."""
+
+    def __init__(self, without: str | None) -> None:
+        self.change = WITHOUT[without] if without else lambda cells: cells
+        self.layers: dict[int, PlainAttention] = {}
+        self.block = -1  # the block that is running
+        self.softmax = nn.functional.softmax
+
+    def mask(self, *arguments: Any, **options: Any) -> Tensor:
+        mask = eager_mask(*arguments, **options)
+        visible = self.change(mask == 0)
+        return torch.zeros_like(mask).masked_fill(~visible, torch.finfo(mask.dtype).min)
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor,
+        scaling: float | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor]:
+        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        scores = query @ _per_query_head(key, query).mT * scaling
+        if softcap is not None:
+            scores = softcap * (scores / softcap).tanh()
+        logits = scores + attention_mask
+        if s_aux is not None:
+            logits = torch.cat(
+                [logits, s_aux.reshape(1, -1, 1, 1).expand(*logits.shape[:3], 1)], -1
+            )
+        weights = logits.softmax(-1)[..., : key.shape[2]]
+        self.layers[self.block] = PlainAttention(
+            scores=scores.masked_fill(attention_mask < _MASKED, torch.nan),
+            q=query,
+            k=key,
+            scaling=scaling,
+            softcap=softcap,
+            sinks=s_aux,
+        )
+        mixed = weights @ _per_query_head(value, query)
+        return mixed.transpose(1, 2).contiguous(), weights
+
+    def record_softmax(self, scores: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        if scores.shape[-1] == scores.shape[-2]:
+            per_head = scores if scores.ndim == 4 else scores.unflatten(0, (self.n_seqs, -1))
+            self.layers[self.block] = PlainAttention(
+                scores=per_head.masked_fill(per_head < _MASKED, torch.nan)
+            )
+        return self.softmax(scores, *arguments, **options)
+
+    def enter_block(self, number: int, inputs: tuple[Any, ...]) -> None:
+        self.block, self.n_seqs = number, len(inputs[0])
+
+
+def _per_query_head(vectors: Tensor, query: Tensor) -> Tensor:
+    """Return keys or values [seq, head, pos, width] for each query head."""
+    return vectors.repeat_interleave(query.shape[1] // vectors.shape[1], 1)
+
+
+@contextmanager
+def _recording(hf: PreTrainedModel, recorder: _Recorder) -> Iterator[None]:
+    """Let a model attend through the functions of a recorder, for the context."""
+    AttentionInterface.register(NAME, recorder.attend)
+    AttentionMaskInterface.register(NAME, recorder.mask)
+    with ExitStack() as stack:
+        monkeypatch = stack.enter_context(pytest.MonkeyPatch.context())
+        monkeypatch.setattr(hf.config, "_attn_implementation", NAME)
+        monkeypatch.setattr(nn.functional, "softmax", recorder.record_softmax)
+        for module in hf.modules():  # a causal mask of a module's own
+            own = dict(module.named_buffers(recurse=False)).get("bias")
+            if own is not None and own.shape[-1] == own.shape[-2]:
+                monkeypatch.setitem(
+                    module._buffers, "bias", recorder.change(own.bool()).to(own.dtype)
+                )
+        for number, block in enumerate(blocks_of(hf)):
+            hook = block.register_forward_pre_hook(
+                lambda _, inputs, number=number: recorder.enter_block(number, inputs)
+            )
+            stack.callback(hook.remove)
+        yield
+
+
+def blocks_of(hf: PreTrainedModel) -> nn.ModuleList:
+    """Return a model's blocks: its longest list of modules."""
+    lists = (module for module in hf.modules() if isinstance(module, nn.ModuleList))
+    return max(lists, key=len)
