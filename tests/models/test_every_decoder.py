@@ -3,8 +3,11 @@
 from pathlib import Path
 
 import pytest
+import torch
 from support.decoder_errors import map_error, removals_of
 from support.decoders import DECODERS, write_decoder
+from support.plain_attention import Recorder, recording
+from support.tiny_models import distance
 
 from nope_probe import load
 from nope_probe.errors import UserError
@@ -16,12 +19,28 @@ SCHEMES = (
 )
 
 
-def by_scheme(model_type: str) -> object:
-    marks = [] if model_type in SCHEMES else [pytest.mark.every_decoder]
-    return pytest.param(model_type, marks=marks)
+each_decoder = pytest.mark.parametrize(
+    "model_type",
+    [
+        pytest.param(name, marks=[] if name in SCHEMES else [pytest.mark.every_decoder])
+        for name in DECODERS
+    ],
+)
 
 
-@pytest.mark.parametrize("model_type", map(by_scheme, DECODERS))
+@each_decoder
+def test_the_recording_function_attends_as_transformers_itself_does(
+    model_type: str, tmp_path: Path
+) -> None:
+    tiny = write_decoder(model_type, tmp_path)
+    with torch.inference_mode():
+        logits = tiny.hf(tiny.tokens).logits
+        with recording(tiny.hf, Recorder(None)):
+            recorded = tiny.hf(tiny.tokens).logits
+    assert distance(recorded, logits) <= 1e-5
+
+
+@each_decoder
 def test_maps_are_plain_transformers_own_intact_and_without_each_component(
     model_type: str, tmp_path: Path
 ) -> None:

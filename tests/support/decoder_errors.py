@@ -1,16 +1,15 @@
 """How far the package's maps of a tiny decoder are from plain transformers', intact and ablated."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from support.plain_attention import (
-    WITHOUT,
     PlainAttention,
     blocks_of,
-    has_rope,
+    components_of,
     plain_attention,
 )
 from support.tiny_models import Tiny
@@ -18,31 +17,20 @@ from torch import Tensor, nn
 
 from nope_probe import Ablation, ablated, capture_scores
 
-SOURCES: dict[str, tuple[str, ...]] = {
-    "intact": (),
-    "mask": ("mask",),
-    "window": ("window",),
-    "mask and window": ("mask", "window"),
-    "rope": ("rope",),
-}
 PROJECTIONS = {"w_q": "q_proj", "w_k": "k_proj", "w_v": "v_proj", "w_o": "o_proj"}
 
 
 def removals_of(tiny: Tiny) -> list[str]:
-    """Return the rows of `SOURCES` and `PROJECTIONS` that a decoder has; none without attention.
+    """Return what is measured of a decoder: `intact`, sources and projections that it has.
 
     A projection counts if each block that attends has it as a matrix of its own, and if plain
     transformers runs with an identity in its place: a norm over all key heads at once does not.
+    A model without attention has no removals.
     """
+    sources = components_of(tiny.hf, tiny.tokens)
     attention = plain_attention(tiny.hf, tiny.tokens)
-    if not attention:
-        return []
-    n_pos = tiny.tokens.shape[1]
-    cells = [(~layer.scores[0, 0].isnan()).sum() for layer in attention.values()]
-    windowed = min(cells) < n_pos * (n_pos + 1) // 2
-    names = ["intact", "mask", *(["window", "mask and window"] if windowed else [])]
-    names += ["rope"] if has_rope(tiny.hf) else []
-    return names + [name for name in PROJECTIONS if _is_editable(tiny, attention, name)]
+    projections = [name for name in PROJECTIONS if _is_editable(tiny, attention, name)]
+    return ["intact", *sources, *projections] if sources else []
 
 
 def _is_editable(tiny: Tiny, attention: dict[int, PlainAttention], name: str) -> bool:
@@ -66,11 +54,13 @@ def map_error(model: Any, tiny: Tiny, removal: str) -> float:
 
     The difference is infinite where other cells are visible than in plain transformers.
     """
-    without = removal if removal in WITHOUT else None
-    with _identities(tiny, removal) if removal in PROJECTIONS else nullcontext():
-        plain = plain_attention(tiny.hf, tiny.tokens, without=without, rope=removal != "rope")
-    removed = SOURCES.get(removal, (removal,))
-    with ablated(model, Ablation(remove=removed, replacement="identity", gain="identity")):
+    if removal in PROJECTIONS:
+        with _identities(tiny, removal):
+            plain = plain_attention(tiny.hf, tiny.tokens)
+    else:
+        plain = plain_attention(tiny.hf, tiny.tokens, without=removal)
+    names = [] if removal == "intact" else removal.split(" and ")
+    with ablated(model, Ablation(remove=names, replacement="identity", gain="identity")):
         maps = capture_scores(model, tiny.tokens, layers=list(plain)).mean
     errors = []
     for measured, attention in zip(maps, plain.values(), strict=True):
