@@ -74,7 +74,8 @@ def validate_no_remote_code(source: str, fields: Mapping[str, Any]) -> None:
     model = auto_map.get("AutoModelForCausalLM") or auto_map.get("AutoModel")
     if auto_map and kind not in CONFIG_MAPPING_NAMES:
         raise remote_code_error(source, auto_map.get("AutoConfig") or model or kind)
-    if model and class_name(str(model)) != MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind):
+    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind, "")
+    if model and class_name(str(model)).lower() != known.lower():  # MPTForCausalLM, MptForCausalLM
         raise remote_code_error(source, model)
 
 
