@@ -78,6 +78,7 @@ def plain_attention(
             for module in position_embeddings(hf):
                 monkeypatch.setattr(module, "forward", _mean_over_positions(module.forward))
         if without == "alibi":
+            options["attention_mask"] = torch.ones_like(inputs)  # or BLOOM builds it in line
             home = sys.modules[type(hf).__module__]
             for name in alibi_functions(hf):
                 monkeypatch.setattr(home, name, _zeros(getattr(home, name)))
@@ -88,18 +89,23 @@ def plain_attention(
 
 def components_of(hf: PreTrainedModel, inputs: Tensor) -> list[str]:
     """Return what `plain_attention` can take away from a model; nothing without attention."""
-    attention = plain_attention(hf, inputs).values()
+    attention = plain_attention(hf, inputs)
     if not attention:
         return []
-    cells = [(~layer.scores[0, 0].isnan()).sum() for layer in attention]
+    cells = [(~layer.scores[0, 0].isnan()).sum() for layer in attention.values()]
+    at_position_0 = plain_attention(hf, inputs, without="rope")
+    turned = [
+        (layer.scores - at_position_0[number].scores).nan_to_num().any()
+        for number, layer in attention.items()
+    ]
     n_pos = inputs.shape[1]
     has = {
         "mask": True,
         "window": min(cells) < n_pos * (n_pos + 1) // 2,
-        "rope": bool(rotary_modules(hf)) or hasattr(hf.config, "rotary_dim"),
+        "rope": any(turned) and not position_embeddings(hf),
         "pos_embed": bool(position_embeddings(hf)),
         "alibi": bool(alibi_functions(hf)),
-        "sink": any(layer.sinks is not None for layer in attention),
+        "sink": any(layer.sinks is not None for layer in attention.values()),
     }
     has["mask and window"] = has["window"]
     return [name for name, present in has.items() if present]
