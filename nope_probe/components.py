@@ -13,7 +13,9 @@ from typing import Literal, get_args, get_type_hints
 
 from nope_probe.errors import UserError, validate_choices
 
-Component = Literal["mask", "rope", "w_q", "w_k", "w_o", "w_v", "mlp", "pos_embed", "alibi"]
+Component = Literal[
+    "mask", "rope", "w_q", "w_k", "w_o", "w_v", "mlp", "pos_embed", "alibi", "window", "sink"
+]
 COMPONENTS: tuple[Component, ...] = get_args(Component)
 Projection = Literal["w_q", "w_k", "w_o", "w_v"]
 WEIGHTS: tuple[Projection, ...] = get_args(Projection)
@@ -80,6 +82,26 @@ TABLE: dict[str, Entry] = {
     "alibi": Entry(
         label="ALiBi", colour="#4a78c8", marker="diamond", breaks_symmetry=True, per_head=True
     ),
+    "window": Entry(
+        label="sliding window",
+        phrase="the sliding window",
+        short="window",
+        colour="#b8860b",
+        marker="square",
+        breaks_symmetry=True,
+        per_head=True,
+        downstream=True,
+    ),
+    "sink": Entry(
+        label="attention sink",
+        phrase="the attention sinks",
+        short="sink",
+        colour="#5f6b2d",
+        marker="x",
+        per_head=True,
+        downstream=True,
+        by_token=True,
+    ),
     "mask_x_rope": Entry(label="mask × RoPE", phrase="mask and RoPE together"),
     "mask_x_alibi": Entry(label="mask × ALiBi", phrase="mask and ALiBi together"),
     "mask_x_pos_embed": Entry(
@@ -125,7 +147,7 @@ TABLE: dict[str, Entry] = {
     "intact": Entry(label="intact model", phrase="the intact model"),
 }
 SOURCES: tuple[Component, ...] = tuple(n for n in COMPONENTS if TABLE[n].breaks_symmetry)
-POSITION_ENCODINGS: tuple[Component, ...] = tuple(n for n in SOURCES if n != "mask")
+POSITION_ENCODINGS: tuple[Component, ...] = ("rope", "pos_embed", "alibi")
 PER_HEAD: tuple[Component, ...] = tuple(n for n in COMPONENTS if TABLE[n].per_head)
 DOWNSTREAM: frozenset[str] = frozenset(n for n in COMPONENTS if TABLE[n].downstream)
 LOCAL = frozenset(name for name, entry in TABLE.items() if entry.by_token)

@@ -8,7 +8,7 @@ every removal is written through hook points, and equals the model edited by han
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from inspect import signature
@@ -16,16 +16,16 @@ from typing import Any
 
 from nope_probe.components import LOCAL, OF_LENGTH, Ablation
 from nope_probe.hooks.layers.attached_hooks import HookGroup, first, hooks_in_place
-from nope_probe.hooks.layers.model import Inputs, position_module, position_point
+from nope_probe.hooks.layers.model import Inputs, position_module, position_point, tapped
 from nope_probe.hooks.layers.protocols import HookedModel, Model
 from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
 from nope_probe.hooks.removing.block_ablation import (
     ABLATED,
     ActiveAblation,
     BlockAblation,
+    BlockRemoval,
     mean_over_positions,
 )
-from nope_probe.hooks.removing.block_removal import BlockRemoval
 from nope_probe.hooks.removing.replacements import Calibration, replaced_weight
 from nope_probe.hooks.removing.targets import Target, resolve_targets
 
@@ -56,10 +56,8 @@ def ablated(
         ValueError: if the model lacks a component, layer, head or band, if neither or both of
             calibration and tokens are given where one is needed, for a calibration of another model
             or of other weights, or for a prefix longer than the model's context. In a forward pass,
-            for a prefix longer than the sequences, scores that are not q.k times the scale where
-            they have to be rebuilt, another hook that changes a tensor which the removal leaves
-            without effect, keys and values from a cache that cannot hold, or padding that cannot be
-            told from tokens or changes what is removed.
+            for a prefix longer than the sequences, keys and values from a cache that cannot hold,
+            or padding that cannot be told from tokens or changes what is removed.
         RuntimeError: inside another `ablated` on this model: two writers of the attention scores
             do not commute. Name all components in one Ablation. In a forward pass, if
             `reset_hooks` removed the ablation.
@@ -83,10 +81,29 @@ def ablated(
         groups=groups,
     )
     try:
-        with hooks_in_place(groups), _whole_sequences(model, ablation):
+        with (
+            tapped(model),
+            hooks_in_place(groups),
+            _attention_edited(blocks),
+            _whole_sequences(model, ablation),
+        ):
             yield model
     finally:
         ABLATED.pop(model, None)
+
+
+@contextmanager
+def _attention_edited(blocks: Sequence[BlockAblation]) -> Iterator[None]:
+    """Let the taps of blocks compute attention without what is removed from them."""
+    try:
+        for block in blocks:
+            block.layer.tap.edit = block.edit
+            if block.removal.heads is None:
+                block.layer.tap.rope = block.removal.rope
+        yield
+    finally:
+        for block in blocks:
+            block.layer.tap.edit = block.layer.tap.rope = None
 
 
 def _calibration(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 from nope_probe.errors import UserError
 from nope_probe.files import reading
+from nope_probe.hooks.layers.model import attach_taps, blocks_of, layers_of
 
 if TYPE_CHECKING:
     from transformer_lens import TransformerBridgeConfig
@@ -44,21 +46,38 @@ def boot_bridge(
             source, hf_model=hf, tokenizer=tokenizer, dtype=dtype, device=device
         )
     validate_attention(source, model)
+    _run_as_transformers(model)
+    attach_taps(model)
     return model
 
 
+def _run_as_transformers(model: TransformerBridge) -> None:
+    """Leave to transformers what TransformerLens does by itself in blocks that do not attend."""
+    from transformer_lens.model_bridge.generalized_components import RotaryEmbeddingBridge
+    from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
+
+    for module in model.original_model.modules():
+        for name, child in module._modules.items():
+            if isinstance(child, RotaryEmbeddingBridge) and child.original_component is None:
+                module._modules[name] = None  # a model without RoPE (Granite 4) has none to call
+    for block in blocks_of(model):
+        linear = block._modules.get("linear_attn")
+        if linear is not None:
+            vars(linear)["forward"] = partial(GeneralizedComponent.forward, linear)
+
+
 def validate_attention(source: str, model: TransformerBridge) -> None:
-    """Check that every block has attention.
+    """Check that some block attends.
 
     Raises:
-        UserError: naming the first block that has none.
+        UserError: if none does.
     """
-    for index, block in enumerate(model.blocks):
-        if not hasattr(block, "attn"):
-            raise UserError(
-                f"{source} has no attention in L{index} (a state-space, recurrent or linear "
-                "block): there are no scores to map"
-            )
+    layers = layers_of(model) if hasattr(model, "blocks") else []
+    if not layers or not all(layer.can_be_tapped for layer in layers):
+        raise UserError(
+            f"{source} has no attention in a form that can be read (one module of a block, with "
+            "hook points of TransformerLens): there are no scores to map"
+        )
 
 
 # Fields of `model.cfg` in which a bridge describes SmolLM3 in general, not the configured model.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
-from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.layers.model import blocks_of, layers_of
 from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.removing.targets import rope_layers
 
@@ -21,10 +21,11 @@ class ModelInfo:
         kind: `HookedTransformer` or `TransformerBridge`.
         n_layers, n_heads, n_kv_heads, d_head, d_model, n_ctx, d_vocab: sizes.
         rope_layers: for each block whether it has RoPE.
-        parity: relative errors of the hook points: `logits` against plain transformers, `pattern`
-            against softmax of the scores, `scores` against q.k times the scale, `keys` against keys
-            normed and rotated again; of a bridge without position encoding, `positions`: how far
-            permuted position ids change the scores.
+        not_attending: the numbers of blocks that do not attend, in a hybrid model.
+        parity: relative errors: `logits` and `pattern` (attention weights) against plain
+            transformers; of a parameter-free model, `output` against TransformerLens's own code; of
+            a bridge without position encoding, `positions`: how far permuted position ids change
+            the scores.
     """
 
     name: str
@@ -40,6 +41,7 @@ class ModelInfo:
     n_ctx: int
     d_vocab: int
     rope_layers: tuple[bool, ...]
+    not_attending: tuple[int, ...] = ()
     parity: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -85,7 +87,7 @@ def describe(
         revision=revision,
         architecture=architecture or type(getattr(model, "original_model", model)).__name__,
         kind=layers[0].kind,
-        n_layers=len(layers),
+        n_layers=len(blocks_of(model)),
         n_heads=layers[0].n_heads,
         n_kv_heads=layers[0].n_kv_heads,
         d_head=layers[0].d_head,
@@ -93,4 +95,5 @@ def describe(
         n_ctx=model.cfg.n_ctx,
         d_vocab=model.cfg.d_vocab,
         rope_layers=rope_layers(model),
+        not_attending=tuple({*range(len(blocks_of(model)))} - {layer.index for layer in layers}),
     )

@@ -22,7 +22,7 @@ from nope_probe.models.parameter_free import (
     hooked_config,
     parameter_free,
 )
-from nope_probe.models.parity import check_parity, reference_logits
+from nope_probe.models.parity import check_parity, reference_of
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
@@ -140,7 +140,7 @@ def _load_shipped(
     model = _placed(to_hooked(hf, tokenizer), device, dtype)
     model.cfg.model_name = name
     info = describe(model, name, source=Path(hf.name_or_path).name, architecture=type(hf).__name__)
-    info = check_parity(model, info, reference_logits(hf.to(device)))
+    info = check_parity(model, info, reference_of(hf.to(device)))
     return LoadedModel(model=model, tokenizer=tokenizer, info=info)
 
 
@@ -168,7 +168,7 @@ def _load_bridge(
     if device_map is None:
         hf = hf.to(device)
     with reading_model(source, "forward pass"):
-        reference = reference_logits(hf)  # before the bridge rewires the model in place
+        reference = reference_of(hf)  # before the bridge rewires the model in place
     on_one = device if device_map is None else None
     model = boot_bridge(source, hf, deepcopy(tokenizer), dtype, on_one)
     info = describe(

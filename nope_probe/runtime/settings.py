@@ -254,7 +254,7 @@ class RunSettings(BoundedSettings):
 
             from nope_probe.models.load import load
 
-            return load(
+            loaded = load(
                 self.model,
                 n_layers=n_layers,
                 device=device,
@@ -263,6 +263,13 @@ class RunSettings(BoundedSettings):
                 device_map=self.device_map,
                 n_ctx=n_ctx,
             )
+        if loaded.info.not_attending:
+            raise UserError(
+                f"{self.model} has layers that do not attend, such as "
+                f"L{loaded.info.not_attending[0]}: capture_scores(model, inputs, layers=...) and "
+                "the layers command read the others"
+            )
+        return loaded
 
     def make_sequences(self, loaded: LoadedModel, *, shuffle: bool | None = None) -> Sequences:
         """Make the inputs: vectors for a parameter-free model, tokens for any other.

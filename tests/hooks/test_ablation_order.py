@@ -1,7 +1,4 @@
-"""Hooks of the user and an ablation: whichever is added first, the result is the same.
-
-Or it is an error: a hook may not change a tensor that the removal leaves without effect.
-"""
+"""Hooks of the user and an ablation: whichever is added first, the result is the same."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +7,7 @@ import pytest
 import torch
 from support.edited_model import SEVEN
 from support.hooked_runs import hooks_left
+from support.tiny_models import distance
 
 from nope_probe.components import Ablation
 from nope_probe.hooks.ablation import ablated
@@ -33,12 +31,6 @@ POINTS = (
     "hook_mlp_out",
     "hook_resid_post",
 )
-# A hook at this point has no effect once this component is removed.
-WITHOUT_EFFECT = {
-    ("attn.hook_k", "w_k"),
-    ("attn.hook_rot_k", "w_k"),
-    ("attn.hook_v", "w_v"),
-}
 CASES = [
     ("bridge:llama", "change"),
     ("bridge:llama", "change_in_place"),
@@ -94,11 +86,6 @@ def test_the_order_of_a_users_hook_and_an_ablation_does_not_matter(
         outside = outcome(model, inputs, remove, layer.point(name), hook, True)
         inside = outcome(model, inputs, remove, layer.point(name), hook, False)
         assert isinstance(without, torch.Tensor)
-        if any((name, each) in WITHOUT_EFFECT for each in remove):
-            for error in (outside, inside):
-                assert isinstance(error, str), (remove, "expected an error")
-                assert f"{name} of L0, which has no effect" in error
-            continue
         assert isinstance(outside, torch.Tensor), outside
         assert isinstance(inside, torch.Tensor), inside
         assert torch.equal(outside, inside), remove
@@ -190,7 +177,7 @@ def test_running_with_hooks_and_with_a_cache_leaves_the_ablation_as_it_is(
         before = model(inputs)
         cached, cache = model.run_with_cache(inputs)
         hooked = model.run_with_hooks(inputs, fwd_hooks=[("blocks.0.attn.hook_q", ignore)])
-        assert torch.equal(cached, before)
+        assert distance(cached, before) <= 1e-6  # hooked scores are computed, not fused
         assert torch.equal(hooked, before)
         assert torch.equal(model(inputs), before)
     assert cache["blocks.0.attn.hook_attn_scores"].isfinite().all()

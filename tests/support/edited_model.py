@@ -173,12 +173,10 @@ def unmask_and_unrotate(
 
     def receive(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         which = slice(None) if heads is None else list(heads)
-        if "mask" in remove:
+        if remove & {"mask", "window"}:
             mask = kwargs["attention_mask"]
             mask = mask.expand(-1, module.config.num_attention_heads, -1, -1).clone()
-            zero = mask.clone()
-            zero[..., :prefix, :prefix] = 0
-            mask[:, which] = zero[:, which]
+            mask[:, which] = unmasked(mask, remove, prefix)[:, which]
             kwargs["attention_mask"] = mask
         if "rope" in remove:
             angles = kwargs["position_embeddings"]
@@ -189,6 +187,16 @@ def unmask_and_unrotate(
         return args, kwargs
 
     attn.register_forward_pre_hook(receive, with_kwargs=True)
+
+
+def unmasked(mask: Tensor, remove: set[str], prefix: int | None) -> Tensor:
+    """Return an additive mask without its causal half (in the prefix), or without its window."""
+    seen, inside = mask > -1e30, torch.arange(mask.shape[-1]) < (prefix or mask.shape[-1])
+    if "window" in remove:
+        seen = torch.ones_like(seen).tril()
+    if "mask" in remove:
+        seen = seen | (seen.mT & inside & inside[:, None])
+    return torch.where(seen, 0.0, torch.finfo(mask.dtype).min)
 
 
 def unrotated(x: Tensor, n_heads: int, heads: Any, pairs: Any) -> Tensor:

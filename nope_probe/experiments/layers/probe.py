@@ -25,9 +25,9 @@ from nope_probe.hooks.reading.batch_readings import (
     LayerReading,
     hooks_scaling,
     hooks_without_learned_positions,
-    hooks_without_rope,
     read_layers,
     visible_cells,
+    without_rope,
 )
 
 N_SHORT = 48  # positions of the batch on which everything but the mask is found
@@ -103,8 +103,10 @@ def probe_layers(
     """
     intact = read_layers(model, short)
     entering = [each.residual for each in intact]
+    with without_rope(model):
+        unrotated = read_layers(model, short, residuals=entering)
     changed = {
-        "rope": read_layers(model, short, hooks_without_rope(model, intact), entering),
+        "rope": unrotated,
         "q": read_layers(model, short, hooks_scaling(model, "hook_q", UPSCALED), entering),
         "k": read_layers(model, short, hooks_scaling(model, "hook_k", UPSCALED), entering),
         "learned": read_layers(model, short, hooks_without_learned_positions(model)),

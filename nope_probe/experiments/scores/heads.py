@@ -23,7 +23,7 @@ from nope_probe.analyses.head_measures import (
 from nope_probe.analyses.jackknife import jackknife, leave_one_out
 from nope_probe.data.sequences import Sequences, sequences
 from nope_probe.experiments.tables import Row, interval_columns
-from nope_probe.hooks.layers.model import Inputs, layers_of
+from nope_probe.hooks.layers.model import Inputs
 from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.reading.batch_readings import HeadReading, read_heads
 from nope_probe.maps.folds import folds_of, pooled
@@ -111,10 +111,7 @@ def measure_heads(model: HookedModel, given: HeadInputs, n_layers: int) -> dict[
         weights = torch.stack([each.weights for each in readings], 1)
         _append(sums, "first_key", first_key_attention(weights[..., 0]))
         _append(sums, "previous_token", previous_token_attention(weights[..., 1]))
-        parts = [
-            _position_and_content(model, index, each, given.skip_keys)
-            for index, each in enumerate(readings)
-        ]
+        parts = [_position_and_content(each, given.skip_keys) for each in readings]
         for name, values in zip((*SHARES, "total"), zip(*parts, strict=True), strict=True):
             _append(sums, name, torch.stack(values, 1))
     keys = _keys_before(given.repeated.shape[1], given.n_tokens - 1)[None]
@@ -147,19 +144,16 @@ def _append(sums: dict[str, list[Tensor]], name: str, values: Tensor) -> None:
     sums.setdefault(name, []).append(values)
 
 
-def _position_and_content(
-    model: HookedModel, index: int, reading: HeadReading, skip_keys: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def _position_and_content(reading: HeadReading, skip_keys: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the variances of the last query's scores by place and by key."""
-    layer = layers_of(model)[index]
     kept = slice(skip_keys, -1)
-    moved = layer.scale * moved_scores(
+    moved = reading.scale * moved_scores(
         reading.q.double(),
         reading.k[:, kept].double(),
         reading.rotation[kept].double(),
     )
-    if layer.soft_cap is not None:
-        moved = layer.soft_cap * torch.tanh(moved / layer.soft_cap)
+    if reading.soft_cap is not None:
+        moved = reading.soft_cap * torch.tanh(moved / reading.soft_cap)
     return position_and_content(moved)
 
 

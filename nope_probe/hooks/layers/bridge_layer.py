@@ -1,68 +1,160 @@
-"""A block of a TransformerBridge: its hook points, what its norms carry, the layout of weights."""
+"""A block of a TransformerBridge: its attention, what its norms carry, the layout of weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import sys
+from collections.abc import Hashable, Iterator
+from copy import copy
 from functools import partial
 from typing import Any
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from nope_probe.components import Projection
 from nope_probe.hooks.layers.attached_hooks import PlacedHook, first, keep_and_write, last
-from nope_probe.hooks.layers.attention import (
-    RemovedPairs,
-    Rotary,
-    angle_per_pair,
-    rotated,
-    unmasked,
-)
-from nope_probe.hooks.layers.base_layer import (
-    OPTIONS,
-    Attend,
-    Heads,
-    Layer,
-    NormName,
-    QueryOrKey,
-    Vectors,
-    Visible,
-)
-from nope_probe.hooks.layers.protocols import HookPoint
+from nope_probe.hooks.layers.attention import repeat_heads
+from nope_probe.hooks.layers.base_layer import Layer, NormName, Vectors
+from nope_probe.hooks.layers.inline import attend_inline
+from nope_probe.hooks.layers.tap import NAME, register
+
+_ROWS: dict[Hashable, list[Tensor]] = {}  # of joint projections, by the kind and size of attention
 
 
 class BridgeLayer(Layer):
     """A block of a TransformerBridge."""
 
     kind = "TransformerBridge"
-    attn_out_point = "attn.hook_out"
-    rope_point = "attn.hook_cos"
-    _UNFUSED = (
-        *("hook_attn_scores", "hook_pattern", "hook_result"),
-        *("hook_rot_q", "hook_rot_k", "hook_q_normed", "hook_k_normed"),
-    )
 
     def __init__(self, block: nn.Module, index: int, cfg: Any) -> None:
         super().__init__(block, index, cfg)
         self.hf_attn: Any = self.attn.original_component
-        # Of GPT-2, transformers' own factor has `scale_attn_by_inverse_layer_idx` in it.
-        self.scale = float(getattr(self.hf_attn, "scaling", None) or self.d_head**-0.5)
-        self.soft_cap = getattr(self.hf_attn, "attn_logit_softcapping", None)
+        projections = [getattr(self.attn, name, None) for name in ("q", "k")]
+        widths = [getattr(each, "out_features", None) for each in projections]
+        d_head = getattr(self.hf_attn, "head_dim", None)
+        if all(widths) and isinstance(d_head, int):  # they may differ between the layers (Gemma 4)
+            self.d_head, self.n_kv_heads = d_head, widths[1] // d_head
+        # BLOOM's attention adds the residual stream itself, after W_O.
+        self.attn_out_point = "attn.o.hook_out" if self.has("attn.o.hook_out") else "attn.hook_out"
+
+    @property
+    def attending(self) -> nn.Module:
+        return self.hf_attn
+
+    @property
+    def uses_interface(self) -> bool:
+        """Whether transformers looks up by name what computes this block's attention."""
+        return hasattr(sys.modules[type(self.hf_attn).__module__], "ALL_ATTENTION_FUNCTIONS")
+
+    @property
+    def can_be_tapped(self) -> bool:
+        return not self.uses_interface or hasattr(self.hf_attn, "config")  # unlike BERT's
 
     @property
     def has_qk_norm(self) -> bool:
         return bool(getattr(self.cfg, "use_qk_norm", False)) or self.has("attn.q_norm.hook_out")
 
     @property
-    def has_sinks(self) -> bool:
-        return getattr(self.hf_attn, "sinks", None) is not None
+    def soft_cap(self) -> float | None:
+        return getattr(self.hf_attn, "attn_logit_softcapping", None)
+
+    def attach_tap(self) -> None:
+        register()
+        assert self.tap  # in place before the first pass
+        vars(self.attn)["forward"] = self._attend
+        if self.uses_interface:
+            self.hf_attn.config._attn_implementation = NAME
+        for bridge in self.attn.submodules.values():
+            # GPT-2's o stands beside transformers' own module, not in its place.
+            if self.hf_attn._modules.get(bridge.name) is bridge.original_component:
+                self.hf_attn._modules[bridge.name] = bridge
+        joint = self.attn._modules.get("qkv")
+        if joint is not None:
+            vars(joint)["forward"] = partial(self._project, self._rows_of_joint(joint))
+
+    def detach_tap(self) -> None:
+        super().detach_tap()
+        if self.uses_interface:
+            self.hf_attn.config._attn_implementation = "eager"
+        joint = self.attn._modules.get("qkv")
+        if joint is not None:
+            del vars(joint)["forward"]
+
+    def _attend(self, *args: Any, **kwargs: Any) -> Any:
+        """Run transformers' own attention, in which q, k, v and o have their hook points."""
+        tap, attn = self.tap, self.attn
+        # Where attention itself makes angles from positions, positions stand for them.
+        name = "position_embeddings" if "position_embeddings" in kwargs else "position_ids"
+        tap.angles = kwargs.get(name)
+        if tap.rope is not None and tap.angles is not None:
+            kwargs[name] = tap.rope.straightened(tap.angles)
+        if "hidden_states" in kwargs:
+            kwargs["hidden_states"] = attn.hook_in(kwargs["hidden_states"])
+        else:
+            args = (attn.hook_in(args[0]), *args[1:])
+        if self.uses_interface:
+            output = self.hf_attn(*args, **kwargs)
+        else:
+            output = attend_inline(tap, self.n_heads, self.hf_attn, args, kwargs)
+        if isinstance(output, Tensor):
+            return attn.hook_out(output)
+        first, *rest = output  # attention weights, if any, are none of transformers' own
+        return type(output)([attn.hook_out(first), *[None for _ in rest[:1]], *rest[1:]])
+
+    def _rows_of_joint(self, joint: Any) -> list[Tensor]:
+        """Return which outputs of a joint projection are those of W_Q, W_K and W_V.
+
+        TransformerLens splits a copy whose weights are the numbers of their rows.
+        """
+        original = joint.original_component
+        size = type(self.hf_attn), self.n_heads, self.n_kv_heads, self.d_head, self.d_model
+        if size not in _ROWS:
+            numbered, with_numbers = copy(original), copy(self.hf_attn)
+            is_conv = type(original).__name__ == "Conv1D"
+            n = original.weight.shape[1 if is_conv else 0]
+            rows = torch.arange(n, dtype=torch.float32)
+            weight = (rows if is_conv else rows[:, None]).expand_as(original.weight)
+            numbered._parameters = {"weight": nn.Parameter(weight, requires_grad=False)}
+            numbered._parameters["bias"] = nn.Parameter(rows, requires_grad=False)
+            with_numbers._modules = {**self.hf_attn._modules, joint.name: numbered}
+            parts = self.attn.split_qkv_matrix(with_numbers)
+            _ROWS[size] = [part.weight[:, 0].long() for part in parts]
+        return _ROWS[size]
+
+    def _project(self, rows: list[Tensor], x: Tensor, *_: Any) -> Float[Tensor, "batch pos out"]:
+        """Return what a joint projection does, from W_Q, W_K and W_V with their hook points."""
+        q, k, v = self.attn.q(x), self.attn.k(x), self.attn.v(x)
+        if k.ndim == v.ndim == 3:
+            self.hf_attn.num_key_value_heads = self.n_kv_heads
+            joint = x.new_empty(*x.shape[:2], sum(map(len, rows)))
+            for part, where in zip((q, k, v), rows, strict=True):
+                joint[..., where] = part
+            return joint
+        # A key or value head per query head: transformers' forward takes as many as it is told.
+        k, v = (
+            part if part.ndim == 4 else part.unflatten(-1, (-1, self.d_head)) for part in (k, v)
+        )
+        self.hf_attn.num_key_value_heads = self.n_heads
+        k, v = (repeat_heads(part, self.n_heads).flatten(2) for part in (k, v))
+        return torch.cat((q, k, v), -1)
+
+    def output_point(self, name: Projection) -> str:
+        return self.attn_out_point if name == "w_o" else f"attn.{name[-1]}.hook_out"
+
+    def why_not_replaced(self, name: Projection) -> str | None:
+        if not self.has(self.output_point(name)):
+            return "it is no matrix of its own (as in multi-head latent attention)"
+        if name == "w_k" and self.n_kv_heads < self.n_heads and self._norms_all_keys:
+            return "a norm is over all key heads, of which there are fewer than query heads"
+        return None
 
     @property
-    def d_rotary(self) -> int:
-        parameters = getattr(self.hf_attn.config, "rope_parameters", None) or {}
-        return int(self.d_head * (parameters.get("partial_rotary_factor") or 1.0))
+    def _norms_all_keys(self) -> bool:
+        norm = getattr(self.hf_attn, "k_norm", None) or getattr(self.hf_attn, "k_layernorm", None)
+        weight = getattr(norm, "weight", None)
+        return weight is not None and weight.shape == (self.n_kv_heads * self.d_head,)
 
     def norm_point(self, norm: NormName) -> str:
         # The projections' own input, whichever norms come before it.
@@ -75,83 +167,6 @@ class BridgeLayer(Layer):
         keep, write = keep_and_write()
         yield last(self.point(f"{norm}.hook_normalized"), keep)
         yield first(self.point(f"{norm}.hook_out"), write)
-
-    def hooks_without_rope(self, rope: RemovedPairs) -> Iterator[PlacedHook]:
-        if self.has("attn.hook_cos"):
-            yield first(
-                self.point("attn.hook_cos"), partial(self._fill_pairs, rope, rope.rotary.factor)
-            )
-            yield first(self.point("attn.hook_sin"), partial(self._fill_pairs, rope, 0.0))
-
-    def _fill_pairs(
-        self, rope: RemovedPairs, value: float, tensor: Tensor, hook: HookPoint
-    ) -> Tensor:
-        pairs = rope.mask(tensor.shape[1]).to(tensor.device)
-        columns = pairs.repeat_interleave(2) if self._angles_twice else pairs.repeat(2)
-        return tensor.masked_fill(columns, value)
-
-    def rotary(self, fired: dict[str, Tensor]) -> Rotary | None:
-        if "hook_cos" not in fired:  # a NoPE layer: RoPE's hooks did not fire
-            return None
-        cos, sin = fired["hook_cos"][0].double(), fired["hook_sin"][0].double()
-        frequencies = angle_per_pair(torch.atan2(sin[1], cos[1]), self._angles_twice)
-        return Rotary(frequencies=frequencies, factor=float(cos[0, 0]))
-
-    @property
-    def _angles_twice(self) -> bool:
-        """Whether cos and sin come as 0 0 1 1 (in Cohere), where the others' are 0 1 0 1."""
-        return bool(getattr(self.cfg, "rotary_interleaved_cos_sin", False))
-
-    def qk_norm(self, x: Heads, which: QueryOrKey) -> Heads:
-        module = self.attn._modules.get(f"{which}_norm")
-        if module is None:
-            return x
-        if getattr(self.attn, "_qk_norm_phase", None) != "post_reshape":
-            raise NotImplementedError("q/k-norm over all heads at once is not supported")
-        x = rearrange(x, "batch pos head d_head -> batch head pos d_head")
-        x = module.original_component(x)
-        return rearrange(x, "batch head pos d_head -> batch pos head d_head")
-
-    def rotate(
-        self, x: Heads, fired: dict[str, Tensor], real: Bool[Tensor, "batch pos"] | None = None
-    ) -> Heads:
-        if "hook_cos" not in fired:  # a NoPE layer: RoPE's hooks did not fire
-            return x
-        cos, sin = fired["hook_cos"], fired["hook_sin"]
-        if self._angles_twice:
-            cos, sin = (torch.cat([angles[..., ::2]] * 2, -1) for angles in (cos, sin))
-        return rotated(x, cos, sin, self.adjacent)
-
-    @property
-    def has_plain_attention(self) -> bool:
-        options = any(getattr(self.cfg, each, False) for each in OPTIONS)
-        known = all(hasattr(self.attn, name) for name in ("q", "k", "v", "o"))
-        return known and not options and self.soft_cap is None and not self.has_sinks
-
-    def fused_forward(self, attend: Attend, replaced: Collection[Projection]) -> Callable[..., Any]:
-        # All are computed: a bridge's projections have hook points of their own, for others' hooks.
-        return partial(self._attention, attend)
-
-    def _attention(self, attend: Attend, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-        attn = self.attn
-        x = attn.hook_in(kwargs["hidden_states"] if "hidden_states" in kwargs else args[0])
-        q, k, v = (
-            rearrange(project(x), "batch pos (head d) -> batch pos head d", d=self.d_head)
-            for project in (attn.q, attn.k, attn.v)
-        )
-        q, k = self.qk_norm(q, "q"), self.qk_norm(k, "k")
-        angles = kwargs.get("position_embeddings")
-        if angles is not None and getattr(self.hf_attn, "use_rope", True):
-            cos, sin = attn._apply_position_embedding_hooks(angles)
-            fired = {"hook_cos": cos, "hook_sin": sin}
-            q, k = self.rotate(q, fired), self.rotate(k, fired)
-        z = attend(q, k, v, self._visible(q, kwargs.get("attention_mask")))
-        return attn.hook_out(attn.o(z.flatten(2))), None
-
-    def _visible(self, q: Heads, mask: Tensor | None) -> Visible:
-        n = q.shape[1]
-        scores = self.attn._apply_reconstruct_attention_mask(q.new_zeros(1, 1, n, n), mask, n)
-        return unmasked(scores[0, 0])
 
     def weight(self, name: Projection) -> nn.Parameter:
         return self._linear(name).weight

@@ -1,36 +1,24 @@
-"""A block of a HookedTransformer: its hook points, what its norms carry, the layout of weights."""
+"""A block of a HookedTransformer: its attention, what its norms carry, the layout of weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
-from einops import rearrange
-from jaxtyping import Bool, Float
+from einops import einsum
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from nope_probe.components import Projection
-from nope_probe.hooks.layers.attached_hooks import PlacedHook, first, keep_and_write, last
-from nope_probe.hooks.layers.attention import (
-    RemovedPairs,
-    Rotary,
-    angle_per_pair,
-    check_no_cache,
-    unmasked,
-)
-from nope_probe.hooks.layers.base_layer import (
-    OPTIONS,
-    Attend,
-    Heads,
-    Layer,
-    NormName,
-    QueryOrKey,
-    Vectors,
-    Visible,
-)
+from nope_probe.hooks.layers.attached_hooks import PlacedHook, first
+from nope_probe.hooks.layers.attention import Attention, unmasked
+from nope_probe.hooks.layers.base_layer import Layer, NormName, Traits, Vectors
 from nope_probe.hooks.layers.protocols import HookPoint
+from nope_probe.hooks.layers.rotation import Rotary
+
+# Options of TransformerLens under which attention has another formula than `_attend` has.
+OTHER_FORMULAS = ("use_logn_attn", "clip_qkv", "use_normalization_before_and_after")
 
 
 class HookedLayer(Layer):
@@ -38,28 +26,127 @@ class HookedLayer(Layer):
 
     kind = "HookedTransformer"
     attn_out_point = "hook_attn_out"
-    rope_point = "attn.hook_rot_q"
-    has_sinks = False
-    _UNFUSED = ("hook_attn_scores", "hook_pattern")
+    masked = -torch.inf
 
     def __init__(self, block: nn.Module, index: int, cfg: Any) -> None:
         super().__init__(block, index, cfg)
-        if cfg.use_normalization_before_and_after or cfg.parallel_attn_mlp:
+        if self.parallel or any(getattr(cfg, name, None) for name in OTHER_FORMULAS):
             raise NotImplementedError(
-                "post-norm and parallel blocks are read through TransformerBridge, "
-                "not HookedTransformer: load the model with nope_probe.load"
+                "post-norm and parallel blocks, clipped and log-n attention are read through "
+                "TransformerBridge, not HookedTransformer: load the model with nope_probe.load"
             )
-        self.scale = 1.0 / float(self.attn.attn_scale)
-        cap = getattr(cfg, "attn_scores_soft_cap", -1.0)
-        self.soft_cap = cap if cap and cap > 0 else None
+
+    @property
+    def attending(self) -> nn.Module:
+        return self.attn
 
     @property
     def has_qk_norm(self) -> bool:
         return bool(self.cfg.use_qk_norm)
 
     @property
-    def d_rotary(self) -> int:
-        return self.cfg.rotary_dim or self.d_head
+    def soft_cap(self) -> float | None:
+        cap = getattr(self.cfg, "attn_scores_soft_cap", -1.0)
+        return cap if cap and cap > 0 else None
+
+    def attach_tap(self) -> None:
+        vars(self.attn)["forward"] = self._attend
+
+    def _attend(
+        self,
+        query_input: Tensor,
+        key_input: Tensor,
+        value_input: Tensor,
+        past_kv_cache_entry: Any = None,
+        additive_attention_mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        **_: object,
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """Attend as TransformerLens does, through the tap."""
+        attn, cfg, tap = self.attn, self.cfg, self.tap
+        q, k, v = attn.calculate_qkv_matrices(query_input, key_input, value_input)
+        n_before, angles = 0, None
+        if past_kv_cache_entry is not None:
+            n_before = past_kv_cache_entry.past_keys.size(1)
+            if k.shape[2] != v.shape[2] or k.shape[2] != past_kv_cache_entry.past_keys.shape[2]:
+                raise ValueError(
+                    "in this ablation there is a key or value head per query head, which no cache "
+                    "of TransformerLens holds; pass whole sequences"
+                )
+            k, v = past_kv_cache_entry.append(k, v)
+        if cfg.positional_embedding_type == "rotary":
+            q = attn.apply_rotary(q, n_before, attention_mask)
+            k = attn.apply_rotary(k, 0, attention_mask)
+            angles = self._angles(q, n_before, attention_mask)
+            if tap.rope is not None and n_before == 0:  # with a cache, the tap refuses
+                q, k = (tap.rope.turned_back(x, angles) for x in (q, k))
+            q, k = attn.hook_rot_q(q), attn.hook_rot_k(k)
+        cells = q.new_zeros(1, 1, q.shape[1], k.shape[1])
+        if cfg.attention_dir == "causal":
+            cells = attn.apply_causal_mask(cells, n_before, attention_mask)
+        if additive_attention_mask is not None:
+            cells = cells + additive_attention_mask
+        attention = Attention(
+            q=q,
+            k=k,
+            v=v,
+            visible=unmasked(cells),
+            scale=1.0 / float(attn.attn_scale),
+            soft_cap=self.soft_cap,
+            bias=self._alibi(q, k),
+            sinks=attn.sinks if getattr(cfg, "use_attention_sinks", False) else None,
+            angles=angles,
+        )
+        z = attn.hook_z(tap(attention))
+        if cfg.use_attn_result:
+            per_head = "batch pos head d_head, head d_head m -> batch pos head m"
+            return attn.hook_result(einsum(z, attn.W_O, per_head)).sum(2) + attn.b_O
+        return einsum(z, attn.W_O, "batch pos head d, head d m -> batch pos m") + attn.b_O
+
+    def _alibi(self, q: Tensor, k: Tensor) -> Float[Tensor, "one head query_pos key_pos"] | None:
+        if self.cfg.positional_embedding_type != "alibi":
+            return None
+        n = k.shape[1]
+        alibi = type(self.attn).create_alibi_bias(self.n_heads, n, q.device)
+        return alibi[None, :, n - q.shape[1] :]
+
+    def _angles(
+        self, q: Tensor, n_before: int, attention_mask: Tensor | None
+    ) -> tuple[Float[Tensor, "batch pos pair"], Float[Tensor, "batch pos pair"]]:
+        """Return cos and sin of every pair, as what becomes of its first coordinate."""
+        first, second = self._pairs().T
+        units = torch.zeros_like(q[:, :, :1])
+        units[..., first] = 1
+        turned = self.attn.apply_rotary(units, n_before, attention_mask)[:, :, 0]
+        return turned[..., first], turned[..., second]
+
+    def _pairs(self) -> Tensor:
+        coordinates = torch.arange(self.cfg.rotary_dim or self.d_head)
+        if self.cfg.rotary_adjacent_pairs:
+            return coordinates.view(-1, 2)
+        return coordinates.view(2, -1).T
+
+    def traits(self) -> Traits:
+        """Return what the block's attention has, as its configuration says."""
+        return Traits(
+            rotary=self._rotary(),
+            window=self.attn.attn_type == "local",
+            sinks=bool(getattr(self.cfg, "use_attention_sinks", False)),
+            alibi=self.cfg.positional_embedding_type == "alibi",
+        )
+
+    def _rotary(self) -> Rotary | None:
+        if self.cfg.positional_embedding_type != "rotary":
+            return None
+        pairs = self._pairs()
+        tables = self.attn.rotary_cos, self.attn.rotary_sin
+        cos, sin = (table[:2, pairs.T[0]].double().cpu() for table in tables)
+        return Rotary(
+            frequencies=torch.atan2(sin[1], cos[1]),
+            factor=float(cos[0, 0]),
+            pairs=pairs,
+            columns=torch.arange(len(pairs)),
+        )
 
     def norm_point(self, norm: NormName) -> str:
         return f"{norm}.hook_normalized"
@@ -84,85 +171,6 @@ class HookedLayer(Layer):
             return (tensor - bias) / module.w  # the model multiplies after its hook point
 
         yield first(self.point(self.norm_point(norm)), divide)
-
-    def hooks_without_rope(self, rope: RemovedPairs) -> Iterator[PlacedHook]:
-        which: QueryOrKey
-        for which in ("q", "k"):
-            keep, write = keep_and_write(partial(self._unrotated, which=which, rope=rope))
-            yield last(self.point(f"attn.hook_{which}"), keep)
-            yield first(self.point(f"attn.hook_rot_{which}"), write)
-
-    def _unrotated(
-        self,
-        x: Heads,
-        turned: Float[Tensor, "batch turned_pos head d_head"],
-        which: QueryOrKey,
-        rope: RemovedPairs,
-    ) -> Heads:
-        """Return the rotated q or k with some pairs as after q/k-norm, times RoPE's factor."""
-        check_no_cache(x.shape[1], turned.shape[1])
-        return self.with_unrotated(self.qk_norm(x, which), turned, rope)
-
-    def rotary(self, fired: dict[str, Tensor]) -> Rotary | None:
-        if "hook_rot_q" not in fired:
-            return None
-        cos, sin = self.attn.rotary_cos.double(), self.attn.rotary_sin.double()
-        frequencies = angle_per_pair(torch.atan2(sin[1], cos[1]), self.adjacent)
-        return Rotary(frequencies=frequencies, factor=float(cos[0, 0]))
-
-    def score_bias(self, n_pos: int) -> Float[Tensor, "head query_pos key_pos"] | None:
-        if self.cfg.positional_embedding_type != "alibi":
-            return None
-        return self.attn.alibi[:, -n_pos:, :n_pos]
-
-    def qk_norm(self, x: Heads, which: QueryOrKey) -> Heads:
-        if not self.cfg.use_qk_norm:
-            return x
-        module = self.attn.q_norm if which == "q" else self.attn.k_norm
-        flat = module(rearrange(x, "batch pos head d_head -> (batch pos head) d_head"))
-        return flat.view_as(x)
-
-    def rotate(
-        self, x: Heads, fired: dict[str, Tensor], real: Bool[Tensor, "batch pos"] | None = None
-    ) -> Heads:
-        if self.cfg.positional_embedding_type != "rotary":
-            return x
-        # TransformerLens counts the positions of RoPE without padding.
-        return self.attn.apply_rotary(x, 0, None if real is None else real.long())
-
-    @property
-    def has_plain_attention(self) -> bool:
-        return self.soft_cap is None and not any(getattr(self.cfg, each, False) for each in OPTIONS)
-
-    def fused_forward(self, attend: Attend, replaced: Collection[Projection]) -> Callable[..., Any]:
-        return partial(self._attention, attend, replaced)
-
-    def _attention(
-        self,
-        attend: Attend,
-        replaced: Collection[Projection],
-        query_input: Tensor,
-        key_input: Tensor,
-        value_input: Tensor,
-        **_: Any,
-    ) -> Tensor:
-        attn = self.attn
-        if "w_q" in replaced:  # all of q comes from a hook: of no position it costs nothing
-            query_input = query_input[:, :0]
-        q, k, v = attn.calculate_qkv_matrices(query_input, key_input, value_input)
-        if self.cfg.positional_embedding_type == "rotary":
-            q, k = attn.hook_rot_q(attn.apply_rotary(q)), attn.hook_rot_k(attn.apply_rotary(k))
-        z = attn.hook_z(attend(q, k, v, self._visible(q)))
-        if "w_o" in replaced:
-            return z.new_zeros(()).expand(*z.shape[:2], self.d_model)
-        return torch.einsum("bqhd,hdm->bqm", z, attn.W_O) + attn.b_O
-
-    def _visible(self, q: Heads) -> Visible:
-        n = q.shape[1]
-        scores = q.new_zeros(1, 1, n, n)
-        if self.cfg.attention_dir == "causal":
-            scores = self.attn.apply_causal_mask(scores)
-        return unmasked(scores[0, 0])
 
     def weight(self, name: Projection) -> nn.Parameter:
         return self._parameter("W", name)

@@ -7,26 +7,32 @@ model is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from inspect import signature
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.layers.attached_hooks import hooks_attached
-from nope_probe.hooks.layers.base_layer import Layer
+from nope_probe.hooks.layers.attached_hooks import hooks_attached, hooks_detached
+from nope_probe.hooks.layers.attention import Attention, Heads
+from nope_probe.hooks.layers.base_layer import Layer, Traits, find_point
 from nope_probe.hooks.layers.bridge_layer import BridgeLayer
 from nope_probe.hooks.layers.hooked_layer import HookedLayer
 from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
+from nope_probe.hooks.layers.rotation import Angles, fit_rotary
+from nope_probe.hooks.layers.tap import StopForward, positions_far_apart
 
 Inputs: TypeAlias = Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
 
 
 def layers_of(model: HookedModel) -> list[Layer]:
-    """Return a model's blocks.
+    """Return a model's blocks that attend: all of them, except in hybrid models.
 
     Raises:
         TypeError: for anything else than a HookedTransformer or TransformerBridge.
@@ -37,7 +43,77 @@ def layers_of(model: HookedModel) -> list[Layer]:
             f"expected a HookedTransformer or TransformerBridge, got {type(model).__name__}"
         )
     kind = BridgeLayer if is_bridge(model) else HookedLayer
-    return [kind(block, index, model.cfg) for index, block in enumerate(blocks)]
+    return [
+        kind(block, index, model.cfg)
+        for index, block in enumerate(blocks)
+        if find_point(block, "attn.hook_attn_scores") is not None
+    ]
+
+
+def blocks_of(model: HookedModel) -> list[nn.Module]:
+    """Return all of a model's blocks, those included that do not attend."""
+    hooked: Any = model
+    return list(hooked.blocks)
+
+
+def numbered_layers(model: HookedModel, numbers: Iterable[int] | None = None) -> list[Layer]:
+    """Return the layers of some numbers, or all that attend.
+
+    Raises:
+        IndexError: for a block that there is not, or that does not attend.
+    """
+    layers = {layer.index: layer for layer in layers_of(model)}
+    chosen = list(layers if numbers is None else numbers)
+    unknown = [number for number in chosen if number not in layers]
+    if unknown and unknown[0] in range(len(blocks_of(model))):
+        raise IndexError(f"L{unknown[0]} does not attend; the layers that do are {[*layers]}")
+    if unknown or not chosen:
+        raise IndexError(f"expected layers from 0 to {len(blocks_of(model)) - 1}, got {chosen}")
+    return [layers[number] for number in chosen]
+
+
+@contextmanager
+def tapped(model: HookedModel) -> Iterator[list[Layer]]:
+    """Let blocks attend through their taps, if they do not do so already, and yield the blocks."""
+    layers = layers_of(model)
+    attached: list[Layer] = []
+    try:
+        for layer in layers:
+            if not layer.is_tapped:
+                layer.attach_tap()
+                attached.append(layer)
+        yield layers
+    finally:
+        for layer in attached:
+            layer.detach_tap()
+
+
+def attach_taps(model: HookedModel) -> None:
+    """Let a model's blocks attend through their taps from now on."""
+    for layer in layers_of(model):
+        if not layer.is_tapped:
+            layer.attach_tap()
+
+
+@contextmanager
+def attention_read(
+    model: HookedModel, read: Callable[[Layer, Attention], None], *, n_layers: int | None = None
+) -> Iterator[None]:
+    """Show the attention of each pass to a reader; a pass ends after the first `n_layers`."""
+    with tapped(model) as layers:
+        readers = [(layer.tap, partial(read, layer)) for layer in layers[:n_layers]]
+        last = None if n_layers is None else readers[-1][0]
+        try:
+            for tap, reader in readers:
+                tap.readers.append(reader)
+            if last is not None:
+                last.stops = True
+            yield
+        finally:
+            for tap, reader in readers:
+                tap.readers.remove(reader)
+            if last is not None:
+                last.stops = False
 
 
 def is_bridge(model: HookedModel) -> bool:
@@ -100,7 +176,8 @@ def _entering(model: HookedModel, inputs: Inputs) -> Iterator[None]:
     if not inputs.is_floating_point():
         yield
         return
-    point = layers_of(model)[0].point("hook_resid_pre")
+    point = find_point(blocks_of(model)[0], "hook_resid_pre")
+    assert point is not None
     # Before all other hooks, so that they read what enters.
     point.add_hook(lambda tensor, hook: inputs, prepend=True)
     handle = point.fwd_hooks[0]
@@ -114,11 +191,6 @@ def _entering(model: HookedModel, inputs: Inputs) -> Iterator[None]:
 def is_causal(model: HookedModel) -> bool:
     """Return whether a model's attention has a mask."""
     return getattr(model.cfg, "attention_dir", "causal") != "bidirectional"
-
-
-def has_alibi(model: HookedModel) -> bool:
-    """Return whether a model adds an ALiBi bias that can be read; a bridge's cannot."""
-    return model.cfg.positional_embedding_type == "alibi" and not is_bridge(model)
 
 
 def position_point(model: HookedModel) -> HookPoint | None:
@@ -152,20 +224,14 @@ def takes_position_ids(model: HookedModel) -> bool:
     return original is not None and "position_ids" in signature(original.forward).parameters
 
 
-class StopForward(Exception):  # noqa: N818  (it ends a forward pass early, it is no error)
-    """Raised by a hook that has read the last tensor that is wanted."""
-
-
 def run_forward(model: HookedModel, inputs: Inputs) -> None:
     """Run a batch of tokens or of vectors through a model, for its hooks alone.
 
     Vectors are what enters the first block, on every kind of model.
     """
     inputs = inputs.to(next(model.parameters()).device)
-    try:
+    with suppress(StopForward):
         forward(model, inputs)
-    except StopForward:
-        return
 
 
 def run_blocks(model: HookedModel, inputs: Inputs) -> Float[Tensor, "batch pos d_model"]:
@@ -183,6 +249,77 @@ def run_blocks(model: HookedModel, inputs: Inputs) -> Float[Tensor, "batch pos d
         outputs.append(tensor)
         raise StopForward
 
-    with hooks_attached([(layers_of(model)[-1].point("hook_resid_post"), keep)]):
+    point = find_point(blocks_of(model)[-1], "hook_resid_post")
+    assert point is not None
+    with hooks_attached([(point, keep)]):
         run_forward(model, inputs)
     return outputs[0]
+
+
+TRAITS: WeakKeyDictionary[HookedModel, dict[int, Traits]] = WeakKeyDictionary()
+
+
+def traits_of(model: HookedModel) -> dict[int, Traits]:
+    """Return what the attention of each block has, by the block's number.
+
+    One short pass shows it, run once for each model, whatever the configuration of a bridge says: a
+    second copy of a sequence goes through every block with the angles of position 0, and enters the
+    next block as the first copy does; masks are made as if the two positions were beyond any
+    window.
+    """
+    if model not in TRAITS:
+        TRAITS[model] = _traits(model)
+    return TRAITS[model]
+
+
+def _traits(model: HookedModel) -> dict[int, Traits]:
+    layers = layers_of(model)
+    if not is_bridge(model):
+        return {each.index: each.traits() for each in layers if isinstance(each, HookedLayer)}
+    found: dict[int, Traits] = {}
+
+    def compare(layer: Layer, attention: Attention) -> None:
+        found[layer.index] = Traits(
+            rotary=fit_rotary(attention.angles, *attention.q[:, 1]),
+            window=not bool(attention.visible[0, 0, 1, 0])
+            or getattr(layer.attending, "attention_type", "") == "local",  # of GPT-Neo
+            sinks=attention.sinks is not None,
+            alibi=attention.bias is not None,
+        )
+
+    def copy_first(tensor: Tensor, hook: HookPoint) -> Tensor:
+        return tensor[:1].expand(2, *tensor.shape[1:])
+
+    entries = [(layer.point("hook_resid_pre"), copy_first) for layer in layers]
+    before = [(layer.tap, layer.tap.rope, layer.tap.edit) for layer in layers]
+    for tap, _, _ in before:
+        tap.rope, tap.edit = _SecondStraight(), None
+    try:
+        with (
+            torch.inference_mode(),
+            hooks_detached(model),
+            hooks_attached(entries),
+            positions_far_apart(),
+            attention_read(model, compare, n_layers=len(layers)),
+        ):
+            run_forward(model, torch.tensor([[1, 2], [1, 2]]))
+    finally:
+        for tap, rope, edit in before:
+            tap.rope, tap.edit = rope, edit
+    return found
+
+
+class _SecondStraight:
+    """Gives the second sequence of a batch the angles of position 0."""
+
+    def turned_back(self, x: Heads, angles: Angles) -> Heads:
+        raise NotImplementedError  # a HookedTransformer's configuration is what it does
+
+    def straightened(self, angles: Angles) -> Angles:
+        if not isinstance(angles, Tensor):
+            cos, sin = (self.straightened(each) for each in angles)
+            return cos, sin
+        if angles.dtype == torch.long:  # positions
+            return torch.cat((angles[:1], torch.zeros_like(angles[:1])))
+        first = angles[..., :1, :, :]
+        return torch.cat((first, first[..., :1, :].expand_as(first)), -3)

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.hooks.layers.attention import (
-    relative_error,
-    repeat_heads,
-    sum_query_groups,
-    unmasked,
-)
-from nope_probe.hooks.layers.base_layer import Heads, Keys, Layer, Visible
+from nope_probe.hooks.layers.attention import Attention, repeat_heads, sum_query_groups
+from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.protocols import Attachment, HookPoint
-from nope_probe.hooks.layers.qk_reader import QKReader
 from nope_probe.hooks.reading.stages import Stage, hook_name, vectors
 from nope_probe.maps.folds import Part, State, head_products, product_parts, sum_parts
 
@@ -34,12 +27,11 @@ class Accumulator(ABC):
         sum_dtype: the least precision of the totals.
         flags: booleans that the first sequence shows for all, such as which cells are visible.
         n_seen: how many sequences of this process are in the totals.
-        reads: what it reads of attention: the `scores` (or weights) of every head, q and k before
-            their `product`, or `nothing` that fused attention leaves out.
+        reads_attention: whether it reads what attention is computed from.
     """
 
     layer: Layer
-    reads: Literal["scores", "product", "nothing"] = "scores"
+    reads_attention = False
     sum_dtype = torch.float64
 
     def __init__(self, n_folds: int) -> None:
@@ -49,17 +41,16 @@ class Accumulator(ABC):
         self.n_seen = self.upto = 0
         self.fold_of: Tensor
 
-    @abstractmethod
     def hooks(self) -> Iterable[Attachment]:
         """Return the hooks that read a forward pass, and last the one that adds it."""
+        return ()
 
-    @abstractmethod
-    def reset(self) -> None:
+    def reset(self) -> None:  # noqa: B027  (most accumulators add what they read at once)
         """Drop what was read of a forward pass."""
 
-    def read_product(self, q: Heads, k: Keys, visible: Visible) -> None:
-        """Add what q and k of a forward pass with fused attention give."""
-        raise NotImplementedError(f"{type(self).__name__} does not read q and k")
+    def read(self, attention: Attention) -> None:
+        """Add what attention is computed from in one forward pass."""
+        raise NotImplementedError(f"{type(self).__name__} does not read attention")
 
     def read_logits(  # noqa: B027  (most accumulators read hook points alone)
         self, logits: Float[Tensor, "batch pos d_vocab"], tokens: Int[Tensor, "batch pos"]
@@ -102,8 +93,6 @@ class Accumulator(ABC):
 class GramAccumulator(Accumulator):
     """Sums inner products of one stage's vectors, per fold."""
 
-    reads = "nothing"
-
     def __init__(self, stage: Stage, layer: Layer, n_folds: int) -> None:
         super().__init__(n_folds)
         self.stage, self.layer = stage, layer
@@ -139,80 +128,44 @@ class ScoreAccumulator(Accumulator):
     Where q.k gives the scores, their mean over heads and sequences is one matrix product.
 
     Attributes:
-        flags: `visible`: which cells the model does not mask; `from_product`: whether scores are
-            q.k times the scale.
+        flags: `visible`: which cells the model does not mask; `scale`: the factor between the sum
+            of q.k over heads and the mean of their scores.
     """
 
-    reads = "product"
+    reads_attention = True
 
     def __init__(self, layer: Layer, n_folds: int, mean_term: bool = False) -> None:
         super().__init__(n_folds)
         self.layer, self.keeps_means = layer, mean_term
-        self.reader = QKReader(layer)
-        self.point = layer.point("attn.hook_attn_scores")
-        self.may_be_rewritten = False
 
-    def hooks(self) -> Iterator[Attachment]:
-        self.may_be_rewritten = bool(self.point.fwd_hooks)
-        yield from self.reader.hooks()
-        yield self.point, self.update
-
-    def update(self, scores: Tensor, hook: HookPoint) -> None:
+    def read(self, attention: Attention) -> None:
         """Add one batch's scores.
 
         Raises:
             NotImplementedError: if the mean term is asked for and the scores are not q.k.
         """
-        if not self.already_counted:
-            self.flags = self.flags or self._flags(scores)
-            if self.keeps_means and not self.flags["from_product"]:
-                raise NotImplementedError(
-                    f"the scores of L{self.layer.index} are not q.k: they have no mean term"
-                )
-            self.add(**self._parts(scores))
-        self.reset()
-
-    def read_product(self, q: Heads, k: Keys, visible: Visible) -> None:
-        if not self.already_counted:
-            from_product = torch.tensor(True, device=visible.device)
-            self.flags = self.flags or {"visible": visible, "from_product": from_product}
-            self.add(**self._product_parts(q, k))
-
-    def reset(self) -> None:
-        self.reader.reset()
-
-    def _parts(
-        self, scores: Float[Tensor, "batch head query_pos key_pos"]
-    ) -> dict[str, list[Part]]:
+        if self.already_counted:
+            return
+        scale = attention.scale / attention.n_heads
+        self.flags = self.flags or {
+            "visible": attention.visible_to_all.clone(),
+            "scale": torch.tensor(scale, dtype=torch.float64),
+        }
         folds = self.fold_of, self.n_folds
-        # One head's scores are there already: a product is faster only for the mean over several.
-        is_faster = bool(self.flags["from_product"]) and self.layer.n_heads > 1
-        if not (is_faster or self.keeps_means):
-            one_head = scores.shape[1] == 1
-            over_heads = scores[:, 0] if one_head else scores.mean(dim=1, dtype=torch.float64)
-            return {"scores": sum_parts(over_heads, *folds)}
-        return self._product_parts(self.reader.read("q"), self.reader.read("k"))
-
-    def _product_parts(self, q: Heads, k: Keys) -> dict[str, list[Part]]:
-        folds = self.fold_of, self.n_folds
-        q = sum_query_groups(q, k.shape[2]).flatten(2)
-        k, per_head = k.flatten(2), self.layer.scale / self.layer.n_heads
-        parts = {"scores": product_parts(q * per_head, k, *folds)}
+        if not (attention.is_product or self.keeps_means):
+            over_heads = attention.scores().mean(dim=1, dtype=torch.float64)
+            self.add(scores=sum_parts(over_heads, *folds))
+            return
+        if not attention.equals_product():
+            raise NotImplementedError(
+                f"the scores of L{self.layer.index} are not q.k: they have no mean term"
+            )
+        q = sum_query_groups(attention.q, attention.k.shape[2]).flatten(2)
+        k = attention.k.flatten(2)
+        parts = {"scores": product_parts(q * scale, k, *folds)}
         if self.keeps_means:
             parts |= {"q": sum_parts(q, *folds), "k": sum_parts(k, *folds)}
-        return parts
-
-    def _flags(self, scores: Float[Tensor, "batch head query_pos key_pos"]) -> State:
-        """Find on the first sequence which cells are masked, and whether q.k gives the rest."""
-        visible = unmasked(scores[0]).all(0)  # in all heads, of which some may lose the mask
-        if self.may_be_rewritten and not self.keeps_means:
-            # Another hook may rewrite the scores of later sequences: they are read as they are.
-            return {"visible": visible, "from_product": torch.tensor(False)}
-        product = self.layer.scores(self.reader.read("q")[:1], self.reader.read("k")[:1])
-        error = relative_error(product[..., visible], scores[:1][..., visible])
-        is_close = error <= max(1e-5, 4 * torch.finfo(scores.dtype).eps)
-        from_product = self.layer.soft_cap is None and is_close
-        return {"visible": visible, "from_product": torch.tensor(from_product)}
+        self.add(**parts)
 
     def fold_means(self, counts: Int[Tensor, " fold"]) -> Float[Tensor, "fold query_pos key_pos"]:
         """Return the mean scores of each fold, in nats; NaN where the model masks."""
@@ -223,7 +176,7 @@ class ScoreAccumulator(Accumulator):
         scores, q, k = (self.totals[name].cpu() for name in ("scores", "q", "k"))
         n = counts[:, None, None].double()
         product = torch.einsum("fqw,fkw->fqk", q / n, k / n)
-        product = product * (self.layer.scale / self.layer.n_heads)
+        product = product * self.flags["scale"].cpu()
         return self._masked((n * product - scores / n) / (n - 1))
 
     def key_means(self, counts: Int[Tensor, " fold"]) -> Float[Tensor, "fold pos width"]:
@@ -240,40 +193,30 @@ class HeadAccumulator(Accumulator):
     Sums of N terms in float32 are off by sqrt(N) 3e-8 of their RMS as a rule, N 6e-8 at most.
     """
 
-    reads = "product"
+    reads_attention = True
     sum_dtype = torch.float32
 
     def __init__(self, layer: Layer, n_folds: int) -> None:
         super().__init__(n_folds)
         self.layer = layer
-        self.point = layer.point("attn.hook_attn_scores")
 
-    def hooks(self) -> Iterator[Attachment]:
-        yield self.point, self.update
-
-    def update(self, scores: Tensor, hook: HookPoint) -> None:
+    def read(self, attention: Attention) -> None:
         """Add one batch's scores."""
         if self.already_counted:
             return
-        self.flags = self.flags or {"visible": unmasked(scores[0]).all(0)}
-        # Sequence by sequence: n_folds sums of heads would take as much memory again.
-        self.add(scores=list(zip(self.fold_of.tolist(), scores, strict=True)))
-
-    def read_product(self, q: Heads, k: Keys, visible: Visible) -> None:
-        if self.already_counted:
+        self.flags = self.flags or {"visible": attention.visible_to_all.clone()}
+        if not attention.is_product:
+            # Sequence by sequence: n_folds sums of heads would take as much memory again.
+            self.add(scores=list(zip(self.fold_of.tolist(), attention.scores(), strict=True)))
             return
-        self.flags = self.flags or {"visible": visible}
+        q, n_heads = attention.q, attention.n_heads
         left = q.to(torch.promote_types(q.dtype, self.sum_dtype))
-        right = repeat_heads(k.to(left.dtype), self.layer.n_heads)
-        shape = self.layer.n_heads, q.shape[1], q.shape[1]
-        self._make_room("scores", 0, left.new_empty(1).expand(shape))
+        right = repeat_heads(attention.k.to(left.dtype), n_heads)
+        self._make_room("scores", 0, left.new_empty(1).expand(n_heads, q.shape[1], q.shape[1]))
         # Added by the products themselves: no further tensor has these cells for every head.
         for total, product in head_products(self.totals["scores"], left, right, self.fold_of):
-            total.baddbmm_(*product, alpha=self.layer.scale)
+            total.baddbmm_(*product, alpha=attention.scale)
         self.n_seen = self.upto
-
-    def reset(self) -> None:
-        """Do nothing: scores are added as they are read."""
 
     def fold_means(
         self, counts: Int[Tensor, " fold"]

@@ -5,17 +5,16 @@ A score is a sum over the coordinates of q and k, so its map is the sum of the g
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.hooks.layers.attention import sum_query_groups, unmasked
-from nope_probe.hooks.layers.base_layer import Heads, Keys, Layer, Visible
+from nope_probe.hooks.layers.attention import Attention, sum_query_groups
+from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.model import Inputs, layers_of
-from nope_probe.hooks.layers.protocols import Attachment, HookedModel, HookPoint
-from nope_probe.hooks.layers.qk_reader import QKReader
+from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
 from nope_probe.maps.folds import folds_of, product_parts
@@ -26,27 +25,19 @@ Groups = Sequence[Sequence[int]]  # the coordinates of each group, of one layer
 class BandAccumulator(Accumulator):
     """Sums one layer's scores per fold and group of coordinates, over heads and sequences."""
 
-    reads = "product"
+    reads_attention = True
 
     def __init__(self, layer: Layer, n_folds: int, groups: Groups) -> None:
         super().__init__(n_folds)
         self.layer, self.groups = layer, groups
-        self.reader = QKReader(layer)
 
-    def hooks(self) -> Iterator[Attachment]:
-        yield from self.reader.hooks()
-        yield self.layer.point("attn.hook_attn_scores"), self.update
-
-    def update(self, scores: Tensor, hook: HookPoint) -> None:
+    def read(self, attention: Attention) -> None:
         """Add one batch's scores."""
-        self.read_product(self.reader.read("q"), self.reader.read("k"), unmasked(scores[0, 0]))
-        self.reset()
-
-    def read_product(self, q: Heads, k: Keys, visible: Visible) -> None:
         if self.already_counted:
             return
-        self.flags = self.flags or {"visible": visible}
-        q = sum_query_groups(q, k.shape[2]) * (self.layer.scale / self.layer.n_heads)
+        self.flags = self.flags or {"visible": attention.visible_to_all.clone()}
+        k, scale = attention.k, attention.scale / attention.n_heads
+        q = sum_query_groups(attention.q, k.shape[2]) * scale
         parts = {
             f"{index}": product_parts(
                 q[..., list(group)].flatten(2),
@@ -58,9 +49,6 @@ class BandAccumulator(Accumulator):
             if group
         }
         self.add(**parts)
-
-    def reset(self) -> None:
-        self.reader.reset()
 
     def fold_means(
         self, counts: Int[Tensor, " fold"]

@@ -17,18 +17,18 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nope_probe.hooks.layers.attached_hooks import hooks_attached
-from nope_probe.hooks.layers.attention import RemovedPairs, Rotary, repeat_heads, unmasked
-from nope_probe.hooks.layers.base_layer import Heads, Keys, Layer, Visible
+from nope_probe.hooks.layers.attention import Attention, repeat_heads
+from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.model import (
     Inputs,
-    StopForward,
+    attention_read,
     layers_of,
     position_point,
     run_forward,
+    traits_of,
 )
-from nope_probe.hooks.layers.protocols import Attachment, Hook, HookedModel, HookPoint
-from nope_probe.hooks.layers.qk_reader import QKReader
-from nope_probe.hooks.reading.fused import FusedAttention, can_fuse, fused
+from nope_probe.hooks.layers.protocols import Attachment, HookedModel, HookPoint
+from nope_probe.hooks.layers.rotation import RemovedPairs, Rotary
 from nope_probe.hooks.removing.block_ablation import mean_over_positions
 
 
@@ -38,25 +38,20 @@ class LayerReading:
 
     Attributes:
         residual: what entered the block.
-        scores: as softmax takes them, nats; masked cells are very negative.
+        scores: as softmax takes them, nats.
+        visible: which cells of the first sequence are not masked.
         products: q.k of every query and key, without scale and soft cap.
         q, k: queries, and keys repeated for each query head, as they are multiplied.
         rotation: the matrix that the block applies to a query at each position.
-        rotary: what its RoPE is set to; None if it did not run.
     """
 
     residual: Float[Tensor, "batch pos d_model"]
     scores: Float[Tensor, "batch head query_pos key_pos"]
+    visible: Bool[Tensor, "head query_pos key_pos"]
     products: Float[Tensor, "batch head query_pos key_pos"]
     q: Float[Tensor, "batch pos head d_head"]
     k: Float[Tensor, "batch pos head d_head"]
     rotation: Float[Tensor, "pos d_head d_head"]
-    rotary: Rotary | None
-
-    @property
-    def visible(self) -> Bool[Tensor, "head query_pos key_pos"]:
-        """Which cells of the first sequence are not masked."""
-        return unmasked(self.scores[0])
 
 
 def read_layers(
@@ -73,15 +68,46 @@ def read_layers(
         changes: hooks that change something.
         residuals: what to write into each block, from an intact reading; nothing by default.
     """
-    readers = [_Reader(layer) for layer in layers_of(model)]
+    traits, entering = traits_of(model), list[Tensor]()
+    readings: list[LayerReading] = []
+
+    def keep_residual(tensor: Tensor, hook: HookPoint) -> None:
+        entering[:] = [tensor.clone()]
+
+    def keep(layer: Layer, attention: Attention) -> None:
+        q, k = attention.q, repeat_heads(attention.k, attention.n_heads)
+        reading = LayerReading(
+            residual=entering[0],
+            scores=attention.scores().cpu(),
+            visible=attention.visible[0].expand(attention.n_heads, -1, -1).cpu(),
+            products=torch.einsum("bqhd,bkhd->bhqk", q, k).cpu(),
+            q=q.cpu(),
+            k=k.cpu(),
+            rotation=rotation_of(attention, traits[layer.index].rotary).cpu(),
+        )
+        readings.append(reading)
+
+    points = [layer.point("hook_resid_pre") for layer in layers_of(model)]
     writers = [
-        (reader.layer.point("hook_resid_pre"), partial(_write, residual))
-        for reader, residual in zip(readers, residuals, strict=False)
+        (point, partial(_write, residual))
+        for point, residual in zip(points, residuals, strict=False)
     ]
-    hooks = [pair for reader in readers for pair in reader.hooks()]
-    with torch.inference_mode(), hooks_attached([*writers, *changes, *hooks]):
+    keepers = [(point, keep_residual) for point in points]
+    with (
+        torch.inference_mode(),
+        hooks_attached([*writers, *changes, *keepers]),
+        attention_read(model, keep),
+    ):
         run_forward(model, inputs)
-    return [reader.reading() for reader in readers]
+    return readings
+
+
+def rotation_of(attention: Attention, rotary: Rotary | None) -> Float[Tensor, "pos d_head d_head"]:
+    """Return the matrix that a block applies to a query at each position."""
+    n_pos, d_head = attention.q.shape[1], attention.q.shape[3]
+    if rotary is None:
+        return torch.eye(d_head, dtype=attention.q.dtype).expand(n_pos, -1, -1)
+    return rotary.matrices(attention.angles, d_head)
 
 
 def visible_cells(
@@ -90,11 +116,10 @@ def visible_cells(
     """Return for each block which cells the mask leaves visible; nothing else is kept."""
     found: list[Tensor] = []
 
-    def keep(tensor: Tensor, hook: HookPoint) -> None:
-        found.append(unmasked(tensor[0]).cpu())
+    def keep(layer: Layer, attention: Attention) -> None:
+        found.append(attention.visible[0].expand(attention.n_heads, -1, -1).cpu())
 
-    hooks = [(layer.point("attn.hook_attn_scores"), keep) for layer in layers_of(model)]
-    with torch.inference_mode(), hooks_attached(hooks):
+    with torch.inference_mode(), attention_read(model, keep):
         run_forward(model, inputs)
     return found
 
@@ -104,45 +129,36 @@ def read_rotations(
 ) -> list[Float[Tensor, "two d_head d_head"]]:
     """Return the matrix that each of the first blocks applies to a query at positions 0 and 1.
 
-    Nothing else is kept of a block when the next one runs. All positions are run, since the angles
-    of some models depend on how many there are.
+    All positions are run, since the angles of some models depend on how many there are.
 
     Args:
         model: a HookedTransformer or TransformerBridge.
         inputs: tokens, or vectors.
         n_layers: how many blocks are read.
     """
-    found: list[Tensor] = []
-    readers = [QKReader(layer) for layer in layers_of(model)[:n_layers]]
+    traits, found = traits_of(model), list[Tensor]()
 
-    def keeping(reader: QKReader) -> Hook:
-        def keep(scores: Tensor, hook: HookPoint) -> None:
-            found.append(reader.rotation(reader.read("q"))[:2].cpu().clone())
-            reader.reset()
-            if len(found) == len(readers):
-                raise StopForward
+    def keep(layer: Layer, attention: Attention) -> None:
+        found.append(rotation_of(attention, traits[layer.index].rotary)[:2].cpu().clone())
 
-        return keep
-
-    hooks = [pair for reader in readers for pair in reader.hooks()]
-    hooks += [(each.layer.point("attn.hook_attn_scores"), keeping(each)) for each in readers]
-    with torch.inference_mode(), hooks_attached(hooks):
+    with torch.inference_mode(), attention_read(model, keep, n_layers=n_layers):
         run_forward(model, inputs)
     return found
 
 
-def hooks_without_rope(model: HookedModel, intact: Sequence[LayerReading]) -> Iterator[Attachment]:
-    """Return the hooks that leave q and k unrotated, in every block that rotates them.
-
-    Args:
-        model: the model.
-        intact: the reading of every block.
-    """
-    for layer, reading in zip(layers_of(model), intact, strict=True):
-        if reading.rotary is not None:
-            pairs = RemovedPairs(bands=("rope",), rotary=reading.rotary)
-            for placed in layer.hooks_without_rope(pairs):
-                yield placed.point, placed.hook
+@contextmanager
+def without_rope(model: HookedModel) -> Iterator[None]:
+    """Leave queries and keys unrotated, in every block that rotates them."""
+    layers = layers_of(model)
+    try:
+        for layer in layers:
+            rotary = traits_of(model)[layer.index].rotary
+            if rotary is not None:
+                layer.tap.rope = RemovedPairs(bands=("rope",), rotary=rotary)
+        yield
+    finally:
+        for layer in layers:
+            layer.tap.rope = None
 
 
 def hooks_scaling(model: HookedModel, name: str, factor: float) -> Iterator[Attachment]:
@@ -166,39 +182,6 @@ def _write(residual: Tensor, tensor: Tensor, hook: HookPoint) -> Tensor:
     return residual
 
 
-class _Reader:
-    """Reads one block in one pass."""
-
-    def __init__(self, layer: Layer) -> None:
-        self.layer, self.reader = layer, QKReader(layer)
-        self.read: dict[str, Tensor] = {}
-        self.rotary: Rotary | None = None
-
-    def hooks(self) -> Iterator[Attachment]:
-        yield self.layer.point("hook_resid_pre"), self.keep_residual
-        yield from self.reader.hooks()
-        yield self.layer.point("attn.hook_attn_scores"), self.keep_scores
-
-    def keep_residual(self, tensor: Tensor, hook: HookPoint) -> None:
-        self.read["residual"] = tensor.clone()
-
-    def keep_scores(self, scores: Tensor, hook: HookPoint) -> None:
-        q = self.reader.read("q")
-        k = repeat_heads(self.reader.read("k"), q.shape[2])
-        self.rotary = self.layer.rotary(self.reader.fired)
-        self.read |= {
-            "scores": scores.cpu(),
-            "products": torch.einsum("bqhd,bkhd->bhqk", q, k).cpu(),
-            "q": q.cpu(),
-            "k": k.cpu(),
-            "rotation": self.reader.rotation(q).cpu(),
-        }
-        self.reader.reset()
-
-    def reading(self) -> LayerReading:
-        return LayerReading(**self.read, rotary=self.rotary)
-
-
 ROWS = 128  # queries whose scores are held at once
 Weights = Float[Tensor, "batch head query_pos which"]
 
@@ -212,12 +195,16 @@ class HeadReading:
         q: the last query, as it is multiplied.
         k: keys, repeated for each query head, as they are multiplied.
         rotation: the matrix that the block applies to a query at each position.
+        scale: the factor between q.k and a score.
+        soft_cap: of the scores, or None.
     """
 
     weights: Weights
     q: Float[Tensor, "batch head d_head"]
     k: Float[Tensor, "batch pos head d_head"]
     rotation: Float[Tensor, "pos d_head d_head"]
+    scale: float
+    soft_cap: float | None
 
 
 def read_heads(
@@ -233,10 +220,31 @@ def read_heads(
         keys: the keys to which each query's attention is wanted.
         n_layers: how many blocks to read.
     """
-    readers = [_HeadReader(layer, keys) for layer in layers_of(model)[:n_layers]]
-    with torch.inference_mode(), _reading(model, inputs, readers):
+    traits, readings = traits_of(model), list[HeadReading]()
+
+    def keep(layer: Layer, attention: Attention) -> None:
+        n_pos = attention.q.shape[1]
+        blocks = [slice(start, start + ROWS) for start in range(0, n_pos, ROWS)]
+        weights = [
+            weights_at(
+                attention.scores(rows).masked_fill(~attention.visible[..., rows, :], -torch.inf),
+                keys[:, rows],
+            )
+            for rows in blocks
+        ]
+        reading = HeadReading(
+            weights=torch.cat(weights, 2).cpu(),
+            q=attention.q[:, -1].cpu(),
+            k=repeat_heads(attention.k, attention.n_heads).cpu(),
+            rotation=rotation_of(attention, traits[layer.index].rotary).cpu(),
+            scale=attention.scale,
+            soft_cap=attention.soft_cap,
+        )
+        readings.append(reading)
+
+    with torch.inference_mode(), attention_read(model, keep, n_layers=n_layers):
         run_forward(model, inputs)
-    return [reading for reader in readers for reading in reader.readings]
+    return readings
 
 
 def weights_at(
@@ -246,56 +254,3 @@ def weights_at(
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     where = keys.T.to(scores.device).expand(*scores.shape[:3], -1)
     return (scores.gather(-1, where) - scores.logsumexp(-1, keepdim=True)).exp()
-
-
-@contextmanager
-def _reading(model: HookedModel, inputs: Inputs, readers: list[_HeadReader]) -> Iterator[None]:
-    """Let readers read forward passes that stop in the last one's block, fused if possible."""
-    reads = [pair for each in readers for pair in each.reader.hooks()]
-    if can_fuse(model, inputs):
-        *before, last = readers
-        attentions = [FusedAttention(each.layer, [each.read_product]) for each in before]
-        attentions.append(FusedAttention(last.layer, [last.read_product], is_last=True))
-        with fused(attentions), hooks_attached(reads):
-            yield
-        return
-    points = [each.layer.point("attn.hook_attn_scores") for each in readers]
-    reads += list(zip(points, (each.read_scores for each in readers), strict=True))
-    with hooks_attached([*reads, (points[-1], _stop)]):
-        yield
-
-
-class _HeadReader:
-    """Reads the heads of one block in one pass."""
-
-    def __init__(self, layer: Layer, keys: Int[Tensor, "which query_pos"]) -> None:
-        self.layer, self.keys, self.reader = layer, keys, QKReader(layer)
-        self.readings: list[HeadReading] = []
-
-    def read_product(self, q: Heads, k: Keys, visible: Visible) -> None:
-        blocks = []
-        for rows in torch.arange(q.shape[1]).split(ROWS):
-            scores = self.layer.scores(q[:, rows], k).masked_fill(~visible[rows], -torch.inf)
-            blocks.append(weights_at(scores, self.keys[:, rows]))
-        self._keep(torch.cat(blocks, 2), q, k)
-
-    def read_scores(self, scores: Tensor, hook: HookPoint) -> None:
-        weights = [
-            weights_at(block, keys)
-            for block, keys in zip(scores.split(ROWS, 2), self.keys.split(ROWS, 1), strict=True)
-        ]
-        self._keep(torch.cat(weights, 2), self.reader.read("q"), self.reader.read("k"))
-
-    def _keep(self, weights: Weights, q: Heads, k: Keys) -> None:
-        reading = HeadReading(
-            weights=weights.cpu(),
-            q=q[:, -1].cpu(),
-            k=repeat_heads(k, self.layer.n_heads).cpu(),
-            rotation=self.reader.rotation(q).cpu(),
-        )
-        self.readings.append(reading)
-        self.reader.reset()
-
-
-def _stop(tensor: Tensor, hook: HookPoint) -> None:
-    raise StopForward

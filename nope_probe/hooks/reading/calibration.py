@@ -120,8 +120,6 @@ class _OutputAccumulator(Accumulator):
         seed: of the random replacement; None leaves it out.
     """
 
-    reads = "nothing"
-
     def __init__(self, layer: Layer, seed: int | None) -> None:
         super().__init__(n_folds=1)
         self.layer = layer
@@ -133,8 +131,9 @@ class _OutputAccumulator(Accumulator):
     def hooks(self) -> Iterator[Attachment]:
         layer = self.layer
         yield layer.point(layer.norm_point("ln1")), self.read_input
-        for name in ("q", "k", "v"):
-            yield layer.point(f"attn.hook_{name}"), partial(self._read_output, f"w_{name}")
+        names: tuple[Projection, ...] = ("w_q", "w_k", "w_v")
+        for name in names:
+            yield layer.point(layer.output_point(name)), partial(self._read_output, name)
         yield layer.point("attn.hook_z"), self.read_z
         yield layer.point(layer.attn_out_point), self.update
 

@@ -18,8 +18,8 @@ from torch.nn.functional import cross_entropy
 from nope_probe.components import Letter
 from nope_probe.errors import closed_choices
 from nope_probe.hooks.layers.base_layer import Layer
-from nope_probe.hooks.layers.model import Inputs, begins_alike, layers_of
-from nope_probe.hooks.layers.protocols import Attachment, HookedModel, HookPoint
+from nope_probe.hooks.layers.model import Inputs, begins_alike, layers_of, numbered_layers
+from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
 from nope_probe.hooks.reading.accumulators import (
     Accumulator,
     GramAccumulator,
@@ -79,7 +79,7 @@ def capture_scores(
         >>> capture_scores(model, torch.randn(16, 5, 64), n_folds=4).mean.shape
         torch.Size([4, 5, 5])
     """
-    blocks = _chosen(layers_of(model), layers)
+    blocks = numbered_layers(model, layers)
     fold_of = folds_of(len(inputs), n_folds, documents)
     counts = fold_of.bincount()
     n_folds = len(counts)
@@ -175,13 +175,6 @@ def capture_stages(
     )
 
 
-def _chosen(blocks: list[Layer], layers: Sequence[int] | None) -> list[Layer]:
-    indices = list(range(len(blocks))) if layers is None else list(layers)
-    if not indices or not set(indices) <= set(range(len(blocks))):
-        raise IndexError(f"expected layers from 0 to {len(blocks) - 1}, got {indices}")
-    return [blocks[index] for index in indices]
-
-
 def _letters(blocks: list[Layer], layer: int, stages: Sequence[Letter] | None) -> list[Letter]:
     names = available(blocks, layer)
     letters = list(names) if stages is None else list(stages)
@@ -248,7 +241,7 @@ class ScoreSums:
             batch,
             self.accumulators,
             fold_of=interleaved_folds(len(batch), self.n_folds, first=self.n_seqs),
-            end=self.accumulators[-1].point,
+            end=self.accumulators[-1].layer.point("attn.hook_attn_scores"),
             batch_size=len(batch),
         )
         self.n_seqs += len(batch)
@@ -325,14 +318,6 @@ def capture_losses(
 
 class LossAccumulator(Accumulator):
     """Keeps the loss of every token: each sequence is a fold of its own."""
-
-    reads = "nothing"
-
-    def hooks(self) -> Iterator[Attachment]:
-        yield from ()
-
-    def reset(self) -> None:
-        """Do nothing: losses are added as they are read."""
 
     def read_logits(
         self, logits: Float[Tensor, "batch pos d_vocab"], tokens: Int[Tensor, "batch pos"]

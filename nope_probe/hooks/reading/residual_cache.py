@@ -9,7 +9,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from nope_probe.hooks.layers.attached_hooks import restores_places
-from nope_probe.hooks.layers.model import Inputs, layers_of
+from nope_probe.hooks.layers.model import Inputs, blocks_of
 from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
 from nope_probe.hooks.removing.block_ablation import has_foreign_hooks, removed_before
 
@@ -57,7 +57,7 @@ class ResidualCache:
         start = self._deepest(model, batch, layers[0]) if shares else 0
         self.n_needed += layers[-1] + 1
         self.n_run += layers[-1] + 1 - start
-        blocks = [layer.block for layer in layers_of(model)[: layers[-1]]]
+        blocks = blocks_of(model)[: layers[-1]]
         forwards: dict[nn.Module, Callable[..., Any]] = {}
         if start:
             _, output = self._outputs[_key(model, batch, start)]

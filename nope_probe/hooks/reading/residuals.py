@@ -108,17 +108,12 @@ class ResidualAccumulator(Accumulator):
         skip: how many first positions are left out.
     """
 
-    reads = "nothing"
-
     def __init__(self, layer: Layer, n_folds: int, skip: int) -> None:
         super().__init__(n_folds)
         self.layer, self.skip = layer, skip
 
     def hooks(self) -> Iterator[Attachment]:
         yield self.layer.point("hook_resid_post"), self.update
-
-    def reset(self) -> None:
-        """Do nothing: the sums are added as the residuals are read."""
 
     def update(self, tensor: Float[Tensor, "batch pos d_model"], hook: HookPoint) -> None:
         """Add a batch."""

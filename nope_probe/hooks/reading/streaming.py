@@ -17,17 +17,15 @@ from torch import Tensor
 from nope_probe.hooks.layers.attached_hooks import hooks_attached
 from nope_probe.hooks.layers.model import (
     Inputs,
-    StopForward,
-    layers_of,
     logits_of,
     run_forward,
+    tapped,
     validate_inputs,
 )
 from nope_probe.hooks.layers.protocols import Attachment, HookedModel, HookPoint
+from nope_probe.hooks.layers.tap import StopForward
 from nope_probe.hooks.reading.accumulators import Accumulator
-from nope_probe.hooks.reading.fused import FusedAttention, can_fuse, fused
 from nope_probe.hooks.reading.residual_cache import ResidualCache, may_skip_blocks
-from nope_probe.hooks.removing.block_ablation import block_ablations
 from nope_probe.maps.folds import State
 
 
@@ -104,7 +102,7 @@ def stream(
         model, accumulators, checkpoint, batch_size, to_logits=end is None, residuals=residuals
     )
     done, restored = 0, accumulators[0].n_seen
-    with torch.inference_mode(), _reading(model, inputs, accumulators, end):
+    with torch.inference_mode(), _reading(model, accumulators, end):
         for start, stop in batches:
             if done >= restored:
                 runner.run(inputs[start:stop], fold_of[start:stop], done)
@@ -223,35 +221,28 @@ class BatchRunner:
 
 @contextmanager
 def _reading(
-    model: HookedModel, inputs: Inputs, accumulators: Sequence[Accumulator], end: HookPoint | None
-) -> Iterator[None]:
-    """Let accumulators read forward passes that stop at `end`, fused if none needs scores."""
-    stop: list[Attachment] = [] if end is None else [(end, _stop)]
-    needs_scores = any(each.reads == "scores" for each in accumulators)
-    if needs_scores or not can_fuse(model, inputs):
-        hooks = [pair for each in accumulators for pair in each.hooks()]
-        with hooks_attached([*hooks, *stop]):
-            yield
-        return
-    hooks = [pair for each in accumulators if each.reads == "nothing" for pair in each.hooks()]
-    with fused(_attentions(model, accumulators, end)), hooks_attached([*hooks, *stop]):
-        yield
-
-
-def _attentions(
     model: HookedModel, accumulators: Sequence[Accumulator], end: HookPoint | None
-) -> Iterator[FusedAttention]:
-    ablations = block_ablations(model)
-    for layer in layers_of(model):
-        read = [
-            each.read_product
-            for each in accumulators
-            if each.reads == "product" and each.layer.index == layer.index
-        ]
-        is_last = layer.point("attn.hook_attn_scores") is end
-        yield FusedAttention(layer, read, ablations.get(layer.index), is_last=is_last)
-        if is_last:
-            return
+) -> Iterator[None]:
+    """Let accumulators read forward passes that stop at `end`."""
+    hooks: list[Attachment] = [pair for each in accumulators for pair in each.hooks()]
+    with tapped(model) as layers:
+        # The scores' hook point fires only where somebody has hooks: the tap itself ends the pass.
+        last = [each.tap for each in layers if each.tap.scores_point is end]
+        if not last and end is not None:
+            hooks.append((end, _stop))
+        readers = [(each.layer.tap, each.read) for each in accumulators if each.reads_attention]
+        try:
+            for tap, read in readers:
+                tap.readers.append(read)
+            for tap in last:
+                tap.stops = True
+            with hooks_attached(hooks):
+                yield
+        finally:
+            for tap, read in readers:
+                tap.readers.remove(read)
+            for tap in last:
+                tap.stops = False
 
 
 def _stop(tensor: Tensor, hook: HookPoint) -> None:

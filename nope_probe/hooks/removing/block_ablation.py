@@ -8,21 +8,51 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from nope_probe.components import LOCAL, OF_LENGTH, Ablation, Projection
 from nope_probe.hooks.layers.attached_hooks import HookGroup, PlacedHook, first, last
-from nope_probe.hooks.layers.attention import check_no_cache, unmasked
-from nope_probe.hooks.layers.base_layer import Heads, Keys, Layer, Values, Vectors, Visible
+from nope_probe.hooks.layers.attention import Attention, Visible, repeat_heads
+from nope_probe.hooks.layers.base_layer import Layer, Vectors
 from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
-from nope_probe.hooks.removing.block_removal import BlockRemoval, discarded_hooks
+from nope_probe.hooks.layers.rotation import RemovedPairs
 from nope_probe.hooks.removing.edited_weights import norm_hooks
-from nope_probe.hooks.removing.rebuilt_scores import ScoreBuilder, real_positions
+from nope_probe.hooks.removing.replacements import ReplacedWeight
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BlockRemoval:
+    """What is removed from one block.
+
+    Attributes:
+        components: components, and `norms`.
+        replaced: the replacement of each weight that is removed.
+        rope: the rotary pairs that are removed, if any are.
+        heads: the query heads that lose the components; None for all.
+        prefix: how many first positions lose the mask among themselves; None for all positions.
+    """
+
+    components: frozenset[str]
+    replaced: Mapping[Projection, ReplacedWeight] = field(default_factory=dict)
+    rope: RemovedPairs | None = None
+    heads: list[int] | None = None
+    prefix: int | None = None
+
+    def in_heads(
+        self, new: Shaped[Tensor, "*shape"], old: Shaped[Tensor, "*shape"], dim: int
+    ) -> Shaped[Tensor, "*shape"]:
+        """Return the new tensor in the heads that lose the components, and the old in the rest."""
+        if self.heads is None:
+            return new
+        mixed = old.clone()
+        mixed.movedim(dim, 0)[self.heads] = new.movedim(dim, 0)[self.heads].to(old.dtype)
+        return mixed
 
 
 class BlockAblation:
@@ -35,15 +65,12 @@ class BlockAblation:
 
     def __init__(self, layer: Layer, removal: BlockRemoval) -> None:
         self.layer, self.removal = layer, removal
-        self.builder = ScoreBuilder(layer, removal)
         self.inputs: list[Tensor] = []
-        self.read: dict[str, Tensor] = {}
+        self.z: Tensor | None = None
 
     def group(self) -> HookGroup:
         """Return the block's hooks."""
-        hooks = list(self._hooks())
-        hooks += discarded_hooks(self.layer, self.removal, hooks)
-        return HookGroup(module=self.layer.block, hooks=hooks, start=self.reset)
+        return HookGroup(module=self.layer.block, hooks=list(self._hooks()), start=self.reset)
 
     def _hooks(self) -> Iterator[PlacedHook]:
         point, remove = self.layer.point, self.removal.components
@@ -51,96 +78,35 @@ class BlockAblation:
             yield from norm_hooks(self.layer)
         if remove & {"w_q", "w_k", "w_v"}:
             yield last(point(self.layer.norm_point("ln1")), self.read_input)
-        if "w_q" in remove:
-            yield first(point("attn.hook_q"), self.write_q)
-        if self.removal.rope is not None and self.removal.heads is None:
-            yield from self.layer.hooks_without_rope(self.removal.rope)
-        if not remove <= LOCAL:
-            yield first(point("attn.hook_attn_scores"), self.check_sequences)
-        if self.removal.rebuilds_scores:
-            yield from self.builder.hooks()
-            yield first(point("attn.hook_attn_scores"), self.write_scores)
-        yield from self._hooks_after_scores()
-        yield last(point("hook_resid_post"), self.drop)
-
-    def _hooks_after_scores(self) -> Iterator[PlacedHook]:
-        point, remove = self.layer.point, self.removal.components
-        if "w_v" in remove:
-            yield last(point("attn.hook_pattern"), self.read_pattern)
-            yield first(point("attn.hook_z"), self.write_z)
+        names: tuple[Projection, ...] = ("w_q", "w_k", "w_v")
+        for name in names:
+            if name in remove:
+                yield first(point(self.layer.output_point(name)), partial(self.write_heads, name))
         if "w_o" in remove:
             yield last(point("attn.hook_z"), self.read_z)
             yield first(point(self.layer.attn_out_point), self.write_attn_out)
         if "mlp" in remove:
             yield first(point("hook_mlp_out"), zeros)
+        yield last(point("hook_resid_post"), self.drop)
 
     def read_input(self, tensor: Tensor, hook: HookPoint) -> None:
         self.inputs.append(tensor)
 
-    def read_pattern(self, tensor: Tensor, hook: HookPoint) -> None:
-        self.read["pattern"] = tensor
-
     def read_z(self, tensor: Tensor, hook: HookPoint) -> None:
-        self.read["z"] = tensor
+        self.z = tensor
 
-    def check_sequences(self, tensor: Tensor, hook: HookPoint) -> None:
-        """Check that a pass is over whole sequences, unpadded where their length matters.
+    def write_heads(self, name: Projection, tensor: Tensor, hook: HookPoint) -> Tensor:
+        """Replace the output of W_Q, W_K or W_V, one head per query head.
 
-        Raises:
-            ValueError: if keys come from a cache, or for padding which the removal would count.
+        The model then norms and rotates it.
         """
-        check_no_cache(*tensor.shape[-2:])
-        names = sorted(self.removal.components & OF_LENGTH)
-        if names and not real_positions(unmasked(tensor)).all():
-            raise ValueError(
-                f"removing {' and '.join(names)} depends on the length of the sequences, which "
-                "padding changes: pass sequences of one length, without padding"
-            )
-
-    def write_q(self, tensor: Tensor, hook: HookPoint) -> Tensor:
-        """Replace the output of W_Q; the model then norms and rotates it."""
-        new = self._outputs("w_q").to(tensor.dtype)
-        if self.removal.heads is None:
-            return new  # the model's own may be empty: fused attention leaves it out
-        return self.removal.in_heads(new, tensor, dim=2)
-
-    def write_scores(self, tensor: Tensor, hook: HookPoint) -> Tensor:
-        """Replace the scores by rebuilt ones."""
-        new_keys = self._outputs("w_k") if "w_k" in self.removal.components else None
-        return self.builder.write(tensor, new_keys)
-
-    def edit_product(
-        self, k: Keys, v: Values, visible: Visible
-    ) -> tuple[
-        Float[Tensor, "batch pos new_kv_head d_head"],
-        Float[Tensor, "batch pos new_value_head d_head"],
-        Visible,
-    ]:
-        """Write the removals to what fused attention is computed from, which has no hook points.
-
-        Args:
-            k: keys, normed and rotated.
-            v: values.
-            visible: which keys each query attends to.
-        """
-        remove = self.removal.components
-        if "w_k" in remove:
-            k = self.builder.keys(self._outputs("w_k")).to(k.dtype)
-        if "w_v" in remove:
-            v = self._outputs("w_v").to(v.dtype)
-        return k, v, self.builder.visible(visible)
-
-    def write_z(self, tensor: Tensor, hook: HookPoint) -> Tensor:
-        """Replace the output of W_V, weighted by attention; fused attention has done so already."""
-        if "pattern" not in self.read:
-            return tensor
-        pattern = self.read.pop("pattern")  # the largest tensor of a block: not kept for the next
-        z = torch.einsum("bhqk,bkhd->bqhd", pattern, self._outputs("w_v").to(pattern.dtype))
-        return self.removal.in_heads(z.to(tensor.dtype), tensor, dim=2)
+        new = self.removal.replaced[name].outputs(self._input(name)).to(tensor.dtype)
+        return self.removal.in_heads(new, repeat_heads(tensor, self.layer.n_heads), dim=2)
 
     def write_attn_out(self, tensor: Tensor, hook: HookPoint) -> Tensor:
         """Replace the output of W_O; where some heads keep it, the bias stays."""
-        z, heads = self.read["z"], self.removal.heads
+        z, heads = self.z, self.removal.heads
+        assert z is not None
         if heads is None:
             all_heads = range(self.layer.n_heads)
             return self.removal.replaced["w_o"].summed(z, all_heads).to(tensor.dtype)
@@ -148,25 +114,105 @@ class BlockAblation:
         own = torch.einsum("bphd,hdm->bpm", z[:, :, heads], weight)
         return (tensor - own + self.removal.replaced["w_o"].summed(z, heads)).to(tensor.dtype)
 
+    def edit(self, attention: Attention) -> Attention:
+        """Return attention without mask, window, ALiBi, sinks, or the RoPE of some heads.
+
+        Raises:
+            ValueError: if keys come from a cache, or for padding which the removal would count.
+        """
+        removal, remove, visible = self.removal, self.removal.components, attention.visible
+        if not remove <= LOCAL:
+            check_sequences(attention, remove)
+        if removal.rope is not None and removal.heads is not None:
+            attention = self._without_rope(attention, removal.rope)
+        new = visible_without(visible, remove, removal.prefix)
+        if removal.heads is not None:
+            shape = -1, attention.n_heads, -1, -1
+            new = removal.in_heads(new.expand(shape), visible.expand(shape), dim=1)
+        bias, sinks = attention.bias, attention.sinks
+        if bias is not None and "alibi" in remove:
+            bias = removal.in_heads(torch.zeros_like(bias), bias, dim=1)
+        if sinks is not None and "sink" in remove:
+            sinks = removal.in_heads(torch.full_like(sinks, -torch.inf), sinks, dim=0)
+        return replace(attention, visible=new, bias=bias, sinks=sinks)
+
+    def _without_rope(self, attention: Attention, rope: RemovedPairs) -> Attention:
+        """Return attention with the removed pairs as at position 0 in the heads that lose them."""
+        assert attention.angles is not None
+        angles, q = attention.angles, attention.q
+        k = repeat_heads(attention.k, attention.n_heads)
+        q, k = (self.removal.in_heads(rope.turned_back(x, angles), x, dim=2) for x in (q, k))
+        return replace(attention, q=q, k=k)
+
     def reset(self) -> None:
         """Drop what was read of a pass."""
         self.inputs.clear()
-        self.read.clear()
-        self.builder.reader.reset()
+        self.z = None
 
     def drop(self, tensor: Tensor, hook: HookPoint) -> None:
-        """Drop what was read: the queries and keys of all blocks are gigabytes."""
+        """Drop what was read: the inputs and values of all blocks are gigabytes."""
         self.reset()
-
-    def _outputs(self, name: Projection) -> Heads:
-        """Return the output of the replacement of W_Q, W_K or W_V."""
-        return self.removal.replaced[name].outputs(self._input(name))
 
     def _input(self, name: Projection) -> Vectors:
         # A HookedTransformer norms the inputs of W_Q, W_K and W_V one after the other.
         one_each = len(self.inputs) == 3
         which = {"w_q": 0, "w_k": 1}.get(name, 2) if one_each else -1
         return self.layer.norm_output("ln1", self.inputs[which])
+
+
+def check_sequences(attention: Attention, remove: frozenset[str]) -> None:
+    """Check that a pass is over whole sequences, unpadded where their length matters.
+
+    Raises:
+        ValueError: if keys come from a cache, or for padding which the removal would count.
+    """
+    n_queries, n_keys = attention.visible.shape[-2:]
+    if n_queries != n_keys:
+        raise ValueError(
+            f"{n_keys} keys for {n_queries} queries: in this ablation a position depends on all "
+            "others, so that no cache of keys and values holds; pass whole sequences"
+        )
+    names = sorted(remove & OF_LENGTH)
+    if names and not real_positions(attention.visible).all():
+        raise ValueError(
+            f"removing {' and '.join(names)} depends on the length of the sequences, which "
+            "padding changes: pass sequences of one length, without padding"
+        )
+
+
+def real_positions(visible: Visible) -> Bool[Tensor, "one_or_batch one_or_head key_pos"]:
+    """Return which positions are not padding: a mask hides padding even from itself."""
+    return visible.diagonal(dim1=-2, dim2=-1)
+
+
+def visible_without(visible: Visible, remove: frozenset[str], prefix: int | None = None) -> Visible:
+    """Return which keys each query is to attend to, never to padding.
+
+    Args:
+        visible: which keys it attends to in the intact model.
+        remove: without the mask a window reaches as far behind a query as before it; without the
+            window, all earlier keys are visible; without both, all keys.
+        prefix: how many first positions, counted without padding, lose the mask among themselves;
+            None for all positions.
+
+    Raises:
+        ValueError: if a sequence is shorter than the prefix.
+    """
+    if not remove & {"mask", "window"}:
+        return visible
+    real = real_positions(visible)[..., None, :]
+    if "window" in remove:
+        visible = torch.ones_like(visible).tril() & real
+    if "mask" not in remove:
+        return visible
+    both_ways = (visible | visible.mT) & real
+    if prefix is None:
+        return both_ways
+    n = int(real.sum(-1).min())
+    if prefix > n:
+        raise ValueError(f"a prefix of {prefix} positions, but the sequences have {n}")
+    inside = real & (real.cumsum(-1) <= prefix)
+    return visible | (both_ways & inside & inside.mT)
 
 
 def zeros(tensor: Tensor, hook: HookPoint) -> Tensor:
@@ -179,9 +225,6 @@ def mean_over_positions(
 ) -> Float[Tensor, "batch pos d_model"]:
     """Replace each position's vector by the mean over positions."""
     return tensor.mean(-2, keepdim=True).expand_as(tensor).clone()
-
-
-BlockAblations = Mapping[int, BlockAblation]  # by the block's number
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -197,17 +240,11 @@ class ActiveAblation:
 
     ablation: Ablation
     calibration: Hashable
-    blocks: BlockAblations
+    blocks: Mapping[int, BlockAblation]  # by the block's number
     groups: Sequence[HookGroup]
 
 
 ABLATED: WeakKeyDictionary[HookedModel, ActiveAblation] = WeakKeyDictionary()
-
-
-def block_ablations(model: HookedModel) -> BlockAblations:
-    """Return the removals that are in effect in each block; none outside `ablated`."""
-    active = ABLATED.get(model)
-    return {} if active is None else active.blocks
 
 
 def removed_before(model: HookedModel, depth: int) -> tuple[Hashable, ...]:

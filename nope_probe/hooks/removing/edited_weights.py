@@ -12,14 +12,15 @@ from contextlib import contextmanager
 from typing import get_args
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from nope_probe.components import WEIGHTS, Projection
 from nope_probe.hooks.layers.attached_hooks import PlacedHook, hooks_attached
 from nope_probe.hooks.layers.base_layer import Layer, NormName
-from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.layers.model import layers_of, traits_of
 from nope_probe.hooks.layers.protocols import Model
+from nope_probe.hooks.layers.rotation import Rotary
 
 SPREAD = 0.5  # standard deviation of the logarithm of the factors
 
@@ -39,12 +40,12 @@ def reparametrised(model: Model, generator: Generator) -> Iterator[Model]:
         >>> with reparametrised(model, torch.Generator().manual_seed(0)):
         ...     logits = model(torch.tensor([[0, 5, 9]]))
     """
-    layers = layers_of(model)
+    layers, traits = layers_of(model), traits_of(model)
     saved = [(view, view.clone()) for layer in layers for view in _rewritten(layer)]
     try:
         with torch.no_grad():
             for layer in layers:
-                _reparametrise(layer, generator)
+                _reparametrise(layer, traits[layer.index].rotary, generator)
         yield model
     finally:
         with torch.no_grad():
@@ -52,10 +53,11 @@ def reparametrised(model: Model, generator: Generator) -> Iterator[Model]:
                 view.copy_(value)
 
 
-def _reparametrise(layer: Layer, generator: Generator) -> None:
+def _reparametrise(layer: Layer, rotary: Rotary | None, generator: Generator) -> None:
     n_heads, d = layer.n_kv_heads, layer.d_head
     if not layer.has_qk_norm:
-        turn = complex_map(n_heads, d, layer.d_rotary, generator, layer.adjacent)
+        pairs = None if rotary is None else rotary.pairs
+        turn = complex_map(n_heads, d, generator, pairs)
         _multiply(layer, "w_q", turn)
         _multiply(layer, "w_k", torch.linalg.inv(turn).mT)
     basis = invertible_map(n_heads, d, generator)
@@ -64,19 +66,21 @@ def _reparametrise(layer: Layer, generator: Generator) -> None:
 
 
 def complex_map(
-    n_heads: int, d_head: int, d_rotary: int, generator: Generator, adjacent: bool = False
+    n_heads: int,
+    d_head: int,
+    generator: Generator,
+    pairs: Int[Tensor, "pair two"] | None = None,
 ) -> Float[Tensor, "head d_head d_head"]:
     """Draw per head one complex number for each rotary pair, as a matrix that acts on rows.
 
-    Coordinates that RoPE does not turn are paired in the same way.
+    Coordinates that RoPE does not turn, all of them without `pairs`, are paired by halves.
     """
+    turned = torch.empty(0, 2, dtype=torch.long) if pairs is None else pairs
+    rest = torch.tensor([each for each in range(d_head) if each not in turned])
     maps = torch.eye(d_head, dtype=torch.float64).repeat(n_heads, 1, 1)
-    for begin, end in ((0, d_rotary), (d_rotary, d_head)):
-        half = (end - begin) // 2
-        first = begin + (2 * torch.arange(half) if adjacent else torch.arange(half))
-        second = first + (1 if adjacent else half)
-        size = torch.exp(SPREAD * torch.randn(n_heads, half, generator=generator).double())
-        angle = 2 * torch.pi * torch.rand(n_heads, half, generator=generator).double()
+    for first, second in (turned.T, rest[: len(rest) // 2 * 2].long().view(2, -1)):
+        size = torch.exp(SPREAD * torch.randn(n_heads, len(first), generator=generator).double())
+        angle = 2 * torch.pi * torch.rand(n_heads, len(first), generator=generator).double()
         maps[:, first, first] = maps[:, second, second] = size * angle.cos()
         maps[:, first, second] = size * angle.sin()
         maps[:, second, first] = -size * angle.sin()

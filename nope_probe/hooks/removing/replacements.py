@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from nope_probe.components import WEIGHTS, Ablation, Projection
-from nope_probe.hooks.layers.base_layer import Heads, Layer, Vectors
+from nope_probe.hooks.layers.attention import Heads
+from nope_probe.hooks.layers.base_layer import Layer, Vectors
 from nope_probe.maps.folds import State
 
 MEANS = ("w_q", "w_k", "w_v", "w_o", "z")

@@ -9,23 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.components import COMPONENTS, Ablation, Component, is_rope
-from nope_probe.hooks.layers.attached_hooks import hooks_attached
-from nope_probe.hooks.layers.attention import RemovedPairs, Rotary
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.model import (
-    has_alibi,
+    blocks_of,
     is_causal,
     layers_of,
+    numbered_layers,
     position_point,
-    run_forward,
+    traits_of,
 )
 from nope_probe.hooks.layers.protocols import HookedModel
-from nope_probe.hooks.layers.qk_reader import QKReader
+from nope_probe.hooks.layers.rotation import RemovedPairs
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,7 +48,6 @@ def resolve_targets(model: HookedModel, ablation: Ablation) -> list[Target]:
         ValueError: for a component, layer, head or band that the model does not have, or a prefix
             longer than its context; the message says what there is.
     """
-    blocks = layers_of(model)
     bands = [name for name in ablation.components if is_rope(name)]
     _validate_components(model, ablation.components)
     if ablation.prefix is not None and ablation.prefix > model.cfg.n_ctx:
@@ -59,32 +56,53 @@ def resolve_targets(model: HookedModel, ablation: Ablation) -> list[Target]:
         )
     heads = ablation.heads
     if heads is None:
-        indices = range(len(blocks)) if ablation.layers is None else ablation.layers
-        per_layer: Mapping[int, Sequence[int] | None] = dict.fromkeys(indices)
+        per_layer: Mapping[int, Sequence[int] | None] = dict.fromkeys(_numbers(model, ablation))
     else:
         per_layer = {index: named for index, named in heads.items() if len(named)}
-    _validate_layers(per_layer, len(blocks))
     rope = removed_pairs(model, bands)
-    return [
-        Target(layer=blocks[index], heads=_heads(blocks[index], named), rope=rope[index])
-        for index, named in per_layer.items()
+    try:
+        layers = numbered_layers(model, per_layer) if per_layer else []
+    except IndexError as error:
+        raise ValueError(str(error)) from error
+    targets = [
+        Target(layer=layer, heads=_heads(layer, per_layer[layer.index]), rope=rope[layer.index])
+        for layer in layers
     ]
+    for target in targets:
+        _validate_weights(target, ablation)
+    return targets
+
+
+def _numbers(model: HookedModel, ablation: Ablation) -> Sequence[int]:
+    if ablation.layers is not None:
+        return ablation.layers
+    return [layer.index for layer in layers_of(model)]
+
+
+def _validate_weights(target: Target, ablation: Ablation) -> None:
+    """Check that a block has the weights that are to be replaced, as matrices of their own."""
+    for name in ablation.weights:
+        reason = target.layer.why_not_replaced(name)
+        if reason is not None:
+            raise ValueError(f"{name} of L{target.layer.index} cannot be removed: {reason}")
+    rope = target.rope
+    if rope is not None and target.heads is not None and rope.rotary.pairs is None:
+        raise ValueError(
+            f"RoPE of L{target.layer.index} cannot be removed in some heads: which coordinates it "
+            "turns together was not recognised"
+        )
 
 
 def _validate_components(model: HookedModel, names: Sequence[str]) -> None:
+    has = components(model)
     for name in COMPONENTS:
-        if name in names and name != "rope" and not has_component(model, name):
+        if name in names and name not in has:
             raise _lacks(model, name)
 
 
 def _lacks(model: HookedModel, name: str) -> ValueError:
     has = ", ".join(components(model))
     return ValueError(f"the model has no {name} to remove; it has {has}")
-
-
-def _validate_layers(indices: Mapping[int, object], n_layers: int) -> None:
-    if not set(indices) <= set(range(n_layers)):
-        raise ValueError(f"expected layers from 0 to {n_layers - 1}, got {list(indices)}")
 
 
 def _heads(layer: Layer, named: Sequence[int] | None) -> list[int] | None:
@@ -100,20 +118,21 @@ def _heads(layer: Layer, named: Sequence[int] | None) -> list[int] | None:
     return None if len(heads) == layer.n_heads else heads
 
 
-def removed_pairs(model: HookedModel, bands: Sequence[str]) -> list[RemovedPairs | None]:
+def removed_pairs(model: HookedModel, bands: Sequence[str]) -> Mapping[int, RemovedPairs | None]:
     """Return for each block the rotary pairs in some bands of RoPE; None where it rotates none.
 
     Raises:
         ValueError: for a band that the model does not have; the message says what there is.
     """
+    rotaries = {number: traits.rotary for number, traits in traits_of(model).items()}
     if not bands:
-        return [None] * len(layers_of(model))
-    per_layer = rotaries(model)
-    if all(rotary is None for rotary in per_layer):
+        return dict.fromkeys(rotaries)
+    if not any(rotaries.values()):
         raise _lacks(model, bands[0])
-    return [
-        None if rotary is None else RemovedPairs(bands=bands, rotary=rotary) for rotary in per_layer
-    ]
+    return {
+        number: rotary and RemovedPairs(bands=bands, rotary=rotary)
+        for number, rotary in rotaries.items()
+    }
 
 
 def components(model: HookedModel) -> tuple[Component, ...]:
@@ -121,43 +140,29 @@ def components(model: HookedModel) -> tuple[Component, ...]:
 
     RoPE counts if any block has it; a NoPE HookedTransformer (`W_pos = 0`) has no `pos_embed`.
     """
-    return tuple(name for name in COMPONENTS if has_component(model, name))
-
-
-def has_component(model: HookedModel, name: Component) -> bool:
-    """Return whether a model has a component."""
-    if name == "mask":
-        return is_causal(model)
-    if name == "rope":
-        return any(rope_layers(model))
-    if name == "alibi":
-        return has_alibi(model)
-    if name == "mlp":
-        layers = layers_of(model)
-        return any(layer.has("hook_mlp_out") and not layer.attention_only for layer in layers)
-    return name != "pos_embed" or position_point(model) is not None
+    layers, traits = layers_of(model), traits_of(model).values()
+    has = {
+        "mask": is_causal(model),
+        "rope": any(each.rotary is not None for each in traits),
+        "mlp": any(layer.has("hook_mlp_out") and not layer.attention_only for layer in layers),
+        "pos_embed": position_point(model) is not None,
+        "alibi": any(each.alibi for each in traits),
+        "window": any(each.window for each in traits),
+        "sink": any(each.sinks for each in traits),
+    }
+    return tuple(name for name in COMPONENTS if has.get(name, True))
 
 
 def rope_layers(model: HookedModel) -> tuple[bool, ...]:
     """Return for each block whether it rotates q and k."""
-    return tuple(rotary is not None for rotary in rotaries(model))
+    traits = traits_of(model)
+    return tuple(
+        number in traits and traits[number].rotary is not None
+        for number in range(len(blocks_of(model)))
+    )
 
 
 def rope_frequencies(model: HookedModel) -> tuple[Float[Tensor, " pair"] | None, ...]:
-    """Return for each block the angle per position of its rotary pairs, or None if it has none."""
-    return tuple(None if rotary is None else rotary.frequencies for rotary in rotaries(model))
-
-
-def rotaries(model: HookedModel) -> tuple[Rotary | None, ...]:
-    """Return for each block how it rotates queries and keys, or None if it does not.
-
-    One short forward pass shows it: in a NoPE layer RoPE's hook points do not fire, whatever the
-    configuration says.
-    """
-    readers = [QKReader(layer) for layer in layers_of(model)]
-    names = ("hook_cos", "hook_sin", "hook_rot_q")
-    hooks = [pair for reader in readers for pair in reader.hooks(names)]
-    with torch.inference_mode(), hooks_attached(hooks):
-        if hooks:
-            run_forward(model, torch.zeros(1, 2, dtype=torch.long))
-    return tuple(reader.layer.rotary(reader.fired) for reader in readers)
+    """Return for each block that attends the angle per position of its rotary pairs, or None."""
+    rotaries = [traits.rotary for traits in traits_of(model).values()]
+    return tuple(None if rotary is None else rotary.frequencies for rotary in rotaries)

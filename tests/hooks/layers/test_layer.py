@@ -8,6 +8,7 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 from support.edited_model import projections
+from support.plain_scores import plain_scores
 from support.plain_states import plain_states
 from support.tiny_models import (
     CONFIGS,
@@ -22,9 +23,10 @@ from transformers.models.glm.modeling_glm import apply_rotary_pos_emb as rotate_
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as rotate_halves
 
 from nope_probe.hooks.layers.attached_hooks import hooks_attached
-from nope_probe.hooks.layers.attention import repeat_heads, rotated
-from nope_probe.hooks.layers.model import StopForward, layers_of, run_forward
-from nope_probe.hooks.layers.qk_reader import QKReader
+from nope_probe.hooks.layers.attention import Attention, repeat_heads
+from nope_probe.hooks.layers.model import attention_read, layers_of, run_forward, traits_of
+from nope_probe.hooks.layers.rotation import RemovedPairs, fit_rotary
+from nope_probe.hooks.layers.tap import StopForward
 from nope_probe.models.load import load
 
 ModelOf = Callable[[str], tuple[Any, str]]
@@ -36,36 +38,56 @@ def test_the_type_checks_of_shapes_are_on() -> None:
 
 
 @pytest.mark.parametrize("spec", ["bridge:llama", "bridge:smollm3", "hooked:smollm3-rope"])
-def test_the_reader_reads_the_queries_and_keys_of_plain_transformers(
+def test_the_tap_shows_the_queries_and_keys_of_plain_transformers(
     spec: str, model_of: ModelOf, tiny: Callable[[str], Any]
 ) -> None:
     model, name = model_of(spec)
-    readers = [QKReader(layer) for layer in layers_of(model)]
+    shown = attentions(model, tiny(name).tokens)
+    for attention, states in zip(
+        shown, plain_states(tiny(name).hf, tiny(name).tokens), strict=True
+    ):
+        assert distance(attention.q, states.q) <= 1e-5
+        assert distance(attention.k, states.k) <= 1e-5
+        assert distance(attention.scores(), states.scores()) <= 1e-5
+
+
+def attentions(model: Any, inputs: torch.Tensor) -> list[Attention]:
+    """Return what each block's attention is computed from."""
+    shown: list[Attention] = []
     with (
         torch.inference_mode(),
-        hooks_attached(pair for reader in readers for pair in reader.hooks()),
+        attention_read(model, lambda layer, attention: shown.append(attention)),
     ):
-        model(tiny(name).tokens)
-        for reader, states in zip(
-            readers, plain_states(tiny(name).hf, tiny(name).tokens), strict=True
-        ):
-            assert distance(reader.read("q"), states.q) <= 1e-5
-            assert distance(reader.read("k"), states.k) <= 1e-5
-            scores = reader.layer.scores(reader.read("q"), reader.read("k"))
-            assert distance(scores, states.scores()) <= 1e-5
+        model(inputs)
+    return shown
 
 
 @pytest.mark.parametrize("d_rotary", [6, 10])
-@pytest.mark.parametrize("adjacent", [False, True])
-def test_rotating_equals_transformers_own_function(adjacent: bool, d_rotary: int) -> None:
+@pytest.mark.parametrize("layout", ["halves", "adjacent", "half width", "complex"])
+def test_a_rotation_is_recognised_and_turned_back(layout: str, d_rotary: int) -> None:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(2, 7, 3, 10, generator=generator)
-    angles = torch.randn(1, 7, d_rotary // 2, generator=generator).repeat(1, 1, 2)
-    cos, sin = angles.cos(), angles.sin()
-    theirs = rotate_adjacent if adjacent else rotate_halves
-    turn, rest = x[..., :d_rotary], x[..., d_rotary:]
-    expected = torch.cat([theirs(turn, turn, cos, sin, unsqueeze_dim=2)[0], rest], -1)
-    assert torch.allclose(rotated(x, cos, sin, adjacent), expected, atol=1e-6)
+    theta = 1 + torch.rand(d_rotary // 2, generator=generator)
+    once = torch.arange(7.0)[None, :, None] * theta
+    cos, sin = once.repeat(1, 1, 2).cos(), once.repeat(1, 1, 2).sin()
+    rotate = rotate_halves if layout in ("halves", "half width") else rotate_adjacent
+    turned, _ = rotate(x[..., :d_rotary], x[..., :d_rotary], cos, sin, unsqueeze_dim=2)
+    turned = torch.cat([1.2 * turned, x[..., d_rotary:]], -1)
+    straight = torch.cat([1.2 * x[..., :d_rotary], x[..., d_rotary:]], -1)
+    angles: Any = (1.2 * cos, 1.2 * sin)
+    if layout == "half width":
+        angles = (1.2 * once.cos(), 1.2 * once.sin())
+    if layout == "complex":
+        angles = 1.2 * torch.polar(torch.ones_like(once), once)
+    rotary = fit_rotary(angles, turned[0, 1], straight[0, 1])
+    assert rotary is not None
+    assert rotary.factor == pytest.approx(1.2)
+    assert torch.allclose(rotary.frequencies.float(), theta, atol=1e-5)
+    matrices = rotary.matrices(angles, 10)
+    scaled = torch.einsum("pde,hpe->hpd", matrices, x[0].transpose(0, 1)).transpose(0, 1)
+    assert torch.allclose(scaled, turned[0], atol=1e-5)
+    removed = RemovedPairs(bands=["rope"], rotary=rotary)
+    assert torch.allclose(removed.turned_back(turned, angles), straight, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -91,23 +113,28 @@ def test_weights_per_head_are_views_that_multiply_as_transformers_projections(
 
 
 @pytest.mark.parametrize(
-    ("spec", "parallel", "post_norm", "qk_norm", "d_rotary"),
+    ("spec", "parallel", "post_norm", "qk_norm", "n_pairs"),
     [
-        ("bridge:llama", False, False, False, 10),
-        ("bridge:phi3", False, False, False, 8),
-        ("bridge:qwen3", False, False, True, 6),
-        ("bridge:gemma2", False, True, False, 10),
-        ("bridge:neox", True, False, False, 2),
-        ("hooked:smollm3-rope", False, False, False, 10),
+        ("bridge:llama", False, False, False, 5),
+        ("bridge:phi3", False, False, False, 4),
+        ("bridge:qwen3", False, False, True, 3),
+        ("bridge:gemma2", False, True, False, 5),
+        ("bridge:neox", True, False, False, 1),
+        ("hooked:smollm3-rope", False, False, False, 5),
     ],
 )
 def test_the_features_of_a_block_are_those_of_its_architecture(
-    spec: str, parallel: bool, post_norm: bool, qk_norm: bool, d_rotary: int, model_of: ModelOf
+    spec: str, parallel: bool, post_norm: bool, qk_norm: bool, n_pairs: int, model_of: ModelOf
 ) -> None:
-    for layer in layers_of(model_of(spec)[0]):
+    model, _ = model_of(spec)
+    for layer in layers_of(model):
+        rotary = traits_of(model)[layer.index].rotary
+        assert rotary is not None
+        assert rotary.pairs is not None
         assert (layer.parallel, layer.has_post_norm) == (parallel, post_norm)
-        assert (layer.has_qk_norm, layer.d_rotary) == (qk_norm, d_rotary)
-        assert (layer.attention_only, layer.has_sinks) == (False, False)
+        assert (layer.has_qk_norm, len(rotary.frequencies)) == (qk_norm, n_pairs)
+        assert torch.equal(rotary.pairs.flatten().sort()[0], torch.arange(2 * n_pairs))
+        assert not layer.attention_only
 
 
 def test_a_parameter_free_block_is_attention_only() -> None:
@@ -127,14 +154,19 @@ def test_sizes_are_those_of_the_configuration(model_of: ModelOf) -> None:
         layer = layers_of(model)[1]
         assert (layer.n_heads, layer.n_kv_heads, layer.d_head) == (6, 2, 10)
         assert layer.d_model == (42 if name == "llama" else 34)
-        assert layer.scale == pytest.approx(10**-0.5)
 
 
-def test_gemma_has_its_own_scale_and_a_soft_cap(bridge: Callable[[str], Any]) -> None:
-    layer = layers_of(bridge("gemma2"))[0]
-    assert (layer.scale, layer.soft_cap) == (pytest.approx(13**-0.5), 7.0)
-    big = torch.full((1, 1, 1, 10), 50.0)
-    assert layer.scores(big.expand(1, 1, 6, 10), big.expand(1, 1, 2, 10)).max() <= 7.0
+def test_gemma_has_its_own_scale_and_a_soft_cap(
+    bridge: Callable[[str], Any], tiny: Callable[[str], Any]
+) -> None:
+    model, inputs = bridge("gemma2"), tiny("gemma2").tokens
+    assert layers_of(model)[0].soft_cap == 7.0
+    for attention, expected in zip(
+        attentions(model, inputs), plain_scores(tiny("gemma2").hf, inputs), strict=True
+    ):
+        assert (attention.scale, attention.soft_cap) == (pytest.approx(13**-0.5), 7.0)
+        visible = expected.isfinite()
+        assert distance(attention.scores()[visible], expected[visible].float()) <= 1e-5
 
 
 @pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
@@ -224,11 +256,7 @@ def test_the_scale_of_gpt2_can_fall_with_the_layers_index(tmp_path: Path) -> Non
     tokenizer().save_pretrained(tmp_path)
     model, inputs = load(str(tmp_path)).model, tokens(5)
     weights = plain(tmp_path)(inputs, output_attentions=True).attentions
-    for layer, expected in zip(layers_of(model), weights, strict=True):
-        reader = QKReader(layer)
-        assert layer.scale == pytest.approx(7**-0.5 / (layer.index + 1))
-        with torch.inference_mode(), hooks_attached(reader.hooks()):
-            model(inputs)
-            scores = layer.scores(reader.read("q"), reader.read("k"))
-        causal = scores.masked_fill(torch.ones(11, 11).triu(1).bool(), -torch.inf)
+    for index, (layer, expected) in enumerate(zip(attentions(model, inputs), weights, strict=True)):
+        assert layer.scale == pytest.approx(7**-0.5 / (index + 1))
+        causal = layer.scores().masked_fill(torch.ones(11, 11).triu(1).bool(), -torch.inf)
         assert distance(causal.softmax(-1), expected) <= 1e-5

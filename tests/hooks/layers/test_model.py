@@ -9,7 +9,8 @@ from support.edited_model import blocks
 from support.tiny_models import distance
 
 from nope_probe.hooks.layers.attached_hooks import hooks_attached
-from nope_probe.hooks.layers.model import StopForward, layers_of, run_blocks, run_forward
+from nope_probe.hooks.layers.model import layers_of, run_blocks, run_forward
+from nope_probe.hooks.layers.tap import StopForward
 
 ModelOf = Callable[[str], tuple[Any, str]]
 N_SEQS, N_POS = 3, 11

@@ -12,11 +12,10 @@ from support.tiny_models import tokens
 from torch import Tensor
 
 from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.layers.attention import relative_error
-from nope_probe.hooks.layers.model import layers_of, run_blocks
+from nope_probe.hooks.layers.attention import Attention, relative_error
+from nope_probe.hooks.layers.model import layers_of, run_blocks, tapped
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
-from nope_probe.hooks.reading.fused import attend, can_fuse
 from nope_probe.hooks.removing.targets import components
 
 ModelOf = Callable[[str], tuple[Any, str]]
@@ -40,11 +39,9 @@ def leave(tensor: Tensor, hook: Any) -> None:
 
 def both_ways(model: Any, **options: Any) -> tuple[Any, Any]:
     """Capture scores fused, and with a hook on the first block's scores."""
-    assert can_fuse(model, TOKENS)
     options = {"n_folds": 3, **options}
     fused = capture_scores(model, TOKENS, batch_size=4, **options)
     with user_hook(layers_of(model)[0].point("attn.hook_attn_scores"), leave):
-        assert not can_fuse(model, TOKENS)
         hooked = capture_scores(model, TOKENS, batch_size=4, **options)
     return fused, hooked
 
@@ -108,7 +105,6 @@ def test_the_mean_term_and_the_mean_keys_are_the_same(spec: str, model_of: Model
 @pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
 def test_stages_are_the_same(spec: str, model_of: ModelOf) -> None:
     model, _ = model_of(spec)
-    assert can_fuse(model, TOKENS)
     fused = capture_stages(model, TOKENS, n_folds=3)
     with user_hook(layers_of(model)[0].point("attn.hook_pattern"), leave):
         hooked = capture_stages(model, TOKENS, n_folds=3)
@@ -177,12 +173,7 @@ def test_the_first_capture_of_a_model_may_be_one_under_an_ablation(
 
     model = load(str(tiny(spec).folder)).model
     with ablated(model, Ablation(remove=["mask", "w_k", "w_v", "rope"], gain="norm")):
-        assert can_fuse(model, TOKENS)
         assert_same_maps(*both_ways(model))
-
-
-def test_a_soft_cap_needs_the_scores(bridge: Callable[[str], Any]) -> None:
-    assert not can_fuse(bridge("gemma2"), TOKENS)
 
 
 @pytest.mark.hooked_transformer
@@ -190,29 +181,44 @@ def test_a_soft_cap_needs_the_scores(bridge: Callable[[str], Any]) -> None:
     ("option", "value"),
     [
         ("positional_embedding_type", "alibi"),
-        ("use_logn_attn", True),
-        ("clip_qkv", 0.05),
         ("use_attention_sinks", True),
         ("use_attn_result", True),
+        ("attn_scores_soft_cap", 0.5),
     ],
 )
-def test_attention_of_another_formula_needs_the_scores(option: str, value: Any) -> None:
+def test_the_tap_of_a_hooked_transformer_computes_what_transformer_lens_does(
+    option: str, value: Any
+) -> None:
+    model = option_model(option, value)
+    with torch.inference_mode():
+        own = model(TOKENS)
+        with tapped(model):
+            assert relative_error(model(TOKENS), own) <= 1e-6
+    plain = option_model(option, None)
+    with torch.inference_mode():
+        assert option == "use_attn_result" or relative_error(plain(TOKENS), own) > 1e-3
+
+
+def option_model(option: str, value: Any) -> Any:
     from transformer_lens import HookedTransformer, HookedTransformerConfig
 
     settings = {
         **{"n_layers": 2, "d_model": 22, "d_head": 11, "n_heads": 2, "n_ctx": 64, "d_vocab": 263},
-        **{"act_fn": "silu", "seed": 3, "initializer_range": 0.5, "logn_attn_train_ctx": 5},
+        **{"act_fn": "silu", "seed": 3, "initializer_range": 0.5},
     }
-    known = HookedTransformerConfig.__dataclass_fields__
-    settings = {name: each for name, each in settings.items() if name in known} | {option: value}
-    if option not in known:
-        pytest.skip(f"this TransformerLens has no {option}")
+    if value is not None:
+        settings[option] = value
     model = HookedTransformer(HookedTransformerConfig(**settings))
-    assert not can_fuse(model, TOKENS)
-    plain = HookedTransformer(
-        HookedTransformerConfig(**{**settings, option: known[option].default})
-    )
-    assert can_fuse(plain, TOKENS)
+    for block in model.blocks:
+        if hasattr(block.attn, "sinks"):
+            torch.nn.init.normal_(block.attn.sinks)
+    return model
+
+
+@pytest.mark.hooked_transformer
+def test_attention_of_another_formula_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match="clipped and log-n attention"):
+        layers_of(option_model("clip_qkv", 0.05))
 
 
 @pytest.mark.parametrize("spec", ["bridge:neox", "hooked:smollm3-rope"])
@@ -238,28 +244,8 @@ def test_attention_without_scores_is_softmax_of_the_visible_scores_times_values(
         scores = 0.3 * q[:, :, head] @ k[:, :, head // 2].mT
         pattern = scores.masked_fill(~visible, -torch.inf).softmax(-1)
         expected[:, :, head] = pattern @ v[:, :, head // 2]
-    assert relative_error(attend(q, k, v, visible, 0.3), expected) <= 1e-6
-
-
-@pytest.mark.hooked_transformer
-def test_an_option_that_is_set_later_ends_fused_attention_until_it_is_unset(
-    model_of: ModelOf,
-) -> None:
-    model, _ = model_of("hooked:smollm3-rope")
-    shapes: list[torch.Size] = []
-    with user_hook(
-        layers_of(model)[0].point("attn.hook_result"),
-        lambda tensor, hook: shapes.append(tensor.shape),
-    ):
-        assert can_fuse(model, TOKENS)
-        model.set_use_attn_result(True)
-        try:
-            capture_scores(model, TOKENS, n_folds=3)
-        finally:
-            model.set_use_attn_result(False)
-    assert shapes
-    assert {shape[1:] for shape in shapes} == {(13, 6, model.cfg.d_model)}
-    assert can_fuse(model, TOKENS)
+    attention = Attention(q=q, k=k, v=v, visible=visible[None, None], scale=0.3)
+    assert relative_error(attention.weighted_values(), expected) <= 1e-6
 
 
 def test_the_error_of_no_values_or_of_nan_is_undefined() -> None:

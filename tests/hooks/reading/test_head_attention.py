@@ -11,7 +11,6 @@ from support.tiny_models import tokens
 from nope_probe.hooks.layers.attached_hooks import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.batch_readings import read_heads, read_layers
-from nope_probe.hooks.reading.fused import can_fuse
 
 INPUTS, ROWS = tokens(n_seqs=3, n_pos=13), torch.arange(13)
 KEYS = torch.stack((torch.zeros_like(ROWS), (ROWS - 1).clamp_min(0), ROWS // 2))
@@ -34,7 +33,6 @@ def test_weights_are_those_of_plain_transformers(
     true = plain_scores(tiny(name).hf, INPUTS).nan_to_num(nan=-torch.inf).softmax(-1)
     users = [(layers_of(model)[0].point("attn.hook_attn_scores"), leave)] * (way == "hooked")
     with hooks_attached(users):
-        assert can_fuse(model, INPUTS) == (way == "fused")
         readings = read_heads(model, INPUTS, KEYS, n_layers=2)
     assert len(readings) == 2
     for layer, reading in enumerate(readings):

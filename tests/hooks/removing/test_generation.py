@@ -133,7 +133,14 @@ def test_a_cache_of_transformer_lens_is_refused(model_of: ModelOf) -> None:
 
     model, _ = model_of("hooked:smollm3-rope")
     prompt, ones = tokens(n_seqs=2, n_pos=7), torch.ones(2, 7, dtype=torch.long)
-    for remove in ("mask", "rope", "rope[0:2]", "w_k", "w_v"):
+    cache = TransformerLensKeyValueCache.init_cache(model.cfg, "cpu", 2)
+    for remove in ("w_k", "w_v"):
+        with (
+            ablated(model, Ablation(remove=[remove], gain="norm")),
+            pytest.raises(ValueError, match=r"head per query head.*pass whole sequences"),
+        ):
+            model(prompt, past_kv_cache=cache, attention_mask=ones)
+    for remove in ("mask", "rope", "rope[0:2]"):
         cache = TransformerLensKeyValueCache.init_cache(model.cfg, "cpu", 2)
         with ablated(model, Ablation(remove=[remove], gain="norm")):
             model(prompt, past_kv_cache=cache, attention_mask=ones)

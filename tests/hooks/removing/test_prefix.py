@@ -10,7 +10,7 @@ from support.edited_model import SEVEN, edited, norm_sizes, plain_run
 from support.hooked_runs import hooked_run, hooks_left, largest_error
 
 from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.removing.rebuilt_scores import with_prefix
+from nope_probe.hooks.removing.block_ablation import visible_without
 
 ModelOf = Callable[[str], tuple[Any, str]]
 TinyOf = Callable[[str], Any]
@@ -46,8 +46,9 @@ def test_later_queries_do_not_see_what_follows_them(
 def test_a_sliding_window_stays_one_for_later_queries() -> None:
     causal, position = torch.ones(5, 5, dtype=torch.bool).tril(), torch.arange(5)
     window = causal & (position[:, None] - position < 2)
-    expected = [[1, 1, 1, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]
-    assert with_prefix(window, 3).int().tolist() == expected
+    expected = [[1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]
+    found = visible_without(window[None, None], frozenset({"mask"}), 3)
+    assert found[0, 0].int().tolist() == expected
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 from support.tiny_models import distance
+from transformers.models.glm.modeling_glm import apply_rotary_pos_emb as rotate_adjacent
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as rotate_halves
 
 from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.layers.attention import rotated
 from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.hooks.removing.edited_weights import complex_map, invertible_map, reparametrised
 
@@ -78,17 +79,25 @@ def test_weights_are_restored_bit_by_bit_when_the_body_raises(
 
 @pytest.mark.parametrize("adjacent", [False, True])
 def test_a_complex_map_commutes_with_rope(adjacent: bool):
-    turn = complex_map(3, 10, 6, generator(), adjacent)
+    coordinates = torch.arange(6)
+    pairs = coordinates.view(3, 2) if adjacent else coordinates.view(2, 3).T
+    turn = complex_map(3, 10, generator(), pairs)
     x = torch.randn(2, 7, 3, 10, generator=generator()).double()
     angle = torch.arange(7).double()[:, None] * torch.tensor([1.0, 0.3, 0.1]).repeat(2)
     cos, sin = angle.cos()[None], angle.sin()[None]
-    one = rotated(torch.einsum("bphd,hde->bphe", x, turn), cos, sin, adjacent)
-    other = torch.einsum("bphd,hde->bphe", rotated(x, cos, sin, adjacent), turn)
+
+    def rotated(x: torch.Tensor) -> torch.Tensor:
+        rotate = rotate_adjacent if adjacent else rotate_halves
+        turned, _ = rotate(x[..., :6], x[..., :6], cos, sin, unsqueeze_dim=2)
+        return torch.cat((turned, x[..., 6:]), -1)
+
+    one = rotated(torch.einsum("bphd,hde->bphe", x, turn))
+    other = torch.einsum("bphd,hde->bphe", rotated(x), turn)
     torch.testing.assert_close(one, other)
 
 
 def test_a_complex_map_changes_every_coordinate():
-    turn = complex_map(2, 10, 6, generator())
+    turn = complex_map(2, 10, generator(), torch.arange(6).view(2, 3).T)
     assert (turn.diagonal(dim1=-2, dim2=-1) != 1).all()
 
 

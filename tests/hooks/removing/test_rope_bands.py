@@ -12,7 +12,7 @@ from support.hooked_runs import hooked_run, largest_error
 
 from nope_probe.components import Ablation, equal_bands
 from nope_probe.hooks.ablation import ablated
-from nope_probe.hooks.layers.attention import RemovedPairs, Rotary
+from nope_probe.hooks.layers.rotation import RemovedPairs, Rotary
 from nope_probe.hooks.removing.targets import rope_frequencies
 
 ModelOf = Callable[[str], tuple[Any, str]]

@@ -1,0 +1,187 @@
+"""RoPE: how one block turns queries and keys, and some pairs turned as at position 0."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from math import pi
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from nope_probe.components import BAND
+
+# What a model passes to attention for the angles of all positions: cos and sin, complex numbers, or
+# the positions themselves.
+Angles: TypeAlias = tuple[Tensor, Tensor] | Tensor
+Heads = Float[Tensor, "batch pos head d_head"]
+FITS = 1e-3  # relative error up to which a rotation is recognised
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rotary:
+    """How one block rotates queries and keys.
+
+    Attributes:
+        frequencies: the angle per position of each pair, radians.
+        factor: what rotated queries and keys are multiplied with at every position, 1 as a rule;
+            the attention factor of YaRN and LongRoPE.
+        pairs: the two coordinates of a head that each pair turns; None if they are not known.
+        columns: the pair of each column of the model's angles.
+    """
+
+    frequencies: Float[Tensor, " pair"]
+    factor: float
+    pairs: Int[Tensor, "pair two"] | None = None
+    columns: Int[Tensor, " column"] | None = None
+
+    def turns(
+        self, angles: Angles
+    ) -> tuple[Float[Tensor, "one pos pair"], Float[Tensor, "one pos pair"]]:
+        """Return cos and sin of each pair at each position, times the factor."""
+        assert self.columns is not None
+        firsts = [self.columns.tolist().index(pair) for pair in range(len(self.frequencies))]
+        cos, sin = cos_and_sin(angles)
+        return cos[..., firsts], sin[..., firsts]
+
+    def matrices(self, angles: Angles | None, d_head: int) -> Float[Tensor, "pos d_head d_head"]:
+        """Return the matrix that turns a query of the first sequence at each position."""
+        if angles is None or self.pairs is None:
+            raise NotImplementedError("which coordinates RoPE turns together was not recognised")
+        cos, sin = (each[0] for each in self.turns(angles))
+        (first, second), n_pos = self.pairs.T, len(cos)
+        matrix = torch.eye(d_head, dtype=cos.dtype, device=cos.device).repeat(n_pos, 1, 1)
+        matrix[:, first, first] = matrix[:, second, second] = cos
+        matrix[:, second, first], matrix[:, first, second] = sin, -sin
+        return matrix
+
+
+def cos_and_sin(angles: Angles) -> tuple[Tensor, Tensor]:
+    """Return cos and sin of a model's angles."""
+    return (angles.real, angles.imag) if isinstance(angles, Tensor) else angles
+
+
+def fit_rotary(
+    angles: Angles | None,
+    turned: Float[Tensor, "head d_head"],
+    straight: Float[Tensor, "head d_head"],
+) -> Rotary | None:
+    """Return how a block rotates, from its queries at position 1; None if it does not.
+
+    Args:
+        angles: what the block takes for the angles of positions 0 and 1, if anything.
+        turned: the queries that it multiplies.
+        straight: the same with the angles of position 0.
+    """
+    if torch.equal(turned, straight):
+        return None
+    if angles is None or (isinstance(angles, Tensor) and not angles.is_complex()):
+        return Rotary(frequencies=torch.zeros(0), factor=1.0)
+    cos, sin = (each.flatten(0, -3)[0].double().cpu() for each in cos_and_sin(angles))
+    angle, factor = torch.atan2(sin[1], cos[1]), float(torch.hypot(cos[0, 0], sin[0, 0]))
+    fits = max(FITS, 8 * torch.finfo(turned.dtype).eps) * float(turned.abs().max())
+    turned, straight = turned.double().cpu(), straight.double().cpu()
+    n = len(angle)
+    layouts = [torch.arange(n)]  # one column for each pair
+    if (
+        n % 2 == 0
+    ):  # the same pairs again behind the last (0 1 0 1), or next to each other (0 0 1 1)
+        layouts = [
+            torch.arange(n // 2).repeat(2),
+            torch.arange(n // 2).repeat_interleave(2),
+            *layouts,
+        ]
+    for columns in layouts:
+        n_pairs = int(columns.max()) + 1
+        theta = angle[[columns.tolist().index(pair) for pair in range(n_pairs)]]
+        if not torch.allclose(theta[columns], angle):
+            continue
+        for pairs in _possible_pairs(n_pairs, turned.shape[-1]):
+            low, high = straight[:, pairs.T[0]], straight[:, pairs.T[1]]
+            expected = straight.clone()
+            expected[:, pairs.T[0]] = low * theta.cos() - high * theta.sin()
+            expected[:, pairs.T[1]] = high * theta.cos() + low * theta.sin()
+            if (expected - turned).abs().max() <= fits:
+                frequencies = theta.to(torch.float64)
+                return Rotary(frequencies=frequencies, factor=factor, pairs=pairs, columns=columns)
+    return Rotary(frequencies=angle, factor=factor, columns=torch.arange(n))
+
+
+def _possible_pairs(n_pairs: int, d_head: int) -> list[Int[Tensor, "pair two"]]:
+    """Return the layouts of pairs in use, in the first coordinates of a head or in the last."""
+    number, found = torch.arange(n_pairs), []
+    for begin in dict.fromkeys((0, d_head - 2 * n_pairs)):
+        if 0 <= begin <= d_head - 2 * n_pairs:
+            found.append(begin + torch.stack((number, number + n_pairs), -1))
+            found.append(begin + torch.stack((2 * number, 2 * number + 1), -1))
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RemovedPairs:
+    """The rotary pairs of one block that are removed: rotated as at position 0.
+
+    Attributes:
+        bands: names of bands, or `rope`.
+        rotary: how the block rotates its pairs.
+
+    Raises:
+        ValueError: for a band of pairs that do not exist.
+    """
+
+    bands: Collection[str]
+    rotary: Rotary
+
+    def __post_init__(self) -> None:
+        n = len(self.rotary.frequencies)
+        for name in self.bands:
+            begin, end = self._limits(name)
+            if name != "rope" and not 0 <= begin < end <= n:
+                raise ValueError(f"no band {name}: the model rotates {n} pairs, rope[0:{n}]")
+
+    def _limits(self, name: str) -> tuple[int, int]:
+        found = BAND.fullmatch(name)
+        return (int(found[1]), int(found[2])) if found else (0, len(self.rotary.frequencies))
+
+    def mask(self, n_pos: int) -> Bool[Tensor, " pair"]:
+        """Return which pairs are removed in sequences of some length."""
+        removed = torch.zeros(len(self.rotary.frequencies), dtype=torch.bool)
+        is_high = 2 * pi / self.rotary.frequencies < n_pos
+        for name in self.bands:
+            begin, end = self._limits(name)
+            every = {"rope_high": is_high, "rope_low": ~is_high}.get(name, torch.ones_like(is_high))
+            removed[begin:end] |= every[begin:end]
+        return removed
+
+    def straightened(self, angles: Angles) -> Angles:
+        """Return a model's angles with those of position 0 in the removed pairs."""
+        if isinstance(angles, Tensor) and not angles.is_complex():
+            return torch.zeros_like(angles)
+        assert self.rotary.columns is not None
+        first = angles if isinstance(angles, Tensor) else angles[0]
+        removed = self.mask(first.shape[-2])[self.rotary.columns].to(first.device)
+        if isinstance(angles, Tensor):
+            return angles.masked_fill(removed, self.rotary.factor)
+        cos, sin = angles
+        return cos.masked_fill(removed, self.rotary.factor), sin.masked_fill(removed, 0.0)
+
+    def turned_back(self, x: Heads, angles: Angles) -> Heads:
+        """Return rotated queries or keys with the removed pairs as at position 0.
+
+        Raises:
+            NotImplementedError: where the pairs' coordinates are not known.
+        """
+        if self.rotary.pairs is None:
+            raise NotImplementedError("which coordinates RoPE turns together was not recognised")
+        removed = self.mask(x.shape[1])
+        first, second = self.rotary.pairs[removed].T
+        cos, sin = (
+            each[..., None, removed.to(each.device)] / self.rotary.factor
+            for each in self.rotary.turns(angles)
+        )
+        straight, low, high = x.clone(), x[..., first], x[..., second]
+        straight[..., first] = (low * cos + high * sin).to(x.dtype)
+        straight[..., second] = (high * cos - low * sin).to(x.dtype)
+        return straight

@@ -1,0 +1,172 @@
+"""The tap: what computes a block's attention from q and k as they are multiplied.
+
+transformers looks up the function that attends by name: a bridge whose configuration has our name
+hands q, k, v, mask, scale, soft cap and sinks over to `attention_forward`, of whatever family it
+is. A HookedTransformer's block calls its tap itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from nope_probe.hooks.layers.attention import Attention, Heads, repeat_heads, unmasked
+from nope_probe.hooks.layers.protocols import HookPoint
+from nope_probe.hooks.layers.rotation import Angles
+
+NAME = "nope_probe"  # of our functions among transformers' own
+
+
+class StopForward(Exception):  # noqa: N818  (it ends a forward pass early, it is no error)
+    """Raised by a hook that has read the last tensor that is wanted."""
+
+
+class Straightens(Protocol):
+    """What leaves rotary pairs as at position 0, as `RemovedPairs` does."""
+
+    def straightened(self, angles: Angles) -> Angles: ...
+
+    def turned_back(self, x: Heads, angles: Angles) -> Heads: ...
+
+
+class Tap:
+    """Computes one block's attention, fires its hook points, and shows it to those who read.
+
+    Attributes:
+        masked: what masked scores are set to: -inf on HookedTransformers, finfo.min on bridges.
+        edit: what an ablation makes of attention before it is computed.
+        rope: the rotary pairs that are as at position 0; None for none.
+        readers: called with the attention of each pass, after `hook_attn_scores`.
+        stops: whether a pass ends once they have read.
+        angles: the angles of RoPE in the current pass.
+        scale: the factor between q.k and a score, of families that compute attention in line.
+    """
+
+    def __init__(self, scores: HookPoint, pattern: HookPoint, masked: float | None = None) -> None:
+        self.scores_point, self.pattern_point, self.masked = scores, pattern, masked
+        self.edit: Callable[[Attention], Attention] | None = None
+        self.rope: Straightens | None = None
+        self.readers: list[Callable[[Attention], None]] = []
+        self.stops = False
+        self.angles: Angles | None = None
+        self.scale: float | None = None
+
+    def __call__(self, attention: Attention) -> Float[Tensor, "batch pos head d_value"]:
+        """Return the values weighted by attention: fused, unless somebody needs the scores.
+
+        Raises:
+            StopForward: if the pass ends here.
+        """
+        if self.edit is not None:
+            attention = self.edit(attention)
+        if has_hooks(self.scores_point):
+            attention = replace(attention, hooked=self.scores_point(self._masked(attention)))
+        for read in self.readers:
+            read(attention)
+        if self.stops:
+            raise StopForward
+        has_formula = attention.soft_cap is not None or attention.sinks is not None
+        if attention.hooked is None and not has_formula and not has_hooks(self.pattern_point):
+            return attention.weighted_values()
+        scores = self._masked(attention) if attention.hooked is None else attention.hooked
+        pattern = self.pattern_point(attention.pattern(scores))
+        v = repeat_heads(attention.v, attention.n_heads)
+        return torch.einsum("bhqk,bkhd->bqhd", pattern.to(v.dtype), v)
+
+    def _masked(self, attention: Attention) -> Float[Tensor, "batch head query_pos key_pos"]:
+        scores = attention.scores()
+        masked = torch.finfo(scores.dtype).min if self.masked is None else self.masked
+        return scores.masked_fill(~attention.visible, masked)
+
+
+def has_hooks(point: HookPoint) -> bool:
+    """Return whether anybody reads or writes at a hook point."""
+    module: Any = point
+    return bool(module._forward_hooks or module._backward_hooks or module._forward_pre_hooks)
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Float[Tensor, "batch head query_pos d_head"],
+    key: Float[Tensor, "batch kv_head key_pos d_head"],
+    value: Float[Tensor, "batch value_head key_pos d_value"],
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Float[Tensor, " head"] | None = None,
+    **_: object,
+) -> tuple[Float[Tensor, "batch query_pos head d_value"], None]:
+    """Compute attention in place of transformers' own functions, which have these arguments."""
+    tap: Tap = module.__dict__["tap"]
+    visible, bias = _visible(module, query, key, attention_mask)
+    attention = Attention(
+        q=query.transpose(1, 2),
+        k=key.transpose(1, 2),
+        v=value.transpose(1, 2),
+        visible=visible,
+        scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
+        soft_cap=softcap,
+        bias=bias,
+        sinks=s_aux,
+        angles=tap.angles,
+    )
+    return tap(attention), None
+
+
+def _visible(
+    module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None
+) -> tuple[Bool[Tensor, "one_or_batch one_or_head query_pos key_pos"], Tensor | None]:
+    """Return which keys each query attends to, and what a mask adds to the scores of these."""
+    n_queries, n_keys = query.shape[2], key.shape[2]
+    if mask is None:
+        visible = torch.ones(1, 1, n_queries, n_keys, dtype=torch.bool, device=query.device)
+        causal = n_queries > 1 and getattr(module, "is_causal", True)
+        return (visible.tril(n_keys - n_queries) if causal else visible), None
+    mask = mask[..., :n_keys]
+    if mask.dtype == torch.bool:
+        return mask, None
+    visible = unmasked(mask)
+    bias = mask.masked_fill(~visible, 0)
+    return visible, bias if bool(bias.any()) else None
+
+
+_far_apart = False
+
+
+def attention_mask(
+    *, mask_function: Callable[..., Tensor], **options: Any
+) -> Bool[Tensor, "batch one query_pos key_pos"]:
+    """Return the visible cells, in place of transformers' own mask functions."""
+    from transformers.masking_utils import sdpa_mask
+
+    def at_a_distance(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return mask_function(batch, head, query << 40, key << 40)
+
+    options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    return sdpa_mask(mask_function=at_a_distance if _far_apart else mask_function, **options)
+
+
+@contextmanager
+def positions_far_apart() -> Iterator[None]:
+    """Make masks as if each position were 2**40 from the next: beyond any window or chunk."""
+    global _far_apart
+    _far_apart = True
+    try:
+        yield
+    finally:
+        _far_apart = False
+
+
+def register() -> None:
+    """Make our functions known to transformers."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    AttentionInterface.register(NAME, attention_forward)
+    AttentionMaskInterface.register(NAME, attention_mask)
