@@ -189,8 +189,8 @@ def _introduction(runs: list[dict[str, Any]], counts: Counter[str]) -> list[str]
         "transformers', run through an attention function of the tests' own "
         "(`tests/support/plain_attention.py`). The comparison covers the intact model, the model "
         "without its mask, without its window, without both, without RoPE, position embeddings, "
-        "ALiBi or sinks, and with an identity in the place of W_Q, W_K, W_V or W_O where these "
-        "are matrices of their own.",
+        "ALiBi or sinks, without MLPs, and with an identity in the place of W_Q, W_K, W_V or W_O "
+        "where these are matrices of their own.",
         "",
         "- *models*: how many models of the architecture TransformerLens's registry lists.",
         "- The columns of TransformerLens show the largest difference of any of these maps, "

@@ -1,15 +1,16 @@
 """Maps of every decoder that TransformerLens reads are plain transformers' own scores."""
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from support.decoder_errors import map_error, removals_of
 from support.decoders import DECODERS, write_decoder
-from support.plain_attention import Recorder, recording
+from support.plain_attention import Recorder, plain_attention, recording
 from support.tiny_models import distance
 
-from nope_probe import load
+from nope_probe import Ablation, ablated, capture_scores, load
 from nope_probe.errors import UserError
 
 # One of each scheme: of positions, windows, norms, heads, biases, sinks, blocks.
@@ -18,6 +19,7 @@ SCHEMES = (
     *("llama4_text", "mpt", "olmo2", "opt", "phi3", "qwen3", "qwen3_next", "smollm3"),
 )
 
+ROOT = Path(__file__).parents[2]
 
 each_decoder = pytest.mark.parametrize(
     "model_type",
@@ -53,3 +55,42 @@ def test_maps_are_plain_transformers_own_intact_and_without_each_component(
     model = load(str(tiny.folder)).model
     errors = {removal: map_error(model, tiny, removal) for removal in removals}
     assert max(errors.values()) <= 1e-5, errors
+
+
+@each_decoder
+def test_every_weight_is_removed_with_a_measured_gain_or_refused(
+    model_type: str, tmp_path: Path
+) -> None:
+    tiny = write_decoder(model_type, tmp_path)
+    if not removals_of(tiny):
+        return
+    loaded = load(str(tiny.folder))
+    layers = list(plain_attention(tiny.hf, tiny.tokens))
+    for weight in ("w_q", "w_k", "w_v", "w_o", "mlp"):
+        try:
+            with ablated(loaded.model, Ablation(remove=[weight]), tokens=tiny.tokens):
+                maps = capture_scores(loaded.model, tiny.tokens, layers=layers).mean
+        except ValueError:  # what commands tell in one line
+            continue
+        assert maps.isfinite().any(), weight
+
+
+def test_the_page_of_models_has_an_exact_or_refused_row_for_every_decoder() -> None:
+    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    table, refused = page.split("## What is refused")
+    rows = [line.split(" | ") for line in table.splitlines() if "For" in line and line[0] == "|"]
+    rows += [line.split(" | ") for line in table.splitlines() if "LMHeadModel | " in line]
+    assert len(rows) == len(DECODERS)
+    for architecture, _, _, *results, _ in rows:
+        for result in results:
+            is_named = architecture.removeprefix("| ") in refused
+            assert is_named if result == "refused" else float(result) <= 1e-5, architecture
+
+
+def test_the_readme_states_the_pages_count() -> None:
+    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    attend, exact = re.search(r"(\d+) of them attend, and the maps of (\d+) of", page).groups()
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert (
+        f"reads {attend} architectures of text decoders that attend; the maps of {exact}" in readme
+    )
