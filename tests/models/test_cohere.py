@@ -13,7 +13,7 @@ from support.plain_states import agree
 from support.tiny_models import tokens
 
 from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.layers.model import traits_of
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.hooks.removing.edited_weights import reparametrised
@@ -55,7 +55,10 @@ def test_all_128_combinations_equal_an_edited_model(
 
 def test_a_reparametrisation_turns_adjacent_pairs(bridge: BridgeOf) -> None:
     model, inputs = bridge("cohere"), tokens(7, 13, seed=3)
-    assert all(layer.adjacent for layer in layers_of(model))
+    for traits in traits_of(model).values():
+        assert traits.rotary is not None
+        assert traits.rotary.pairs is not None
+        assert traits.rotary.pairs[:2].tolist() == [[0, 1], [2, 3]]
     scores = capture_scores(model, inputs, n_folds=5).mean.nan_to_num()
     with reparametrised(model, torch.Generator().manual_seed(7)):
         again = capture_scores(model, inputs, n_folds=5).mean.nan_to_num()

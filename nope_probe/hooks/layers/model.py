@@ -302,7 +302,8 @@ def _traits(model: HookedModel) -> dict[int, Traits]:
             positions_far_apart(),
             attention_read(model, compare, n_layers=len(layers)),
         ):
-            run_forward(model, torch.tensor([[1, 2], [1, 2]]))
+            # Token 0 may stand for padding, whose embedding is 0.
+            run_forward(model, torch.tensor([[1, 2], [1, 2]]).clamp_max(model.cfg.d_vocab - 1))
     finally:
         for tap, rope, edit in before:
             tap.rope, tap.edit = rope, edit

@@ -89,7 +89,7 @@ def test_a_mean_map_hides_what_a_head_without_mask_sees(bridge: Callable[[str], 
     [
         (
             {"remove": ["w_q", "mlp"], "heads": {0: [1]}},
-            "mlp has no heads; mask, rope, w_q, w_k, w_o, w_v, alibi have",
+            "mlp has no heads; mask, rope, w_q, w_k, w_o, w_v, alibi, window, sink have",
         ),
         ({"remove": ["norms"], "heads": {0: [1]}}, "norms has no heads; mask"),
         (
