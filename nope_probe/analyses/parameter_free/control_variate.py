@@ -25,6 +25,7 @@ from nope_probe.analyses.parameter_free.mean_field import (
     steps,
 )
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
+from nope_probe.hooks.layers.attention import rotated
 from nope_probe.maps.folds import fold_counts, fold_products
 
 FoldMaps = Float[Tensor, "fold pos pos2"]
@@ -68,10 +69,8 @@ class ControlVariate:
     def _add_rotated(self, x: Tensor, fold_of: Int[Tensor, " sample"]) -> None:
         """Run samples through the network with frozen attention, and add their rotated products."""
         x = x * self.spec.start_scale**0.5
-        cos, sin = self.cos_sin
-        half = x.shape[-1] // 2
         for layer, (_, mixing, _) in enumerate(self.steps):
-            turned = x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+            turned = rotated(x[:, :, None], *self.cos_sin)[:, :, 0]
             self.rotated_sums[layer] += fold_products(turned, turned, fold_of, self.n_folds)
             if layer < len(self.steps) - 1:
                 x = mixing.to(x.dtype) @ x
