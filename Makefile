@@ -12,7 +12,7 @@ $(error TL is 3.9 or 4, not $(TL))
 endif
 BIN := $(VENV)/bin
 
-.PHONY: ablate test check lint types docs package bench install versions notebooks clean
+.PHONY: ablate test check lint types docs package bench install versions models notebooks clean
 
 ablate: install  ## Attribute the shipped RoPE model's positional pattern
 	$(BIN)/python -m nope_probe.ablate
@@ -44,6 +44,13 @@ versions:  ## The same maps from TransformerLens 3.9 and 4, side by side
 	.venv/bin/python benchmarks/versions.py write build/maps-tl3.safetensors
 	.venv-tl4/bin/python benchmarks/versions.py write build/maps-tl4.safetensors
 	.venv/bin/python benchmarks/versions.py compare build/maps-tl3.safetensors build/maps-tl4.safetensors
+
+models:  ## Every decoder on both versions of TransformerLens, into docs/models.md (5 minutes)
+	$(MAKE) install TL=3.9
+	$(MAKE) install TL=4
+	.venv/bin/python -W ignore docs/make_models_page.py measure build/models-tl3.json
+	.venv-tl4/bin/python -W ignore docs/make_models_page.py measure build/models-tl4.json
+	.venv/bin/python docs/make_models_page.py write build/models-tl3.json build/models-tl4.json
 
 bench: install  ## Measure every claim on a quiet machine, into build/bench.md (15 minutes)
 	$(BIN)/python -W ignore benchmarks/bench.py

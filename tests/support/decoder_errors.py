@@ -1,16 +1,15 @@
 """How far the package's maps of a tiny decoder are from plain transformers', intact and ablated."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
 import torch
 from support.plain_attention import (
-    WITHOUT,
     PlainAttention,
     blocks_of,
-    has_rope,
+    components_of,
     plain_attention,
 )
 from support.tiny_models import Tiny
@@ -18,40 +17,36 @@ from torch import Tensor, nn
 
 from nope_probe import Ablation, ablated, capture_scores
 
-SOURCES: dict[str, tuple[str, ...]] = {
-    "intact": (),
-    "mask": ("mask",),
-    "window": ("window",),
-    "mask and window": ("mask", "window"),
-    "rope": ("rope",),
+PROJECTIONS = {
+    "w_q": ("q_proj",),
+    "w_k": ("k_proj",),
+    "w_v": ("v_proj",),
+    "w_o": ("o_proj", "out_proj", "dense"),
 }
-PROJECTIONS = {"w_q": "q_proj", "w_k": "k_proj", "w_v": "v_proj", "w_o": "o_proj"}
 
 
 def removals_of(tiny: Tiny) -> list[str]:
-    """Return the rows of `SOURCES` and `PROJECTIONS` that a decoder has; none without attention.
+    """Return what is measured of a decoder: `intact`, and the components that can be taken away.
 
     A projection counts if each block that attends has it as a matrix of its own, and if plain
     transformers runs with an identity in its place: a norm over all key heads at once does not.
+    MLPs count where each block attends and has one. A model without attention has no removals.
     """
+    sources = components_of(tiny.hf, tiny.tokens)
     attention = plain_attention(tiny.hf, tiny.tokens)
-    if not attention:
-        return []
-    n_pos = tiny.tokens.shape[1]
-    cells = [(~layer.scores[0, 0].isnan()).sum() for layer in attention.values()]
-    windowed = min(cells) < n_pos * (n_pos + 1) // 2
-    names = ["intact", "mask", *(["window", "mask and window"] if windowed else [])]
-    names += ["rope"] if has_rope(tiny.hf) else []
-    return names + [name for name in PROJECTIONS if _is_editable(tiny, attention, name)]
+    names = ["intact", *sources] if sources else []
+    names += [name for name in PROJECTIONS if sources and _is_editable(tiny, attention, name)]
+    blocks = blocks_of(tiny.hf)
+    return [*names, "mlp"] if len(attention) == len(blocks) == len(_mlps(tiny)) else names
 
 
 def _is_editable(tiny: Tiny, attention: dict[int, PlainAttention], name: str) -> bool:
     for layer, recorded in attention.items():
-        matrix = _projections(tiny, layer).get(name)
-        if matrix is None or recorded.q is None:
+        matrix = _projection(tiny, layer, name)
+        if matrix is None:
             return False
-        width = recorded.q.shape[1] * recorded.q.shape[-1]
-        if name == "w_q" and matrix.out_features != width:  # with gates, as Qwen3-Next's
+        width = 0 if recorded.q is None else recorded.q.shape[1] * recorded.q.shape[-1]
+        if name == "w_q" and width not in (0, matrix.out_features):  # Qwen3-Next's has gates too
             return False
     try:
         with _identities(tiny, name):
@@ -66,11 +61,12 @@ def map_error(model: Any, tiny: Tiny, removal: str) -> float:
 
     The difference is infinite where other cells are visible than in plain transformers.
     """
-    without = removal if removal in WITHOUT else None
-    with _identities(tiny, removal) if removal in PROJECTIONS else nullcontext():
-        plain = plain_attention(tiny.hf, tiny.tokens, without=without, rope=removal != "rope")
-    removed = SOURCES.get(removal, (removal,))
-    with ablated(model, Ablation(remove=removed, replacement="identity", gain="identity")):
+    edits = {"mlp": _zero_mlps(tiny)} | {name: _identities(tiny, name) for name in PROJECTIONS}
+    with edits.get(removal, nullcontext()):
+        without = None if removal in edits else removal
+        plain = plain_attention(tiny.hf, tiny.tokens, without=without)
+    names = [] if removal == "intact" else removal.split(" and ")
+    with ablated(model, Ablation(remove=names, replacement="identity", gain="identity")):
         maps = capture_scores(model, tiny.tokens, layers=list(plain)).mean
     errors = []
     for measured, attention in zip(maps, plain.values(), strict=True):
@@ -82,19 +78,20 @@ def map_error(model: Any, tiny: Tiny, removal: str) -> float:
 
 
 @contextmanager
-def _identities(tiny: Tiny, removal: str) -> Iterator[None]:
+def _identities(tiny: Tiny, name: str) -> Iterator[None]:
     """Put an identity in the place of a projection, with a key or value head per query head."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         for layer, recorded in plain_attention(tiny.hf, tiny.tokens).items():
-            matrix = _projections(tiny, layer)[removal]
-            n_heads, n_key_heads = recorded.scores.shape[1], recorded.k.shape[1]
-            ungrouped = n_heads // n_key_heads if removal in ("w_k", "w_v") else 1
-            rows, columns = matrix.out_features * ungrouped, matrix.in_features
-            identity = _identity(columns, rows).T if removal == "w_o" else _identity(rows, columns)
-            parent = next(each for each in tiny.hf.modules() if matrix in each.children())
+            matrix = _projection(tiny, layer, name)
+            is_grouped = name in ("w_k", "w_v") and recorded.k is not None
+            group = recorded.scores.shape[1] // recorded.k.shape[1] if is_grouped else 1
+            rows, columns = matrix.out_features * group, matrix.in_features
+            identity = _identity(columns, rows).T if name == "w_o" else _identity(rows, columns)
             edited = nn.Linear(columns, rows, bias=False)
             edited.weight = nn.Parameter(identity, requires_grad=False)
-            monkeypatch.setitem(parent._modules, PROJECTIONS[removal], edited)
+            parent = next(each for each in tiny.hf.modules() if matrix in each.children())
+            key = next(key for key, child in parent.named_children() if child is matrix)
+            monkeypatch.setitem(parent._modules, key, edited)
         yield
 
 
@@ -103,12 +100,35 @@ def _identity(rows: int, columns: int) -> Tensor:
     return torch.eye(columns)[torch.arange(rows) % columns]
 
 
-def _projections(tiny: Tiny, layer: int) -> dict[str, Any]:
-    """Return a block's projections that are one matrix each."""
-    modules = dict(blocks_of(tiny.hf)[layer].named_modules())
-    return {
-        name: module
-        for name, ending in PROJECTIONS.items()
-        for path, module in modules.items()
-        if path.rpartition(".")[2] == ending and isinstance(module, nn.Linear)
-    }
+def _projection(tiny: Tiny, layer: int, name: str) -> Any:
+    """Return a block's projection if it is one matrix, else None."""
+    named = blocks_of(tiny.hf)[layer].named_modules()
+    ends = [module for path, module in named if path.rpartition(".")[2] in PROJECTIONS[name]]
+    return ends[0] if len(ends) == 1 and isinstance(ends[0], nn.Linear) else None
+
+
+@contextmanager
+def _zero_mlps(tiny: Tiny) -> Iterator[None]:
+    """Let every MLP return 0."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for mlp in _mlps(tiny):
+            monkeypatch.setattr(mlp, "forward", _zeros(mlp.forward))
+        yield
+
+
+def _mlps(tiny: Tiny) -> list[nn.Module]:
+    names = ("mlp", "feed_forward", "block_sparse_moe", "ffn")
+    blocks = [dict(block.named_children()) for block in blocks_of(tiny.hf)]
+    return [block[name] for block in blocks for name in names if name in block]
+
+
+def _zeros(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def zeros(*values: Any, **options: Any) -> Any:
+        if len(values) == 2:  # BLOOM's and MPT's add the residual stream themselves
+            return values[1]
+        returned = forward(*values, **options)
+        if isinstance(returned, tuple):  # with the router's logits
+            return (torch.zeros_like(returned[0]), *returned[1:])
+        return torch.zeros_like(returned)
+
+    return zeros

@@ -77,6 +77,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "index_head_dim": 16,
     },
     "ernie4_5_moe": {"moe_num_experts": 5, "moe_k": 2},
+    "falcon-with-alibi": {"alibi": True},
     "falcon_h1": {"mamba_d_ssm": 96},
     "gemma4_text": {
         "num_hidden_layers": 4,
@@ -132,24 +133,25 @@ SPECIAL: dict[str, dict[str, Any]] = {
 DECODERS = (
     "afmoe", "apertus", "arcee", "bamba", "bert", "bitnet", "bloom", "codegen", "cohere",
     "cohere2", "deepseek_v2", "deepseek_v3", "deepseek_v4", "ernie4_5", "ernie4_5_moe",
-    "exaone4", "falcon", "falcon_h1", "falcon_mamba", "flex_olmo", "gemma", "gemma2",
-    "gemma3_text", "gemma4_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa",
-    "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe",
-    "granitemoehybrid", "hrm_text", "hunyuan_v1_dense", "jais2", "jamba", "jetmoe", "laguna",
-    "lfm2", "lfm2_moe", "llama", "llama4_text", "mamba", "mamba2", "minimax_m2",
-    "ministral3", "mistral", "mixtral", "modernbert-decoder", "mpt", "nanochat", "nemotron",
-    "nemotron_h", "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "openai-gpt", "opt",
-    "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_5_moe_text",
-    "qwen3_5_text", "qwen3_moe", "qwen3_next", "recurrent_gemma", "rwkv", "seed_oss",
-    "smollm3", "stablelm", "starcoder2", "vaultgemma", "xglm", "youtu", "zamba2",
+    "exaone4", "falcon", "falcon-with-alibi", "falcon_h1", "falcon_mamba", "flex_olmo",
+    "gemma", "gemma2", "gemma3_text", "gemma4_text", "glm", "glm4", "glm4_moe",
+    "glm4_moe_lite", "glm_moe_dsa", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss",
+    "gptj", "granite", "granitemoe", "granitemoehybrid", "hrm_text", "hunyuan_v1_dense",
+    "jais2", "jamba", "jetmoe", "laguna", "lfm2", "lfm2_moe", "llama", "llama4_text",
+    "mamba", "mamba2", "minimax_m2", "ministral3", "mistral", "mixtral",
+    "modernbert-decoder", "mpt", "nanochat", "nemotron", "nemotron_h", "olmo", "olmo2",
+    "olmo3", "olmo_hybrid", "olmoe", "openai-gpt", "opt", "phi", "phi3", "phimoe", "qwen2",
+    "qwen2_moe", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next",
+    "recurrent_gemma", "rwkv", "seed_oss", "smollm3", "stablelm", "starcoder2", "vaultgemma",
+    "xglm", "youtu", "zamba2",
 )
 # fmt: on
 _HUB_NAMES = {"phimoe": "PhiMoEForCausalLM"}  # as a config.json on the Hub spells the class
 
 
 def tiny_config(model_type: str) -> PreTrainedConfig:
-    """Return the configuration of a tiny decoder of a type."""
-    kind = CONFIG_MAPPING[model_type]
+    """Return the configuration of a tiny decoder of a type, or of a variant in `SPECIAL`."""
+    kind = CONFIG_MAPPING[model_type.partition("-with-")[0]]
     known = {field.name for field in fields(kind)}
     settings = {name: value for name, value in SIZES.items() if name in known}
     if {"layer_types", "sliding_window"} <= known:

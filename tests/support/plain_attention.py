@@ -1,10 +1,11 @@
-"""Attention scores of plain transformers, intact and with its mask, window or RoPE taken away.
+"""Attention scores of plain transformers, intact and with a source of position taken away.
 
 An attention function of the tests' own, under a name of its own in transformers' interface, records
 what each layer multiplies. No hook point of TransformerLens and no line of nope_probe is used.
 Families outside the interface attend eagerly, and the input of their softmax is recorded.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ NAME = "recorded_by_the_tests"
 _MASKED = -9e3  # finfo.min in most families, -1e4 in the first GPT
 
 # From the cells that a layer sees to those that it sees without a component.
-WITHOUT: dict[str, Callable[[Tensor], Tensor]] = {
+CELLS_WITHOUT: dict[str | None, Callable[[Tensor], Tensor]] = {
     "mask": lambda cells: cells | cells.mT,  # a window then reaches to both sides
     "window": lambda cells: torch.ones_like(cells).tril(),
     "mask and window": torch.ones_like,
@@ -54,53 +55,108 @@ class PlainAttention:
 
 
 def plain_attention(
-    hf: PreTrainedModel, inputs: Tensor, *, without: str | None = None, rope: bool = True
+    hf: PreTrainedModel, inputs: Tensor, *, without: str | None = None
 ) -> dict[int, PlainAttention]:
     """Return what each layer that attends fed to softmax, by the number of the layer.
 
     Args:
         hf: a model of plain transformers.
         inputs: tokens [seq, pos].
-        without: a key of `WITHOUT`: which cells are visible.
-        rope: whether positions count up, or every token is at position 0.
+        without: what is taken away: a key of `CELLS_WITHOUT`, `rope` (every token is at position
+            0), `pos_embed` (every token has the mean position embedding), `alibi` or `sink`.
     """
-    recorder = _Recorder(without)
+    recorder = Recorder(without)
     options = {}
-    with _recording(hf, recorder), ExitStack() as stack, torch.inference_mode():
-        if not rope:
-            for module in _rotary(hf):
-                hook = module.register_forward_pre_hook(_at_position_0, with_kwargs=True)
-                stack.callback(hook.remove)
-            if not _rotary(hf):  # GPT-J and CodeGen, whose positions do nothing else
+    with recording(hf, recorder), pytest.MonkeyPatch.context() as monkeypatch:
+        if without == "rope":
+            for module in rotary_modules(hf):
+                monkeypatch.setattr(module, "forward", _at_position_0(module.forward))
+            if not rotary_modules(hf):  # GPT-J and CodeGen, whose positions do nothing else
                 options["position_ids"] = torch.zeros_like(inputs)
                 options["attention_mask"] = torch.ones_like(inputs)  # or each token is a sequence
-        hf(inputs, **options)
+        if without == "pos_embed":
+            for module in position_embeddings(hf):
+                monkeypatch.setattr(module, "forward", _mean_over_positions(module.forward))
+        if without == "alibi":
+            options["attention_mask"] = torch.ones_like(inputs)  # or BLOOM builds it in line
+            home = sys.modules[type(hf).__module__]
+            for name in alibi_functions(hf):
+                monkeypatch.setattr(home, name, _zeros(getattr(home, name)))
+        with torch.inference_mode():
+            hf(inputs, **options)
     return recorder.layers
 
 
-def has_rope(hf: PreTrainedModel) -> bool:
-    """Return whether a model rotates queries and keys by their positions."""
-    return bool(_rotary(hf)) or hasattr(hf.config, "rotary_dim")
+def components_of(hf: PreTrainedModel, inputs: Tensor) -> list[str]:
+    """Return what `plain_attention` can take away from a model; nothing without attention."""
+    attention = plain_attention(hf, inputs)
+    if not attention:
+        return []
+    cells = [(~layer.scores[0, 0].isnan()).sum() for layer in attention.values()]
+    at_position_0 = plain_attention(hf, inputs, without="rope")
+    turned = [
+        (layer.scores - at_position_0[number].scores).nan_to_num().any()
+        for number, layer in attention.items()
+    ]
+    n_pos = inputs.shape[1]
+    has = {
+        "mask": True,
+        "window": min(cells) < n_pos * (n_pos + 1) // 2,
+        "rope": any(turned) and not position_embeddings(hf),
+        "pos_embed": bool(position_embeddings(hf)),
+        "alibi": bool(alibi_functions(hf)),
+        "sink": any(layer.sinks is not None for layer in attention.values()),
+    }
+    has["mask and window"] = has["window"]
+    return [name for name, present in has.items() if present]
 
 
-def _rotary(hf: PreTrainedModel) -> list[nn.Module]:
+def rotary_modules(hf: PreTrainedModel) -> list[nn.Module]:
     """Return the modules that turn positions into angles."""
     return [module for module in hf.modules() if "Rotary" in type(module).__name__]
 
 
-def _at_position_0(_: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
+def position_embeddings(hf: PreTrainedModel) -> list[nn.Module]:
+    """Return the module that turns positions into vectors of the residual stream, if any."""
+    names = ("wpe", "embed_positions", "position_embeddings", "positions_embed")
+    return [module for name, module in hf.named_modules() if name.rpartition(".")[2] in names]
+
+
+def alibi_functions(hf: PreTrainedModel) -> list[str]:
+    """Return the names of the functions of transformers that a model's ALiBi comes from."""
+    home = sys.modules[type(hf).__module__]
+    names = [name for name in vars(home) if name.endswith("alibi_tensor")]
+    return names if getattr(hf.config, "alibi", True) else []
+
+
+def _at_position_0(forward: Callable[..., Any]) -> Callable[..., Any]:
     def zeroed(value: Any) -> Any:
         is_positions = isinstance(value, Tensor) and not value.is_floating_point()
         return torch.zeros_like(value) if is_positions else value
 
-    return tuple(map(zeroed, inputs)), {name: zeroed(value) for name, value in options.items()}
+    return lambda *values, **options: forward(
+        *map(zeroed, values), **{name: zeroed(value) for name, value in options.items()}
+    )
 
 
-class _Recorder:
+def _mean_over_positions(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def mean(*values: Any, **options: Any) -> Tensor:
+        embedded = forward(*values, **options)
+        return embedded.mean(-2, keepdim=True).expand_as(embedded)
+
+    return mean
+
+
+def _zeros(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda *values, **options: torch.zeros_like(function(*values, **options))
+
+
+class Recorder:
     """The functions that stand in for transformers' own, and what they record by layer."""
 
     def __init__(self, without: str | None) -> None:
-        self.change = WITHOUT[without] if without else lambda cells: cells
+        self.change = CELLS_WITHOUT.get(without, lambda cells: cells)
+        self.has_sinks = without != "sink"
         self.layers: dict[int, PlainAttention] = {}
         self.block = -1  # the block that is running
         self.softmax = nn.functional.softmax
@@ -127,7 +183,7 @@ class _Recorder:
         if softcap is not None:
             scores = softcap * (scores / softcap).tanh()
         logits = scores + attention_mask
-        if s_aux is not None:
+        if s_aux is not None and self.has_sinks:
             logits = torch.cat(
                 [logits, s_aux.reshape(1, -1, 1, 1).expand(*logits.shape[:3], 1)], -1
             )
@@ -161,7 +217,7 @@ def _per_query_head(vectors: Tensor, query: Tensor) -> Tensor:
 
 
 @contextmanager
-def _recording(hf: PreTrainedModel, recorder: _Recorder) -> Iterator[None]:
+def recording(hf: PreTrainedModel, recorder: Recorder) -> Iterator[None]:
     """Let a model attend through the functions of a recorder, for the context."""
     AttentionInterface.register(NAME, recorder.attend)
     AttentionMaskInterface.register(NAME, recorder.mask)

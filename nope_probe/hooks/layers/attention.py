@@ -155,3 +155,14 @@ def repeat_heads(
 ) -> Float[Tensor, "batch pos head d_head"]:
     """Repeat each key or value head for every query head that shares it."""
     return x if x.shape[2] == n_heads else x.repeat_interleave(n_heads // x.shape[2], dim=2)
+
+
+def rotated(
+    x: Float[Tensor, "batch pos head d_head"],
+    cos: Float[Tensor, "one pos d_head"],
+    sin: Float[Tensor, "one pos d_head"],
+) -> Float[Tensor, "batch pos head d_head"]:
+    """Rotate the coordinates of each head in pairs (f, f + d_head/2)."""
+    half = x.shape[-1] // 2
+    turned = torch.cat((-x[..., half:], x[..., :half]), -1)
+    return x * cos[:, :, None] + turned * sin[:, :, None]

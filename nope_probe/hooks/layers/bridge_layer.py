@@ -31,11 +31,10 @@ class BridgeLayer(Layer):
     def __init__(self, block: nn.Module, index: int, cfg: Any) -> None:
         super().__init__(block, index, cfg)
         self.hf_attn: Any = self.attn.original_component
-        projections = [getattr(self.attn, name, None) for name in ("q", "k")]
-        widths = [getattr(each, "out_features", None) for each in projections]
         d_head = getattr(self.hf_attn, "head_dim", None)
-        if all(widths) and isinstance(d_head, int):  # they may differ between the layers (Gemma 4)
-            self.d_head, self.n_kv_heads = d_head, widths[1] // d_head
+        width = getattr(getattr(self.attn, "k", None), "out_features", None)
+        if isinstance(d_head, int) and width:  # they may differ between the layers (Gemma 4)
+            self.d_head, self.n_kv_heads = d_head, width // d_head
         # BLOOM's attention adds the residual stream itself, after W_O.
         self.attn_out_point = "attn.o.hook_out" if self.has("attn.o.hook_out") else "attn.hook_out"
 

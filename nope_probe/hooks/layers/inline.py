@@ -58,17 +58,17 @@ class InlineAttention(TorchFunctionMode):
                 raise _Added
             return torch.zeros_like(self.added, dtype=options.get("dtype"))
         if name in PRODUCTS:
-            bias = args[0] if name == "baddbmm" else None
-            left = options.get("batch1", args[0] if bias is None else None)
-            right = options.get("batch2", args[1] if len(args) > 1 else None)
+            is_biased = name == "baddbmm"
+            left: Tensor = options["batch1"] if is_biased else args[0]
+            right: Tensor = options["batch2"] if is_biased else args[1]
             if min(left.ndim, right.ndim) > 2:  # else a projection
                 if self.added is not None:
                     return self._values(left, right)
                 self.q, self.k = left, right.mT
                 products = left.new_full((*left.shape[:-1], right.shape[-1]), self.product)
-                if bias is None:
+                if not is_biased:
                     return products
-                return options["beta"] * bias + options["alpha"] * products
+                return options["beta"] * args[0] + options["alpha"] * products
         return func(*args, **options)
 
     def _values(self, weights: Tensor, v: Tensor) -> Tensor:

@@ -318,8 +318,12 @@ class _SecondStraight:
 
     def straightened(self, angles: Angles) -> Angles:
         if not isinstance(angles, Tensor):
-            cos, sin = (self.straightened(each) for each in angles)
-            return cos, sin
+            cos, sin = angles
+            return self._second(cos), self._second(sin)
+        return self._second(angles)
+
+    @staticmethod
+    def _second(angles: Tensor) -> Tensor:
         if angles.dtype == torch.long:  # positions
             return torch.cat((angles[:1], torch.zeros_like(angles[:1])))
         first = angles[..., :1, :, :]

@@ -35,6 +35,9 @@ class HookPoint(Protocol):
     @property
     def fwd_hooks(self) -> list[LensHandle]: ...
 
+    def __call__(self, tensor: Tensor, /) -> Tensor:
+        """Return what hooks make of a tensor."""
+
     def add_hook(self, hook: Hook, *, prepend: bool = False) -> object:
         """Add a hook after the ones that are there, or before them."""
 

@@ -119,10 +119,10 @@ class ResidualAccumulator(Accumulator):
         """Add a batch."""
         if not self.already_counted:
             kept = tensor[:, self.skip :].double()
-            self.read(torch.cat([kept, kept.new_ones(*kept.shape[:2], 1)], -1))
+            self.add_rows(torch.cat([kept, kept.new_ones(*kept.shape[:2], 1)], -1))
 
     @abstractmethod
-    def read(self, x: Float[Tensor, "batch pos row"]) -> None:
+    def add_rows(self, x: Float[Tensor, "batch pos row"]) -> None:
         """Add a batch of residuals, a last column of ones included."""
 
 
@@ -133,7 +133,7 @@ class MomentAccumulator(ResidualAccumulator):
         super().__init__(layer, 1, skip)
         self.targets = targets[:, skip:].double()
 
-    def read(self, x: Float[Tensor, "batch pos row"]) -> None:
+    def add_rows(self, x: Float[Tensor, "batch pos row"]) -> None:
         """Add a batch's products."""
         y = rearrange(self.targets[self.fold_of], "seq pos target -> (seq pos) target")
         rows = rearrange(x, "seq pos row -> (seq pos) row")
@@ -149,7 +149,7 @@ class DistanceAccumulator(ResidualAccumulator):
         super().__init__(layer, n_seqs, skip)
         self.weights = weights.double()
 
-    def read(self, x: Float[Tensor, "batch pos row"]) -> None:
+    def add_rows(self, x: Float[Tensor, "batch pos row"]) -> None:
         """Add the distances of a batch's sequences."""
         predicted = x @ self.weights.to(x.device)
         index = torch.arange(self.skip, self.skip + x.shape[1], device=x.device)

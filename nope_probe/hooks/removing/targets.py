@@ -130,7 +130,7 @@ def removed_pairs(model: HookedModel, bands: Sequence[str]) -> Mapping[int, Remo
     if not any(rotaries.values()):
         raise _lacks(model, bands[0])
     return {
-        number: rotary and RemovedPairs(bands=bands, rotary=rotary)
+        number: None if rotary is None else RemovedPairs(bands=bands, rotary=rotary)
         for number, rotary in rotaries.items()
     }
 
