@@ -26,11 +26,9 @@ from rows import row, show
 
 from nope_probe import load, sequences
 from nope_probe.data.sequences import Sequences
-from nope_probe.experiments.ablation.conditions import CaptureOptions, ConditionRunner
 from nope_probe.experiments.ablation.plan import make_plan
-from nope_probe.hooks.reading.calibration import calibrate
+from nope_probe.experiments.engine import Engine
 from nope_probe.hooks.removing.targets import components
-from nope_probe.runtime.checkpoint import RunCheckpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,17 +48,17 @@ class Settings:
 def main(settings: Settings) -> None:
     model, fused, data = random(settings) if settings.model == "random" else shipped(settings)
     tokens = data.inputs
-    options = CaptureOptions(n_layers=model.cfg.n_layers, batch_size=settings.batch_size)
     plan = make_plan(components(model), None)
-    gains = calibrate(model, tokens, batch_size=settings.batch_size)
+    engine = Engine(model=model, inputs=tokens, batch_size=settings.batch_size)
+    engine = engine.calibrated(None, plan.ablations)
     plain = partial(fused_passes, fused, tokens.split(settings.batch_size))
     plain()
     ratios = []
-    timed = [*enumerate(plan.conditions)][:: settings.every]
-    for index, condition in timed:
+    timed = plan.conditions[:: settings.every]
+    for condition in timed:
         before = seconds(plain)
-        runner = ConditionRunner(model, plan, options, RunCheckpoint())
-        ours = seconds(partial(runner.condition, str(index), data, condition, gains))
+        ablation = plan.substitutes[0].without(condition)
+        ours = seconds(partial(engine.scores, None, ablation))
         ratios.append(2 * ours / (before + seconds(plain)))
     sizes = f"{len(tokens)} × {settings.seq_len} tokens"
     work = f"a condition of ablate (mean of {len(ratios)}), {settings.model}, {sizes}"

@@ -20,13 +20,10 @@ from rounds import interleaved_times
 from rows import Row, row, show
 
 from nope_probe import capture_scores
-from nope_probe.data.sequences import Sequences
-from nope_probe.experiments.ablation.conditions import CaptureOptions, ConditionRunner
 from nope_probe.experiments.ablation.plan import make_plan
+from nope_probe.experiments.engine import Engine
 from nope_probe.hooks.layers.protocols import HookedModel
-from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.removing.targets import components
-from nope_probe.runtime.checkpoint import RunCheckpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,15 +104,13 @@ def ablation(
     model: HookedModel, tokens: torch.Tensor, settings: Settings
 ) -> tuple[int, Callable[[], object]]:
     """Return how many conditions the default run has, and a function that runs them all."""
-    options = CaptureOptions(n_layers=len(model.blocks), batch_size=settings.batch_size)
     plan = make_plan(components(model), None)
-    gains = calibrate(model, tokens, batch_size=settings.batch_size)
-    data = Sequences(inputs=tokens, name="random tokens")
+    engine = Engine(model=model, inputs=tokens, batch_size=settings.batch_size)
+    engine = engine.calibrated(None, plan.ablations)
 
     def run() -> None:
-        runner = ConditionRunner(model, plan, options, RunCheckpoint())
-        for index, condition in enumerate(plan.conditions):
-            runner.condition(str(index), data, condition, gains)
+        for condition in plan.conditions:
+            engine.scores(None, plan.substitutes[0].without(condition))
 
     return len(plan.conditions), run
 

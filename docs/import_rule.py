@@ -106,9 +106,16 @@ def violations(found: Imports) -> list[str]:
         for each in sorted(imported)
         if folder_of(each) not in (folder_of(module), *EVERYWHERE, *RULE[folder_of(module)])
         or _is_up_within_hooks(module, each)
+        or _is_across_commands(module, each)
     ]
 
 
 def _is_up_within_hooks(module: str, imported: str) -> bool:
     room, other = room_of(module), room_of(imported)
     return room is not None and other is not None and ROOMS.index(other) < ROOMS.index(room)
+
+
+def _is_across_commands(module: str, imported: str) -> bool:
+    """Return whether the folder of one command imports that of another; `paper` runs others."""
+    folders = [name.split(".")[2:-1] for name in (module, imported) if ".experiments." in name]
+    return len(folders) == 2 and [] not in folders and folders[0] not in (["paper"], folders[1])

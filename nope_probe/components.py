@@ -22,6 +22,30 @@ WEIGHTS: tuple[Projection, ...] = get_args(Projection)
 Replacement = Literal["identity", "random", "mean", "zero"]
 REPLACEMENTS: tuple[Replacement, ...] = get_args(Replacement)
 Gain = Literal["output", "norm", "identity"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a replacement of weights needs.
+
+    Attributes:
+        gain: a size; the gain `output` is measured.
+        seed: a seed that it is drawn from.
+        mean: the measured mean of the weight's output.
+    """
+
+    gain: bool = False
+    seed: bool = False
+    mean: bool = False
+
+
+NEEDS: dict[Replacement, Needs] = {
+    "identity": Needs(gain=True),
+    "random": Needs(gain=True, seed=True),
+    "mean": Needs(mean=True),
+    "zero": Needs(),
+}
+WITH_GAIN = tuple(name for name in REPLACEMENTS if NEEDS[name].gain)
 CIRCUITS: dict[str, tuple[Component, ...]] = {"qk": ("w_q", "w_k"), "ov": ("w_o", "w_v")}
 INK = "#1b1f24"
 
@@ -215,9 +239,9 @@ def _drawn_as(name: str) -> Entry:
 
 
 def removal_order(name: str) -> tuple[int, str]:
-    """Return the sort key of components and of bands of RoPE, which come where RoPE does."""
+    """Return the sort key of components, of bands of RoPE where RoPE is, and of `norms`, last."""
     component = "rope" if name.startswith("rope") else name
-    return [*COMPONENTS].index(component), name  # type: ignore[arg-type]
+    return [*COMPONENTS, "norms"].index(component), name
 
 
 def kept_name(kept: Collection[str]) -> str:
@@ -375,9 +399,13 @@ class Ablation:
     @property
     def needs_calibration(self) -> bool:
         """Whether gains or means have to be measured first."""
-        if self.replacement in ("mean", "zero"):
-            return self.replacement == "mean" and bool(self.weights)
-        return self.gain == "output" and bool(self.weights)
+        needs = NEEDS[self.replacement]
+        return bool(self.weights) and (needs.mean or (needs.gain and self.gain == "output"))
+
+    @property
+    def calibration_seed(self) -> int | None:
+        """The seed to `calibrate` with; None where nothing is drawn."""
+        return self.seed if NEEDS[self.replacement].seed else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -396,12 +424,7 @@ class Substitute:
 
     def without(self, names: Iterable[str], layers: Sequence[int] | None = None) -> Ablation:
         """Return the ablation that removes components, in some layers or in all."""
-        return Ablation(remove=tuple(names), layers=layers, **vars(self))
-
-    @property
-    def calibration_seed(self) -> int | None:
-        """The seed of the random replacement, whose gains `calibrate` measures; else None."""
-        return self.seed if self.replacement == "random" else None
+        return Ablation(remove=sorted(names, key=removal_order), layers=layers, **vars(self))
 
 
 def validate_replacements(replacements: Sequence[Replacement], gain: Gain) -> None:
@@ -412,9 +435,10 @@ def validate_replacements(replacements: Sequence[Replacement], gain: Gain) -> No
     """
     if not replacements or len(set(replacements)) < len(replacements):
         raise UserError(f"expected each --replacement once, got {' '.join(replacements) or 'none'}")
-    if gain != "output" and not {"identity", "random"} & set(replacements):
+    if gain != "output" and not {*WITH_GAIN} & {*replacements}:
         raise UserError(
-            f"--gain is for the replacements identity and random, not {' '.join(replacements)}"
+            f"--gain is for the replacements {' and '.join(WITH_GAIN)}, not "
+            f"{' '.join(replacements)}"
         )
 
 

@@ -35,9 +35,9 @@ def is_path(arguments: list[str]) -> bool:
 
 def repeat() -> None:
     """Repeat a run from its manifest, and print whether it came out the same."""
-    from nope_probe.experiments.console import print_lines
     from nope_probe.experiments.repeat import Settings as RepeatSettings
     from nope_probe.experiments.repeat import run
+    from nope_probe.experiments.sections import print_lines
 
     found = run(parse(RepeatSettings, RUN_EXAMPLES))
     print_lines([str(found)])

@@ -43,12 +43,22 @@ def test_an_import_up_among_the_rooms_of_hooks_is_found() -> None:
     ]
 
 
+def test_an_import_from_one_commands_folder_into_anothers_is_found() -> None:
+    experiments = "nope_probe.experiments"
+    found = {
+        f"{experiments}.circuit.run": {f"{experiments}.ablation.plan", f"{experiments}.engine"},
+        f"{experiments}.explorer": {f"{experiments}.ablation.plan"},
+        f"{experiments}.paper.run": {f"{experiments}.scores.run"},
+    }
+    assert violations(found) == [f"{experiments}.circuit.run imports {experiments}.ablation.plan"]
+
+
 def test_the_files_that_name_what_is_public_may_import_what_their_folder_may_not() -> None:
-    explore = {"nope_probe.experiments.explore.run"}
+    explore = {"nope_probe.experiments.explorer"}
     assert violations({"nope_probe.figures": explore, "nope_probe": explore}) == []
     assert violations({"nope_probe.figures.maps": explore, "nope_probe.models": explore}) == [
-        "nope_probe.figures.maps imports nope_probe.experiments.explore.run",
-        "nope_probe.models imports nope_probe.experiments.explore.run",
+        "nope_probe.figures.maps imports nope_probe.experiments.explorer",
+        "nope_probe.models imports nope_probe.experiments.explorer",
     ]
 
 

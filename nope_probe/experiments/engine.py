@@ -1,17 +1,310 @@
-"""Captures of a run: read from its checkpoint, or else computed and saved there."""
+"""The engine of every command that runs a model: conditions times captures.
+
+A capture runs the model on all sequences, intact or in the condition of an ablation. What it found
+is read from the run's checkpoint where it is finished, and computed and saved where it is not.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from nope_probe.components import Ablation
+from nope_probe.data.sequences import Kind, Sequences
+from nope_probe.errors import UserError
+from nope_probe.hooks.ablation import ablated
+from nope_probe.hooks.layers.model import begins_alike
 from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
-from nope_probe.hooks.reading.capture import capture_losses, capture_scores
+from nope_probe.hooks.reading.capture import capture_losses, capture_scores, capture_stages
+from nope_probe.hooks.reading.residual_cache import ResidualCache
+from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.replacements import Calibration
-from nope_probe.maps.maps import ScoreMaps
+from nope_probe.maps.folds import State, default_folds
+from nope_probe.maps.maps import ScoreMaps, StageMaps
+from nope_probe.maps.stored_maps import StoredMaps, packed_tensors
 from nope_probe.runtime.checkpoint import RunCheckpoint
+from nope_probe.runtime.session import Session
+from nope_probe.runtime.settings import RunSettings
+
+Inputs = Sequences | Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
+Capture = Callable[[StreamCheckpoint | None], State]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """A model and the sequences that it is run on.
+
+    Attributes:
+        model: a HookedTransformer or TransformerBridge.
+        inputs: token sequences of equal length, or input vectors.
+        documents: the document of each sequence, if that is known.
+        checkpoint: where captures are saved; by default in memory.
+        batch_size: sequences per forward pass.
+        n_folds: parts of the data that intervals are made from.
+        calibration: gains and means of the replacements, from `calibrated`.
+        residuals: residual streams that captures of score maps share.
+
+    A capture's `key` names it in the checkpoint; with the key None it is not kept. A capture's
+    `ablation` is what the model is run without; None for the intact model.
+    """
+
+    model: HookedModel
+    inputs: Tensor
+    documents: Int[Tensor, " seq"] | None = None
+    checkpoint: RunCheckpoint = field(default_factory=RunCheckpoint)
+    batch_size: int = 32
+    n_folds: int = 8
+    calibration: Calibration | None = None
+    residuals: ResidualCache | None = None
+
+    @classmethod
+    def of(cls, session: Session[RunSettings]) -> Engine:
+        """Return the engine of a run: its model on its sequences."""
+        settings, data = session.settings, session.sequences()
+        return cls(
+            model=session.loaded.model,
+            inputs=data.inputs,
+            documents=data.documents,
+            checkpoint=session.checkpoint,
+            batch_size=settings.seqs_per_batch,
+            n_folds=settings.folds,
+        )
+
+    def on(self, data: Sequences) -> Engine:
+        """Return the engine of the same model on other sequences."""
+        return replace(self, inputs=data.inputs, documents=data.documents)
+
+    def calibrated(self, key: str | None, ablations: Iterable[Ablation]) -> Engine:
+        """Return the engine with gains and means, if one of the ablations needs them.
+
+        The checkpoint belongs to a run of one model. Weights that are rewritten on another device
+        may differ from the stored gains' in the last bit, so that no checksum is stored beside
+        these.
+        """
+        needing = [ablation for ablation in ablations if ablation.needs_calibration]
+        if not needing:
+            return self
+        seeds = [ablation.calibration_seed for ablation in needing]
+        measured = self.once(
+            key,
+            lambda stream: calibrate(
+                self.model,
+                self.inputs,
+                batch_size=self.batch_size,
+                seed=next((seed for seed in seeds if seed is not None), None),
+                checkpoint=stream,
+            ).to_tensors(),
+        )
+        checksum = weights_checksum(self.model)
+        return replace(self, calibration=Calibration.from_tensors(measured, checksum))
+
+    def once(self, key: str | None, capture: Capture, ablation: Ablation | None = None) -> State:
+        """Return what a capture found, from the checkpoint or captured and saved.
+
+        Args:
+            key: the capture's name in the checkpoint; None to keep nothing.
+            capture: given the stream in which it saves its progress, returns tensors by name.
+            ablation: what the model is run without.
+        """
+        if key is None:
+            with self._without(ablation):
+                return capture(None)
+        self.finish(key, capture, ablation)
+        return self.checkpoint.load(key)
+
+    def finish(self, key: str, capture: Capture, ablation: Ablation | None = None) -> None:
+        """Capture and save what the checkpoint does not have yet, and leave it there."""
+        if key not in self.checkpoint:
+            with self._without(ablation):
+                self.checkpoint.finish(key, capture)
+
+    def _without(self, ablation: Ablation | None) -> AbstractContextManager[HookedModel]:
+        if ablation is None:
+            return nullcontext(self.model)
+        return ablated(self.model, ablation, self.calibration)
+
+    def scores(
+        self,
+        key: str | None,
+        ablation: Ablation | None = None,
+        *,
+        layers: Sequence[int] | None = None,
+        per_head: bool = False,
+    ) -> ScoreMaps:
+        """Return the score maps of some layers (all by default); see `capture_scores`."""
+        return ScoreMaps.from_tensors(
+            self.once(
+                key,
+                lambda stream: self._scores(stream, layers=layers, per_head=per_head).to_tensors(),
+                ablation,
+            )
+        )
+
+    def stored_scores(
+        self,
+        key: str,
+        ablation: Ablation | None = None,
+        *,
+        name: str,
+        layers: Sequence[int],
+        mean_term: bool = False,
+    ) -> StoredMaps:
+        """Return score maps whose folds stay in the checkpoint until they are read.
+
+        Raises:
+            UserError: for a non-finite score, with the name of what was captured.
+        """
+
+        def capture(stream: StreamCheckpoint | None) -> State:
+            maps = self._scores(stream, layers=layers, mean_term=mean_term)
+            validate_finite(maps, name)
+            return packed_tensors(maps)
+
+        self.finish(key, capture, ablation)
+        return StoredMaps.from_stored(self.checkpoint.open(key))
+
+    def _scores(self, stream: StreamCheckpoint | None, **options: Any) -> ScoreMaps:
+        return capture_scores(
+            self.model,
+            self.inputs,
+            batch_size=self.batch_size,
+            n_folds=self.n_folds,
+            documents=self.documents,
+            checkpoint=stream,
+            residuals=self.residuals,
+            **options,
+        )
+
+    def stages(
+        self, key: str | None, ablation: Ablation | None = None, *, layer: int = 0
+    ) -> StageMaps:
+        """Return the stage maps of one block; see `capture_stages`."""
+        found = self.once(
+            key,
+            lambda stream: capture_stages(
+                self.model,
+                self.inputs,
+                layer=layer,
+                batch_size=self.batch_size,
+                n_folds=self.n_folds,
+                documents=self.documents,
+                checkpoint=stream,
+            ).to_tensors(),
+            ablation,
+        )
+        return StageMaps.from_tensors(found)
+
+    def losses(
+        self, key: str | None, ablation: Ablation | None = None
+    ) -> Float[Tensor, "seq target"]:
+        """Return the loss of every token, nats; see `capture_losses`."""
+        found = self.once(
+            key,
+            lambda stream: {
+                "losses": capture_losses(
+                    self.model, self.inputs, batch_size=self.batch_size, checkpoint=stream
+                )
+            },
+            ablation,
+        )
+        return found["losses"]
+
+
+def validate_finite(maps: ScoreMaps, condition: str) -> None:
+    """Check that every score at or below the diagonal, unless masked, is finite.
+
+    Raises:
+        UserError: naming layer and condition.
+    """
+    n = maps.folds.shape[-1]
+    below = torch.ones(n, n, dtype=torch.bool).tril()
+    for layer, visible in enumerate(maps.visible):
+        if not are_finite(maps.folds[:, layer], visible & below):
+            raise UserError(f"non-finite scores in L{layer}, {condition}")
+        if maps.per_head is not None and not are_finite(maps.per_head[:, layer], visible & below):
+            raise UserError(f"non-finite scores of a head in L{layer}, {condition}")
+
+
+def validate_finite_stages(maps: StageMaps, model: str) -> None:
+    """Check that every value of every stage, but for masked scores, is finite.
+
+    Raises:
+        UserError: naming stage and model.
+    """
+    for letter, folds in maps.folds.items():
+        cells = maps.visible.get(letter, torch.ones(folds.shape[-2:], dtype=torch.bool))
+        if not are_finite(folds, cells):
+            raise UserError(f"non-finite values at stage ({letter}) of {model}")
+
+
+def are_finite(
+    maps: Float[Tensor, "*batch row_pos col_pos"], cells: Bool[Tensor, "row_pos col_pos"]
+) -> bool:
+    """Return whether maps are finite in all of the given cells."""
+    return bool(maps[..., cells].isfinite().all())
+
+
+def validate_first_sequence(model: HookedModel, inputs: Tensor, n_layers: int) -> None:
+    """Check on one sequence, before all are run, that the first layers have a pattern to measure.
+
+    Raises:
+        UserError: for a score that is not finite, or a sliding window.
+    """
+    maps = capture_scores(model, inputs[:1], layers=range(n_layers), batch_size=1, n_folds=1)
+    validate_finite(maps, "the intact model")
+    validate_window(maps)
+
+
+def validate_window(maps: ScoreMaps) -> None:
+    """Check that queries of every layer attend to all earlier keys: patterns are measured on these.
+
+    Raises:
+        UserError: naming the layer and the length of its sliding window.
+    """
+    n = maps.folds.shape[-1]
+    for layer, visible in enumerate(maps.visible):
+        if not visible[torch.ones(n, n, dtype=torch.bool).tril()].all():
+            window = int(visible[-1].sum())
+            raise UserError(
+                f"L{layer} sees {window} keys of {n} (a sliding window): "
+                f"lower --seq-len to {window}, or take fewer --layers"
+            )
+
+
+def as_sequences(tokens: Inputs) -> Sequences:
+    """Return tokens with what is known of them; a first token that all share is a BOS token."""
+    if isinstance(tokens, Sequences):
+        return tokens
+    kind: Kind = "vectors" if tokens.is_floating_point() else "text"
+    return Sequences(inputs=tokens.cpu(), name="tokens", bos=begins_alike(tokens), kind=kind)
+
+
+def name_of(model: HookedModel) -> str:
+    """Return the name that a model's configuration has, or nothing."""
+    return str(getattr(model.cfg, "model_name", ""))
+
+
+def folds_for_intervals(inputs: Sequences, n_folds: int | None) -> int:
+    """Return how many folds the sequences are dealt to, 4 at least; by default 8 or fewer.
+
+    Raises:
+        ValueError: for too few folds, or more than there are sequences (documents).
+    """
+    most, kind = inputs.n_documents, "sequences" if inputs.documents is None else "documents"
+    if most < 4:
+        raise ValueError(f"expected 4 {kind} or more for intervals, got {most}")
+    if n_folds is None:
+        return default_folds(most)
+    if not 4 <= n_folds <= most:
+        raise ValueError(f"expected from 4 to {most} folds for {most} {kind}, got {n_folds}")
+    return n_folds
 
 
 def calibration_once(

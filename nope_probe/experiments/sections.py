@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from nope_probe.errors import UserError
-from nope_probe.experiments.console import PlainConsole
+from nope_probe.errors import UserError, printable
 from nope_probe.figures.export import export, unfold_layers
 from nope_probe.figures.intervals import interval_of, interval_text, percent
+from nope_probe.figures.shares import band_amplitudes, offset_profiles
 from nope_probe.figures.style import TITLE_HEIGHT
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, page
@@ -89,6 +92,33 @@ def show(report_of: Callable[[Run], Report], folder: Path, image: Path | None = 
     print_report(report, run.manifest, folder)
     if image is not None:
         export(report.image(), image)
+
+
+class PlainConsole(Console):
+    """A console on stdout that reads no markup, and shows control characters escaped.
+
+    Tables and sentences hold names of models, files and folders, which others chose.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False)
+
+    def on_broken_pipe(self) -> None:
+        """Let the command end as SIGPIPE ends it; rich's own exit code would say that it failed.
+
+        Raises:
+            BrokenPipeError: always.
+        """
+        raise BrokenPipeError
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return a text as rich prints it; markup stays as it is written."""
+        return super().render_str(printable(text, keep="\n"), **options | {"markup": False})
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines on stdout, with control characters escaped."""
+    sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))
 
 
 def print_report(report: Report, manifest: Mapping[str, Any], folder: Path) -> None:
@@ -199,3 +229,56 @@ def columns_that_fit(widths: Sequence[int], room: int = WIDTH, gap: int = GAP) -
         else:
             groups[-1].append(place)
     return groups
+
+
+def band_finding(bands: pd.DataFrame) -> str:
+    """Return which RoPE band has the strongest positional pattern, and in which layer."""
+    title = "The positional pattern by RoPE band"
+    clear = bands[bands["amplitude_low"] > 0]
+    if clear.empty:
+        return f"{title}: not distinguishable from noise"
+    top = clear.sort_values("amplitude").iloc[-1]
+    return (
+        f"{title}: {top['band']} in L{top['layer']} is the strongest, {top['amplitude']:.2g} nats"
+    )
+
+
+def offset_finding(offsets: pd.DataFrame) -> str:
+    """Return where near and far keys differ most, the nearest and farthest quarter of distances.
+
+    They differ where the mean interval of one quarter ends before that of the other begins.
+    """
+    title, largest = "Scores by distance", (0.0, "near and far keys are not distinguishable")
+    whole = offsets[offsets["term"].isin(["all"])]
+    for layer, rows in whole.groupby("layer"):
+        quarter = -(-len(rows) // 4)
+        means = rows.sort_values("offset")[["mean", "mean_low", "mean_high"]].to_numpy(float)
+        near, far = means[:quarter].mean(axis=0), means[-quarter:].mean(axis=0)
+        step = near[0] - far[0]
+        if (near[1] > far[2] or near[2] < far[1]) and abs(step) > largest[0]:
+            side = "above" if step > 0 else "below"
+            text = (
+                f"in L{layer} the nearest quarter scores {abs(step):.2g} nats {side} the farthest"
+            )
+            largest = abs(step), text
+    return f"{title}: {largest[1]}"
+
+
+def split_sections(tables: Mapping[str, pd.DataFrame]) -> Iterator[Section]:
+    """Return the page's sections of the splits."""
+    if "bands" in tables:
+        yield Section(
+            title=band_finding(tables["bands"]),
+            figure=band_amplitudes(tables["bands"]),
+            caption="A score is a sum over RoPE's pairs, so its map is a sum over bands of pairs. "
+            "The strength (RMS) of each band's own positional pattern; bands can cancel, and their "
+            "shares of the whole pattern (in the table) add up to 1.",
+            table=tables["bands"],
+        )
+    if "offsets" in tables:
+        yield Section(
+            title=offset_finding(tables["offsets"]),
+            figure=offset_profiles(tables["offsets"]),
+            caption="The mean over all queries and keys at each distance, of the scores and of the "
+            "positional pattern (scores less each row's mean). Shaded: 95% intervals.",
+        )

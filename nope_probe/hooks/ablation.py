@@ -14,7 +14,7 @@ from functools import wraps
 from inspect import signature
 from typing import Any
 
-from nope_probe.components import LOCAL, OF_LENGTH, Ablation
+from nope_probe.components import LOCAL, NEEDS, OF_LENGTH, Ablation
 from nope_probe.hooks.layers.attached_hooks import HookGroup, first, hooks_in_place
 from nope_probe.hooks.layers.model import Inputs, position_module, position_point, tapped
 from nope_probe.hooks.layers.protocols import HookedModel, Model
@@ -26,7 +26,7 @@ from nope_probe.hooks.removing.block_ablation import (
     BlockRemoval,
     mean_over_positions,
 )
-from nope_probe.hooks.removing.replacements import Calibration, replaced_weight
+from nope_probe.hooks.removing.replacements import REPLACED, Calibration, Place
 from nope_probe.hooks.removing.targets import Target, resolve_targets
 
 
@@ -116,9 +116,9 @@ def _calibration(
         return None
     if calibration is not None and tokens is not None:
         raise ValueError("expected a calibration or tokens to calibrate on, not both")
-    is_random = ablation.replacement == "random"
+    seed = ablation.calibration_seed
     if tokens is not None:
-        return calibrate(model, tokens, seed=ablation.seed if is_random else None)
+        return calibrate(model, tokens, seed=seed)
     if calibration is None:
         raise ValueError(_how_to_calibrate(ablation))
     if calibration.checksum != weights_checksum(model):
@@ -126,17 +126,17 @@ def _calibration(
             "the calibration belongs to another model, or to other weights: pass "
             "calibrate(model, tokens) of this one"
         )
-    if is_random and calibration.seed != ablation.seed:
+    if seed is not None and calibration.seed != seed:
         raise ValueError(
-            f"the random replacement of seed {ablation.seed} is not calibrated: pass "
-            f"calibrate(model, tokens, seed={ablation.seed})"
+            f"the {ablation.replacement} replacement of seed {seed} is not calibrated: pass "
+            f"calibrate(model, tokens, seed={seed})"
         )
     return calibration
 
 
 def _how_to_calibrate(ablation: Ablation) -> str:
     name, ways = ablation.weights[0], "pass tokens=tokens or calibration=calibrate(model, tokens)"
-    if ablation.replacement == "mean":
+    if NEEDS[ablation.replacement].mean:
         return f"the mean output of {name} has to be measured first: {ways}"
     return (
         f"the gain 'output' of {name} has to be measured first: {ways}, or choose the gain 'norm' "
@@ -151,7 +151,15 @@ def _block_ablation(
 ) -> BlockAblation:
     layer, names = target.layer, ablation.components
     replaced = {
-        name: replaced_weight(layer, name, ablation, calibration, target.heads)
+        name: REPLACED[ablation.replacement](
+            Place(
+                layer=layer,
+                name=name,
+                ablation=ablation,
+                calibration=calibration,
+                heads=target.heads,
+            )
+        )
         for name in ablation.weights
     }
     removal = BlockRemoval(

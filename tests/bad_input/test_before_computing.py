@@ -175,8 +175,6 @@ WITHOUT_EFFECT = [
     ("ablate --players mask --bands 2", "--bands divides the player rope"),
     ("ablate --players w_q --replacement zero --gain norm", "--gain is for the replacements"),
     ("ablate --replacement zero zero", "expected each --replacement once"),
-    ("ablate --players mask --scope own", "--scope own removes nothing"),
-    ("ablate --layers 1 --scope upstream", "--scope upstream removes nothing with --layers 1"),
     ("ablate --scope both --residuals-gb 2", "--residuals-gb has no effect with --scope both"),
     ("ablate --scope own --residuals-gb nan", "--residuals-gb nan: expected 0 <= residuals-gb"),
     ("ablate --scope own --residuals-gb inf", "--residuals-gb inf: expected 0 <= residuals-gb"),

@@ -1,5 +1,6 @@
 """The conditions of a plan, and the scores that stop a run."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,13 +10,8 @@ from nope_probe.analyses.shapley import INTACT
 from nope_probe.components import Substitute
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
-from nope_probe.experiments.ablation.conditions import (
-    CaptureOptions,
-    ConditionRunner,
-    LayerPasses,
-    Measured,
-)
-from nope_probe.experiments.ablation.plan import Plan, make_plan
+from nope_probe.experiments.ablation.plan import Measured, Plan, make_plan, measure_conditions
+from nope_probe.experiments.engine import Engine, validate_first_sequence
 from nope_probe.models.parameter_free import build, nope_llama
 from nope_probe.runtime.checkpoint import RunCheckpoint
 
@@ -32,10 +28,15 @@ def small_model(seed: int = 0):
     return model
 
 
-def run_conditions(
-    model: Any, inputs: Sequences, plan: Plan, options: CaptureOptions, shuffled: Any = None
-) -> Measured:
-    return ConditionRunner(model, plan, options, RunCheckpoint()).run(inputs, shuffled)
+def measured(model: Any, inputs: Sequences, plan: Plan, **options: Any) -> Measured:
+    engine = Engine(
+        model=model,
+        inputs=inputs.inputs,
+        n_folds=4,
+        batch_size=options.pop("batch_size", 32),
+        checkpoint=options.pop("checkpoint", RunCheckpoint()),
+    )
+    return measure_conditions(engine, plan, **options)
 
 
 def test_the_default_plan_shares_the_conditions_of_its_two_player_sets():
@@ -96,38 +97,34 @@ def test_an_encoder_without_a_mask_is_refused():
 
 @pytest.mark.parametrize("scope", ["both", "own", "upstream"])
 def test_keys_are_those_of_all_streams_in_the_order_of_the_run(scope: Any):
-    model, plan = small_model(), make_plan(LLAMA, ["mask", "w_k"])
+    plan = make_plan(LLAMA, ["mask", "w_k"])
+    plan = replace(plan, n_layers=2, scope=scope, reparametrise=2)
     tokens = Sequences(inputs=torch.randint(2048, (13, 11)), name="random")
-    options = CaptureOptions(
-        n_layers=2, batch_size=5, n_folds=4, scope=scope, n_reparametrisations=2
-    )
     checkpoint = Listing()
-    runner = ConditionRunner(model, plan, options, checkpoint)
-    runner.run(tokens, shuffled=tokens)
-    assert checkpoint.streams == runner.keys(has_shuffled=True)
+    measured(small_model(), tokens, plan, shuffled=tokens, checkpoint=checkpoint)
+    assert checkpoint.streams == plan.keys(has_shuffled=True)
     assert len(set(checkpoint.streams)) == len(checkpoint.streams)
 
 
 @pytest.mark.parametrize(("scope", "n_run"), [("own", 36), ("upstream", 52)])
 def test_shared_residual_streams_change_no_map_and_save_layer_passes(scope: Any, n_run: int):
-    model, plan = small_model(), make_plan(LLAMA, ["sources"])
+    model = small_model()
+    plan = replace(make_plan(LLAMA, ["sources"]), n_layers=3, scope=scope)
     tokens, other = (
         Sequences(inputs=torch.randint(2048, (13, 11)), name="random") for _ in range(2)
     )
     found = []
     for n_bytes in (0, 10**6):
-        options = CaptureOptions(
-            n_layers=3, batch_size=7, n_folds=4, scope=scope, max_residual_bytes=n_bytes
-        )
-        found.append(run_conditions(model, tokens, plan, options, shuffled=other))
+        options = {"batch_size": 7, "shuffled": other, "max_residual_bytes": n_bytes}
+        found.append(measured(model, tokens, plan, **options))
     alone, shared = found
     for maps, expected in ((shared.maps, alone.maps), (shared.shuffled, alone.shuffled)):
         assert maps.keys() == expected.keys()
         for condition, each in maps.items():
             assert torch.equal(each.folds.nan_to_num(), expected[condition].folds.nan_to_num())
     # Two batches; the intact model twice, and four conditions without something, one shuffled.
-    assert alone.layer_passes == LayerPasses(run=2 * (2 * 3 + 4 * 6), needed=60)
-    assert shared.layer_passes == LayerPasses(run=n_run, needed=60)
+    assert alone.layer_passes == {"run": 2 * (2 * 3 + 4 * 6), "needed": 60}
+    assert shared.layer_passes == {"run": n_run, "needed": 60}
 
 
 class Listing(RunCheckpoint):
@@ -143,41 +140,40 @@ class Listing(RunCheckpoint):
 
 
 def test_a_non_finite_shuffled_control_is_named():
-    model, plan = small_model(), make_plan(LLAMA, ["sources"])
+    model, plan = small_model(), replace(make_plan(LLAMA, ["sources"]), n_layers=2)
     tokens, other = (torch.randint(1024, (13, 11)) + 1024 * i for i in range(2))
     model.embed.W_E.data[1024:] = torch.nan  # tokens of the control alone
     with pytest.raises(UserError, match=r"non-finite scores in L0, condition shuffled/mask\+rope$"):
-        run_conditions(
+        measured(
             model,
             Sequences(inputs=tokens, name="random"),
             plan,
-            CaptureOptions(n_layers=2, n_folds=4),
             shuffled=Sequences(inputs=other, name="random shuffled"),
         )
 
 
 def test_a_non_finite_score_stops_the_run_and_is_named():
-    model, plan = small_model(), make_plan(LLAMA, ["sources"])
+    model, plan = small_model(), replace(make_plan(LLAMA, ["sources"]), n_layers=3)
     tokens = Sequences(inputs=torch.randint(2048, (13, 11)), name="random")
     model.blocks[1].attn.W_Q.data[0] = torch.inf
     with pytest.raises(UserError, match="non-finite scores in L1, the intact model"):
-        run_conditions(model, tokens, plan, CaptureOptions(n_layers=3, n_folds=4))
+        measured(model, tokens, plan)
 
 
 def test_a_sliding_window_shorter_than_the_sequence_is_named(bridge):
-    tokens = Sequences(inputs=torch.randint(200, (13, 11)), name="random")
-    plan, options = make_plan(LLAMA, ["sources"]), CaptureOptions(n_layers=1)
-    runner = ConditionRunner(bridge("mistral"), plan, options, RunCheckpoint())
     with pytest.raises(
         UserError, match=r"L0 sees 5 keys of 11 \(a sliding window\): lower --seq-len to 5"
     ):
-        runner.validate(tokens)
+        validate_first_sequence(bridge("mistral"), torch.randint(200, (13, 11)), 1)
 
 
 def test_only_the_condition_that_overflows_is_named():
-    model, plan = small_model(), make_plan(LLAMA, ["w_q"])
-    tokens = Sequences(inputs=torch.randint(2048, (13, 11)), name="random")
-    options = CaptureOptions(n_layers=2, n_folds=4, substitutes=(Substitute(gain="norm"),))
+    substitutes = (Substitute(gain="norm"),)
+    plan = replace(make_plan(LLAMA, ["w_q"]), n_layers=2, substitutes=substitutes)
+    model, tokens = (
+        small_model(),
+        Sequences(inputs=torch.randint(2048, (13, 11)), name="random"),
+    )
     model.blocks[0].attn.W_Q.data[0, 0, 0] = 1e30  # finite scores, but a norm that overflows
     with pytest.raises(UserError, match=r"non-finite scores in L0, condition score/mask\+rope"):
-        run_conditions(model, tokens, plan, options)
+        measured(model, tokens, plan)

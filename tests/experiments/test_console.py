@@ -12,8 +12,7 @@ from support.command_line import refused, run_command
 
 from nope_probe import ablate, behaviour, circuit, scores, simulate
 from nope_probe.errors import printable
-from nope_probe.experiments.console import PlainConsole, print_lines
-from nope_probe.experiments.sections import Report, print_report
+from nope_probe.experiments.sections import PlainConsole, Report, print_lines, print_report
 
 NAMES = ("o[/]x", "[red]", "a\x1b[2Jb", ":smile:", "\u202ex", "a\x07\x9bb", "[link=x]y[/link]")
 SMALL = ["--layers", 2, "--n-seqs", 8, "--seq-len", 16, "--folds", 4]

@@ -11,11 +11,12 @@ from nope_probe import figures
 from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.pattern_changes import kept_patterns
 from nope_probe.analyses.shapley import player_set
-from nope_probe.components import LETTERS, Ablation
+from nope_probe.components import LETTERS, Ablation, Substitute
 from nope_probe.errors import UserError
-from nope_probe.experiments.circuit.explorer import block_explorer
-from nope_probe.experiments.explore.run import ExplorerOptions, note_on
-from nope_probe.experiments.explore.views import explorer_of, pattern_view
+from nope_probe.experiments.circuit.analyse import block_explorer, explored
+from nope_probe.experiments.engine import Engine
+from nope_probe.experiments.explorer import note_on
+from nope_probe.experiments.explorer_views import explorer_of, pattern_view
 from nope_probe.figures.explorer import Explorer
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.reading.calibration import calibrate
@@ -154,11 +155,13 @@ def test_a_circuits_explorer_runs_no_more_sequences_than_it_may() -> None:
     from nope_probe.models.load import load
 
     model, vectors = load("parameter-free", n_layers=2).model, gaussian(SEQS, N, 64)
-    options = ExplorerOptions(n_folds=4)
-    wanted = {"removed": ("w_o", "norms"), "options": options}
-    assert block_explorer(model, vectors, 0, times=11, **wanted) is None  # 121 // 32 < 4 folds
-    found = block_explorer(model, vectors, 0, times=12, **wanted)  # 132 // 32
-    assert found is not None
+    assert explored(vectors, 5, 11, n_folds=4) is None  # 121 // 32 < 4 folds
+    first = explored(vectors, 5, 12, n_folds=4)  # 132 // 32
+    assert first is not None
+    engine = Engine(model=model, inputs=first.inputs, n_folds=4)
+    found = block_explorer(
+        engine, 0, removed=("w_o", "norms"), substitute=Substitute(), skip_keys=0
+    )
     assert list(found.players) == ["mask", "w_q", "w_k", "w_o", "w_v"]
     assert found.removed == ["w_o"]
     assert found.note.startswith("Means over 4 sequences of 13 positions.")
@@ -171,7 +174,8 @@ def test_a_circuits_explorer_runs_no_more_sequences_than_it_may() -> None:
     np.testing.assert_allclose(shown, stages.mean("d").numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_the_note_states_of_which_queries_locality_is() -> None:
-    assert "query" not in note_on(5, 512, ExplorerOptions())
-    note = note_on(5, 1024, ExplorerOptions())
+def test_the_note_states_of_which_queries_locality_is(model: Any) -> None:
+    short, long = (Engine(model=model, inputs=torch.zeros(5, n)) for n in (512, 1024))
+    assert "query" not in note_on(short, Substitute(), 0)
+    note = note_on(long, Substitute(), 0)
     assert note.endswith(" Locality is of 1 query in 4, counted from query 0.")

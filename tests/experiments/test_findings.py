@@ -1,13 +1,18 @@
 """The headings of the ablate page: each rule against small tables, clear ones and noise."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pandas as pd
 import pytest
 
-from nope_probe.experiments.ablation import player_sections, sections
-from nope_probe.experiments.split_page import band_finding, offset_finding
+from nope_probe.experiments.ablation.player_sections import interaction_finding, player_finding
+from nope_probe.experiments.ablation.sections import (
+    control_finding,
+    layers_finding,
+    mask_effect_finding,
+    mean_covariance_finding,
+    source_finding,
+)
+from nope_probe.experiments.sections import band_finding, offset_finding
 from nope_probe.experiments.wording import NO_PATTERN, measure_finding, noisy_layers
 
 Estimate = tuple[float, float, float]
@@ -34,107 +39,78 @@ NOISY = (0.3, -0.1, 0.7)
 NONE = (np.nan, np.nan, np.nan)
 
 
-def test_the_source_of_most_of_the_strongest_layer_is_named_with_its_share() -> None:
-    table = shares((1, "content", SMALL), (1, "mask", CLEAR), (1, "position", CLEAR))
-    assert (
-        sections.source_finding(table, 1) == "The causal mask brings 90% of L1's positional pattern"
-    )
-
-
-def test_no_source_is_named_where_its_interval_reaches_below_a_half() -> None:
-    table = shares((1, "mask", (0.6, 0.4, 0.8)), (1, "rope", (0.4, 0.2, 0.6)))
-    assert sections.source_finding(table, 1) == (
-        "No source alone brings most of L1's positional pattern: the causal mask 60%, RoPE 40%"
-    )
-
-
-def test_without_a_pattern_above_the_noise_the_heading_says_so() -> None:
-    empty = pd.DataFrame({"layer": [0], "term": ["mask"], "share": [np.nan]})
-    assert "not distinguishable from noise" in sections.source_finding(empty, None)
-    assert "not distinguishable from noise" in sections.score_finding(empty, None)
-    assert "not distinguishable from noise" in sections.control_finding(empty, empty, None, "all")
-
-
-def test_layers_are_grouped_by_the_source_that_brings_most() -> None:
-    table = shares(
-        *((layer, "rope", CLEAR) for layer in (0, 1, 2)),
-        (3, "mask", CLEAR),
-        (4, "mask", NOISY),
-        (5, "mask", NONE),
-    )
-    assert sections.layers_finding(table) == (
-        "Most of the positional pattern comes from RoPE in L0 to L2; the causal mask in L3; no "
-        "source alone in L4; L5 has no pattern above the noise"
-    )
-    assert sections.layers_finding(shares((0, "mask", NONE))) == NO_PATTERN
-
-
 def lost(*given: tuple[str, Estimate]) -> pd.DataFrame:
     return rows("lost", *((1, "player", player, each) for player, each in given))
 
 
-def test_what_a_layer_keeps_without_its_players_is_one_less_what_it_loses() -> None:
-    table = lost(("rope", SMALL), ("mask", (0.95, 0.9, 0.99)), ("qk", (0.4, 0.2, 0.6)))
-    assert player_sections.player_finding(table, 1, "circuits") == (
+def interaction(estimate: Estimate) -> pd.DataFrame:
+    return rows("share", (1, "players", "mask+rope", estimate), (1, "players", "a+b", NOISY))
+
+
+LAYERS = shares(
+    *((layer, "rope", CLEAR) for layer in (0, 1, 2)),
+    *((3, "mask", CLEAR), (4, "mask", NOISY), (5, "mask", NONE)),
+)
+MANY = lost(("rope", SMALL), ("mask", (0.95, 0.9, 0.99)), ("qk", (0.4, 0.2, 0.6)))
+HEADINGS = (
+    (
+        source_finding(shares((1, "mask", CLEAR), (1, "position", CLEAR)), 1),
+        "The causal mask brings 90% of L1's positional pattern",
+    ),
+    (
+        source_finding(shares((1, "mask", (0.6, 0.4, 0.8)), (1, "rope", (0.4, 0.2, 0.6))), 1),
+        "No source alone brings most of L1's positional pattern: the causal mask 60%, RoPE 40%",
+    ),
+    (source_finding(shares((0, "mask", NONE)), None), NO_PATTERN),
+    (
+        layers_finding(LAYERS),
+        "Most of the positional pattern comes from RoPE in L0 to L2; the causal mask in L3; no "
+        "source alone in L4; L5 has no pattern above the noise",
+    ),
+    (layers_finding(shares((0, "mask", NONE))), NO_PATTERN),
+    (
+        player_finding(MANY, 1, "circuits"),
         "Circuits: without the causal mask L1 keeps 5% of its positional part, without the "
-        "query-key circuit (W_Q with W_K) 60%"
-    )
-
-
-def test_a_layer_that_loses_more_than_all_keeps_nothing() -> None:
-    heading = player_sections.player_finding(lost(("mask", (1.2, 1.1, 1.3))), 1, "players")
-    assert heading == "Players: without the causal mask L1 keeps 0% of its positional part"
-
-
-@pytest.mark.parametrize(
-    ("estimate", "expected"),
-    [
-        (NOISY, "Players: L1's positional part needs none of them"),
-        (NONE, "Players: what the positional part needs is not distinguishable from noise"),
-    ],
+        "query-key circuit (W_Q with W_K) 60%",
+    ),
+    (
+        player_finding(lost(("mask", (1.2, 1.1, 1.3))), 1, "players"),
+        "Players: without the causal mask L1 keeps 0% of its positional part",
+    ),
+    (
+        player_finding(lost(("mask", NOISY)), 1, "players"),
+        "Players: L1's positional part needs none of them",
+    ),
+    (
+        player_finding(lost(("mask", NONE)), 1, "players"),
+        "Players: what the positional part needs is not distinguishable from noise",
+    ),
+    (
+        interaction_finding(interaction(CLEAR), 1, "players"),
+        "Interactions of the players: mask + RoPE bring 90% of L1's positional part only together",
+    ),
+    (
+        interaction_finding(interaction((-0.5, -0.7, -0.3)), 1, "players"),
+        "Interactions of the players: mask + RoPE together take 50% off L1's positional part",
+    ),
+    (
+        interaction_finding(interaction(NOISY), 1, "players"),
+        "Interactions of the players: not distinguishable from noise",
+    ),
+    (
+        mean_covariance_finding(shares((1, "mean", CLEAR), (1, "covariance", SMALL)), 1),
+        "The mean term carries 90% of L1's positional pattern",
+    ),
+    (
+        mean_covariance_finding(shares((1, "mean", NONE)), 1),
+        "Mean and covariance terms: not distinguishable from noise",
+    ),
 )
-def test_players_within_noise_are_not_called_needed(estimate: Estimate, expected: str) -> None:
-    assert player_sections.player_finding(lost(("mask", estimate)), 1, "players") == expected
 
 
-@pytest.mark.parametrize(
-    ("estimate", "ending"),
-    [
-        (CLEAR, "mask + RoPE bring 90% of L1's positional part only together"),
-        ((-0.5, -0.7, -0.3), "mask + RoPE together take 50% off L1's positional part"),
-        (NOISY, "not distinguishable from noise"),
-    ],
-)
-def test_interactions_add_take_or_are_noise(estimate: Estimate, ending: str) -> None:
-    table = rows("share", (1, "players", "mask+rope", estimate), (1, "players", "a+b", NOISY))
-    assert player_sections.interaction_finding(table, 1, "players") == (
-        f"Interactions of the players: {ending}"
-    )
-
-
-@pytest.mark.parametrize(
-    ("conjunctions", "estimate", "ending"),
-    [
-        ([], CLEAR, "RoPE adds most to L1's positional part, 90%"),
-        ([1], CLEAR, "L1 needs all of them, so each has about 1/2"),
-        ([1], NOISY, "not distinguishable from noise"),
-    ],
-)
-def test_shapley_maps(conjunctions: Sequence[int], estimate: Estimate, ending: str) -> None:
-    table = rows("share", (1, "player", "rope", estimate), (1, "player", "mask", NOISY))
-    heading = player_sections.shapley_finding(table, 1, "players", conjunctions)
-    assert heading == f"Shapley maps of the players: {ending}"
-
-
-def test_mean_and_covariance_terms() -> None:
-    table = shares((1, "mean", CLEAR), (1, "covariance", SMALL))
-    heading = "The mean term carries 90% of L1's positional pattern"
-    assert sections.mean_covariance_finding(table, 1) == heading
-    assert "not distinguishable" in sections.mean_covariance_finding(shares((1, "mean", NONE)), 1)
-    sizes = rows("rms", (1, "term", "mean", CLEAR), (1, "term", "covariance", NOISY))
-    assert sections.mean_covariance_map_finding(sizes, 1).endswith(
-        "L1's mean term 0.9 nats and covariance term within noise"
-    )
+@pytest.mark.parametrize(("heading", "expected"), HEADINGS)
+def test_a_heading_names_what_its_interval_makes_clear(heading: str, expected: str) -> None:
+    assert heading == expected
 
 
 def test_preferences_count_only_layers_with_a_pattern() -> None:
@@ -150,8 +126,6 @@ def test_preferences_count_only_layers_with_a_pattern() -> None:
         "Measures: attention prefers near keys in L0, far keys in L1, neither near nor far keys "
         "in L2"
     )
-    assert "far keys get" in sections.score_finding(table, 1)
-    assert "neither near nor far keys get" in sections.score_finding(table, 2)
 
 
 def test_the_masks_effect_is_named_where_its_interval_leaves_zero_out() -> None:
@@ -162,11 +136,11 @@ def test_the_masks_effect_is_named_where_its_interval_leaves_zero_out() -> None:
         (2, "tokens", "text", (-0.4, -0.5, -0.3)),
         (3, "tokens", "shuffled", CLEAR),
     )
-    assert sections.mask_effect_finding(table) == (
+    assert mask_effect_finding(table) == (
         "Non-relative part: the mask adds to it in L1 (at most +0.2 nats in L1) and takes from it "
         "in L2 (at most -0.4 nats in L2)"
     )
-    assert sections.mask_effect_finding(table[:1]).endswith("not distinguishable from noise")
+    assert mask_effect_finding(table[:1]).endswith("not distinguishable from noise")
 
 
 @pytest.mark.parametrize(
@@ -184,7 +158,7 @@ def test_the_masks_effect_is_named_where_its_interval_leaves_zero_out() -> None:
 def test_controls(tokens: str, estimate: Estimate, ending: str) -> None:
     pattern = pd.DataFrame([{"layer": 1, **cells("amplitude", CLEAR)}])
     row = {"layer": 1, "tokens": tokens, "kept": "all", **cells("amplitude", estimate)}
-    heading = sections.control_finding(pd.DataFrame([row]), pattern, 1, "all")
+    heading = control_finding(pd.DataFrame([row]), pattern, 1, "all")
     assert heading.startswith("Controls: ")
     assert heading.endswith(ending)
 

@@ -14,8 +14,9 @@ from nope_probe import ablate, circuit
 from nope_probe.analyses.shapley import player, player_set
 from nope_probe.experiments.ablation.analyse import side_by_side
 from nope_probe.experiments.ablation.plan import make_plan
-from nope_probe.experiments.ablation.player_sections import agreement, of_first
+from nope_probe.experiments.ablation.player_sections import Findings, agreement
 from nope_probe.experiments.ablation.study import run_ablations
+from nope_probe.runtime.folder import Run
 
 SMALL = ["--n-seqs", "7", "--seq-len", "13", "--folds", "5", "--layers", "2", "--data", "random"]
 PLAYERS = ["mask", "w_q", "w_k"]
@@ -49,34 +50,32 @@ def test_the_intact_model_and_removals_without_weights_run_once(
 
 def test_statements_that_hold_under_all_replacements_are_told_from_the_others() -> None:
     low = {
-        ("identity", "w_q"): 0.8,
-        ("mean", "w_q"): 0.3,
-        ("identity", "w_k"): 0.5,
-        ("mean", "w_k"): 0.05,
-        ("identity", "w_o"): -0.1,
-        ("mean", "w_o"): float("nan"),
+        "w_q": {"identity": 0.8, "mean": 0.3},
+        "w_k": {"identity": 0.5, "mean": 0.05},
+        "w_o": {"identity": -0.1, "mean": float("nan")},
     }
     rows = [
-        {
-            "layer": 2,
-            "player_set": "players",
-            "player": name,
-            "replacement": kind,
-            "lost_low": value,
-        }
-        for (kind, name), value in low.items()
+        {"player_set": "players", "player": name, "replacement": kind, "lost_low": value}
+        for name, values in low.items()
+        for kind, value in values.items()
     ]
-    manifest = {
-        "replacements": ["identity", "mean"],
-        "player_sets": {"players": ["w_q", "w_k", "w_o"]},
-    }
-    (sentence,) = agreement(manifest, 2, pd.DataFrame(rows))
-    assert sentence == (
+    pattern = {"kept": "all", "amplitude": 1.0, "amplitude_low": 0.5}
+    tables = {"players": pd.DataFrame(rows), "pattern": pd.DataFrame([pattern])}
+    manifest = {"conditions": ["all"], "player_sets": {"players": [*low]}}
+
+    def sentences(*replacements: str) -> list[str]:
+        run = Run(
+            manifest=manifest | {"replacements": replacements},
+            tables={name: table.assign(layer=2) for name, table in tables.items()},
+        )
+        return [*agreement(Findings(run))]
+
+    assert sentences("identity", "mean") == [
         "Of the players in L2 (needed: a tenth or more is lost without), W_Q is needed under "
         "identity and mean; W_K is needed under identity only; W_O is needed under none of "
         "identity and mean."
-    )
-    assert not list(agreement({**manifest, "replacements": ["mean"]}, 2, pd.DataFrame(rows)))
+    ]
+    assert sentences("mean") == []
 
 
 def test_the_first_replacement_is_that_of_page_and_figures() -> None:
@@ -85,9 +84,10 @@ def test_the_first_replacement_is_that_of_page_and_figures() -> None:
     )
     both = side_by_side({"mean": table, "zero": table.assign(share=0.7)})
     assert list(both.columns) == ["layer", "player_set", "player", "replacement", "share"]
-    first = of_first({"replacements": ["mean", "zero"]}, {"players": both, "sources": table})
-    pd.testing.assert_frame_equal(first["players"], table)
-    pd.testing.assert_frame_equal(first["sources"], table)
+    manifest = {"conditions": ["all"], "replacements": ["mean", "zero"]}
+    found = Findings(Run(manifest=manifest, tables={"players": both, "sources": table}))
+    pd.testing.assert_frame_equal(found.tables["players"], table)
+    pd.testing.assert_frame_equal(found.tables["sources"], table)
 
 
 def test_bands_share_what_rope_brings(bridge: Callable[[str], Any]) -> None:
@@ -154,20 +154,10 @@ REFUSED = {
         ["--players", "mask", "rope[4:6]"],
         "no band rope[4:6]: the model rotates 5 pairs, rope[0:5]",
     ),
-    "circuit: no such band": (
-        circuit,
-        ["--remove", "rope[7:8]"],
-        "no band rope[7:8]: the model rotates 5 pairs, rope[0:5]",
-    ),
     "circuit: no weight to replace": (
         circuit,
         ["--remove", "mask", "--replacement", "zero"],
         "--replacement has no effect where no weight is removed",
-    ),
-    "circuit: gain without effect": (
-        circuit,
-        ["--remove", "w_q", "--replacement", "zero", "--gain", "norm"],
-        "--gain is for the replacements identity and random, not zero",
     ),
 }
 

@@ -6,11 +6,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from nope_probe.experiments.ablation.sections import headline, report
+from nope_probe.experiments.ablation import sections
+from nope_probe.experiments.ablation.player_sections import Findings
+from nope_probe.experiments.ablation.sections import report
 from nope_probe.experiments.circuit.sections import _stages_as_text
 from nope_probe.experiments.circuit.sections import headline as circuit_headline
 from nope_probe.experiments.scores.sections import headline as scores_headline
-from nope_probe.experiments.sections import Report, print_report
+from nope_probe.experiments.sections import print_report
 from nope_probe.runtime.folder import Run
 
 MANIFEST: dict[str, Any] = {
@@ -64,6 +66,10 @@ def tables(amplitude: float = 0.5) -> dict[str, pd.DataFrame]:
     return dict(zip(names, frames, strict=True))
 
 
+def headline(manifest: dict[str, Any], tables: dict[str, pd.DataFrame]) -> list[str]:
+    return sections.headline(Findings(Run(manifest=manifest, tables=tables)))
+
+
 def show(tables: dict[str, pd.DataFrame]) -> None:
     empty = {"offsets": pd.DataFrame({"term": [], "layer": []})}
     print_report(report(Run(manifest=MANIFEST, tables=tables | empty)), MANIFEST, Path("runs/x"))
@@ -111,7 +117,7 @@ def test_empty_shares_are_shown_as_no_pattern(capsys: pytest.CaptureFixture[str]
 
 def test_controls_are_named_by_what_differs_from_the_run(capsys: pytest.CaptureFixture[str]):
     ours = tables()
-    rows = [("text", 0, 0.7), ("shuffled", 1, 0.6)]
+    rows = [("shuffled", 0, 0.7), ("shuffled", 1, 0.6)]  # a run on shuffled tokens
     ours["controls"] = pd.DataFrame(
         {"layer": 1, "tokens": tokens, "skip_keys": skip, "kept": "mask+rope"}
         | interval("amplitude", size, 0.1)
@@ -120,49 +126,11 @@ def test_controls_are_named_by_what_differs_from_the_run(capsys: pytest.CaptureF
     show(ours)
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "layer locality skip 0 shuffled non-relative by the mask" in lines
-    assert "L0 -0.30 0.300 +0.100 [+0.090, +0.110]" in lines
+    assert "L0 -0.30 0.300 +0.100 [+0.090, +0.110]" in lines, "no control in L0"
     assert "L1 -0.30 0.700 0.600 0.300 +0.100 [+0.090, +0.110]" in lines
 
 
-def test_a_run_on_shuffled_tokens_has_its_control_without_skipped_keys_named_so(
-    capsys: pytest.CaptureFixture[str],
-):
-    ours = tables()
-    ours["controls"] = pd.DataFrame(
-        {
-            "layer": layer,
-            "tokens": "shuffled",
-            "skip_keys": 0,
-            "kept": "mask+rope",
-        }
-        | interval("amplitude", 0.7, 0.1)
-        for layer in (0, 1)
-    )
-    show(ours)
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "layer locality skip 0 non-relative by the mask" in lines
-
-
-def test_the_share_column_holds_shares_alone_and_nothing_wraps_at_80_columns(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("COLUMNS", "80")
-    ours, shares = tables(), 4 + 1  # the terms and their sum
-    show(ours)
-    lines = capsys.readouterr().out.splitlines()
-    assert all(len(line) <= 80 for line in lines)
-    start = next(i for i, line in enumerate(lines) if "share of the pattern, %" in line) + 2
-    column = lines[start - 2].index("share of")
-    section = [line[column:].strip() for line in lines[start : start + 2 * (shares + 2) - 1]]
-    assert section[0] == section[shares + 1] == ""  # the pattern's own row, and between layers
-    assert section[1 : shares + 1] == section[shares + 3 :]
-    assert section[1:3] == ["2.0 [1.0, 3.0]", "-12.0 [-13.0, -11.0]"]
-
-
-def test_circuit_prints_the_measures_of_every_stage(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("COLUMNS", "80")
+def test_circuit_prints_the_measures_of_every_stage() -> None:
     rows = [
         {"layer": 1, "stage": stage, "model": model}
         | interval("amplitude", 0.25 + shift, 0.05)
@@ -171,46 +139,25 @@ def test_circuit_prints_the_measures_of_every_stage(
         for model, shift in (("intact", 0.0), ("ablated", 0.5))
         for stage in "ab"
     ]
-    for table in (rows, rows[:2]):
-        terminal = {"stages": _stages_as_text(pd.DataFrame(table))}
-        found = Report(title="", headline=["A sentence."], sections=[], terminal=terminal)
-        print_report(found, {}, Path("runs/x"))
-        lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-        measures = "0.25 [0.20, 0.30] -0.50 [-0.62, -0.38] 0.75 [0.73, 0.77]"
-        of_both = len(table) > 2
-        assert f"(b){' intact' if of_both else ''} {measures}" in lines
-        ablated = "(a) ablated 0.75 [0.70, 0.80] 0.00 [-0.12, 0.12] 0.75 [0.73, 0.77]"
-        assert (ablated in lines) == of_both
-        assert lines[-3:] == ["A sentence.", "", "open runs/x/report.html"]
-
-
-def test_a_model_without_controls_has_none_beside_its_pattern(capsys: pytest.CaptureFixture[str]):
-    show(tables())
-    shown = capsys.readouterr().out
-    assert "L0 -0.30 0.300 +0.100" in " ".join(shown.split())
-    assert "skip 0" not in shown
+    intact = ["0.25 [0.20, 0.30]", "-0.50 [-0.62, -0.38]", "0.75 [0.73, 0.77]"]
+    assert _stages_as_text(pd.DataFrame(rows[:2])).iloc[1].tolist() == ["(b)", *intact]
+    both = _stages_as_text(pd.DataFrame(rows))
+    assert both["stage"].tolist() == ["(a) intact", "(a) ablated", "(b) intact", "(b) ablated"]
+    assert both.iloc[2].tolist()[1:] == intact
 
 
 def test_players_are_listed_with_what_is_lost_alone_and_shared(capsys: pytest.CaptureFixture[str]):
-    show(tables())
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "lost without alone Shapley share amplifies" in shown
-    assert "ov -40 [-50, -30] 10 [9, 11] 33 [32, 34] 5.0 [4.5, 5.5]" in shown
-    assert "% of the part of the pattern that the causal mask brings" in shown
-
-
-def test_a_player_without_a_number_has_a_blank_cell_and_without_a_share_no_pattern(
-    capsys: pytest.CaptureFixture[str],
-):
     ours = tables()
     players, nan = ours["players"], float("nan")
-    players.loc[players["player"] != "mask", ["alone", "amplification"]] = nan
-    parts = ["share", "lost", "alone", "amplification"]
-    players.loc[players["layer"] == 0, parts] = nan
+    players.loc[players["player"] == "qk", ["alone", "amplification"]] = nan
+    players.loc[players["layer"] == 0, ["share", "lost", "alone", "amplification"]] = nan
     show(ours)
     shown = " ".join(capsys.readouterr().out.split())
+    assert "% of the part of the pattern that the causal mask brings" in shown
+    assert "lost without alone Shapley share amplifies" in shown
+    assert "ov -40 [-50, -30] 10 [9, 11] 33 [32, 34] 5.0 [4.5, 5.5]" in shown
     assert "L0 mask no pattern qk no pattern ov no pattern L1" in shown
-    assert "qk 90 [80, 100] 33 [32, 34] ov" in shown
+    assert "qk 90 [80, 100] 33 [32, 34] ov" in shown, "blank where undefined though a share is"
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from support.command_line import run_command
 
 from nope_probe import compare, scores
 from nope_probe.experiments.behaviour.sections import QUANTITIES, behaviour_as_text
-from nope_probe.experiments.console import PlainConsole
-from nope_probe.experiments.sections import columns_that_fit, tables_that_fit
+from nope_probe.experiments.sections import PlainConsole, columns_that_fit, tables_that_fit
 
 TWINS = ("nope-tiny", "rope-tiny")
 SMALL = ["--n-seqs", 16, "--seq-len", 24, "--folds", 4, "--batch-size", 16]

@@ -2,52 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from nope_probe.analyses.attribution import LayerAttribution, attribute
+from nope_probe.analyses.contrasts import contrast_map
+from nope_probe.analyses.distances import cells_by_distance, distance_sums, profile_of_means
 from nope_probe.analyses.mean_covariance import split_layer
 from nope_probe.analyses.pattern import Measures, measure
 from nope_probe.analyses.pattern_changes import KeptPattern, MaskEffect, mask_effect
-from nope_probe.analyses.shapley import INTACT, MASK, Condition, PlayerSet
+from nope_probe.analyses.pattern_rows import pattern_distance_sums
+from nope_probe.analyses.shapley import INTACT, MASK, Condition, source_terms
 from nope_probe.analyses.trends import query_stride
 from nope_probe.components import Replacement
 from nope_probe.data.sequences import Kind
-from nope_probe.experiments.ablation.conditions import ConditionMaps, Measured
-from nope_probe.experiments.ablation.maps import (
-    RunMaps,
-    source_offsets_table,
-    write_folds,
-    write_maps,
-)
-from nope_probe.experiments.ablation.plan import Plan
+from nope_probe.experiments.ablation.maps import RunMaps, write_folds, write_maps
+from nope_probe.experiments.ablation.plan import ConditionMaps, Measured, Plan
 from nope_probe.experiments.ablation.sections import report
-from nope_probe.experiments.explore.views import explorer_of
+from nope_probe.experiments.explorer_views import explorer_of
 from nope_probe.experiments.tables import (
     interactions_table,
     mean_covariance_table,
     measures_table,
     non_relative_table,
     players_table,
+    profiles_table,
     sources_table,
 )
+from nope_probe.maps.centred import block_cells
+from nope_probe.maps.stored_maps import StoredMaps, row_blocks
 from nope_probe.runtime.folder import Run, StoredArrays
 from nope_probe.runtime.provenance import input_arrays, input_record
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 
-ConditionMeasures = Mapping[Condition, Sequence[Measures]]
+Means = Float[Tensor, "fold layer offset"]
 
 
 def analyse(session: Session[RunSettings], plan: Plan, measured: Measured) -> Run:
     """Attribute the positional pattern of every layer, and return the run."""
     inputs, skip_keys = session.sequences(), session.settings.n_skipped(session.sequences())
-    layers = attribute_layers(measured.maps, plan, plan.player_sets, skip_keys)
-    measures = {each: measure(maps, skip_keys) for each, maps in measured.maps.items()}
-    tables = tables_of(plan, measured, layers, measures, inputs.kind, skip_keys)
+    analysis = Analysis(plan=plan, measured=measured, tokens=inputs.kind, skip_keys=skip_keys)
     maps, folds = (session.checkpoint.scratch(name) for name in ("maps", "folds"))
     write_maps(maps, RunMaps(plan, measured, skip_keys))
     write_folds(folds, plan, measured)
@@ -55,153 +57,184 @@ def analyse(session: Session[RunSettings], plan: Plan, measured: Measured) -> Ru
         **session.provenance(),
         **input_record(inputs, skip_keys, measured.intact.counts),
         "query_stride": query_stride(measured.intact.n),
-        **_attribution_record(plan, measured, layers),
+        **analysis.record(),
     }
     run = Run(
         manifest=manifest,
         arrays={"tokens": input_arrays(inputs)},
         files={"maps.safetensors": maps, "folds.safetensors": folds},
-        tables=tables,
+        tables=analysis.tables(),
     )
-    kept = kept_patterns_of(layers, measures)
-    explorer = explorer_of(measured.maps, plan.switches, skip_keys, kept)
+    explorer = explorer_of(measured.maps, plan.switches, skip_keys, analysis.kept_patterns())
     shown = report(replace(run, arrays={"maps": StoredArrays(maps)}), explorer)
     return replace(run, page=shown.html(manifest))
 
 
-def attribute_layers(
-    maps: ConditionMaps, plan: Plan, player_sets: Sequence[PlayerSet], skip_keys: int
-) -> list[LayerAttribution]:
-    """Return the attribution of each layer to the plan's sources and to some player sets."""
-    return attribute(maps, player_sets, position=plan.position, skip_keys=skip_keys)
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """What score maps of all conditions say.
 
-
-def tables_of(
-    plan: Plan,
-    measured: Measured,
-    layers: Sequence[LayerAttribution],
-    measures: ConditionMeasures,
-    tokens: Kind,
-    skip_keys: int,
-) -> dict[str, pd.DataFrame]:
-    """Return the run's tables by name.
-
-    Args:
+    Attributes:
         plan: the conditions.
         measured: their score maps.
-        layers: the attribution of each layer.
-        measures: per condition, the measures of each layer's pattern.
-        tokens: the kind of the run's inputs.
-        skip_keys: how many first keys to leave out.
+        tokens: the kind of the inputs.
+        skip_keys: how many first keys the patterns leave out.
     """
-    again = [
-        attribute_layers({**measured.maps, **each}, plan, plan.player_sets[:1], skip_keys)
-        for each in measured.reparametrised
-    ]
-    others = {
-        name: attribute_layers({**measured.maps, **maps}, plan, plan.player_sets, skip_keys)
-        for name, maps in measured.others.items()
-    }
-    first, effects = measured.replacement, _mask_effects(tokens, layers, measured, skip_keys)
-    return {
-        "sources": sources_table(layers),
-        "non_relative": non_relative_table(effects),
-        "players": side_by_side(
-            {first: players_table(layers, again)}
-            | {name: players_table(each) for name, each in others.items()}
-        ),
-        "interactions": side_by_side(
-            {name: interactions_table(each) for name, each in {first: layers, **others}.items()}
-        ),
-        "pattern": measures_table(
-            ({"kept": plan.name(condition)}, each) for condition, each in measures.items()
-        ),
-        "controls": _controls_table(tokens, plan, measured, skip_keys),
-        "mean_covariance": _mean_covariance_table(measured, skip_keys),
-        "offsets": source_offsets_table(plan, measured, skip_keys),
-    }
+
+    plan: Plan
+    measured: Measured
+    tokens: Kind
+    skip_keys: int
+
+    @cached_property
+    def layers(self) -> list[LayerAttribution]:
+        """The attribution of each layer to the sources and the players."""
+        return self._attributed({})
+
+    def _attributed(self, maps: ConditionMaps, first: int | None = None) -> list[LayerAttribution]:
+        """Return the attribution to the first player sets, with other maps of some conditions."""
+        return attribute(
+            self.measured.maps | maps,
+            self.plan.player_sets[:first],
+            position=self.plan.position,
+            skip_keys=self.skip_keys,
+        )
+
+    @cached_property
+    def measures(self) -> dict[Condition, list[Measures]]:
+        """Per condition, the measures of each layer's pattern."""
+        return {key: measure(maps, self.skip_keys) for key, maps in self.measured.maps.items()}
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Return the run's tables by name."""
+        again = [self._attributed(maps, first=1) for maps in self.measured.reparametrised]
+        first = self.plan.substitutes[0].replacement
+        others = {name: self._attributed(maps) for name, maps in self.measured.others.items()}
+        players = {name: players_table(layers) for name, layers in others.items()}
+        interactions = {name: interactions_table(layers) for name, layers in others.items()}
+        return {
+            "sources": sources_table(self.layers),
+            "non_relative": non_relative_table(self._mask_effects()),
+            "players": side_by_side({first: players_table(self.layers, again)} | players),
+            "interactions": side_by_side({first: interactions_table(self.layers)} | interactions),
+            "pattern": measures_table(
+                ({"kept": self.plan.name(condition)}, layers)
+                for condition, layers in self.measures.items()
+            ),
+            "controls": self._controls_table(),
+            "mean_covariance": self._mean_covariance_table(),
+            "offsets": self._offsets_table(),
+        }
+
+    def record(self) -> dict[str, Any]:
+        """Return what the manifest says of the conditions."""
+        plan = self.plan
+        gains = {} if self.measured.gains is None else self.measured.gains.gains
+        return {
+            "layer_passes": self.measured.layer_passes,
+            "gains": gains.get("identity"),
+            "gains_random": gains.get("random"),
+            "replacements": [each.replacement for each in plan.substitutes],
+            "player_sets": {each.name: [p.name for p in each.players] for each in plan.player_sets},
+            "conditions": [plan.name(condition) for condition in plan.conditions],
+            "position": plan.position,
+            "conjunctions": {
+                each.name: [layer.layer for layer in self.layers if layer.is_conjunction(each.name)]
+                for each in plan.player_sets
+            },
+        }
+
+    def kept_patterns(self) -> dict[Condition, list[KeptPattern]]:
+        """Return what each condition leaves of every layer's pattern."""
+        return {
+            condition: [
+                KeptPattern(
+                    amplitude=each.amplitude, locality=each.locality, share=layer.kept[condition]
+                )
+                for layer, each in zip(self.layers, of_condition, strict=True)
+            ]
+            for condition, of_condition in self.measures.items()
+        }
+
+    def _mask_effects(self) -> dict[str, list[MaskEffect]]:
+        """Return the mask's effect on the non-relative part, per kind of tokens."""
+        effects: dict[str, list[MaskEffect]] = {
+            self.tokens: [layer.non_relative for layer in self.layers]
+        }
+        if self.measured.shuffled:
+            with_mask, without = (self.measured.shuffled[key] for key in (INTACT, MASK))
+            effects["shuffled"] = [
+                mask_effect(one.folds, other.folds, self.skip_keys, with_mask.counts)
+                for one, other in zip(with_mask.layers, without.layers, strict=True)
+            ]
+        return effects
+
+    def _controls_table(self) -> pd.DataFrame:
+        """Return the measures without skipped keys, and on shuffled tokens."""
+        rows = []
+        if self.skip_keys:
+            labels = {"tokens": self.tokens, "skip_keys": 0, "kept": self.plan.name(INTACT)}
+            rows.append((labels, measure(self.measured.intact, 0)))
+        for condition, maps in self.measured.shuffled.items():
+            labels = {"tokens": "shuffled", "skip_keys": self.skip_keys}
+            labels["kept"] = self.plan.name(condition)
+            rows.append((labels, measure(maps, self.skip_keys)))
+        return measures_table(rows, labels=("tokens", "skip_keys", "kept"))
+
+    def _mean_covariance_table(self) -> pd.DataFrame:
+        counts = self.measured.intact.counts
+        return mean_covariance_table(
+            [
+                split_layer(
+                    index,
+                    layer.folds,
+                    layer.mean_term,
+                    layer.key_means[...],
+                    self.skip_keys,
+                    counts,
+                )
+                for index, layer in enumerate(self.measured.intact.layers)
+                if layer.mean_term is not None and layer.key_means is not None
+            ]
+        )
+
+    def _offsets_table(self) -> pd.DataFrame:
+        """Return the table of offset profiles: layer, term, offset, and the mean with its bounds.
+
+        The terms are `score`, `all` (the pattern) and those of `source_terms`, which add up to
+        `all`.
+        """
+        contrasts, intact = source_terms(self.plan.position), self.measured.intact
+        needed = {INTACT, *(condition for term in contrasts.values() for condition in term)}
+        patterns = {key: _pattern_means(self.measured.maps[key], self.skip_keys) for key in needed}
+        terms = {"score": _score_means(intact, self.skip_keys), "all": patterns[INTACT]}
+        terms |= {name: contrast_map(term, patterns) for name, term in contrasts.items()}
+        return profiles_table(
+            {name: profile_of_means(means, counts=intact.counts) for name, means in terms.items()}
+        )
 
 
-def _attribution_record(
-    plan: Plan, measured: Measured, layers: Sequence[LayerAttribution]
-) -> dict[str, Any]:
-    return {
-        "layer_passes": asdict(measured.layer_passes),
-        "gains": None if measured.gains is None else {**measured.gains.c},
-        "gains_random": None if measured.gains is None else {**measured.gains.c_random} or None,
-        "replacements": [measured.replacement, *measured.others],
-        "player_sets": {each.name: [p.name for p in each.players] for each in plan.player_sets},
-        "conditions": [plan.name(condition) for condition in plan.conditions],
-        "position": plan.position,
-        "conjunctions": {
-            each.name: [layer.layer for layer in layers if layer.is_conjunction(each.name)]
-            for each in plan.player_sets
-        },
-    }
+def _pattern_means(maps: StoredMaps, skip_keys: int) -> Means:
+    """Return the means of fold patterns at each distance."""
+    sums = [pattern_distance_sums(layer.folds, skip_keys) for layer in maps.layers]
+    return _means(torch.stack(sums, 1), skip_keys)
 
 
-def _mask_effects(
-    tokens: Kind, layers: Sequence[LayerAttribution], measured: Measured, skip_keys: int
-) -> dict[str, list[MaskEffect]]:
-    """Return the mask's effect on the non-relative part, on the run's tokens and on shuffled."""
-    effects: dict[str, list[MaskEffect]] = {tokens: [each.non_relative for each in layers]}
-    if measured.shuffled:
-        with_mask, without = (measured.shuffled[c] for c in (INTACT, MASK))
-        effects["shuffled"] = [
-            mask_effect(one.folds, other.folds, skip_keys, with_mask.counts)
-            for one, other in zip(with_mask.layers, without.layers, strict=True)
-        ]
-    return effects
+def _score_means(maps: StoredMaps, skip_keys: int) -> Means:
+    """Return the means of fold scores at each distance."""
+    sums = torch.zeros(len(maps.counts), len(maps.layers), maps.n, dtype=torch.float64)
+    for index, layer in enumerate(maps.layers):
+        for start, stop in row_blocks(maps.n, len(maps.counts)):
+            cells = block_cells(start, stop, skip_keys)
+            rows = layer.folds.rows(start, stop).double().where(cells, 0.0)
+            sums[:, index] += distance_sums(rows, start, maps.n)
+    return _means(sums, skip_keys)
 
 
-def _controls_table(tokens: Kind, plan: Plan, measured: Measured, skip_keys: int) -> pd.DataFrame:
-    """Return the measures without skipped keys, and on shuffled tokens."""
-    runs = [(tokens, measured.maps[INTACT], 0, INTACT)] if skip_keys else []
-    runs += [
-        ("shuffled", maps, skip_keys, condition) for condition, maps in measured.shuffled.items()
-    ]
-    return measures_table(
-        (
-            (
-                {"tokens": kind, "skip_keys": skip, "kept": plan.name(condition)},
-                measure(maps, skip),
-            )
-            for kind, maps, skip, condition in runs
-        ),
-        labels=("tokens", "skip_keys", "kept"),
-    )
-
-
-def _mean_covariance_table(measured: Measured, skip_keys: int) -> pd.DataFrame:
-    return mean_covariance_table(
-        [
-            split_layer(
-                index,
-                layer.folds,
-                layer.mean_term,
-                layer.key_means[...],
-                skip_keys,
-                measured.intact.counts,
-            )
-            for index, layer in enumerate(measured.intact.layers)
-            if layer.mean_term is not None and layer.key_means is not None
-        ]
-    )
-
-
-def kept_patterns_of(
-    layers: Sequence[LayerAttribution], measures: ConditionMeasures
-) -> dict[Condition, list[KeptPattern]]:
-    """Return what each condition leaves of every layer's pattern."""
-    return {
-        condition: [
-            KeptPattern(
-                amplitude=each.amplitude, locality=each.locality, share=layer.kept[condition]
-            )
-            for layer, each in zip(layers, of_condition, strict=True)
-        ]
-        for condition, of_condition in measures.items()
-    }
+def _means(sums: Float[Tensor, "fold layer distance"], skip_keys: int) -> Means:
+    n_offsets = sums.shape[-1] - 1 - skip_keys
+    counts = cells_by_distance(sums.shape[-1], skip_keys)
+    return (sums / counts.clamp_min(1))[..., 1 : n_offsets + 1]
 
 
 def side_by_side(tables: Mapping[Replacement, pd.DataFrame]) -> pd.DataFrame:

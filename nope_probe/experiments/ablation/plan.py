@@ -1,36 +1,66 @@
-"""The conditions of an attribution, and its player sets."""
+"""The conditions of an attribution: which there are, and the score maps of each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
 
 from nope_probe.analyses.shapley import INTACT, MASK, Condition, PlayerSet, player_set
 from nope_probe.components import (
     POSITION_ENCODINGS,
     ROPE_HALVES,
     WEIGHTS,
+    Ablation,
     Component,
+    Replacement,
+    Substitute,
     is_rope,
     kept_name,
 )
+from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
-from nope_probe.experiments.components import validate_components
+from nope_probe.experiments.engine import Engine
+from nope_probe.experiments.removals import validate_components
+from nope_probe.hooks.reading.residual_cache import GIGABYTE, ResidualCache
+from nope_probe.hooks.removing.edited_weights import reparametrised
+from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.maps.folds import folds_of
+from nope_probe.maps.stored_maps import StoredMaps, concatenate_layers
+
+Scope = Literal["both", "upstream", "own"]
+ConditionMaps = dict[Condition, StoredMaps]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The conditions to run.
+    """The conditions to run, and how.
 
     Attributes:
         player_sets: the players; empty if only the sources are wanted.
         position: the position encoding that is a source beside the mask, if the model has one.
         conditions: the components removed in each condition, the intact model first.
+        n_layers: how many first layers to map.
+        substitutes: what stands for removed weights; each in turn.
+        scope: whether to remove, for a layer's scores, in the layers before it (`upstream`), in
+            itself (`own`), or in both.
+        reparametrise: in how many random reparametrisations to run the first player set.
     """
 
     player_sets: tuple[PlayerSet, ...]
     position: Component | None
     conditions: tuple[Condition, ...]
+    n_layers: int = 1
+    substitutes: tuple[Substitute, ...] = (Substitute(),)
+    scope: Scope = "both"
+    reparametrise: int = 0
+
+    @property
+    def removes_weights(self) -> bool:
+        """Whether some condition replaces a weight."""
+        return bool(self.removable & {*WEIGHTS})
 
     @property
     def switches(self) -> PlayerSet:
@@ -45,14 +75,14 @@ class Plan:
         return frozenset().union(*self.conditions)
 
     @property
-    def removes_weights(self) -> bool:
-        """Whether some condition replaces a weight."""
-        return bool(self.removable & set(WEIGHTS))
+    def ablations(self) -> list[Ablation]:
+        """The removal of all weights that some condition removes, by each substitute."""
+        return [each.without(self.removable & {*WEIGHTS}) for each in self.substitutes]
 
     @property
     def replacing(self) -> list[Condition]:
         """The conditions that replace a weight."""
-        return [each for each in self.conditions if each & set(WEIGHTS)]
+        return [condition for condition in self.conditions if condition & {*WEIGHTS}]
 
     def name(self, condition: Condition) -> str:
         """Return a condition's name: what it keeps of the removable components.
@@ -64,8 +94,40 @@ class Plan:
         kept = self.removable - condition
         if not condition & bands:
             return kept_name(kept - bands)
-        is_whole = any(each.bands <= bands for each in self.player_sets)
+        is_whole = any(players.bands <= bands for players in self.player_sets)
         return kept_name(kept - {"rope"} | (set() if is_whole else {"rope_rest"}))
+
+    def passes(
+        self, prefix: str, condition: Condition, substitute: Substitute | None = None
+    ) -> Iterator[tuple[str, Ablation | None, Sequence[int]]]:
+        """Yield per pass of a condition its key, what it ablates, and the layers that it maps."""
+        key, layers = f"{prefix}/{self.name(condition)}", range(self.n_layers)
+        without = (substitute or self.substitutes[0]).without
+        if not condition:
+            yield key, None, layers
+        elif self.scope == "both":
+            yield key, without(condition), layers
+        else:
+            for layer in layers:
+                where = (layer,) if self.scope == "own" else tuple(range(layer))
+                yield f"{key}/L{layer}", without(condition, where), [layer]
+
+    def keys(self, has_shuffled: bool) -> list[str]:
+        """Return the checkpoint's keys of all passes, in the order in which they are run."""
+        gains = ["gains"] * any(ablation.needs_calibration for ablation in self.ablations)
+        keys = [*gains, *self._keys("score", self.conditions)]
+        for substitute in self.substitutes[1:]:
+            keys += self._keys(f"score-{substitute.replacement}", self.replacing)
+        if has_shuffled:
+            keys += self._keys("shuffled", (INTACT, MASK))
+        for index in range(self.reparametrise):
+            prefix = f"reparametrised-{index}"
+            keys += [f"{prefix}/{key}" for key in gains]
+            keys += self._keys(prefix, self.player_sets[0].conditions)
+        return keys
+
+    def _keys(self, prefix: str, conditions: Sequence[Condition]) -> list[str]:
+        return [key for each in conditions for key, *_ in self.passes(prefix, each)]
 
 
 def make_plan(
@@ -89,10 +151,15 @@ def make_plan(
     if "mask" not in has:
         raise UserError("the model has no causal mask: its attention is bidirectional")
     position: Component | None = next((p for p in POSITION_ENCODINGS if p in has), None)
-    player_sets = _default_player_sets(has, position, parameter_free) if players is None else ()
-    if players is not None and list(players) != ["sources"]:
+    if players is None:
+        player_sets = _default_player_sets(has, position, parameter_free)
+    elif list(players) == ["sources"]:
+        player_sets = ()
+    else:
         player_sets = (_checked_players(players, has, parameter_free, bands),)
-    conditions = [INTACT, *_source_conditions(position)]
+    conditions = [INTACT, MASK]
+    if position is not None:
+        conditions += [frozenset({position}), MASK | {position}]
     for each in player_sets:
         conditions += each.conditions
     return Plan(
@@ -117,18 +184,125 @@ def _checked_players(
     players: Sequence[str], has: Sequence[Component], parameter_free: bool, bands: Sequence[str]
 ) -> PlayerSet:
     try:
-        ours = player_set(players, bands=bands)
+        chosen = player_set(players, bands=bands)
     except ValueError as error:
         raise UserError(str(error)) from error
-    wanted = frozenset[str]().union(*(player.components for player in ours.players))
+    wanted = frozenset[str]().union(*(player.components for player in chosen.players))
     validate_components(wanted, has)
     if parameter_free and wanted & set(WEIGHTS):
         raise UserError("the weights of a parameter-free model are identities already: no players")
-    return ours
+    return chosen
 
 
-def _source_conditions(position: Component | None) -> Iterator[Condition]:
-    yield MASK
-    if position is not None:
-        yield frozenset({position})
-        yield MASK | {position}
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The score maps of every condition.
+
+    Attributes:
+        maps: per condition, weights being replaced by the first replacement; the intact model's
+            with their mean term, where scores are q.k.
+        gains: gains and means of the replacements, where weights are removed and need them.
+        others: per further replacement, the conditions that replace weights.
+        shuffled: of the intact model and the one without mask on shuffled tokens, if wanted.
+        reparametrised: of the first player set's conditions, per reparametrisation.
+        layer_passes: passes of one batch through one block, up to its scores or whole: how many
+            this process has run, and how many it would need if each layer's scores were captured
+            from the embeddings on. Finished conditions of an interrupted run are not among them.
+    """
+
+    maps: ConditionMaps
+    gains: Calibration | None
+    others: dict[Replacement, ConditionMaps] = field(default_factory=dict)
+    shuffled: ConditionMaps = field(default_factory=dict)
+    reparametrised: tuple[ConditionMaps, ...] = ()
+    layer_passes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def intact(self) -> StoredMaps:
+        """The intact model's maps."""
+        return self.maps[INTACT]
+
+
+def measure_conditions(
+    engine: Engine,
+    plan: Plan,
+    shuffled: Sequences | None = None,
+    max_residual_bytes: int = GIGABYTE,
+) -> Measured:
+    """Return the score maps of all conditions.
+
+    Args:
+        engine: the model on the sequences.
+        plan: the conditions.
+        shuffled: the same sequences with their tokens permuted, if they are a control.
+        max_residual_bytes: how much of the residual streams to keep that several passes share;
+            with the scope `both`, no two conditions share any.
+
+    Raises:
+        UserError: for a non-finite score.
+    """
+    residuals = ResidualCache(0 if plan.scope == "both" else max_residual_bytes)
+    engine = replace(engine, residuals=residuals).calibrated("gains", plan.ablations)
+    maps = {INTACT: _intact_maps(engine, plan)}
+    maps |= _maps_of(engine, plan, "score", plan.conditions[1:])
+    others = {
+        each.replacement: _maps_of(engine, plan, f"score-{each.replacement}", plan.replacing, each)
+        for each in plan.substitutes[1:]
+    }
+    controls: ConditionMaps = {}
+    if shuffled is not None:
+        residuals.clear()
+        controls = _maps_of(engine.on(shuffled), plan, "shuffled", (INTACT, MASK))
+    return Measured(
+        maps=maps,
+        gains=engine.calibration,
+        others=others,
+        shuffled=controls,
+        reparametrised=tuple(_reparametrisations(engine, plan, residuals)),
+        layer_passes={"run": residuals.n_run, "needed": residuals.n_needed},
+    )
+
+
+def _intact_maps(engine: Engine, plan: Plan) -> StoredMaps:
+    """Return the intact model's maps, with their mean term if scores are plain q.k."""
+    [(key, _, layers)], name = plan.passes("score", INTACT), "the intact model"
+    fold_of = folds_of(len(engine.inputs), engine.n_folds, engine.documents)
+    mean_term = int(fold_of.bincount().min()) >= 2  # it is a difference between sequences
+    try:
+        return engine.stored_scores(key, name=name, layers=layers, mean_term=mean_term)
+    except NotImplementedError:  # with a soft cap or bias after q.k there is no mean term
+        return engine.stored_scores(key, name=name, layers=layers)
+
+
+def _maps_of(
+    engine: Engine,
+    plan: Plan,
+    prefix: str,
+    conditions: Sequence[Condition],
+    substitute: Substitute | None = None,
+) -> ConditionMaps:
+    """Return the score maps of some conditions, whose keys in the checkpoint have a prefix."""
+    maps: ConditionMaps = {}
+    for condition in conditions:
+        if plan.scope == "upstream" and engine.residuals is not None:
+            engine.residuals.clear()  # the blocks before a layer are those of this condition alone
+        name = f"condition {prefix}/{plan.name(condition)}"
+        rows = [
+            engine.stored_scores(key, ablation, name=name, layers=layers)
+            for key, ablation, layers in plan.passes(prefix, condition, substitute)
+        ]
+        maps[condition] = concatenate_layers(rows)
+    return maps
+
+
+def _reparametrisations(
+    engine: Engine, plan: Plan, residuals: ResidualCache
+) -> Iterator[ConditionMaps]:
+    """Yield the maps of the first player set's conditions in random reparametrisations."""
+    for index in range(plan.reparametrise):
+        prefix = f"reparametrised-{index}"
+        generator = torch.Generator().manual_seed(plan.substitutes[0].seed + index)
+        residuals.clear()
+        with reparametrised(engine.model, generator):
+            changed = engine.calibrated(f"{prefix}/gains", plan.ablations)
+            yield _maps_of(changed, plan, prefix, plan.player_sets[0].conditions)

@@ -5,15 +5,13 @@ Findings take tables with one replacement. What has an interval around zero coun
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from jaxtyping import Float
 
 from nope_probe.analyses.shapley import player
 from nope_probe.components import TABLE, phrase, words
@@ -41,7 +39,12 @@ NEEDED = 0.1  # lost without a player that is needed, at least
 NAMED = 3  # players in a heading
 PLAYER_SETS = {"circuits": "shapley_circuits", "players": "shapley"}  # and their maps
 SHAPLEY = tuple(PLAYER_SETS.values())
-SHARES = {"lost without": "lost", "alone": "alone", "Shapley share": "share"}
+COLUMNS = {  # of the terminal's table
+    "lost without": ("lost", "z.0%"),
+    "alone": ("alone", "z.0%"),
+    "Shapley share": ("share", "z.0%"),
+    "amplifies": ("amplification", ".1f"),
+}
 
 
 class Findings:
@@ -59,9 +62,9 @@ class Findings:
     def __init__(self, run: Run) -> None:
         self.manifest, self.maps = run.manifest, run.arrays.get("maps", {})
         self.intact = str(self.manifest["conditions"][0])
-        self.replacements = replacements_of(self.manifest)
+        self.replacements = self.manifest.get("replacements", ["identity"])
         self.several = {name: table for name, table in run.tables.items() if len(table)}
-        self.tables = of_first(self.manifest, self.several)
+        self.tables = {name: self.first(table) for name, table in self.several.items()}
 
     @cached_property
     def names(self) -> dict[str, list[str]]:
@@ -92,9 +95,10 @@ class Findings:
     @cached_property
     def shown(self) -> int:
         """The layer that figures show first."""
+        rows = self.intact_rows()
         if self.layer is not None:
             return self.layer
-        return int(np.argmax([_spread(cells) for cells in self.pooled("pattern/all").values]))
+        return int(rows.loc[rows["amplitude"].fillna(0).idxmax(), "layer"])
 
     def intact_rows(self) -> pd.DataFrame:
         """Return the measures of the intact model's pattern, a row per layer."""
@@ -107,9 +111,15 @@ class Findings:
         rows = None if table is None else table[table["player_set"] == player_set]
         return rows if rows is not None and len(rows) else None
 
+    def of(self, table: pd.DataFrame, replacement: str) -> pd.DataFrame:
+        """Return the rows of a table that are of one replacement, or all where it names none."""
+        if "replacement" not in table:
+            return table
+        return table[table["replacement"] == replacement].drop(columns="replacement")
+
     def first(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the rows of a table that are of the first replacement."""
-        return of_first(self.manifest, {"table": table})["table"]
+        return self.of(table, self.replacements[0])
 
     def conjunctions(self, player_set: str) -> Sequence[int]:
         """Return the layers in which all players of a set have about the same share."""
@@ -128,132 +138,73 @@ def _order(key: str) -> tuple[int, str]:
     return list(TABLE).index(name) if name in TABLE else len(TABLE), name
 
 
-def _spread(cells: Float[np.ndarray, "query_pos key_pos"]) -> float:
-    known = cells[np.isfinite(cells)]
-    return float(known.std()) if known.size else 0.0
-
-
-def of_first(
-    manifest: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]
-) -> dict[str, pd.DataFrame]:
-    """Return a run's tables with the first replacement alone."""
-    first, chosen = replacements_of(manifest)[0], dict(tables)
-    for name, table in tables.items():
-        if "replacement" in table:
-            chosen[name] = table[table["replacement"] == first].drop(columns="replacement")
-    return chosen
-
-
-def replacements_of(manifest: Mapping[str, Any]) -> list[str]:
-    """Return the replacements of a run, the first being that of its maps and figures."""
-    return manifest.get("replacements", ["identity"])
-
-
 def player_sections(found: Findings) -> Iterator[Section]:
-    """Yield the sections of each player set."""
+    """Yield the sections of each player set: shares, interactions, and last the Shapley maps."""
+    replaced = rows_note = ""
+    if len(found.replacements) > 1:
+        replaced = f" ({found.replacements[0]})"
+        kinds = listed(found.replacements)
+        rows_note = f" One row or panel per replacement of removed weights: {kinds}."
     for player_set in PLAYER_SETS:
-        yield from _players(found, player_set)
-        yield from _interactions(found, player_set)
+        table = found.rows("players", player_set)
+        if table is not None:
+            players = list(dict.fromkeys(table["player"]))
+            yield Section(
+                title=player_finding(found.first(table), found.layer, player_set) + replaced,
+                figure=partial(shares.player_shares, table),
+                caption=f"{notes.POSITIONAL_PART} Lost without it: the player is needed. There "
+                "alone: the source is enough. Amplification: the strength with the player, over "
+                "that without, where any is left. A weight can amplify and is never a source. "
+                + conjunction_note(players, found.conjunctions(player_set))
+                + rows_note,
+                table=_blank_where_undefined(table.drop(columns="player_set")),
+            )
+        table = found.rows("interactions", player_set)
+        if table is not None:
+            yield Section(
+                title=interaction_finding(found.first(table), found.layer, player_set) + replaced,
+                figure=partial(shares.interactions, table, layer=found.shown),
+                caption="The share of that part that appears only when all players of a row are "
+                "kept, beyond what fewer of them bring. A bar across zero may be zero. Weights "
+                f"without a source have none.{rows_note}",
+            )
     for player_set, group in PLAYER_SETS.items():
-        yield from _shapley_maps(found, player_set, group)
-
-
-def _players(found: Findings, player_set: str) -> Iterator[Section]:
-    table = found.rows("players", player_set)
-    if table is None:
-        return
-    ours = found.first(table)
-    players = list(dict.fromkeys(table["player"]))
-    yield Section(
-        title=player_finding(ours, found.layer, player_set) + _replaced_by(found),
-        figure=partial(shares.player_shares, table),
-        caption=f"{notes.POSITIONAL_PART} Lost without it: the player is needed. There alone: "
-        "the source is enough. Amplification: the strength with the player, over that without, "
-        "where any is left. "
-        "A weight can amplify and is never a source. "
-        + conjunction_note(players, found.conjunctions(player_set))
-        + _rows_note(found),
-        table=_blank_where_undefined(table.drop(columns="player_set")),
-    )
-
-
-def _replaced_by(found: Findings) -> str:
-    return f" ({found.replacements[0]})" if len(found.replacements) > 1 else ""
-
-
-def _rows_note(found: Findings) -> str:
-    """Return what the rows of a figure are where weights were replaced in several ways."""
-    if len(found.replacements) < 2:
-        return ""
-    return f" One row or panel per replacement of removed weights: {listed(found.replacements)}."
-
-
-def _interactions(found: Findings, player_set: str) -> Iterator[Section]:
-    table = found.rows("interactions", player_set)
-    if table is None:
-        return
-    ours = found.first(table)
-    finding = interaction_finding(ours, found.layer, player_set)
-    yield Section(
-        title=finding + _replaced_by(found),
-        figure=partial(shares.interactions, table, layer=found.shown),
-        caption="The share of that part that appears only when all players of a row are "
-        "kept, beyond what fewer of them bring. A bar across zero may be zero. Weights "
-        f"without a source have none.{_rows_note(found)}",
-    )
-
-
-def _shapley_maps(found: Findings, player_set: str, group: str) -> Iterator[Section]:
-    table = found.rows("players", player_set)
-    if table is None:
-        return
-    ours, conjunctions = found.first(table), found.conjunctions(player_set)
-    finding = shapley_finding(ours, found.layer, player_set, conjunctions)
-    yield Section(
-        title=finding + _replaced_by(found),
-        figure=partial(_shapley_figure, found, table, group),
-        caption="What a player adds on average over all orders in which players can join. "
-        "The maps of a row add up to its first, the part of the positional pattern that the "
-        f"sources bring.{_rows_note(found)}",
-    )
+        table = found.rows("players", player_set)
+        if table is not None:
+            yield Section(
+                title=f"Shapley maps of the {player_set}",
+                figure=partial(_shapley_figure, found, table, group),
+                caption="What a player adds on average over all orders in which players can join. "
+                "The maps of a row add up to its first, the part of the positional pattern that "
+                f"the sources bring.{rows_note}",
+            )
 
 
 def _shapley_figure(found: Findings, table: pd.DataFrame, group: str) -> go.Figure:
-    terms = _shapley_terms(found, group)
+    """Draw a player set's Shapley maps, and before them their sum, a row per replacement."""
+    drawn: dict[str, Pooled] = {}
+    flat: dict[str, list[int]] = {}
+    n_rows = 0
+    for kind in found.replacements:
+        maps = found.terms(group if kind == found.replacements[0] else f"{group}_{kind}")
+        if not maps:
+            continue
+        rows, n_rows = found.of(table, kind), n_rows + 1
+        noise = noisy_layers(rows, "player", "share")
+        known = {*rows.dropna(subset=["share"])["layer"]}
+        noise["position"] = [int(layer) for layer in {*rows["layer"]} - known]
+        total = np.sum([each.values for each in maps.values()], axis=0)
+        maps = {"position": replace(next(iter(maps.values())), values=total), **maps}
+        for name, values in maps.items():
+            shown = f"{kind}: {words(name)}" if len(found.replacements) > 1 else name
+            drawn[shown], flat[shown] = values, noise.get(name, [])
     return term_maps(
-        terms,
+        drawn,
         title="What each player adds to the positional pattern (Shapley maps)",
         layer=found.shown,
-        flat=_shapley_noise(found, table),
-        rows=len(terms) // (len(found.names[group]) + 1),
+        flat=flat,
+        rows=n_rows,
     )
-
-
-def _shapley_terms(found: Findings, group: str) -> dict[str, Pooled]:
-    """Return a player set's Shapley maps, and before them their sum, for each replacement."""
-    drawn: dict[str, Pooled] = {}
-    for name in found.replacements:
-        maps = found.terms(group if name == found.replacements[0] else f"{group}_{name}")
-        if maps:
-            total = np.sum([each.values for each in maps.values()], axis=0)
-            together = {"position": replace(next(iter(maps.values())), values=total), **maps}
-            drawn |= {_map_name(found, name, key): each for key, each in together.items()}
-    return drawn
-
-
-def _map_name(found: Findings, replacement: str, name: str) -> str:
-    return name if len(found.replacements) == 1 else f"{replacement}: {words(name)}"
-
-
-def _shapley_noise(found: Findings, table: pd.DataFrame) -> dict[str, list[int]]:
-    named = table.get("replacement", pd.Series(found.replacements[0], index=table.index))
-    names = [_map_name(found, *each) for each in zip(named, table["player"], strict=True)]
-    noise = noisy_layers(table.assign(map=names), "map", "share")
-    for name in found.replacements:
-        ours = table[named == name]
-        rows = ours.groupby("layer")["share"].apply(lambda shares: shares.isna().all())
-        noise[_map_name(found, name, "position")] = [int(layer) for layer in rows.index[rows]]
-    return noise
 
 
 def _blank_where_undefined(players: pd.DataFrame) -> pd.DataFrame:
@@ -314,43 +265,23 @@ def interaction_finding(interactions: pd.DataFrame, layer: int | None, player_se
     return f"{topic}: {name} together take {share} off L{layer}'s positional part"
 
 
-def shapley_finding(
-    players: pd.DataFrame, layer: int | None, player_set: str, conjunctions: Sequence[int]
-) -> str:
-    """Return which player adds most on average, or that all are needed.
-
-    Args:
-        players: one player set's rows.
-        layer: the layer with the strongest pattern, if there is one.
-        player_set: the set's name.
-        conjunctions: layers in which all players have about the same share.
-    """
-    topic, rows = f"Shapley maps of the {player_set}", of_layer(players, layer)
-    clear = rows[rows["share_low"] > 0]
-    if clear.empty:
-        return f"{topic}: {NOISE}"
-    if layer in conjunctions:
-        return f"{topic}: L{layer} needs all of them, so each has about 1/{len(rows)}"
-    top = largest(clear, "share")
-    share = percents(top["share"])
-    return f"{topic}: {phrase(top['player'])} adds most to L{layer}'s positional part, {share}"
-
-
-def player_sentence(manifest: Mapping[str, Any], layer: int, players: pd.DataFrame) -> str:
-    """Return what the positional part loses without each player, as the headline says it."""
-    player_set = "circuits" if "circuits" in manifest["player_sets"] else "players"
-    ours = players[(players["layer"] == layer) & (players["player_set"] == player_set)]
-    names = manifest["player_sets"][player_set]
-    subject = _positional_part(names)
-    if ours["share"].isna().all():
+def player_sentence(found: Findings) -> str:
+    """Return what the strongest layer's positional part loses without each player."""
+    sets = found.manifest["player_sets"]
+    player_set = "circuits" if "circuits" in sets else "players"
+    rows = of_layer(found.tables["players"], found.layer).query("player_set == @player_set")
+    subject = _positional_part(sets[player_set])
+    if rows["share"].isna().all():
         return f"{subject} does not exceed the noise: its players have no shares."
     changes = [
         f"{_change(row)} without {phrase(row['player'])}"
-        for _, row in ours.dropna(subset=["lost"]).sort_values("lost", ascending=False).iterrows()
+        for _, row in rows.dropna(subset=["lost"]).sort_values("lost", ascending=False).iterrows()
     ]
     text = f"{subject} {', '.join(changes)}."
-    if layer in manifest["conjunctions"].get(player_set, []):
-        text += f" Each player's Shapley share is about 1/{len(names)}: {notes.CONJUNCTION}."
+    if found.layer in found.conjunctions(player_set):
+        text += (
+            f" Each player's Shapley share is about 1/{len(sets[player_set])}: {notes.CONJUNCTION}."
+        )
     return text
 
 
@@ -372,31 +303,32 @@ def _change(row: pd.Series) -> str:
     return f"loses {interval_text((value, low, high), 'z.0f', '%')}"
 
 
-def agreement(manifest: Mapping[str, Any], layer: int, players: pd.DataFrame) -> Iterator[str]:
-    """Yield which players one layer's positional pattern needs under all replacements.
+def agreement(found: Findings) -> Iterator[str]:
+    """Yield which players the strongest layer's pattern needs under all replacements.
 
     A player is needed where a tenth or more is lost without it, by its interval.
     """
-    names = replacements_of(manifest)
-    for player_set, members in manifest["player_sets"].items() if len(names) > 1 else ():
-        ours = players[(players["layer"] == layer) & (players["player_set"] == player_set)]
-        needed = {member: _needing(ours[ours["player"] == member], names) for member in members}
-        always = [phrase(member) for member in members if len(needed[member]) == len(names)]
+    kinds = found.replacements
+    for player_set, members in found.manifest["player_sets"].items() if len(kinds) > 1 else ():
+        rows = of_layer(found.several["players"], found.layer)
+        low = rows.query("player_set == @player_set").set_index(["player", "replacement"])
+        low = low["lost_low"].to_dict()
+        needed = {
+            member: [kind for kind in kinds if low.get((member, kind), 0) > NEEDED]
+            for member in members
+        }
+        always = [phrase(member) for member in members if len(needed[member]) == len(kinds)]
         never = [phrase(member) for member in members if not needed[member]]
-        parts = [f"{_listed(always)} needed under {listed(names)}"] if always else []
+        parts = [f"{_listed(always)} needed under {listed(kinds)}"] if always else []
         parts += [
             f"{phrase(member)} is needed under {listed(some)} only"
             for member, some in needed.items()
-            if 0 < len(some) < len(names)
+            if 0 < len(some) < len(kinds)
         ]
-        parts += [f"{_listed(never)} needed under none of {listed(names)}"] if never else []
+        parts += [f"{_listed(never)} needed under none of {listed(kinds)}"] if never else []
         text = "; ".join(parts)
-        yield f"Of the {player_set} in L{layer} (needed: a tenth or more is lost without), {text}."
-
-
-def _needing(rows: pd.DataFrame, names: Sequence[str]) -> list[str]:
-    low = {str(row["replacement"]): row["lost_low"] for _, row in rows.iterrows()}
-    return [name for name in names if low.get(name, 0) > NEEDED]
+        where = f"Of the {player_set} in L{found.layer}"
+        yield f"{where} (needed: a tenth or more is lost without), {text}."
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -422,10 +354,9 @@ def player_tables(found: Findings) -> dict[str, pd.DataFrame]:
 
 def _players_as_text(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a row per layer and player; blank where a number is undefined though a share is."""
-    columns = {heading: (column, "z.0%") for heading, column in SHARES.items()}
     names = {"layer": _layers_as_text(rows), "player": list(rows["player"])}
-    table = with_intervals(names, rows, {**columns, "amplifies": ("amplification", ".1f")})
-    for heading, column in (*SHARES.items(), ("amplifies", "amplification")):
+    table = with_intervals(names, rows, COLUMNS)
+    for heading, (column, _) in COLUMNS.items():
         if column != "share":
             table[heading] = table[heading].where(rows[column].notna().to_numpy(), "")
     return table

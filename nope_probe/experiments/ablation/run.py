@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from nope_probe.components import (
-    DOWNSTREAM,
     ROPE_HALVES,
     SOURCES,
     WEIGHTS,
+    Replacement,
     Substitute,
     equal_bands,
     validate_replacements,
@@ -20,6 +20,7 @@ from nope_probe.components import (
     without_weights,
 )
 from nope_probe.errors import UserError
+from nope_probe.experiments.removals import GainFlag
 from nope_probe.runtime.bounds import Bounds, validate_effects
 from nope_probe.runtime.resources import Needs
 from nope_probe.runtime.session import Session
@@ -27,9 +28,7 @@ from nope_probe.runtime.settings import RunSettings
 from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
-    from nope_probe.data.sequences import Sequences
-    from nope_probe.experiments.ablation.conditions import CaptureOptions, Measured
-    from nope_probe.experiments.ablation.plan import Plan
+    from nope_probe.experiments.ablation.plan import Measured, Plan
     from nope_probe.models.info import ModelInfo
 
 _arg = tyro.conf.arg
@@ -63,16 +62,13 @@ class Settings(RunSettings):
         ),
     ] = 0
     replacement: Annotated[
-        tuple[Literal["identity", "random", "mean", "zero"], ...],
+        tuple[Replacement, ...],
         _arg(
             help="What a removed weight is replaced by; several are shown side by side, and maps "
             "and figures are of the first."
         ),
     ] = ("identity",)
-    gain: Annotated[
-        Literal["output", "norm", "identity"],
-        _arg(help="The size of the replacements identity and random."),
-    ] = "output"
+    gain: GainFlag = "output"
     scope: Annotated[
         Literal["both", "upstream", "own"],
         _arg(help="For a layer's scores, remove in the layers before it, in itself, or in both."),
@@ -99,19 +95,14 @@ class Settings(RunSettings):
         if self.bands and self.players is not None and "rope" not in self.players:
             raise UserError("--bands divides the player rope, and it is not among --players")
         validate_replacements(self.replacement, self.gain)
-        self._validate_removals()
+        removed = self._named_components()
+        if removed is not None and not removed & {*WEIGHTS}:
+            validate_effects(self, without_weights(FLAGS_OF_WEIGHTS))
 
     def without_effect(self) -> dict[str, str]:
         """Return which settings have no effect beside the others, by name, and why."""
         whole = {"residuals_gb": "with --scope both: no two conditions share residual streams"}
         return super().without_effect() | (whole if self.scope == "both" else {})
-
-    def _validate_removals(self) -> None:
-        """Check the players by name, and the flags that need players of a kind."""
-        removed = self._named_components()
-        if removed is not None and not removed & {*WEIGHTS}:
-            validate_effects(self, without_weights(FLAGS_OF_WEIGHTS))
-        self._validate_scope(removed)
 
     def _named_components(self) -> frozenset[str] | None:
         """Return the components of the players, as far as their names tell; None by default.
@@ -137,14 +128,13 @@ class Settings(RunSettings):
             raise UserError(f"{flag}: {error}") from error
         return frozenset().union(*(each.components for each in players))
 
-    def _validate_scope(self, removed: frozenset[str] | None) -> None:
-        if self.scope == "upstream" and self.layers == 1:
-            raise UserError("--scope upstream removes nothing with --layers 1: no layer is before")
-        if self.scope == "own" and removed is not None and removed <= DOWNSTREAM:
-            raise UserError(
-                f"--scope own removes nothing: of a layer's {', '.join(sorted(removed))}, its own "
-                "scores do not depend"
-            )
+    @property
+    def substitutes(self) -> tuple[Substitute, ...]:
+        """What stands for removed weights, each in turn."""
+        return tuple(
+            Substitute(replacement=name, gain=self.gain, seed=self.seed)
+            for name in self.replacement
+        )
 
     @property
     def player_names(self) -> tuple[str, ...] | None:
@@ -175,7 +165,7 @@ def run(settings: Settings) -> Path:
     with Session("ablate", settings) as session:
         if not session.finished:
             plan = plan_of(session)
-            measured = run_conditions(session, plan)
+            measured = measure(session, plan)
             if session.is_first:
                 with status("analysing and writing"):
                     from nope_probe.experiments.ablation.analyse import analyse
@@ -191,7 +181,7 @@ def plan_of(session: Session[Settings]) -> Plan:
         UserError: for players that the model does not have, or flags that need others.
     """
     from nope_probe.experiments.ablation.plan import make_plan
-    from nope_probe.experiments.components import bands_of, validate_bands
+    from nope_probe.experiments.removals import bands_of, validate_bands
     from nope_probe.hooks.removing.targets import components
 
     settings, loaded = session.settings, session.loaded
@@ -204,46 +194,33 @@ def plan_of(session: Session[Settings]) -> Plan:
     validate_bands(loaded.model, plan.removable)
     if not plan.removes_weights:
         validate_effects(settings, without_weights(FLAGS_OF_WEIGHTS))
-    return plan
+    return replace(
+        plan,
+        n_layers=settings.n_layers_of(loaded),
+        substitutes=settings.substitutes,
+        scope=settings.scope,
+        reparametrise=settings.reparametrise,
+    )
 
 
-def run_conditions(session: Session[Settings], plan: Plan) -> Measured:
-    """Return the score maps of all conditions, from the checkpoint or captured and saved."""
-    from nope_probe.experiments.ablation.conditions import ConditionRunner
+def measure(session: Session[Settings], plan: Plan) -> Measured:
+    """Return the score maps of all conditions, from the checkpoint or captured and saved.
 
-    inputs, shuffled = inputs_of(session)
-    runner = ConditionRunner(session.loaded.model, plan, options_of(session), session.checkpoint)
-    runner.validate(inputs)
-    keys = runner.keys(shuffled is not None)
-    session.announce(len(plan.conditions), keys, n_seqs=len(inputs))
-    with session.checkpoint.progress(keys, session.n_own_seqs):
-        return runner.run(inputs, shuffled)
-
-
-def inputs_of(session: Session[Settings]) -> tuple[Sequences, Sequences | None]:
-    """Return the run's sequences, and shuffled ones if shuffling is a control."""
-    shuffled = None
-    if session.settings.has_shuffled_control:
-        shuffled = session.sequences("shuffled-inputs", shuffle=True)
-    return session.sequences(), shuffled
-
-
-def options_of(session: Session[Settings]) -> CaptureOptions:
-    """Return how conditions are run."""
-    from nope_probe.experiments.ablation.conditions import CaptureOptions
+    Raises:
+        UserError: for a non-finite score, or a sliding window.
+    """
+    from nope_probe.experiments.ablation.plan import measure_conditions
+    from nope_probe.experiments.engine import Engine, validate_first_sequence
     from nope_probe.hooks.reading.residual_cache import GIGABYTE
 
-    settings = session.settings
-    return CaptureOptions(
-        n_layers=settings.n_layers_of(session.loaded),
-        batch_size=settings.seqs_per_batch,
-        n_folds=settings.folds,
-        substitutes=tuple(
-            Substitute(replacement=name, gain=settings.gain, seed=settings.seed)
-            for name in settings.replacement
-        ),
-        scope=settings.scope,
-        n_reparametrisations=settings.reparametrise,
-        seed=settings.seed,
-        max_residual_bytes=int(settings.residuals_gb * GIGABYTE),
-    )
+    settings, engine, shuffled = session.settings, Engine.of(session), None
+    if settings.has_shuffled_control:
+        shuffled = session.sequences("shuffled-inputs", shuffle=True)
+    keys = plan.keys(shuffled is not None)
+    if f"score/{plan.name(plan.conditions[0])}" not in session.checkpoint:
+        validate_first_sequence(engine.model, engine.inputs, plan.n_layers)
+    session.announce(len(plan.conditions), keys, n_seqs=len(engine.inputs))
+    with session.checkpoint.progress(keys, session.n_own_seqs):
+        return measure_conditions(
+            engine, plan, shuffled, max_residual_bytes=int(settings.residuals_gb * GIGABYTE)
+        )

@@ -5,11 +5,10 @@ Findings take tables with one replacement. What has an interval around zero coun
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from math import isnan
-from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -18,13 +17,11 @@ from nope_probe.components import phrase
 from nope_probe.experiments.ablation.player_sections import (
     Findings,
     agreement,
-    of_first,
     player_sections,
     player_sentence,
     player_tables,
 )
-from nope_probe.experiments.sections import Report, closing_of
-from nope_probe.experiments.split_page import split_sections
+from nope_probe.experiments.sections import Report, closing_of, split_sections
 from nope_probe.experiments.wording import (
     NO_PATTERN,
     NOISE,
@@ -38,7 +35,6 @@ from nope_probe.experiments.wording import (
     of_layer,
     percents,
     preference,
-    preferred_keys,
     strongest,
 )
 from nope_probe.figures import measures, shares
@@ -67,7 +63,7 @@ def report(run: Run, explorer: Explorer | None = None) -> Report:
     name = run.manifest["model"]["name"]
     return Report(
         title=f"The sources of the positional pattern of {name}",
-        headline=headline(run.manifest, run.tables),
+        headline=headline(found),
         sections=[
             *explorer_section(explorer),
             *_sources(found),
@@ -82,34 +78,29 @@ def report(run: Run, explorer: Explorer | None = None) -> Report:
     )
 
 
-def headline(manifest: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> list[str]:
+def headline(found: Findings) -> list[str]:
     """Return the result in the layer with the strongest pattern: its sources, then its players."""
-    rows, name = tables["pattern"], manifest["model"]["name"]
-    best = strongest(rows[rows["kept"] == manifest["conditions"][0]])
+    best, name = strongest(found.intact_rows()), found.manifest["model"]["name"]
     if best is None:
         return [no_pattern(name)]
-    sentences = [_source_sentence(name, best, tables["sources"])]
-    if manifest["player_sets"]:
-        layer, ours = int(best["layer"]), of_first(manifest, tables)["players"]
-        sentences.append(player_sentence(manifest, layer, ours))
-        sentences += agreement(manifest, layer, tables["players"])
+    sentences = [_source_sentence(name, best, found.tables["sources"])]
+    if found.manifest["player_sets"]:
+        sentences += [player_sentence(found), *agreement(found)]
     return sentences
 
 
 def _source_sentence(name: str, best: pd.Series, sources: pd.DataFrame) -> str:
-    ours = sources[(sources["layer"] == best["layer"]) & (sources["term"] != "position")]
-    ours = ours.dropna(subset=["share"])
-    ours = ours.reindex(ours["share"].abs().sort_values(ascending=False).index)
-    parts = [f"{phrase(row['term'])} {_percent(row)}" for _, row in ours.iterrows()]
+    rows = _terms(of_layer(sources, int(best["layer"]))).dropna(subset=["share"])
+    rows = rows.sort_values("share", key=abs, ascending=False)
+    parts = [
+        f"{phrase(row['term'])} {interval_text(percent(interval_of(row, 'share')), 'z.0f', '%')}"
+        for _, row in rows.iterrows()
+    ]
     strength = interval_text(interval_of(best, "amplitude"), ".2f", " nats RMS")
     return (
         f"In L{best['layer']:.0f} of {name}, where it is strongest ({strength}), the positional "
         f"pattern of attention {preference(best)} and comes from: {', '.join(parts)}."
     )
-
-
-def _percent(row: pd.Series) -> str:
-    return interval_text(percent(interval_of(row, "share")), "z.0f", "%")
 
 
 def _sources_as_text(found: Findings) -> pd.DataFrame:
@@ -126,38 +117,29 @@ def _sources_as_text(found: Findings) -> pd.DataFrame:
 def _controls_as_text(found: Findings) -> pd.DataFrame:
     """Return a row per layer: locality, the pattern's RMS in the controls, and what the mask adds.
 
-    The last two columns are the RMS of the non-relative part, and how much of it the mask brings.
+    The controls are the patterns with no key skipped, and on shuffled tokens. The last two columns
+    are the RMS of the non-relative part, and how much of it the mask brings.
     """
     effects = found.tables["non_relative"].drop_duplicates("layer").set_index("layer")
+    controls = found.tables.get("controls", pd.DataFrame(columns=["layer", "kept"]))
     rows = []
     for whole in found.intact_rows().to_dict("records"):
-        effect = effects.loc[whole["layer"]]
-        rows.append(
-            {
-                "layer": f"L{whole['layer']}",
-                "locality": "" if isnan(whole["locality"]) else f"{whole['locality']:+.2f}",
-                **_controls_of(found, whole["layer"]),
-                "non-relative": f"{effect['with_mask']:.3f}",
-                "by the mask": interval_text(interval_of(effect, "difference"), "+z.3f"),
-            }
-        )
+        row = {"layer": f"L{whole['layer']}", "locality": ""}
+        if not isnan(whole["locality"]):
+            row["locality"] = f"{whole['locality']:+.2f}"
+        of_intact = of_layer(controls, whole["layer"]).query("kept == @found.intact")
+        for control in of_intact.to_dict("records"):
+            # By the keys that are skipped: the tokens of the run itself may be shuffled ones.
+            skips = control["skip_keys"] == found.manifest["skip_keys"]
+            row["shuffled" if skips else "skip 0"] = f"{control['amplitude']:.3f}"
+        rows.append(row)
     table = pd.DataFrame(rows).fillna("")
-    last = ["non-relative", "by the mask"]
-    return table[[*table.columns.drop(last), *last]]
-
-
-def _controls_of(found: Findings, layer: int) -> dict[str, str]:
-    """Return the RMS of a layer's pattern with no key skipped, and on shuffled tokens."""
-    if "controls" not in found.tables:
-        return {}
-    controls = of_layer(found.tables["controls"], layer)
-    # By the keys that are skipped: the tokens of the run itself may be shuffled ones.
-    return {
-        "shuffled"
-        if row["skip_keys"] == found.manifest["skip_keys"]
-        else "skip 0": f"{row['amplitude']:.3f}"
-        for row in controls[controls["kept"] == found.intact].to_dict("records")
-    }
+    table["non-relative"] = [f"{value:.3f}" for value in effects["with_mask"]]
+    table["by the mask"] = [
+        interval_text(interval_of(effect, "difference"), "+z.3f")
+        for effect in effects.to_dict("records")
+    ]
+    return table
 
 
 def _sources(found: Findings) -> Iterator[Section]:
@@ -202,7 +184,7 @@ def _mean_covariance(found: Findings) -> Iterator[Section]:
         return
     table = found.tables["mean_covariance"]
     yield Section(
-        title=mean_covariance_map_finding(table, found.layer),
+        title="Maps of the mean and the covariance term",
         figure=partial(_term_maps, found),
         caption="The mean term: each position has a mean query and a mean key of its own. "
         "The covariance term: tokens that share their past are alike. Nothing is ablated.",
@@ -257,7 +239,7 @@ def _controls(found: Findings) -> Iterator[Section]:
 def _scores(found: Findings) -> Section:
     skips = found.manifest["skip_keys"] > 0
     return Section(
-        title=score_finding(found.intact_rows(), found.layer),
+        title="Scores of the intact model",
         figure=partial(_score_maps, found),
         caption="The mean score that each query gives each key, over sequences and heads. Only "
         "differences within a row matter to attention: brighter keys are attended to more."
@@ -268,20 +250,6 @@ def _scores(found: Findings) -> Section:
 def _score_maps(found: Findings) -> go.Figure:
     scores = found.pooled(f"score/{found.intact}")
     return score_maps(scores, layer=found.shown, skip_keys=found.manifest["skip_keys"])
-
-
-def score_finding(pattern: pd.DataFrame, layer: int | None) -> str:
-    """Return which keys get the higher scores in the layer with the strongest pattern.
-
-    Args:
-        pattern: the measures of the intact model, a row per layer.
-        layer: that layer; None if no layer has a pattern that exceeds the noise.
-    """
-    if layer is None:
-        return f"Scores of the intact model: near and far keys are {NOISE}"
-    preferred = preferred_keys(of_layer(pattern, layer).iloc[0])
-    keys = f"{preferred} keys get" if preferred else "neither near nor far keys get"
-    return f"Scores of the intact model: in L{layer} {keys} the higher ones"
 
 
 def source_finding(sources: pd.DataFrame, layer: int | None) -> str:
@@ -328,19 +296,6 @@ def mean_covariance_finding(table: pd.DataFrame, layer: int | None) -> str:
             return f"The {name} term carries {share} of L{layer}'s positional pattern"
     parts = [f"{name} term {percents(row['share'])}" for name, row in rows.iterrows()]
     return f"No term alone carries L{layer}'s positional pattern: {', '.join(parts)}"
-
-
-def mean_covariance_map_finding(table: pd.DataFrame, layer: int | None) -> str:
-    """Return how strong the two terms' maps are in the strongest layer."""
-    rows = of_layer(table, layer)
-    sizes = [
-        f"{row['term']} term {row['rms']:.2g} nats"
-        if row["rms_low"] > 0
-        else f"{row['term']} term within noise"
-        for _, row in rows.iterrows()
-    ]
-    where = f"L{layer}'s {' and '.join(sizes)}" if sizes else NOISE
-    return f"Maps of the mean and covariance terms: {where}"
 
 
 def mask_effect_finding(non_relative: pd.DataFrame) -> str:

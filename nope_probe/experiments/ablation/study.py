@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import fill
@@ -13,37 +13,31 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float, Int
-from torch import Tensor
+from jaxtyping import Float
 
 from nope_probe.analyses.attribution import LayerAttribution
-from nope_probe.analyses.pattern import measure
 from nope_probe.components import Gain, Replacement, Substitute
-from nope_probe.data.sequences import Kind, Sequences
 from nope_probe.errors import closed_choices
-from nope_probe.experiments.ablation.analyse import (
-    attribute_layers,
-    tables_of,
-)
-from nope_probe.experiments.ablation.conditions import (
-    CaptureOptions,
-    ConditionRunner,
-    Measured,
-    Scope,
-)
+from nope_probe.experiments.ablation.analyse import Analysis
 from nope_probe.experiments.ablation.maps import RunMaps
-from nope_probe.experiments.ablation.plan import Plan, make_plan
-from nope_probe.hooks.layers.model import begins_alike, layers_of
+from nope_probe.experiments.ablation.plan import Scope, make_plan, measure_conditions
+from nope_probe.experiments.engine import (
+    Engine,
+    Inputs,
+    as_sequences,
+    folds_for_intervals,
+    name_of,
+    validate_first_sequence,
+)
+from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.centred import kept_cells
-from nope_probe.maps.folds import default_folds
 from nope_probe.maps.stored_maps import n_cells
 from nope_probe.models.info import describe
 from nope_probe.runtime.checkpoint import RunCheckpoint
 
 MOST_IN_MEMORY = 1 << 30  # bytes of fold maps
-Inputs = Sequences | Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -181,33 +175,46 @@ def run_ablations(
         >>> study.maps["source/mask"].shape
         (3, 16, 16)
     """
-    inputs, depth = as_sequences(tokens), len(layers_of(model))
-    skipped = int(inputs.bos) if skip_keys == "auto" else skip_keys
+    data, depth = as_sequences(tokens), len(layers_of(model))
+    skipped = int(data.bos) if skip_keys == "auto" else skip_keys
     control = None if shuffled is None else as_sequences(shuffled)
-    n_folds = folds_for_intervals(inputs, n_folds)
-    _validate_layers(depth, n_layers)
-    if control is not None and inputs.kind == "shuffled":
+    n_folds = folds_for_intervals(data, n_folds)
+    if n_layers is not None and not 1 <= n_layers <= depth:
+        raise ValueError(f"expected from 1 to {depth} layers, got {n_layers}")
+    if control is not None and data.kind == "shuffled":
         raise ValueError("the tokens are shuffled already: shuffled tokens are no control for them")
-    kept_cells(inputs.inputs.shape[1], skipped)  # raises where no keys are left
+    kept_cells(data.inputs.shape[1], skipped)  # raises where no keys are left
     plan = make_plan(components(model), players, describe(model, name_of(model)).parameter_free)
     if reparametrise and not plan.removes_weights:
         raise ValueError("reparametrise has no effect where no weight is removed")
     names = (replacement,) if isinstance(replacement, str) else replacement
-    options = CaptureOptions(
+    plan = replace(
+        plan,
         n_layers=depth if n_layers is None else n_layers,
-        batch_size=batch_size,
-        n_folds=n_folds,
         substitutes=tuple(Substitute(replacement=name, gain=gain, seed=seed) for name in names),
         scope=scope,
-        n_reparametrisations=reparametrise,
-        seed=seed,
+        reparametrise=reparametrise,
     )
-    with _checkpoint(_bytes_of_folds(plan, options, inputs.inputs.shape[1])) as checkpoint:
-        runner = ConditionRunner(model, plan, options, checkpoint)
-        runner.validate(inputs)
-        with checkpoint.progress(runner.keys(control is not None), len(inputs)):
-            measured = runner.run(inputs, control)
-        return study_of(plan, measured, inputs, skipped)
+    validate_first_sequence(model, data.inputs, plan.n_layers)
+    n_cells_of_run = len(plan.conditions) * plan.n_layers * n_folds * n_cells(data.inputs.shape[1])
+    with _checkpoint(n_bytes=8 * n_cells_of_run) as checkpoint:
+        engine = Engine(
+            model=model,
+            inputs=data.inputs,
+            documents=data.documents,
+            checkpoint=checkpoint,
+            batch_size=batch_size,
+            n_folds=n_folds,
+        )
+        with checkpoint.progress(plan.keys(control is not None), len(data)):
+            measured = measure_conditions(engine, plan, control)
+        analysis = Analysis(plan=plan, measured=measured, tokens=data.kind, skip_keys=skipped)
+        return AblationStudy(
+            tables=analysis.tables(),
+            maps=_maps(RunMaps(plan, measured, skipped)),
+            layers=analysis.layers,
+            skip_keys=skipped,
+        )
 
 
 @contextmanager
@@ -223,67 +230,8 @@ def _checkpoint(n_bytes: int) -> Iterator[RunCheckpoint]:
         yield checkpoint
 
 
-def _bytes_of_folds(plan: Plan, options: CaptureOptions, n: int) -> int:
-    """Return how much the float64 fold maps of all conditions of the first replacement take."""
-    return 8 * len(plan.conditions) * options.n_layers * options.n_folds * n_cells(n)
-
-
-def study_of(plan: Plan, measured: Measured, inputs: Sequences, skip_keys: int) -> AblationStudy:
-    """Return the tables and maps of an attribution.
-
-    Args:
-        plan: the conditions.
-        measured: their score maps.
-        inputs: the sequences that they were measured on.
-        skip_keys: how many first keys to leave out.
-    """
-    layers = attribute_layers(measured.maps, plan, plan.player_sets, skip_keys)
-    measures = {each: measure(maps, skip_keys) for each, maps in measured.maps.items()}
-    return AblationStudy(
-        tables=tables_of(plan, measured, layers, measures, inputs.kind, skip_keys),
-        maps=_maps(RunMaps(plan, measured, skip_keys)),
-        layers=layers,
-        skip_keys=skip_keys,
-    )
-
-
 def _maps(maps: RunMaps) -> dict[str, Float[np.ndarray, "layer query_pos key_pos"]]:
     arrays = {name: np.empty(shape, np.float32) for name, shape in maps.shapes.items()}
-    for each in maps.blocks():
-        stop = each.start + len(each.rows)
-        arrays[each.name][each.layer, each.start : stop] = each.rows.float().numpy()
+    for name, layer, start, rows in maps.blocks():
+        arrays[name][layer, start : start + len(rows)] = rows.float().numpy()
     return arrays
-
-
-def as_sequences(tokens: Inputs) -> Sequences:
-    """Return tokens with what is known of them; a first token that all share is a BOS token."""
-    if isinstance(tokens, Sequences):
-        return tokens
-    kind: Kind = "vectors" if tokens.is_floating_point() else "text"
-    return Sequences(inputs=tokens.cpu(), name="tokens", bos=begins_alike(tokens), kind=kind)
-
-
-def name_of(model: HookedModel) -> str:
-    """Return the name that a model's configuration has, or nothing."""
-    return str(getattr(model.cfg, "model_name", ""))
-
-
-def folds_for_intervals(inputs: Sequences, n_folds: int | None) -> int:
-    """Return how many folds the sequences are dealt to, 4 at least; by default 8 or fewer.
-
-    Raises:
-        ValueError: for too few folds, or more than there are sequences (documents).
-    """
-    most, kind = inputs.n_documents, "sequences" if inputs.documents is None else "documents"
-    if most < 4:
-        raise ValueError(f"expected 4 {kind} or more for intervals, got {most}")
-    if n_folds is None:
-        return default_folds(most)
-    if not 4 <= n_folds <= most:
-        raise ValueError(f"expected from 4 to {most} folds for {most} {kind}, got {n_folds}")
-    return n_folds
-
-
-def _validate_layers(depth: int, n_layers: int | None) -> None:
-    if n_layers is not None and not 1 <= n_layers <= depth:
-        raise ValueError(f"expected from 1 to {depth} layers, got {n_layers}")

@@ -18,7 +18,7 @@ from nope_probe.components import (
     removal_order,
 )
 from nope_probe.errors import UserError
-from nope_probe.experiments.components import validate_components
+from nope_probe.experiments.removals import validate_components
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.layers.protocols import HookedModel
 

@@ -23,8 +23,8 @@ from nope_probe.experiments.behaviour.conditions import (
     sources_of,
 )
 from nope_probe.experiments.behaviour.settings import Measure, Settings
-from nope_probe.experiments.components import validate_bands
-from nope_probe.experiments.finite import validate_first_sequence
+from nope_probe.experiments.engine import validate_first_sequence
+from nope_probe.experiments.removals import validate_bands
 from nope_probe.hooks.removing.targets import components
 from nope_probe.runtime.session import Session
 

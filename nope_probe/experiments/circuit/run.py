@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import tyro
 
-from nope_probe.components import WEIGHTS, Substitute, validate_replacements, without_weights
+from nope_probe.components import (
+    WEIGHTS,
+    Replacement,
+    Substitute,
+    validate_replacements,
+    without_weights,
+)
 from nope_probe.errors import TooFewLayersError, UserError
+from nope_probe.experiments.removals import GainFlag
 from nope_probe.runtime.bounds import COUNT, LARGEST, LAYERS, Bounds, validate_effects
 from nope_probe.runtime.places import validate_image_place
 from nope_probe.runtime.processes import validate_one_process
@@ -21,7 +28,6 @@ from nope_probe.runtime.terminal import status
 if TYPE_CHECKING:
     from nope_probe.experiments.circuit.analyse import Stages
     from nope_probe.figures.explorer import Explorer
-    from nope_probe.maps.maps import StageMaps
     from nope_probe.models.info import ModelInfo
     from nope_probe.models.load import LoadedModel
 
@@ -53,14 +59,10 @@ class Settings(RunSettings):
             "norms before attention and MLP)."
         ),
     ] = ()
-    replacement: Annotated[
-        Literal["identity", "random", "mean", "zero"],
-        _arg(help="What a removed weight is replaced by."),
-    ] = "identity"
-    gain: Annotated[
-        Literal["output", "norm", "identity"],
-        _arg(help="The size of the replacements identity and random."),
-    ] = "output"
+    replacement: Annotated[Replacement, _arg(help="What a removed weight is replaced by.")] = (
+        "identity"
+    )
+    gain: GainFlag = "output"
     n_seqs: Annotated[int, COUNT, _arg(help="How many sequences.")] = 1000
     seq_len: Annotated[int, SEQ_LEN, _arg(help="Tokens in a sequence.")] = 50
     explore: Annotated[
@@ -154,84 +156,44 @@ def capture(session: Session[Settings]) -> Stages:
         UserError: for a component that the model lacks, or a stage with a non-finite value.
     """
     from nope_probe.experiments.circuit.analyse import Stages
-    from nope_probe.hooks.ablation import ablated
+    from nope_probe.experiments.engine import Engine, validate_finite_stages
 
-    settings, model = session.settings, session.loaded.model
-    removed = removed_components(session)
-    inputs, gains = session.sequences().inputs, None
-    ablation = settings.substitute.without(removed)
-    needs_gains = ablation.needs_calibration
-    keys = ["intact", *["gains"] * needs_gains, *["ablated"] * bool(removed)]
-    session.announce(1 + bool(removed), keys, n_seqs=len(inputs))
+    layer, removed = session.settings.layer, removed_components(session)
+    ablation = session.settings.substitute.without(removed)
+    engine = Engine.of(session)
+    gains = ["gains"] * ablation.needs_calibration
+    keys = ["intact", *gains, *["ablated"] * bool(removed)]
+    session.announce(1 + bool(removed), keys, n_seqs=len(engine.inputs))
     with session.checkpoint.progress(keys, session.n_own_seqs):
-        intact, without = stage_maps(session, "intact"), None
-        if needs_gains:
-            from nope_probe.experiments.engine import calibration_once
-
-            gains = calibration_once(
-                session.checkpoint,
-                "gains",
-                model,
-                inputs,
-                batch_size=settings.seqs_per_batch,
-                seed=settings.substitute.calibration_seed,
-            )
+        intact, without = engine.stages("intact", layer=layer), None
+        validate_finite_stages(intact, "the intact model")
+        engine = engine.calibrated("gains", [ablation])
         if removed:
-            with ablated(model, ablation, gains):
-                without = stage_maps(session, "ablated")
-    return Stages(layer=settings.layer, intact=intact, ablated=without, removed=removed)
+            without = engine.stages("ablated", ablation, layer=layer)
+            validate_finite_stages(without, "the ablated model")
+    return Stages(layer=layer, intact=intact, ablated=without, removed=removed)
 
 
 def explorer_of(session: Session[Settings], stages: Stages) -> Explorer | None:
     """Return the page's explorer, as far as the run's sequences suffice for one."""
-    from nope_probe.experiments.circuit.explorer import block_explorer, explored
-    from nope_probe.experiments.explore.run import ExplorerOptions
+    from nope_probe.experiments.circuit.analyse import block_explorer, explored
+    from nope_probe.experiments.engine import Engine
     from nope_probe.hooks.removing.targets import components
 
     settings, inputs = session.settings, session.sequences()
-    n_switches = len(components(session.loaded.model))
-    first = explored(inputs, n_switches, settings.explore, settings.folds)
-    if first is not None:
-        passes = [f"explorer/{number}" for number in range(2**n_switches)]
-        session.announce(len(passes), passes, n_seqs=len(first), what="explorer combination")
-    options = ExplorerOptions(
-        batch_size=settings.seqs_per_batch,
-        n_folds=settings.folds,
+    has = components(session.loaded.model)
+    first = explored(inputs, len(has), settings.explore, settings.folds)
+    if first is None:
+        return None
+    passes = [f"explorer/{number}" for number in range(2 ** len(has))]
+    session.announce(len(passes), passes, n_seqs=len(first), what="explorer combination")
+    return block_explorer(
+        Engine.of(session).on(first),
+        settings.layer,
+        removed=stages.removed,
         substitute=settings.substitute,
         skip_keys=settings.n_skipped(inputs),
     )
-    return block_explorer(
-        session.loaded.model,
-        inputs,
-        settings.layer,
-        removed=stages.removed,
-        times=settings.explore,
-        options=options,
-    )
-
-
-def stage_maps(session: Session[Settings], key: str) -> StageMaps:
-    """Return the stage maps of the model as it is, from the checkpoint or captured and saved."""
-    from nope_probe.experiments.finite import validate_finite_stages
-    from nope_probe.hooks.reading.capture import capture_stages
-    from nope_probe.maps.maps import StageMaps
-
-    settings, inputs = session.settings, session.sequences()
-    tensors = session.checkpoint.once(
-        key,
-        lambda stream: capture_stages(
-            session.loaded.model,
-            inputs.inputs,
-            layer=settings.layer,
-            batch_size=settings.seqs_per_batch,
-            n_folds=settings.folds,
-            documents=inputs.documents,
-            checkpoint=stream,
-        ).to_tensors(),
-    )
-    maps = StageMaps.from_tensors(tensors)
-    validate_finite_stages(maps, f"the {key} model")
-    return maps
 
 
 def removed_components(session: Session[Settings]) -> tuple[str, ...]:
@@ -241,11 +203,11 @@ def removed_components(session: Session[Settings]) -> tuple[str, ...]:
         UserError: for a component or band that the model lacks.
     """
     from nope_probe.components import removal_order
-    from nope_probe.experiments.components import validate_bands, validate_components
+    from nope_probe.experiments.removals import validate_bands, validate_components
     from nope_probe.hooks.removing.targets import components
 
     wanted = session.settings.removed
     validate_components(wanted, components(session.loaded.model))
     validate_bands(session.loaded.model, wanted)
-    plain = ("norms",) if "norms" in session.settings.remove else ()
-    return (*sorted(wanted, key=removal_order), *plain)
+    norms = {"norms"} & {*session.settings.remove}
+    return tuple(sorted(wanted | norms, key=removal_order))

@@ -87,10 +87,10 @@ def _sections(run: Run) -> Iterator[Section]:
         f"switch shows the maps, their cosines, or the maps less the mean of each diagonal"
         f"{compared}. What is removed is struck through.",
     )
-    yield from _side_by_side(maps, removed, table)
+    yield from _side_by_side(maps, removed)
     if len(table):
         yield Section(
-            title=inversion_finding(table, removed),
+            title="Which keys each stage prefers",
             figure=partial(stage_measures, table, removed),
             caption="Above the dotted line, near keys have larger values at this stage; below it, "
             "far keys. Where the line is crossed, the positional pattern is inverted.",
@@ -98,9 +98,7 @@ def _sections(run: Run) -> Iterator[Section]:
         )
 
 
-def _side_by_side(
-    maps: Mapping[str, Any], removed: Sequence[str], table: pd.DataFrame
-) -> Iterator[Section]:
+def _side_by_side(maps: Mapping[str, Any], removed: Sequence[str]) -> Iterator[Section]:
     """Yield the section of all stages of the intact and the ablated model, if there are both."""
     intact, ablated = _group(maps, "reference"), _group(maps, "gram")
     if not intact:
@@ -108,7 +106,7 @@ def _side_by_side(
     without = f"without {' and '.join(map(phrase, removed))}"
     groups = [_triple(letter, intact[letter], ablated[letter]) for letter in sorted(ablated)]
     yield Section(
-        title=change_finding(table),
+        title="Stage by stage: intact, ablated, difference",
         figure=partial(
             panel_groups, groups, title=f"The stages of the intact model, and {without}"
         ),
@@ -255,33 +253,6 @@ def most_changed(rows: Rows, intact: Rows, n: int = 2) -> list[str]:
 def flow_finding(table: pd.DataFrame, removed: Sequence[str]) -> str:
     """Return which keys each stage of the drawn model prefers."""
     return capitalised(preferences(localities(table, "ablated" if removed else "intact")))
-
-
-def inversion_finding(table: pd.DataFrame, removed: Sequence[str]) -> str:
-    """Return at which stages the positional pattern changes its sign."""
-    rows = localities(table, "ablated" if removed else "intact")
-    order = sorted(stage for stage, (value, _, _) in rows.items() if not isnan(value))
-    flips: list[str] = []
-    last = ""
-    for stage in order:
-        if rows[stage][1] > 0 or rows[stage][2] < 0:
-            if last and have_opposite_signs(rows[last], rows[stage]):
-                flips.append(stage)
-            last = stage
-    if not flips:
-        return "No stage significantly inverts the positional pattern"
-    return f"The positional pattern is inverted at {stage_list(flips)}"
-
-
-def change_finding(table: pd.DataFrame) -> str:
-    """Return the stage that an ablation changes most."""
-    rows, intact = localities(table, "ablated"), localities(table, "intact")
-    most = most_changed(rows, intact, 1)
-    if not most:
-        return "Stage by stage: intact, ablated, difference"
-    [stage] = most
-    change = f"from {intact[stage][0]:+.2f} to {rows[stage][0]:+.2f}"
-    return f"Stage by stage: locality changes most at ({stage}), {change}"
 
 
 def stage_list(stages: Sequence[str]) -> str:

@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from nope_probe.experiments.console import print_lines
 from nope_probe.experiments.paper.claims import Claim
 from nope_probe.experiments.paper.panels import (
     Agreement,
@@ -24,6 +23,7 @@ from nope_probe.experiments.paper.panels import (
     groups_of,
 )
 from nope_probe.experiments.paper.settings import SIMULATED
+from nope_probe.experiments.sections import print_lines
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.maps.downsample import pool
 from nope_probe.reports import notes

@@ -113,7 +113,7 @@ def capture(session: Session[Settings]) -> ScoreMaps:
         UserError: for a non-finite score, or a layer with a sliding window shorter than the
             sequences.
     """
-    from nope_probe.experiments.finite import validate_finite, validate_first_sequence
+    from nope_probe.experiments.engine import validate_finite, validate_first_sequence
     from nope_probe.hooks.reading.capture import capture_scores
     from nope_probe.maps.maps import ScoreMaps
 

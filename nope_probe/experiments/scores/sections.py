@@ -11,8 +11,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from nope_probe.experiments.sections import Report, closing_of, with_intervals
-from nope_probe.experiments.split_page import split_sections
+from nope_probe.experiments.sections import Report, closing_of, split_sections, with_intervals
 from nope_probe.experiments.wording import (
     NO_PATTERN,
     NOISE,

@@ -11,7 +11,7 @@ from nope_probe.analyses.bands import Band, BandChoice, make_bands, split_bands
 from nope_probe.analyses.recover import recover_rotation
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
-from nope_probe.experiments.split_tables import bands_table, head_offsets_table, offsets_table
+from nope_probe.experiments.tables import bands_table, head_offsets_table, offsets_table
 from nope_probe.hooks.layers.attention import relative_error
 from nope_probe.hooks.layers.model import Inputs, layers_of
 from nope_probe.hooks.layers.protocols import HookedModel

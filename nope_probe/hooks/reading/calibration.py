@@ -11,7 +11,14 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from nope_probe.components import WEIGHTS, Projection
+from nope_probe.components import (
+    NEEDS,
+    WEIGHTS,
+    WITH_GAIN,
+    Ablation,
+    Projection,
+    Replacement,
+)
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.model import Inputs, layers_of
 from nope_probe.hooks.layers.protocols import Attachment, HookedModel, HookPoint
@@ -20,11 +27,10 @@ from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
 from nope_probe.hooks.removing.block_ablation import ABLATED
 from nope_probe.hooks.removing.replacements import (
     MEANS,
+    REPLACED,
     Calibration,
-    RandomWeight,
-    project_identity,
-    project_identity_transposed,
-    random_rows,
+    Place,
+    ReplacedWeight,
 )
 from nope_probe.maps.folds import Part
 
@@ -72,14 +78,12 @@ def calibrate(
         batch_size=batch_size,
         checkpoint=checkpoint,
     )
-    by_kind = {
-        kind: {name: tuple(each.gain(name, kind) for each in accumulators) for name in WEIGHTS}
-        for kind in (["identity"] if seed is None else ["identity", "random"])
-    }
     return Calibration(
         checksum=weights_checksum(model),
-        c=by_kind["identity"],
-        c_random=by_kind.get("random", {}),
+        gains={
+            kind: {name: tuple(each.gain(name, kind) for each in accumulators) for name in WEIGHTS}
+            for kind in accumulators[0].units
+        },
         seed=seed,
         means={name: torch.stack([each.mean(name) for each in accumulators]) for name in MEANS},
     )
@@ -117,16 +121,27 @@ class _OutputAccumulator(Accumulator):
 
     Args:
         layer: the block.
-        seed: of the random replacement; None leaves it out.
+        seed: of replacements that are drawn; None leaves them out.
     """
 
     def __init__(self, layer: Layer, seed: int | None) -> None:
         super().__init__(n_folds=1)
         self.layer = layer
         self.parts: dict[str, list[Part]] = {}
-        self.random: dict[Projection, RandomWeight] = {}
-        if seed is not None:
-            self.random = {n: RandomWeight(random_rows(layer, n, seed), 1.0) for n in WEIGHTS}
+        self.units: dict[Replacement, dict[Projection, ReplacedWeight]] = {
+            kind: {
+                name: REPLACED[kind](
+                    Place(
+                        layer=layer,
+                        name=name,
+                        ablation=Ablation(replacement=kind, gain="identity", seed=seed or 0),
+                    )
+                )
+                for name in WEIGHTS
+            }
+            for kind in WITH_GAIN
+            if seed is not None or not NEEDS[kind].seed
+        }
 
     def hooks(self) -> Iterator[Attachment]:
         layer = self.layer
@@ -146,18 +161,15 @@ class _OutputAccumulator(Accumulator):
 
     def read_input(self, tensor: Tensor, hook: HookPoint) -> None:
         y = self.layer.norm_output("ln1", tensor)
-        self._square("identity(y)", project_identity(y, self.layer.n_heads, self.layer.d_head))
-        for name, weight in self.random.items():
-            if name != "w_o":
-                self._square(f"random({name})", weight.outputs(y))
+        for kind, units in self.units.items():
+            for name in ("w_q", "w_k", "w_v"):
+                self._square(f"{kind}({name})", units[name].outputs(y))
 
     def read_z(self, tensor: Tensor, hook: HookPoint) -> None:
         z = rearrange(tensor, "batch pos head d_head -> batch pos (head d_head)")
         self._sum("z", z)
-        self._square("identity(z)", project_identity_transposed(z, self.layer.d_model))
-        if self.random:
-            heads = range(self.layer.n_heads)
-            self._square("random(w_o)", self.random["w_o"].summed(tensor, heads))
+        for kind, units in self.units.items():
+            self._square(f"{kind}(w_o)", units["w_o"].summed(tensor, range(self.layer.n_heads)))
 
     def update(self, tensor: Tensor, hook: HookPoint) -> None:
         """Add the sums of this pass, the output of W_O being the last."""
@@ -182,13 +194,12 @@ class _OutputAccumulator(Accumulator):
         square, size = self.totals[f"square/{key}"][0].tolist()
         return (square / size) ** 0.5
 
-    def gain(self, name: Projection, kind: str) -> float:
+    def gain(self, name: Projection, kind: Replacement) -> float:
         """Return c = RMS of the projection's output / RMS of the replacement's, at a gain of 1.
 
         It is 0 where the replacement's output is 0 at any gain, as that of W_O is where W_V is 0.
         """
-        key = name if kind == "random" else ("z" if name == "w_o" else "y")
-        replaced = self._rms(f"{kind}({key})")
+        replaced = self._rms(f"{kind}({name})")
         return self._rms(name) / replaced if replaced > 0 else 0.0
 
     def mean(self, name: str) -> Float[Tensor, " width"]:

@@ -8,7 +8,7 @@ output over tokens and positions, or 0. Gains and means come from a `Calibration
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,7 +18,7 @@ from numpy.random import SeedSequence
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nope_probe.components import WEIGHTS, Ablation, Projection
+from nope_probe.components import WEIGHTS, WITH_GAIN, Ablation, Projection, Replacement
 from nope_probe.hooks.layers.attention import Heads
 from nope_probe.hooks.layers.base_layer import Layer, Vectors
 from nope_probe.maps.folds import State
@@ -31,35 +31,25 @@ class Calibration:
     """What `calibrate` measured on the run's tokens in the intact model.
 
     Attributes:
-        c: per projection, the gain `output` of c * P in each block: with it, the output of the
-            replacement has the RMS of the weight's output (0 where it is 0 at any gain).
-        c_random: the same of c * R, where R was drawn; else empty.
-        seed: the seed of R, if it was drawn.
+        checksum: the `weights_checksum` of the model, which no other model may be ablated with.
+        gains: per replacement and projection, the gain `output` in each block: with it, the output
+            of the replacement has the RMS of the weight's output (0 where it is 0 at any gain).
+        seed: the seed of replacements that are drawn, if they were.
         means: the mean over tokens and positions of each projection's output, bias included, and of
             `z`, the input of W_O; heads are concatenated (key heads for w_k and w_v).
-        checksum: the `weights_checksum` of the model, which no other model may be ablated with.
     """
 
     checksum: str
-    c: Mapping[Projection, tuple[float, ...]]
-    c_random: Mapping[Projection, tuple[float, ...]] = field(default_factory=dict)
+    gains: Mapping[Replacement, Mapping[Projection, tuple[float, ...]]]
     seed: int | None = None
     means: Mapping[str, Float[Tensor, "layer width"]] = field(default_factory=dict)
-
-    def of(self, name: Projection, layer: int) -> float:
-        """Return the gain of c * P for one projection in one block (from 0)."""
-        return self.c[name][layer]
-
-    def of_random(self, name: Projection, layer: int) -> float:
-        """Return the gain of c * R for one projection in one block (from 0)."""
-        return self.c_random[name][layer]
 
     def to_tensors(self) -> State:
         """Return gains and means as tensors, for `from_tensors`."""
         state = {f"mean/{name}": mean for name, mean in self.means.items()}
-        for prefix, gains in (("c", self.c), ("c_random", self.c_random)):
+        for replacement, gains in self.gains.items():
             for name, c in gains.items():
-                state[f"{prefix}/{name}"] = torch.tensor(c, dtype=torch.float64)
+                state[f"gain/{replacement}/{name}"] = torch.tensor(c, dtype=torch.float64)
         return state if self.seed is None else state | {"seed": torch.tensor(self.seed)}
 
     @classmethod
@@ -70,17 +60,54 @@ class Calibration:
             state: the tensors.
             checksum: the `weights_checksum` of the model that they belong to.
         """
-        c, c_random = (
-            {n: tuple(state[f"{prefix}/{n}"].tolist()) for n in WEIGHTS if f"{prefix}/{n}" in state}
-            for prefix in ("c", "c_random")
-        )
-        means = {name: state[f"mean/{name}"] for name in MEANS if f"mean/{name}" in state}
+        gains = {
+            replacement: {
+                name: tuple(state[f"gain/{replacement}/{name}"].tolist()) for name in WEIGHTS
+            }
+            for replacement in WITH_GAIN
+            if f"gain/{replacement}/{WEIGHTS[0]}" in state
+        }
+        means = {name: state[f"mean/{name}"] for name in MEANS}
         seed = int(state["seed"]) if "seed" in state else None
-        return cls(checksum=checksum, c=c, c_random=c_random, seed=seed, means=means)
+        return cls(checksum=checksum, gains=gains, seed=seed, means=means)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a weight is replaced, and how.
+
+    Attributes:
+        layer: the block.
+        name: the projection.
+        ablation: which replacement, of which gain.
+        calibration: what `calibrate` measured, where the ablation needs it.
+        heads: the query heads that lose it; None for all.
+    """
+
+    layer: Layer
+    name: Projection
+    ablation: Ablation
+    calibration: Calibration | None = None
+    heads: list[int] | None = None
+
+    @property
+    def gain(self) -> float:
+        """The size c of the replacement."""
+        if self.ablation.gain == "norm":
+            return norm_gain(self.layer, self.name)
+        if self.ablation.gain == "identity":
+            return 1.0
+        assert self.calibration is not None, "the gain `output` is measured first"
+        return self.calibration.gains[self.ablation.replacement][self.name][self.layer.index]
 
 
 class ReplacedWeight(ABC):
-    """The replacement of one projection of one block."""
+    """The replacement of one projection of one block.
+
+    A new replacement is a subclass in `REPLACED`, made from a `Place`, and a row in
+    `components.NEEDS` that says what it needs. `calibrate` measures the gain `output` of each
+    replacement that has a gain.
+    """
 
     @abstractmethod
     def outputs(self, y: Vectors) -> Heads:
@@ -92,15 +119,10 @@ class ReplacedWeight(ABC):
 
 
 class IdentityWeight(ReplacedWeight):
-    """c * P, the same coordinates for every weight.
+    """c * P, the same coordinates for every weight."""
 
-    Args:
-        layer: the block.
-        c: the gain.
-    """
-
-    def __init__(self, layer: Layer, c: float) -> None:
-        self.layer, self.c = layer, c
+    def __init__(self, place: Place) -> None:
+        self.layer, self.c = place.layer, place.gain
 
     def outputs(self, y: Vectors) -> Heads:
         return self.c * project_identity(y, self.layer.n_heads, self.layer.d_head)
@@ -115,15 +137,10 @@ class IdentityWeight(ReplacedWeight):
 
 
 class RandomWeight(ReplacedWeight):
-    """c * R, a projection of the weight's size in a random basis.
+    """c * R, a projection of the weight's size in a random basis: orthonormal rows per head."""
 
-    Args:
-        rows: R, orthonormal rows for each head.
-        c: the gain.
-    """
-
-    def __init__(self, rows: Float[Tensor, "head d_head d_model"], c: float) -> None:
-        self.rows, self.c = rows, c
+    def __init__(self, place: Place) -> None:
+        self.rows, self.c = random_rows(place.layer, place.name, place.ablation.seed), place.gain
 
     def outputs(self, y: Vectors) -> Heads:
         self.rows = self.rows.to(y)
@@ -134,15 +151,17 @@ class RandomWeight(ReplacedWeight):
         return self.c * torch.einsum("bphd,hdm->bpm", z[:, :, heads], self.rows[heads])
 
 
-class ConstantWeight(ReplacedWeight):
-    """A weight of 0, and as bias a constant output.
+class ZeroWeight(ReplacedWeight):
+    """A weight of 0, and no bias.
 
-    Args:
+    Attributes:
         constant: the output of each query head; of W_O, what each head adds to it.
     """
 
-    def __init__(self, constant: Float[Tensor, "head width"]) -> None:
-        self.constant = constant
+    constant: Float[Tensor, "head width"]
+
+    def __init__(self, place: Place) -> None:
+        self.constant = torch.zeros(place.layer.n_heads, place.layer.width(place.name))
 
     def outputs(self, y: Vectors) -> Heads:
         self.constant = self.constant.to(y)
@@ -151,6 +170,25 @@ class ConstantWeight(ReplacedWeight):
     def summed(self, z: Heads, heads: Sequence[int]) -> Vectors:
         self.constant = self.constant.to(z)
         return self.constant[heads].sum(0).expand(*z.shape[:2], -1)
+
+
+class MeanWeight(ZeroWeight):
+    """A weight of 0, and as bias the mean of its output over tokens and positions."""
+
+    def __init__(self, place: Place) -> None:
+        assert place.calibration is not None, "the mean output is measured first"
+        if place.name == "w_o" and place.heads is not None:
+            self.constant = mean_output_per_head(place.layer, place.calibration)
+        else:
+            self.constant = mean_output(place.layer, place.name, place.calibration)
+
+
+REPLACED: dict[Replacement, Callable[[Place], ReplacedWeight]] = {
+    "identity": IdentityWeight,
+    "random": RandomWeight,
+    "mean": MeanWeight,
+    "zero": ZeroWeight,
+}
 
 
 def project_identity(
@@ -193,47 +231,6 @@ def norm_gain(layer: Layer, name: Projection) -> float:
     weight = layer.weight(name).detach()
     n_heads = layer.n_kv_heads if name in ("w_k", "w_v") else layer.n_heads
     return float(weight.float().norm() / (n_heads * layer.d_head) ** 0.5)
-
-
-def replaced_weight(
-    layer: Layer,
-    name: Projection,
-    ablation: Ablation,
-    calibration: Calibration | None,
-    heads: list[int] | None = None,
-) -> ReplacedWeight:
-    """Return the replacement of one projection in one block.
-
-    Args:
-        layer: the block.
-        name: the projection.
-        ablation: which replacement, of which gain.
-        calibration: what `calibrate` measured, where `ablation.needs_calibration`.
-        heads: the query heads that lose it; None for all.
-    """
-    if ablation.replacement == "zero":
-        return ConstantWeight(torch.zeros(layer.n_heads, layer.width(name)))
-    if ablation.replacement == "mean":
-        assert calibration is not None, "the mean output is measured first"
-        if name == "w_o" and heads is not None:
-            return ConstantWeight(mean_output_per_head(layer, calibration))
-        return ConstantWeight(mean_output(layer, name, calibration))
-    c = _gain(layer, name, ablation, calibration)
-    if ablation.replacement == "random":
-        return RandomWeight(random_rows(layer, name, ablation.seed), c)
-    return IdentityWeight(layer, c)
-
-
-def _gain(
-    layer: Layer, name: Projection, ablation: Ablation, calibration: Calibration | None
-) -> float:
-    if ablation.gain == "norm":
-        return norm_gain(layer, name)
-    if ablation.gain == "identity":
-        return 1.0
-    assert calibration is not None, "the gain `output` is measured first"
-    is_random = ablation.replacement == "random"
-    return (calibration.of_random if is_random else calibration.of)(name, layer.index)
 
 
 def mean_output(

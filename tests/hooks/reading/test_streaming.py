@@ -55,8 +55,8 @@ def test_mean_terms_stages_and_gains_are_halved_too(bridge: BridgeOf):
         halved = capture_stages(model, inputs, n_folds=N_FOLDS)
         for letter, folds in stages.folds.items():
             assert agree(halved.folds[letter], folds)
-        for name, c in calibrate(model, inputs).c.items():
-            assert c == pytest.approx(gains.c[name], rel=1e-6)
+        for name, c in calibrate(model, inputs).gains["identity"].items():
+            assert c == pytest.approx(gains.gains["identity"][name], rel=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["bridge", "hooked"])

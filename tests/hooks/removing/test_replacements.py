@@ -118,7 +118,7 @@ def test_a_random_replacement_with_the_gain_output_has_the_rms_of_the_weights_ou
     calibration = calibrate(model, inputs, batch_size=7, seed=5)
     for (projection, layer), (weight, _) in weights.items():
         expected = weight / random_matrix(model, projection, layer, seed=5)
-        c = calibration.of_random(projection, layer)
+        c = calibration.gains["random"][projection][layer]
         assert c == pytest.approx(float(expected.nanmedian()), rel=1e-4), (projection, layer)
 
 

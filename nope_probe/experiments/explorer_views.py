@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,8 @@ from nope_probe.maps.stored_maps import StoredMaps
 PAGE_BYTES = 900_000  # beside all other maps of a report
 MAX_POSITIONS = 64  # of a map in the explorer, however long the sequences are
 HEADS = "mean over heads"
-Panel = Float[Tensor, "fold query_pos key_pos"]
+Folds = Float[Tensor, "fold layer panel query_pos key_pos"]
+Mean = Float[Tensor, "layer panel query_pos key_pos"]
 
 
 def combinations(players: PlayerSet) -> list[Condition]:
@@ -41,36 +43,33 @@ def combinations(players: PlayerSet) -> list[Condition]:
     ]
 
 
-class ViewBuilder:
-    """Collects the maps of one combination after the other, and keeps no folds but the intact's.
+def _arrays(
+    combinations: Iterable[tuple[Folds, Mean, Int[Tensor, " fold"]]],
+    skip_keys: int,
+    max_positions: int,
+) -> dict[str, Any]:
+    """Return `maps`, `measures` and `block` of all combinations, as `SwitchedMaps` holds them.
 
     Args:
+        combinations: per combination, the intact model first, the fold means that panels are
+            measured from, the panels as they are shown, and sequences per fold. No folds are held
+            but the intact model's.
         skip_keys: how many first keys the measures leave out.
         max_positions: larger maps are pooled to this many positions.
     """
-
-    def __init__(self, skip_keys: int, max_positions: int = MAX_POSITIONS) -> None:
-        self.skip_keys, self.max_positions, self.block = skip_keys, max_positions, 1
-        self.intact: Float[Tensor, "fold panel query_pos key_pos"] | None = None
-        self.maps: list[Float[np.ndarray, "panel query_pos key_pos"]] = []
-        self.measures: list[Float[np.ndarray, "panel 3 3"]] = []
-
-    def add(
-        self,
-        folds: Float[Tensor, "fold panel query_pos key_pos"],
-        shown: Float[Tensor, "panel query_pos key_pos"],
-        counts: Int[Tensor, " fold"],
-    ) -> None:
-        """Add the panels of the next combination; the first is the intact model."""
-        self.intact = folds if self.intact is None else self.intact
-        kept = kept_patterns(folds, self.intact, self.skip_keys, counts)
-        small = pool(shown.cpu().double().numpy(), self.max_positions)
-        self.block = small.block
-        self.maps.append(small.values)
-        self.measures.append(_array(kept))
+    intact: Folds | None = None
+    maps, measures, block = [], [], 1
+    for folds, shown, counts in combinations:
+        intact = folds if intact is None else intact
+        kept = kept_patterns(folds.flatten(1, 2), intact.flatten(1, 2), skip_keys, counts)
+        small = pool(shown.flatten(0, 1).cpu().double().numpy(), max_positions)
+        maps.append(small.values.reshape(*shown.shape[:2], *small.values.shape[1:]))
+        measures.append(_intervals(kept).reshape(*shown.shape[:2], 3, 3))
+        block = small.block
+    return {"maps": np.stack(maps), "measures": np.stack(measures), "block": block}
 
 
-def _array(kept: Sequence[KeptPattern]) -> Float[np.ndarray, "panel 3 3"]:
+def _intervals(kept: Sequence[KeptPattern]) -> Float[np.ndarray, "panel 3 3"]:
     intervals = [[getattr(each, name) for name in MEASURES] for each in kept]
     return np.array([[[i.value, i.low, i.high] for i in row] for row in intervals])
 
@@ -85,22 +84,22 @@ def pattern_view(
         skip_keys: how many first keys the patterns leave out.
         max_positions: larger maps are pooled to this many positions.
     """
-    builder, n_layers, n_panels = ViewBuilder(skip_keys, max_positions), 0, 1
-    for each in maps:
-        folds = each.folds[:, :, None]
-        if each.per_head is not None and each.per_head.shape[2] > 1:
-            folds = torch.cat([folds, each.per_head], 2)
-        n_layers, n_panels = folds.shape[1:3]
-        mean = pooled(folds, each.counts)
-        builder.add(folds.flatten(1, 2), row_centred(mean, skip_keys).flatten(0, 1), each.counts)
+    arrays = _arrays((_heads(each, skip_keys) for each in maps), skip_keys, max_positions)
+    n_layers, n_panels = arrays["maps"].shape[1:3]
     return SwitchedMaps(
         kind="pattern",
         layers=tuple(range(n_layers)),
         panels=(HEADS, *(f"H{head}" for head in range(n_panels - 1))),
-        maps=np.stack([_by_layer(each, n_layers) for each in builder.maps]),
-        measures=np.stack([_by_layer(each, n_layers) for each in builder.measures]),
-        block=builder.block,
+        **arrays,
     )
+
+
+def _heads(maps: ScoreMaps, skip_keys: int) -> tuple[Folds, Mean, Int[Tensor, " fold"]]:
+    """Return the mean over heads and each head, as folds of scores and as patterns."""
+    folds = maps.folds[:, :, None]
+    if maps.per_head is not None and maps.per_head.shape[2] > 1:
+        folds = torch.cat([folds, maps.per_head], 2)
+    return folds, row_centred(pooled(folds, maps.counts), skip_keys), maps.counts
 
 
 def strongest_layer(view: SwitchedMaps) -> int:
@@ -135,7 +134,7 @@ def mean_pattern_view(
         layers=tuple(range(len(small[0]))),
         panels=(HEADS,),
         maps=np.stack([[layer.values for layer in each] for each in small]),
-        measures=np.stack([_array(each)[:, None] for each in kept]),
+        measures=np.stack([_intervals(each)[:, None] for each in kept]),
         block=small[0][0].block,
     )
 
@@ -156,20 +155,16 @@ def stage_view(
         skip_keys: how many first keys the measures leave out.
         max_positions: larger maps are pooled to this many positions.
     """
-    builder = ViewBuilder(skip_keys, max_positions)
-    for blocks in stages:
-        folds = torch.stack([_panels(each) for each in blocks], 1).flatten(1, 2)
-        builder.add(folds, pooled(folds, blocks[0].counts), blocks[0].counts)
-    n_layers = len(layers)
-    return SwitchedMaps(
-        kind="circuit",
-        layers=tuple(layers),
-        panels=LETTERS,
-        maps=np.stack([_by_layer(each, n_layers) for each in builder.maps]),
-        measures=np.stack([_by_layer(each, n_layers) for each in builder.measures]),
-        block=builder.block,
-        absent=tuple({str(letter): why for letter, why in each.items()} for each in absent),
-    )
+    arrays = _arrays(map(_letters, stages), skip_keys, max_positions)
+    why = tuple({str(letter): reason for letter, reason in each.items()} for each in absent)
+    return SwitchedMaps(kind="circuit", layers=tuple(layers), panels=LETTERS, absent=why, **arrays)
+
+
+def _letters(blocks: Sequence[StageMaps]) -> tuple[Folds, Mean, Int[Tensor, " fold"]]:
+    """Return the stages of some blocks, from (a) to (i); those that a block lacks are NaN."""
+    counts = blocks[0].counts
+    folds = torch.stack([_panels(each) for each in blocks], 1)
+    return folds, pooled(folds, counts), counts
 
 
 def _panels(stages: StageMaps) -> Float[Tensor, "fold panel query_pos key_pos"]:
@@ -177,10 +172,6 @@ def _panels(stages: StageMaps) -> Float[Tensor, "fold panel query_pos key_pos"]:
     known = next(iter(stages.folds.values()))
     blank = torch.full_like(known, torch.nan)
     return torch.stack([stages.folds.get(letter, blank) for letter in LETTERS], 1)
-
-
-def _by_layer(values: np.ndarray, n_layers: int) -> np.ndarray:
-    return values.reshape(n_layers, -1, *values.shape[1:])
 
 
 def explorer_of(

@@ -1,13 +1,25 @@
-"""The components that a user names, and bands of RoPE, against those that the model has."""
+"""What a command removes: a flag of it, and whether the model has the components and bands."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Annotated
 
-from nope_probe.components import Component, equal_bands, is_rope, removal_order
+import tyro
+
+from nope_probe.components import (
+    Component,
+    Gain,
+    equal_bands,
+    is_rope,
+    removal_order,
+)
 from nope_probe.errors import UserError
-from nope_probe.hooks.layers.protocols import HookedModel
-from nope_probe.hooks.removing.targets import components, removed_pairs, rope_frequencies
+
+if TYPE_CHECKING:
+    from nope_probe.hooks.layers.protocols import HookedModel
+
+GainFlag = Annotated[Gain, tyro.conf.arg(help="The size of the replacements identity and random.")]
 
 
 def validate_components(wanted: Collection[str], has: Sequence[Component]) -> None:
@@ -28,6 +40,8 @@ def validate_bands(model: HookedModel, removable: Collection[str]) -> None:
     Raises:
         UserError: naming one that it lacks, and the pairs that it has.
     """
+    from nope_probe.hooks.removing.targets import removed_pairs
+
     try:
         removed_pairs(model, [name for name in removable if is_rope(name)])
     except ValueError as error:
@@ -40,6 +54,8 @@ def bands_of(model: HookedModel, n_bands: int) -> tuple[str, ...]:
     Raises:
         UserError: for a model without RoPE, or more bands than pairs.
     """
+    from nope_probe.hooks.removing.targets import components, rope_frequencies
+
     pairs = [len(angles) for angles in rope_frequencies(model) if angles is not None]
     if not pairs:
         has = ", ".join(components(model))
