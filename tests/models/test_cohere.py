@@ -1,10 +1,8 @@
-"""Cohere, which is right from TransformerLens 4 on: parallel blocks, adjacent rotary pairs."""
+"""Cohere: parallel blocks, adjacent rotary pairs."""
 
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any
 
-import pytest
 import torch
 from support.edited_model import SEVEN, edited, output_sizes, plain_run, subsets
 from support.hooked_runs import hooked_run, largest_error
@@ -19,10 +17,6 @@ from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.hooks.removing.edited_weights import reparametrised
 from nope_probe.hooks.removing.targets import components
 
-pytestmark = pytest.mark.skipif(
-    version("transformer-lens").startswith("3."),
-    reason="Cohere fails parity on TransformerLens 3.9, which rotates it wrongly",
-)
 BridgeOf = Callable[[str], Any]
 
 

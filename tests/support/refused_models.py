@@ -85,13 +85,6 @@ def gptq(folder: Path) -> Path:
     return folder
 
 
-llama4 = _decoder(
-    lambda: transformers.Llama4TextConfig(
-        **_TEXT, head_dim=8, intermediate_size_mlp=37, moe_layers=[], no_rope_layers=[1, 0]
-    )
-)
-cohere = _decoder(lambda: transformers.CohereConfig(**_TEXT))
-afmoe = _decoder(lambda: transformers.AfmoeConfig(**_TEXT, head_dim=8, num_dense_layers=2))
 mamba = _decoder(
     lambda: transformers.MambaConfig(vocab_size=263, hidden_size=24, num_hidden_layers=2)
 )

@@ -19,7 +19,7 @@ from nope_probe.analyses.recover import (
     power_law,
     recover_rotation,
 )
-from nope_probe.hooks.layers.model import Inputs, hugging_face_config
+from nope_probe.hooks.layers.model import Inputs, hugging_face_config, layers_of
 from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.reading.batch_readings import (
     LayerReading,
@@ -113,8 +113,13 @@ def probe_layers(
     }
     masks = visible_cells(model, short[:1] if long is None else long)
     return [
-        _findings(index, each, {name: some[index] for name, some in changed.items()}, masks[index])
-        for index, each in enumerate(intact)
+        _findings(
+            layer.index,
+            each,
+            {name: some[place] for name, some in changed.items()},
+            masks[place],
+        )
+        for place, (layer, each) in enumerate(zip(layers_of(model), intact, strict=True))
     ]
 
 

@@ -103,6 +103,7 @@ class Report:
         layers: the findings of each layer.
         differences: where the configuration says otherwise.
         unmet: a line for each expectation that is not met.
+        not_attending: the numbers of layers that do not attend, in a hybrid model.
     """
 
     model: str
@@ -110,6 +111,7 @@ class Report:
     layers: list[LayerFindings]
     differences: list[Difference]
     unmet: list[str]
+    not_attending: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON-ready values."""
@@ -117,6 +119,7 @@ class Report:
             "model": self.model,
             "bos": self.bos,
             "layers": [each.to_dict() for each in self.layers],
+            "not_attending": list(self.not_attending),
             "configuration_differs": [str(each) for each in self.differences],
             "expectations_not_met": self.unmet,
         }
@@ -154,6 +157,7 @@ def run(settings: Settings) -> Report:
         layers=findings,
         differences=differences(loaded.model, findings),
         unmet=unmet,
+        not_attending=loaded.info.not_attending,
     )
 
 
@@ -296,7 +300,7 @@ def _number(value: float | None, style: str) -> str:
 
 def _notes(report: Report) -> list[str]:
     """Return what the table has no column for."""
-    lines = []
+    lines = [f"L{layer}: does not attend" for layer in report.not_attending]
     for each in report.layers:
         name = f"L{each.layer}"
         if not each.mask_same_in_all_heads:

@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, NamedTuple, cast
 
 from torch import Tensor, nn
@@ -117,25 +116,17 @@ def _move(point: HookPoint, handle: LensHandle, *, to_end: bool) -> None:
     module._forward_hooks.move_to_end(handle.hook.id, last=to_end)
 
 
-Change = Callable[[Tensor, Tensor], Tensor]  # the earlier tensor and the later one
-
-
-def keep_and_write(change: Change | None = None) -> tuple[Hook, Hook]:
-    """Return a hook that keeps a tensor, and one that writes it at a later hook point.
-
-    With `change`, what is written is made from the earlier tensor and from the later one.
-    """
+def keep_and_write() -> tuple[Hook, Hook]:
+    """Return a hook that keeps a tensor, and one that writes it at a later hook point."""
     kept: list[Tensor] = []
-    return partial(_keep, kept), partial(_write, kept, change)
 
+    def keep(tensor: Tensor, hook: HookPoint) -> None:
+        kept[:] = [tensor]
 
-def _keep(kept: list[Tensor], tensor: Tensor, hook: HookPoint) -> None:
-    kept[:] = [tensor]
+    def write(tensor: Tensor, hook: HookPoint) -> Tensor:
+        return kept.pop().to(tensor.dtype)
 
-
-def _write(kept: list[Tensor], change: Change | None, tensor: Tensor, hook: HookPoint) -> Tensor:
-    earlier = kept.pop()
-    return (earlier if change is None else change(earlier, tensor)).to(tensor.dtype)
+    return keep, write
 
 
 @contextmanager
