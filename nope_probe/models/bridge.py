@@ -45,10 +45,59 @@ def boot_bridge(
         model = TransformerBridge.boot_transformers(
             source, hf_model=hf, tokenizer=tokenizer, dtype=dtype, device=device
         )
+    if getattr(hf.config, "is_decoder", False):
+        model.cfg.attention_dir = "causal"  # TransformerLens takes a BERT for an encoder
+    _add_attention(model)
+    _add_position_embeddings(model)
     validate_attention(source, model)
     _run_as_transformers(model)
     attach_taps(model)
     return model
+
+
+# Attention in blocks of which TransformerLens has hook points for the residual stream only.
+_WHOLE_BLOCKS = {
+    "NemotronHForCausalLM": "mixer",
+    "RecurrentGemmaForCausalLM": "temporal_block",
+}
+
+
+def _add_attention(model: TransformerBridge) -> None:
+    """Give a block's attention the hook points of TransformerLens where it has none."""
+    from transformer_lens.model_bridge.component_setup import setup_submodules
+    from transformer_lens.model_bridge.generalized_components import AttentionBridge, LinearBridge
+
+    name = _WHOLE_BLOCKS.get(type(model.original_model).__name__)
+    if name is None:
+        return
+    for block in model.blocks:
+        hf_block = block.original_component
+        module = getattr(hf_block._modules[name], "original_component", hf_block._modules[name])
+        if not hasattr(module, "q_proj"):
+            continue
+        projections = {letter: LinearBridge(name=f"{letter}_proj") for letter in "qkvo"}
+        attn = AttentionBridge(name=name, config=model.cfg, submodules=projections)
+        attn.set_original_component(module)
+        setup_submodules(attn, model.adapter, module)
+        attn.setup_hook_compatibility()
+        attn.hook_z = attn.o.hook_in
+        hf_block._modules[name] = attn
+        block.add_module("attn", attn)
+    model.clear_hook_registry()
+    model._initialize_hook_registry()
+
+
+def _add_position_embeddings(model: TransformerBridge) -> None:
+    """Give position embeddings without weights (XGLM's sinusoids) a hook point."""
+    from transformer_lens.model_bridge.generalized_components import PosEmbedBridge
+
+    modules = model.original_model.base_model._modules
+    embedding = modules.get("embed_positions")
+    if embedding is not None and "pos_embed" not in model._modules:
+        positions = PosEmbedBridge(name="embed_positions")
+        positions.set_original_component(embedding)
+        modules["embed_positions"] = positions
+        model.add_module("pos_embed", positions)
 
 
 def _run_as_transformers(model: TransformerBridge) -> None:
@@ -73,7 +122,7 @@ def validate_attention(source: str, model: TransformerBridge) -> None:
         UserError: if none does.
     """
     layers = layers_of(model) if hasattr(model, "blocks") else []
-    if not layers or not all(layer.can_be_tapped for layer in layers):
+    if not layers:
         raise UserError(
             f"{source} has no attention in a form that can be read (one module of a block, with "
             "hook points of TransformerLens): there are no scores to map"

@@ -159,10 +159,19 @@ def tiny_config(model_type: str) -> PreTrainedConfig:
     return kind(**settings | SPECIAL.get(model_type, {}))
 
 
-def write_decoder(model_type: str, root: Path, seed: int = 0) -> Tiny:
-    """Write a random decoder of a type to a folder, and load it with plain transformers."""
+def write_decoder(model_type: str, root: Path, seed: int = 0, **settings: Any) -> Tiny:
+    """Write a random decoder of a type to a folder, and load it with plain transformers.
+
+    Args:
+        model_type: one of `DECODERS`.
+        root: where the folder is to be.
+        seed: of the weights and tokens.
+        settings: what the configuration has beside or instead of its tiny sizes.
+    """
     folder = root / model_type
-    model = randomised(tiny_config(model_type), seed)
+    config = tiny_config(model_type)
+    config.update(settings)
+    model = randomised(config, seed)
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     if model_type in _HUB_NAMES:

@@ -55,6 +55,7 @@ class Layer(ABC):
     Attributes:
         index: the block's number, from 0.
         n_heads, n_kv_heads, d_head, d_model: sizes.
+        d_value: the width of a head's values, d_head except in multi-head latent attention.
         kind: the kind of model that the block belongs to.
         attn_out_point: the hook point at which the output of W_O is replaced.
         attention_only: whether the block has no MLP.
@@ -70,6 +71,7 @@ class Layer(ABC):
         self.block, self.index, self.cfg = block, index, cfg
         self.attn: Any = block.attn
         self.n_heads, self.d_head, self.d_model = cfg.n_heads, cfg.d_head, cfg.d_model
+        self.d_value = cfg.d_head
         self.n_kv_heads = getattr(cfg, "n_key_value_heads", None) or cfg.n_heads
         self.attention_only = bool(getattr(cfg, "attn_only", False))
         self.parallel = bool(getattr(cfg, "parallel_attn_mlp", False))
@@ -87,11 +89,6 @@ class Layer(ABC):
             points = self.point("attn.hook_attn_scores"), self.point("attn.hook_pattern")
             own["tap"] = Tap(*points, masked=self.masked)
         return own["tap"]
-
-    @property
-    def can_be_tapped(self) -> bool:
-        """Whether the block can attend through a tap."""
-        return True
 
     @property
     def is_tapped(self) -> bool:

@@ -20,6 +20,8 @@ from nope_probe.hooks.layers.base_layer import Layer, NormName, Vectors
 from nope_probe.hooks.layers.inline import attend_inline
 from nope_probe.hooks.layers.tap import NAME, register
 
+# The classes of attention whose forward pass fixes the number of key and value heads.
+FIXED_KEY_HEADS = ("FalconAttention", "GPTBigCodeAttention", "StableLmAttention")
 _ROWS: dict[Hashable, list[Tensor]] = {}  # of joint projections, by the kind and size of attention
 
 
@@ -30,11 +32,16 @@ class BridgeLayer(Layer):
 
     def __init__(self, block: nn.Module, index: int, cfg: Any) -> None:
         super().__init__(block, index, cfg)
-        self.hf_attn: Any = self.attn.original_component
+        hf_attn: Any = self.attn.original_component
+        self.whole_attn = hf_attn
+        self.hf_attn: Any = hf_attn._modules.get("self", hf_attn)  # BERT's W_O is outside of it
         d_head = getattr(self.hf_attn, "head_dim", None)
         width = getattr(getattr(self.attn, "k", None), "out_features", None)
         if isinstance(d_head, int) and width:  # they may differ between the layers (Gemma 4)
             self.d_head, self.n_kv_heads = d_head, width // d_head
+        w_o = getattr(getattr(self.attn, "o", None), "original_component", None)
+        if w_o is not None:
+            self.d_value = w_o.weight.numel() // self.d_model // self.n_heads
         # BLOOM's attention adds the residual stream itself, after W_O.
         self.attn_out_point = "attn.o.hook_out" if self.has("attn.o.hook_out") else "attn.hook_out"
 
@@ -46,10 +53,6 @@ class BridgeLayer(Layer):
     def uses_interface(self) -> bool:
         """Whether transformers looks up by name what computes this block's attention."""
         return hasattr(sys.modules[type(self.hf_attn).__module__], "ALL_ATTENTION_FUNCTIONS")
-
-    @property
-    def can_be_tapped(self) -> bool:
-        return not self.uses_interface or hasattr(self.hf_attn, "config")  # unlike BERT's
 
     @property
     def has_qk_norm(self) -> bool:
@@ -94,7 +97,7 @@ class BridgeLayer(Layer):
         else:
             args = (attn.hook_in(args[0]), *args[1:])
         if self.uses_interface:
-            output = self.hf_attn(*args, **kwargs)
+            output = self.whole_attn(*args, **kwargs)
         else:
             output = attend_inline(tap, self.n_heads, self.hf_attn, args, kwargs)
         if isinstance(output, Tensor):
@@ -143,10 +146,17 @@ class BridgeLayer(Layer):
         return self.attn_out_point if name == "w_o" else f"attn.{name[-1]}.hook_out"
 
     def why_not_replaced(self, name: Projection) -> str | None:
-        if not self.has(self.output_point(name)):
+        point = "attn.hook_z" if name == "w_o" else self.output_point(name)
+        if not self.has(point):
             return "it is no matrix of its own (as in multi-head latent attention)"
+        n_rows = self.weight(name).numel() // self.d_model
+        if name == "w_q" and n_rows != self.n_heads * self.d_head:
+            return "its matrix also makes the gates of attention's output"
         if name == "w_k" and self.n_kv_heads < self.n_heads and self._norms_all_keys:
             return "a norm is over all key heads, of which there are fewer than query heads"
+        is_fixed = type(self.hf_attn).__name__ in FIXED_KEY_HEADS
+        if name in ("w_k", "w_v") and self.n_kv_heads < self.n_heads and is_fixed:
+            return "transformers computes this family with shared key and value heads only"
         return None
 
     @property
@@ -175,7 +185,7 @@ class BridgeLayer(Layer):
         if type(self._linear(name)).__name__ == "Conv1D":  # of GPT-2, stored as [in, out]
             weight = weight.T
         if name == "w_o":
-            return rearrange(weight, "m (head h) -> head h m", h=self.d_head)
+            return rearrange(weight, "m (head h) -> head h m", head=self.n_heads)
         return rearrange(weight, "(head h) m -> head m h", h=self.d_head)
 
     def bias_per_head(self, name: Projection) -> Float[Tensor, "head d_head"] | None:

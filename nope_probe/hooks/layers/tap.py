@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import Attention, Heads, repeat_heads, unmasked
 from nope_probe.hooks.layers.protocols import HookPoint
 from nope_probe.hooks.layers.rotation import Angles
@@ -100,9 +101,19 @@ def attention_forward(
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Float[Tensor, " head"] | None = None,
+    indices: Int[Tensor, "batch query_pos selected"] | None = None,
     **_: object,
 ) -> tuple[Float[Tensor, "batch query_pos head d_value"], None]:
-    """Compute attention in place of transformers' own functions, which have these arguments."""
+    """Compute attention in place of transformers' own functions, which have these arguments.
+
+    Raises:
+        UserError: if queries attend to selected keys, which differ from sequence to sequence.
+    """
+    if indices is not None and indices.shape[-1] < key.shape[2]:
+        raise UserError(
+            f"beyond {indices.shape[-1]} tokens this model attends to selected keys only: take "
+            "shorter sequences"
+        )
     tap: Tap = module.__dict__["tap"]
     visible, bias = _visible(module, query, key, attention_mask)
     attention = Attention(

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from hashlib import sha256
+from math import nan
 
 import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from nope_probe.components import (
     NEEDS,
@@ -20,7 +22,7 @@ from nope_probe.components import (
     Replacement,
 )
 from nope_probe.hooks.layers.base_layer import Layer
-from nope_probe.hooks.layers.model import Inputs, layers_of
+from nope_probe.hooks.layers.model import Inputs, blocks_of, layers_of
 from nope_probe.hooks.layers.protocols import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
@@ -68,24 +70,34 @@ def calibrate(
         raise RuntimeError(
             "the model is ablated: calibrate it before `ablated`, while it is intact"
         )
-    accumulators = [_OutputAccumulator(layer, seed) for layer in layers_of(model)]
+    layers = layers_of(model)
+    accumulators = [_OutputAccumulator(layer, seed) for layer in layers]
     stream(
         model,
         inputs,
         accumulators,
         fold_of=torch.zeros(len(inputs), dtype=torch.long),
-        end=accumulators[-1].layer.point("hook_resid_post"),
+        end=layers[-1].point("hook_resid_post"),
         batch_size=batch_size,
         checkpoint=checkpoint,
     )
+    measured = {each.layer.index: each for each in accumulators}
+    blocks = [measured.get(number) for number in range(len(blocks_of(model)))]
+    means = {
+        name: [torch.zeros(0).double() if each is None else each.mean(name) for each in blocks]
+        for name in MEANS
+    }
     return Calibration(
         checksum=weights_checksum(model),
         gains={
-            kind: {name: tuple(each.gain(name, kind) for each in accumulators) for name in WEIGHTS}
+            kind: {
+                name: tuple(nan if each is None else each.gain(name, kind) for each in blocks)
+                for name in WEIGHTS
+            }
             for kind in accumulators[0].units
         },
         seed=seed,
-        means={name: torch.stack([each.mean(name) for each in accumulators]) for name in MEANS},
+        means={name: pad_sequence(rows, True, nan) for name, rows in means.items()},
     )
 
 
@@ -128,6 +140,7 @@ class _OutputAccumulator(Accumulator):
         super().__init__(n_folds=1)
         self.layer = layer
         self.parts: dict[str, list[Part]] = {}
+        self.projections = [name for name in WEIGHTS if layer.has(_output_point(layer, name))]
         self.units: dict[Replacement, dict[Projection, ReplacedWeight]] = {
             kind: {
                 name: REPLACED[kind](
@@ -137,7 +150,7 @@ class _OutputAccumulator(Accumulator):
                         ablation=Ablation(replacement=kind, gain="identity", seed=seed or 0),
                     )
                 )
-                for name in WEIGHTS
+                for name in self.projections
             }
             for kind in WITH_GAIN
             if seed is not None or not NEEDS[kind].seed
@@ -146,10 +159,11 @@ class _OutputAccumulator(Accumulator):
     def hooks(self) -> Iterator[Attachment]:
         layer = self.layer
         yield layer.point(layer.norm_point("ln1")), self.read_input
-        names: tuple[Projection, ...] = ("w_q", "w_k", "w_v")
-        for name in names:
-            yield layer.point(layer.output_point(name)), partial(self._read_output, name)
-        yield layer.point("attn.hook_z"), self.read_z
+        for name in self.projections:
+            if name != "w_o":
+                yield layer.point(layer.output_point(name)), partial(self._read_output, name)
+        if "w_o" in self.projections:
+            yield layer.point("attn.hook_z"), self.read_z
         yield layer.point(layer.attn_out_point), self.update
 
     def reset(self) -> None:
@@ -162,8 +176,9 @@ class _OutputAccumulator(Accumulator):
     def read_input(self, tensor: Tensor, hook: HookPoint) -> None:
         y = self.layer.norm_output("ln1", tensor)
         for kind, units in self.units.items():
-            for name in ("w_q", "w_k", "w_v"):
-                self._square(f"{kind}({name})", units[name].outputs(y))
+            for name, unit in units.items():
+                if name != "w_o":
+                    self._square(f"{kind}({name})", unit.outputs(y))
 
     def read_z(self, tensor: Tensor, hook: HookPoint) -> None:
         z = rearrange(tensor, "batch pos head d_head -> batch pos (head d_head)")
@@ -197,12 +212,22 @@ class _OutputAccumulator(Accumulator):
     def gain(self, name: Projection, kind: Replacement) -> float:
         """Return c = RMS of the projection's output / RMS of the replacement's, at a gain of 1.
 
-        It is 0 where the replacement's output is 0 at any gain, as that of W_O is where W_V is 0.
+        It is 0 where the replacement's output is 0 at any gain, as that of W_O is where W_V is 0,
+        and NaN where the block has no such projection.
         """
+        if name not in self.projections:
+            return nan
         replaced = self._rms(f"{kind}({name})")
         return self._rms(name) / replaced if replaced > 0 else 0.0
 
     def mean(self, name: str) -> Float[Tensor, " width"]:
         """Return the mean over tokens and positions of a projection's output, or of z."""
+        if f"sum/{name}" not in self.totals:
+            return torch.zeros(0).double()
         total = self.totals[f"sum/{name}"][0].cpu()
         return total[:-1] / total[-1]
+
+
+def _output_point(layer: Layer, name: Projection) -> str:
+    """Return the hook point that a block has if a projection is a matrix of its own."""
+    return "attn.hook_z" if name == "w_o" else layer.output_point(name)

@@ -33,16 +33,23 @@ class Calibration:
     Attributes:
         checksum: the `weights_checksum` of the model, which no other model may be ablated with.
         gains: per replacement and projection, the gain `output` in each block: with it, the output
-            of the replacement has the RMS of the weight's output (0 where it is 0 at any gain).
+            of the replacement has the RMS of the weight's output (0 where it is 0 at any gain, NaN
+            in blocks without this projection).
         seed: the seed of replacements that are drawn, if they were.
         means: the mean over tokens and positions of each projection's output, bias included, and of
-            `z`, the input of W_O; heads are concatenated (key heads for w_k and w_v).
+            `z`, the input of W_O; heads are concatenated (key heads for w_k and w_v). Blocks whose
+            projection is narrower than another's, or that have none, end in NaN.
     """
 
     checksum: str
     gains: Mapping[Replacement, Mapping[Projection, tuple[float, ...]]]
     seed: int | None = None
     means: Mapping[str, Float[Tensor, "layer width"]] = field(default_factory=dict)
+
+    def mean(self, name: str, layer: int) -> Float[Tensor, " width"]:
+        """Return the mean output of a block's projection, or of `z`, in the block's own width."""
+        mean = self.means[name][layer]
+        return mean[~mean.isnan()]
 
     def to_tensors(self) -> State:
         """Return gains and means as tensors, for `from_tensors`."""
@@ -217,20 +224,22 @@ def random_rows(layer: Layer, name: Projection, seed: int) -> Float[Tensor, "hea
     """
     entropy = SeedSequence([seed, layer.index, WEIGHTS.index(name)])
     generator = torch.Generator().manual_seed(int(entropy.generate_state(1)[0]))
-    blocks, size = -(-layer.d_head // layer.d_model), min(layer.d_head, layer.d_model)
+    width = layer.d_value if name == "w_o" else layer.d_head
+    blocks, size = -(-width // layer.d_model), min(width, layer.d_model)
     shape = (layer.n_heads, blocks, layer.d_model, size)
     basis, triangle = torch.linalg.qr(torch.randn(*shape, generator=generator).double())
     # QR leaves signs open, and libraries differ: the diagonal of its second factor is positive.
     basis = basis * triangle.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]
     rows = rearrange(basis, "head block m row -> head (block row) m")
-    return rows[:, : layer.d_head].float()
+    return rows[:, :width].float()
 
 
 def norm_gain(layer: Layer, name: Projection) -> float:
     """Return the gain `norm`, ||W||_F / sqrt(rows), rows counted on the side of the heads."""
     weight = layer.weight(name).detach()
     n_heads = layer.n_kv_heads if name in ("w_k", "w_v") else layer.n_heads
-    return float(weight.float().norm() / (n_heads * layer.d_head) ** 0.5)
+    width = layer.d_value if name == "w_o" else layer.d_head
+    return float(weight.float().norm() / (n_heads * width) ** 0.5)
 
 
 def mean_output(
@@ -240,7 +249,7 @@ def mean_output(
 
     Of W_O, whose output is a sum over heads, each head adds an equal part of the mean.
     """
-    mean = calibration.means[name][layer.index]
+    mean = calibration.mean(name, layer.index)
     if name == "w_o":
         return mean.expand(layer.n_heads, -1) / layer.n_heads
     per_head = rearrange(mean, "(head d_head) -> head d_head", d_head=layer.d_head)
@@ -249,7 +258,6 @@ def mean_output(
 
 def mean_output_per_head(layer: Layer, calibration: Calibration) -> Float[Tensor, "head d_model"]:
     """Return the mean of what each head adds to the output of W_O; the bias belongs to none."""
-    z = rearrange(
-        calibration.means["z"][layer.index], "(head d_head) -> head d_head", head=layer.n_heads
-    )
+    mean = calibration.mean("z", layer.index)
+    z = rearrange(mean, "(head d_head) -> head d_head", head=layer.n_heads)
     return torch.einsum("hd,hdm->hm", z, layer.weight_per_head("w_o").cpu().to(z))
