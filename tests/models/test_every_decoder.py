@@ -7,11 +7,12 @@ import pytest
 import torch
 from support.decoder_errors import map_error, removals_of
 from support.decoders import DECODERS, write_decoder
-from support.plain_attention import Recorder, plain_attention, recording
+from support.plain_attention import Recorder, blocks_of, plain_attention, recording
 from support.tiny_models import distance
 
-from nope_probe import Ablation, ablated, capture_scores, load
+from nope_probe import Ablation, ablated, calibrate, capture_scores, load
 from nope_probe.errors import UserError
+from nope_probe.hooks.removing.replacements import Calibration
 
 # One of each scheme: of positions, windows, norms, heads, biases, sinks, blocks.
 SCHEMES = (
@@ -68,13 +69,14 @@ def test_every_weight_is_removed_with_a_measured_gain_or_refused(
         return
     loaded = load(str(tiny.folder))
     layers = list(plain_attention(tiny.hf, tiny.tokens))
+    masked = capture_scores(loaded.model, tiny.tokens, layers=layers).mean.isnan()
     for weight in ("w_q", "w_k", "w_v", "w_o", "mlp"):
         try:
             with ablated(loaded.model, Ablation(remove=[weight]), tokens=tiny.tokens):
                 maps = capture_scores(loaded.model, tiny.tokens, layers=layers).mean
         except ValueError:  # what commands tell in one line
             continue
-        assert maps.isfinite().any(), weight
+        assert maps.isnan().equal(masked), weight
 
 
 def test_keys_that_are_selected_for_each_query_are_refused(tmp_path: Path) -> None:
@@ -102,3 +104,28 @@ def test_the_readme_states_the_pages_count() -> None:
     assert (
         f"reads {attend} architectures of text decoders that attend; the maps of {exact}" in readme
     )
+
+
+@pytest.mark.parametrize(
+    ("model_type", "layer", "weight", "end"),
+    [
+        ("qwen3_next", 3, "w_k", "k_proj"),  # of L3, the second layer that attends
+        ("deepseek_v3", 1, "w_o", "o_proj"),  # the only projection that is one matrix
+        ("gemma4_text", 1, "w_q", "q_proj"),  # wider than in L0
+        ("nemotron_h", 2, "w_v", "v_proj"),
+    ],
+)
+def test_means_are_of_plain_transformers_own_projections(
+    model_type: str, layer: int, weight: str, end: str, tmp_path: Path
+) -> None:
+    tiny = write_decoder(model_type, tmp_path)
+    outputs = []
+    named = blocks_of(tiny.hf)[layer].named_modules()
+    projection = next(module for name, module in named if name.endswith(end))
+    handle = projection.register_forward_hook(lambda _, inputs, output: outputs.append(output))
+    with torch.inference_mode():
+        tiny.hf(tiny.tokens)
+    handle.remove()
+    calibration = calibrate(load(str(tiny.folder)).model, tiny.tokens)
+    stored = Calibration.from_tensors(calibration.to_tensors(), calibration.checksum)
+    assert distance(stored.mean(weight, layer), outputs[0].mean((0, 1))) <= 1e-5
