@@ -20,7 +20,7 @@ from nope_probe.experiments.explorer_views import (
     strongest_layer,
 )
 from nope_probe.figures.explorer import Explorer, SwitchedMaps
-from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.layers.model import blocks_of, layers_of
 from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.reading.stages import absent_stages
 from nope_probe.hooks.removing.targets import components
@@ -107,12 +107,14 @@ def circuit_view(
     engine: Engine, ablations: Sequence[Ablation], layers: Sequence[int], skip_keys: int
 ) -> SwitchedMaps:
     """Return the stages of some blocks without each combination of components."""
-    blocks = layers_of(engine.model)
+    blocks, n_layers = layers_of(engine.model), len(blocks_of(engine.model))
+    by_number = {block.index: block for block in blocks}
     stages = (
         [engine.stages(None, ablation, layer=layer) for layer in layers]
         for ablation in progress(ablations, "stages")
     )
-    return stage_view(stages, layers, [absent_stages(blocks, layer) for layer in layers], skip_keys)
+    absent = [absent_stages(by_number, layer, n_layers) for layer in layers]
+    return stage_view(stages, layers, absent, skip_keys)
 
 
 def progress(ablations: Sequence[Ablation], what: str) -> Iterable[Ablation]:

@@ -367,13 +367,20 @@ class RunSettings(BoundedSettings):
                 device_map=self.device_map,
                 n_ctx=n_ctx,
             )
-        if loaded.info.not_attending:
-            raise UserError(
-                f"{self.model} has layers that do not attend, such as "
-                f"L{loaded.info.not_attending[0]}: capture_scores(model, inputs, layers=...) and "
-                "the layers command read the others"
-            )
+        self.validate_layers(loaded.info)
         return loaded
+
+    def validate_layers(self, info: ModelInfo) -> None:
+        """Check that the layers that the run measures attend.
+
+        Raises:
+            UserError: if one does not.
+        """
+        if info.not_attending:
+            raise UserError(
+                f"{self.model} has layers that do not attend, such as L{info.not_attending[0]}: "
+                "capture_scores(model, inputs, layers=...), circuit and layers read the others"
+            )
 
     def make_sequences(self, loaded: LoadedModel, *, shuffle: bool | None = None) -> Sequences:
         """Make the inputs: vectors for a parameter-free model, tokens for any other.

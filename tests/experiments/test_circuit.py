@@ -13,6 +13,9 @@ import torch
 from safetensors.numpy import load_file
 from support.chromium import needs_chromium, opened
 from support.command_line import refused, run_command
+from support.decoders import write_decoder
+from support.plain_attention import plain_attention
+from support.tiny_models import distance
 
 from nope_probe import circuit
 from nope_probe.experiments.circuit.sections import _side_by_side
@@ -131,9 +134,22 @@ def test_the_last_layer_has_a_to_g_and_is_named_the_last(
     run_command(circuit, *SMALL, "--layer", "3", "--out", str(tmp_path / "run"))
     grams = {name[-1] for name in maps_of(tmp_path / "run") if name.startswith("gram/")}
     assert grams == set("abcdefg")
-    last = "L3 is the last, so there is no next layer: (h) and (i) do not exist."
+    last = "L3 is the last layer, so (h) and (i) do not exist."
     assert last in capsys.readouterr().out
     assert last in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_scores_of_a_hybrids_layer_are_plain_transformers_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny = write_decoder("qwen3_next", tmp_path)
+    asked = ["--data", "random", "--n-seqs", 8, "--seq-len", 11, "--out", tmp_path / "run"]
+    run_command(circuit, "--model", tiny.folder, "--layer", 1, *asked)
+    assert "L2 does not attend, so (h) and (i) do not exist." in capsys.readouterr().out
+    tokens = torch.from_numpy(load_file(tmp_path / "run" / "tokens.safetensors")["tokens"])
+    scores = torch.from_numpy(maps_of(tmp_path / "run")["gram/b"]).nan_to_num()
+    expected = plain_attention(tiny.hf, tokens)[1].map.nan_to_num()
+    assert distance(scores, expected) <= 1e-5
 
 
 def test_a_layers_h_and_i_are_the_next_layers_a_and_b(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_an_unsupported_folder_is_refused_with_the_reason(
     ("model_type", "message"),
     [
         ("qwen3_next", "has layers that do not attend, such as L0: capture_scores"),
-        ("xglm", "fails parity: positions off by .* by another way than RoPE or learned"),
+        ("zamba2", "has no attention in a form that can be read"),
     ],
 )
 def test_a_decoder_that_the_commands_cannot_measure_is_refused_with_the_reason(
@@ -55,6 +55,15 @@ def test_a_decoder_that_the_commands_cannot_measure_is_refused_with_the_reason(
     folder = write_decoder(model_type, tmp_path).folder
     line = refused(capfd, tmp_path / "here", scores, *SMALL, "--model", folder)
     assert re.search(message, line)
+
+
+def test_a_block_of_a_hybrid_that_does_not_attend_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_decoder("qwen3_next", tmp_path).folder
+    asked = ["--model", folder, "--data", "random", "--n-seqs", 8, "--seq-len", 11]
+    line = refused(capfd, tmp_path / "here", circuit, *asked, "--layer", 2)
+    assert line.endswith("does not attend; L1, L3 do")
 
 
 def test_more_layers_than_there_are_is_refused_with_the_depth(

@@ -61,6 +61,7 @@ def analyse(session: Session[RunSettings], stages: Stages, explorer: Explorer | 
     maps = [stages.intact, *([] if stages.ablated is None else [stages.ablated])]
     table = stages_table(maps, layer, skip_keys)
     model = session.loaded.model
+    blocks = {block.index: block for block in layers_of(model)}
     manifest = {
         **session.provenance(),
         **input_record(inputs, skip_keys, stages.intact.counts),
@@ -68,7 +69,7 @@ def analyse(session: Session[RunSettings], stages: Stages, explorer: Explorer | 
         "layer": layer,
         "components": list(components(model)),
         "removed": list(stages.removed),
-        "absent": absent_stages(layers_of(model), layer),
+        "absent": absent_stages(blocks, layer, session.loaded.info.n_layers),
     }
     manifest["headline"] = headline(manifest, table)
     arrays = {name: each.float().cpu().numpy() for name, each in _arrays(maps).items()}

@@ -127,6 +127,17 @@ class Settings(RunSettings):
                 f"there is no --layer {self.layer}"
             ) from error
 
+    def validate_layers(self, info: ModelInfo) -> None:
+        """Check that the block attends; others need not.
+
+        Raises:
+            UserError: if it does not.
+        """
+        if self.layer in info.not_attending:
+            attending = sorted({*range(info.n_layers)} - {*info.not_attending})
+            named = ", ".join(f"L{layer}" for layer in attending)
+            raise UserError(f"--layer {self.layer} of {info.name} does not attend; {named} do")
+
     @property
     def substitute(self) -> Substitute:
         """What stands for removed weights."""

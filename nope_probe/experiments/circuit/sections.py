@@ -177,9 +177,7 @@ def headline(manifest: Mapping[str, Any], table: pd.DataFrame) -> list[str]:
     if ablated:
         sentences.append(_against_intact(ablated, intact))
     if "h" in manifest["absent"]:
-        sentences.append(
-            f"L{layer} is the last, so there is no next layer: (h) and (i) do not exist."
-        )
+        sentences.append(f"{manifest['absent']['h']}, so (h) and (i) do not exist.")
     return sentences
 
 

@@ -7,7 +7,7 @@ processes share the work.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -145,7 +145,7 @@ def capture_stages(
         >>> maps.mean("a").shape
         torch.Size([5, 5])
     """
-    blocks = layers_of(model)
+    blocks = {block.index: block for block in layers_of(model)}
     letters = _letters(blocks, layer, stages)
     fold_of = folds_of(len(inputs), n_folds, documents)
     counts = fold_of.bincount()
@@ -175,7 +175,9 @@ def capture_stages(
     )
 
 
-def _letters(blocks: list[Layer], layer: int, stages: Sequence[Letter] | None) -> list[Letter]:
+def _letters(
+    blocks: Mapping[int, Layer], layer: int, stages: Sequence[Letter] | None
+) -> list[Letter]:
     names = available(blocks, layer)
     letters = list(names) if stages is None else list(stages)
     missing = [letter for letter in letters if letter not in names]
@@ -190,7 +192,7 @@ def _accumulator(stage: Stage, layer: Layer, n_folds: int) -> GramAccumulator | 
     return GramAccumulator(stage, layer, n_folds)
 
 
-def _end(letters: Sequence[Letter], blocks: list[Layer], layer: int) -> HookPoint:
+def _end(letters: Sequence[Letter], blocks: Mapping[int, Layer], layer: int) -> HookPoint:
     """Return where a pass can stop: at the last scores, or behind the last block with vectors."""
     last = blocks[layer + max(STAGES[letter].block for letter in letters)]
     only_scores = all(STAGES[letter].scores for letter in letters)

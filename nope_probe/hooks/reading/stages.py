@@ -7,6 +7,7 @@ vectors, whose Gram map is taken, or scores, which are a map already.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -49,21 +50,27 @@ STAGES: dict[Letter, Stage] = {
 }
 
 
-def available(layers: list[Layer], index: int) -> dict[Letter, str]:
+def available(layers: Mapping[int, Layer], index: int) -> dict[Letter, str]:
     """Return the stages that the block `index` has, each with the name of its hook point.
 
     The last block has (a) to (g); a block without a second norm has no (f); one without
     `hook_resid_mid` (attention only, or attention and MLP in parallel) has no (e) either: in an
     attention-only block it would equal (g).
 
+    Args:
+        layers: the blocks that attend, by number.
+        index: the number of one of them.
+
     Raises:
-        IndexError: if the model has no such block.
+        IndexError: if the model has no such block, or if it does not attend.
     """
-    if not 0 <= index < len(layers):
-        raise IndexError(f"expected a block from 0 to {len(layers) - 1}, got {index}")
+    if index not in layers:
+        if not 0 <= index < max(layers):
+            raise IndexError(f"expected a block from 0 to {max(layers)}, got {index}")
+        raise IndexError(f"L{index} does not attend; the layers that do are {[*layers]}")
     names: dict[Letter, str] = {}
     for letter, stage in STAGES.items():
-        if index + stage.block < len(layers):
+        if index + stage.block in layers:
             layer = layers[index + stage.block]
             name = hook_name(stage, layer)
             if layer.has(name) and not (letter in ("e", "f") and _has_no_middle(layer)):
@@ -79,11 +86,13 @@ def _has_no_middle(layer: Layer) -> bool:
     return layer.attention_only or layer.parallel or layer.has_post_norm
 
 
-def absent_stages(layers: list[Layer], index: int) -> dict[Letter, str]:
-    """Return for each stage that the block `index` lacks the reason."""
+def absent_stages(layers: Mapping[int, Layer], index: int, n_layers: int) -> dict[Letter, str]:
+    """Return for each stage that the block `index`, of so many, lacks the reason."""
     has, block = available(layers, index), layers[index]
+    is_last = index == n_layers - 1
+    why = f"L{index} is the last layer" if is_last else f"L{index + 1} does not attend"
     return {
-        letter: f"L{index} is the last layer" if stage.block else _why_no_middle(block)
+        letter: why if stage.block else _why_no_middle(block)
         for letter, stage in STAGES.items()
         if letter not in has
     }

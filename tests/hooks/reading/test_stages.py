@@ -9,6 +9,7 @@ from support.plain_states import BlockStates, per_fold, plain_states
 from support.tiny_models import N_POS, distance, tokens
 
 from nope_probe.components import LETTERS
+from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.capture import capture_stages
 from nope_probe.hooks.reading.stages import STAGES, available
@@ -22,6 +23,10 @@ ModelOf = Callable[[str], tuple[Any, str]]
 @pytest.fixture(scope="module")
 def inputs() -> torch.Tensor:
     return tokens(N_SEQS, seed=5)
+
+
+def numbered(model: Any) -> dict[int, Layer]:
+    return {layer.index: layer for layer in layers_of(model)}
 
 
 def gram(x: torch.Tensor) -> torch.Tensor:
@@ -130,13 +135,13 @@ def test_a_stage_after_a_layer_norm_includes_its_weight_and_bias() -> None:
 def test_a_block_has_the_stages_that_mean_what_the_paper_means(
     spec: str, layer: int, letters: str, model_of: ModelOf
 ) -> None:
-    assert "".join(available(layers_of(model_of(spec)[0]), layer)) == letters
+    assert "".join(available(numbered(model_of(spec)[0]), layer)) == letters
 
 
 def test_an_attention_only_block_has_no_stages_e_and_f() -> None:
     from nope_probe.models.parameter_free import build, parameter_free
 
-    layers = layers_of(build(parameter_free(2, 8)))
+    layers = numbered(build(parameter_free(2, 8)))
     assert "".join(available(layers, 0)) == "abcdghi"
     assert "".join(available(layers, 1)) == "abcdg"
 
@@ -146,7 +151,7 @@ def test_the_letters_are_the_papers_and_their_points_are_transformer_lens_hook_p
 ) -> None:
     assert tuple(STAGES) == LETTERS == tuple("abcdefghi")
     for model in (bridge("llama"), hooked("smollm3-rope")):
-        layers = layers_of(model)
+        layers = numbered(model)
         for letter, name in available(layers, 0).items():
             assert f"blocks.{STAGES[letter].block}.{name}" in model.hook_dict
 
