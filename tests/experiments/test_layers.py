@@ -199,7 +199,6 @@ def test_the_models_that_have_names(name: str, capsys: Any):
         (["--expect", "no_rope_layers=4"], "there is no L4"),
         (["--expect", "sliding_window=4096"], "a length of 4096 shows on longer sequences only"),
         (["--seq-len", 3], "--seq-len 3: expected 4 <= seq-len <= "),
-        (["--layers", 9], "has 4 layers, 9 were asked for"),
         (["--model", "nope-tinny"], "unknown model 'nope-tinny'"),
         (["--seq-len", 9999], "--seq-len 9999 is beyond the model's context"),
     ],

@@ -3,7 +3,6 @@
 import json
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from safetensors.numpy import load_file
@@ -58,10 +57,3 @@ def test_manifest_and_report_say_what_was_run_and_it_is_shown_again(folder, capf
     line = refused(capfd, folder, simulate, "--alpha", 0, "--n-samples", 70, *flags)
     assert "holds a run with other settings" in line
     assert (folder / "manifest.json").read_bytes() == before
-
-
-def test_a_target_decides_how_many_samples_it_takes(tmp_path):
-    settings = simulation_run.Settings(alpha=(0.25,), target_se=5e-3, out=tmp_path / "run", **SMALL)
-    layers = pd.read_csv(simulation_run.run(settings) / "layers.csv")
-    assert layers["se"].max() <= 5e-3
-    assert layers["n_samples"].min() % 64 == 0
