@@ -144,32 +144,16 @@ def test_the_default_of_a_flag_on_the_page_is_the_one_that_is_parsed(command: An
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--alpha", 0.2], "--alpha has no effect on --data shipped"),
-        (["--windows", "start", "--data", "random"], "--windows has no effect on --data random"),
-        ([*PARAMETER_FREE, "--bos", "never"], "--bos has no effect on --data gaussian"),
-        ([*PARAMETER_FREE, "--shuffle"], "--shuffle has no effect on --data gaussian"),
-        ([*PARAMETER_FREE, "--pack"], "--pack joins documents, and --data gaussian has none"),
-        (["--revision", "main"], "--revision is for models on the Hub, and "),
-        (["--dtype", "int8"], "no dtype 'int8': expected auto, float32"),
-        (["--device", "cpu", "--device-map", "auto"], "--device is for one device and --device-"),
-    ],
-)
-def test_a_flag_without_an_effect_is_refused_before_a_model_is_loaded(
-    flags: list[object],
-    message: str,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("nope_probe.models.load.load", None)
-    assert refused(capfd, tmp_path, scores, *flags).startswith(message)
-
-
-@pytest.mark.parametrize(
     ("command", "flags", "message"),
     [
+        (scores, ["--alpha", 0.2], "--alpha has no effect on --data shipped"),
+        (scores, ["--windows", "start", "--data", "random"], "--windows has no effect on --data "),
+        (scores, [*PARAMETER_FREE, "--bos", "never"], "--bos has no effect on --data gaussian"),
+        (scores, [*PARAMETER_FREE, "--shuffle"], "--shuffle has no effect on --data gaussian"),
+        (scores, [*PARAMETER_FREE, "--pack"], "--pack joins documents, and --data gaussian has "),
+        (scores, ["--revision", "main"], "--revision is for models on the Hub, and "),
+        (scores, ["--dtype", "int8"], "no dtype 'int8': expected auto, float32"),
+        (scores, ["--device", "cpu", "--device-map", "auto"], "--device is for one device and "),
         (ablate, ["--players", "mask", "--gain", "norm"], "--gain has no effect where no "),
         (ablate, ["--players", "sources", "--reparametrise", 1], "--reparametrise has no effect "),
         (ablate, [*PARAMETER_FREE, "--reparametrise", 1], "--reparametrise has no effect "),
@@ -179,7 +163,7 @@ def test_a_flag_without_an_effect_is_refused_before_a_model_is_loaded(
         (reproduce, ["all", "--model", "nope-1.5b"], "all takes no --model"),
     ],
 )
-def test_a_flag_that_needs_others_is_refused_before_anything_is_run(
+def test_a_flag_without_an_effect_is_refused_before_a_model_is_loaded_or_run(
     command: ModuleType,
     flags: list[object],
     message: str,
@@ -187,6 +171,8 @@ def test_a_flag_that_needs_others_is_refused_before_anything_is_run(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if command is scores:
+        monkeypatch.setattr("nope_probe.models.load.load", None)
     monkeypatch.setattr("nope_probe.hooks.reading.capture.stream", None)
     assert refused(capfd, tmp_path, command, *flags).startswith(message)
 

@@ -40,7 +40,6 @@ def write(
     model: str,
     tokens: str = "same",
     kept: bool = True,
-    kind: str | None = "scores",
     **manifest: Any,
 ) -> Path:
     """Write a finished run of `scores` by hand."""
@@ -55,7 +54,7 @@ def write(
         "settings": {"folds": FOLDS},
         "conditions": ["intact"],
         "command": f"scores {model}",
-        **({} if kind is None else {"kind": kind}),
+        "kind": "scores",
         **manifest,
     }
     tables = {"pattern": measures_table([({"kept": "intact"}, measure(folds))])}

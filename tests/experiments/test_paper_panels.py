@@ -55,19 +55,8 @@ def test_a_panels_cells_lie_in_the_middle_of_its_colours() -> None:
 
 def pair(published: Any, ours: Any, *, noise: float = float("nan"), same: bool = True) -> Pair:
     panel = Panel(key="figure2/here", values=np.array(published), low=0.0, high=256.0, kind="score")
-    return Pair(
-        group="group",
-        name="layer 1",
-        published=panel,
-        ours=np.array(ours),
-        comparable=same,
-        noise=noise,
-    )
-
-
-def test_differences_are_in_colour_steps_of_a_map_that_is_clipped_like_the_papers() -> None:
-    steps = pair([[10.0, np.nan], [255.5, 0.5]], [[12.0, 7.0], [300.0, -9.0]]).steps
-    np.testing.assert_allclose(steps, [[2.0, np.nan], [0.5, -0.5]])
+    about = {"group": "group", "name": "layer 1", "comparable": same, "noise": noise}
+    return Pair(published=panel, ours=np.array(ours), **about)
 
 
 def shown(*pairs: Pair) -> Report:
@@ -75,7 +64,9 @@ def shown(*pairs: Pair) -> Report:
     return report(Run(manifest={**about, "experiments": {}}), pairs)
 
 
-def test_a_panel_agrees_within_one_step_or_within_its_noise() -> None:
+def test_a_panel_agrees_within_one_colour_step_or_within_its_noise() -> None:
+    clipped = pair([[10.0, np.nan], [255.5, 0.5]], [[12.0, 7.0], [300.0, -9.0]]).steps
+    np.testing.assert_allclose(clipped, [[2.0, np.nan], [0.5, -0.5]])
     found = agreements(
         [
             pair([[1.0, 2.0]] * 2, [[2.0, 1.5]] * 2),
@@ -91,28 +82,20 @@ def test_a_panel_agrees_within_one_step_or_within_its_noise() -> None:
     assert "of the other 2, 1 agree within sampling noise" in verdict(found)
 
 
-def test_another_model_is_drawn_beside_the_panel_and_not_subtracted() -> None:
-    beside = pair([[1.0, 2.0]] * 2, [[2.0, 1.5]] * 2, same=False)
+def test_a_heading_and_a_caption_say_how_well_panels_agree() -> None:
+    for ours, heading, caption in (
+        ([[2.0, 1.5]] * 2, "within one colour step of the paper's", ""),
+        ([[9.0, 1.5]] * 2, "0 of 1 panels agree", "Layer 1: differs by 5.7 steps RMS"),
+    ):
+        section = shown(pair([[1.0, 2.0]] * 2, ours)).sections[0]
+        assert section.title.startswith(f"Figure 2, group: {heading}")
+        assert caption in section.caption
+    beside = pair([[1.0, 2.0]] * 2, [[2.0, 1.5]] * 2, same=False)  # another model's
     assert beside.steps is None
     assert agreements([beside]).empty
     figure = shown(beside).sections[0].drawn()
     assert figure is not None
     assert [trace.name for trace in figure.data] == ["paper, layer 1", "ours"]
-
-
-@pytest.mark.parametrize(
-    ("ours", "heading", "caption"),
-    [
-        ([[2.0, 1.5]] * 2, "within one colour step of the paper's", ""),
-        ([[9.0, 1.5]] * 2, "0 of 1 panels agree", "Layer 1: differs by 5.7 steps RMS"),
-    ],
-)
-def test_a_heading_and_a_caption_say_how_well_panels_agree(
-    ours: Any, heading: str, caption: str
-) -> None:
-    section = shown(pair([[1.0, 2.0]] * 2, ours)).sections[0]
-    assert section.title.startswith(f"Figure 2, group: {heading}")
-    assert caption in section.caption
 
 
 def test_the_headline_names_the_claims_that_do_not_hold() -> None:
