@@ -38,7 +38,7 @@ from nope_probe.models.names import (
     validate_revision,
 )
 from nope_probe.runtime.places import NUMBER, Needs, bytes_of_maps
-from nope_probe.runtime.processes import process_count
+from nope_probe.runtime.processes import process_count, validate_one_process
 from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
@@ -111,6 +111,30 @@ class BoundedSettings:
             if Path in leaves_of(hint) and value is not None:
                 paths = tuple(map(local_path, values))
                 object.__setattr__(self, name, paths if isinstance(value, tuple) else paths[0])
+
+
+class ModelFreeSettings(BoundedSettings):
+    """The settings of a command that reads no model and no data set: one process runs it."""
+
+    checkpoint_every = 1  # not a field, unless a command makes it one
+
+    def validate(self) -> None:
+        """Check what can be checked without the model: that one process runs the command."""
+        validate_one_process()
+
+    def validate_reach(self) -> None:
+        """Accept everything: no model and no data set are looked for."""
+
+    def needs(self, info: ModelInfo | None = None) -> Needs:
+        """Return that nothing worth a check is needed."""
+        return Needs()
+
+    def sources(self) -> dict[str, Path | None]:
+        """Return no files: the settings alone identify the run."""
+        return {}
+
+    def load_model(self, device: str) -> LoadedModel | None:
+        """Load nothing."""
 
 
 @cache
