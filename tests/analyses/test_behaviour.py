@@ -139,3 +139,11 @@ def test_a_constant_column_has_weight_zero() -> None:
     weights = ridge(*moments(x, y))
     assert weights.isfinite().all()
     assert float(weights[4].abs().max()) < 1e-6
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_losses_of_one_document_have_a_mean_and_no_interval() -> None:
+    found = position_means(torch.tensor([[1.0, 2.0, 3.0]]))
+    assert found.value.tolist() == [1, 2, 3]
+    assert found.low.isnan().all()
+    assert found.high.isnan().all()

@@ -1,5 +1,6 @@
 """Masks, rotations and scores that are written down by hand get their names and numbers back."""
 
+from dataclasses import astuple
 from math import cos, pi, sin
 
 import pytest
@@ -118,3 +119,10 @@ def test_a_soft_cap_and_the_scale_inside_it_are_recovered(cap: float):
 def test_scores_that_are_something_else_are_off():
     bias = torch.linspace(0, 9, 211, dtype=torch.float64).flip(0)
     assert fit_score_product(PRODUCTS, 0.3 * PRODUCTS + bias).error > 0.05
+
+
+@pytest.mark.filterwarnings("error")
+def test_products_that_are_all_zero_have_no_scale():
+    zeros = torch.zeros(5)
+    assert astuple(fit_score_product(zeros, zeros)) == (0.0, None, 0.0)
+    assert astuple(fit_score_product(zeros, torch.arange(5.0))) == (0.0, None, 1.0)
