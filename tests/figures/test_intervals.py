@@ -2,7 +2,7 @@
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
+from support.maps import text_of
 
 from nope_probe.figures.dots import Dots, over_layers
 from nope_probe.figures.intervals import (
@@ -17,44 +17,30 @@ from nope_probe.figures.intervals import (
 from nope_probe.figures.maps import term_maps
 
 
-def test_bounds_have_the_name_of_their_estimate() -> None:
-    row = {"share": 0.5, "share_low": 0.4, "share_high": 0.6, "rms": 3, "rms_low": 2, "rms_high": 4}
-    assert interval_of(row, "share") == (0.5, 0.4, 0.6)
-    assert interval_of(pd.Series(row), "rms") == (3.0, 2.0, 4.0)
+def test_bounds_have_the_name_of_their_estimate_and_text_its_unit() -> None:
+    row = {"share": 0.5, "share_low": 0.4, "share_high": 0.6}
+    assert interval_of(pd.Series(row), "share") == (0.5, 0.4, 0.6)
     assert bound_columns("lost") == ("lost_low", "lost_high")
-
-
-def test_text_has_the_unit_behind_the_estimate_and_no_negative_zero() -> None:
-    assert interval_text((-0.0001, -0.2, 0.3)) == "0.000 [-0.200, 0.300]"
+    assert interval_text((-0.0001, -0.2, 0.3)) == "0.000 [-0.200, 0.300]", "no negative zero"
     assert interval_text(percent((0.25, -0.125, 0.5)), "z.1f", "%") == "25.0% [-12.5, 50.0]"
     assert interval_text((np.nan, np.nan, np.nan), "+.2f", "%") == "no pattern"
 
 
-def series(values: list[float], half: float) -> Dots:
-    at = np.array(values)
-    estimates = np.stack([at, at - half, at + half])
-    return Dots(name="mask", label="mask", layers=[0, 1], estimates=estimates)
-
-
-def texts(figure: go.Figure) -> list[str]:
-    return [note.text for note in figure.layout.annotations]
-
-
-def test_numbers_are_noise_if_no_interval_leaves_zero_out() -> None:
+def test_numbers_are_noise_if_no_interval_leaves_zero_out_and_axes_show_it_flat() -> None:
     assert is_noise([0.1, -0.1, np.nan], [-0.1, -0.3, np.nan], [0.3, 0.1, np.nan])
     assert not is_noise([0.1, 0.5], [-0.1, 0.4], [0.3, 0.6])
     assert not is_noise([-0.5], [-0.6], [-0.4])
     assert not is_noise([np.nan], [np.nan], [np.nan])
-
-
-def test_an_axis_never_spans_less_than_a_hundredth() -> None:
-    assert axis_range([3e-7], [2e-7], [4e-7]) == (0.0, 0.01)
+    assert axis_range([3e-7], [2e-7], [4e-7]) == (0.0, 0.01), "it never spans less"
     assert axis_range([-3e-7], [-4e-7], [-2e-7]) == (-0.01, 0.01)
     assert axis_range([np.nan], [np.nan], [np.nan]) is None
 
 
 def test_a_panel_of_noise_is_flat_and_noted_and_its_neighbour_is_not() -> None:
-    panels = {"noise": [series([2e-7, -2e-7], 3e-7)], "clear": [series([0.5, 0.7], 0.1)]}
+    panels = {}
+    for title, values, half in (("noise", [2e-7, -2e-7], 3e-7), ("clear", [0.5, 0.7], 0.1)):
+        estimates = np.stack([np.array(values) + off for off in (0, -half, half)])
+        panels[title] = [Dots(name="mask", label="mask", layers=[0, 1], estimates=estimates)]
     figure = over_layers(panels, "title")
     assert figure.layout.yaxis.range == (-0.01, 0.01)
     assert figure.layout.yaxis2.range is None
@@ -68,7 +54,7 @@ def test_a_layer_within_noise_has_the_scale_of_the_strongest_and_says_so() -> No
     noise = {"all": [0], "mask": [0, 1]}
     figure = term_maps({"all": maps, "mask": maps}, title="t", flat=noise)
     np.testing.assert_array_equal(figure.layout.meta["scales"], [[-3, 3], [-3, 3]])
-    assert texts(figure) == [
+    assert text_of(figure) == [
         "whole pattern<br><i>within noise</i>",
         "causal mask<br><i>within noise</i>",
     ]
