@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from nope_probe.analyses.attribution import CONJUNCTION_TOLERANCE, attribute, position_of
-from nope_probe.analyses.contrasts import ContrastGram, contrast_map
-from nope_probe.analyses.jackknife import cross_products
+from nope_probe.analyses.contrasts import contrast_map
 from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.shapley import (
     INTACT,
@@ -96,6 +95,10 @@ def test_a_player_that_changes_nothing_has_no_share_and_equal_players_have_equal
     assert mask.share.value == pytest.approx(2 / 3)
     assert mask.alone.value == pytest.approx(1 / 3)
     assert w_q.amplification.value == pytest.approx(3 / 2)
+    shares = {interaction.players: interaction.share.value for interaction in layer.interactions}
+    assert shares["mask", "w_q"] == pytest.approx(1 / 3)
+    assert shares["mask", "w_q", "w_k"] == pytest.approx(0)
+    assert ("w_q", "w_k") not in shares, "weights alone share nothing"
 
 
 def test_without_a_source_the_base_and_the_shares_add_to_one():
@@ -111,18 +114,6 @@ def test_without_a_source_the_base_and_the_shares_add_to_one():
     assert by_name["base"].share.value == pytest.approx(truth)
     for part in ("lost", "alone", "amplification"):
         assert math.isnan(getattr(by_name["base"], part).value)
-
-
-def test_where_the_sources_bring_nothing_players_have_no_numbers():
-    ours = player_set(["mask", "w_q"])
-    torch.manual_seed(8)
-    content = torch.arange(N).double()
-    maps = {c: content + torch.randn(8, 1, N, N).double() for c in ours.conditions}
-    [layer] = attribute(maps, [ours], position=None)
-    assert layer.sources[0].share.value == pytest.approx(1, abs=0.1)
-    for each in layer.players:
-        for part in ("share", "lost", "alone", "amplification"):
-            assert math.isnan(getattr(each, part).value)
 
 
 def test_the_sources_are_what_each_adds_alone_and_add_up_to_the_intact_pattern():
@@ -162,35 +153,6 @@ def test_a_conjunction_of_two_gives_each_a_half_and_is_named_within_its_toleranc
     assert not layer.is_conjunction("circuits")
 
 
-def test_independent_sources_bring_alone_what_is_lost_without_them_and_are_no_conjunction():
-    ours = player_set(["mask", "rope", "w_q"])
-    key = torch.arange(N).repeat(N, 1)
-    near, first = row_centred(key.double()), row_centred((key == 0).double())
-    content = row_centred((key % 3).double())  # which is w_q's, and no position
-    values = {}
-    for kept in coalitions(ours.players):
-        names = {each.name for each in kept}
-        value = ("mask" in names) * near + ("rope" in names) * first + ("w_q" in names) * content
-        values[ours.condition(kept)] = value.nan_to_num()
-    [layer] = attribute(as_folds(values), [ours])
-    cells = kept_cells(N)
-    whole = (near + first)[cells]
-    truth = float((near[cells] * whole).sum() / whole.square().sum())
-    mask, rope, w_q = layer.players
-    for value in (mask.share.value, mask.alone.value, mask.lost.value, 1 - rope.share.value):
-        assert value == pytest.approx(truth)
-    assert (w_q.share.value, w_q.amplification.value) == pytest.approx((0, 1))
-    assert not layer.is_conjunction("players")
-    shares = {each.players: each.share.value for each in layer.interactions}
-    assert list(shares) == [
-        ("mask", "rope"),
-        ("mask", "w_q"),
-        ("rope", "w_q"),
-        ("mask", "rope", "w_q"),
-    ]
-    assert list(shares.values()) == pytest.approx([0, 0, 0, 0], abs=1e-9)
-
-
 @pytest.mark.parametrize("skip_keys", [0, 3])
 def test_the_mask_effect_leaves_the_skipped_keys_out(skip_keys: int):
     generator = torch.Generator().manual_seed(7)
@@ -212,16 +174,6 @@ def test_the_mask_effect_leaves_the_skipped_keys_out(skip_keys: int):
     assert effect.with_mask.value == pytest.approx(expected[0])
     assert effect.without_mask.value == pytest.approx(expected[1])
     assert effect.difference.value == pytest.approx(expected[0] - expected[1])
-
-
-def test_the_product_of_contrasts_is_that_of_their_maps():
-    torch.manual_seed(6)
-    conditions = [INTACT, frozenset({"mask"})]
-    cells = torch.randn(2, 1, 31).double().expand(2, 4, 31)  # four folds without noise
-    gram = ContrastGram(conditions, cross_products(cells, cells))
-    one, other = {INTACT: 2.0, conditions[1]: -1.0}, {conditions[1]: 3.0}
-    truth = ((2 * cells[0, 0] - cells[1, 0]) * 3 * cells[1, 0]).mean()
-    assert float(gram.product(one, other)[0]) == pytest.approx(float(truth))
 
 
 MAPS = {

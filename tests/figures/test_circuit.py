@@ -20,13 +20,13 @@ N = 11
 
 
 def maps(letters: Iterable[str] = LETTERS, seed: int = 0) -> dict[str, np.ndarray]:
-    """Random symmetric Gram maps, and causal score maps for (b) and (i)."""
+    """Return Gram maps of random vectors, and causal score maps for (b) and (i)."""
     random = np.random.default_rng(seed)
     found = {}
     for letter in letters:
-        values = random.standard_normal((N, N)).astype(np.float32)
-        masked = np.where(np.tri(N, dtype=bool), values, np.nan)
-        found[letter] = masked if letter in "bi" else values + values.T
+        vectors = random.standard_normal((N, 17)).astype(np.float32)
+        gram = vectors @ vectors.T
+        found[letter] = np.where(np.tri(N, dtype=bool), gram, np.nan) if letter in "bi" else gram
     return found
 
 
@@ -110,17 +110,8 @@ def by_hand(gram: np.ndarray) -> np.ndarray:
     return gram / np.outer(lengths, lengths)
 
 
-def positive(seed: int) -> dict[str, np.ndarray]:
-    """Maps whose Gram maps are those of vectors."""
-    random, found = np.random.default_rng(seed), maps(seed=seed)
-    for letter in "acdefgh":
-        vectors = random.standard_normal((N, 17))
-        found[letter] = (vectors @ vectors.T).astype(np.float32)
-    return found
-
-
 def test_a_comparison_offers_both_models_their_difference_and_cosines() -> None:
-    truth, normalised, reference = positive(0), maps(seed=2), positive(1)
+    truth, normalised, reference = maps(seed=0), maps(seed=2), maps(seed=1)
     figure = drawn(maps=truth, removed=("mlp",), normalised=normalised, reference=reference)
     assert list(figure.layout.meta["switches"]["Maps"]) == [
         "ablated",
@@ -183,7 +174,7 @@ def colour_limits(figure: go.Figure, choice: str, view: str) -> dict[str, tuple[
 
 
 def test_both_models_share_each_stages_colours_and_cosines_can_share_one_scale() -> None:
-    truth, reference = positive(0), positive(1)
+    truth, reference = maps(seed=0), maps(seed=1)
     truth["g"], reference["e"] = 20 * truth["g"], 20 * reference["e"]
     figure = drawn(maps=truth, reference=reference, removed=("mask",))
     ablated, intact = (colour_limits(figure, PER_STAGE, view) for view in ("ablated", "intact"))
