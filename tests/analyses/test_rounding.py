@@ -129,31 +129,21 @@ def test_nothing_is_left_of_a_pattern_within_rounding() -> None:
 
 
 @pytest.mark.parametrize("times", [0.9, 1.1])
-def test_terms_of_a_pattern_within_rounding_are_none(times: float) -> None:
-    amplitude = times * RMS * ROUNDING
-    scores = maps(ripple(amplitude))[:, 0]
-    found = split_mean_covariance(0, scores, scores / 2, torch.ones(FOLDS, N, 3))
-    if times < 1:
-        assert is_undefined(found.mean)
-        assert is_undefined(found.covariance)
-    else:
-        assert found.mean.value == pytest.approx(0.5)
-        assert found.covariance.value == pytest.approx(0.5)
-    assert is_zero(found.mean_rms)  # half of the pattern's
-    assert is_zero(found.covariance_rms)
-
-
-@pytest.mark.parametrize("times", [0.9, 1.1])
-def test_mean_keys_that_differ_within_rounding_span_no_dimensions(times: float) -> None:
+def test_terms_of_a_pattern_and_dimensions_of_mean_keys_within_rounding_are_none(
+    times: float,
+) -> None:
+    scores = maps(ripple(times * RMS * ROUNDING))[:, 0, :22, :22]
     means = torch.full((FOLDS, 22, 3), RMS, dtype=torch.float64)
     # Of three coordinates, one differs: by this, the RMS over all is `times` the bound.
     means[..., 1] += times * RMS * ROUNDING * 3**0.5 * torch.tensor([1.0, -1.0]).repeat(11)
-    scores = maps(ripple(2.5))[:, 0, :22, :22]
     found = split_mean_covariance(0, scores, scores / 2, means)
+    values = (found.mean, found.covariance, found.dimensions)
     if times < 1:
-        assert is_undefined(found.dimensions)
+        assert all(map(is_undefined, values))
     else:
-        assert found.dimensions.value == pytest.approx(1)
+        assert [each.value for each in values] == pytest.approx([0.5, 0.5, 1])
+    assert is_zero(found.mean_rms)  # half of the pattern's
+    assert is_zero(found.covariance_rms)
 
 
 @pytest.mark.parametrize("times", [0.9, 1.1])

@@ -3,7 +3,7 @@
 import json
 import re
 from base64 import b64decode
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -23,7 +23,6 @@ from nope_probe.reports.page import Listing, Section, page, positions
 from nope_probe.runtime.folder import Run
 
 INTACT = "mask+rope+w_q+w_k+w_o+w_v"
-PARTS = ("alone", "lost", "amplification")
 SOURCES = ("content", "mask", "rope", "mask_x_rope")
 PLAYER_SETS = {
     "players": ("mask", "rope", "w_q", "w_k", "w_o"),
@@ -43,40 +42,31 @@ def maps(layers: int, n: int) -> dict[str, np.ndarray]:
 
 
 def tables(layers: int) -> dict[str, pd.DataFrame]:
-    estimate = {"share": 0.25, "share_low": 0.2, "share_high": 0.3}
-    rms = {"rms": 0.5, "rms_low": 0.4, "rms_high": 0.6}
-    parts = {f"{of}{end}": 0.5 for of in PARTS for end in ("", "_low", "_high")}
-    measures = {f"{of}{end}": 0.5 for of in MEASURES for end in ("", "_low", "_high")}
-    models = ("with_mask", "without_mask", "difference")
-    effects = {f"{of}{end}": 0.5 for of in models for end in ("", "_low", "_high")}
-    dimensions = {"dimensions": 2.5, "dimensions_low": 2.0, "dimensions_high": 3.0}
-    each = range(layers)
-    rows: dict[str, list[dict[str, Any]]] = {
-        "sources": [
-            {"layer": i, "term": term, **rms, **estimate} for i in each for term in SOURCES
-        ],
-        "players": [
-            {"layer": i, "player_set": player_set, "player": player, **estimate, **parts}
-            for i in each
-            for player_set, players in PLAYER_SETS.items()
-            for player in players
-        ],
-        "interactions": [
-            {"layer": i, "player_set": "players", "players": "mask+rope", **estimate} for i in each
-        ],
-        "pattern": [{"layer": i, "kept": INTACT, **measures} for i in each],
-        "non_relative": [{"layer": i, "tokens": "text", **effects} for i in each],
-        "controls": [
-            {"layer": i, "tokens": "shuffled", "skip_keys": 1, "kept": INTACT, **measures}
-            for i in each
-        ],
-        "mean_covariance": [
-            {"layer": i, "term": term, **estimate, **rms, **dimensions}
-            for i in each
-            for term in ("mean", "covariance")
-        ],
+    """Return tables in which all shares are 1/4 and all other estimates 1/2."""
+
+    def table(estimates: Iterable[str], *keys: dict[str, Any]) -> pd.DataFrame:
+        row = {}
+        for name in estimates:
+            value = 0.25 if name == "share" else 0.5
+            row |= {name: value, f"{name}_low": 0.8 * value, f"{name}_high": 1.2 * value}
+        return pd.DataFrame([{"layer": i, **key, **row} for i in range(layers) for key in keys])
+
+    players = [
+        {"player_set": name, "player": player}
+        for name, players in PLAYER_SETS.items()
+        for player in players
+    ]
+    control = {"tokens": "shuffled", "skip_keys": 1, "kept": INTACT}
+    terms = [{"term": "mean"}, {"term": "covariance"}]
+    return {
+        "sources": table(["rms", "share"], *({"term": term} for term in SOURCES)),
+        "players": table(["share", "alone", "lost", "amplification"], *players),
+        "interactions": table(["share"], {"player_set": "players", "players": "mask+rope"}),
+        "pattern": table(MEASURES, {"kept": INTACT}),
+        "non_relative": table(["with_mask", "without_mask", "difference"], {"tokens": "text"}),
+        "controls": table(MEASURES, control),
+        "mean_covariance": table(["rms", "share", "dimensions"], *terms),
     }
-    return {name: pd.DataFrame(each) for name, each in rows.items()}
 
 
 MANIFEST = {
