@@ -77,44 +77,21 @@ def centred(score: np.ndarray) -> np.ndarray:
     return score - means
 
 
-@pytest.mark.parametrize(
-    ("pattern", "scores"),
-    [
-        ("all", INTACT),
-        ("mean_term", "mean_covariance/mean"),
-        ("covariance_term", "mean_covariance/covariance"),
-    ],
-)
-def test_the_page_gets_finished_patterns(
-    pattern: str, scores: str, maps: dict[str, np.ndarray]
-) -> None:
-    finished, truth = maps[f"pattern/{pattern}"], centred(maps[scores])
-    assert np.array_equal(np.isfinite(finished), [KEPT] * 2)
-    np.testing.assert_allclose(finished[:, KEPT], truth[:, KEPT], atol=1e-4)
-
-
-def test_sources_and_shapley_maps_add_up_on_disk(maps: dict[str, np.ndarray]):
+def test_patterns_sources_and_shapley_maps_add_up_on_disk(maps: dict[str, np.ndarray]):
     pattern, neither = (centred(maps[name])[:, KEPT] for name in (INTACT, "score/w_q+w_k+w_o+w_v"))
-    sums = {
-        "source": (["content", "mask", "rope", "mask_x_rope"], pattern),
-        "shapley": (["mask", "rope", "w_q", "w_k", "w_o"], pattern - neither),
-        "shapley_circuits": (["mask", "rope", "qk", "ov"], pattern - neither),
-    }
-    for group, (names, total) in sums.items():
-        added = sum(maps[f"{group}/{name}"] for name in names)
+    terms = [centred(maps[f"mean_covariance/{term}"])[:, KEPT] for term in ("mean", "covariance")]
+    sums = [
+        (["pattern/all"], pattern),
+        (["pattern/mean_term"], terms[0]),
+        (["pattern/covariance_term"], terms[1]),
+        (["source/content", "source/mask", "source/rope", "source/mask_x_rope"], pattern),
+        ([f"shapley/{name}" for name in ("mask", "rope", "w_q", "w_k", "w_o")], pattern - neither),
+        ([f"shapley_circuits/{name}" for name in ("mask", "rope", "qk", "ov")], pattern - neither),
+    ]
+    for names, total in sums:
+        added = sum(maps[name] for name in names)
+        assert np.array_equal(np.isfinite(added), [KEPT] * 2), names
         np.testing.assert_allclose(added[:, KEPT], total, atol=1e-4)
-
-
-def test_players_without_a_source_have_a_base_with_which_they_add_up(tmp_path: Path):
-    chosen = ["--players", "w_q", "w_k", "--layers", "2", "--data", "random"]
-    run_command(ablate, *SMALL, *chosen, "--out", str(tmp_path / "run"))
-    maps = load_file(tmp_path / "run" / "maps.safetensors")
-    added = sum(maps[f"shapley/{name}"] for name in ("w_q", "w_k", "base"))
-    np.testing.assert_allclose(added[:, KEPT], maps["pattern/all"][:, KEPT], atol=1e-4)
-    players = pd.read_csv(tmp_path / "run" / "players.csv").query("layer == 1")
-    assert list(players["player"]) == ["w_q", "w_k", "base"]
-    assert players["share"].sum() == pytest.approx(1)
-    assert players["alone"].isna().all()
 
 
 def test_a_finished_run_is_shown_again_and_not_recomputed(

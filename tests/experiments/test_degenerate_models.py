@@ -53,8 +53,8 @@ EMPTY = {
 @pytest.mark.parametrize(
     ("command", "flags", "size"),
     [
-        (ablate, ["--layers", "all", "--players", "mask", "w_q"], ("sources", "rms")),
-        (scores, ["--layers", "all", "--per-head"], ("pattern", "amplitude")),
+        (ablate, ["--layers", "2", "--players", "mask", "w_q"], ("sources", "rms")),
+        (scores, ["--layers", "2", "--per-head"], ("pattern", "amplitude")),
         (circuit, ["--remove", "w_k", "--explore", "0"], ("stages", "amplitude")),
     ],
 )
@@ -78,7 +78,9 @@ def test_a_model_of_zeros_has_no_pattern_no_shares_and_no_trend(
 def test_every_replacement_of_a_dead_weight_is_zero_and_gives_finite_or_empty_cells(tmp_path: Path):
     folder = write(tmp_path / "model", "k_proj", "v_proj")
     players = ["--players", "mask", "w_k", "w_o", "--replacement", "identity", "random", "mean"]
-    run_command(ablate, "--model", folder, *SMALL, *players, "--out", tmp_path / "run")
+    run_command(
+        ablate, "--model", folder, *SMALL, *players, "--layers", 2, "--out", tmp_path / "run"
+    )
     for name, table in tables_of(tmp_path / "run").items():
         numbers = table.select_dtypes("number")
         assert not np.isinf(numbers).any(axis=None), name
