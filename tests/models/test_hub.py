@@ -75,5 +75,6 @@ def test_without_the_hub_what_is_not_cached_is_refused_in_one_line_that_says_wha
     assert line.startswith("meta-llama/Llama-3.1-8B is not in the local cache ")
     assert "without a network nope-tiny, rope-tiny, parameter-free, " in line
     assert line.endswith("this model is gated: accept its licence on the Hub and set HF_TOKEN")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     with pytest.raises(UserError, match="the data set a/b is on the Hub, which cannot be reached"):
         validate_hub_answers("the data set a/b")
