@@ -16,7 +16,7 @@ from nope_probe.errors import UserError
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import command_line, versions
 from nope_probe.runtime.session import Session
-from nope_probe.runtime.settings import ModelFreeSettings
+from nope_probe.runtime.settings import SessionSettings
 from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:  # --help needs neither numpy nor pandas
@@ -26,7 +26,7 @@ _arg = tyro.conf.arg
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(ModelFreeSettings):
+class Settings(SessionSettings):
     """Compare finished runs of one command with the first of them.
 
     Draws their positional patterns on one scale and their differences, with intervals that are
@@ -42,8 +42,6 @@ class Settings(ModelFreeSettings):
         tuple[str, ...], _arg(help="Their names [their models, or their folders].")
     ] = ()
     out: Annotated[Path | None, _arg(help="Folder of the comparison [runs/compare-HASH].")] = None
-
-    device = "cpu"  # not a field
 
     @cached_property
     def members(self) -> list[Member]:

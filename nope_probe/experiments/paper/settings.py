@@ -16,7 +16,7 @@ from nope_probe.experiments.simulation import run as simulation
 from nope_probe.experiments.simulation.run import Settings as Simulation
 from nope_probe.models.names import CHECKPOINTS, FRIENDLY
 from nope_probe.runtime.folder import default_output_dir
-from nope_probe.runtime.settings import COUNT, LAYERS, SEED, SEQ_LEN, Bounds, ModelFreeSettings
+from nope_probe.runtime.settings import COUNT, LAYERS, SEED, SEQ_LEN, Bounds, SessionSettings
 
 _arg = tyro.conf.arg
 # The trained NoPE model (section 4.2), and the language models (section 5.2 and appendix E).
@@ -121,7 +121,7 @@ else:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(ModelFreeSettings):
+class Settings(SessionSettings):
     """Reproduce one of the paper's figures, or all of those that a laptop can.
 
     Checks the paper's claims about the figure, and draws the published panels beside ours, with

@@ -13,7 +13,7 @@ from nope_probe.components import Norm
 from nope_probe.errors import UserError
 from nope_probe.runtime.places import NUMBER, Needs, bytes_of_maps
 from nope_probe.runtime.session import Session
-from nope_probe.runtime.settings import ALPHA, COUNT, LAYERS, SEED, Bounds, ModelFreeSettings
+from nope_probe.runtime.settings import ALPHA, COUNT, LAYERS, SEED, Bounds, SessionSettings
 from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ CHUNK, N_BLOCKS = 128, 32  # samples per forward pass, and the blocks that error
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(ModelFreeSettings):
+class Settings(SessionSettings):
     """Simulate the parameter-free transformer (eq. 1 of the paper) and compare it with theory.
 
     Writes manifest.json, maps.safetensors, layers.csv and report.html into a folder.
@@ -65,8 +65,6 @@ class Settings(ModelFreeSettings):
         int, COUNT, _arg(help="Chunks of 128 samples between two saved states.")
     ] = 64
     out: Annotated[Path | None, _arg(help="Folder of the run [runs/simulate-HASH].")] = None
-
-    device, subject = "cpu", ""  # not fields: chunks have the size of a CPU's cache
 
     def __post_init__(self) -> None:
         super().__post_init__()
