@@ -1,16 +1,24 @@
-"""What all commands have in common: quick help, and no flag without an effect."""
+"""What all commands have in common: quick help, the umbrella command, no flag without an effect."""
 
+import contextlib
+import io
+import re
 import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import tyro
+from command_reference import command_text, commands, flags_of, settings_of, values_text
 from support.command_line import refused
 
+from nope_probe import __main__ as umbrella
 from nope_probe import ablate, circuit, reproduce, scores
 from nope_probe.cli import find_commands
+from nope_probe.runtime.identity import command_line
 
 COMMANDS = (
     "ablate",
@@ -31,48 +39,121 @@ PARAMETER_FREE = ["--model", "parameter-free", "--data", "gaussian"]
 def test_these_are_all_the_commands() -> None:
     assert all(callable(import_module(f"nope_probe.{name}").main) for name in COMMANDS)
     assert tuple(find_commands()) == COMMANDS
+    assert [module.__name__ for module in commands()] == [f"nope_probe.{name}" for name in COMMANDS]
+
+
+def printed_by_help_of(target: str, *arguments: str) -> tuple[str, set[str]]:
+    """Return what `python -m target ... --help` prints, and the slow libraries that it loads."""
+    code = f"import runpy, sys; sys.argv = {['x', *arguments, '--help']}\n"
+    code += f"try: runpy.run_module('{target}', run_name='__main__', alter_sys=True)\n"
+    code += f"except SystemExit: print(*{SLOW} & set(sys.modules))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    *printed, loaded = ended.stdout.splitlines()
+    return "\n".join(printed), {*loaded.split()}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_imports_nothing_slow(command: str) -> None:
-    code = f"import sys; sys.argv = ['x', '--help']; import nope_probe.{command} as command\n"
-    code += "try: command.main()\n"
-    code += f"except SystemExit: print(sorted({SLOW} & set(sys.modules)))"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ended.stdout.strip().endswith("[]")
-    assert "--seed" in ended.stdout or command in ("compare", "theory")
-    assert "\n    " not in ended.stdout.partition("options")[0].partition("\n\n")[2]
+    shown, loaded = printed_by_help_of(f"nope_probe.{command}")
+    assert not loaded
+    assert "--seed" in shown or command in ("compare", "theory")
+    assert "\n    " not in shown.partition("options")[0].partition("\n\n")[2]
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--alpha", 0.2], "--alpha has no effect on --data shipped"),
-        (["--alpha", 0.2, "--data", "random"], "--alpha has no effect on --data random"),
-        (["--windows", "start", "--data", "random"], "--windows has no effect on --data random"),
-        ([*PARAMETER_FREE, "--windows", "start"], "--windows has no effect on --data gaussian"),
-        ([*PARAMETER_FREE, "--bos", "never"], "--bos has no effect on --data gaussian"),
-        ([*PARAMETER_FREE, "--shuffle"], "--shuffle has no effect on --data gaussian"),
-        ([*PARAMETER_FREE, "--pack"], "--pack joins documents, and --data gaussian has none"),
-        (["--revision", "main"], "--revision is for models on the Hub, and "),
-        (["--dtype", "int8"], "no dtype 'int8': expected auto, float32"),
-        (["--device", "cpu", "--device-map", "auto"], "--device is for one device and --device-"),
-    ],
-)
-def test_a_flag_without_an_effect_is_refused_before_a_model_is_loaded(
-    flags: list[object],
-    message: str,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+def test_the_umbrella_runs_with_python_m_too_without_torch() -> None:
+    shown, loaded = printed_by_help_of("nope_probe", "scores")
+    assert shown.startswith("usage: python -m nope_probe scores [-h]")
+    assert not loaded
+
+
+def nope_probe(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    """Run `nope-probe` with arguments."""
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/nope-probe", *arguments])
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    umbrella.main()
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_the_umbrella_lists_every_command_with_the_first_line_of_its_docstring(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("nope_probe.models.load.load", None)
-    assert refused(capfd, tmp_path, scores, *flags).startswith(message)
+    nope_probe(monkeypatch, *arguments)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "usage: nope-probe COMMAND [OPTIONS]"
+    words = [line.split(maxsplit=1) for line in lines]
+    listed = {pair[0]: pair[1] for pair in words if len(pair) == 2}
+    for name in COMMANDS:
+        documented = import_module(f"nope_probe.{name}").__doc__
+        assert documented is not None
+        assert listed[name] == documented.splitlines()[0]
+
+
+def test_a_typo_is_one_line_that_lists_what_exists(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        nope_probe(monkeypatch, "ablat", "--model", "nope-tiny")
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    (line,) = printed.err.splitlines()
+    assert line.startswith("error: no command 'ablat'; did you mean ablate? there are ablate, ")
+    assert line.endswith(", ".join(COMMANDS))
+
+
+def test_the_umbrella_runs_the_command_with_the_arguments_after_its_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nope_probe(monkeypatch, "theory", "--seq-len", "5", "--n-layers", "1")
+    assert "n = 5: L0 is flat; the pattern begins in L1" in capsys.readouterr().out
+    assert command_line() == "nope-probe theory --seq-len 5 --n-layers 1"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_and_the_reference_page_have_the_same_flags_and_two_examples(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as output,
+        pytest.raises(SystemExit, match="0"),
+    ):
+        nope_probe(monkeypatch, command, "--help")
+    shown, module = output.getvalue(), import_module(f"nope_probe.{command}")
+    assert shown.startswith(f"usage: nope-probe {command} [-h]")
+    assert len(module.EXAMPLES) == 2
+    for example in module.EXAMPLES:
+        assert f"\n  nope-probe {command} {example}".rstrip() + "\n" in shown
+    flags = flags_of(settings_of(module))
+    on_page = {word for flag, _, _ in flags for word in flag.split() if word.startswith("--")}
+    assert on_page == {*re.findall(r"(?<![\w-])--[a-z][\w-]*", shown)} - {"--help"}
+    text = " ".join(command_text(module).replace("`", "").split())
+    for _, _, documented in flags:
+        words = documented.replace("`", "").split()
+        assert words
+        assert " ".join(words) in text
+
+
+@pytest.mark.parametrize("command", [ablate, scores])
+def test_the_default_of_a_flag_on_the_page_is_the_one_that_is_parsed(command: Any) -> None:
+    defaults = {flag.split()[0]: default for flag, default, _ in flags_of(command.Settings)}
+    parsed = tyro.cli(command.Settings, args=[])
+    assert defaults["--seq-len"] == str(parsed.seq_len)
+    assert defaults["--model"] == parsed.model
+    assert defaults["--out"] == ""
+    assert values_text(tuple[str, ...] | None) == "[TEXT ...]"
+    assert values_text(int) == "INT"
 
 
 @pytest.mark.parametrize(
     ("command", "flags", "message"),
     [
+        (scores, ["--alpha", 0.2], "--alpha has no effect on --data shipped"),
+        (scores, ["--windows", "start", "--data", "random"], "--windows has no effect on --data "),
+        (scores, [*PARAMETER_FREE, "--bos", "never"], "--bos has no effect on --data gaussian"),
+        (scores, [*PARAMETER_FREE, "--shuffle"], "--shuffle has no effect on --data gaussian"),
+        (scores, [*PARAMETER_FREE, "--pack"], "--pack joins documents, and --data gaussian has "),
+        (scores, ["--revision", "main"], "--revision is for models on the Hub, and "),
+        (scores, ["--dtype", "int8"], "no dtype 'int8': expected auto, float32"),
+        (scores, ["--device", "cpu", "--device-map", "auto"], "--device is for one device and "),
         (ablate, ["--players", "mask", "--gain", "norm"], "--gain has no effect where no "),
         (ablate, ["--players", "sources", "--reparametrise", 1], "--reparametrise has no effect "),
         (ablate, [*PARAMETER_FREE, "--reparametrise", 1], "--reparametrise has no effect "),
@@ -80,10 +161,9 @@ def test_a_flag_without_an_effect_is_refused_before_a_model_is_loaded(
         (circuit, ["--gain", "norm"], "--gain has no effect where no weight is removed"),
         (reproduce, ["figure1", "--seed", 1], "figure1 takes no --seed"),
         (reproduce, ["all", "--model", "nope-1.5b"], "all takes no --model"),
-        (reproduce, ["figure5", "--n-samples", 4000], "figure5 takes no --n-samples"),
     ],
 )
-def test_a_flag_that_needs_others_is_refused_before_anything_is_run(
+def test_a_flag_without_an_effect_is_refused_before_a_model_is_loaded_or_run(
     command: ModuleType,
     flags: list[object],
     message: str,
@@ -91,6 +171,8 @@ def test_a_flag_that_needs_others_is_refused_before_anything_is_run(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if command is scores:
+        monkeypatch.setattr("nope_probe.models.load.load", None)
     monkeypatch.setattr("nope_probe.hooks.reading.capture.stream", None)
     assert refused(capfd, tmp_path, command, *flags).startswith(message)
 

@@ -15,7 +15,6 @@ from nope_probe import files, simulate
 from nope_probe.data.sequences import sequences
 from nope_probe.errors import UserError
 from nope_probe.files import MOST_LEVELS, local_path, read_json, reading, validate_nesting
-from nope_probe.models.names import resolve
 from nope_probe.runtime.folder import read_run
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -42,14 +41,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("unenforced")
 @pytest.mark.parametrize("command", SETTINGS)
-@pytest.mark.parametrize("out", ["~/x", Path("../home/x")])
-def test_the_paths_of_every_command_are_absolute(command: str, out: Any, home: Path) -> None:
+def test_the_paths_of_every_command_are_absolute(command: str, home: Path) -> None:
     module = {"paper": "paper.settings", "repeat": "repeat"}.get(command, f"{command}.run")
-    settings = import_module(f"nope_probe.experiments.{module}").Settings(
-        out=out, **SETTINGS[command]
-    )
-    assert settings.out.is_absolute()
-    assert settings.out.resolve() == home / "x"
+    make = import_module(f"nope_probe.experiments.{module}").Settings
+    for out in ("~/x", Path("../home/x")):
+        settings = make(out=out, **SETTINGS[command])
+        assert settings.out.is_absolute()
+        assert settings.out.resolve() == home / "x"
     if command == "compare":
         assert settings.runs == (home / "a", home.parent / "here" / "b")
 
@@ -71,12 +69,6 @@ def test_a_parquet_file_below_a_folder_named_like_the_home_folder_is_the_one_rea
     for source, word in (("./~/a.parquet", "here"), ("~/a.parquet", "at home")):
         made = sequences(source, tokenizer=tokenizer(), n_seqs=1, seq_len=20, start="start")
         assert tokenizer().decode(made.inputs[0]).startswith(word)
-
-
-def test_a_models_folder_is_found_from_the_home_folder(home: Path) -> None:
-    (home / "model").mkdir()
-    (home / "model" / "config.json").touch()
-    assert resolve("~/model") == str(home / "model")
 
 
 def test_names_that_are_no_urls_are_paths(home: Path) -> None:
@@ -119,11 +111,9 @@ def test_what_is_no_librarys_error_about_a_file_passes(error: BaseException) -> 
 
 N = 100_000
 TOO_DEEP = {
-    "arrays": ("a.jsonl", '{"text": "a", "x": ' + N * "[" + N * "]" + "}"),
     "objects": ("a.jsonl", '{"text": "a", "x": ' + N * '{"a":' + "1" + N * "}" + "}"),
     "after a string": ("a.jsonl", '{"text": "]]\\"]]' + N * "]" + '", "x": ' + N * "["),
     "a level too many": ("a.jsonl", (MOST_LEVELS + 1) * "[" + (MOST_LEVELS + 1) * "]"),
-    "over lines": ("a.json", N * "[\n" + N * "]\n"),
 }
 SHALLOW = {
     "no level too many": ("a.jsonl", MOST_LEVELS * "[" + MOST_LEVELS * "]"),

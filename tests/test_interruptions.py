@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -25,14 +24,6 @@ ARGUMENTS = {
 }
 
 
-def get_signal(signum: int) -> Callable[..., None]:
-    def get(*_: object, **__: object) -> None:
-        os.kill(os.getpid(), signum)
-        raise AssertionError("not reached")
-
-    return get
-
-
 @pytest.mark.parametrize("name", find_commands())
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_every_command_in_one_line_and_leaves_nothing(
@@ -43,15 +34,15 @@ def test_a_signal_ends_every_command_in_one_line_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ):
-    command = import_module(f"nope_probe.{name}")
+    def get_signal(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signum)
+        raise AssertionError("not reached")
+
+    entered = ENTERED.get(name, "nope_probe.runtime.session.record_sources")
+    monkeypatch.setattr(entered, get_signal)
     monkeypatch.chdir(tmp_path)
-    if name in ENTERED:
-        monkeypatch.setattr(ENTERED[name], get_signal(signum))
-    else:
-        monkeypatch.setattr("nope_probe.runtime.session.record_sources", get_signal(signum))
-    with pytest.raises(SystemExit) as stop:
-        run_command(command, *ARGUMENTS.get(name, []))
-    assert stop.value.code == code
+    with pytest.raises(SystemExit, match=str(code)):
+        run_command(import_module(f"nope_probe.{name}"), *ARGUMENTS.get(name, []))
     printed = capfd.readouterr()
     assert printed.out == ""
     (line,) = printed.err.splitlines()

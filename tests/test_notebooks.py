@@ -63,25 +63,16 @@ def test_these_are_all_the_notebooks() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_pair_holds_the_same_cells(name: str) -> None:
+def test_a_pair_holds_the_same_cells_of_public_names_with_exercises(name: str) -> None:
     text = jupytext.read(FOLDER / f"{name}.py")
     ours = [(cell.cell_type, cell.source) for cell in text.cells]
     theirs = [(cell.cell_type, BADGE.sub("", cell.source)) for cell in notebook(name).cells]
     assert ours == theirs, "run make notebooks"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_notebook_uses_public_names_alone(name: str) -> None:
-    code = (FOLDER / f"{name}.py").read_text()
+    code = "\n".join(source for _, source in ours)
     assert "from nope_probe import " in code
     assert not re.findall(r"nope_probe\.\w+", code)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_notebook_installs_the_package_and_asks_and_answers(name: str) -> None:
-    source = "\n".join(cell.source for cell in notebook(name).cells)
-    assert source.count('"pip", "install"') == 1
-    assert source.count("**Exercise.**") == source.count("<details><summary>Answer</summary>") >= 1
+    assert code.count('"pip", "install"') == 1
+    assert code.count("**Exercise.**") == code.count("<details><summary>Answer</summary>") >= 1
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -95,11 +86,7 @@ def test_a_committed_notebook_is_small_ran_without_an_error_and_holds_its_figure
     assert {each.output_type for each in outputs(found)} <= {"display_data", "execute_result"}
     assert shown(found) == SHOWN[name]
     assert not [each for each in with_type(found, HTML) if "plotly" in each]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_figure_has_a_picture_for_viewers_without_scripts(name: str) -> None:
-    found = notebook(name)
+    # Every figure has a picture for viewers without scripts, of frames too, until they load.
     drawn = [each.data for each in outputs(found) if {PLOTLY, HTML} & each.get("data", {}).keys()]
     pictures = [data for data in drawn if PLOTLY in data or "<iframe" in data[HTML]]
     assert len(pictures) == sum(SHOWN[name])
@@ -109,55 +96,38 @@ def test_every_figure_has_a_picture_for_viewers_without_scripts(name: str) -> No
         assert int.from_bytes(header[16:20]) >= 700  # px wide
         if HTML in data:
             assert f'src="data:image/png;base64,{data[PNG]}"' in data[HTML]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_notebook_as_a_web_page_shows_every_figure(name: str) -> None:
-    page, _ = nbconvert.HTMLExporter().from_notebook_node(notebook(name))
-    pictures = re.findall(r'<img[^>]*src="data:image/png', page)
-    assert len(pictures) == sum(SHOWN[name])  # of frames too, until they load
-    _, n_sliders, n_explorers = SHOWN[name]
-    assert page.count('<iframe class="steps"') == n_sliders
-    assert page.count('<iframe class="explorer"') == n_explorers
+    page, _ = nbconvert.HTMLExporter().from_notebook_node(found)
+    assert len(re.findall(r'<img[^>]*src="data:image/png', page)) == len(pictures)
+    for kind, count in zip(("steps", "explorer"), SHOWN[name][1:], strict=True):
+        assert page.count(f'<iframe class="{kind}"') == count
 
 
 @needs_chromium
-def test_an_explorer_in_a_web_page_replaces_its_picture_and_answers(tmp_path: Path) -> None:
-    found = notebook("03_attribution")
-    [explorer] = frames(found, "explorer")
-    script = """<script>setTimeout(() => {
-      const inside = document.querySelector("iframe.explorer").contentDocument;
-      inside.querySelector("[data-player=rope]").click();
-      document.body.dataset.says = inside.querySelector("#says").textContent;
-      document.body.dataset.stills = document.querySelectorAll("img.still").length;
-    }, 500)</script>"""
-    elements = opened(f"<body>{explorer}{script}</body>", tmp_path)
-    assert 'data-stills="0"' in elements
-    assert re.search(
-        r'data-says="Without RoPE, .+ is left of the intact positional pattern', elements
-    )
-
-
-@needs_chromium
-def test_the_alpha_slider_shows_the_picture_of_each_alpha(tmp_path: Path) -> None:
+def test_a_sliders_and_an_explorers_frame_replace_their_pictures_and_answer(tmp_path: Path) -> None:
+    [explorer] = frames(notebook("03_attribution"), "explorer")
     [slider] = frames(notebook("01_parameter_free"), "steps")
     script = """<script>setTimeout(() => {
-      const inside = document.querySelector("iframe.steps").contentDocument;
-      const input = inside.querySelector("input"), images = [...inside.images];
+      const inside = (kind) => document.querySelector("iframe." + kind).contentDocument;
+      inside("explorer").querySelector("[data-player=rope]").click();
+      document.body.dataset.says = inside("explorer").querySelector("#says").textContent;
+      const input = inside("steps").querySelector("input"), images = [...inside("steps").images];
       const seen = images.map((_, step) => {
         input.value = step;
         input.dispatchEvent(new Event("input"));
-        return inside.querySelector("span").textContent + images.filter((i) => !i.hidden).length;
+        const visible = images.filter((image) => !image.hidden).length;
+        return inside("steps").querySelector("span").textContent + visible;
       });
       document.body.dataset.seen = seen.join();
       document.body.dataset.pictures = new Set(images.map((image) => image.src)).size;
       document.body.dataset.stills = document.querySelectorAll("img.still").length;
     }, 500)</script>"""
-    elements = opened(f"<body>{slider}{script}</body>", tmp_path)
+    elements = opened(f"<body>{explorer}{slider}{script}</body>", tmp_path)
+    assert 'data-stills="0"' in elements
+    said = r'data-says="Without RoPE, .+ is left of the intact positional pattern'
+    assert re.search(said, elements)
     alphas = ["0", *(f"0.{tenth}" for tenth in range(1, 10))]
     assert f'data-seen="{",".join(f"alpha = {alpha}1" for alpha in alphas)}"' in elements
     assert 'data-pictures="10"' in elements
-    assert 'data-stills="0"' in elements
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ findings and the settings.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -98,44 +98,26 @@ class Comparison:
     Attributes:
         name: the run that was repeated.
         identical: whether every file has the same bytes.
-        largest: the largest difference of an array, relative to the array's largest number.
-        where: the file and the array that it is in.
+        differences: of each array, relative to its largest number, by file and array.
         missing: files and arrays that one of the two runs lacks, or that have other shapes.
         changed: what may explain a difference, such as `torch 2.6 then, 2.7 now`.
     """
 
     name: str
     identical: bool
-    largest: float = 0.0
-    where: str = ""
+    differences: Mapping[str, float] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
 
-    @classmethod
-    def of(
-        cls,
-        run: Path,
-        differences: Mapping[str, float],
-        missing: Iterable[str],
-        manifests: tuple[Mapping[str, Any], Mapping[str, Any]],
-    ) -> Comparison:
-        """Return the comparison of two runs that are not identical.
+    @property
+    def where(self) -> str:
+        """The file and the array with the largest difference."""
+        return max(self.differences, key=lambda name: self.differences[name], default="")
 
-        Args:
-            run: the run that was repeated.
-            differences: relative to the largest number, by file and array.
-            missing: files and arrays that one of the two runs lacks.
-            manifests: of the two runs.
-        """
-        where = max(differences, key=lambda name: differences[name], default="")
-        return cls(
-            name=str(run),
-            identical=False,
-            largest=differences.get(where, 0.0),
-            where=where,
-            missing=tuple(missing),
-            changed=tuple(changes(*manifests)),
-        )
+    @property
+    def largest(self) -> float:
+        """The largest difference."""
+        return max(self.differences.values(), default=0.0)
 
     @property
     def same(self) -> bool:
@@ -174,7 +156,7 @@ def restored(kind: type[Any], folder: Path, recorded: Mapping[str, Any]) -> Any:
         for name, value in recorded.items()
         if name != "format"
     }
-    known = {field.name for field in fields(kind)}
+    known = {setting.name for setting in fields(kind)}
     if recorded.get("format", FORMAT) != FORMAT or not set(values) <= known:
         raise UserError(
             f"{folder} holds a run of another version of nope_probe, which means other numbers by "
@@ -210,7 +192,13 @@ def compare_runs(before: Path, again: Path) -> Comparison:
             }
         elif name.endswith(".csv") and not same_rows(*map(read_table, paths)):
             missing.append(f"rows of {name}")
-    return Comparison.of(before, differences, missing, manifests)
+    return Comparison(
+        name=str(before),
+        identical=False,
+        differences=differences,
+        missing=tuple(missing),
+        changed=changes(*manifests),
+    )
 
 
 def relative_difference(first: np.ndarray, second: np.ndarray) -> float:
@@ -230,17 +218,17 @@ def relative_difference(first: np.ndarray, second: np.ndarray) -> float:
     return float(np.abs(a - b).max(initial=0)) / largest if largest else float("inf")
 
 
-def changes(before: Mapping[str, Any], again: Mapping[str, Any]) -> list[str]:
+def changes(before: Mapping[str, Any], again: Mapping[str, Any]) -> tuple[str, ...]:
     """Return which versions and settings of the machine two manifests differ in."""
     then, now = (
         {**each.get("versions", {}), "threads": each.get("threads"), "device": each.get("device")}
         for each in (before, again)
     )
-    return [
+    return tuple(
         f"{name} {then.get(name)} then, {now[name]} now"
         for name in now
         if then.get(name) != now[name]
-    ]
+    )
 
 
 def same_rows(first: pd.DataFrame, second: pd.DataFrame) -> bool:
@@ -278,9 +266,13 @@ def compare_reports(file: Path, before: dict[str, Any], again: dict[str, Any]) -
     if first == second:
         return Comparison(name=str(file), identical=True)
     shared = [name for name in first if name in second]
-    differences = {name: _difference(first[name], second[name]) for name in shared}
-    missing = sorted({*first} ^ {*second})
-    return Comparison.of(file, differences, missing, (before["run"], again["run"]))
+    return Comparison(
+        name=str(file),
+        identical=False,
+        differences={name: _difference(first[name], second[name]) for name in shared},
+        missing=tuple(sorted({*first} ^ {*second})),
+        changed=changes(before["run"], again["run"]),
+    )
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

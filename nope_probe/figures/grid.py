@@ -126,7 +126,8 @@ def place(
 
 def annotate(figure: go.Figure, notes: Iterable[Mapping[str, Any]]) -> None:
     """Add annotations to those that a figure has."""
-    figure.update_layout(annotations=[*figure.layout.annotations, *notes])
+    # update_layout would walk every annotation again, much of the time that a page takes.
+    figure.layout.annotations = [*figure.layout.annotations, *notes]
 
 
 def zoom_together(figure: go.Figure, along: Literal["x", "y", "xy"] = "xy") -> None:

@@ -11,9 +11,8 @@ import sys
 import time
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from nope_probe.errors import UserError, printable
 from nope_probe.runtime.folder import (
@@ -31,7 +30,6 @@ from nope_probe.runtime.identity import (
     versions,
 )
 from nope_probe.runtime.places import (
-    Needs,
     checkpoint_dir,
     locked,
     output_folder,
@@ -45,57 +43,17 @@ from nope_probe.runtime.processes import (
     own_device,
     process_group,
 )
+from nope_probe.runtime.settings import RunSettings, SessionSettings
 from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
     from nope_probe.data.sequences import Sequences
-    from nope_probe.models.info import ModelInfo
     from nope_probe.models.load import LoadedModel
     from nope_probe.runtime.checkpoint import RunCheckpoint
     from nope_probe.runtime.identity import Record
-    from nope_probe.runtime.settings import RunSettings
 
 
 SIZES = "--seq-len, the number of sequences or samples, or that of layers"
-
-
-@runtime_checkable
-class SessionSettings(Protocol):
-    """The settings of a command that runs in a session."""
-
-    @property
-    def out(self) -> Path | None:
-        """The folder of the run; None for the default."""
-
-    @property
-    def device(self) -> str:
-        """The torch device, or `auto`."""
-
-    @property
-    def checkpoint_every(self) -> int:
-        """Batches between two saved states."""
-
-    @property
-    def subject(self) -> str:
-        """What the default folder is named after."""
-
-    def validate(self) -> None:
-        """Check what can be checked without the model."""
-
-    def validate_reach(self) -> None:
-        """Check that model and data are within reach, without loading them."""
-
-    def needs(self, info: ModelInfo | None = None) -> Needs:
-        """Return what the run needs at least, of the model once it is loaded."""
-
-    def recorded(self) -> dict[str, Any]:
-        """Return the settings that identify the run, as the manifest holds them."""
-
-    def sources(self) -> dict[str, Path | None]:
-        """Return where the files of the model and of the data are; None for those elsewhere."""
-
-    def load_model(self, device: str) -> LoadedModel | None:
-        """Load the model of the run; None for a run without a model."""
 
 
 Settings_co = TypeVar("Settings_co", covariant=True, bound=SessionSettings)

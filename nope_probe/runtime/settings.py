@@ -38,7 +38,7 @@ from nope_probe.models.names import (
     validate_revision,
 )
 from nope_probe.runtime.places import NUMBER, Needs, bytes_of_maps
-from nope_probe.runtime.processes import process_count
+from nope_probe.runtime.processes import process_count, validate_one_process
 from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
@@ -151,6 +151,54 @@ def validate_effects(settings: Any, without_effect: Mapping[str, str]) -> None:
             raise UserError(f"{flag_of(field.name)} has no effect {without_effect[field.name]}")
 
 
+class SessionSettings(BoundedSettings):
+    """The settings of a command that runs in a session.
+
+    By default a run has one process's CPU, no model, no files, and needs nothing worth a check.
+    """
+
+    @property
+    def out(self) -> Path | None:
+        """The folder of the run; None for the default."""
+
+    @property
+    def device(self) -> str:
+        """The torch device, or `auto`."""
+        return "cpu"
+
+    @property
+    def checkpoint_every(self) -> int:
+        """Batches between two saved states."""
+        return 1
+
+    @property
+    def subject(self) -> str:
+        """What the default folder is named after."""
+        return ""
+
+    def validate(self) -> None:
+        """Check what can be checked without the model: that one process was started."""
+        validate_one_process()
+
+    def validate_reach(self) -> None:
+        """Check that model and data are within reach, without loading them."""
+
+    def needs(self, info: ModelInfo | None = None) -> Needs:
+        """Return what the run needs at least, of the model once it is loaded."""
+        return Needs()
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the settings that identify the run, as the manifest holds them."""
+        raise NotImplementedError
+
+    def sources(self) -> dict[str, Path | None]:
+        """Return where the files of the model and of the data are; None for those elsewhere."""
+        return {}
+
+    def load_model(self, device: str) -> LoadedModel | None:
+        """Load the model of the run; None for a run without a model."""
+
+
 # Raised when the same settings begin to mean other numbers or tables: older runs are not taken up.
 FORMAT = 3
 # A run stops between batches: one of long sequences must not take minutes.
@@ -165,7 +213,7 @@ MEANINGLESS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSettings(BoundedSettings):
+class RunSettings(SessionSettings):
     """Which model is run, on which sequences, and how."""
 
     model: Annotated[

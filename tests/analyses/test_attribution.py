@@ -6,18 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from nope_probe.analyses.attribution import CONJUNCTION_TOLERANCE, attribute
-from nope_probe.analyses.contrasts import ContrastGram, contrast_map
-from nope_probe.analyses.jackknife import cross_products
+from nope_probe.analyses.attribution import CONJUNCTION_TOLERANCE, attribute, position_of
+from nope_probe.analyses.contrasts import contrast_map
+from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.shapley import (
     INTACT,
     Condition,
     alone,
     base,
     coalitions,
+    condition,
     lost,
     moebius,
-    player,
     player_set,
     position_term,
     positional,
@@ -26,6 +26,7 @@ from nope_probe.analyses.shapley import (
 )
 from nope_probe.components import kept_name
 from nope_probe.maps.centred import kept_cells, row_centred
+from nope_probe.maps.maps import ScoreMaps
 
 N, FOLDS = 13, 5
 
@@ -40,41 +41,24 @@ def random_values(players, seed: int = 0) -> dict[Condition, Tensor]:
 
 def as_folds(values: dict[Condition, Tensor]) -> dict[Condition, Tensor]:
     """Noiseless folds of one layer."""
-    return {condition: each.repeat(FOLDS, 1, 1, 1) for condition, each in values.items()}
+    return {removed: each.repeat(FOLDS, 1, 1, 1) for removed, each in values.items()}
 
 
-def test_weights_alone_have_no_positional_part_and_no_moebius_term():
-    ours = player_set(["mask", "w_q", "w_k", "mlp"])
-    for kept in coalitions(ours.players[1:]):
-        assert positional(ours, kept) == {}
-        assert moebius(ours, kept) == {}
-    assert alone(ours, ours.players[2]) == {}
-    assert base(ours) == {}
-
-
-def test_what_is_lost_without_rope_is_rope_and_its_interaction_of_the_sources():
-    for names in (["mask", "rope", "w_q", "w_k"], ["rope", "mask", "qk", "ov"]):
-        ours = player_set(names)
-        values = random_values(ours, seed=3)
-        terms = {name: contrast_map(term, values) for name, term in source_terms("rope").items()}
-        rope = next(each for each in ours.players if each.name == "rope")
-        error = contrast_map(lost(ours, rope), values) - terms["rope"] - terms["mask_x_rope"]
-        assert float(error.abs().max() / values[INTACT].abs().max()) < 1e-9
-
-
-def test_what_all_players_share_is_the_sum_of_the_sources_without_content():
-    ours = player_set(["mask", "pos_embed", "w_q"])
-    values = random_values(ours, seed=4)
-    terms = {name: contrast_map(term, values) for name, term in source_terms("pos_embed").items()}
-    del terms["content"]
-    for whole in (position_term("pos_embed"), positional_whole(ours)):
-        torch.testing.assert_close(contrast_map(whole, values), sum(terms.values()))
-    assert position_term(None) == source_terms(None)["mask"]
-
-
-def test_a_source_that_does_not_play_is_kept():
-    ours = player_set(["rope", "w_q"])
-    assert positional_whole(ours) == {INTACT: 1, frozenset({"rope"}): -1}
+def test_weights_alone_bring_nothing_and_what_is_lost_without_a_source_is_its_terms():
+    ours = player_set(["mask", "rope", "w_q", "mlp"])
+    for kept in coalitions(ours.players[2:]):
+        assert positional(ours, kept) == moebius(ours, kept) == {}
+    assert base(ours) == alone(ours, ours.players[2]) == {}
+    values = random_values(ours)
+    terms = {name: contrast_map(term, values) for name, term in source_terms("rope").items()}
+    without_rope = contrast_map(lost(ours, ours.players[1]), values)
+    torch.testing.assert_close(without_rope, terms["rope"] + terms["mask_x_rope"])
+    for whole in (position_term("rope"), positional_whole(ours)):
+        torch.testing.assert_close(contrast_map(whole, values) + terms["content"], values[INTACT])
+    only_rope = player_set(["rope", "w_q"])
+    assert positional_whole(only_rope) == {INTACT: 1, frozenset({"rope"}): -1}
+    with pytest.raises(ValueError, match="unknown player 'w_x'; there are mask, rope"):
+        player_set(["w_q+w_x"])
 
 
 def test_what_replaced_weights_bring_of_their_own_is_no_part_of_what_they_share():
@@ -111,6 +95,10 @@ def test_a_player_that_changes_nothing_has_no_share_and_equal_players_have_equal
     assert mask.share.value == pytest.approx(2 / 3)
     assert mask.alone.value == pytest.approx(1 / 3)
     assert w_q.amplification.value == pytest.approx(3 / 2)
+    shares = {interaction.players: interaction.share.value for interaction in layer.interactions}
+    assert shares["mask", "w_q"] == pytest.approx(1 / 3)
+    assert shares["mask", "w_q", "w_k"] == pytest.approx(0)
+    assert ("w_q", "w_k") not in shares, "weights alone share nothing"
 
 
 def test_without_a_source_the_base_and_the_shares_add_to_one():
@@ -128,19 +116,7 @@ def test_without_a_source_the_base_and_the_shares_add_to_one():
         assert math.isnan(getattr(by_name["base"], part).value)
 
 
-def test_where_the_sources_bring_nothing_players_have_no_numbers():
-    ours = player_set(["mask", "w_q"])
-    torch.manual_seed(8)
-    content = torch.arange(N).double()
-    maps = {c: content + torch.randn(8, 1, N, N).double() for c in ours.conditions}
-    [layer] = attribute(maps, [ours], position=None)
-    assert layer.sources[0].share.value == pytest.approx(1, abs=0.1)
-    for each in layer.players:
-        for part in ("share", "lost", "alone", "amplification"):
-            assert math.isnan(getattr(each, part).value)
-
-
-def test_the_four_sources_add_up_to_the_intact_pattern():
+def test_the_sources_are_what_each_adds_alone_and_add_up_to_the_intact_pattern():
     both = frozenset({"mask", "rope"})
     conditions = [INTACT, frozenset({"mask"}), frozenset({"rope"}), both]
     values = {c: torch.randn(N, N, dtype=torch.float64) for c in conditions}
@@ -150,81 +126,31 @@ def test_the_four_sources_add_up_to_the_intact_pattern():
     torch.testing.assert_close(terms["content"], values[both])
     torch.testing.assert_close(terms["mask"], values[frozenset({"rope"})] - values[both])
     torch.testing.assert_close(terms["rope"], values[frozenset({"mask"})] - values[both])
+    content, mask = {frozenset({"mask"}): 1}, {INTACT: 1, frozenset({"mask"}): -1}
+    assert source_terms(None) == {"content": content, "mask": mask}
+    assert position_term(None) == mask
 
 
-def test_without_position_encoding_content_and_mask_make_the_pattern():
-    terms = source_terms(None)
-    assert terms == {
-        "content": {frozenset({"mask"}): 1},
-        "mask": {INTACT: 1, frozenset({"mask"}): -1},
-    }
-
-
-def test_a_conjunction_of_k_players_gives_each_one_kth_and_is_named():
-    ours = player_set(["mask", "w_q", "w_k"])
-    pattern = torch.randn(N, N, dtype=torch.float64)
-    values = {
-        ours.condition(kept): pattern if len(kept) == 3 else torch.zeros_like(pattern)
-        for kept in coalitions(ours.players)
-    }
-    [layer] = attribute(as_folds(values), [ours], position=None)
-    for each in layer.players:
-        assert each.share.value == pytest.approx(1 / 3)
-        assert each.lost.value == pytest.approx(1)
-    assert layer.players[0].alone.value == pytest.approx(0)
-    assert layer.is_conjunction("players")
-    assert not layer.is_conjunction("circuits")
-    together = [each for each in layer.interactions if len(each.players) == 3]
-    assert together[0].share.value == pytest.approx(1)
-
-
-@pytest.mark.parametrize(("beyond", "conjunction"), [(-0.01, True), (0.01, False)])
-def test_a_conjunction_is_named_within_its_tolerance(beyond: float, conjunction: bool):
+@pytest.mark.parametrize(
+    ("off", "conjunction"),
+    [(0, True), (CONJUNCTION_TOLERANCE - 0.01, True), (CONJUNCTION_TOLERANCE + 0.01, False)],
+)
+def test_a_conjunction_of_two_gives_each_a_half_and_is_named_within_its_tolerance(
+    off: float, conjunction: bool
+):
     ours = player_set(["mask", "w_q"])
     pattern = torch.arange(N).double().repeat(N, 1)
     # The mask's share is (1 + x) / 2 where it brings x of the pattern alone, and w_q nothing.
-    x = 2 * (CONJUNCTION_TOLERANCE + beyond)
+    x = 2 * off
     values = {INTACT: pattern, frozenset({"w_q"}): x * pattern}
     values |= {frozenset({"mask"}): 0 * pattern, frozenset({"mask", "w_q"}): 0 * pattern}
     [layer] = attribute(as_folds(values), [ours], position=None)
-    assert layer.players[0].share.value == pytest.approx((1 + x) / 2)
+    mask, w_q = layer.players
+    assert (mask.share.value, mask.alone.value) == pytest.approx(((1 + x) / 2, x))
+    assert (mask.lost.value, w_q.lost.value) == pytest.approx((1, 1 - x))
+    assert layer.interactions[0].share.value == pytest.approx(1 - x)
     assert layer.is_conjunction("players") == conjunction
-
-
-def test_independent_sources_bring_alone_what_is_lost_without_them_and_are_no_conjunction():
-    ours = player_set(["mask", "rope", "w_q"])
-    key = torch.arange(N).repeat(N, 1)
-    near, first = row_centred(key.double()), row_centred((key == 0).double())
-    content = row_centred((key % 3).double())  # which is w_q's, and no position
-    values = {}
-    for kept in coalitions(ours.players):
-        names = {each.name for each in kept}
-        value = ("mask" in names) * near + ("rope" in names) * first + ("w_q" in names) * content
-        values[ours.condition(kept)] = value.nan_to_num()
-    [layer] = attribute(as_folds(values), [ours])
-    cells = kept_cells(N)
-    whole = (near + first)[cells]
-    truth = float((near[cells] * whole).sum() / whole.square().sum())
-    mask, rope, w_q = layer.players
-    for value in (mask.share.value, mask.alone.value, mask.lost.value, 1 - rope.share.value):
-        assert value == pytest.approx(truth)
-    assert (w_q.share.value, w_q.amplification.value) == pytest.approx((0, 1))
-    assert not layer.is_conjunction("players")
-    shares = {each.players: each.share.value for each in layer.interactions}
-    assert list(shares) == [
-        ("mask", "rope"),
-        ("mask", "w_q"),
-        ("rope", "w_q"),
-        ("mask", "rope", "w_q"),
-    ]
-    assert list(shares.values()) == pytest.approx([0, 0, 0, 0], abs=1e-9)
-
-
-def test_where_there_is_no_pattern_there_are_no_shares():
-    torch.manual_seed(5)
-    maps = {c: torch.randn(8, 1, N, N) for c in (INTACT, frozenset({"mask"}))}
-    [layer] = attribute(maps, position=None)
-    assert all(source.share.value != source.share.value for source in layer.sources)
+    assert not layer.is_conjunction("circuits")
 
 
 @pytest.mark.parametrize("skip_keys", [0, 3])
@@ -250,24 +176,72 @@ def test_the_mask_effect_leaves_the_skipped_keys_out(skip_keys: int):
     assert effect.difference.value == pytest.approx(expected[0] - expected[1])
 
 
-def test_the_product_of_contrasts_is_that_of_their_maps():
-    torch.manual_seed(6)
-    conditions = [INTACT, frozenset({"mask"})]
-    cells = torch.randn(2, 1, 31).double().expand(2, 4, 31)  # four folds without noise
-    gram = ContrastGram(conditions, cross_products(cells, cells))
-    one, other = {INTACT: 2.0, conditions[1]: -1.0}, {conditions[1]: 3.0}
-    truth = ((2 * cells[0, 0] - cells[1, 0]) * 3 * cells[1, 0]).mean()
-    assert float(gram.product(one, other)[0]) == pytest.approx(float(truth))
+MAPS = {
+    removed: ScoreMaps(
+        folds=torch.randn(5, 2, 11, 11, generator=torch.Generator().manual_seed(seed)).double(),
+        visible=torch.ones(2, 11, 11, dtype=torch.bool),
+        counts=torch.full((5,), 3),
+    )
+    for seed, removed in enumerate(map(frozenset, ((), ("mask",), ("rope",), ("mask", "rope"))))
+}
+MASK, BOTH = frozenset({"mask"}), frozenset({"mask", "rope"})
 
 
-def test_conditions_are_named_by_what_they_keep_in_the_order_of_the_components():
-    assert kept_name({"w_v", "rope", "w_o", "mask"}) == "mask+rope+w_o+w_v"
-    assert kept_name(["w_o", "mask"]) == "mask+w_o"
-    assert kept_name(()) == "none"
+@pytest.mark.parametrize(
+    ("removed", "components"),
+    [
+        ((), ""),
+        ("mask", "mask"),
+        (["rope", "mask"], "mask rope"),
+        (("mask+rope",), "mask rope"),
+        ("qk", "w_k w_q"),
+        (frozenset({"ov", "mlp"}), "mlp w_o w_v"),
+        ((name for name in ("w_q",)), "w_q"),
+        ("rope_low", "rope_low"),
+        (("rope_high", "rope_low", "mask"), "mask rope"),
+        ("rope_low+rope_high", "rope"),
+    ],
+)
+def test_a_condition_is_named_by_what_is_removed(removed, components: str) -> None:
+    assert condition(removed) == frozenset(components.split())
+    assert kept_name({"w_v", "rope", "w_o", "mask"}) == "mask+rope+w_o+w_v", "as in tables"
 
 
-def test_players_are_components_circuits_or_unions():
-    assert player("qk").components == {"w_q", "w_k"}
-    assert player("ov+mlp").components == {"w_o", "w_v", "mlp"}
-    with pytest.raises(ValueError, match="unknown player 'w_x'; there are mask, rope"):
-        player("w_q+w_x")
+def test_captures_are_measured_and_attributed_like_their_folds_whatever_the_names() -> None:
+    names = ((), "mask", ("rope",), "rope+mask")
+    named = dict(zip(names, MAPS.values(), strict=True))
+    folds = {removed: maps.folds for removed, maps in MAPS.items()}
+    players = [player_set(["mask", "rope"])]
+    assert attribute(named, players) == attribute(folds, players, position="rope")
+    assert repr(measure(MAPS[MASK], 1)) == repr(measure(folds[MASK], 1))
+
+
+@pytest.mark.parametrize(
+    ("conditions", "position"),
+    [
+        ([INTACT, MASK], None),
+        (list(MAPS), "rope"),
+        ([INTACT, BOTH], "rope"),
+        ([INTACT, MASK, frozenset({"pos_embed", "mask"})], "pos_embed"),
+        ([INTACT, MASK, frozenset({"rope", "w_q"})], None),
+    ],
+)
+def test_the_position_encoding_is_the_one_that_is_removed(conditions, position) -> None:
+    assert position_of(conditions) == position
+
+
+@pytest.mark.parametrize(
+    ("conditions", "error", "message"),
+    [
+        ([(), "maks"], ValueError, "unknown player 'maks'; there are mask, rope, w_q"),
+        (["mask", "rope", "rope+mask"], KeyError, "no maps of the model with nothing removed"),
+        ([(), "rope", "rope+mask"], KeyError, "no maps of the model with mask removed"),
+        ([(), "mask", "rope"], KeyError, r"no maps of the model with mask \+ rope removed"),
+        ([(), "mask+rope", "rope+mask"], ValueError, "expected one entry per condition"),
+    ],
+)
+def test_a_condition_that_is_unknown_missing_or_given_twice_is_named(
+    conditions: list, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        attribute(dict.fromkeys(conditions, MAPS[BOTH]), position="rope")

@@ -36,9 +36,11 @@ def test_a_span_holds_the_targets_from_first_to_stop() -> None:
         span_loss(losses_of(7), 7)
 
 
-def test_the_in_context_gain_is_the_second_tenth_less_the_last() -> None:
+def test_the_in_context_gain_and_the_extrapolation_cost_compare_spans() -> None:
     # Of 43 tokens a tenth is 4: targets 4 to 7 (5.5) and 39 to 42 (40.5).
     assert in_context_gain(losses_of(43)).tolist() == [5.5 - 40.5]
+    # Trained at 8: the last quarter's targets 6, 7 (6.5) against 8 to 11 (9.5).
+    assert extrapolation_cost(losses_of(12), 8).tolist() == [3.0]
 
 
 def test_a_copy_is_compared_token_by_token_without_its_first_one() -> None:
@@ -49,16 +51,12 @@ def test_a_copy_is_compared_token_by_token_without_its_first_one() -> None:
     assert copy_cost(losses_of(10), 5).tolist() == [7.5 - 2.5]
 
 
-def test_extrapolation_compares_with_the_last_quarter_of_the_trained_context() -> None:
-    # Trained at 8: targets 6, 7 (6.5) against 8 to 11 (9.5).
-    assert extrapolation_cost(losses_of(12), 8).tolist() == [3.0]
-
-
 def test_sequences_of_a_document_count_as_one() -> None:
     values = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 9.0]])
     assert by_document(values, torch.tensor([4, 1, 4])).tolist() == [[3.0, 4.0], [3.0, 5.5]]
 
 
+@pytest.mark.filterwarnings("error")
 def test_the_interval_is_students_over_documents_at_every_position() -> None:
     losses = torch.randn(11, 3, generator=torch.Generator().manual_seed(0)).double()
     means = position_means(losses)
@@ -68,6 +66,10 @@ def test_the_interval_is_students_over_documents_at_every_position() -> None:
         found, own = mean_interval(losses[:, target]), (means.value, means.low, means.high)
         assert (found.value, found.low, found.high) == pytest.approx((values.mean(), low, high))
         assert [float(each[target]) for each in own] == pytest.approx([values.mean(), low, high])
+    one = position_means(losses[:1])
+    assert torch.equal(one.value, losses[0])
+    assert one.low.isnan().all()
+    assert one.high.isnan().all()
 
 
 def test_shuffled_targets_are_the_same_indices_in_another_order() -> None:
@@ -79,13 +81,11 @@ def test_shuffled_targets_are_the_same_indices_in_another_order() -> None:
     assert not torch.equal(targets[0, :, 1], targets[1, :, 1])
 
 
-def test_half_of_the_documents_are_held_out_whole() -> None:
+def test_half_of_the_documents_are_held_out_whole_and_chance_is_the_distance_from_the_middle() -> (
+    None
+):
     fit, held_out = halves(torch.tensor([9, 3, 9, 5, 3, 7]))  # in order: 3, 5, 7, 9
-    assert fit.tolist() == [1, 4, 5]
-    assert held_out.tolist() == [0, 2, 3]
-
-
-def test_chance_is_the_distance_from_the_middle() -> None:
+    assert (fit.tolist(), held_out.tolist()) == ([1, 4, 5], [0, 2, 3])
     index = np.arange(1, 128)
     assert chance_distance(128, 1) == pytest.approx(np.abs(index - np.median(index)).mean())
 
@@ -94,13 +94,8 @@ def test_a_rank_correlation_by_hand() -> None:
     # Ranks 0..4 against 1, 0, 2, 4, 3: squared differences 1 + 1 + 0 + 1 + 1 = 4.
     found = rank_correlation([1.0, 2.0, 3.0, 4.0, 5.0], [20.0, 10.0, 30.0, 50.0, 40.0])
     assert (found.rho, found.n) == (pytest.approx(1 - 6 * 4 / (5 * 24)), 5)
-
-
-@pytest.mark.parametrize(
-    "y", [[1.0, 2.0, 3.0, 4.0, float("nan")], [7.0] * 5], ids=["too few", "constant"]
-)
-def test_there_is_no_rank_correlation_of_few_pairs_or_a_constant(y: list[float]) -> None:
-    assert np.isnan(rank_correlation([1.0, 2.0, 3.0, 4.0, 5.0], y).rho)
+    for undefined in ([1.0, 2.0, 3.0, 4.0, float("nan")], [7.0] * 5):  # too few, constant
+        assert np.isnan(rank_correlation([1.0, 2.0, 3.0, 4.0, 5.0], undefined).rho)
 
 
 N, D, TARGETS = 97, 7, 3
@@ -131,11 +126,7 @@ def test_a_ridge_is_least_squares_with_a_row_per_penalised_weight(penalty: float
     w = torch.linalg.lstsq(rows, targets).solution / spread[:, None]
     expected = torch.cat([w, (y.mean(0) - x.mean(0) @ w)[None]])
     torch.testing.assert_close(ridge(*moments(x, y), penalty), expected, rtol=1e-6, atol=1e-8)
-
-
-def test_a_constant_column_has_weight_zero() -> None:
-    x, y = regression_data(3)
     x[:, 4] = 2.0
-    weights = ridge(*moments(x, y))
+    weights = ridge(*moments(x, y), penalty)
     assert weights.isfinite().all()
-    assert float(weights[4].abs().max()) < 1e-6
+    assert float(weights[4].abs().max()) < 1e-6, "a constant column has weight zero"

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nope_probe.analyses.head_measures import (
     first_key_attention,
@@ -53,36 +55,17 @@ def test_induction_needs_two_copies():
         induction_attention(torch.zeros(9), 5)
 
 
-def permuted(moved: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Return the score of each place once key order[j] is placed at j."""
-    return moved[torch.arange(len(order)), order]
-
-
-def test_scores_of_places_alone_are_positional_and_stay_when_keys_are_permuted():
-    places = torch.tensor([0.0, 2.0, 5.0, 1.0])
-    moved = places[:, None].expand(4, 4)
-    order = torch.tensor([2, 0, 3, 1])
-    assert torch.equal(permuted(moved, order), places)
-    positional, symbolic, total = position_and_content(moved)
-    assert float(positional) == pytest.approx(float(places.var(correction=0)))
-    assert float(total) == pytest.approx(float(positional))
-    assert float(symbolic) == 0
-
-
-def test_scores_of_keys_alone_are_symbolic_and_move_with_them():
-    keys = torch.tensor([0.0, 2.0, 5.0, 1.0])
-    moved = keys[None].expand(4, 4)
-    order = torch.tensor([2, 0, 3, 1])
-    assert torch.equal(permuted(moved, order), keys[order])
-    positional, symbolic, total = position_and_content(moved)
-    assert float(symbolic) == pytest.approx(float(keys.var(correction=0)))
-    assert float(total) == pytest.approx(float(symbolic))
-    assert float(positional) == 0
-
-
-def test_a_match_of_place_and_key_is_neither():
-    positional, symbolic, total = position_and_content(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]))
-    assert (float(positional), float(symbolic), float(total)) == (0.0, 0.0, 1.0)
+@given(st.integers(0, 2**32 - 1))
+def test_place_key_and_rest_have_variances_that_add_up(seed: int):
+    generator = torch.Generator().manual_seed(seed)
+    place, key, rest = (
+        torch.randn(shape, generator=generator).double() for shape in ((7, 1), (1, 7), (7, 7))
+    )
+    rest = rest - rest.mean(0) - rest.mean(1, keepdim=True) + rest.mean()
+    positional, symbolic, whole = position_and_content(place + key + rest + 3.0)
+    torch.testing.assert_close(positional, place.var(correction=0))
+    torch.testing.assert_close(symbolic, key.var(correction=0))
+    torch.testing.assert_close(whole, positional + symbolic + rest.square().mean())
 
 
 def test_moved_keys_are_turned_as_at_their_new_place():

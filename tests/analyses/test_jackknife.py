@@ -2,34 +2,40 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from nope_probe.analyses.jackknife import (
     UNDEFINED,
     Interval,
     cross_products,
+    fold_weights,
     jackknife,
     leave_one_out,
     rms,
     rms_ratio,
     share,
-    signed_root,
     standard_error,
 )
 
 
-def test_noise_does_not_count_as_pattern():
-    torch.manual_seed(2)
-    signal = torch.linspace(-1, 1, 101).double()
-    estimates = []
-    for _ in range(300):
-        folds = signal + 2 * torch.randn(8, 101).double()
-        estimates.append(float(cross_products(folds[None], folds[None])[0, 0, 0]))
-    truth = float(signal.square().mean())
-    error = torch.tensor(estimates).std() / 300**0.5
-    assert abs(sum(estimates) / 300 - truth) < 4 * error
-    naive = float((signal + 2 * torch.randn(8, 101).double().mean(0)).square().mean())
-    assert naive - truth > 20 * error
+@pytest.mark.parametrize("counts", [[1] * 8, [9, 3, 3, 3, 3, 2, 2, 1]], ids=["even", "uneven"])
+def test_the_interval_of_an_amplitude_covers_the_truth_19_times_of_20(counts: list[int]):
+    torch.manual_seed(9)
+    signal, n, covered = torch.sin(torch.arange(61)).double(), 400, 0
+    square, estimates = float(signal.square().mean()), []
+    sizes = torch.tensor(counts)
+    noise = sizes.double().rsqrt()[:, None]
+    for _ in range(n):
+        folds = signal + noise * torch.randn(8, 61).double()
+        products = cross_products(folds[None], folds[None], sizes)[:, 0, 0]
+        interval = rms(products, sizes)
+        covered += interval.low <= square**0.5 <= interval.high
+        estimates.append(float(products[0]))
+    assert 0.91 <= covered / n <= 0.985
+    error = torch.tensor(estimates).std() / n**0.5
+    assert abs(sum(estimates) / n - square) < 4 * error, "noise does not count as pattern"
 
 
 def test_the_jackknife_of_a_mean_is_the_t_interval():
@@ -37,18 +43,10 @@ def test_the_jackknife_of_a_mean_is_the_t_interval():
     interval = jackknife(leave_one_out(values))
     low, high = stats.t.interval(0.95, df=4, loc=values.mean(), scale=float(values.std()) / 5**0.5)
     assert interval.value == pytest.approx(5.6)
+    assert interval.excludes_zero == (low > 0)
+    assert jackknife(leave_one_out(-values)).excludes_zero
+    assert not jackknife(leave_one_out(values - 5)).excludes_zero
     assert (interval.low, interval.high) == pytest.approx((low, high))
-
-
-def test_the_interval_of_an_amplitude_covers_the_truth_19_times_of_20():
-    torch.manual_seed(3)
-    signal = torch.sin(torch.arange(211)).double()
-    truth, covered, n = float(signal.square().mean()) ** 0.5, 0, 400
-    for _ in range(n):
-        folds = signal + torch.randn(8, 211).double()
-        interval = rms(cross_products(folds[None], folds[None])[:, 0, 0])
-        covered += interval.low <= truth <= interval.high
-    assert 0.91 <= covered / n <= 0.985
 
 
 def test_a_share_of_what_may_be_zero_is_undefined():
@@ -58,23 +56,9 @@ def test_a_share_of_what_may_be_zero_is_undefined():
     assert share(part, part * 2) == Interval(value=0.5, low=0.5, high=0.5)
 
 
-def test_the_signed_root_keeps_the_sign():
-    assert (signed_root(4.0), signed_root(-9.0), signed_root(0.0)) == (2.0, -3.0, 0.0)
-
-
-def test_an_interval_excludes_zero_only_if_both_ends_lie_on_one_side():
-    assert Interval(value=1.0, low=0.5, high=2.0).excludes_zero
-    assert Interval(value=-1.0, low=-2.0, high=-0.5).excludes_zero
-    assert not Interval(value=1.0, low=-0.5, high=2.0).excludes_zero
-
-
-@pytest.mark.parametrize("n_folds", [2, 3])
-def test_fewer_than_four_folds_give_no_interval(n_folds: int):
-    with pytest.raises(ValueError, match=f"at least 4 folds, got {n_folds}"):
-        jackknife(torch.ones(1 + n_folds))
-
-
-def test_two_folds_cannot_be_left_out_of():
+def test_too_few_folds_give_no_interval_and_no_products():
+    with pytest.raises(ValueError, match="at least 4 folds, got 3"):
+        jackknife(torch.ones(4))
     with pytest.raises(ValueError, match="at least 3 folds"):
         cross_products(torch.ones(1, 2, 5), torch.ones(1, 2, 5))
 
@@ -103,19 +87,6 @@ def test_the_variance_of_a_mean_over_unequal_folds_is_that_of_the_delete_m_jackk
     assert (interval.low, interval.high) == pytest.approx((low, high))
 
 
-def test_intervals_of_unequal_folds_cover_the_truth_19_times_of_20():
-    torch.manual_seed(9)
-    signal, n, covered = torch.sin(torch.arange(61)).double(), 400, 0
-    truth = float(signal.square().mean()) ** 0.5
-    counts = torch.tensor([9, 3, 3, 3, 3, 2, 2, 1])
-    noise = counts.double().rsqrt()[:, None]
-    for _ in range(n):
-        folds = signal + noise * torch.randn(8, 61).double()
-        interval = rms(cross_products(folds[None], folds[None], counts)[:, 0, 0], counts)
-        covered += interval.low <= truth <= interval.high
-    assert 0.91 <= covered / n <= 0.985
-
-
 def test_a_ratio_of_rms_has_the_interval_of_its_logarithm():
     torch.manual_seed(10)
     signal = torch.sin(torch.arange(211)).double()
@@ -129,3 +100,40 @@ def test_a_ratio_of_rms_has_the_interval_of_its_logarithm():
     assert ratio.value**2 == pytest.approx(ratio.low * ratio.high)
     noise = torch.randn(8, 211).double()
     assert rms_ratio(whole, cross_products(noise[None], noise[None])[:, 0, 0]) is UNDEFINED
+
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def randn(seed: int, *shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+@given(SEEDS, st.lists(st.integers(1, 9), min_size=4, max_size=7))
+def test_leaving_a_fold_out_is_the_mean_over_the_sequences_of_the_others(
+    seed: int, sizes: list[int]
+):
+    counts = torch.tensor(sizes)
+    fold_of = torch.arange(len(sizes)).repeat_interleave(counts)
+    values = randn(seed, len(fold_of), 3)
+    folds = torch.stack([values[fold_of == f].mean(0) for f in range(len(sizes))])
+    truth = [values.mean(0), *(values[fold_of != f].mean(0) for f in range(len(sizes)))]
+    torch.testing.assert_close(leave_one_out(folds, counts), torch.stack(truth))
+    assert float(fold_weights(len(sizes), counts).sum()) == pytest.approx(1)
+
+
+@given(SEEDS, st.lists(st.integers(1, 9), min_size=4, max_size=6))
+def test_inner_products_are_weighted_sums_over_pairs_of_different_folds(
+    seed: int, sizes: list[int]
+):
+    n_folds, counts = len(sizes), torch.tensor(sizes)
+    x, y = randn(seed, 2, n_folds, 5), randn(seed + 1, 3, n_folds, 5)
+    found = cross_products(x, y, counts)
+    for out in (None, *range(n_folds)):
+        pairs = [
+            (a, b) for a in range(n_folds) for b in range(n_folds) if a != b and out not in (a, b)
+        ]
+        weight = sum(sizes[a] * sizes[b] for a, b in pairs)
+        total = sum(sizes[a] * sizes[b] * x[:, a] @ y[:, b].T / 5 for a, b in pairs)
+        torch.testing.assert_close(found[0 if out is None else 1 + out], total / weight)

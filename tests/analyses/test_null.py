@@ -19,7 +19,7 @@ from nope_probe.data.sequences import gaussian
 from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.models.parameter_free import build, parameter_free
 
-STUDIES, FOLDS, SEQUENCES = 200, 8, 2  # sequences per fold
+STUDIES, FOLDS, SEQUENCES = 120, 8, 2  # sequences per fold
 CHANCE = 0.999  # that a share of studies lies within its bounds
 
 
@@ -46,7 +46,7 @@ def test_five_percent_of_intervals_exclude_what_is_true(studies: Tensor):
         for name in ("locality", "edge_contrast", "edge_contrast_visible", "amplitude"):
             excluding[name] += getattr(found, name).excludes_zero
         excluding["monotonicity"] += not found.monotonicity.low <= 0.5 <= found.monotonicity.high
-    low, high = bounds(0.05)  # 2 to 21 of 200
+    low, high = bounds(0.05)
     for name in ("locality", "edge_contrast", "edge_contrast_visible"):
         assert low <= excluding[name] <= high, (name, excluding)
     # Shares of ten pairs and squares are skewed: their intervals exclude the truth less often.
@@ -70,14 +70,14 @@ def test_no_source_and_no_player_is_claimed(studies: Tensor):
             claimed["rms"] += each.rms.low > 0
             claimed[f"share of {each.term}"] += not isnan(each.share.value)
         claimed["share of a player"] += not isnan(layer.players[0].share.value)
-    _, high = bounds(0.025)  # one side of a 95% interval: at most 14 of 200
+    _, high = bounds(0.025)  # one side of a 95% interval
     for name in ("share of content", "share of mask", "share of a player"):
         assert claimed[name] <= high, claimed
     assert claimed["rms"] <= 3 * high
 
 
 def test_all_sequences_together_show_no_pattern(studies: Tensor):
-    by_fold = studies.unflatten(0, (STUDIES // 8, 8)).mean((0, 2))  # 8 folds of 400 sequences
+    by_fold = studies.unflatten(0, (STUDIES // 8, 8)).mean((0, 2))  # 8 folds of 240 sequences
     assert by_fold.shape == (8, 1, 13, 13)
     [found] = measure(by_fold)
     assert not found.amplitude.excludes_zero

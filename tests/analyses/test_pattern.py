@@ -1,16 +1,25 @@
 """Pattern measures against hand arithmetic, scipy and plain least squares."""
 
+from dataclasses import fields
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from nope_probe.analyses.pattern import edge_contrast, measure, relative_part
+from nope_probe.analyses.jackknife import Interval
+from nope_probe.analyses.pattern import Measures, edge_contrast, measure, relative_part
 from nope_probe.analyses.pattern_rows import edge_keys
 from nope_probe.analyses.trends import locality, monotonicity
 from nope_probe.maps.centred import diagonal_normalised, kept_cells, row_centred
 
 NAN = float("nan")
+SEEDS = st.integers(0, 2**32 - 1)
+N_POS = st.integers(13, 23)
+SKIPS = st.integers(0, 3)
+SCALES = st.floats(1e-3, 1e3)
 
 
 def random_pattern(n: int, skip: int = 0, seed: int = 0) -> Tensor:
@@ -27,42 +36,21 @@ def folds_of(maps: Tensor, noise: float, n_folds: int = 8) -> Tensor:
 def test_row_centring_by_hand():
     scores = torch.tensor([[9.0, NAN, NAN, NAN], [5, 9, NAN, NAN], [1, 3, 9, NAN], [1, 2, 6, 9]])
     truth = torch.tensor([[NAN] * 4, [0, NAN, NAN, NAN], [-1, 1, NAN, NAN], [-2, -1, 3, NAN]])
-    assert row_centred(scores).equal(truth) or torch.equal(
-        row_centred(scores).nan_to_num(77), truth.nan_to_num(77)
-    )
+    torch.testing.assert_close(row_centred(scores), truth, equal_nan=True)
+    without_first = torch.full((4, 4), NAN)
+    without_first[2, 1], without_first[3, 1:3] = 0, torch.tensor([-2.0, 2.0])
+    torch.testing.assert_close(row_centred(scores, skip_keys=1), without_first, equal_nan=True)
 
 
-def test_a_skipped_key_leaves_the_row_mean_too():
-    scores = torch.tensor([[9.0, NAN, NAN, NAN], [5, 9, NAN, NAN], [50, 3, 9, NAN], [70, 2, 6, 9]])
-    pattern = row_centred(scores, skip_keys=1)
-    assert pattern[3, 1:3].tolist() == [-2, 2]
-    assert pattern[2, 1] == 0
-    assert pattern[:, 0].isnan().all()
-
-
-def test_row_centring_leaves_its_input_alone():
-    scores = torch.randn(5, 5)
-    before = scores.clone()
-    row_centred(scores)
-    assert scores.equal(before)
-
-
-def test_a_non_finite_cell_below_the_diagonal_is_an_error():
-    scores = torch.zeros(7, 7)
+def test_only_a_non_finite_cell_below_the_diagonal_and_too_many_skipped_keys_are_errors():
+    scores = torch.full((7, 7), NAN).triu() + torch.ones(7, 7).tril(-1)
+    assert row_centred(scores)[kept_cells(7)].eq(0).all()
     scores[5, 2] = torch.inf
     with pytest.raises(ValueError, match="non-finite"):
         row_centred(scores)
-
-
-def test_non_finite_cells_on_and_above_the_diagonal_are_ignored():
-    scores = torch.full((7, 7), torch.nan).triu() + torch.ones(7, 7).tril(-1)
-    assert row_centred(scores)[kept_cells(7)].eq(0).all()
-
-
-@pytest.mark.parametrize("skip", [-1, 5])
-def test_skipping_nearly_all_keys_is_an_error(skip: int):
-    with pytest.raises(ValueError, match="from 0 to 4 skipped keys at 7 positions"):
-        kept_cells(7, skip)
+    for skip in (-1, 5):
+        with pytest.raises(ValueError, match="from 0 to 4 skipped keys at 7 positions"):
+            kept_cells(7, skip)
 
 
 @pytest.mark.parametrize("skip", [0, 1, 3])
@@ -77,44 +65,15 @@ def test_the_relative_part_is_the_least_squares_projection(skip: int):
     torch.testing.assert_close(relative_part(pattern, skip)[cells], truth)
 
 
-def test_alibi_is_relative_and_so_is_a_pattern_linear_in_the_key():
-    n = 17
-    i, j = torch.meshgrid(torch.arange(n).double(), torch.arange(n).double(), indexing="ij")
-    for scores in (-0.3 * (i - j), 0.1 * j + 5.0 * i):
-        pattern = row_centred(scores)
-        rest = pattern - relative_part(pattern)
-        assert rest[kept_cells(n)].abs().max() < 1e-12
-
-
-def test_a_key_of_its_own_is_not_relative():
-    scores = torch.zeros(17, 17, dtype=torch.float64)
-    scores[:, 3] = 1.0
-    pattern = row_centred(scores)
-    rest = (pattern - relative_part(pattern))[kept_cells(17)]
-    assert float(rest.square().sum() / pattern[kept_cells(17)].square().sum()) > 0.5
-
-
 @pytest.mark.parametrize("skip", [0, 2])
-def test_locality_is_the_mean_spearman_correlation_of_rows_with_eight_keys(skip: int):
+@pytest.mark.parametrize("ties", [False, True])
+def test_locality_is_the_mean_spearman_correlation_of_rows_with_eight_keys(skip: int, ties: bool):
     n = 19
     pattern = random_pattern(n, skip, seed=1)
+    pattern = row_centred((2 * pattern).round().nan_to_num(), skip) if ties else pattern
     rows = range(skip + 8, n)
     truth = sum(spearmanr(pattern[i, skip:i], range(i - skip)).statistic for i in rows) / len(rows)
     assert float(locality(pattern, skip)) == pytest.approx(float(truth))
-
-
-def test_ties_get_mean_ranks():
-    scores = torch.randn(19, 19).mul(2).round().double()
-    pattern = row_centred(scores)
-    rows = range(8, 19)
-    truth = sum(spearmanr(pattern[i, :i], range(i)).statistic for i in rows) / len(rows)
-    assert float(locality(pattern)) == pytest.approx(float(truth))
-
-
-def test_locality_is_one_if_scores_rise_towards_the_query_and_minus_one_if_they_fall():
-    scores = torch.arange(23).double().repeat(23, 1)
-    assert float(locality(row_centred(scores))) == pytest.approx(1)
-    assert float(locality(row_centred(-scores.exp()))) == pytest.approx(-1)
 
 
 def test_locality_of_a_flat_pattern_is_zero_and_of_too_few_keys_undefined():
@@ -126,22 +85,17 @@ def test_locality_of_a_flat_pattern_is_zero_and_of_too_few_keys_undefined():
         assert found == pytest.approx(truth, nan_ok=True)
 
 
-def test_monotonicity_counts_pairs_by_hand():
-    scores = torch.tensor([[0.0] * 5, [0] * 5, [1, 2, 0, 0, 0], [3, 1, 2, 0, 0], [1, 1, 5, 4, 0]])
-    pattern = row_centred(scores)
-    # lag 1: row 2: 1<2; row 3: 3>1, 1<2; row 4: tie, 1<5, 5>4.
-    assert float(monotonicity(pattern, lag=1)) == pytest.approx((1 + 0 + 1 + 0.5 + 1 + 0) / 6)
-    # lag 2: row 3: 3>2; row 4: 1<5, 1<4.
-    assert float(monotonicity(pattern, lag=2)) == pytest.approx(2 / 3)
-
-
-def test_a_diagonal_normalised_map_has_no_relative_part_left():
-    i, j = torch.meshgrid(torch.arange(11), torch.arange(11), indexing="ij")
-    relative = torch.cos((i - j).double())
-    assert diagonal_normalised(relative)[(i >= j)].abs().max() < 1e-12
-    scores = torch.randn(11, 11, dtype=torch.float64)
-    means = [diagonal_normalised(scores).diagonal(lag).mean() for lag in range(-10, 11)]
-    assert torch.stack(means).abs().max() < 1e-12
+@pytest.mark.parametrize("skip", [0, 2])
+@pytest.mark.parametrize("lag", [1, 8])
+def test_monotonicity_is_the_share_of_pairs_that_rise_and_ties_count_half(skip: int, lag: int):
+    pattern = random_pattern(13, skip).round(decimals=1)
+    rises = [
+        (1 + (pattern[i, j + lag] - pattern[i, j]).sign().item()) / 2
+        for i in range(13)
+        for j in range(skip, i - lag)
+    ]
+    assert 0.5 in rises or lag == 8
+    assert float(monotonicity(pattern, lag, skip)) == pytest.approx(sum(rises) / len(rises))
 
 
 def test_diagonal_means_are_over_the_cells_that_hold_a_number():
@@ -192,23 +146,53 @@ def test_measures_of_a_known_pattern_in_noise_are_the_true_ones():
     assert measures.monotonicity.value > 0.9
 
 
-def test_pure_noise_has_no_amplitude_and_no_relative_share():
-    [measures] = measure(folds_of(torch.zeros(23, 23, dtype=torch.float64), noise=1.0))
-    assert not measures.amplitude.excludes_zero
-    assert measures.relative_r2.value != measures.relative_r2.value  # NaN: no pattern
+def with_trend(seed: int, n: int) -> Tensor:
+    """Return fold maps of one layer whose pattern exceeds its noise."""
+    generator = torch.Generator().manual_seed(seed)
+    truth = 0.3 * torch.arange(n).double() + torch.randn(n, n, generator=generator).double()
+    return folds_of(truth, noise=0.1, n_folds=5)
 
 
-def test_measures_of_layers_are_independent_of_each_other():
-    one, other = folds_of(torch.eye(13).double(), 0.1), folds_of(torch.ones(13, 13).double(), 0.1)
-    both = measure(torch.cat([one, other], dim=1))
-    assert both == [measure(one)[0], measure(other)[0]]
+def assert_scaled(found: Interval, expected: Interval, factor: float = 1.0) -> None:
+    ends = (factor * expected.low, factor * expected.high)
+    assert found.value == pytest.approx(factor * expected.value, rel=1e-6, abs=1e-9, nan_ok=True)
+    assert found.low == pytest.approx(min(ends), rel=1e-6, abs=1e-9, nan_ok=True)
+    assert found.high == pytest.approx(max(ends), rel=1e-6, abs=1e-9, nan_ok=True)
 
 
-def test_monotonicity_of_a_layer_is_at_lag_eight_and_that_of_lag_one_beside_it():
-    pattern = random_pattern(31, seed=4)
-    [measures] = measure(folds_of(pattern.nan_to_num(), noise=0.0))
-    assert measures.monotonicity.value == pytest.approx(float(monotonicity(pattern, lag=8)))
-    assert measures.monotonicity_lag1.value == pytest.approx(float(monotonicity(pattern, lag=1)))
-    others = [float(monotonicity(pattern, lag=lag)) for lag in (1, 7, 9)]
-    assert all(abs(measures.monotonicity.value - other) > 1e-3 for other in others)
-    assert float(monotonicity(pattern)) == pytest.approx(measures.monotonicity.value)
+@given(SEEDS, N_POS, SKIPS)
+def test_no_measure_of_the_pattern_sees_a_constant_added_to_a_row(seed: int, n: int, skip: int):
+    folds = with_trend(seed, n)
+    [before] = measure(folds, skip)
+    [after] = measure(folds + 5 * torch.randn(len(folds), 1, n, 1), skip)
+    for field in fields(Measures):
+        if field.name != "edge_contrast":  # that one is of the map, as the paper's
+            assert_scaled(getattr(after, field.name), getattr(before, field.name))
+
+
+@given(SEEDS, N_POS, SKIPS, SCALES)
+def test_amplitudes_scale_with_the_map_and_shapes_do_not(
+    seed: int, n: int, skip: int, scale: float
+):
+    folds = with_trend(seed, n)
+    [before], [after] = measure(folds, skip), measure(scale * folds, skip)
+    for name in ("amplitude", "non_relative", "edge_contrast", "edge_contrast_visible"):
+        one, other = getattr(after, name), getattr(before, name)
+        assert_scaled(
+            Interval(value=one.value / scale, low=one.low / scale, high=one.high / scale), other
+        )
+    for name in ("locality", "monotonicity", "monotonicity_lag1", "relative_r2"):
+        assert_scaled(getattr(after, name), getattr(before, name))
+
+
+@given(SEEDS, N_POS, SKIPS)
+def test_the_negative_map_has_the_same_amplitude_and_the_opposite_trend(
+    seed: int, n: int, skip: int
+):
+    folds = with_trend(seed, n)
+    [before], [after] = measure(folds, skip), measure(-folds, skip)
+    for name in ("amplitude", "non_relative", "relative_r2"):
+        assert_scaled(getattr(after, name), getattr(before, name))
+    for name in ("locality", "edge_contrast", "edge_contrast_visible"):
+        assert_scaled(getattr(after, name), getattr(before, name), -1.0)
+    assert after.monotonicity.value == pytest.approx(1 - before.monotonicity.value, nan_ok=True)

@@ -1,5 +1,6 @@
 """Masks, rotations and scores that are written down by hand get their names and numbers back."""
 
+from dataclasses import astuple
 from math import cos, pi, sin
 
 import pytest
@@ -60,41 +61,31 @@ def test_the_pairs_their_angles_and_their_layout_are_recovered(pairs, layout):
     assert found.layout == layout
 
 
-def test_a_scaled_rotation_has_its_size_and_the_same_angles():
-    found = recover_rotation(turning({(0, 1): 0.7}, 3, size=1.25))
-    assert found.size == pytest.approx(1.25)
-    assert found.frequencies.item() == pytest.approx(0.7)
+def test_scaled_and_slow_rotations_have_their_size_and_angles():
+    scaled = recover_rotation(turning({(0, 1): 0.7}, 3, size=1.25))
+    assert (scaled.size, scaled.frequencies.item()) == pytest.approx((1.25, 0.7))
+    slow = recover_rotation(turning({(0, 1): 2e-9, (2, 3): 1e-15}, 5))  # the second stands still
+    assert slow.pairs.tolist() == [[0, 1]]
+    assert slow.frequencies.item() == pytest.approx(2e-9)
 
 
-def test_the_slowest_pair_of_a_large_base_turns_and_one_that_stands_still_does_not():
-    found = recover_rotation(turning({(0, 1): 2e-9, (2, 3): 1e-15}, 5))
-    assert found.pairs.tolist() == [[0, 1]]
-    assert found.frequencies.item() == pytest.approx(2e-9)
+SLOWED = 2_000.0 ** (-torch.arange(7).double() / 7) / torch.tensor([1, 1, 1, 1, 8, 8, 8])
 
 
-def test_the_base_of_a_power_law_is_recovered():
-    law = power_law(0.5 * 2_000.0 ** (-torch.arange(5) / 5))
-    assert law.base == pytest.approx(2_000, rel=1e-4)
-    assert law.fastest == pytest.approx(0.5)
-    assert law.n_following == 5
-
-
-def test_pairs_that_are_slowed_down_do_not_count_for_the_base():
-    frequencies = 2_000.0 ** (-torch.arange(7).double() / 7)
-    frequencies[4:] /= 8
+@pytest.mark.parametrize(
+    ("frequencies", "base", "n_following"),
+    [
+        (0.5 * 2_000.0 ** (-torch.arange(5).double() / 5), 2_000, 5),
+        (SLOWED, 2_000, 4),
+        (torch.tensor([1.0, 0.5]), 4, 2),
+        (torch.tensor([1.0, 0.5, 0.1, 0.02]), None, 2),  # two pairs on a line are no law
+        (torch.tensor([pi / 4]), None, 1),
+    ],
+)
+def test_the_base_is_that_of_the_pairs_that_follow_a_power_law(frequencies, base, n_following):
     law = power_law(frequencies)
-    assert law.base == pytest.approx(2_000)
-    assert law.n_following == 4
-
-
-def test_one_pair_has_no_base():
-    assert power_law(torch.tensor([pi / 4])).base is None
-
-
-def test_two_pairs_on_a_line_are_no_law_where_the_third_is_off():
-    law = power_law(torch.tensor([1.0, 0.5, 0.1, 0.02]))
-    assert (law.base, law.n_following) == (None, 2)
-    assert power_law(torch.tensor([1.0, 0.5])).base == pytest.approx(4)
+    assert (law.base, law.n_following) == (base and pytest.approx(base, rel=1e-4), n_following)
+    assert law.fastest == pytest.approx(float(frequencies[0]))
 
 
 PRODUCTS = torch.linspace(-90, 110, 211, dtype=torch.float64)
@@ -113,8 +104,12 @@ def test_a_soft_cap_and_the_scale_inside_it_are_recovered(cap: float):
     fit = fit_score_product(PRODUCTS, cap * torch.tanh(0.3 * PRODUCTS / cap))
     assert fit.scale == pytest.approx(0.3, rel=1e-6)
     assert fit.soft_cap == pytest.approx(cap, rel=1e-6)
+    bias = torch.linspace(9, 0, 211, dtype=torch.float64)
+    assert fit_score_product(PRODUCTS, 0.3 * PRODUCTS + bias).error > 0.05, "no such product"
 
 
-def test_scores_that_are_something_else_are_off():
-    bias = torch.linspace(0, 9, 211, dtype=torch.float64).flip(0)
-    assert fit_score_product(PRODUCTS, 0.3 * PRODUCTS + bias).error > 0.05
+@pytest.mark.filterwarnings("error")
+def test_products_that_are_all_zero_have_no_scale():
+    zeros = torch.zeros(5)
+    assert astuple(fit_score_product(zeros, zeros)) == (0.0, None, 0.0)
+    assert astuple(fit_score_product(zeros, torch.arange(5.0))) == (0.0, None, 1.0)

@@ -17,9 +17,8 @@ from nope_probe.analyses.pattern_changes import (
     positional_part,
 )
 from nope_probe.analyses.pattern_rows import ROUNDING, exceeds_rounding, mean_squares
-from nope_probe.analyses.recover import Rotation
 from nope_probe.analyses.shapley import player_set
-from nope_probe.analyses.splits import make_bands, split_bands, split_mean_covariance
+from nope_probe.analyses.splits import split_mean_covariance
 from nope_probe.maps.centred import kept_cells, row_centred
 
 FOLDS, N = 5, 23
@@ -53,25 +52,35 @@ def test_the_bound_is_eight_times_what_float32_resolves() -> None:
     assert not exceeds_rounding(squares, RMS**2)
     assert not exceeds_rounding(-squares, RMS**2)
     assert exceeds_rounding(squares * 1.01, RMS**2)
+    assert exceeds_rounding(torch.tensor([torch.nan]), RMS**2), "no number is not taken for none"
 
 
-@pytest.mark.parametrize("skip", [0, 2])
 @pytest.mark.parametrize("size", [1, 5, N])
-def test_the_mean_square_is_over_the_kept_cells_however_the_rows_are_cut(
-    skip: int, size: int
-) -> None:
+def test_the_mean_square_is_over_the_kept_cells_however_the_rows_are_cut(size: int) -> None:
     folds = torch.randn(FOLDS, N, N, generator=torch.Generator().manual_seed(0)).double()
-    cells = kept_cells(N, skip)
+    cells = kept_cells(N, 2)
     found = torch.zeros(FOLDS, dtype=torch.float64)
     for start in range(0, N, size):
         rows = folds[:, start : start + size, : start + size]
-        found += mean_squares(rows, start, skip, int(cells.sum()))
+        found += mean_squares(rows, start, 2, int(cells.sum()))
     torch.testing.assert_close(found, folds[:, cells].square().mean(1))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_of_equal_scores_are_exactly_zero_in_a_pattern(dtype: torch.dtype) -> None:
+    scores = (torch.arange(1, N + 1)[:, None] / 7).to(dtype).repeat(1, N)
+    for skip in (0, 2):
+        assert row_centred(scores, skip)[kept_cells(N, skip)].eq(0).all()
+
+
 @pytest.mark.parametrize("skip", [0, 2])
-def test_a_pattern_within_rounding_has_no_amplitude_and_no_trend(skip: int) -> None:
-    [found] = measure(maps(ripple(0.9 * RMS * ROUNDING, skip)), skip)
+@pytest.mark.parametrize("score", [0.0, 0.1, -3.3, 1e4 / 3, "rounded"])
+def test_equal_scores_and_what_rounding_leaves_of_them_have_no_amplitude_and_no_trend(
+    score: float | str, skip: int
+) -> None:
+    digits = maps(ripple(0.9 * RMS * ROUNDING, skip))
+    constant = torch.full_like(digits, score) if isinstance(score, float) else digits
+    [found] = measure(constant, skip)
     for name in ("amplitude", "non_relative", "edge_contrast_visible"):
         assert is_zero(getattr(found, name)), name
     for name in ("locality", "monotonicity", "monotonicity_lag1", "relative_r2"):
@@ -87,19 +96,25 @@ def test_a_pattern_beyond_rounding_is_measured(skip: int) -> None:
     assert not is_undefined(found.locality)
 
 
-def test_a_source_that_changes_nothing_but_the_last_digits_has_no_share_and_no_players() -> None:
-    rope, digits = ripple(2.5), ripple(0.5 * RMS * ROUNDING)
+@pytest.mark.parametrize("amplitude", [0.0, 2.5])
+def test_a_source_that_changes_nothing_but_the_last_digits_has_no_share_and_no_players(
+    amplitude: float,
+) -> None:
+    rope, digits = ripple(amplitude), ripple(0.5 * RMS * ROUNDING)
     intact, without_mask = maps(rope, digits), maps(rope)
     conditions = {(): intact, "mask": without_mask, "w_q": without_mask, ("mask", "w_q"): maps()}
     [layer] = attribute(conditions, [player_set(["mask", "w_q"])], position=None)
-    shares = {each.term: each.share.value for each in layer.sources}
-    assert shares["content"] == pytest.approx(1, abs=1e-5)
-    assert shares["mask"] == pytest.approx(0, abs=1e-5)
+    shares = {source.term: source.share for source in layer.sources}
+    if amplitude:
+        assert shares["content"].value == pytest.approx(1, abs=1e-5)
+        assert shares["mask"].value == pytest.approx(0, abs=1e-5)
+    else:
+        assert all(map(is_undefined, shares.values()))
     assert is_zero(layer.position.rms)
-    for each in layer.players:
-        assert is_undefined(each.share)
-        assert is_undefined(each.lost)
-        assert is_undefined(each.amplification)
+    for player in layer.players:
+        for part in ("share", "lost", "alone", "amplification"):
+            assert is_undefined(getattr(player, part)), (player.player, part)
+    assert all(is_undefined(interaction.share) for interaction in layer.interactions)
 
 
 def test_nothing_is_left_of_a_pattern_within_rounding() -> None:
@@ -113,55 +128,22 @@ def test_nothing_is_left_of_a_pattern_within_rounding() -> None:
     assert is_zero(effect.difference)
 
 
-def test_a_pattern_that_is_no_number_is_not_taken_for_none() -> None:
-    assert exceeds_rounding(torch.tensor([torch.nan]), RMS**2)
-
-
 @pytest.mark.parametrize("times", [0.9, 1.1])
-def test_terms_of_a_pattern_within_rounding_are_none(times: float) -> None:
-    amplitude = times * RMS * ROUNDING
-    scores = maps(ripple(amplitude))[:, 0]
-    found = split_mean_covariance(0, scores, scores / 2, torch.ones(FOLDS, N, 3))
-    if times < 1:
-        assert is_undefined(found.mean)
-        assert is_undefined(found.covariance)
-    else:
-        assert found.mean.value == pytest.approx(0.5)
-        assert found.covariance.value == pytest.approx(0.5)
-    assert is_zero(found.mean_rms)  # half of the pattern's
-    assert is_zero(found.covariance_rms)
-
-
-@pytest.mark.parametrize("times", [0.9, 1.1])
-def test_mean_keys_that_differ_within_rounding_span_no_dimensions(times: float) -> None:
+def test_terms_of_a_pattern_and_dimensions_of_mean_keys_within_rounding_are_none(
+    times: float,
+) -> None:
+    scores = maps(ripple(times * RMS * ROUNDING))[:, 0, :22, :22]
     means = torch.full((FOLDS, 22, 3), RMS, dtype=torch.float64)
     # Of three coordinates, one differs: by this, the RMS over all is `times` the bound.
     means[..., 1] += times * RMS * ROUNDING * 3**0.5 * torch.tensor([1.0, -1.0]).repeat(11)
-    scores = maps(ripple(2.5))[:, 0, :22, :22]
     found = split_mean_covariance(0, scores, scores / 2, means)
+    values = (found.mean, found.covariance, found.dimensions)
     if times < 1:
-        assert is_undefined(found.dimensions)
+        assert all(map(is_undefined, values))
     else:
-        assert found.dimensions.value == pytest.approx(1)
-
-
-@pytest.mark.parametrize("times", [0.9, 1.1])
-def test_a_band_within_rounding_has_no_amplitude_and_no_share(times: float) -> None:
-    amplitude = times * RMS * ROUNDING
-    turning = Rotation(
-        pairs=torch.tensor([[0, 2], [1, 3]]), frequencies=torch.tensor([1.0, 0.1]), size=1.0
-    )
-    bands = make_bands([turning], 4, 2)
-    part = maps(ripple(amplitude))
-    both = torch.stack([part, maps() - RMS], 2)
-    found = split_bands(part, both, bands)
-    assert is_zero(found[1].amplitude)
-    if times < 1:
-        assert is_zero(found[0].amplitude)
-        assert is_undefined(found[0].share)
-    else:
-        assert found[0].amplitude.value == pytest.approx(amplitude, rel=1e-4)
-        assert found[0].share.value == pytest.approx(1)
+        assert [each.value for each in values] == pytest.approx([0.5, 0.5, 1])
+    assert is_zero(found.mean_rms)  # half of the pattern's
+    assert is_zero(found.covariance_rms)
 
 
 @pytest.mark.parametrize("times", [0.9, 1.1])
@@ -177,13 +159,11 @@ def test_a_positional_part_within_rounding_is_none(times: float) -> None:
         assert pattern_lost(part, part / 2).value == pytest.approx(amplitude / 2, rel=1e-4)
 
 
-@pytest.mark.parametrize("n_tokens", [1, 16])
-def test_a_model_without_rope_has_no_pattern_on_equal_tokens(n_tokens: int) -> None:
+def test_a_model_without_rope_has_no_pattern_on_equal_tokens() -> None:
     model = load("nope-tiny").model
-    tokens = torch.arange(3, 3 + n_tokens).repeat(16 // n_tokens)[:, None].repeat(1, 128)
-    maps = capture_scores(model, tokens, n_folds=4)
-    last_digits = row_centred(maps.folds.double().mean(0))[:, kept_cells(128)]
+    maps = capture_scores(model, torch.arange(3, 19)[:, None].repeat(1, 67), n_folds=4)
+    last_digits = row_centred(maps.folds.double().mean(0))[:, kept_cells(67)]
     assert last_digits.abs().max() > 0  # which this is about
-    for each in measure(maps, 0):
-        assert is_zero(each.amplitude)
-        assert is_undefined(each.locality)
+    for layer in measure(maps, 0):
+        assert is_zero(layer.amplitude)
+        assert is_undefined(layer.locality)

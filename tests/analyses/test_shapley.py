@@ -1,7 +1,6 @@
 """Shapley shares, Moebius terms and the positional part for any values, against brute force."""
 
-import math
-from itertools import combinations, permutations
+from itertools import permutations
 
 import torch
 from hypothesis import given
@@ -93,45 +92,6 @@ def test_shapley_maps_are_means_over_all_orders_and_add_up(names: list[str], see
 
 
 @given(PLAYERS, SEEDS)
-def test_shapley_maps_of_a_sum_of_values_are_the_sums_of_theirs(names: list[str], seed: int):
-    ours = player_set(names)
-    one, other = random_values(ours, seed), random_values(ours, seed + 1)
-    both = {condition: 2 * one[condition] - 3 * other[condition] for condition in one}
-    for each in ours.players:
-        phi = shapley(ours, each)
-        parts = 2 * contrast_map(phi, one) - 3 * contrast_map(phi, other)
-        assert_equal(contrast_map(phi, both), parts)
-
-
-@given(PLAYERS, SEEDS, st.data())
-def test_a_player_that_changes_nothing_gets_nothing(names: list[str], seed: int, data):
-    ours = player_set(names)
-    dummy = data.draw(st.sampled_from(ours.players))
-    values = random_values(ours, seed)
-    for kept in coalitions([each for each in ours.players if each != dummy]):
-        values[ours.condition((*kept, dummy))] = values[ours.condition(kept)]
-    assert_equal(contrast_map(shapley(ours, dummy), values), torch.zeros(2, 3).double())
-    assert_equal(contrast_map(lost(ours, dummy), values), torch.zeros(2, 3).double())
-    for size in range(len(ours.players)):
-        for others in combinations([each for each in ours.players if each != dummy], size):
-            term = contrast_map(moebius(ours, (dummy, *others)), values)
-            assert_equal(term, torch.zeros(2, 3).double())
-
-
-@given(st.permutations(["mask", "qk", "w_o", "mlp"]), SEEDS)
-def test_players_of_one_kind_that_do_the_same_get_the_same(names: list[str], seed: int):
-    ours = player_set(names)
-    one, other = [each for each in ours.players if each.name in ("qk", "mlp")]
-    values = random_values(ours, seed)
-    rest = [each for each in ours.players if each not in (one, other)]
-    for kept in coalitions(rest):
-        values[ours.condition((*kept, other))] = values[ours.condition((*kept, one))]
-    shares = [contrast_map(shapley(ours, each), values) for each in (one, other)]
-    assert_equal(*shares)
-    assert float(shares[0].abs().max()) > 1e-6
-
-
-@given(PLAYERS, SEEDS)
 def test_moebius_terms_add_up_in_every_coalition_and_are_shared_equally(
     names: list[str], seed: int
 ):
@@ -144,10 +104,3 @@ def test_moebius_terms_add_up_in_every_coalition_and_are_shared_equally(
     for one in ours.players:
         parts = [term / len(t) for t, term in terms.items() if one in t]
         assert_equal(torch.stack(parts).sum(0), contrast_map(shapley(ours, one), values))
-
-
-@given(PLAYERS)
-def test_shapley_weights_of_the_conditions_cancel(names: list[str]):
-    ours = player_set(names)
-    for one in ours.players:
-        assert math.isclose(sum(shapley(ours, one).values()), 0, abs_tol=1e-12)

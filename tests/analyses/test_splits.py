@@ -1,11 +1,17 @@
-"""Bands of RoPE's pairs, mean and covariance terms, on data whose parts are known."""
+"""Bands of RoPE's pairs, mean and covariance terms: on data whose parts are known, and any."""
+
+from dataclasses import astuple
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
 
 from nope_probe.analyses.jackknife import UNDEFINED
 from nope_probe.analyses.recover import Rotation
 from nope_probe.analyses.splits import (
+    Band,
     make_bands,
     participation_ratio,
     split_bands,
@@ -13,66 +19,60 @@ from nope_probe.analyses.splits import (
     split_mean_covariance,
 )
 
-N, FOLDS = 17, 8
+SEEDS = st.integers(0, 2**32 - 1)
+SKIPS = st.integers(0, 3)
+N, FOLDS, LAYERS = 11, 5, 2
 
 
-def test_terms_of_a_pattern_that_is_all_mean_are_one_and_zero():
-    ramp = torch.arange(N).double().repeat(FOLDS, N, 1)
-    terms = split_mean_covariance(0, ramp, ramp, torch.randn(FOLDS, N, 5))
-    assert terms.mean.value == pytest.approx(1)
-    assert terms.covariance.value == pytest.approx(0)
-    assert terms.covariance_rms.value == pytest.approx(0)
+def randn(seed: int, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
-def test_shares_of_terms_are_projections_on_the_whole_pattern_and_add_to_one():
-    torch.manual_seed(0)
-    ramp = torch.arange(N).double().repeat(FOLDS, N, 1)
-    noisy = ramp + 0.1 * torch.randn(ramp.shape).double()
-    terms = split_mean_covariance(0, noisy, 0.25 * ramp, torch.randn(FOLDS, N, 5))
-    assert terms.mean.value == pytest.approx(0.25, abs=0.01)
-    assert terms.mean.value + terms.covariance.value == pytest.approx(1)
-    assert terms.mean_rms.value == pytest.approx(terms.covariance_rms.value / 3, rel=0.05)
+def fold_maps(seed: int, *some: int) -> Tensor:
+    """Return fold maps of layers that exceed their noise."""
+    shape = (LAYERS, *some, N, N)
+    return randn(seed, *shape) + 0.1 * randn(seed + 1, FOLDS, *shape)
 
 
-@pytest.mark.parametrize("dimensions", [1, 3])
-def test_means_spread_evenly_over_k_dimensions_have_ratio_k(dimensions: int):
-    basis = torch.linalg.qr(torch.randn(7, dimensions, dtype=torch.float64)).Q
-    weights = torch.linalg.qr(torch.randn(N, dimensions + 1, dtype=torch.float64))
-    centred = weights.Q - weights.Q.mean(0)
-    coordinates = torch.linalg.qr(centred).Q[:, :dimensions]
-    means = (coordinates @ basis.T).repeat(FOLDS, 1, 1)
+@given(SEEDS, SKIPS)
+def test_mean_and_covariance_are_projections_on_the_pattern_whose_shares_add_to_one(
+    seed: int, skip: int
+):
+    scores, mean_term = fold_maps(seed)[:, 0], fold_maps(seed + 5)[:, 0]
+    means = randn(seed, FOLDS, N, 3)
+    found = split_mean_covariance(3, scores, mean_term, means, skip)
+    assert found.layer == 3
+    assert found.mean.value + found.covariance.value == pytest.approx(1)
+    quarter = split_mean_covariance(3, scores, 0.25 * scores, means, skip)
+    assert (quarter.mean.value, quarter.covariance.value) == pytest.approx((0.25, 0.75))
+    assert 3 * quarter.mean_rms.value == pytest.approx(quarter.covariance_rms.value)
+
+
+@given(SEEDS, st.integers(1, 6), st.floats(-5, 5))
+def test_means_in_k_equal_orthogonal_directions_span_k_dimensions(seed: int, k: int, shift: float):
+    """One position at each end of each axis, and a mean of all positions that is far from 0."""
+    basis = torch.linalg.qr(randn(seed, 7, 7)).Q[:k]
+    points = torch.cat([basis, -basis]) + shift * randn(seed + 1, 7)
+    folds = points.repeat(FOLDS, 1, 1) + 1e-9 * randn(seed + 2, FOLDS, 2 * k, 7)
+    assert participation_ratio(folds).value == pytest.approx(k, rel=1e-4)
+
+
+def test_dimensions_are_counted_between_folds_in_any_unit_and_undefined_for_one_mean():
+    means = randn(3, 17, 5) + 0.1 * randn(4, FOLDS, 17, 5)
     ratio = participation_ratio(means)
-    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((dimensions,) * 3)
-
-
-@pytest.mark.parametrize("unit", [1e-3, 1e3])
-def test_the_ratio_and_whether_it_is_defined_do_not_depend_on_the_unit(unit: float):
-    torch.manual_seed(3)
-    means = torch.randn(N, 5).double() + 0.1 * torch.randn(FOLDS, N, 5).double()
-    ratio, scaled = participation_ratio(means), participation_ratio(unit * means)
     assert 1 < ratio.low < ratio.value < ratio.high < 5
-    assert (scaled.value, scaled.low, scaled.high) == pytest.approx(
-        (ratio.value, ratio.low, ratio.high)
-    )
-
-
-def test_the_ratio_is_taken_between_different_folds():
-    torch.manual_seed(1)
-    line = torch.arange(N).double()[:, None] * torch.randn(1, 31).double()
-    noisy = line + 12 * torch.randn(FOLDS, N, 31).double()
+    scaled = participation_ratio(1e3 * means)
+    assert astuple(scaled) == pytest.approx(astuple(ratio))
+    noisy = torch.arange(17.0)[:, None] * randn(5, 1, 31) + 12 * randn(6, 8, 17, 31)
     within = noisy.mean(0) - noisy.mean((0, 1))
     naive = within @ within.T
     biased = float(naive.trace() ** 2 / naive.square().sum())
-    ratio = participation_ratio(noisy).value
-    assert abs(ratio - 1) < abs(biased - 1) / 2
+    assert abs(participation_ratio(noisy).value - 1) < abs(biased - 1) / 2
+    assert participation_ratio(randn(7, 8, 17, 31)) is UNDEFINED
 
 
-def test_the_ratio_of_positions_with_one_mean_is_undefined():
-    torch.manual_seed(2)
-    assert participation_ratio(torch.randn(FOLDS, N, 31)) is UNDEFINED
-
-
-def song_and_zhong(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def song_and_zhong(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return mean_t, ctx_c and the residual of vectors [sequence, position, width]."""
     overall = x.mean((0, 1), keepdim=True)
     position = x.mean(0, keepdim=True)
@@ -80,11 +80,11 @@ def song_and_zhong(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.T
     return tuple(part.expand_as(x) for part in (position, context, x - position - context))
 
 
-def mean_score(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+def mean_score(q: Tensor, k: Tensor) -> Tensor:
     return torch.einsum("siw,sjw->ij", q, k) / len(q)
 
 
-def queries_and_keys() -> tuple[torch.Tensor, torch.Tensor]:
+def queries_and_keys() -> tuple[Tensor, Tensor]:
     """Return q and k whose means, contexts and residuals all differ, and are correlated."""
     generator = torch.Generator().manual_seed(0)
     base, context = (torch.randn(29, n, 5, generator=generator).double() for n in (11, 1))
@@ -93,26 +93,12 @@ def queries_and_keys() -> tuple[torch.Tensor, torch.Tensor]:
     return shared, 1.3 * shared.flip(-1) + 0.4 * base
 
 
-def test_mean_context_cross_terms_are_0_by_construction_and_the_other_blocks_are_not():
-    q, k = queries_and_keys()
-    (q_mean, q_context, q_rest), (k_mean, k_context, k_rest) = map(song_and_zhong, (q, k))
-    largest = mean_score(q, k).abs().max()
-    for part in (k_context, k_rest):
-        assert mean_score(q_mean, part).abs().max() < 1e-12 * largest
-    for part in (q_context, q_rest):
-        assert mean_score(part, k_mean).abs().max() < 1e-12 * largest
-    covariance = mean_score(q_context + q_rest, k_context + k_rest)
-    torch.testing.assert_close(mean_score(q_mean, k_mean) + covariance, mean_score(q, k))
-    for left in (q_context, q_rest):
-        for right in (k_context, k_rest):
-            assert mean_score(left, right).abs().max() > 1e-2 * largest
-
-
 def test_the_parts_of_the_covariance_term_are_those_of_context_and_residual():
     q, k = queries_and_keys()
-    (_, q_context, q_rest), (_, k_context, k_rest) = map(song_and_zhong, (q, k))
-    parts = split_covariance(mean_score(q_context + q_rest, k_context + k_rest))
-    blank = torch.zeros(11, 11).double()
+    (q_mean, q_context, q_rest), (k_mean, k_context, k_rest) = map(song_and_zhong, (q, k))
+    covariance = mean_score(q_context + q_rest, k_context + k_rest)
+    torch.testing.assert_close(mean_score(q_mean, k_mean) + covariance, mean_score(q, k))
+    parts, blank = split_covariance(covariance), torch.zeros(11, 11).double()
     for found, true in (
         (parts.context + blank, mean_score(q_context, k_context)),
         (parts.query_residual[:, None] + blank, mean_score(q_rest, k_context)),
@@ -120,9 +106,7 @@ def test_the_parts_of_the_covariance_term_are_those_of_context_and_residual():
         (parts.residual, mean_score(q_rest, k_rest)),
     ):
         torch.testing.assert_close(found, true)
-
-
-def test_a_masked_covariance_term_has_no_context():
+        assert true.abs().max() > 1e-2 * covariance.abs().max(), "no part is 0 by construction"
     with pytest.raises(ValueError, match="expected no masked cell"):
         split_covariance(torch.full((3, 3), torch.nan))
 
@@ -160,26 +144,38 @@ def test_a_layer_without_rope_has_all_of_its_coordinates_in_the_rest():
     assert [band.coordinates for band in without] == [(), (), (0, 1, 2, 3, 4)]
 
 
-@pytest.mark.parametrize("choice", ["octaves", 2])
-def test_a_model_without_rope_has_no_bands(choice):
-    with pytest.raises(ValueError, match="no layer has RoPE"):
-        make_bands([turning(), turning()], 6, choice)
+@pytest.mark.parametrize(
+    ("frequencies", "choice", "message"),
+    [((), "octaves", "no layer has RoPE"), ((1.0, 0.1), 3, "expected from 1 to 2 bands")],
+)
+def test_bands_of_no_rope_or_of_too_few_pairs_are_refused(frequencies, choice, message):
+    with pytest.raises(ValueError, match=message):
+        make_bands([turning(*frequencies)] * 2, 6, choice)
 
 
-def test_more_bands_than_pairs_are_refused():
-    with pytest.raises(ValueError, match="expected from 1 to 2 bands"):
-        make_bands([turning(1.0, 0.1)], 4, 3)
-
-
-def test_shares_of_bands_are_projections_and_add_to_1():
-    n, position = 7, torch.arange(7.0, dtype=torch.float64)
-    near = -(position[:, None] - position[None, :]).expand(n, n)
-    # Two bands whose patterns are 3/4 and 1/4 of the whole, in all of five folds.
-    maps = torch.stack([0.75 * near, 0.25 * near]).expand(5, 1, 2, n, n)
-    bands = make_bands([turning(1.0, 0.1)], 4, 2)
-    found = split_bands(maps.sum(2), maps, bands)
+def test_the_amplitude_of_a_band_is_its_share_of_an_undivided_pattern():
+    near = torch.arange(7.0).double().expand(5, 1, 7, 7)
+    maps = torch.stack([0.75 * near, 0.25 * near], 2)
+    found = split_bands(near, maps, make_bands([turning(1.0, 0.1)], 4, 2))
     assert [each.share.value for each in found] == pytest.approx([0.75, 0.25])
-    rows = [near[i, :i] - near[i, :i].mean() for i in range(1, n)]
+    rows = [near[0, 0, i, :i] - near[0, 0, i, :i].mean() for i in range(1, 7)]
     whole = float(torch.cat(rows).square().mean().sqrt())
-    assert found[0].amplitude.value == pytest.approx(0.75 * whole)
-    assert found[1].amplitude.value == pytest.approx(0.25 * whole)
+    amplitudes = [each.amplitude.value for each in found]
+    assert amplitudes == pytest.approx([0.75 * whole, 0.25 * whole])
+
+
+@given(SEEDS, SKIPS, st.integers(1, 4))
+def test_shares_of_bands_add_to_one(seed: int, skip: int, n_bands: int):
+    maps = fold_maps(seed, n_bands)
+    bands = [
+        [
+            Band(layer=layer, name=str(b), pairs=(b,), wavelengths=(9.0,), coordinates=(b, b + 9))
+            for b in range(n_bands)
+        ]
+        for layer in range(LAYERS)
+    ]
+    found = split_bands(maps.sum(2), maps, bands, skip)
+    for layer in range(LAYERS):
+        shares = [each.share.value for each in found if each.band.layer == layer]
+        assert len(shares) == n_bands
+        assert sum(shares) == pytest.approx(1)

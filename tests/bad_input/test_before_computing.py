@@ -26,22 +26,15 @@ COMPUTED = (
 )
 BANDS = " ".join(f"rope[{pair}:{pair + 1}]" for pair in range(10))
 NUMBERS = [
-    # A word, a fraction, nothing or another alphabet where a number is expected.
-    ("scores --seed 1e3", "--seed '1e3': expected a whole number"),
-    ("scores --n-seqs", "Missing value for argument '--n-seqs'"),
-    ("scores --layers none", "--layers 'none': expected INT|{all}"),
-    ("simulate --alpha 0 x", "--alpha '0', 'x': expected values of another kind"),
-    # A word that is no choice, a flag that does not exist, and arguments that are missing.
-    ("scores --windows middle", "--windows 'middle': expected one of 'random', 'start'"),
-    ("scores --n-seq 5", "unknown: --n-seq, 5; did you mean --n-seqs?"),
-    ("scores extra", "unknown: extra"),
-    ("reproduce", "Missing from"),
-    ("scores --tyro-print-completion pdp11", "Shell should be one"),
+    # What tyro refuses, in its own words: no number, no choice, no flag, nothing at all.
+    ("scores --seed 1e3", "--seed"),
+    ("scores --windows middle", "--windows"),
+    ("scores --n-seq 5", "did you mean --n-seqs?"),
+    ("scores extra", "extra"),
+    ("reproduce", "(see "),
     # Beyond the bounds of a flag.
     ("scores --seed 18446744073709551616", "--seed 18446744073709551616: expected 0 <= seed"),
-    ("scores --n-seqs -5", "--n-seqs -5: expected 1 <= n-seqs <= 2147483647"),
     (f"scores {FREE} --alpha nan", "--alpha nan: expected 0 <= alpha < 1"),
-    ("simulate --alpha 0.1 -0.1", "--alpha -0.1: expected 0 <= alpha < 1"),
     ("simulate --target-se nan", "expected a --target-se that float32 resolves"),
     ("simulate --alpha", "expected at least one --alpha"),
     ("train --preset nope-tiny --steps 5001", "--steps 5001: nope-tiny has 5,000 steps"),
@@ -54,17 +47,11 @@ NUMBERS = [
     ("behaviour --measures bos --bos never", "--bos never: the measure bos needs sequences"),
     ("simulate --d-model 65 --rope", "odd"),
     # Beyond the context that a config.json states.
-    ("scores --seq-len 257", "--seq-len 257 is beyond the model's context 256"),
-    ("behaviour --seq-len 513 --trained-len 128", "is beyond the model's context 512"),
     ("layers --seq-len 257", "--seq-len 257 is beyond the model's context 256"),
     (f"scores {FREE} --seq-len 4097 --n-seqs 8", "is beyond the model's context 4096"),
     ("scores --model short", "--seq-len 64 is beyond the model's context 31"),
     # What fits no machine.
     ("scores --n-seqs 2000000000", "this needs at least 1.02TB of memory"),
-    ("circuit --seq-len 1000000", "this needs at least 320TB of memory"),
-    ("behaviour --max-len 1048576 --trained-len 1048576 --n-seqs 2000000000", "TB of memory"),
-    ("layers --seq-len 100000000", "this needs at least 80.0PB of memory"),
-    ("simulate --d-model 65536 --n-layers 1000", "this needs at least 68.7TB of memory"),
     ("theory --seq-len 1000000", "this needs at least 1.50PB of memory"),
     # Expectations of a model.
     ("layers --expect sliding_window=nan", "expected a number or none, got 'nan'"),
@@ -85,7 +72,6 @@ WITHOUT_EFFECT = [
     ("scores --alpha 0.2", "--alpha has no effect on --data shipped"),
     ("scores --data random --pack", "--pack joins documents, and --data random has none"),
     ("scores --pack --windows start", "--pack begins sequences anywhere, --windows start where"),
-    (f"circuit {FREE} --windows start", "--windows has no effect on --data gaussian"),
     ("scores --model parameter-free", "parameter-free takes gaussian vectors, not --data shipped"),
     ("scores --data gaussian", "rope-tiny takes text or random tokens, not --data gaussian"),
     ("scores --revision main", "--revision is for models on the Hub"),
@@ -104,16 +90,11 @@ WITHOUT_EFFECT = [
     (f"ablate --players mask {BANDS}", "11 players have 2,048 conditions, which take 0.57 hours"),
     ("ablate --players mask+mask", "--players: mask is named twice"),
     ("ablate --players rope[0:9] rope[7:16]", "rope[0:9] and rope[7:16] share rotary pairs"),
-    ("ablate --players rope_high rope[7:16]", "rope_high and rope[7:16] can share rotary pairs"),
     ("ablate --players qk w_q+w_k", "qk and w_q+w_k share w_q"),
     ("ablate --players nothing", "--players: unknown player 'nothing'"),
     ("ablate --players", "--players: expected at least one player"),
-    ("circuit --remove qk w_q", "--remove: qk and w_q share w_q"),
-    ("circuit --remove norms --gain norm", "--gain has no effect where no weight is removed"),
-    ("circuit --remove nothing", "--remove: unknown player 'nothing'"),
     ("behaviour --remove qk w_q+w_k", "--remove: qk and w_q+w_k remove the same"),
     ("behaviour --measures loss --layers 2", "--layers has no effect without the measure"),
-    ("behaviour --remove mask --gain norm", "--gain has no effect where no weight is removed"),
     ("behaviour --measures in-context --remove mlp --prefix 8", "--prefix has no effect where the"),
     ("behaviour --remove mask mask", "--remove names something twice"),
     ("behaviour --data random", "behaviour is measured on text"),
@@ -123,34 +104,19 @@ WITHOUT_EFFECT = [
 ]
 PLACES = [
     ("scores --out .", "holds other files"),
-    ("scores --out new/..", "holds other files"),
-    ("scores --out linkfull", "holds other files"),
     ("scores --out file", "file: it is a file"),
-    ("scores --out linkfile", "it is a file"),
     ("scores --out loop", "it is a link that leads nowhere"),
     ("scores --out file/x", "Not a directory"),
-    ("behaviour --out dangling/x", "No such file or directory"),
     ("circuit --out /proc/x", "cannot write to /proc/x: "),
     (f"scores --out {LONG}bbbbbbbbbb/x", "File name too long"),
-    (f"scores --out {LONG}", "File name too long"),
-    ("reproduce figure2 --out file/x", "Not a directory"),
-    ("reproduce all --out linkfile", "cannot write to "),
     ("train --preset nope-tiny --out full", "full holds other files"),
-    ("train --preset nope-tiny --out hidden", "hidden holds other files"),
     ("train --preset nope-tiny --out .", "it is in use; name a new folder in it"),
     ("scores --out http://x/y", "http:/x/y is a URL: name a path on this machine"),
-    ("compare http://x/y full", "is a URL"),
-    ("scores --image http://x/y.png", "is a URL"),
-    ("scores --data https://x/y.jsonl", "https://x/y.jsonl is a URL"),
     ("scores --model https://x/y", "https://x/y is a URL"),
     ("scores --data pipe.jsonl", "pipe.jsonl is a pipe, a socket or a device: only regular files"),
-    ("reproduce ./pipe.jsonl", "pipe.jsonl is a pipe"),
-    ("scores --image pipe.png", "pipe.png is a pipe"),
     ("scores --image x.jpg", "expected a name that ends in .png or .svg"),
     ("scores --image dir.png", "dir.png: it is a folder"),
-    ("simulate --image file/x.png", "Not a directory"),
     ("scores --image x.png --out x.png", "--image and --out are both"),
-    (f"ablate --image {LONG}bbbbbbbbbb.png", "File name too long"),
 ]
 
 
@@ -165,15 +131,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         module, _, function = name.rpartition(".")
         monkeypatch.setattr(import_module(module), function, compute)
     monkeypatch.setattr("nope_probe.runtime.places.validate_browser", lambda: None)
-    for name in ("empty", "full", "hidden", "deep/empty", "dir.png", "target"):
-        (tmp_path / name).mkdir(parents=True)
-    for name in ("file", "full/x", "hidden/.x"):
+    for name in ("full", "dir.png"):
+        (tmp_path / name).mkdir()
+    for name in ("file", "full/x"):
         (tmp_path / name).touch()
-    for name, target in {"loop": "loop", "dangling": "nowhere", "linkfull": "full"}.items():
-        (tmp_path / name).symlink_to(target)
-    (tmp_path / "linkfile").symlink_to("file")
-    for name in ("pipe.jsonl", "pipe.png"):
-        os.mkfifo(tmp_path / name)
+    (tmp_path / "loop").symlink_to("loop")
+    os.mkfifo(tmp_path / "pipe.jsonl")
     # A folder that holds a config.json and nothing else: whatever reads weights fails.
     (tmp_path / "short").mkdir()
     config = {"model_type": "llama", "max_position_embeddings": 31}

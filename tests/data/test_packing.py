@@ -1,26 +1,20 @@
 """Packed sequences are documents end to end: no token is lost, repeated or padding."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
-from safetensors.torch import load_file
-from support.command_line import run_command
 from support.tiny_models import tokenizer
 
 import nope_probe.data.documents as data_sets
-from nope_probe import scores
 from nope_probe.data.sequences import pack_documents, separator_of, sequences
 from nope_probe.errors import UserError
 
 PLAIN, WITH_BOS = tokenizer(), tokenizer(forces_bos=True)
 PLAIN.add_special_tokens({"eos_token": "<eos>"})  # 263, no text's own token
 TEXTS = [f"{i} " + "the quick brown fox " * (1 + i % 7) for i in range(59)]
-SMALL = ["--n-seqs", "29", "--seq-len", "13", "--folds", "5", "--layers", "1"]
 
 
 @pytest.fixture
@@ -72,14 +66,6 @@ def test_a_packed_sequence_counts_as_the_document_that_most_of_it_is_from() -> N
             assert ours.count(document) == max(map(ours.count, ours))
 
 
-def test_packed_text_is_the_documents_one_after_the_other(text: str) -> None:
-    taken = sequences(text, tokenizer=PLAIN, n_seqs=29, seq_len=17, pack=True).inputs
-    pieces = PLAIN.decode(taken.flatten()).split("<eos>")
-    assert len(pieces) > 5
-    assert all(piece in TEXTS for piece in pieces[:-1])
-    assert any(each.startswith(pieces[-1]) for each in TEXTS)
-
-
 def test_a_bos_before_each_packed_sequence_replaces_no_token(text: str) -> None:
     with_bos = sequences(text, tokenizer=WITH_BOS, n_seqs=29, seq_len=17, pack=True)
     without = sequences(text, tokenizer=WITH_BOS, n_seqs=29, seq_len=16, pack=True, bos="never")
@@ -128,17 +114,3 @@ def test_packing_without_an_eos_token_is_an_error() -> None:
     without.eos_token = None
     with pytest.raises(UserError, match="after each document, and the model's tokenizer has none"):
         separator_of(without)
-
-
-def test_the_command_packs_and_records_it(
-    text: str, tiny: Callable[[str], Any], tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
-    given = ["--pack", "--data", text, "--model", str(tiny("qwen3").folder), "--out", str(out)]
-    run_command(scores, *SMALL, *given)
-    used = load_file(out / "tokens.safetensors")["tokens"]
-    ours = sequences(text, tokenizer=tokenizer(), n_seqs=29, seq_len=13, pack=True)
-    assert torch.equal(used, ours.inputs)
-    manifest = json.loads((out / "manifest.json").read_text())
-    assert manifest["settings"]["pack"] is True
-    assert manifest["data"]["name"] == f"{text} packed"

@@ -10,7 +10,7 @@ import torch
 from support.tiny_models import D_VOCAB, tokenizer
 
 from nope_probe.data.documents import documents
-from nope_probe.data.sequences import cut, cut_at_start, forces_bos, gaussian, sequences
+from nope_probe.data.sequences import cut, cut_at_start, gaussian, sequences
 from nope_probe.errors import UserError
 
 PLAIN, WITH_BOS = tokenizer(), tokenizer(forces_bos=True)
@@ -91,12 +91,6 @@ def test_sequences_begin_anywhere_in_a_document() -> None:
     assert starts == set(range(10))
 
 
-def test_sequences_are_text_of_the_source(text: str) -> None:
-    whole = documents(text)
-    for ids in draw(text):
-        assert any(PLAIN.decode(ids) in document for document in whole)
-
-
 def test_shuffling_keeps_the_tokens_of_each_sequence_and_its_bos(text: str) -> None:
     settings = {"tokenizer": WITH_BOS, "seed": 4}
     plain, shuffled = draw(text, **settings), draw(text, shuffle=True, **settings)
@@ -116,24 +110,16 @@ def test_shuffling_makes_every_order_equally_likely() -> None:
     assert (positions - 1 / 7).abs().max() < 5 * (6 / 49 / sum(unique)) ** 0.5
 
 
-def test_by_default_sequences_begin_with_bos_if_the_tokenizer_adds_it(text: str) -> None:
-    assert forces_bos(WITH_BOS)
-    assert not forces_bos(PLAIN)
-    forced = sequences(text, tokenizer=WITH_BOS, n_seqs=5, seq_len=17)
-    assert forced.bos
-    assert forced.inputs.shape == (5, 17)
-    assert (forced.inputs[:, 0] == 0).all()
-    assert (forced.inputs[:, 1:] != 0).all()
-    free = sequences(text, tokenizer=PLAIN, n_seqs=5, seq_len=17)
-    assert not free.bos
-    assert (free.inputs != 0).all()
-
-
 @pytest.mark.parametrize(
     ("tokenizer", "bos", "begins"),
-    [(PLAIN, "always", True), (WITH_BOS, "never", False), (WITH_BOS, "auto", True)],
+    [
+        (PLAIN, "always", True),
+        (PLAIN, "auto", False),
+        (WITH_BOS, "never", False),
+        (WITH_BOS, "auto", True),
+    ],
 )
-def test_bos_can_be_set_for_any_tokenizer(
+def test_sequences_begin_with_bos_where_the_tokenizer_adds_it_or_as_it_is_set(
     tokenizer: Any, bos: Any, begins: bool, text: str
 ) -> None:
     data = sequences(text, tokenizer=tokenizer, n_seqs=5, seq_len=17, bos=bos)
@@ -156,6 +142,8 @@ def test_sequences_at_the_start_are_the_first_tokens_of_long_enough_documents(
     taken = cut_at_start(numbered(40, 12, 13, 99), 3, 13, generator()).tokens
     assert sorted(taken[:, 0].tolist()) == [0, 2000, 3000]
     assert torch.equal(taken, taken[:, :1] + torch.arange(13))
+    with pytest.raises(UserError, match="2 documents have 13 tokens or more, 3 were asked for"):
+        cut_at_start(numbered(40, 30, 7), 3, 13, generator())
     first = sequences(text, tokenizer=WITH_BOS, n_seqs=12, seq_len=17, start="start").inputs
     ids = WITH_BOS(documents(text))["input_ids"]
     assert sorted(first.tolist()) == sorted(document[:17] for document in ids)
@@ -166,27 +154,14 @@ def test_random_tokens_are_all_tokens_but_special_ones() -> None:
     assert drawn.tolist() == list(range(1, D_VOCAB))  # 0 is <bos>
 
 
-def test_the_checksum_is_of_the_inputs(text: str) -> None:
-    one, two = (sequences(text, tokenizer=PLAIN, n_seqs=5, seq_len=17, seed=s) for s in (0, 1))
-    assert len(one) == 5
-    assert one.sha256 == sequences(text, tokenizer=PLAIN, n_seqs=5, seq_len=17).sha256
-    assert one.sha256 != two.sha256
-
-
-@pytest.mark.parametrize("alpha", [0.0, 0.2, 0.5])
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
 def test_gaussian_inputs_are_unit_vectors_with_the_expected_inner_product(alpha: float) -> None:
-    """At d = 64 the exact expectation is a little below alpha: .1985039 and .4970566."""
+    """At d = 64 the exact expectation is a little below alpha."""
     x = gaussian(4001, 5, 64, alpha=alpha, seed=2).inputs
     assert torch.allclose(x.norm(dim=-1), torch.ones(4001, 5), atol=1e-6)
     pairs = (x @ x.mT)[:, ~torch.eye(5).bool()].mean(1)
-    expected = {0.0: 0.0, 0.2: 0.1985039, 0.5: 0.4970566}[alpha]
+    expected = {0.0: 0.0, 0.5: 0.4970566}[alpha]
     assert abs(pairs.mean() - expected) < 4 * pairs.std() / 4001**0.5
-
-
-@pytest.mark.parametrize("alpha", [-0.1, 1.0])
-def test_an_alpha_outside_0_to_1_is_an_error(alpha: float) -> None:
-    with pytest.raises(UserError, match="expected 0 <= alpha < 1"):
-        gaussian(3, 5, 8, alpha=alpha)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +169,6 @@ def test_an_alpha_outside_0_to_1_is_an_error(alpha: float) -> None:
     [
         ({"tokenizer": None}, "takes no text: use --data gaussian"),
         ({"n_seqs": 0}, "at least 1 sequence of 3 tokens, got 0 of 17"),
-        ({"seq_len": 1}, "got 29 of 1"),
         ({"seq_len": 2, "tokenizer": WITH_BOS}, "got 29 of 2"),
         ({"seq_len": 1000}, "every document is too short: the longest has .* 1000 are needed"),
         ({"n_seqs": 10_000}, "12 documents of 17 tokens or more give .* 10000 were asked for"),
@@ -211,12 +185,3 @@ def test_the_shipped_text_gives_the_default_number_of_sequences() -> None:
     shipped = sequences(tokenizer=WITH_BOS)
     assert shipped.inputs.shape == (512, 64)
     assert (shipped.name, shipped.bos) == ("shipped", True)
-
-
-def test_too_few_sequences_are_counted() -> None:
-    two = numbered(40, 30, 7)
-    with pytest.raises(UserError, match="2 documents have 13 tokens or more, 3 were asked for"):
-        cut_at_start(two, 3, 13, generator())
-    with pytest.raises(UserError, match="2 documents of 13 tokens or more give 5 sequences, 6 "):
-        cut(two, 6, 13, generator())
-    assert len(cut(two, 5, 13, generator()).tokens) == 5

@@ -15,9 +15,8 @@ from nope_probe.experiments.engine import Engine, validate_first_sequence
 from nope_probe.models.parameter_free import build, nope_llama
 from nope_probe.runtime.checkpoint import RunCheckpoint
 
-LLAMA = ("mask", "rope", "w_q", "w_k", "w_o", "w_v", "mlp")
 NOPE = ("mask", "w_q", "w_k", "w_o", "w_v", "mlp")
-GPT2 = ("mask", "w_q", "w_k", "w_o", "w_v", "mlp", "pos_embed")
+LLAMA, GPT2 = ("mask", "rope", *NOPE[1:]), (*NOPE, "pos_embed")
 
 
 def small_model(seed: int = 0):
@@ -28,49 +27,39 @@ def small_model(seed: int = 0):
     return model
 
 
-def measured(model: Any, inputs: Sequences, plan: Plan, **options: Any) -> Measured:
+def random_tokens(first: int = 0) -> Sequences:
+    return Sequences(inputs=first + torch.randint(1024, (13, 11)), name="random")
+
+
+def measured(
+    model: Any, inputs: Sequences, plan: Plan, checkpoint: Any = None, **options: Any
+) -> Measured:
     engine = Engine(
         model=model,
         inputs=inputs.inputs,
         n_folds=4,
-        batch_size=options.pop("batch_size", 32),
-        checkpoint=options.pop("checkpoint", RunCheckpoint()),
+        batch_size=7,
+        checkpoint=checkpoint or RunCheckpoint(),
     )
     return measure_conditions(engine, plan, **options)
 
 
-def test_the_default_plan_shares_the_conditions_of_its_two_player_sets():
-    plan = make_plan(LLAMA, None)
-    assert [each.name for each in plan.player_sets] == ["players", "circuits"]
-    assert len(plan.conditions) == 32 + 8
+@pytest.mark.parametrize(
+    ("has", "position", "n_default"),
+    [(LLAMA, "rope", 32 + 8), (NOPE, None, 16 + 4), (GPT2, "pos_embed", 32 + 8)],
+)
+def test_a_plan_runs_the_conditions_of_the_sources_and_of_its_players_once(
+    has: Any, position: Any, n_default: int
+):
+    plan = make_plan(has, None)
+    assert [players.name for players in plan.player_sets] == ["players", "circuits"]
+    assert (plan.position, len(plan.conditions)) == (position, n_default)
     assert plan.conditions[0] == INTACT
-    assert plan.position == "rope"
-
-
-def test_a_model_without_rope_has_half_the_conditions_and_no_position_source():
-    plan = make_plan(NOPE, None)
-    assert len(plan.conditions) == 16 + 4
-    assert plan.position is None
-
-
-def test_learned_position_embeddings_take_the_place_of_rope():
-    plan = make_plan(GPT2, ["sources"])
-    assert plan.position == "pos_embed"
-    assert plan.player_sets == ()
-    assert set(plan.conditions) == {
-        INTACT,
-        frozenset({"mask"}),
-        frozenset({"pos_embed"}),
-        frozenset({"mask", "pos_embed"}),
-    }
-
-
-def test_the_conditions_of_the_sources_are_run_for_all_players():
-    plan = make_plan(LLAMA, ["w_q", "mlp"])
-    assert {frozenset({"mask"}), frozenset({"rope"}), frozenset({"mask", "rope"})} < set(
-        plan.conditions
-    )
-    assert plan.name(frozenset({"w_q"})) == "mask+rope+mlp"
+    sources = make_plan(has, ["sources"])
+    assert sources.player_sets == ()
+    removals = [{"mask"}] if position is None else [{"mask"}, {position}, {"mask", position}]
+    assert set(sources.conditions) == {INTACT, *map(frozenset, removals)}
+    assert set(sources.conditions) < set(make_plan(has, ["w_q", "mlp"]).conditions)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +68,6 @@ def test_the_conditions_of_the_sources_are_run_for_all_players():
         ["mask", "rope_high"],
         ["rope_low+w_q", "mask"],
         ["rope[0:3]", "rope[5:7]"],
-        ["mask", "rope_high", "rope_low"],
         ["mask", "rope_high+rope_low"],
     ],
 )
@@ -90,41 +78,16 @@ def test_no_two_conditions_have_one_name(players: list[str]):
     assert frozenset({"rope"}) in plan.conditions, "one of the sources'"
 
 
+def test_a_condition_without_any_band_is_the_one_without_rope():
+    plan = make_plan(("mask", "rope", "w_q"), ["mask", "rope_high", "rope_low"])
+    names = [plan.name(condition) for condition in plan.conditions]
+    of_sources = ["mask+rope", "rope", "mask", "none"]
+    assert names == [*of_sources, "mask+rope_low", "mask+rope_high", "rope_low", "rope_high"]
+
+
 def test_an_encoder_without_a_mask_is_refused():
     with pytest.raises(UserError, match="no causal mask"):
         make_plan(("w_q", "w_k", "w_o", "w_v"), None)
-
-
-@pytest.mark.parametrize("scope", ["both", "own", "upstream"])
-def test_keys_are_those_of_all_streams_in_the_order_of_the_run(scope: Any):
-    plan = make_plan(LLAMA, ["mask", "w_k"])
-    plan = replace(plan, n_layers=2, scope=scope, reparametrise=2)
-    tokens = Sequences(inputs=torch.randint(2048, (13, 11)), name="random")
-    checkpoint = Listing()
-    measured(small_model(), tokens, plan, shuffled=tokens, checkpoint=checkpoint)
-    assert checkpoint.streams == plan.keys(has_shuffled=True)
-    assert len(set(checkpoint.streams)) == len(checkpoint.streams)
-
-
-@pytest.mark.parametrize(("scope", "n_run"), [("own", 36), ("upstream", 52)])
-def test_shared_residual_streams_change_no_map_and_save_layer_passes(scope: Any, n_run: int):
-    model = small_model()
-    plan = replace(make_plan(LLAMA, ["sources"]), n_layers=3, scope=scope)
-    tokens, other = (
-        Sequences(inputs=torch.randint(2048, (13, 11)), name="random") for _ in range(2)
-    )
-    found = []
-    for n_bytes in (0, 10**6):
-        options = {"batch_size": 7, "shuffled": other, "max_residual_bytes": n_bytes}
-        found.append(measured(model, tokens, plan, **options))
-    alone, shared = found
-    for maps, expected in ((shared.maps, alone.maps), (shared.shuffled, alone.shuffled)):
-        assert maps.keys() == expected.keys()
-        for condition, each in maps.items():
-            assert torch.equal(each.folds.nan_to_num(), expected[condition].folds.nan_to_num())
-    # Two batches; the intact model twice, and four conditions without something, one shuffled.
-    assert alone.layer_passes == {"run": 2 * (2 * 3 + 4 * 6), "needed": 60}
-    assert shared.layer_passes == {"run": n_run, "needed": 60}
 
 
 class Listing(RunCheckpoint):
@@ -139,25 +102,61 @@ class Listing(RunCheckpoint):
         return super().stream(key)
 
 
-def test_a_non_finite_shuffled_control_is_named():
-    model, plan = small_model(), replace(make_plan(LLAMA, ["sources"]), n_layers=2)
-    tokens, other = (torch.randint(1024, (13, 11)) + 1024 * i for i in range(2))
+@pytest.mark.parametrize("scope", ["both", "own", "upstream"])
+def test_keys_are_those_of_all_streams_in_the_order_of_the_run(scope: Any):
+    plan = make_plan(LLAMA, ["mask", "w_k"])
+    plan = replace(plan, n_layers=2, scope=scope, reparametrise=2)
+    tokens, checkpoint = random_tokens(), Listing()
+    measured(small_model(), tokens, plan, shuffled=tokens, checkpoint=checkpoint)
+    assert checkpoint.streams == plan.keys(has_shuffled=True)
+    assert len(set(checkpoint.streams)) == len(checkpoint.streams)
+
+
+@pytest.mark.parametrize(("scope", "n_run"), [("own", 36), ("upstream", 52)])
+def test_shared_residual_streams_change_no_map_and_save_layer_passes(scope: Any, n_run: int):
+    model, tokens, other = small_model(), random_tokens(), random_tokens()
+    plan = replace(make_plan(LLAMA, ["sources"]), n_layers=3, scope=scope)
+    alone, shared = (
+        measured(model, tokens, plan, shuffled=other, max_residual_bytes=n_bytes)
+        for n_bytes in (0, 10**6)
+    )
+    for maps, expected in ((shared.maps, alone.maps), (shared.shuffled, alone.shuffled)):
+        assert maps.keys() == expected.keys()
+        for condition, of_condition in maps.items():
+            folds = of_condition.folds.nan_to_num()
+            assert torch.equal(folds, expected[condition].folds.nan_to_num())
+    # Two batches; the intact model twice, and four conditions without something, one shuffled.
+    assert alone.layer_passes == {"run": 2 * (2 * 3 + 4 * 6), "needed": 60}
+    assert shared.layer_passes == {"run": n_run, "needed": 60}
+
+
+def nan_embeddings(model: Any) -> None:
     model.embed.W_E.data[1024:] = torch.nan  # tokens of the control alone
-    with pytest.raises(UserError, match=r"non-finite scores in L0, condition shuffled/mask\+rope$"):
-        measured(
-            model,
-            Sequences(inputs=tokens, name="random"),
-            plan,
-            shuffled=Sequences(inputs=other, name="random shuffled"),
-        )
 
 
-def test_a_non_finite_score_stops_the_run_and_is_named():
-    model, plan = small_model(), replace(make_plan(LLAMA, ["sources"]), n_layers=3)
-    tokens = Sequences(inputs=torch.randint(2048, (13, 11)), name="random")
+def infinite_weight(model: Any) -> None:
     model.blocks[1].attn.W_Q.data[0] = torch.inf
-    with pytest.raises(UserError, match="non-finite scores in L1, the intact model"):
-        measured(model, tokens, plan)
+
+
+def overflowing_norm(model: Any) -> None:
+    model.blocks[0].attn.W_Q.data[0, 0, 0] = 1e30  # finite scores, but a norm that overflows
+
+
+@pytest.mark.parametrize(
+    ("spoil", "players", "message"),
+    [
+        (nan_embeddings, ["sources"], r"non-finite scores in L0, condition shuffled/mask\+rope$"),
+        (infinite_weight, ["sources"], "non-finite scores in L1, the intact model"),
+        (overflowing_norm, ["w_q"], r"non-finite scores in L0, condition score/mask\+rope"),
+    ],
+)
+def test_a_non_finite_score_stops_the_run_and_is_named(spoil: Any, players: Any, message: str):
+    substitutes = (Substitute(gain="norm"),)
+    plan = replace(make_plan(LLAMA, players), n_layers=2, substitutes=substitutes)
+    model = small_model()
+    spoil(model)
+    with pytest.raises(UserError, match=message):
+        measured(model, random_tokens(), plan, shuffled=random_tokens(1024))
 
 
 def test_a_sliding_window_shorter_than_the_sequence_is_named(bridge):
@@ -165,15 +164,3 @@ def test_a_sliding_window_shorter_than_the_sequence_is_named(bridge):
         UserError, match=r"L0 sees 5 keys of 11 \(a sliding window\): lower --seq-len to 5"
     ):
         validate_first_sequence(bridge("mistral"), torch.randint(200, (13, 11)), 1)
-
-
-def test_only_the_condition_that_overflows_is_named():
-    substitutes = (Substitute(gain="norm"),)
-    plan = replace(make_plan(LLAMA, ["w_q"]), n_layers=2, substitutes=substitutes)
-    model, tokens = (
-        small_model(),
-        Sequences(inputs=torch.randint(2048, (13, 11)), name="random"),
-    )
-    model.blocks[0].attn.W_Q.data[0, 0, 0] = 1e30  # finite scores, but a norm that overflows
-    with pytest.raises(UserError, match=r"non-finite scores in L0, condition score/mask\+rope"):
-        measured(model, tokens, plan)

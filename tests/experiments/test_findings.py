@@ -1,146 +1,114 @@
-"""The headings of the ablate page: each rule against small tables, clear ones and noise."""
+"""The headings of the pages: each rule against small tables, clear ones and noise."""
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from nope_probe.experiments.ablation.player_sections import interaction_finding, player_finding
-from nope_probe.experiments.ablation.sections import (
-    control_finding,
-    layers_finding,
-    mask_effect_finding,
-    mean_covariance_finding,
-    source_finding,
-)
+from nope_probe.experiments.ablation import player_sections as players
+from nope_probe.experiments.ablation import sections as ablation
+from nope_probe.experiments.circuit import sections as circuit
 from nope_probe.experiments.sections import band_finding, offset_finding
-from nope_probe.experiments.wording import NO_PATTERN, measure_finding, noisy_layers
+from nope_probe.experiments.simulation import sections as simulation
+from nope_probe.experiments.wording import NO_PATTERN, NOISE, measure_finding, noisy_layers
+from nope_probe.figures.theory import Curves
 
 Estimate = tuple[float, float, float]
+CLEAR = (0.9, 0.8, 1.0)
+MINUS = (-0.5, -0.7, -0.3)
+SMALL = (0.05, 0.02, 0.08)
+NOISY = (0.3, -0.1, 0.7)
+NONE = (np.nan, np.nan, np.nan)
 
 
 def cells(column: str, estimate: Estimate) -> dict[str, float]:
     return dict(zip((column, f"{column}_low", f"{column}_high"), estimate, strict=True))
 
 
-def rows(column: str, *given: tuple[int, str, str, Estimate]) -> pd.DataFrame:
-    """A table of one estimate: each row a layer, the items' column, the item, its numbers."""
+def rows(column: str, item: str, *given: tuple[int, str, Estimate]) -> pd.DataFrame:
+    """A table of one estimate: each row a layer, an item and its numbers."""
     return pd.DataFrame(
-        [{"layer": layer, name: item, **cells(column, each)} for layer, name, item, each in given]
+        [{"layer": layer, item: name, **cells(column, numbers)} for layer, name, numbers in given]
     )
 
 
 def shares(*given: tuple[int, str, Estimate]) -> pd.DataFrame:
-    return rows("share", *((layer, "term", term, each) for layer, term, each in given))
+    return rows("share", "term", *given)
 
 
-CLEAR = (0.9, 0.8, 1.0)
-SMALL = (0.05, 0.02, 0.08)
-NOISY = (0.3, -0.1, 0.7)
-NONE = (np.nan, np.nan, np.nan)
+def source(*given: tuple[str, Estimate]) -> str:
+    return ablation.source_finding(shares(*((1, *term) for term in given)), 1)
 
 
-def lost(*given: tuple[str, Estimate]) -> pd.DataFrame:
-    return rows("lost", *((1, "player", player, each) for player, each in given))
+def lost(*given: tuple[str, Estimate]) -> str:
+    table = rows("lost", "player", *((1, *player) for player in given))
+    return players.player_finding(table, 1, "circuits")
 
 
-def interaction(estimate: Estimate) -> pd.DataFrame:
-    return rows("share", (1, "players", "mask+rope", estimate), (1, "players", "a+b", NOISY))
+def interaction(estimate: Estimate) -> str:
+    table = rows("share", "players", (1, "mask+rope", estimate), (1, "a+b", NOISY))
+    return players.interaction_finding(table, 1, "players")
 
 
 LAYERS = shares(
     *((layer, "rope", CLEAR) for layer in (0, 1, 2)),
     *((3, "mask", CLEAR), (4, "mask", NOISY), (5, "mask", NONE)),
 )
-MANY = lost(("rope", SMALL), ("mask", (0.95, 0.9, 0.99)), ("qk", (0.4, 0.2, 0.6)))
+MEASURES = pd.concat(
+    [
+        rows("locality", "kept", (0, "", CLEAR), (1, "", MINUS), (2, "", NOISY), (3, "", CLEAR)),
+        rows(
+            "amplitude", "kept", (0, "", CLEAR), (1, "", CLEAR), (2, "", CLEAR), (3, "", NOISY)
+        ).drop(columns=["layer", "kept"]),
+    ],
+    axis=1,
+)
+EFFECTS = rows(
+    "difference",
+    "tokens",
+    *((0, "text", NOISY), (1, "text", (0.2, 0.1, 0.3)), (2, "text", MINUS)),
+    (3, "shuffled", CLEAR),
+)
+TERMS = shares((1, "mean", CLEAR), (1, "covariance", SMALL))
+BANDS = rows(
+    "amplitude", "band", (0, "4 to 8", SMALL), (2, "8 to 16", CLEAR), (3, "1 to 2", (2.0, -1.0, 5))
+)
 HEADINGS = (
+    (source(("mask", CLEAR), ("position", CLEAR)), "causal mask brings 90% of L1's"),
     (
-        source_finding(shares((1, "mask", CLEAR), (1, "position", CLEAR)), 1),
-        "The causal mask brings 90% of L1's positional pattern",
+        source(("mask", (0.6, 0.4, 0.8)), ("rope", (0.4, 0.2, 0.6))),
+        "No source alone .*L1's .*mask 60%, RoPE 40%",
     ),
+    (ablation.source_finding(shares((0, "mask", NONE)), None), NO_PATTERN),
     (
-        source_finding(shares((1, "mask", (0.6, 0.4, 0.8)), (1, "rope", (0.4, 0.2, 0.6))), 1),
-        "No source alone brings most of L1's positional pattern: the causal mask 60%, RoPE 40%",
+        ablation.layers_finding(LAYERS),
+        "RoPE in L0 to L2; the causal mask in L3; no source alone in L4; L5 has no pattern",
     ),
-    (source_finding(shares((0, "mask", NONE)), None), NO_PATTERN),
+    (ablation.layers_finding(shares((0, "mask", NONE))), NO_PATTERN),
     (
-        layers_finding(LAYERS),
-        "Most of the positional pattern comes from RoPE in L0 to L2; the causal mask in L3; no "
-        "source alone in L4; L5 has no pattern above the noise",
+        lost(("rope", SMALL), ("mask", (0.95, 0.9, 0.99)), ("qk", (0.4, 0.2, 0.6))),
+        r"Circuits: without the causal mask L1 keeps 5% .*without .*\(W_Q with W_K\) 60%$",
     ),
-    (layers_finding(shares((0, "mask", NONE))), NO_PATTERN),
+    (lost(("mask", (1.2, 1.1, 1.3))), "without the causal mask L1 keeps 0%"),
+    (lost(("mask", NOISY)), "L1's positional part needs none of them"),
+    (lost(("mask", NONE)), NOISE),
+    (interaction(CLEAR), r"mask \+ RoPE bring 90% of L1's .*only together"),
+    (interaction(MINUS), r"mask \+ RoPE together take 50% off L1's"),
+    (interaction(NOISY), NOISE),
+    (ablation.mean_covariance_finding(TERMS, 1), "mean term carries 90% of L1's"),
+    (ablation.mean_covariance_finding(shares((1, "mean", NONE)), 1), NOISE),
+    (measure_finding(MEASURES), "near keys in L0, far keys in L1, neither .* in L2$"),
     (
-        player_finding(MANY, 1, "circuits"),
-        "Circuits: without the causal mask L1 keeps 5% of its positional part, without the "
-        "query-key circuit (W_Q with W_K) 60%",
+        ablation.mask_effect_finding(EFFECTS),
+        r"adds to it in L1 \(at most \+0.2 nats in L1\) and takes from it in L2 \(at most -0.5 ",
     ),
-    (
-        player_finding(lost(("mask", (1.2, 1.1, 1.3))), 1, "players"),
-        "Players: without the causal mask L1 keeps 0% of its positional part",
-    ),
-    (
-        player_finding(lost(("mask", NOISY)), 1, "players"),
-        "Players: L1's positional part needs none of them",
-    ),
-    (
-        player_finding(lost(("mask", NONE)), 1, "players"),
-        "Players: what the positional part needs is not distinguishable from noise",
-    ),
-    (
-        interaction_finding(interaction(CLEAR), 1, "players"),
-        "Interactions of the players: mask + RoPE bring 90% of L1's positional part only together",
-    ),
-    (
-        interaction_finding(interaction((-0.5, -0.7, -0.3)), 1, "players"),
-        "Interactions of the players: mask + RoPE together take 50% off L1's positional part",
-    ),
-    (
-        interaction_finding(interaction(NOISY), 1, "players"),
-        "Interactions of the players: not distinguishable from noise",
-    ),
-    (
-        mean_covariance_finding(shares((1, "mean", CLEAR), (1, "covariance", SMALL)), 1),
-        "The mean term carries 90% of L1's positional pattern",
-    ),
-    (
-        mean_covariance_finding(shares((1, "mean", NONE)), 1),
-        "Mean and covariance terms: not distinguishable from noise",
-    ),
+    (ablation.mask_effect_finding(EFFECTS[:1]), NOISE),
+    (band_finding(BANDS), "8 to 16 in L2 is the strongest, 0.9 nats"),
 )
 
 
 @pytest.mark.parametrize(("heading", "expected"), HEADINGS)
 def test_a_heading_names_what_its_interval_makes_clear(heading: str, expected: str) -> None:
-    assert heading == expected
-
-
-def test_preferences_count_only_layers_with_a_pattern() -> None:
-    localities = [CLEAR, (-0.5, -0.6, -0.4), NOISY, CLEAR]
-    amplitudes = [CLEAR, CLEAR, CLEAR, NOISY]
-    table = pd.DataFrame(
-        [
-            {"layer": layer, **cells("locality", each), **cells("amplitude", amplitudes[layer])}
-            for layer, each in enumerate(localities)
-        ]
-    )
-    assert measure_finding(table) == (
-        "Measures: attention prefers near keys in L0, far keys in L1, neither near nor far keys "
-        "in L2"
-    )
-
-
-def test_the_masks_effect_is_named_where_its_interval_leaves_zero_out() -> None:
-    table = rows(
-        "difference",
-        (0, "tokens", "text", NOISY),
-        (1, "tokens", "text", (0.2, 0.1, 0.3)),
-        (2, "tokens", "text", (-0.4, -0.5, -0.3)),
-        (3, "tokens", "shuffled", CLEAR),
-    )
-    assert mask_effect_finding(table) == (
-        "Non-relative part: the mask adds to it in L1 (at most +0.2 nats in L1) and takes from it "
-        "in L2 (at most -0.4 nats in L2)"
-    )
-    assert mask_effect_finding(table[:1]).endswith("not distinguishable from noise")
+    assert pd.Series([heading]).str.contains(expected).all(), heading
 
 
 @pytest.mark.parametrize(
@@ -151,16 +119,14 @@ def test_the_masks_effect_is_named_where_its_interval_leaves_zero_out() -> None:
             (0.45, 0.4, 0.5),
             "on shuffled tokens L1's positional pattern is 50% as strong",
         ),
-        ("shuffled", NOISY, "pattern is not distinguishable from noise"),
+        ("shuffled", NOISY, NOISE),
         ("text", (0.45, 0.4, 0.5), "with no key skipped L1 has 0.45 nats, not 0.9"),
     ],
 )
 def test_controls(tokens: str, estimate: Estimate, ending: str) -> None:
-    pattern = pd.DataFrame([{"layer": 1, **cells("amplitude", CLEAR)}])
-    row = {"layer": 1, "tokens": tokens, "kept": "all", **cells("amplitude", estimate)}
-    heading = control_finding(pd.DataFrame([row]), pattern, 1, "all")
-    assert heading.startswith("Controls: ")
-    assert heading.endswith(ending)
+    pattern = rows("amplitude", "kept", (1, "all", CLEAR))
+    controls = rows("amplitude", "tokens", (1, tokens, estimate)).assign(kept="all")
+    assert ablation.control_finding(controls, pattern, 1, "all").endswith(ending)
 
 
 def test_items_within_noise_are_listed_by_layer() -> None:
@@ -168,25 +134,68 @@ def test_items_within_noise_are_listed_by_layer() -> None:
     assert noisy_layers(table, "term", "share") == {"mask": [1], "rope": [1]}
 
 
-def test_bands_and_distances() -> None:
-    bands = pd.DataFrame(
-        [
-            {"layer": 0, "band": "4 to 8", **cells("amplitude", SMALL)},
-            {"layer": 2, "band": "8 to 16", **cells("amplitude", CLEAR)},
-            {"layer": 3, "band": "1 to 2", **cells("amplitude", (2.0, -1.0, 5.0))},
-        ]
-    )
-    assert band_finding(bands).endswith("8 to 16 in L2 is the strongest, 0.9 nats")
+def test_near_and_far_quarters_of_distances_are_compared() -> None:
     falling = [(1.0, 0.9, 1.1), (0.5, 0.4, 0.6), (0.0, -0.1, 0.1), (-1.0, -1.1, -0.9)]
-    offsets = pd.DataFrame(
-        [
-            {"layer": 0, "term": term, "offset": 1 + at, **cells("mean", each)}
-            for term in ("all", "score")
-            for at, each in enumerate(falling)
-        ]
-    )
+    table = rows("mean", "term", *((0, "all", estimate) for estimate in falling))
+    offsets = table.assign(offset=range(1, 5))
     assert offset_finding(offsets).endswith(
-        "in L0 the nearest quarter scores 2 nats above the farthest"
+        "L0 the nearest quarter scores 2 nats above the farthest"
     )
     wide = offsets.assign(mean_low=-9.0, mean_high=9.0)
     assert offset_finding(wide).endswith("near and far keys are not distinguishable")
+
+
+def test_the_drawn_model_is_the_ablated_one() -> None:
+    intact = rows("locality", "stage", (0, "c", CLEAR), (0, "g", CLEAR)).assign(model="intact")
+    ablated = rows("locality", "stage", (0, "c", CLEAR), (0, "g", MINUS)).assign(model="ablated")
+    both = pd.concat([intact, ablated])
+    assert circuit.flow_finding(both, ()) == "Near keys have larger values at (c) and (g)"
+    assert circuit.flow_finding(both, ("mask",)) == (
+        "Near keys have larger values at (c); far keys have larger values at (g)"
+    )
+
+
+@pytest.mark.parametrize(("worst", "where"), [(0, "L0 at alpha = 0"), (3, "L1 at alpha = 0.2")])
+def test_the_simulation_names_the_worst_gap_and_the_layers_in_order(worst: int, where: str) -> None:
+    table = pd.DataFrame({"alpha": [0.0, 0.0, 0.2, 0.2], "layer": [0, 1, 0, 1]})
+    table["verdict"] = ["flat", "increasing", "falling", "flat"]
+    table["gap_rms"] = [0.03 if row == worst else 0.001 for row in range(4)]
+    assert simulation.gap_finding(table).endswith(f"0.03 nats RMS at most, in {where}")
+    assert simulation.order_finding(table).endswith("L1 at alpha = 0; none at alpha = 0.2")
+
+
+def test_what_is_no_function_of_distance_is_named_where_it_exceeds_its_noise() -> None:
+    maps = np.full((2, 3, 3), 0.5)
+    maps[1] = -1.3
+    quiet, loud = np.full((2, 3, 3), 0.5), np.full((2, 3, 3), 2.0)
+    clear = simulation.rest_finding({"a": maps, "b": maps / 2}, {"a": quiet, "b": quiet})
+    assert "1.2 nats RMS are no function of " in clear
+    assert clear.endswith("in L1 at a")
+    assert "beyond the noise" in simulation.rest_finding({"a": maps}, {"a": loud})
+
+
+SCORES = np.array([[[np.nan, np.nan], [1.0, np.nan]], [[np.nan, 2.0], [2.75, np.nan]]])
+LAST_ROW = np.arange(1.0, 6.0)[None]
+CURVES = Curves(
+    x=np.arange(5.0),
+    values=LAST_ROW,
+    errors=np.full((1, 5), 0.5),
+    theory=LAST_ROW + np.array([0.4, -0.4, 0.6, 0.0, 9.0]),
+)
+FLAT = pd.DataFrame({"layer": range(4), "verdict": ["flat", *["increasing"] * 3]})
+RATIOS = pd.DataFrame({"layer": [0, 1, 2], "variance_ratio": [1e13, 528.8, 57.4]})
+
+
+@pytest.mark.parametrize(
+    ("heading", "ending"),
+    [
+        (simulation.scale_finding("alpha = 0", SCORES, 1.0), "a layer's span 0.75 at most"),
+        (simulation.layers_finding("a", FLAT), "those of L1 to L3 depend on distance"),
+        (simulation.layers_finding("a", FLAT[:1]), "none depend on distance"),
+        (simulation.row_finding([CURVES]), "60% are within two standard errors of theory"),
+        (simulation.variance_finding(RATIOS), "the variance by 57 to 529 after L0"),
+        (simulation.variance_finding(RATIOS[:1]), "The numbers of every layer"),
+    ],
+)
+def test_headings_of_a_simulation_name_layers_and_numbers(heading: str, ending: str) -> None:
+    assert heading.endswith(ending)

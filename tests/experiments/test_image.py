@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import plotly.graph_objects as go
 import pytest
-from support.command_line import refused, run_command
+from support.command_line import run_command
 
-from nope_probe import behaviour, reproduce, scores, simulate
+from nope_probe import simulate
 from nope_probe.errors import UserError
 from nope_probe.experiments import sections
 from nope_probe.experiments.sections import Report
@@ -66,11 +66,3 @@ def test_a_command_draws_its_image_and_records_the_run_as_without(
     run_command(simulate, *run, "--image", tmp_path / "figure.svg")
     assert drawn[tmp_path / "figure.svg"].layout.title.text.startswith("Scores at alpha = 0")
     assert "image" not in read_manifest(tmp_path / "run")["settings"]
-
-
-def test_an_image_of_another_kind_is_refused_before_anything_is_run(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    for command, arguments in ((scores, []), (behaviour, []), (reproduce, ["figure1"])):
-        line = refused(capfd, tmp_path, command, *arguments, "--image", "x.jpg")
-        assert "ends in .png or .svg" in line

@@ -1,4 +1,4 @@
-"""The figures of language models: their settings, and the claims about their maps."""
+"""The paper's figures: their settings, and the claims about their maps."""
 
 import re
 from collections.abc import Callable
@@ -8,14 +8,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from support.command_line import refused, run_command
 from support.forks import forks
-from support.tiny_models import tokenizer
 
 from nope_probe import reproduce
+from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
+from nope_probe.analyses.parameter_free.theory import theory_scores
 from nope_probe.experiments.paper.claims import (
     Claim,
     figure3,
+    figure9,
+    figure10,
     listed,
     off_diagonal_ratio,
     score_claims,
@@ -27,55 +31,45 @@ from nope_probe.runtime.folder import Run, read_manifest, read_run
 THREE = ("llama-3.1-8b", "phi-4", "qwen3-8b")
 
 
-@pytest.mark.parametrize(
-    ("figure", "models", "layers"),
-    [
-        ("figure5", THREE, 4),
-        ("figure11", THREE[:1], "all"),
-        ("figure12", THREE[1:2], "all"),
-        ("figure13", THREE[2:], "all"),
-        ("figure14", THREE[:1], "all"),
-        ("figure15", THREE[1:2], "all"),
-        ("figure16", THREE[2:], "all"),
-    ],
-)
-def test_without_flags_a_figure_has_the_papers_settings(
-    figure: str, models: tuple[str, ...], layers: Any
-) -> None:
-    chosen = experiments_of(Settings(figure=figure))
-    assert tuple(chosen) == models
-    for each in chosen.values():
-        assert isinstance(each, scores_run.Settings)
-        assert (each.n_seqs, each.seq_len, each.data) == (1000, 1024, "fineweb-edu")
-        assert (each.windows, each.layers, each.seed) == ("start", layers, 0)
+def test_without_flags_a_figure_has_the_papers_settings() -> None:
+    figures = {f"figure{n}": (THREE[(n - 11) % 3],) for n in range(11, 17)} | {"figure5": THREE}
+    for figure, models in figures.items():
+        chosen = experiments_of(Settings(figure=figure))
+        assert tuple(chosen) == models
+        for settings in chosen.values():
+            assert isinstance(settings, scores_run.Settings)
+            assert (settings.n_seqs, settings.seq_len) == (1000, 1024)
+            assert (settings.data, settings.windows, settings.seed) == ("fineweb-edu", "start", 0)
+            assert settings.layers == (4 if figure == "figure5" else "all")
 
 
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "text.jsonl"
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "text.jsonl"
     words = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog"]
     texts = [f"{i} " + " ".join(words[i * j % 9] for j in range(9)) for i in range(41)]
     pd.DataFrame({"text": texts}).to_json(path, orient="records", lines=True)
-    assert all(len(ids) >= 13 for ids in tokenizer()(texts)["input_ids"])
     return path
 
 
-def test_figure_five_runs_on_given_models_and_data_a_folder_per_model(
-    text: Path,
-    tiny: Callable[[str], Any],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+def test_processes_share_one_model_after_the_other_and_one_prints(
+    text: Path, tiny: Callable[[str], Any], tmp_path: Path
 ) -> None:
     models = [tiny(name).folder for name in ("llama", "smollm3")]
-    given = [flag for model in models for flag in ("--model", model)]
-    given += ["--n-seqs", 29, "--seq-len", 13, "--data", text, "--layers", 2]
-    run_command(reproduce, "figure5", *given, "--out", tmp_path / "out")
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("figure5")]
+    command = ["reproduce", "figure5", "--n-seqs", "41", "--seq-len", "13"]
+    # 41 windows are two batches of at most 32: one for each process.
+    command += ["--data", str(text), "--layers", "2"]
+    command += [flag for model in models for flag in ("--model", str(model))]
+    codes, printed = forks("share", "2", tmp_path, command)
+    assert codes == {"2": [0, 0]}, printed
+    assert printed.count("experiment: ") == 2
+    assert printed.count("report: ") == 1
+    said = [line for line in printed.splitlines() if line.startswith("figure5")]
     assert "the paper used llama-3.1-8b, phi-4 and qwen3-8b" in said[0]
-    folders = read_manifest(tmp_path / "out")["experiments"]
+    folders = read_manifest(tmp_path / "2")["experiments"]
     for model in models:
         assert sum(f"figure5, {model}, the paper: " in line for line in said) == 6
-        folder = tmp_path / "out" / folders[str(model)]
+        folder = tmp_path / "2" / folders[str(model)]
         assert re.fullmatch(rf"scores-{model.name}-\w{{8}}", folder.name)
         assert "Diagonal-normalised scores" in (folder / "report.html").read_text()
         chosen = read_manifest(folder)["settings"]
@@ -83,54 +77,28 @@ def test_figure_five_runs_on_given_models_and_data_a_folder_per_model(
 
 
 def test_figures_of_the_appendix_name_the_error_in_the_published_scale(
-    text: Path,
-    tiny: Callable[[str], Any],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    text: Path, tiny: Callable[[str], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = ["--model", tiny("smollm3").folder, "--n-seqs", 29, "--seq-len", 13, "--data", text]
-    seen = {}
-    for figure in ("figure11", "figure14"):
+    model = ["--model", tiny("smollm3").folder, "--n-seqs", 13, "--seq-len", 13, "--data", text]
+    for figure, n_claims in (("figure11", 1), ("figure14", 5)):
         run_command(reproduce, figure, *model, "--out", tmp_path / figure)
         said = capsys.readouterr().out
-        assert "Figures 11 to 16 are 50 times too small in scale (20 sequences, divided" in said
-        seen[figure] = [line for line in said.splitlines() if line.startswith(f"{figure}, ")]
+        assert "Figures 11 to 16 are 50 times too small in scale" in said
+        assert sum(line.startswith(f"{figure}, ") for line in said.splitlines()) == n_claims
         (folder,) = read_manifest(tmp_path / figure)["experiments"].values()
         assert read_manifest(tmp_path / figure / folder)["model"]["n_layers"] == 3
-    assert [len(seen[figure]) for figure in ("figure11", "figure14")] == [1, 5]
-    assert "mean scores are within ±10 nats" in seen["figure11"][0]
-
-
-def test_processes_share_one_model_after_the_other_and_one_prints(
-    text: Path, tiny: Callable[[str], Any], tmp_path: Path
-) -> None:
-    command = ["reproduce", "figure5", "--n-seqs", "41", "--seq-len", "13"]
-    # 41 windows are two batches of at most 32: one for each process.
-    command += ["--data", str(text), "--layers", "2"]
-    for name in ("llama", "smollm3"):
-        command += ["--model", str(tiny(name).folder)]
-    codes, printed = forks("share", "2", tmp_path, command)
-    assert codes == {"2": [0, 0]}, printed
-    assert printed.count("experiment: ") == 2
-    assert printed.count("report: ") == 1
-    assert len(list(tmp_path.glob("scores-*/manifest.json"))) == 2
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         (["figure2", "--data", "shipped"], "figure2 takes no --data"),
-        (["figure3", "--seq-len", 9], "figure3 takes no --seq-len"),
-        (["figure4", "--model", "rope-tiny"], "figure4 takes no --model"),
         (["figure3", "--model", "a", "--model", "b"], "figure3 takes one --model, got 2"),
         (["figure5"], "meta-llama/Llama-3.1-8B is not in the local cache"),
     ],
 )
 def test_a_flag_that_a_figure_does_not_have_is_one_line(
-    given: list[Any],
-    message: str,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
+    given: list[Any], message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert refused(capfd, tmp_path, reproduce, *given).startswith(message)
 
@@ -152,26 +120,25 @@ def claims(
     score = square.copy()
     score[1, 50:, :30] = top  # 1,530 of 5,151 cells, in L1
     maps = {"score": score, "normalised": square, "se": square * 0.01}
-    return list(
-        score_claims(
-            Run(manifest={}, arrays={"maps": maps}, tables={"pattern": rows}),
-            ("score", "normalised"),
-        )
-    )
+    run = Run(manifest={}, arrays={"maps": maps}, tables={"pattern": rows})
+    return list(score_claims(run, ("score", "normalised")))
 
 
-def test_a_run_like_the_papers_figures_reproduces_all_but_the_sign_of_figure_four() -> None:
-    found = claims()
-    assert [each.reproduced for each in found] == [True, True, True, True, True, False]
-    assert "between 0.5 (L0) and 9 nats (L1), with a standard error of 0.005" in str(found[0])
-    assert "+0.2 [+0.15, +0.25] (L1), +0.2 [+0.15, +0.25] (L2)" in str(found[2])
-    assert "differ from the rest by +0.5 [+0.45, +0.55] (L1)" in str(found[4])
-    assert "of which softmax acts on +0.25 [+0.2, +0.3] (L1)" in str(found[5])
+def test_evidence_names_the_layers_with_their_numbers_and_intervals() -> None:
+    found = [str(claim) for claim in claims()]
+    assert "between 0.5 (L0) and 9 nats (L1), with a standard error of 0.005" in found[0]
+    assert "+0.2 [+0.15, +0.25] (L1), +0.2 [+0.15, +0.25] (L2)" in found[2]
+    assert "+0.5 [+0.45, +0.55] (L1)" in found[4]
+    assert "+0.25 [+0.2, +0.3] (L1)" in found[5]
+    rows = pd.DataFrame({"layer": range(2, 33), "rms": [(i * 7) % 31 / 10 for i in range(31)]})
+    rows["rms_low"], rows["rms_high"] = rows["rms"] - 1, rows["rms"] + 1
+    assert listed(rows, "rms") == "+0 [-1, +1] (L2) to +3 [+2, +4] (L24)"  # smallest and largest
 
 
 @pytest.mark.parametrize(
     ("changed", "reproduced"),
     [
+        ({}, [True, True, True, True, True, False]),  # as the paper's, but for figure 4's sign
         ({"top": 11.0}, [False, True, True, True, True, False]),
         ({"top": -11.0}, [False, True, True, True, True, False]),
         ({"later": 0.04}, [True, True, False, False, True, False]),
@@ -183,13 +150,7 @@ def test_a_run_like_the_papers_figures_reproduces_all_but_the_sign_of_figure_fou
 def test_each_claim_depends_on_its_own_measure(
     changed: dict[str, float], reproduced: list[bool]
 ) -> None:
-    assert [each.reproduced for each in claims(**changed)] == reproduced
-
-
-def test_of_many_layers_the_smallest_and_the_largest_are_named() -> None:
-    rows = pd.DataFrame({"layer": range(2, 33), "rms": [(i * 7) % 31 / 10 for i in range(31)]})
-    rows["rms_low"], rows["rms_high"] = rows["rms"] - 1, rows["rms"] + 1
-    assert listed(rows, "rms") == "+0 [-1, +1] (L2) to +3 [+2, +4] (L24)"
+    assert [claim.reproduced for claim in claims(**changed)] == reproduced
 
 
 def test_reproducing_figure_3_checks_each_claim_of_the_paper(
@@ -208,17 +169,6 @@ def test_reproducing_figure_3_checks_each_claim_of_the_paper(
     assert ". Reproduced: rank correlation" in claims[5]
 
 
-def figure_3(**trends: float) -> list[bool]:
-    """Check figure 3's claims on a run written by hand, every interval ±0.1 wide."""
-    localities = {"f": 0.5, "g": -0.5, "h": 0.5, "i": 0.5} | trends
-    rows = pd.DataFrame({"stage": list(localities), "locality": list(localities.values())})
-    rows["locality_low"], rows["locality_high"] = rows["locality"] - 0.1, rows["locality"] + 0.1
-    falling = np.diag(np.arange(41.0, 0, -1)).astype(np.float32)
-    maps = {"gram/a": np.eye(41, dtype=np.float32), "gram/c": falling}
-    run = Run(manifest={}, arrays={"maps": maps}, tables={"stages": rows})
-    return [claim.reproduced for claim in figure3(run)]
-
-
 @pytest.mark.parametrize(
     ("trends", "reproduced"),
     [
@@ -232,7 +182,28 @@ def figure_3(**trends: float) -> list[bool]:
 def test_claims_of_figure_3_depend_on_the_trends_of_their_stages(
     trends: dict[str, float], reproduced: list[bool]
 ) -> None:
-    assert figure_3(**trends) == reproduced
+    """A run is written by hand, every interval ±0.1 wide."""
+    localities = {"f": 0.5, "g": -0.5, "h": 0.5, "i": 0.5} | trends
+    rows = pd.DataFrame({"stage": list(localities), "locality": list(localities.values())})
+    rows["locality_low"], rows["locality_high"] = rows["locality"] - 0.1, rows["locality"] + 0.1
+    falling = np.diag(np.arange(41.0, 0, -1)).astype(np.float32)
+    maps = {"gram/a": np.eye(41, dtype=np.float32), "gram/c": falling}
+    found = figure3(Run(manifest={}, arrays={"maps": maps}, tables={"stages": rows}))
+    assert [claim.reproduced for claim in found] == reproduced
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_mask_decides_the_claims_of_figures_9_and_10(causal: bool) -> None:
+    spec = ParameterFreeSpec(d_model=64, rope=True, causal=causal)
+    maps = theory_scores(torch.tensor([0.0, 0.5]), 50, 4, spec).numpy()
+    of_alpha = [
+        Run(manifest={}, arrays={"maps": {f"score/alpha={alpha}": values}})
+        for alpha, values in zip(("0", "0.5"), maps, strict=True)
+    ]
+    (claim,) = figure10(of_alpha[0])
+    assert claim.reproduced == (not causal)  # a relative map
+    claim, _ = figure9(of_alpha[1])
+    assert claim.reproduced == causal
 
 
 def test_the_ratio_off_the_diagonal_leaves_the_first_position_out() -> None:

@@ -30,10 +30,7 @@ SMALL = ["--n-seqs", "7", "--seq-len", "13", "--folds", "5", "--layers", "2", "-
     ],
 )
 def test_an_unsupported_folder_is_refused_with_the_reason(
-    kind: str,
-    message: str,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
+    kind: str, message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "model"
     getattr(refused_models, kind)(folder)
@@ -100,23 +97,15 @@ def test_a_tokenizer_that_knows_fewer_tokens_than_are_embedded_is_fine(tmp_path:
 
 
 def test_a_quantised_checkpoint_is_read_as_its_plain_weights(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
+    folder, name = tmp_path / "model", "self_attn.q_proj.weight"
     meant = refused_models.fp8(folder)
     truth = plain(write_llama(tmp_path / "plain"))
-    rounding = truth.state_dict()["model.layers.0.self_attn.q_proj.weight"].clone()
+    before = truth.state_dict()[f"model.layers.0.{name}"].clone()
     truth.load_state_dict(meant)
-    rounding -= truth.state_dict()["model.layers.0.self_attn.q_proj.weight"]
-    loaded = load(str(folder))
-    windows = tokens(5)
+    assert (before - meant[f"model.layers.0.{name}"]).abs().max() > 1e-3, "rounded"
+    loaded, windows = load(str(folder)), tokens(5)
     torch.testing.assert_close(loaded.model(windows), truth(windows).logits, rtol=1e-5, atol=1e-5)
-    assert rounding.abs().max() > 1e-3
     assert max(loaded.info.parity.values()) <= 1e-5
-
-
-def test_a_quantised_checkpoints_first_layers_are_those_of_the_whole(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    meant = refused_models.fp8(folder)
-    model: Any = load(str(folder), n_layers=1).model
-    name = "self_attn.q_proj.weight"
-    ours = model.blocks[0].attn.q.original_component.weight
-    torch.testing.assert_close(ours, meant[f"model.layers.0.{name}"])
+    first: Any = load(str(folder), n_layers=1).model
+    weight = first.blocks[0].attn.q.original_component.weight
+    torch.testing.assert_close(weight, meant[f"model.layers.0.{name}"])

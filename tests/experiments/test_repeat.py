@@ -47,23 +47,30 @@ def repeated(capfd: pytest.CaptureFixture[str], run: Path, *flags: object) -> tu
 
 
 @pytest.mark.parametrize("command", RUNS)
-def test_a_run_that_is_repeated_has_the_same_bytes(
+def test_a_run_that_is_repeated_has_the_same_bytes_and_one_that_differs_ends_with_code_1(
     command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     module, flags = RUNS[command]
-    run_command(module, *flags, "--out", tmp_path / "run")
-    code, line = repeated(capfd, tmp_path / "run", "--out", tmp_path / "again")
-    assert (code, line) == (0, f"{tmp_path / 'run'}: the same, byte for byte\n")
-    first, second = (
-        json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("run", "again")
-    )
+    run, again = tmp_path / "run", tmp_path / "again"
+    run_command(module, *flags, "--out", run)
+    code, line = repeated(capfd, run, "--out", again)
+    assert (code, line) == (0, f"{run}: the same, byte for byte\n")
+    first, second = (json.loads((out / "manifest.json").read_text()) for out in (run, again))
     assert first["settings"] == second["settings"]
     assert first["threads"] == second["threads"] == torch.get_num_threads()
-    for name in first["checksums"]:
-        if name != "report.html":
-            assert (tmp_path / "run" / name).read_bytes() == (
-                tmp_path / "again" / name
-            ).read_bytes()
+    for name in {*first["checksums"]} - {"report.html"}:
+        assert (run / name).read_bytes() == (again / name).read_bytes()
+    if command != "simulate":
+        return
+    true = read_run(run)
+    maps = {name: np.where(cells > 0, cells * 1.001, cells) for name, cells in true.maps.items()}
+    manifest = {name: value for name, value in true.manifest.items() if name != "checksum"}
+    told = tmp_path / "told"
+    write_run(told, replace(true, manifest=manifest, arrays={"maps": maps}, page="told"))
+    code, line = repeated(capfd, told)
+    assert code == 1
+    assert line.startswith(f"{told}: not the same: the largest difference is 0.001")
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "again", "told"}
 
 
 def test_layers_is_repeated_from_what_it_printed(
@@ -106,14 +113,14 @@ def test_what_cannot_be_repeated_is_one_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write_run(tmp_path / "page", Run(manifest={"kind": "compare", "settings": {}}))
-    line = refused(capfd, tmp_path / "here", reproduce, tmp_path / "page")
-    assert "is a run of compare, which is not repeated: expected one of ablate, " in line
     old = {"kind": "scores", "settings": {"format": 1, "seed": 0}}
     write_run(tmp_path / "old", Run(manifest=old))
-    line = refused(capfd, tmp_path / "here", reproduce, tmp_path / "old")
-    assert "a run of another version of nope_probe" in line
-    line = refused(capfd, tmp_path / "here", reproduce, tmp_path / "none")
-    assert line.endswith("none holds no run: it has no manifest.json")
+    for name, message in (
+        ("page", "is a run of compare, which is not repeated: expected one of ablate, "),
+        ("old", "a run of another version of nope_probe"),
+        ("none", "none holds no run: it has no manifest.json"),
+    ):
+        assert message in refused(capfd, tmp_path / "here", reproduce, tmp_path / name)
 
 
 def written(folder: Path, values: list[float], label: str = "a", threads: int = 1) -> Path:
@@ -128,25 +135,26 @@ def written(folder: Path, values: list[float], label: str = "a", threads: int = 
 
 
 def test_runs_are_compared_by_their_largest_difference(tmp_path: Path) -> None:
-    before = written(tmp_path / "before", [1.0, -4.0, float("nan")])
-    same = written(tmp_path / "same", [1.0, -4.0, float("nan")])
-    close = written(tmp_path / "close", [1.0 + 2e-6, -4.0, float("nan")], threads=2)
-    far = written(tmp_path / "far", [1.0 + 2e-5, -4.0, float("nan")])
-    holes = written(tmp_path / "holes", [1.0, float("nan"), -4.0])
-    shape = written(tmp_path / "shape", [1.0, -4.0])
-    other = written(tmp_path / "other", [1.0, -4.0, float("nan")], label="b")
-    assert str(compare_runs(before, same)) == f"{before}: the same, byte for byte"
-    found = compare_runs(before, close)
-    assert found.same
-    assert not found.identical
-    assert found.largest == pytest.approx(5e-7, rel=0.1)
-    assert str(found).endswith("; threads 1 then, 2 now")
-    assert not compare_runs(before, far).same
-    assert "in maps.safetensors score" in str(compare_runs(before, far))
-    assert compare_runs(before, holes).largest == float("inf")
-    assert compare_runs(before, shape).missing == ("maps.safetensors score",)
-    assert compare_runs(before, other).missing == ("rows of rows.csv",)
-    assert not compare_runs(before, other).same
+    nan = float("nan")
+    before = written(tmp_path / "before", [1.0, -4.0, nan])
+
+    def against(*values: float, **run: Any) -> Comparison:
+        return compare_runs(before, written(tmp_path / f"{values}{run}", [*values], **run))
+
+    assert str(against(1.0, -4.0, nan)) == f"{before}: the same, byte for byte"
+    close = against(1.0 + 2e-6, -4.0, nan, threads=2)
+    assert close.same
+    assert not close.identical
+    assert close.largest == pytest.approx(5e-7, rel=0.1)
+    assert str(close).endswith("; threads 1 then, 2 now")
+    far = against(1.0 + 2e-5, -4.0, nan)
+    assert not far.same
+    assert "in maps.safetensors score" in str(far)
+    assert against(1.0, nan, -4.0).largest == float("inf")
+    assert against(1.0, -4.0).missing == ("maps.safetensors score",)
+    other = against(1.0, -4.0, nan, label="b")
+    assert other.missing == ("rows of rows.csv",)
+    assert not other.same
 
 
 def test_differences_of_integers_and_of_zeros_count() -> None:
@@ -172,21 +180,3 @@ def test_findings_of_layers_are_compared_number_by_number(tmp_path: Path) -> Non
     assert found(scale=2.01).where == "layers.0.scale"
     assert not found(rope=False).same
     assert found(more=1).missing == ("layers.0.more",)
-
-
-def test_a_run_that_comes_out_otherwise_ends_with_code_1(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    command, flags = RUNS["simulate"]
-    run_command(command, *flags, "--out", tmp_path / "run")
-    true = read_run(tmp_path / "run")
-    maps = {
-        name: np.where(values > 0, values * 1.001, values) for name, values in true.maps.items()
-    }
-    manifest = {name: value for name, value in true.manifest.items() if name != "checksum"}
-    told = replace(true, manifest=manifest, arrays={"maps": maps}, page="told")
-    write_run(tmp_path / "told", told)
-    code, line = repeated(capfd, tmp_path / "told")
-    assert code == 1
-    assert line.startswith(f"{tmp_path / 'told'}: not the same: the largest difference is 0.001")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "told"]

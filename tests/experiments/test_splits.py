@@ -25,6 +25,9 @@ def scored(tiny: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory)
 
 
 def test_the_maps_of_bands_add_up_to_the_score_map(scored: Path):
+    page = (scored / "report.html").read_text()
+    assert "The positional pattern by RoPE band" in page
+    assert "Scores by distance" in page
     maps = load_file(scored / "maps.safetensors")
     bands = [each for name, each in maps.items() if name.startswith("band/")]
     assert len(bands) == 5  # 2 pi 10000^(f/4): 6, 63, 628, 6283; and the rest
@@ -58,12 +61,6 @@ def test_offsets_are_the_means_of_the_maps_diagonals(scored: Path):
     np.testing.assert_allclose(means.to_numpy(), score.loc[means.index].to_numpy(), atol=1e-5)
 
 
-def test_the_page_shows_bands_and_offsets(scored: Path):
-    page = (scored / "report.html").read_text()
-    assert "The positional pattern by RoPE band" in page
-    assert "Scores by distance" in page
-
-
 def test_the_sources_profiles_add_up_to_that_of_the_pattern(
     tiny: Callable[[str], Any], tmp_path: Path
 ):
@@ -83,25 +80,16 @@ def test_the_sources_profiles_add_up_to_that_of_the_pattern(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("model", "bands", "message"),
     [
-        (["--model", "nope-tiny", "--bands", "octaves"], "--bands: no layer has RoPE"),
-        (["--model", "nope-tiny", "--bands", "4"], "--bands: no layer has RoPE"),
-        (["--bands", "0"], "--bands 0: expected 1 <= bands <= 1024"),
-        (["--bands", "17"], "--bands: expected from 1 to 16 bands (rotary pairs), got 17"),
+        ("smollm3-nope", "octaves", "--bands: no layer has RoPE"),
+        ("llama", "0", "--bands 0: expected 1 <= bands <= 1024"),
+        ("llama", "6", "--bands: expected from 1 to 5 bands (rotary pairs), got 6"),
+        ("gemma2", "2", "--bands: the scores of L0 are soft-capped"),
     ],
 )
 def test_bands_that_do_not_exist_are_refused(
-    arguments: list[str], message: str, capfd: Any, tmp_path: Path
+    model: str, bands: str, message: str, tiny: Callable[[str], Any], capfd: Any, tmp_path: Path
 ):
-    small = ["--n-seqs", 8, "--seq-len", 8, "--data", "random"]
-    assert message in refused(capfd, tmp_path, scores, *small, *arguments)
-
-
-def test_bands_of_soft_capped_scores_are_refused(
-    tiny: Callable[[str], Any], capfd: Any, tmp_path: Path
-):
-    model = ["--model", tiny("gemma2").folder, "--layers", 2, "--data", "random"]
-    arguments = [*model, "--n-seqs", 8, "--seq-len", 5, "--bands", 2]
-    line = refused(capfd, tmp_path, scores, *arguments)
-    assert "--bands: the scores of L0 are soft-capped" in line
+    small = ["--n-seqs", 8, "--seq-len", 5, "--layers", 2, "--data", "random", "--bands", bands]
+    assert message in refused(capfd, tmp_path, scores, *small, "--model", tiny(model).folder)

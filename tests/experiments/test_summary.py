@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from nope_probe.experiments.ablation import sections
 from nope_probe.experiments.ablation.player_sections import Findings
-from nope_probe.experiments.ablation.sections import report
 from nope_probe.experiments.circuit.sections import _stages_as_text
 from nope_probe.experiments.circuit.sections import headline as circuit_headline
 from nope_probe.experiments.sections import print_report
@@ -23,110 +23,125 @@ MANIFEST: dict[str, Any] = {
     "skip_keys": 1,
     "seconds": 3.0,
 }
+PLAYER_NUMBERS = ["share", "lost", "alone", "amplification"]
 
 
 def interval(name: str, value: float, half: float) -> dict[str, float]:
     return {name: value, f"{name}_low": value - half, f"{name}_high": value + half}
 
 
+def two_layers(labels: list[dict[str, Any]], **estimates: tuple[float, float]) -> pd.DataFrame:
+    """A table of two layers: in each, a row per group of labels, with estimates (half widths)."""
+    rows = []
+    for layer in (0, 1):
+        for group in labels:
+            row = {"layer": layer, **group}
+            for name, numbers in estimates.items():
+                row |= interval(name, *numbers)
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
 def tables(amplitude: float = 0.5) -> dict[str, pd.DataFrame]:
-    whole = [
-        {"layer": layer, "kept": "mask+rope"}
-        | interval("amplitude", size, 0.1)
-        | interval("locality", -0.3, 0.1)
-        for layer, size in ((0, amplitude / 2), (1, amplitude))
-    ]
+    pattern = two_layers([{"kept": "mask+rope"}], amplitude=(amplitude, 0.1), locality=(-0.3, 0.1))
+    pattern.loc[0, ["amplitude", "amplitude_low", "amplitude_high"]] -= amplitude / 2
     shares = {"content": 0.02, "mask": -0.12, "rope": 1.1, "mask_x_rope": 0.0, "position": 0.98}
-    sources = [
-        {"layer": layer, "term": term} | interval("rms", 0.2, 0.01) | interval("share", s, 0.01)
-        for layer in (0, 1)
-        for term, s in shares.items()
-    ]
-    lost = {"mask": 0.05, "qk": 0.9, "ov": -0.4}
+    terms = [{"term": term, **interval("share", size, 0.01)} for term, size in shares.items()]
     players = [
-        {"layer": layer, "player_set": "circuits", "player": player}
-        | interval("share", 1 / 3, 0.01)
-        | interval("alone", 0.1, 0.01)
-        | interval("lost", value, 0.1)
-        | interval("amplification", 5.0, 0.5)
-        for layer in (0, 1)
-        for player, value in lost.items()
+        {"player_set": "circuits", "player": player, **interval("lost", size, 0.1)}
+        for player, size in (("mask", 0.05), ("qk", 0.9), ("ov", -0.4))
     ]
-    effects = [
-        {"layer": layer, "tokens": "text"}
-        | interval("with_mask", 0.3, 0.01)
-        | interval("without_mask", 0.2, 0.01)
-        | interval("difference", 0.1, 0.01)
-        for layer in (0, 1)
-    ]
-    names = ("pattern", "sources", "players", "non_relative", "controls")
-    controls = pd.DataFrame(columns=["layer", "tokens", "skip_keys", "kept", "amplitude"])
-    frames = (*map(pd.DataFrame, (whole, sources, players, effects)), controls)
-    return dict(zip(names, frames, strict=True))
+    parts = {"share": (1 / 3, 0.01), "alone": (0.1, 0.01), "amplification": (5.0, 0.5)}
+    effect = {"with_mask": (0.3, 0.01), "without_mask": (0.2, 0.01), "difference": (0.1, 0.01)}
+    return {
+        "pattern": pattern,
+        "sources": two_layers(terms, rms=(0.2, 0.01)),
+        "players": two_layers(players, **parts),
+        "non_relative": two_layers([{"tokens": "text"}], **effect),
+        "controls": pd.DataFrame(columns=["layer", "tokens", "skip_keys", "kept", "amplitude"]),
+    }
 
 
 def headline(manifest: dict[str, Any], tables: dict[str, pd.DataFrame]) -> list[str]:
     return sections.headline(Findings(Run(manifest=manifest, tables=tables)))
 
 
-def show(tables: dict[str, pd.DataFrame]) -> None:
-    empty = {"offsets": pd.DataFrame({"term": [], "layer": []})}
-    print_report(report(Run(manifest=MANIFEST, tables=tables | empty)), MANIFEST, Path("runs/x"))
+def shown(capsys: pytest.CaptureFixture[str], tables: dict[str, pd.DataFrame]) -> list[str]:
+    """Return the lines that a run prints, with single spaces."""
+    run = Run(manifest=MANIFEST, tables=tables | {"offsets": pd.DataFrame({"term": []})})
+    print_report(sections.report(run), MANIFEST, Path("runs/x"))
+    lines = capsys.readouterr().out.splitlines()
+    return [" ".join(line.split()) for line in lines if line.strip()]
 
 
-def test_the_first_sentence_names_the_strongest_layer_and_its_sources_by_size():
-    first = headline(MANIFEST, tables())[0]
+def test_the_headline_names_the_strongest_layer_its_sources_by_size_and_what_is_lost():
+    first, second = headline(MANIFEST, tables())
     assert first.startswith("In L1 of some-model")
     assert "0.50 nats RMS [0.40, 0.60]" in first
     assert "prefers far keys (rank correlation with the key's position -0.30)" in first
     rope, mask = first.index("RoPE 110% [109, 111]"), first.index("the causal mask -12% [-13, -11]")
     assert rope < mask < first.index("the content of the text 2% [1, 3]")
-
-
-def test_the_second_sentence_names_what_is_lost_and_what_grows():
-    second = headline(MANIFEST, tables())[1]
     assert "loses 90% [80, 100] without the query-key circuit" in second
     assert "grows by 40% [30, 50] without the value-output circuit" in second
-
-
-def test_equal_shares_are_called_no_measurement_of_equal_weight():
-    assert "about 1/3: the signature of “all are needed”" in headline(MANIFEST, tables())[1]
+    assert "about 1/3: the signature of “all are needed”" in second
     elsewhere = {**MANIFEST, "conjunctions": {"circuits": [0]}}
     assert "signature" not in headline(elsewhere, tables())[1]
 
 
 def test_noise_is_not_called_a_pattern():
     [only] = headline(MANIFEST, tables(amplitude=0.05))
-    assert only == (
-        "some-model shows no positional pattern in its attention that exceeds the noise."
-    )
+    assert "some-model shows no positional pattern" in only
 
 
 def test_empty_shares_are_shown_as_no_pattern(capsys: pytest.CaptureFixture[str]):
-    ours = tables()
-    ours["sources"].loc[ours["sources"]["layer"] == 1, ["share", "share_low", "share_high"]] = (
-        float("nan")
+    given = tables()
+    given["sources"].loc[given["sources"]["layer"] == 1, ["share", "share_low", "share_high"]] = (
+        np.nan
     )
-    show(ours)
-    shown = capsys.readouterr().out
-    assert shown.count("no pattern") == 5  # the four terms and their sum
-    assert "110.0 [109.0, 111.0]" in shown
-    assert "0.300 +0.100 [+0.090, +0.110]" in " ".join(shown.split())
+    text = "\n".join(shown(capsys, given))
+    assert text.count("no pattern") == 5  # the four terms and their sum
+    assert "110.0 [109.0, 111.0]" in text
+    assert "0.300 +0.100 [+0.090, +0.110]" in text
 
 
 def test_controls_are_named_by_what_differs_from_the_run(capsys: pytest.CaptureFixture[str]):
-    ours = tables()
-    rows = [("shuffled", 0, 0.7), ("shuffled", 1, 0.6)]  # a run on shuffled tokens
-    ours["controls"] = pd.DataFrame(
-        {"layer": 1, "tokens": tokens, "skip_keys": skip, "kept": "mask+rope"}
-        | interval("amplitude", size, 0.1)
-        for tokens, skip, size in rows
+    labels = {"layer": 1, "tokens": "shuffled", "kept": "mask+rope"}  # a run on shuffled tokens
+    controls = pd.DataFrame(
+        {**labels, "skip_keys": skip, **interval("amplitude", size, 0.1)}
+        for skip, size in ((0, 0.7), (1, 0.6))
     )
-    show(ours)
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    lines = shown(capsys, tables() | {"controls": controls})
     assert "layer locality skip 0 shuffled non-relative by the mask" in lines
     assert "L0 -0.30 0.300 +0.100 [+0.090, +0.110]" in lines, "no control in L0"
     assert "L1 -0.30 0.700 0.600 0.300 +0.100 [+0.090, +0.110]" in lines
+
+
+def test_players_are_listed_with_what_is_lost_alone_and_shared(capsys: pytest.CaptureFixture[str]):
+    given = tables()
+    players = given["players"]
+    players.loc[players["player"] == "qk", ["alone", "amplification"]] = np.nan
+    players.loc[players["layer"] == 0, PLAYER_NUMBERS] = np.nan
+    text = " ".join(shown(capsys, given))
+    assert "% of the part of the pattern that the causal mask brings" in text
+    assert "lost without alone Shapley share amplifies" in text
+    assert "ov -40 [-50, -30] 10 [9, 11] 33 [32, 34] 5.0 [4.5, 5.5]" in text
+    assert "L0 mask no pattern qk no pattern ov no pattern L1" in text
+    assert "qk 90 [80, 100] 33 [32, 34] ov" in text, "blank where undefined though a share is"
+
+
+@pytest.mark.parametrize(
+    ("players", "subject"),
+    [
+        (["mask", "rope", "qk"], "The part of the pattern that the causal mask and RoPE bring "),
+        (["mask", "qk", "ov"], "The part of the pattern that the causal mask brings "),
+        (["qk", "ov"], "The pattern "),
+    ],
+)
+def test_the_players_sentence_names_what_their_shares_are_of(players: list[str], subject: str):
+    manifest, given = {**MANIFEST, "player_sets": {"circuits": players}}, tables()
+    assert headline(manifest, given)[1].startswith(f"{subject}loses")
+    given["players"]["share"] = np.nan
+    assert headline(manifest, given)[1].startswith(f"{subject}does not exceed the noise")
 
 
 def test_circuit_prints_the_measures_of_every_stage() -> None:
@@ -145,61 +160,31 @@ def test_circuit_prints_the_measures_of_every_stage() -> None:
     assert both.iloc[2].tolist()[1:] == intact
 
 
-def test_players_are_listed_with_what_is_lost_alone_and_shared(capsys: pytest.CaptureFixture[str]):
-    ours = tables()
-    players, nan = ours["players"], float("nan")
-    players.loc[players["player"] == "qk", ["alone", "amplification"]] = nan
-    players.loc[players["layer"] == 0, ["share", "lost", "alone", "amplification"]] = nan
-    show(ours)
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "% of the part of the pattern that the causal mask brings" in shown
-    assert "lost without alone Shapley share amplifies" in shown
-    assert "ov -40 [-50, -30] 10 [9, 11] 33 [32, 34] 5.0 [4.5, 5.5]" in shown
-    assert "L0 mask no pattern qk no pattern ov no pattern L1" in shown
-    assert "qk 90 [80, 100] 33 [32, 34] ov" in shown, "blank where undefined though a share is"
+UP, DOWN, UNSURE = (0.9, 0.05), (-0.2, 0.1), (0.1, 0.2)
 
 
 @pytest.mark.parametrize(
-    ("players", "subject"),
+    ("stages", "preferences", "inversion"),
     [
-        (["mask", "rope", "qk"], "The part of the pattern that the causal mask and RoPE bring "),
-        (["mask", "qk", "ov"], "The part of the pattern that the causal mask brings "),
-        (["qk", "ov"], "The pattern "),
+        (
+            {"f": UP, "g": DOWN, "h": UP},
+            "near keys have larger values at (f) and (h); far keys have larger values at (g)",
+            "+0.90 at (f), -0.20 at (g), +0.90 at (h): the positional pattern is inverted at (g), "
+            "after the FFN, and restored at (h)",
+        ),
+        ({"f": UP, "g": DOWN, "h": UNSURE}, "trend at (h)", "not significantly restored"),
+        ({"f": UP, "g": UNSURE}, "no significant trend at (g)", "not significantly inverted"),
     ],
 )
-def test_the_players_sentence_names_what_their_shares_are_of(players: list[str], subject: str):
-    manifest = {**MANIFEST, "player_sets": {"circuits": players}}
-    assert headline(manifest, tables())[1].startswith(f"{subject}loses")
-    ours = tables()
-    ours["players"]["share"] = float("nan")
-    assert headline(manifest, ours)[1] == (
-        f"{subject}does not exceed the noise: its players have no shares."
+def test_an_inversion_is_named_only_if_intervals_are_on_opposite_sides_of_zero(
+    stages: dict[str, tuple[float, float]], preferences: str, inversion: str
+) -> None:
+    table = pd.DataFrame(
+        {"model": "intact", "stage": stage} | interval("locality", *estimate)
+        for stage, estimate in stages.items()
     )
-
-
-def stages(**locality: tuple[float, float, float]) -> pd.DataFrame:
-    names = ("locality", "locality_low", "locality_high")
-    rows = [
-        {"model": "intact", "stage": stage, **dict(zip(names, each, strict=True))}
-        for stage, each in locality.items()
-    ]
-    return pd.DataFrame(rows)
-
-
-CIRCUIT = {"layer": 1, "model": {"name": "m"}, "removed": [], "absent": {}}
-
-
-def test_an_inversion_is_named_only_if_intervals_are_on_opposite_sides_of_zero() -> None:
-    up, down, unsure = (0.9, 0.8, 0.95), (-0.2, -0.3, -0.1), (0.1, -0.1, 0.3)
-    assert circuit_headline(CIRCUIT, stages(f=up, g=down, h=up)) == [
-        "In L1 of m, near keys have larger values at (f) and (h); "
-        "far keys have larger values at (g).",
-        "The rank correlation of a value with its key's position is +0.90 at (f), -0.20 at (g), "
-        "+0.90 at (h): the positional pattern is inverted at (g), after the FFN, and restored at "
-        "(h), after the next norm.",
-    ]
-    assert (
-        "not significantly restored" in circuit_headline(CIRCUIT, stages(f=up, g=down, h=unsure))[1]
-    )
-    assert "not significantly inverted" in circuit_headline(CIRCUIT, stages(f=up, g=unsure))[1]
-    assert "no significant trend at (g)" in circuit_headline(CIRCUIT, stages(f=up, g=unsure))[0]
+    manifest = {"layer": 1, "model": {"name": "m"}, "removed": [], "absent": {}}
+    first, second = circuit_headline(manifest, table)
+    assert first.startswith("In L1 of m")
+    assert preferences in first
+    assert inversion in second

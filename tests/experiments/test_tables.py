@@ -1,7 +1,6 @@
 """The tables of a run: their columns, with and without rows."""
 
 from io import StringIO
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -25,30 +24,28 @@ def interval(value: float) -> Interval:
     return Interval(value=float(value), low=value - 1.0, high=value + 2.0)
 
 
+def bounds(**values: float) -> dict[str, float]:
+    """The columns of some intervals."""
+    row = {}
+    for name, value in values.items():
+        row |= {name: value, f"{name}_low": value - 1, f"{name}_high": value + 2}
+    return row
+
+
 EFFECT = MaskEffect(with_mask=interval(0.3), without_mask=interval(0.2), difference=interval(0.1))
 
 
-POSITION = Source(term="position", rms=interval(2), share=interval(9))
-
-
-def layer(index: int, lost: float = 7.0) -> LayerAttribution:
+def layer(index: int = 0, lost: float = 7.0, player: str = "w_q") -> LayerAttribution:
     """A layer with one entry of each kind."""
-    player = PlayerAttribution(
-        player_set="players",
-        player="w_q",
-        share=interval(5),
-        alone=interval(6),
-        lost=interval(lost),
-        amplification=interval(13),
-    )
+    parts = {"share": 5, "alone": 6, "lost": lost, "amplification": 13}
+    intervals = {name: interval(value) for name, value in parts.items()}
+    pair = Interaction(player_set="players", players=("mask", "w_q"), share=interval(8))
     return LayerAttribution(
         layer=index,
         sources=(Source(term="mask", rms=interval(3), share=interval(4)),),
-        position=POSITION,
-        players=(player,),
-        interactions=(
-            Interaction(player_set="players", players=("mask", "w_q"), share=interval(8)),
-        ),
+        position=Source(term="position", rms=interval(2), share=interval(9)),
+        players=(PlayerAttribution(player_set="players", player=player, **intervals),),
+        interactions=(pair,),
         non_relative=EFFECT,
     )
 
@@ -63,54 +60,42 @@ TERMS = MeanCovariance(
     dimensions=interval(5),
 )
 LABELS = ("tokens", "kept")
-FULL = {
-    "sources": sources_table([layer(0)]),
-    "non_relative": non_relative_table({"text": [EFFECT]}),
-    "players": players_table([layer(0)]),
-    "interactions": interactions_table([layer(0)]),
-    "pattern": measures_table([({"tokens": "text", "kept": "mask"}, [MEASURES])], LABELS),
-    "mean_covariance": mean_covariance_table([TERMS]),
+LABELLED = ({"tokens": "text", "kept": "mask"}, [MEASURES])
+TABLES = {
+    "sources": (sources_table([layer()]), sources_table([])),
+    "non_relative": (non_relative_table({"text": [EFFECT]}), non_relative_table({"text": []})),
+    "players": (players_table([layer()]), players_table([])),
+    "interactions": (interactions_table([layer()]), interactions_table([])),
+    "pattern": (measures_table([LABELLED], LABELS), measures_table([], LABELS)),
+    "mean_covariance": (mean_covariance_table([TERMS]), mean_covariance_table([])),
 }
-EMPTY = {
-    "sources": sources_table([]),
-    "non_relative": non_relative_table({"text": []}),
-    "players": players_table([]),
-    "interactions": interactions_table([]),
-    "pattern": measures_table([], LABELS),
-    "mean_covariance": mean_covariance_table([]),
+FIRST_ROWS = {
+    "sources": {"layer": 0, "term": "mask", **bounds(rms=3, share=4)},
+    "players": {"layer": 0, "player_set": "players", "player": "w_q"}
+    | bounds(share=5, lost=7, alone=6, amplification=13),
+    "interactions": {"layer": 0, "player_set": "players", "players": "mask+w_q", **bounds(share=8)},
+    "mean_covariance": {"layer": 0, "term": "mean", **bounds(share=1, rms=3, dimensions=5)},
+    "pattern": {"layer": 0, "tokens": "text", "kept": "mask"}
+    | bounds(**dict.fromkeys(Measures.__dataclass_fields__, 1)),
 }
 
 
-@pytest.mark.parametrize("name", FULL)
+@pytest.mark.parametrize("name", TABLES)
 def test_a_table_without_rows_keeps_its_columns_on_disk(name: str):
-    read = pd.read_csv(StringIO(EMPTY[name].to_csv(index=False)))
+    full, empty = TABLES[name]
+    read = pd.read_csv(StringIO(empty.to_csv(index=False)))
     assert len(read) == 0
-    assert list(read) == list(FULL[name])
+    assert list(read) == list(full)
 
 
-def test_measures_come_with_the_labels_of_their_group():
-    row = FULL["pattern"].iloc[0]
-    assert (row["layer"], row["tokens"], row["kept"]) == (0, "text", "mask")
-    assert (row["locality"], row["locality_low"], row["locality_high"]) == (1, 0, 3)
-
-
-def test_a_player_has_its_share_alone_and_lost_with_bounds():
-    [row] = players_table([layer(2)]).to_dict("records")
-    assert row == {
-        "layer": 2,
-        "player_set": "players",
-        "player": "w_q",
-        **{"share": 5, "share_low": 4, "share_high": 7},
-        **{"alone": 6, "alone_low": 5, "alone_high": 8},
-        **{"lost": 7, "lost_low": 6, "lost_high": 9},
-        **{"amplification": 13, "amplification_low": 12, "amplification_high": 15},
-    }
+@pytest.mark.parametrize("name", FIRST_ROWS)
+def test_each_number_stands_with_its_bounds(name: str):
+    assert TABLES[name][0].iloc[0].to_dict() == FIRST_ROWS[name]
 
 
 def test_the_last_term_of_the_sources_is_the_sum_of_all_but_content():
-    table = sources_table([layer(0)])
-    assert table["term"].tolist() == ["mask", "position"]
-    assert table["share"].tolist() == [4, 9]
+    assert TABLES["sources"][0]["term"].tolist() == ["mask", "position"]
+    assert TABLES["sources"][0]["share"].tolist() == [4, 9]
 
 
 def test_reparametrisations_add_the_range_of_each_part_layer_by_layer():
@@ -119,18 +104,5 @@ def test_reparametrisations_add_the_range_of_each_part_layer_by_layer():
     assert table["lost_reparametrised_min"].tolist() == [7, 1]
     assert table["lost_reparametrised_max"].tolist() == [11, 7]
     assert table["alone_reparametrised_max"].tolist() == [6, 6]
-
-
-def test_a_player_that_was_not_reparametrised_has_no_range():
-    other: Any = LayerAttribution(
-        layer=0, sources=(), position=POSITION, players=(), interactions=(), non_relative=EFFECT
-    )
-    table = players_table([layer(0)], [[other]])
-    assert table["lost_reparametrised_min"].isna().all()
-
-
-def test_terms_and_interactions_are_named():
-    assert interactions_table([layer(0)])["players"].tolist() == ["mask+w_q"]
-    terms = mean_covariance_table([TERMS]).set_index("term")
-    assert terms["share"].to_dict() == {"mean": 1, "covariance": 2}
-    assert terms["rms_low"].to_dict() == {"mean": 2, "covariance": 3}
+    other = players_table([layer()], [[layer(player="w_k")]])
+    assert other["lost_reparametrised_min"].isna().all(), "it was not reparametrised"

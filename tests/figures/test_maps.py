@@ -6,7 +6,8 @@ import torch
 from support.maps import N_LAYERS, text_of, triangle
 
 from nope_probe import figures, load
-from nope_probe.figures.maps import score_maps, term_maps
+from nope_probe.figures.maps import fixed_scale_maps, score_maps, term_maps
+from nope_probe.figures.theory import Curves, rows_against_theory
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.maps.centred import diagonal_normalised
 from nope_probe.maps.maps import ScoreMaps, StageMaps
@@ -50,6 +51,14 @@ def test_maps_name_query_down_key_right_and_nats() -> None:
     assert (bar.x, bar.xanchor) == (0.5, "center")  # of the terms: below all of them
 
 
+def test_a_phone_gets_two_panels_in_a_row() -> None:
+    figure = term_maps({name: triangle() for name in ("all", "mask", "rope")}, title="t")
+    narrow = figure.layout.meta["narrow"]
+    assert figure.layout.yaxis3.domain[1] == 1
+    assert narrow["yaxis3.domain"][1] < narrow["yaxis.domain"][0]
+    assert narrow["xaxis3.domain"] == narrow["xaxis.domain"]
+
+
 def test_positions_count_from_zero_and_pooled_cells_are_at_their_blocks_middle() -> None:
     plain = score_maps(triangle()).data[0]
     pooled = score_maps(triangle(), max_positions=3).data[0]
@@ -59,33 +68,9 @@ def test_positions_count_from_zero_and_pooled_cells_are_at_their_blocks_middle()
     assert np.isnan(pooled.z[np.triu_indices(3, k=1)]).all(), "above the diagonal it stays blank"
 
 
-def test_a_phone_gets_two_panels_in_a_row() -> None:
-    figure = term_maps({name: triangle() for name in ("all", "mask", "rope")}, title="t")
-    narrow = figure.layout.meta["narrow"]
-    assert figure.layout.yaxis3.domain[1] == 1
-    assert narrow["yaxis3.domain"][1] < narrow["yaxis.domain"][0]
-    assert narrow["xaxis3.domain"] == narrow["xaxis.domain"]
-
-
-def test_a_layers_colours_run_from_its_1_percent_to_its_99_percent_quantile():
-    generator = np.random.default_rng(0)
-    maps = generator.normal(size=(3, 23, 23))
-    maps[:, ~np.tril(np.ones((23, 23), bool))] = np.nan
-    figure = score_maps(maps, multiples=1, clipped=1.0)
-    limits = [np.nanpercentile(each, [1, 99]) for each in maps]
-    np.testing.assert_allclose(figure.layout.meta["scales"], limits, rtol=1e-5)
-    assert len(figure.layout.sliders[0].steps) == 3
-
-
-def with_sink(layers: int = 2) -> np.ndarray:
-    """Small values below the diagonal, and a first column a hundred times as large."""
-    maps = np.random.default_rng(0).normal(size=(layers, 11, 11)).astype(np.float32)
-    maps[:, :, 0] *= 100
-    return np.where(np.tri(11, k=-1, dtype=bool), maps, np.nan)
-
-
-def test_colours_of_terms_leave_the_skipped_keys_out() -> None:
-    maps = with_sink()
+def test_colours_of_terms_leave_the_skipped_keys_out_and_span_three_standard_errors() -> None:
+    maps = triangle(2, 11)
+    maps[:, :, 0] *= 100  # a sink
     hidden = term_maps({"all": maps}, title="t").layout.meta["scales"]
     shown = term_maps({"all": maps}, title="t", skip_keys=1).layout.meta["scales"]
     for layer in range(2):
@@ -93,13 +78,61 @@ def test_colours_of_terms_leave_the_skipped_keys_out() -> None:
         assert shown[layer][1] == pytest.approx(np.nanmax(np.abs(maps[layer, :, 1:])), rel=0.1)
     pooled = term_maps({"all": maps}, title="t", skip_keys=1, max_positions=6)
     assert pooled.layout.meta["scales"][0][1] < 5, "the block that holds a skipped key is left out"
-
-
-def test_colours_of_noise_span_three_standard_errors_and_of_a_pattern_its_cells() -> None:
-    maps = np.array([0.01, 5])[:, None, None] * triangle(2)
-    noisy, clear = term_maps({"all": maps}, title="t", noise=[2.0, 0.02]).layout.meta["scales"]
+    noise = {"skip_keys": 1, "noise": [2.0, 0.02]}
+    noisy, clear = term_maps({"all": maps}, title="t", **noise).layout.meta["scales"]
     assert noisy == [-6, 6]
-    assert clear == term_maps({"all": maps}, title="t").layout.meta["scales"][1]
+    assert clear == shown[1]
+
+
+@pytest.mark.parametrize("n_layers", [2, 5])
+def test_the_papers_colour_scale_is_the_same_in_every_layer_and_others_are_quantiles(n_layers):
+    maps = np.random.default_rng(0).random((n_layers, 7, 7)).astype(np.float32)
+    figure = fixed_scale_maps(maps, title="maps", high=8.0)
+    axes = [figure.layout[name] for name in figure.layout if name.startswith("coloraxis")]
+    assert axes
+    assert {(each.cmin, each.cmax) for each in axes} == {(0.0, 8.0)}
+    if n_layers > 4:
+        assert figure.layout.meta["scales"] == [[0.0, 8.0]] * n_layers
+    figure = score_maps(maps, multiples=1, clipped=1.0)
+    limits = [np.percentile(layer, [1, 99]) for layer in maps]
+    np.testing.assert_allclose(figure.layout.meta["scales"], limits, rtol=1e-5)
+    assert len(figure.layout.sliders[0].steps) == n_layers
+
+
+@pytest.mark.parametrize("n_layers", [2, 5])
+def test_noise_is_drawn_flat_and_a_pattern_is_not(n_layers):
+    noise = np.random.default_rng(0).normal(0.4, 1e-7, (n_layers, 7, 7))
+    noise[-1] += np.arange(7.0)
+    figure = score_maps(noise, noise=[0.01] * n_layers)
+    if n_layers > 4:
+        scales = figure.layout.meta["scales"]
+        assert figure.layout.coloraxis.cmax - figure.layout.coloraxis.cmin == pytest.approx(0.8)
+    else:
+        axes = [figure.layout[name] for name in ("coloraxis", "coloraxis2")]
+        scales = [(each.cmin, each.cmax) for each in axes]
+        titles = [each.text for each in figure.layout.annotations]
+        assert titles == ["L0: flat, within noise", "L1"]
+    spans = [high - low for low, high in scales]
+    assert spans[0] == pytest.approx(0.8)
+    assert spans[-1] > 5
+    assert sum(scales[0]) / 2 == pytest.approx(0.4, abs=1e-6)
+
+
+def test_lines_of_theory_are_in_the_panel_of_their_layers_dots_and_noise_is_drawn_flat() -> None:
+    x = np.arange(5.0)
+    values = np.stack([1 + 1e-8 * np.arange(5), np.arange(5.0)])
+    curves = Curves(x=x, values=values, errors=np.full((2, 5), 2e-3), theory=values + 1e-3)
+    figure = rows_against_theory({"alpha=0": curves})
+    line, dots = figure.data[2:]
+    assert (line.mode, dots.mode) == ("lines", "markers")
+    assert line.xaxis == dots.xaxis == "x2"
+    assert list(dots.error_y.array) == [2e-3] * 5
+    assert list(line.y - dots.y) == pytest.approx([1e-3] * 5)
+    low, high = figure.layout.yaxis.range
+    assert (high - low, (high + low) / 2) == pytest.approx((10 * 8 * 1e-3, 1), rel=1e-2)
+    assert figure.layout.yaxis2.range is None
+    assert [note.text for note in figure.layout.annotations] == ["L0: flat, within noise", "L1"]
+    assert figure.layout.xaxis2.matches == "x"
 
 
 TOKENS = torch.randint(1, 2048, (13, 11), generator=torch.Generator().manual_seed(0))
@@ -125,11 +158,7 @@ def test_score_maps_are_drawn_from_a_capture_a_tensor_or_an_array(scores: ScoreM
         for maps in (scores, scores.mean, scores.mean.numpy()):
             for ours, theirs in zip(drawn(draw(maps)), truth, strict=True):
                 np.testing.assert_array_equal(ours, theirs)
-
-
-def test_term_maps_are_drawn_from_tensors_and_captures(scores: ScoreMaps) -> None:
     both = figures.term_maps({"all": scores, "mask": scores.mean}, title="terms")
-    assert len(both.data) == 4
     np.testing.assert_array_equal(both.data[0].z, both.data[1].z)
 
 

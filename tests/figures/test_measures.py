@@ -1,8 +1,5 @@
 """Measures of patterns, heads and stages: over layers, in controls and during training."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -23,14 +20,20 @@ from nope_probe.figures.words import MEASURES
 
 
 def pattern_table(kept: list[str]) -> pd.DataFrame:
-    rows = []
-    for layer in (1, 2):
-        for index, name in enumerate(kept):
-            row = {"layer": layer, "kept": name, "tokens": "text", "skip_keys": index % 2}
-            for measure in MEASURES:
-                row |= {measure: layer + index, f"{measure}_low": 0.0, f"{measure}_high": 9.0}
-            rows.append(row)
-    return pd.DataFrame(rows)
+    bounds = {
+        f"{measure}{end}": value
+        for measure in MEASURES
+        for end, value in (("_low", 0.0), ("_high", 9.0))
+    }
+    return pd.DataFrame(
+        [
+            {"layer": layer, "kept": name, "tokens": "text", "skip_keys": index % 2}
+            | bounds
+            | dict.fromkeys(MEASURES, layer + index)
+            for layer in (1, 2)
+            for index, name in enumerate(kept)
+        ]
+    )
 
 
 def test_measures_are_drawn_with_and_without_each_source() -> None:
@@ -90,67 +93,45 @@ def test_training_dynamics_draws_a_line_per_layer_and_model_on_a_log_axis() -> N
     assert figure.layout.yaxis2.matches == "y"
 
 
-def heads(**values: Any) -> pd.DataFrame:
-    table = pd.DataFrame({"layer": [1, 1, 2, 2], "head": [1, 2, 1, 2], **values})
-    for name in values:
-        table[f"{name}_low"], table[f"{name}_high"] = table[name] - 1, table[name] + 1
-    return table
-
-
 def test_a_head_map_has_a_row_per_layer_and_a_column_per_head_and_leaves_out_no_pattern():
-    figure = head_map(heads(relative_r2=[0.2, 0.3, np.nan, 0.7]), "relative_r2")
+    table = pd.DataFrame({"layer": [1, 1, 2, 2], "head": [1, 2, 1, 2]})
+    table["relative_r2"], table["edge_contrast"] = [0.2, 0.3, np.nan, 0.7], [0.2, -0.5, 0.1, 0.3]
+    for name in ("relative_r2", "edge_contrast"):
+        table[f"{name}_low"], table[f"{name}_high"] = table[name] - 1, table[name] + 1
+    figure = head_map(table, "relative_r2")
     np.testing.assert_array_equal(figure.data[0].z, [[0.2, 0.3], [np.nan, 0.7]])
     assert figure.layout.yaxis.autorange == "reversed"
-    signed = head_map(heads(edge_contrast=[0.2, -0.5, 0.1, 0.3]), "edge_contrast").layout.coloraxis
+    signed = head_map(table, "edge_contrast").layout.coloraxis
     assert (signed.cmin, signed.cmax) == (-0.5, 0.5), "signed measures are coloured around zero"
     assert signed.colorbar.title.text == MEASURES["edge_contrast"].unit == "nats"
-
-
-def test_a_measure_that_heads_do_not_have_is_an_error():
     with pytest.raises(ValueError, match=r"expected a measure of amplitude, .*, got 'height'"):
-        head_map(heads(amplitude=[1.0, 2.0, 3.0, 4.0]), "height")
+        head_map(table, "height")
 
 
-Row = tuple[str, str, float, float, float]
-
-
-def table(rows: Sequence[Row]) -> pd.DataFrame:
-    """A table of stages whose measures all have the same values: model, stage, value, bounds."""
-    columns = ["model", "stage", "value", "low", "high"]
-    frame = pd.DataFrame(list(rows), columns=columns)
-    for name in STAGE_MEASURES:
-        frame[name], frame[f"{name}_low"] = frame["value"], frame["low"]
-        frame[f"{name}_high"] = frame["high"]
-    return frame
-
-
-def test_each_stages_measures_are_drawn_with_their_intervals() -> None:
-    rows = [("intact", "f", 0.9, 0.8, 0.95), ("intact", "g", -0.2, -0.3, -0.1)]
-    trace = stage_measures(table(rows)).data[0]
-    assert list(trace.x) == ["f", "g"]
-    assert list(trace.y) == [0.9, -0.2]
-    np.testing.assert_allclose(trace.error_y.arrayminus, [0.1, 0.1])
-
-
-def test_a_dotted_line_marks_no_trend() -> None:
-    lines = stage_measures(table([])).layout.shapes
-    assert [(line.yref, line.y0) for line in lines] == [("y", 0.0), ("y2", 0.5)]
-
-
-def test_the_ablated_model_has_open_markers_in_the_colour_of_what_is_removed() -> None:
-    rows = [("intact", "f", 0.9, 0.8, 0.95), ("ablated", "f", 0.1, 0.0, 0.2)]
-    intact, ablated = stage_measures(table(rows), ("mlp", "mask")).data[:2]
+def test_stages_are_drawn_with_intervals_and_the_ablated_models_with_open_markers() -> None:
+    rows = [("intact", "f", 0.9), ("intact", "g", -0.2), ("ablated", "f", 0.1)]
+    table = pd.DataFrame(rows, columns=["model", "stage", "value"])
+    ends = {"": 0.0, "_low": -0.1, "_high": 0.2}
+    table = table.assign(
+        **{
+            f"{name}{end}": table["value"] + off
+            for name in STAGE_MEASURES
+            for end, off in ends.items()
+        }
+    )
+    figure = stage_measures(table, ("mlp", "mask"))
+    intact, ablated = figure.data[:2]
+    assert (list(intact.x), list(intact.y)) == (["f", "g"], [0.9, -0.2])
+    np.testing.assert_allclose(intact.error_y.arrayminus, [0.1, 0.1])
     assert (intact.name, ablated.name) == ("intact model", "without MLP + causal mask")
     assert (intact.marker.symbol, ablated.marker.symbol) == ("circle", "circle-open")
     assert ablated.marker.color == TABLE["mlp"].colour
+    guides = [(line.yref, line.y0) for line in figure.layout.shapes]
+    assert guides == [("y", 0.0), ("y2", 0.5)], "no trend is dotted"
 
 
-def test_every_measure_of_the_analysis_has_a_label_and_a_caption() -> None:
+def test_every_measure_has_a_title_and_every_component_a_colour() -> None:
     assert list(MEASURES) == list(Measures.__dataclass_fields__)
     assert len({each.title for each in MEASURES.values()}) == len(MEASURES)
-    assert all(each.caption.endswith(".") for each in MEASURES.values())
-
-
-def test_every_component_has_words_a_colour_and_a_marker() -> None:
     assert set(COMPONENTS) <= set(TABLE)
     assert all(TABLE[name].colour != INK for name in COMPONENTS)

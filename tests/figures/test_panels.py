@@ -1,12 +1,16 @@
-"""Groups of maps side by side: their places, scales and bars."""
+"""Panels: their places, scales and bars; figures as image files."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from support.chromium import needs_chromium, opened
+import plotly.graph_objects as go
+import pytest
 
+from nope_probe.errors import UserError
+from nope_probe.figures.export import export, without_controls
+from nope_probe.figures.grid import Grid
 from nope_probe.figures.panels import Panel, panel_groups
-from nope_probe.reports.page import Section, page
 
 
 def group(layer: int, top: float = 1.0) -> list[Panel]:
@@ -41,9 +45,42 @@ def test_groups_on_scales_of_their_own_have_bars_of_their_own() -> None:
     assert list(figure.layout.coloraxis.colorbar.ticktext) == ["0", "0.5", "1"], "no minus zero"
 
 
-@needs_chromium
-def test_a_browser_draws_groups_without_a_word_on_the_console(tmp_path: Path) -> None:
-    figure = panel_groups([group(0), group(1)], title="title")
-    section = Section(title="Maps", caption="caption", figure=figure)
-    elements = opened(page("title", ["headline"], [section], {}), tmp_path)
-    assert elements.count('class="heatmaplayer') == 6
+def with_buttons() -> go.Figure:
+    figure = go.Figure(go.Scatter(y=[1, 2, 3]))
+    menu = {"type": "buttons", "buttons": [{"label": "a", "method": "skip"}]}
+    figure.update_layout(updatemenus=[menu], sliders=[{"steps": []}], meta={"menu": 44})
+    return figure.update_layout(height=444, margin={"t": 104})
+
+
+def test_an_image_has_no_buttons_and_leaves_the_figure_as_it_was() -> None:
+    figure = with_buttons()
+    still = without_controls(figure)
+    assert not still.layout.updatemenus
+    assert still.layout.height == figure.layout.height - figure.layout.meta["menu"]
+    assert len(figure.layout.updatemenus) == 1
+
+
+def test_an_image_without_kaleido_or_chrome_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match=r"ends in \.png or \.svg"):
+        export(with_buttons(), tmp_path / "figure.jpg")
+    monkeypatch.setattr("nope_probe.figures.export.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"need kaleido: pip install 'nope-probe\[export\]'"):
+        export(with_buttons(), tmp_path / "figure.png")
+    monkeypatch.setattr("nope_probe.figures.export.find_spec", lambda name: object())
+
+    def no_chrome(*args: Any, **options: Any) -> None:
+        raise RuntimeError("Kaleido requires Google Chrome to be installed.")
+
+    monkeypatch.setattr(go.Figure, "write_image", no_chrome)
+    with pytest.raises(UserError, match="need Chrome or Chromium"):
+        export(with_buttons(), tmp_path / "figure.png")
+
+
+def test_panels_fill_the_width_and_never_overlap() -> None:
+    domains = Grid(columns=3, panel=100).domains(5)
+    assert domains[0][0][0] == 0
+    assert domains[2][0][1] == pytest.approx(1)
+    assert domains[0][0][1] < domains[1][0][0]
+    assert domains[3][1][1] < domains[0][1][0], "the second row stands below the first"

@@ -6,6 +6,7 @@ import pytest
 from support.maps import text_of
 
 from nope_probe.components import TABLE
+from nope_probe.figures.intervals import FLAT
 from nope_probe.figures.shares import (
     band_amplitudes,
     interactions,
@@ -27,89 +28,115 @@ def sources() -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def test_shares_are_dots_with_their_intervals() -> None:
+def test_shares_are_dots_with_their_intervals_and_a_layer_without_pattern_is_marked() -> None:
     total = sources().query("term == 'mask'").assign(term="position")
     figure = source_shares(pd.concat([sources(), total]))
     assert {trace.name for trace in figure.data} == {"content", "causal mask"}, "not their sum"
     content = figure.data[0]
-    assert content.name == "content"
-    assert content.y[1] == 0.25
+    assert (content.name, content.y[1]) == ("content", 0.25)
     assert content.error_y.array[1] == pytest.approx(0.2)
     assert content.error_y.arrayminus[1] == pytest.approx(0.1)
     assert np.round(content.x).tolist() == [1, 2]
-
-
-def test_a_layer_without_pattern_is_marked_and_not_dropped() -> None:
-    figure = source_shares(sources())
-    marks = [each for each in figure.layout.annotations if each.text == "no pattern"]
-    assert [(each.x, each.xref) for each in marks] == [(1, "x")], "the RMS panel has numbers"
-    assert tuple(figure.layout.xaxis.range) == (0.5, 2.5)
-
-
-def test_a_deep_model_gets_wide_panels_and_a_tick_for_some_layers() -> None:
-    table = pd.concat([sources().query("layer == 2").assign(layer=i) for i in range(1, 38)])
-    figure = source_shares(table)
+    marks = [note for note in figure.layout.annotations if note.text == "no pattern"]
+    assert [(note.x, note.xref) for note in marks] == [(1, "x")], "the RMS panel has numbers"
+    deep = pd.concat([sources().query("layer == 2").assign(layer=i) for i in range(1, 38)])
+    figure = source_shares(deep)
     assert figure.layout.xaxis.domain == figure.layout.xaxis2.domain == (0, 1)
     assert figure.layout.xaxis.dtick == 4
-    assert len(figure.data[0].y) == 37
 
 
-def players() -> pd.DataFrame:
-    table = (
-        sources().rename(columns={"term": "player"}).drop(columns=["rms", "rms_low", "rms_high"])
+def players(*replacements: str) -> pd.DataFrame:
+    """Weights have no `alone`, and the layer 1 no share."""
+    parts = {"share": 0.5, "lost": 0.9, "alone": 0.1, "amplification": 2.0}
+    return pd.DataFrame(
+        [
+            {"layer": layer, "player": player, "replacement": name}
+            | {
+                f"{part}{end}": np.nan
+                if (part, layer) == ("share", 1) or (part, player) == ("alone", "w_q")
+                else (0.3 if (part, name) == ("lost", "mean") else value) + shift
+                for part, value in parts.items()
+                for end, shift in (("", 0.0), ("_low", -0.05), ("_high", 0.1))
+            }
+            for name in replacements
+            for layer in (0, 1)
+            for player in ("mask", "w_q")
+        ]
     )
-    for name, value in (("alone", 0.1), ("lost", 0.2), ("amplification", 0.4)):
-        table = table.assign(**{name: value, f"{name}_low": 0.0, f"{name}_high": 0.9})
-    return table
 
 
-def test_players_have_a_panel_for_share_alone_and_lost() -> None:
-    figure = player_shares(players())
+def test_players_have_a_panel_per_quantity_and_a_row_per_replacement_on_the_same_scales() -> None:
     titles = ["Shapley share", "lost without it", "there alone", "amplification"]
-    assert text_of(figure)[:4] == titles
+    assert text_of(player_shares(players("identity")))[:4] == titles
+    figure = player_shares(players("identity", "mean"))
+    assert text_of(figure)[1:8:4] == ["identity: lost without it", "mean: lost without it"]
     masks = [trace for trace in figure.data if trace.name == "causal mask"]
-    assert [trace.y[1] for trace in masks] == [0.75, 0.2, 0.1, 0.4]
-    assert [trace.error_y.array[1] for trace in masks] == pytest.approx([0.1, 0.7, 0.8, 0.5])
+    assert [trace.y[0] for trace in masks] == [0.5, 0.9, 0.1, 2.0, 0.5, 0.3, 0.1, 2.0]
+    assert [trace.error_y.array[0] for trace in masks] == pytest.approx([0.1] * 8)
     assert {trace.marker.color for trace in masks} == {TABLE["mask"].colour}
     assert {trace.marker.symbol for trace in masks} == {TABLE["mask"].marker}
+    weights = [trace.yaxis for trace in figure.data if trace.name == "W_Q"]
+    assert weights == ["y", "y2", "y4", "y5", "y6", "y8"], "a weight is not drawn alone"
+    marks = [note for note in figure.layout.annotations if note.text == "no pattern"]
+    assert {(note.x, note.xref) for note in marks} == {(1, "x"), (1, "x5")}
+    assert [figure.layout[f"yaxis{i}"].matches for i in (5, 6, 7, 8)] == ["y", "y2", "y3", "y4"]
+    assert figure.layout.yaxis6.domain[1] < figure.layout.yaxis2.domain[0]
+    np.testing.assert_allclose(figure.layout.yaxis2.range, [0, 1.0 * 1.05])
+    np.testing.assert_allclose(figure.layout.yaxis8.range, [0, 2.1 * 1.05])
 
 
-def test_weights_are_not_drawn_alone_and_a_layer_without_amplification_is_not_marked() -> None:
-    table = players().assign(player=lambda rows: rows["player"].replace({"content": "w_q"}))
-    table.loc[table["player"] == "w_q", "alone"] = np.nan
-    table.loc[table["layer"] == 2, "amplification"] = np.nan
-    figure = player_shares(table)
-    assert [trace.yaxis for trace in figure.data if trace.name == "W_Q"] == ["y", "y2", "y4"]
-    marks = [each for each in figure.layout.annotations if each.text == "no pattern"]
-    assert [(each.x, each.xref) for each in marks] == [(1, "x")]
+def interaction_rows(half: float, **shares: float) -> pd.DataFrame:
+    return pd.DataFrame(
+        [
+            {"layer": layer, "players": players, "replacement": name, "share": sign * share}
+            | {"share_low": sign * share - half, "share_high": sign * share + half}
+            for layer in (0, 1)
+            for name, sign in (("identity", 1), ("mean", -1))
+            for players, share in shares.items()
+        ]
+    )
 
 
-def test_interactions_have_short_names_and_the_largest_comes_first() -> None:
-    rows = [(0, "mask+w_q", 0.1), (0, "mask+rope", -0.5), (1, "mask+w_q", 0.2), (1, "mask+rope", 0)]
-    table = pd.DataFrame(rows, columns=["layer", "players", "share"])
-    figure = interactions(table.assign(share_low=-1.0, share_high=1.0), layer=1)
-    assert list(figure.data[1].y) == ["mask + W_Q", "mask + RoPE"], "plotly's axis points up"
-    assert [trace.visible for trace in figure.data] == [False, True]
+def test_interactions_have_a_panel_per_replacement_and_the_largest_comes_first() -> None:
+    figure = interactions(interaction_rows(0.1, **{"mask+w_q": 0.1, "mask+rope": 0.5}), layer=1)
+    shown = [trace for trace in figure.data if trace.visible]
+    assert [trace.xaxis for trace in shown] == ["x", "x2"]
+    for trace, sign in zip(shown, (1, -1), strict=True):
+        assert list(trace.y) == ["mask + W_Q", "mask + RoPE"], "plotly's axis points up"
+        assert list(trace.x) == [sign * 0.1, sign * 0.5]
+    assert text_of(figure)[:2] == ["identity", "mean"]
+    assert figure.layout.annotations[2].visible is False
+    assert figure.layout.xaxis2.matches == "x"
 
 
-def test_each_band_is_a_bar_with_its_interval_in_its_layers_panel():
+def test_interactions_within_noise_are_flat_and_say_so() -> None:
+    figure = interactions(interaction_rows(0.05, **{"mask+rope": 0.001}))
+    limits = figure.layout.meta["patches"][0]["xaxis.range"]
+    np.testing.assert_allclose(limits, [-0.153, 0.153])
+    assert (figure.layout.annotations[2].text, figure.layout.annotations[2].visible) == (FLAT, True)
+    assert figure.layout.meta["patches"][0]["annotations[2].visible"] is True
+
+
+def test_each_band_is_a_bar_with_its_interval_in_its_layers_panel_on_one_scale():
     table = pd.DataFrame(
         {
             "layer": [0, 0, 1, 1],
             "band": ["4-8", "unrotated", "4-8", "unrotated"],
-            "amplitude": [1.0, 2.0, 3.0, 5.0],
-            "amplitude_low": [0.5, 1.5, 2.0, 4.0],
-            "amplitude_high": [1.5, 3.0, 3.5, 7.0],
+            "amplitude": [1.0, 2.0, 1e-4, 1e-4],
+            "amplitude_low": [0.5, 1.5, -1e-4, -2e-4],
+            "amplitude_high": [1.5, 4.0, 2e-4, 3e-4],
             "share": [0.25, 0.75, 0.5, 0.5],
         }
     )
-    first, second = band_amplitudes(table).data
-    assert list(first.x) == ["4-8", "unrotated"]
-    assert list(second.y) == [3.0, 5.0]
-    assert list(second.error_y.array) == [0.5, 2.0]
-    assert list(second.error_y.arrayminus) == [1.0, 1.0]
-    assert (first.xaxis, second.xaxis) == ("x", "x2")
+    figure = band_amplitudes(table)
+    first, second = figure.data
+    assert (list(first.x), list(first.y)) == (["4-8", "unrotated"], [1.0, 2.0])
+    assert list(first.error_y.array) == [0.5, 2.0]
+    assert list(first.error_y.arrayminus) == [0.5, 0.5]
     assert list(first.customdata) == [25.0, 75.0]
+    assert (first.xaxis, second.xaxis) == ("x", "x2")
+    assert figure.layout.yaxis2.matches == "y"
+    assert [note.xref for note in figure.layout.annotations if note.text == FLAT] == ["x2 domain"]
 
 
 def test_each_term_is_a_line_within_its_bounds_and_is_named_once():

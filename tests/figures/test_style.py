@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from nope_probe.components import INK, TABLE
-from nope_probe.figures.grid import Grid
 from nope_probe.figures.style import DIVERGING, ON_DARK, STOPS
 
 TOGETHER = (
@@ -77,11 +76,3 @@ def test_a_dark_screen_replaces_each_signed_colour_by_that_of_the_same_value() -
     dark = [ON_DARK[stop] for _, stop in DIVERGING]
     assert dark == STOPS["divergingOnDark"]
     assert not ON_DARK.keys() & set(ON_DARK.values())  # else one would be replaced twice
-
-
-def test_panels_fill_the_width_and_never_overlap() -> None:
-    domains = Grid(columns=3, panel=100).domains(5)
-    assert domains[0][0][0] == 0
-    assert domains[2][0][1] == pytest.approx(1)
-    assert domains[0][0][1] < domains[1][0][0]
-    assert domains[3][1][1] < domains[0][1][0], "the second row stands below the first"

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nope_probe import capture_scores, capture_stages, load
-from nope_probe.maps.folds import folds_of, grouped_folds, interleaved_folds
+from nope_probe.maps.folds import folds_of, grouped_folds
 
 
 def test_sequences_of_one_document_share_a_fold_and_folds_are_filled_evenly() -> None:
@@ -24,35 +24,32 @@ def test_the_largest_document_goes_first_to_the_fold_with_the_fewest_sequences()
     assert grouped_folds(documents, 3).tolist() == [1, 1, 0, 0, 0, 2, 2, 1]
 
 
-def test_one_sequence_per_document_makes_the_folds_of_independent_sequences() -> None:
-    documents = torch.randperm(29, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(grouped_folds(documents, 7), interleaved_folds(29, 7))
-    assert torch.equal(folds_of(29, 7, None), interleaved_folds(29, 7))
-
-
-def test_fewer_documents_than_folds_are_an_error() -> None:
-    with pytest.raises(ValueError, match="6 sequences of 2 documents do not fill 3 folds"):
-        grouped_folds(torch.tensor([5, 5, 5, 3, 3, 3]), 3)
-    with pytest.raises(ValueError, match="the documents of 5 sequences, got 4"):
-        folds_of(5, 3, torch.arange(4))
-    with pytest.raises(ValueError, match="from 1 to 5 folds for 5 sequences, got 7"):
-        folds_of(5, 7, None)
-
-
-def test_by_default_there_are_eight_folds_or_one_per_document() -> None:
+def test_sequences_without_documents_are_dealt_in_turn_to_eight_folds_at_most() -> None:
+    assert torch.equal(folds_of(29, 7, None), torch.arange(29) % 7)
+    assert torch.equal(folds_of(29, 7, torch.randperm(29)), torch.arange(29) % 7)
     assert folds_of(29, None, None).max() == 7
     assert folds_of(5, None, None).tolist() == [0, 1, 2, 3, 4]
     assert folds_of(7, None, torch.tensor([2, 2, 5, 5, 5, 3, 2])).unique().tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("documents", [None, torch.tensor([2, 2, 5, 5, 3])])
-@pytest.mark.parametrize("n_folds", [0, -1])
-def test_no_folds_are_an_error(n_folds: int, documents: torch.Tensor | None) -> None:
-    with pytest.raises(ValueError, match=f"from 1 to 5 folds for 5 sequences, got {n_folds}"):
-        folds_of(5, n_folds, documents)
+@pytest.mark.parametrize(
+    ("n_folds", "documents", "message"),
+    [
+        (0, None, "from 1 to 5 folds for 5 sequences, got 0"),
+        (7, None, "from 1 to 5 folds for 5 sequences, got 7"),
+        (-1, [2, 2, 5, 5, 3], "from 1 to 5 folds for 5 sequences, got -1"),
+        (3, [5, 5, 5, 3, 3], "5 sequences of 2 documents do not fill 3 folds"),
+        (3, [0, 1, 2, 3], "the documents of 5 sequences, got 4"),
+    ],
+)
+def test_folds_that_cannot_be_filled_are_an_error(
+    n_folds: int, documents: list[int] | None, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        folds_of(5, n_folds, documents and torch.tensor(documents))
 
 
-@pytest.mark.parametrize("batch_size", [3, 8, 64])
+@pytest.mark.parametrize("batch_size", [3, 64])
 def test_fold_means_are_those_of_the_documents_at_any_batch_size(batch_size: int) -> None:
     model = load("parameter-free", n_layers=2).model
     generator = torch.Generator().manual_seed(2)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,6 +11,7 @@ from nope_probe.analyses.pattern import measure
 from nope_probe.figures.maps import score_maps
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.maps.centred import pattern_rms
+from nope_probe.maps.downsample import pool
 from nope_probe.maps.maps import ScoreMaps, StageMaps
 
 
@@ -79,25 +81,32 @@ def test_the_rms_of_a_pattern_is_that_of_its_rows_less_their_means() -> None:
     torch.testing.assert_close(pattern_rms(maps, 2), expected)
 
 
-def test_maps_and_models_say_in_a_few_lines_what_they_are(
-    loaded: Any, tokens: torch.Tensor, begun: torch.Tensor
-) -> None:
+def test_maps_and_models_say_in_a_few_lines_what_they_are(loaded: Any, begun: torch.Tensor) -> None:
     scores = capture_scores(loaded.model, begun, n_folds=4, per_head=True)
-    strength = pattern_rms(scores.mean, 1).tolist()
-    assert repr(scores).splitlines() == [
-        "ScoreMaps: 2 layers, 4 heads each, 11 queries × 11 keys, in nats",
-        "means over 23 sequences in 4 folds; all begin with the same token (BOS)",
-        "RMS of the positional pattern, nats, noise included: "
-        f"L0 {strength[0]:.3g}, L1 {strength[1]:.3g}",
-    ]
-    stages = capture_stages(loaded.model, tokens, layer=1, n_folds=4)
-    assert repr(stages).splitlines() == [
-        "StageMaps: stages a b c d e f g, 11 × 11 positions; (b) and (i) in nats",
-        "means over 23 sequences in 4 folds",
-    ]
-    first, second, third = repr(loaded).splitlines()
-    assert first.startswith("LoadedModel: nope-tiny, a SmolLM3ForCausalLM as ")
-    assert second.startswith("2 layers of 4 heads (2 of keys), d_head 32, d_model 128, d_vocab ")
-    assert second.endswith("; no RoPE")
-    assert third.startswith("parity (relative errors): ")
-    assert "logits" in third
+    size, means, strength = repr(scores).splitlines()
+    assert size == "ScoreMaps: 2 layers, 4 heads each, 11 queries × 11 keys, in nats"
+    assert means == "means over 23 sequences in 4 folds; all begin with the same token (BOS)"
+    assert strength.endswith(f"L1 {pattern_rms(scores.mean, 1)[1]:.3g}")
+    stages = repr(capture_stages(loaded.model, begun, layer=1, n_folds=4))
+    assert stages.startswith("StageMaps: stages a b c d e f g, 11 × 11 positions")
+    name, size, parity = repr(loaded).splitlines()
+    assert name.startswith("LoadedModel: nope-tiny, a SmolLM3ForCausalLM as ")
+    assert size.startswith("2 layers of 4 heads (2 of keys), d_head 32, d_model 128, d_vocab ")
+    assert size.endswith("; no RoPE")
+    assert parity.startswith("parity (relative errors): ")
+
+
+def test_pooling_averages_blocks_and_leaves_the_masked_triangle_out() -> None:
+    n = np.nan
+    maps = np.array([[[1, n, n, n, n], [3, 5, n, n, n], [2, 4, 6, n, n], [4, 6, 8, 10, n]]])
+    maps = np.concatenate([maps, np.full((1, 1, 5), 7.0)], axis=1).astype(np.float32)
+    pooled = pool(maps, 3)
+    assert pooled.block == 2
+    # (1+3+5)/3 on the diagonal, (2+4+4+6)/4 below it; the last block has one row, then one cell.
+    expected = [[[3, n, n], [4, 8, n], [7, 7, 7]]]
+    np.testing.assert_allclose(pooled.values, expected)
+    whole = pool(maps, 5)
+    assert whole.block == 1
+    np.testing.assert_array_equal(whole.values, maps)
+    with pytest.raises(ValueError, match="at least 1 position, got 0"):
+        pool(maps, 0)

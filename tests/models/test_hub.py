@@ -10,7 +10,12 @@ from huggingface_hub import constants
 from support.fake_hub import HubHandler, online, serving
 
 from nope_probe.errors import UserError
-from nope_probe.models.hub import answers, offline_if_unreachable, validate_reachable
+from nope_probe.models.hub import (
+    answers,
+    offline_if_unreachable,
+    validate_hub_answers,
+    validate_reachable,
+)
 
 CLOSED = "http://127.0.0.1:9"  # the discard port, at which nothing listens
 
@@ -25,25 +30,6 @@ def test_a_server_answers_with_any_status_and_a_closed_port_does_not() -> None:
     with serving(HubHandler) as hub:  # it has no HEAD, and answers 501
         assert answers(hub)
     assert not answers(CLOSED)
-
-
-def test_without_the_hub_a_command_ends_in_one_line_that_says_what_works(tmp_path: Path) -> None:
-    command = ("-m", "nope_probe.scores", "--model", "llama-3.1-8b", "--out", str(tmp_path / "run"))
-    ended = run(CLOSED, tmp_path / "home", *command)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    (line,) = ended.stderr.splitlines()
-    assert line.startswith("error: meta-llama/Llama-3.1-8B is not in the local cache ")
-    assert "without a network nope-tiny, rope-tiny, parameter-free, " in line
-    assert line.endswith("this model is gated: accept its licence on the Hub and set HF_TOKEN")
-    assert not (tmp_path / "run").exists()
-
-
-def test_without_the_hub_its_data_sets_are_refused_at_once(tmp_path: Path) -> None:
-    command = ("-m", "nope_probe.scores", "--data", "fineweb-edu", "--out", str(tmp_path / "run"))
-    ended = run(CLOSED, tmp_path / "home", *command)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    (line,) = ended.stderr.splitlines()
-    assert line.startswith("error: the data set fineweb-edu is on the Hub, which cannot be reached")
 
 
 def test_an_unreachable_hub_is_not_asked_again_while_a_model_loads(tmp_path: Path) -> None:
@@ -70,7 +56,9 @@ def test_the_client_is_offline_only_within_the_context(monkeypatch: pytest.Monke
     assert not constants.HF_HUB_OFFLINE
 
 
-def test_a_cached_model_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_hub_what_is_not_cached_is_refused_in_one_line_that_says_what_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commit = "5" * 40
     folder = tmp_path / "models--owner--model"
     (folder / "refs").mkdir(parents=True)
@@ -79,12 +67,14 @@ def test_a_cached_model_is_not_refused(tmp_path: Path, monkeypatch: pytest.Monke
     (folder / "snapshots" / commit / "config.json").write_text("{}")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "ENDPOINT", CLOSED)
-    validate_reachable("owner/model")
-    with pytest.raises(UserError, match="owner/other is not in the local cache"):
-        validate_reachable("owner/other")
-
-
-@pytest.mark.parametrize("name", ["nope-tiny", "ROPE-tiny", "parameter-free"])
-def test_shipped_models_need_no_hub(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "ENDPOINT", CLOSED)
-    validate_reachable(name)
+    for here in ("owner/model", "nope-tiny", "ROPE-tiny", "parameter-free"):
+        validate_reachable(here)
+    with pytest.raises(UserError) as refused:
+        validate_reachable("llama-3.1-8b")
+    (line,) = str(refused.value).splitlines()
+    assert line.startswith("meta-llama/Llama-3.1-8B is not in the local cache ")
+    assert "without a network nope-tiny, rope-tiny, parameter-free, " in line
+    assert line.endswith("this model is gated: accept its licence on the Hub and set HF_TOKEN")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with pytest.raises(UserError, match="the data set a/b is on the Hub, which cannot be reached"):
+        validate_hub_answers("the data set a/b")

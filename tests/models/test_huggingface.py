@@ -13,7 +13,7 @@ import pytest
 import torch
 from support.fake_hub import HubHandler, online, serving
 from support.tiny_models import plain
-from transformers import BertConfig, T5Config, ViTConfig
+from transformers import T5Config
 
 from nope_probe.errors import UserError
 from nope_probe.models.huggingface import load_hugging_face
@@ -34,11 +34,7 @@ def folder(tiny: Callable[[str], Any], tmp_path: Path) -> Path:
     ("name", "source"),
     [
         ("Llama-3.1-8B", "meta-llama/Llama-3.1-8B"),
-        ("phi-4", "microsoft/phi-4"),
-        ("QWEN3-8b", "Qwen/Qwen3-8B"),
         ("NoPE-1.5B", "starmpcc/NoPE_1.5B_FW_EDU_15T"),
-        ("TinyLlama", "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T"),
-        ("tinyllama-NoPE", "AntNLP/TinyLlama-NoPE-1.1B"),
         ("owner/Some-Model", "owner/Some-Model"),
     ],
 )
@@ -60,15 +56,15 @@ def test_the_first_layers_keep_their_own_rope_switches(folder: Path) -> None:
     assert model.config.no_rope_layers == [1, 0]
 
 
-@pytest.mark.parametrize("name", ["nope-1.5b", "tinyllama-nope"])
 def test_a_llama_trained_without_rope_is_loaded_with_rope_off(
-    name: str, tiny: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+    tiny: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import transformers.models.llama.modeling_llama as llama
 
     from nope_probe.models import hf_config as config
 
-    assert resolve(name).lower() in config.WITHOUT_ROPE
+    known = {resolve(name).lower() for name in ("nope-1.5b", "tinyllama-nope")}
+    assert known <= {*config.WITHOUT_ROPE}
     folder, inputs = tiny("llama").folder, torch.arange(13)[None]
     monkeypatch.setattr(config, "WITHOUT_ROPE", (str(folder).lower(),))
     model, _ = load(folder)
@@ -82,7 +78,7 @@ def test_a_llama_trained_without_rope_is_loaded_with_rope_off(
 
 @pytest.mark.parametrize(
     ("n_layers", "message"),
-    [(4, "has 3 layers, 4 were asked for"), (0, "at least 1 layer"), (-1, "at least 1 layer")],
+    [(4, "has 3 layers, 4 were asked for"), (0, "at least 1 layer")],
 )
 def test_too_many_layers_or_none_are_an_error(n_layers: int, message: str, folder: Path) -> None:
     with pytest.raises(UserError, match=message):
@@ -95,18 +91,9 @@ def test_a_model_that_is_not_cached_is_an_error_without_a_network() -> None:
         load("nobody/no-model")
 
 
-@pytest.mark.parametrize(
-    ("config", "told"),
-    [
-        (T5Config(d_model=8, num_layers=1, num_heads=2), "is a t5, not a causal decoder"),
-        (ViTConfig(), "is a vit, not a causal decoder"),
-        (BertConfig(architectures=["BertForMaskedLM"]), "is a BertForMaskedLM, not a causal"),
-    ],
-    ids=lambda value: getattr(value, "model_type", ""),
-)
-def test_what_is_no_causal_decoder_is_refused(config: Any, told: str, tmp_path: Path) -> None:
-    config.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=told):
+def test_what_is_no_causal_decoder_is_refused(tmp_path: Path) -> None:
+    T5Config(d_model=8, num_layers=1, num_heads=2).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="is a t5, not a causal decoder"):
         load(tmp_path)
 
 

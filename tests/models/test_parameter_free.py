@@ -77,7 +77,6 @@ def layer_norm_variant(
         ({"rope": True}, eq_1_with_rope),
         ({"causal": False}, eq_1_encoder),
         ({"norm": "layernorm-sqrt-d"}, layer_norm_variant(D**0.5)),
-        ({"norm": "layernorm-d"}, layer_norm_variant(D)),
         ({"norm": "layernorm-d", "rope": True}, layer_norm_variant(D, rope)),
         ({"norm": "layernorm-d", "causal": False}, layer_norm_variant(D, causal=False)),
     ],

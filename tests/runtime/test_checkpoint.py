@@ -121,7 +121,6 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
     [
         (UserError("nothing"), False),
         (StorageError("full"), True),
-        (RuntimeError("bug"), True),
     ],
 )
 def test_a_users_mistake_leaves_nothing_and_another_failure_what_was_saved(

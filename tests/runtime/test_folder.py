@@ -26,13 +26,17 @@ def a_run() -> Run:
 
 def test_what_is_written_is_read_back_by_whoever_may_read_the_page(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "run"
+    folder.mkdir(parents=True)  # an empty one may be used
+    assert check_output_dir(folder, SETTINGS) is False
     write_run(folder, a_run())
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
+    (folder / "extra.csv").write_text("layer\n1\n")
     run = read_run(str(folder))
+    assert set(run.tables) == {"sources", "empty"}
     assert set(run.arrays) == {"maps"}
     np.testing.assert_array_equal(run.maps["score/mask"], np.arange(18.0).reshape(2, 3, 3))
     assert run.tables["sources"]["share"].isna().tolist() == [False, True]
     assert run.tables["empty"].empty
-    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
     assert not list((tmp_path / "deep").glob(".*"))
 
 
@@ -57,16 +61,14 @@ def test_one_flipped_bit_of_any_file_is_noticed(tmp_path: Path) -> None:
             with pytest.raises(UserError, match=f"remove {tmp_path / 'run'} and run again"):
                 read_run(tmp_path / "run")
         path.write_bytes(content)
-    read_run(tmp_path / "run")
+    manifest = read_run(tmp_path / "run").manifest
+    older = {name: value for name, value in manifest.items() if name != "checksum"}
+    (tmp_path / "run" / "manifest.json").write_text(json.dumps(older))
+    with pytest.raises(UserError, match="holds a run of an older version, or an edited one"):
+        check_output_dir(tmp_path / "run", SETTINGS)
 
 
-def test_tables_that_the_run_did_not_write_are_not_read(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", a_run())
-    (tmp_path / "run" / "extra.csv").write_text("layer\n1\n")
-    assert "extra" not in read_run(tmp_path / "run").tables
-
-
-@pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000, ""])
+@pytest.mark.parametrize("text", ["[]", "[" * 100_000])
 def test_a_broken_manifest_says_what_to_remove(text: str, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(text)
     for use in (read_run, lambda folder: check_output_dir(folder, SETTINGS)):
@@ -98,13 +100,6 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
         check_output_dir(tmp_path / "file" / "run", SETTINGS)
     with pytest.raises(UserError, match="holds other files"):
         check_output_dir(tmp_path, SETTINGS)
-
-
-def test_an_empty_folder_may_be_used(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    assert check_output_dir(tmp_path / "run", SETTINGS) is False
-    write_run(tmp_path / "run", a_run())
-    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["complete"]
 
 
 def test_different_settings_have_different_hashes() -> None:

@@ -134,7 +134,6 @@ def edit_data(folder: Path) -> None:
 
 EDITS = {
     "weights": (edit_weights, "model"),
-    "epsilon": (lambda folder: edit_config(folder, rms_norm_eps=0.1), "model"),
     "data": (edit_data, "data"),
 }
 
@@ -148,17 +147,6 @@ def test_what_changed_between_kill_and_resume_is_refused(edit: str, settings: Se
     with pytest.raises(UserError, match=f"holds an unfinished run with other .*{what}"):
         run(settings)
     assert not settings.out.exists()
-
-
-def test_weights_alone_tell_two_models_apart(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Settings, "sources", lambda self: {})
-    with Session("scores", settings) as session:
-        session.sequences()
-    edit_config(Path(settings.model), rms_norm_eps=0.1)
-    with pytest.raises(UserError, match="holds an unfinished run with other weights; remove it"):
-        run(settings)
 
 
 def test_what_changed_since_a_run_was_finished_is_refused_and_what_changes_no_number_is_not(
@@ -209,30 +197,12 @@ def test_large_files_are_known_by_size_and_time_of_change(tmp_path: Path) -> Non
         validate_unchanged(tmp_path, {"data": before}, {"data": tmp_path})
 
 
-def test_an_edited_file_of_a_finished_run_is_noticed(settings: Settings) -> None:
-    run(settings)
-    path = settings.out / "manifest.json"
-    manifest = json.loads(path.read_text())
-    path.write_text(json.dumps(manifest | {"seconds": 1.0}))
-    with pytest.raises(UserError, match=r"manifest\.json is not the file that the run wrote"):
-        run(settings)
-    older = {name: value for name, value in manifest.items() if name != "checksum"}
-    path.write_text(json.dumps(older))
-    with pytest.raises(UserError, match="holds a run of an older version, or an edited one"):
-        run(settings)
-    path.write_text(json.dumps(manifest))
-    (settings.out / "pattern.csv").write_text((settings.out / "pattern.csv").read_text() + " ")
-    with pytest.raises(UserError, match=r"pattern\.csv is not the file that the run wrote"):
-        run(settings)
-
-
 def test_a_broken_record_of_an_unfinished_run_is_one_line(settings: Settings) -> None:
     with Session("scores", settings) as session:
         session.sequences()
-    for content in ("", "[]", "[" * 100_000):
-        (checkpoint_dir(settings.out) / "about.json").write_text(content)
-        with pytest.raises(UserError, match=r"about\.json is broken; remove .*unfinished and run"):
-            run(settings)
+    (checkpoint_dir(settings.out) / "about.json").write_text("[]")
+    with pytest.raises(UserError, match=r"about\.json is broken; remove .*unfinished and run"):
+        run(settings)
 
 
 def test_the_command_line_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 import torch
@@ -55,37 +56,6 @@ def test_the_sequences_of_a_run_are_made_once(tmp_path: Path, monkeypatch: pytes
     assert (read.name, read.bos) == (made.name, made.bos) == ("shipped", True)
 
 
-def test_the_checkpoint_of_a_finished_run_is_removed(tmp_path: Path):
-    settings = Settings(**SMALL, out=tmp_path / "run")
-    run(settings)
-    manifest = (tmp_path / "run" / "manifest.json").read_bytes()
-    checkpoint_dir(tmp_path / "run").mkdir()
-    (checkpoint_dir(tmp_path / "run") / "about.json").touch()
-    run(settings)
-    assert (tmp_path / "run" / "manifest.json").read_bytes() == manifest
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
-def test_a_finished_run_needs_no_model_and_says_that_it_is_shown_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    settings = Settings(**SMALL, out=tmp_path / "run")
-    run(settings)
-    again = f"s: shown again from {tmp_path / 'run'}\n"
-    first = capsys.readouterr().err
-    assert "running 1 condition in 1 pass over 13 sequences\n" in first
-    assert first.rpartition("\ntook ")[2].removesuffix(" s\n").isdigit()
-    assert again not in first
-    monkeypatch.setattr(Settings, "load_model", not_reached)
-    monkeypatch.setattr(Settings, "validate_reach", not_reached)
-    with Session("scores", settings) as session:
-        assert session.finished
-    shown = capsys.readouterr().err
-    assert shown.startswith("finished before, in ")
-    assert shown.endswith(again)
-    assert run(settings) == tmp_path / "run"
-
-
 def test_a_second_process_is_refused_before_it_loads_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -99,18 +69,41 @@ def test_a_second_process_is_refused_before_it_loads_a_model(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_that_another_process_finished_meanwhile_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run, to be copied: the place of a run does not belong to its identity."""
+    return run(Settings(**SMALL, out=tmp_path_factory.mktemp("finished") / "run"))
+
+
+def test_a_finished_run_is_shown_again_without_a_model_and_what_is_left_of_it_is_removed(
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ):
     settings = Settings(**SMALL, out=tmp_path / "run")
-    run(settings)
-    (tmp_path / "run").rename(tmp_path / "hidden")
-    # Between the two looks at the folder: before it is locked.
-    monkeypatch.setattr(
-        Settings, "validate_reach", lambda _: (tmp_path / "hidden").rename(tmp_path / "run")
-    )
+    copytree(finished, settings.out)
+    checkpoint_dir(settings.out).mkdir()
+    (checkpoint_dir(settings.out) / "about.json").touch()
     monkeypatch.setattr(Settings, "load_model", not_reached)
-    capsys.readouterr()
-    assert run(settings) == tmp_path / "run"
+    monkeypatch.setattr(Settings, "validate_reach", not_reached)
+    assert run(settings) == settings.out
+    shown = capsys.readouterr().err
+    assert shown.startswith("finished before, in ")
+    assert shown.endswith(f"s: shown again from {settings.out}\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_run_that_another_process_finished_meanwhile_is_shown(
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    settings = Settings(**SMALL, out=tmp_path / "run")
+    # Between the two looks at the folder: before it is locked.
+    monkeypatch.setattr(Settings, "validate_reach", lambda self: copytree(finished, self.out))
+    monkeypatch.setattr(Settings, "load_model", not_reached)
+    assert run(settings) == settings.out
     assert capsys.readouterr().err.startswith("finished before, in ")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

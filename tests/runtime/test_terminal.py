@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nope_probe.runtime.checkpoint import RunCheckpoint
-from nope_probe.runtime.terminal import phase_of, status
+from nope_probe.runtime.terminal import status
 
 ERASE_LINE = "\x1b[2K"
 
@@ -29,51 +29,36 @@ def open_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return found
 
 
-def test_on_a_terminal_the_line_is_shown_and_then_erased(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = open_terminal(monkeypatch)
+def show_both() -> None:
     with status("loading torch"):
-        assert "loading torch ..." in terminal.getvalue()
-    assert ERASE_LINE in terminal.getvalue().rpartition("loading torch ...")[2]
-
-
-def test_what_draws_bars_has_a_line_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = open_terminal(monkeypatch)
+        pass
     with status("loading owner/model", has_bars=True):
         pass
-    assert terminal.getvalue() == "loading owner/model ...\n"
 
 
-@pytest.mark.parametrize("has_bars", [False, True])
-def test_a_log_file_gets_nothing(has_bars: bool, capfd: pytest.CaptureFixture[str]) -> None:
-    with status("loading torch", has_bars=has_bars):
-        pass
+def test_on_a_terminal_a_line_is_erased_and_that_of_what_draws_bars_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = open_terminal(monkeypatch)
+    show_both()
+    after = terminal.getvalue().rpartition("loading torch ...")[2]
+    erased, _, stays = after.partition("loading owner/model ...")
+    assert ERASE_LINE in erased
+    assert stays == "\n"
+
+
+def test_a_log_file_and_processes_after_the_first_get_nothing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    show_both()
     assert capfd.readouterr() == ("", "")
-
-
-def test_processes_after_the_first_show_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = open_terminal(monkeypatch)
     monkeypatch.setenv("RANK", "1")
-    with status("loading torch"), status("loading owner/model", has_bars=True):
-        pass
+    show_both()
     assert terminal.getvalue() == ""
 
 
 STATE = {"sum": torch.ones(3)}
-
-
-@pytest.mark.parametrize(
-    ("key", "words"),
-    [
-        ("gains", "calibration"),
-        ("score/mask+w_q", "scores, condition mask+w_q"),
-        ("score-random/mask/L2", "scores (random), condition mask, L2"),
-        ("shuffled/none", "shuffled tokens, condition none"),
-        ("reparametrised-1/gains", "reparametrised (1), condition gains"),
-        ("alpha=0.2", "alpha=0.2"),
-    ],
-)
-def test_a_stream_is_named_by_its_phase_and_condition(key: str, words: str) -> None:
-    assert phase_of(key) == words
 
 
 def test_the_bar_names_the_stream_its_place_and_estimates_what_is_left(
@@ -107,6 +92,9 @@ def test_a_resumed_run_says_where_and_counts_nothing_twice(
 ) -> None:
     interrupt(tmp_path / "run")
     assert "resuming at 50%" in capsys.readouterr().err  # a was finished, of a and b
+    with RunCheckpoint(tmp_path / "run") as run, run.progress(["c", "d"], 11):
+        pass
+    assert "resuming" not in capsys.readouterr().err  # the state is another stream's
     with RunCheckpoint(tmp_path / "run") as run, run.progress(["a", "b"], 11):
         with run.stream("b") as stream:
             assert stream.restore().keys() == STATE.keys()
@@ -117,13 +105,3 @@ def test_a_resumed_run_says_where_and_counts_nothing_twice(
     assert capsys.readouterr().err.startswith(
         "resuming at 64%\n"
     )  # 14 of 22: a state is saved before its batch counts
-
-
-def test_another_streams_state_is_not_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    interrupt(tmp_path / "run")
-    capsys.readouterr()
-    with RunCheckpoint(tmp_path / "run") as run, run.progress(["c", "d"], 11):
-        pass
-    assert "resuming" not in capsys.readouterr().err

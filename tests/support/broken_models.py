@@ -27,17 +27,6 @@ def put(name: str, content: str) -> Break:
     return lambda folder: (folder / name).write_text(content)
 
 
-def tokenizer_model(**fields: Any) -> Break:
-    """Change fields of the tokenizer's model."""
-
-    def apply(folder: Path) -> None:
-        tokenizer = json.loads((folder / "tokenizer.json").read_text())
-        tokenizer["model"] |= fields
-        (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-
-    return apply
-
-
 def tensors(edit: Callable[[dict[str, Any]], object]) -> Break:
     """Edit the tensors."""
 
@@ -63,17 +52,11 @@ def cut(folder: Path) -> None:
     (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-1000])
 
 
-# A tokenizer whose fault the text shows, not the file.
-without_tokens = tokenizer_model(type="WordLevel", unk_token="[UNK]", vocab={"a": 0}, merges=None)
-
 # What a library says of a file follows after the part; the words are not ours to test.
 ROWS: dict[str, tuple[Break, str]] = {
-    "config of no JSON": (put("config.json", DEEP), "config.json: "),
     "config of a list": (put("config.json", "[]"), "config.json: "),
-    "config with layers as text": (change(num_hidden_layers="2"), "config.json: "),
     "config with an unknown type": (change(model_type="\x1b[31mred"), r"\x1b[31mred"),
     "config with an unknown activation": (change(hidden_act="swoosh"), "(KeyError)"),
-    "config with negative heads": (change(num_attention_heads=-6), "weights: "),
     "a layer too many": (change(num_hidden_layers=3), "lacks weights, such as model.layers.2."),
     "code of its own": (
         change(auto_map={"AutoModelForCausalLM": "own.Own"}),
@@ -84,8 +67,6 @@ ROWS: dict[str, tuple[Break, str]] = {
         "is a BertForMaskedLM, not a causal decoder",
     ),
     "tokenizer of no JSON": (put("tokenizer.json", DEEP), "tokenizer: "),
-    "tokenizer absent": (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer: "),
-    "tokenizer of another kind": (tokenizer_model(type="Nope"), "tokenizer: "),
     "tokenizer of more tokens": (
         change(vocab_size=7),
         "has ids up to 262, but the model embeds only 7 tokens",

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,10 +40,16 @@ def copy(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
-def forget_the_model(out: Path) -> None:
-    """Leave the folder as a process leaves it that is killed while the model is saved."""
+def resume(out: Path, **given: object) -> None:
+    run(Settings(**({"preset": "nope-tiny", "out": out, "resume": True} | given)))
+
+
+@pytest.fixture
+def unfinished(copy: Path) -> Path:
+    """A folder as a process leaves it that is killed while the model is saved."""
     for name in ("training.json", "README.md", "model.safetensors"):
-        (out / name).unlink()
+        (copy / name).unlink()
+    return copy
 
 
 def results(out: Path) -> list[bytes]:
@@ -50,85 +57,66 @@ def results(out: Path) -> list[bytes]:
     return [(out / name).read_bytes() for name in names]
 
 
-def test_a_run_killed_after_its_last_step_makes_no_further_one(finished: Path, copy: Path):
-    forget_the_model(copy)
-    run(Settings(preset="nope-tiny", out=copy, resume=True))
-    assert results(copy) == results(finished)
-    assert "5 steps of 44 tokens" in (copy / "README.md").read_text()
-
-
-def test_a_run_killed_while_a_checkpoint_is_written_resumes_from_the_one_before(
-    finished: Path, copy: Path
-):
-    forget_the_model(copy)
-    (copy / "checkpoint-5" / "checksums.json").unlink()
+def write_half_a_checkpoint(out: Path) -> None:
+    (out / "checkpoint-5" / "checksums.json").unlink()
     for name in ("optimizer.pt", "trainer_state.json"):
-        (copy / "checkpoint-5" / name).write_bytes(b"")
-    run(Settings(preset="nope-tiny", out=copy, resume=True))
-    assert results(copy) == results(finished)
-    assert (copy / "checkpoint-5" / "checksums.json").is_file()
+        (out / "checkpoint-5" / name).write_bytes(b"")
 
 
-def test_a_run_killed_while_its_first_checkpoint_is_written_starts_anew(finished: Path, copy: Path):
-    forget_the_model(copy)
+def begin_the_first_checkpoint(out: Path) -> None:
     for step in (4, 5):
-        shutil.rmtree(copy / f"checkpoint-{step}")
-    (copy / "checkpoint-2").mkdir()
-    run(Settings(preset="nope-tiny", out=copy, resume=True))
-    assert results(copy) == results(finished)
+        shutil.rmtree(out / f"checkpoint-{step}")
+    (out / "checkpoint-2").mkdir()
 
 
-def test_a_finished_run_stays_as_it_is(copy: Path):
+@pytest.mark.parametrize("killed", [None, write_half_a_checkpoint, begin_the_first_checkpoint])
+def test_a_killed_run_resumes_from_its_last_whole_checkpoint_to_the_same_bytes(
+    killed: Callable[[Path], None] | None, finished: Path, unfinished: Path
+):
+    if killed is not None:
+        killed(unfinished)
+    resume(unfinished)
+    assert results(unfinished) == results(finished)
+    assert "5 steps of 44 tokens" in (unfinished / "README.md").read_text()
+    assert (unfinished / "checkpoint-5" / "checksums.json").is_file()
+
+
+def test_a_finished_run_stays_as_it_is_and_other_settings_are_refused(copy: Path):
     before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
-    run(Settings(preset="nope-tiny", out=copy, resume=True))
+    resume(copy)
+    for name, value, was in (("preset", "rope-tiny", "nope-tiny"), ("seed", 1, 0), ("steps", 3, 5)):
+        what = rf"holds a run with another {name} \({name} {was}\); choose another --out"
+        with pytest.raises(UserError, match=what):
+            resume(copy, **{name: value})
     assert {path: path.stat().st_mtime_ns for path in copy.rglob("*")} == before
-
-
-@pytest.mark.parametrize(
-    ("given", "what"),
-    [
-        ({"preset": "rope-tiny"}, r"another preset \(preset nope-tiny\)"),
-        ({"seed": 1}, r"another seed \(seed 0\)"),
-        ({"steps": 3}, r"another steps \(steps 5\)"),
-    ],
-)
-def test_another_runs_weights_are_not_continued(given: dict, what: str, copy: Path):
-    settings = {"preset": "nope-tiny", "out": copy, "resume": True} | given
-    with pytest.raises(UserError, match=f"holds a run with {what}; choose another --out"):
-        run(Settings(**settings))
-
-
-def test_a_trained_model_is_not_overwritten(copy: Path):
     for checkpoint in copy.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
-    before = results(copy)
     with pytest.raises(UserError, match="holds a trained model; choose another --out"):
-        run(Settings(preset="nope-tiny", out=copy))
-    assert results(copy) == before
+        resume(copy, resume=False)
+    assert (copy / "model.safetensors").is_file()
 
 
-def test_a_changed_or_swapped_checkpoint_is_refused(copy: Path):
-    forget_the_model(copy)
-    path = copy / "checkpoint-5" / "model.safetensors"
-    content = bytearray(path.read_bytes())
+def test_a_changed_or_swapped_checkpoint_is_refused(unfinished: Path):
+    last = unfinished / "checkpoint-5"
+    content = bytearray((last / "model.safetensors").read_bytes())
     content[-7] ^= 1
-    path.write_bytes(content)
+    (last / "model.safetensors").write_bytes(content)
     with pytest.raises(UserError, match="checkpoint-5 is not the checkpoint that this run wrote"):
-        run(Settings(preset="nope-tiny", out=copy, resume=True))
-    shutil.rmtree(copy / "checkpoint-5")
-    (copy / "checkpoint-4").rename(copy / "checkpoint-5")
+        resume(unfinished)
+    shutil.rmtree(last)
+    (unfinished / "checkpoint-4").rename(last)
     with pytest.raises(UserError, match="checkpoint-5 is not the checkpoint that this run wrote"):
-        run(Settings(preset="nope-tiny", out=copy, resume=True))
+        resume(unfinished)
 
 
 def test_checkpoints_of_an_unknown_run_and_broken_records_are_refused(copy: Path):
     for content in ("", "[]", "[" * 100_000):
         (copy / "run.json").write_text(content)
         with pytest.raises(UserError, match=r"run\.json is broken; remove .* and train again"):
-            run(Settings(preset="nope-tiny", out=copy, resume=True))
+            resume(copy)
     (copy / "run.json").unlink()
     with pytest.raises(UserError, match="holds checkpoints of an unknown run"):
-        run(Settings(preset="nope-tiny", out=copy, resume=True))
+        resume(copy)
 
 
 @pytest.mark.parametrize("recipe", ["tiny", "1.5b"])
@@ -156,25 +144,20 @@ def test_the_card_says_how_many_processes_shared_a_step(finished: Path):
     assert "each step shared by 2 processes" in model_card(record | {"processes": 2}, 5)
 
 
-def test_two_processes_do_not_train_into_one_folder(copy: Path):
-    forget_the_model(copy)
-    settings = Settings(preset="nope-tiny", out=copy, resume=True)
+def test_another_process_or_another_corpus_does_not_continue_a_run(
+    unfinished: Path, monkeypatch: pytest.MonkeyPatch
+):
     with (
-        locked(copy.parent / f".{copy.name}.unfinished"),
+        locked(unfinished.parent / f".{unfinished.name}.unfinished"),
         pytest.raises(LockedError, match=f"process {os.getpid()} on .* is at work on the run in"),
     ):
-        run(settings)
-    assert not (copy / "model.safetensors").exists()
-    assert [path.name for path in copy.parent.iterdir()] == [copy.name]
-
-
-def test_another_corpus_is_not_continued(copy: Path, monkeypatch: pytest.MonkeyPatch):
-    forget_the_model(copy)
+        resume(unfinished)
     other = short_corpus(seed=2)
     monkeypatch.setattr("nope_probe.training.corpus.corpus_of", lambda *_: other)
     with pytest.raises(UserError, match="holds a run with another corpus"):
-        run(Settings(preset="nope-tiny", out=copy, resume=True))
-    assert not (copy / "model.safetensors").exists()
+        resume(unfinished)
+    assert not (unfinished / "model.safetensors").exists()
+    assert [path.name for path in unfinished.parent.iterdir()] == [unfinished.name]
 
 
 class SignalAt(TrainerCallback):
@@ -204,17 +187,18 @@ def test_a_signal_saves_a_checkpoint_after_the_step_and_training_resumes_to_the_
             run(Settings(preset="nope-tiny", out=out))
     assert (out / "checkpoint-3" / "checksums.json").is_file()
     assert not (out / "model.safetensors").exists()
-    run(Settings(preset="nope-tiny", out=out, resume=True))
+    resume(out)
     assert results(out) == results(finished)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 @pytest.mark.parametrize("n_bytes", [100_000, 4_000_000], ids=["weights", "optimizer"])
-def test_a_full_disk_keeps_whole_checkpoints_and_says_so_in_one_line(n_bytes: int, copy: Path):
-    forget_the_model(copy)
-    shutil.rmtree(copy / "checkpoint-5")
-    with files_of_at_most(n_bytes), pytest.raises(StorageError, match=f"cannot write to {copy}: "):
-        run(Settings(preset="nope-tiny", out=copy, resume=True))
-    assert not (copy / "training.json").exists()
-    assert [path.name for path in copy.glob("checkpoint-*")] == ["checkpoint-4"]
-    assert (copy / "checkpoint-4" / "checksums.json").is_file()
+def test_a_full_disk_keeps_whole_checkpoints_and_says_so_in_one_line(
+    n_bytes: int, unfinished: Path
+):
+    shutil.rmtree(unfinished / "checkpoint-5")
+    with files_of_at_most(n_bytes), pytest.raises(StorageError, match=r"cannot write to .*/run: "):
+        resume(unfinished)
+    assert not (unfinished / "training.json").exists()
+    assert [path.name for path in unfinished.glob("checkpoint-*")] == ["checkpoint-4"]
+    assert (unfinished / "checkpoint-4" / "checksums.json").is_file()

@@ -62,23 +62,18 @@ def test_a_run_leaves_a_folder_that_plain_transformers_loads(trained):
 
 
 def test_a_run_writes_its_recipe_card_and_dynamics(trained):
-    out, _, losses = trained
+    out, trainer, losses = trained
     record = json.loads((out / "training.json").read_text())
     assert record["held_out_loss"] == losses["held_out_loss"]
     assert record["recipe"]["seq_len"] == 23
+    arguments = trainer.args
+    sequences = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+    assert (sequences * 23, trainer.state.global_step) == (SHORT.batch_tokens, 5)
     assert f"{losses['held_out_loss']:.3f} nats" in (out / "README.md").read_text()
     dynamics = pd.read_csv(out / "dynamics.csv")
     assert sorted(set(dynamics["step"])) == sorted(log_spaced(5))
     assert sorted(set(dynamics["layer"])) == [0, 1, 2, 3]
     assert dynamics["amplitude"].notna().all()
-
-
-def test_accumulated_micro_batches_make_the_recipes_batch(trained):
-    _, trainer, _ = trained
-    arguments = trainer.args
-    sequences = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
-    assert sequences * SHORT.seq_len == SHORT.batch_tokens
-    assert trainer.state.global_step == 5
 
 
 def test_the_same_seed_gives_the_same_bytes(trained, tmp_path: Path, tokenizer):
@@ -130,10 +125,7 @@ def test_documents_begin_at_statements_and_keep_every_character():
     assert len(parts) > 2
     assert all(part.startswith("@wrap") for part in parts[1:])
     assert all(len(part) >= 1200 for part in parts[:-1])
-
-
-def test_a_source_that_does_not_parse_stays_whole():
-    assert split("def broken(:\n" * 500) == ["def broken(:\n" * 500]
+    assert split("def broken(:\n" * 500) == ["def broken(:\n" * 500]  # it does not parse
 
 
 def test_nothing_of_the_shipped_text_is_trained_on():
@@ -149,20 +141,17 @@ def test_measured_steps_are_log_spaced_from_first_to_last():
     assert len(steps) <= 25
 
 
-def test_an_output_that_is_a_file_and_no_steps_are_refused(tmp_path: Path):
+def test_what_cannot_be_trained_into_is_refused(tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="is a file"):
-        run(Settings(preset="nope-tiny", out=tmp_path / "file"))
-    with pytest.raises(UserError, match="--steps 0: expected 1 <= steps"):
-        run(Settings(preset="nope-tiny", steps=0))
-
-
-def test_checkpoints_are_resumed_only_where_that_is_asked_for(tmp_path: Path):
-    with pytest.raises(UserError, match=r"--resume: .* holds no checkpoint"):
-        run(Settings(preset="nope-tiny", out=tmp_path, resume=True))
-    (tmp_path / "checkpoint-1000").mkdir()
-    with pytest.raises(UserError, match="holds checkpoints of a run: take --resume, or choose"):
-        run(Settings(preset="nope-tiny", out=tmp_path))
+    (tmp_path / "begun" / "checkpoint-1000").mkdir(parents=True)
+    for name, given, message in (
+        ("file", {}, "is a file"),
+        ("run", {"steps": 0}, "--steps 0: expected 1 <= steps"),
+        ("run", {"resume": True}, r"--resume: .* holds no checkpoint"),
+        ("begun", {}, "holds checkpoints of a run: take --resume, or choose"),
+    ):
+        with pytest.raises(UserError, match=message):
+            run(Settings(preset="nope-tiny", out=tmp_path / name, **given))
 
 
 def test_a_streamed_corpus_leaves_out_the_documents_that_runs_read(tmp_path: Path, tokenizer):

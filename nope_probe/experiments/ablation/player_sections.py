@@ -290,9 +290,8 @@ def _positional_part(players: Sequence[str]) -> str:
     sources = [phrase(name) for name in players if player(name).is_source]
     if not sources:
         return "The pattern"
-    if len(sources) == 1:
-        return f"The part of the pattern that {sources[0]} brings"
-    return f"The part of the pattern that {', '.join(sources[:-1])} and {sources[-1]} bring"
+    verb = "brings" if len(sources) == 1 else "bring"
+    return f"The part of the pattern that {listed(sources)} {verb}"
 
 
 def _change(row: pd.Series) -> str:

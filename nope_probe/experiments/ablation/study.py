@@ -45,7 +45,8 @@ class AblationStudy:
     """Where a model's positional pattern comes from, and which weights it needs.
 
     Attributes:
-        tables: per name of a run's CSV file, its table; the properties return them one by one.
+        tables: per name of a run's CSV file, its table: `sources`, `players`, `interactions`,
+            `pattern`, `non_relative`, `controls`, `mean_covariance`, `offsets`.
         maps: under the names of a run's maps.safetensors, float32 [layer, query_pos, key_pos] in
             nats: `score/<kept>`, `pattern/all`, `source/<term>`, `shapley/<player>`, ...
         layers: the attribution of each layer, which the tables are made from.
@@ -90,31 +91,6 @@ class AblationStudy:
     def players(self) -> pd.DataFrame:
         """Per layer and player, its Shapley share, what is lost without it, and alone."""
         return self.tables["players"]
-
-    @property
-    def interactions(self) -> pd.DataFrame:
-        """Per layer and players, the share of what only they bring together."""
-        return self.tables["interactions"]
-
-    @property
-    def patterns(self) -> pd.DataFrame:
-        """Per condition and layer, the measures of the pattern."""
-        return self.tables["pattern"]
-
-    @property
-    def non_relative(self) -> pd.DataFrame:
-        """Per layer, the RMS of the non-relative part with and without the mask, nats."""
-        return self.tables["non_relative"]
-
-    @property
-    def controls(self) -> pd.DataFrame:
-        """The measures without skipped keys, and on shuffled tokens where these were given."""
-        return self.tables["controls"]
-
-    @property
-    def mean_covariance(self) -> pd.DataFrame:
-        """Per layer, the mean and the covariance term; empty where scores are not q.k."""
-        return self.tables["mean_covariance"]
 
 
 @closed_choices("replacement", "gain", "scope", "skip_keys")

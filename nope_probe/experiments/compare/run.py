@@ -15,21 +15,18 @@ import tyro
 from nope_probe.errors import UserError
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import command_line, versions
-from nope_probe.runtime.places import Needs
-from nope_probe.runtime.processes import validate_one_process
 from nope_probe.runtime.session import Session
-from nope_probe.runtime.settings import BoundedSettings
+from nope_probe.runtime.settings import SessionSettings
 from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:  # --help needs neither numpy nor pandas
     from nope_probe.experiments.compare.members import Member
-    from nope_probe.models.info import ModelInfo
 
 _arg = tyro.conf.arg
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(BoundedSettings):
+class Settings(SessionSettings):
     """Compare finished runs of one command with the first of them.
 
     Draws their positional patterns on one scale and their differences, with intervals that are
@@ -45,8 +42,6 @@ class Settings(BoundedSettings):
         tuple[str, ...], _arg(help="Their names [their models, or their folders].")
     ] = ()
     out: Annotated[Path | None, _arg(help="Folder of the comparison [runs/compare-HASH].")] = None
-
-    device, checkpoint_every = "cpu", 1  # not fields: nothing is run on a device
 
     @cached_property
     def members(self) -> list[Member]:
@@ -71,24 +66,6 @@ class Settings(BoundedSettings):
             for member in self.members
         ]
         return {"runs": runs}
-
-    def validate(self) -> None:
-        """Check that one process compares: there is nothing to share."""
-        validate_one_process()
-
-    def validate_reach(self) -> None:
-        """Accept everything: the runs were read."""
-
-    def needs(self, info: ModelInfo | None = None) -> Needs:
-        """Return that nothing is needed beyond what finished runs took."""
-        return Needs()
-
-    def sources(self) -> dict[str, Path | None]:
-        """Return no files: the settings hold the checksums of the runs."""
-        return {}
-
-    def load_model(self, device: str) -> None:
-        """Load nothing: finished runs hold all that is compared."""
 
 
 def run(settings: Settings) -> Path:

@@ -16,12 +16,7 @@ from nope_probe.experiments.simulation import run as simulation
 from nope_probe.experiments.simulation.run import Settings as Simulation
 from nope_probe.models.names import CHECKPOINTS, FRIENDLY
 from nope_probe.runtime.folder import default_output_dir
-from nope_probe.runtime.places import Needs
-from nope_probe.runtime.processes import validate_one_process
-from nope_probe.runtime.settings import COUNT, LAYERS, SEED, SEQ_LEN, BoundedSettings, Bounds
-
-if TYPE_CHECKING:
-    from nope_probe.models.info import ModelInfo
+from nope_probe.runtime.settings import COUNT, LAYERS, SEED, SEQ_LEN, Bounds, SessionSettings
 
 _arg = tyro.conf.arg
 # The trained NoPE model (section 4.2), and the language models (section 5.2 and appendix E).
@@ -126,7 +121,7 @@ else:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(BoundedSettings):
+class Settings(SessionSettings):
     """Reproduce one of the paper's figures, or all of those that a laptop can.
 
     Checks the paper's claims about the figure, and draws the published panels beside ours, with
@@ -189,8 +184,6 @@ class Settings(BoundedSettings):
         ),
     ] = None
 
-    checkpoint_every = 1  # not a field: the experiments have checkpoints of their own
-
     @property
     def subject(self) -> str:
         """The figure, after which the default folder is named."""
@@ -236,7 +229,7 @@ class Settings(BoundedSettings):
         if len({name.lower() for name in self.model}) < len(self.model):
             raise UserError(f"--model names a model twice: {' '.join(self.model)}")
         if is_all:
-            validate_one_process()
+            super().validate()
             return
         if FIGURES[self.figure].is_of_nope and len(self.model) > 1:
             raise UserError(f"{self.figure} takes one --model, got {len(self.model)}")
@@ -251,20 +244,6 @@ class Settings(BoundedSettings):
         """
         if self.figure in ("figure1", "all"):
             raise UserError(f"--image has no effect on {self.figure}, whose page draws no maps")
-
-    def validate_reach(self) -> None:
-        """Accept everything: each experiment looks for its model and its text."""
-
-    def needs(self, info: ModelInfo | None = None) -> Needs:
-        """Return that nothing is needed beyond what the experiments take."""
-        return Needs()
-
-    def sources(self) -> dict[str, Path | None]:
-        """Return no files: the experiments record theirs."""
-        return {}
-
-    def load_model(self, device: str) -> None:
-        """Load nothing: the experiments load their models."""
 
 
 def title_of(figure: str) -> str:

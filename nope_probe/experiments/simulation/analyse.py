@@ -26,7 +26,8 @@ from nope_probe.experiments.simulation.sections import report
 from nope_probe.experiments.tables import columns_of
 from nope_probe.maps.centred import diagonal_normalised
 from nope_probe.runtime.folder import Run
-from nope_probe.runtime.session import Session, SessionSettings
+from nope_probe.runtime.session import Session
+from nope_probe.runtime.settings import SessionSettings
 
 Maps = dict[str, Float[np.ndarray, "layer query_pos key_pos"]]
 

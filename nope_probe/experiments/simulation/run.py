@@ -12,9 +12,8 @@ from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.components import Norm
 from nope_probe.errors import UserError
 from nope_probe.runtime.places import NUMBER, Needs, bytes_of_maps
-from nope_probe.runtime.processes import validate_one_process
 from nope_probe.runtime.session import Session
-from nope_probe.runtime.settings import ALPHA, COUNT, LAYERS, SEED, BoundedSettings, Bounds
+from nope_probe.runtime.settings import ALPHA, COUNT, LAYERS, SEED, Bounds, SessionSettings
 from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ CHUNK, N_BLOCKS = 128, 32  # samples per forward pass, and the blocks that error
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(BoundedSettings):
+class Settings(SessionSettings):
     """Simulate the parameter-free transformer (eq. 1 of the paper) and compare it with theory.
 
     Writes manifest.json, maps.safetensors, layers.csv and report.html into a folder.
@@ -66,9 +65,6 @@ class Settings(BoundedSettings):
         int, COUNT, _arg(help="Chunks of 128 samples between two saved states.")
     ] = 64
     out: Annotated[Path | None, _arg(help="Folder of the run [runs/simulate-HASH].")] = None
-
-    device = "cpu"  # not a field: chunks have the size of a CPU's cache
-    subject = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,7 +100,7 @@ class Settings(BoundedSettings):
         Raises:
             UserError: naming what was given and what is possible.
         """
-        validate_one_process()
+        super().validate()
         if not self.alpha:
             raise UserError("expected at least one --alpha")
         if len({f"{alpha:g}" for alpha in self.alpha}) < len(self.alpha):
@@ -124,13 +120,6 @@ class Settings(BoundedSettings):
         scores = 2 * chunk * self.seq_len**2  # before and after the softmax
         maps = bytes_of_maps(self.n_layers * min(chunk, N_BLOCKS), self.seq_len)
         return Needs(memory=(weights + scores) * NUMBER // 2 + maps, disk=maps)
-
-    def sources(self) -> dict[str, Path | None]:
-        """Return no files: a simulation is made from its settings alone."""
-        return {}
-
-    def validate_reach(self) -> None:
-        """Accept everything: model and inputs are made here."""
 
     def load_model(self, device: str) -> LoadedModel:
         """Build the parameter-free transformer."""

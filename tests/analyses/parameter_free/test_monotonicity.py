@@ -33,25 +33,26 @@ def test_a_step_by_distance_is_the_mean_over_queries_and_leaves_out_the_diagonal
     assert torch.equal(mean_steps(estimate(maps), 1e-9).mean[0], expected)
 
 
-def test_a_ramp_above_its_noise_is_increasing_at_every_distance():
-    (test,) = monotonicity_tests(estimate(ramp(), 1e-4), ramp(), 1e-7)
-    assert (test.verdict, test.rises, test.falls, test.distances) == ("increasing", N - 2, 0, N - 2)
-    assert test.monotonicity.value == 1
-
-
-def test_noise_alone_is_flat():
-    (test,) = monotonicity_tests(estimate(0 * ramp(), 1e-4), 0 * ramp(), 1e-7)
-    assert (test.verdict, test.falling_cells) == ("flat", 0)
-    assert test.monotonicity_lag1.low < 0.5 < test.monotonicity_lag1.high
-
-
-def test_differences_below_what_float32_resolves_are_flat():
-    assert monotonicity_tests(estimate(ramp(1e-8)), ramp(1e-8), 1e-7)[0].verdict == "flat"
-
-
-def test_a_ramp_downward_falls_at_every_distance():
-    (test,) = monotonicity_tests(estimate(ramp(-1e-3), 1e-4), ramp(-1e-3), 1e-7)
-    assert (test.verdict, test.falls) == ("not increasing", N - 2)
+@pytest.mark.parametrize(
+    ("slope", "noise", "verdict", "rises", "falls"),
+    [
+        (1e-3, 1e-4, "increasing", N - 2, 0),
+        (-1e-3, 1e-4, "not increasing", 0, N - 2),
+        (1e-8, 0.0, "flat", 0, 0),  # below what float32 resolves
+        (0.0, 1e-4, "flat", 0, 0),
+    ],
+)
+def test_a_ramp_above_its_noise_and_rounding_rises_or_falls_at_every_distance(
+    slope: float, noise: float, verdict: str, rises: int, falls: int
+):
+    (test,) = monotonicity_tests(estimate(ramp(slope), noise), ramp(slope), 1e-7)
+    assert (test.verdict, test.rises, test.falls) == (verdict, rises, falls)
+    assert test.distances == N - 2
+    if not slope:
+        assert test.falling_cells == 0
+        assert test.monotonicity_lag1.low < 0.5 < test.monotonicity_lag1.high
+    (few,) = monotonicity_tests(estimate(ramp(slope), noise, folds=3), ramp(slope), 1e-7)
+    assert few.monotonicity.value != few.monotonicity.value, "no interval of three blocks"
 
 
 def test_a_small_fall_is_found_where_theory_predicts_it_though_no_distance_falls():
@@ -63,8 +64,3 @@ def test_a_small_fall_is_found_where_theory_predicts_it_though_no_distance_falls
     assert test.theory_fall == pytest.approx(-0.5e-3)
     assert test.fall.low < -0.5e-3 < test.fall.high < 0
     assert test.verdict == "not increasing"
-
-
-def test_with_too_few_blocks_shares_have_no_interval():
-    (test,) = monotonicity_tests(estimate(ramp(), 1e-4, folds=3), ramp(), 1e-7)
-    assert test.monotonicity.value != test.monotonicity.value
