@@ -65,9 +65,6 @@ def test_an_architecture_that_transformer_lens_does_not_read_is_an_error_with_th
 def test_sizes_that_differ_between_layers_do_not_stop_the_reading(tmp_path: Path) -> None:
     folder = write_decoder("gemma4_text", tmp_path).folder
     assert read_config(str(folder)).num_hidden_layers == 4
-    change(folder, num_attention_heads=0)
-    with pytest.raises(UserError, match="num_attention_heads 0"):
-        read_config(str(folder))
 
 
 def test_the_list_of_decoders_is_that_of_transformer_lens() -> None:
