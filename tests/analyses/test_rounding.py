@@ -20,7 +20,7 @@ from nope_probe.analyses.pattern_rows import ROUNDING, exceeds_rounding, mean_sq
 from nope_probe.analyses.recover import Rotation
 from nope_probe.analyses.shapley import player_set
 from nope_probe.analyses.splits import make_bands, split_bands, split_mean_covariance
-from nope_probe.maps.centred import kept_cells, row_centred
+from nope_probe.maps.centred import KeptCells, kept_cells, row_centred
 
 FOLDS, N = 5, 23
 RMS = 7.0  # of the scores, nats
@@ -65,7 +65,7 @@ def test_the_mean_square_is_over_the_kept_cells_however_the_rows_are_cut(
     found = torch.zeros(FOLDS, dtype=torch.float64)
     for start in range(0, N, size):
         rows = folds[:, start : start + size, : start + size]
-        found += mean_squares(rows, start, skip, int(cells.sum()))
+        found += mean_squares(rows, start, KeptCells.of(torch.zeros(N, dtype=torch.long), skip))
     torch.testing.assert_close(found, folds[:, cells].square().mean(1))
 
 

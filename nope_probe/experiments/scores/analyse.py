@@ -72,8 +72,8 @@ def capture(
         choice: the bands of RoPE to split the maps by, if any.
 
     Raises:
-        UserError: for a non-finite score, a layer with a sliding window shorter than the sequences,
-            or bands that the scores of the model cannot be split into.
+        UserError: for a non-finite score, or bands that the scores of the model cannot be split
+            into.
     """
     inputs, n_layers = session.sequences().inputs, session.settings.n_layers_of(session.loaded)
     bands = [] if choice is None else bands_of(session.loaded.model, inputs, n_layers, choice)
