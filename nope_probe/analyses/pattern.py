@@ -1,7 +1,8 @@
 """The positional pattern in a score map, and measures of it.
 
 Softmax ignores a constant per row. The pattern is therefore the score map less each row's mean over
-the keys j < i. It is defined on the cells j < i, and NaN elsewhere.
+the keys j < i that the query sees (a sliding window hides the first ones). It is defined on these
+cells, and NaN elsewhere.
 
 Estimates are added up over blocks of rows of a layer's folds. Sums over cells, over the cells of a
 distance and over the first keys are linear in the maps: they are kept per fold. Only the order of
@@ -40,7 +41,7 @@ from nope_probe.analyses.pattern_rows import (
 )
 from nope_probe.analyses.trends import LAG, TrendSums, query_stride
 from nope_probe.errors import closed_choices
-from nope_probe.maps.centred import KeptCells, centred_rows, edge_keys, first_visible_keys
+from nope_probe.maps.centred import KeptCells, centred_rows
 from nope_probe.maps.maps import ScoreMaps
 from nope_probe.maps.stored_maps import (
     BLOCK_BYTES,
@@ -274,7 +275,7 @@ def relative_part(
     Of several patterns it is taken on the cells that all of them have.
     """
     n = patterns.shape[-1]
-    kept = _cells_of(patterns, skip_keys)
+    kept = KeptCells.of_maps(patterns, skip_keys)
     cells = kept.rows(0, n)
     inside = patterns.where(cells, 0.0)
     means = inside.sum(-1, keepdim=True) / cells.sum(-1, keepdim=True).clamp_min(1)
@@ -291,13 +292,8 @@ def edge_contrast(
 
     Of several maps it is taken on the cells that all of them have.
     """
-    n = maps.shape[-1]
-    cells = _cells_of(maps, skip_keys).rows(0, n)
+    kept = KeptCells.of_maps(maps, skip_keys)
+    cells = kept.rows(0, kept.n)
     first = cells.clone()
-    first[:, edge_keys(n, skip_keys) :] = False
+    first[:, kept.edge :] = False
     return maps[..., first].mean(-1) - maps[..., cells & ~first].mean(-1)
-
-
-def _cells_of(maps: Float[Tensor, "*batch query_pos key_pos"], skip_keys: int) -> KeptCells:
-    first = first_visible_keys(maps).reshape(-1, maps.shape[-1])
-    return KeptCells.of(first.amax(0), skip_keys)

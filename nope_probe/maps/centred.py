@@ -49,6 +49,18 @@ class KeptCells:
             )
         return cls(first=first_visible.clamp_min(skip_keys), skip_keys=skip_keys)
 
+    @classmethod
+    def of_maps(
+        cls, maps: Float[Tensor, "*batch query_pos key_pos"], skip_keys: int = 0
+    ) -> KeptCells:
+        """Return the cells that all of some maps have.
+
+        Raises:
+            ValueError: if no row has two of them.
+        """
+        n = maps.shape[-1]
+        return cls.of(first_visible_keys(maps).reshape(-1, n).amax(0), skip_keys)
+
     @property
     def n(self) -> int:
         """How many positions."""

@@ -219,6 +219,12 @@ def shared_cells(layers: Iterable[LayerFolds], skip_keys: int) -> KeptCells:
     return KeptCells.of(first, skip_keys)
 
 
+def windows_of(layers: Iterable[LayerFolds]) -> dict[str, int]:
+    """Return how many keys a query sees at most, itself included, of the layers with a window."""
+    cells = {f"L{layer}": KeptCells.of(folds.first_keys, 0) for layer, folds in enumerate(layers)}
+    return {name: 1 + int(kept.n_keys.max()) for name, kept in cells.items() if kept.first.any()}
+
+
 def n_cells(n: int) -> int:
     """Return the number of cells of a triangle of n rows, diagonal included."""
     return n * (n + 1) // 2

@@ -37,7 +37,7 @@ from nope_probe.experiments.tables import (
     sources_table,
 )
 from nope_probe.maps.centred import KeptCells
-from nope_probe.maps.stored_maps import StoredMaps, row_blocks, shared_cells
+from nope_probe.maps.stored_maps import StoredMaps, row_blocks, shared_cells, windows_of
 from nope_probe.runtime.folder import Run, StoredArrays
 from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.session import Session
@@ -57,6 +57,7 @@ def analyse(session: Session[RunSettings], plan: Plan, measured: Measured) -> Ru
         **session.provenance(),
         **input_record(inputs, skip_keys, measured.intact.counts),
         "query_stride": query_stride(measured.intact.n),
+        "windows": windows_of(layer.folds for layer in measured.intact.layers),
         **analysis.record(),
     }
     run = Run(
