@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.maps.centred import KeptCells
+from nope_probe.maps.centred import KeptCells, first_visible_keys
 
 LAG = 8
 MIN_KEYS = 8
@@ -83,7 +83,7 @@ def locality(
         skip_keys: how many first keys to leave out.
         stride: between the queries that are taken, the first being 0.
     """
-    cells = KeptCells.of_maps(patterns, skip_keys)
+    cells = _kept_cells(patterns, skip_keys)
     rows = [
         spearman_with_order(patterns[..., query, int(cells.first[query]) : query])
         for query in range(0, patterns.shape[-1], stride)
@@ -121,9 +121,15 @@ def monotonicity(
     patterns: Float[Tensor, "*batch query_pos key_pos"], lag: int = LAG, skip_keys: int = 0
 ) -> Float[Tensor, "*batch"]:
     """Return the share of pairs of kept keys with P[i, j+lag] > P[i, j]; a tie counts as half."""
-    cells = KeptCells.of_maps(patterns, skip_keys).rows(0, patterns.shape[-1])
+    cells = _kept_cells(patterns, skip_keys).rows(0, patterns.shape[-1])
     pairs = cells[:, lag:] & cells[:, :-lag]
     if not pairs.any():
         return torch.full(patterns.shape[:-2], torch.nan, dtype=patterns.dtype)
     step = (patterns[..., :, lag:] - patterns[..., :, :-lag])[..., pairs]
     return (step.sign() + 1).mean(-1) / 2
+
+
+def _kept_cells(patterns: Float[Tensor, "*batch query_pos key_pos"], skip_keys: int) -> KeptCells:
+    """Return the cells that all patterns have, of which there may be none."""
+    first = first_visible_keys(patterns).reshape(-1, patterns.shape[-1]).amax(0)
+    return KeptCells(first=first.clamp_min(skip_keys), skip_keys=skip_keys)
