@@ -175,13 +175,3 @@ def test_a_flag_without_an_effect_is_refused_before_a_model_is_loaded_or_run(
         monkeypatch.setattr("nope_probe.models.load.load", None)
     monkeypatch.setattr("nope_probe.hooks.reading.capture.stream", None)
     assert refused(capfd, tmp_path, command, *flags).startswith(message)
-
-
-def test_a_sliding_window_is_refused_before_all_sequences_are_run(
-    tiny, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("nope_probe.runtime.checkpoint.RunCheckpoint.stream", None)
-    flags = ["--model", tiny("mistral").folder, "--layers", 2, "--data", "random", "--seq-len", 13]
-    for command in (scores, ablate):
-        line = refused(capfd, tmp_path, command, *flags, "--n-seqs", 19)
-        assert line.startswith("L0 sees 5 keys of 13 (a sliding window): lower --seq-len to 5")

@@ -12,8 +12,8 @@ from torch import Tensor
 from nope_probe.analyses.jackknife import Interval, ProductSums, rms, rms_ratio, share
 from nope_probe.analyses.pattern_rows import beyond_rounding, mean_squares
 from nope_probe.analyses.shapley import Condition, Contrast
-from nope_probe.maps.centred import centred_rows, n_kept_cells
-from nope_probe.maps.stored_maps import LayerFolds, row_blocks
+from nope_probe.maps.centred import centred_rows
+from nope_probe.maps.stored_maps import LayerFolds, row_blocks, shared_cells
 
 GRAM_BYTES = 1 << 26
 Name = TypeVar("Name", bound=Hashable)  # of a map: a condition, or a term of a split
@@ -63,6 +63,9 @@ class ContrastGram(Generic[Name]):
     ) -> ContrastGram[Name]:
         """Return the inner products of one layer's patterns, read a block of rows at a time.
 
+        The patterns are those of the cells that no condition hides: without its window a layer
+        sees more keys, which have nothing to be compared with.
+
         Args:
             folds: the fold maps of a layer in each condition, nats.
             skip_keys: how many first keys the patterns leave out.
@@ -71,16 +74,16 @@ class ContrastGram(Generic[Name]):
         """
         layers, sums = list(folds.values()), ProductSums()
         n, n_folds = layers[0].n, layers[0].n_folds
-        n_cells = n_kept_cells(n, skip_keys)
+        cells = shared_cells(layers, skip_keys)
         squares = torch.zeros(len(layers), dtype=torch.float64)
         for start, stop in row_blocks(n, len(layers) * n_folds, n_bytes):
             patterns = torch.empty(len(layers), n_folds, stop - start, stop, dtype=torch.float64)
             for index, layer in enumerate(layers):
                 rows = layer.rows(start, stop).double()
-                squares[index] += mean_squares(rows, start, skip_keys, n_cells).mean()
-                patterns[index] = centred_rows(rows, start, skip_keys)
+                squares[index] += mean_squares(rows, start, cells).mean()
+                patterns[index] = centred_rows(rows, cells.rows(start, stop))
             sums.add(patterns)
-        return cls(folds, sums.cross_products(n_cells, counts), counts, squares)
+        return cls(folds, sums.cross_products(cells.count, counts), counts, squares)
 
     def product(
         self, one: Mapping[Name, float], other: Mapping[Name, float]

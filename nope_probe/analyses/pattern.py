@@ -1,7 +1,8 @@
 """The positional pattern in a score map, and measures of it.
 
 Softmax ignores a constant per row. The pattern is therefore the score map less each row's mean over
-the keys j < i. It is defined on the cells j < i, and NaN elsewhere.
+the keys j < i that the query sees (a sliding window hides the first ones). It is defined on these
+cells, and NaN elsewhere.
 
 Estimates are added up over blocks of rows of a layer's folds. Sums over cells, over the cells of a
 distance and over the first keys are linear in the maps: they are kept per fold. Only the order of
@@ -32,20 +33,24 @@ from nope_probe.analyses.pattern_rows import (
     NonRelativeRows,
     as_layer,
     beyond_rounding,
-    cells_by_distance,
     distance_rows,
     distance_sums,
-    edge_keys,
-    first_cells_by_distance,
     mean_squares,
     pattern_rows,
     relative_fit,
 )
 from nope_probe.analyses.trends import LAG, TrendSums, query_stride
 from nope_probe.errors import closed_choices
-from nope_probe.maps.centred import block_cells, centred_rows, kept_cells, n_kept_cells
+from nope_probe.maps.centred import KeptCells, centred_rows
 from nope_probe.maps.maps import ScoreMaps
-from nope_probe.maps.stored_maps import BLOCK_BYTES, LayerFolds, StoredMaps, TensorFolds, row_blocks
+from nope_probe.maps.stored_maps import (
+    BLOCK_BYTES,
+    LayerFolds,
+    StoredMaps,
+    TensorFolds,
+    row_blocks,
+    shared_cells,
+)
 
 FoldMeans: TypeAlias = Float[Tensor, "fold layer query_pos key_pos"]
 AnyMaps: TypeAlias = ScoreMaps | StoredMaps | FoldMeans
@@ -181,25 +186,25 @@ def measure_estimates(
         n_bytes: of a block of rows.
     """
     layer = as_layer(folds)
-    n_cells = n_kept_cells(layer.n, skip_keys)
+    cells = shared_cells([layer], skip_keys)
     score_square = torch.zeros((), dtype=torch.float64)
-    scores, patterns = _ScoreSums(layer, skip_keys), _PatternSums(layer, skip_keys)
+    scores, patterns = _ScoreSums(layer, cells), _PatternSums(layer, cells)
     trends = TrendSums(1 + layer.n_folds, skip_keys, query_stride(layer.n))
     for start, stop in row_blocks(layer.n, layer.n_folds, n_bytes):
         raw = layer.rows(start, stop).double()
-        rows = centred_rows(raw, start, skip_keys)
+        rows = centred_rows(raw, cells.rows(start, stop))
         scores.add(raw, start)
-        score_square += mean_squares(raw, start, skip_keys, n_cells).mean()
+        score_square += mean_squares(raw, start, cells).mean()
         patterns.add(rows, start)
         chosen = trends.chosen(start, stop)
         means = leave_one_out(rows[:, [query - start for query in chosen]], counts)
         for index, query in enumerate(chosen):
-            trends.add(means[:, index, skip_keys:query])
-    rest, fit = _PatternSums(layer, skip_keys), NonRelativeRows(patterns.by_distance, skip_keys)
-    for start, rows in pattern_rows(layer, skip_keys, n_bytes):
+            trends.add(means[:, index, int(cells.first[query]) : query])
+    rest, fit = _PatternSums(layer, cells), NonRelativeRows(patterns.by_distance, cells)
+    for start, rows in pattern_rows(layer, cells, n_bytes):
         rest.add(fit.of(rows, start), start)
     squares, rest_squares = (
-        beyond_rounding(each.products.cross_products(n_cells, counts)[:, 0, 0], score_square)
+        beyond_rounding(each.products.cross_products(cells.count, counts)[:, 0, 0], score_square)
         for each in (patterns, rest)
     )
     return {
@@ -217,30 +222,29 @@ def measure_estimates(
 class _PatternSums:
     """Sums over blocks of rows that are 0 outside the kept cells: patterns, or a part of them."""
 
-    def __init__(self, layer: LayerFolds, skip_keys: int) -> None:
-        self.n, self.skip_keys, self.products = layer.n, skip_keys, ProductSums()
-        self.edge = edge_keys(layer.n, skip_keys)
+    def __init__(self, layer: LayerFolds, cells: KeptCells) -> None:
+        self.cells, self.products = cells, ProductSums()
         self.by_distance = torch.zeros(layer.n_folds, layer.n, dtype=torch.float64)
         self.first = torch.zeros(layer.n_folds, dtype=torch.float64)
 
     def add(self, rows: Float[Tensor, "fold row key_pos"], start: int) -> None:
         """Add a block of rows, from the query `start` on."""
         self.products.add(rows[None])
-        self.by_distance += distance_sums(rows, start, self.n)
-        self.first += rows[..., self.skip_keys : self.edge].sum((1, 2))
+        self.by_distance += distance_sums(rows, start, self.cells.n)
+        self.first += rows[..., self.cells.skip_keys : self.cells.edge].sum((1, 2))
 
     def edge_contrast(self) -> Float[Tensor, " fold"]:
         """Return the mean over the first 5% of kept keys less that over the others."""
-        n_first = first_cells_by_distance(self.n, self.skip_keys).sum()
-        n_others = n_kept_cells(self.n, self.skip_keys) - n_first
+        n_first = self.cells.first_by_distance.sum()
+        n_others = self.cells.count - n_first
         return self.first / n_first - (self.by_distance.sum(1) - self.first) / n_others
 
 
 class _ScoreSums:
     """Sums over blocks of rows of scores, of which the mean of each diagonal is subtracted."""
 
-    def __init__(self, layer: LayerFolds, skip_keys: int) -> None:
-        self.n, self.skip_keys, self.edge = layer.n, skip_keys, edge_keys(layer.n, skip_keys)
+    def __init__(self, layer: LayerFolds, cells: KeptCells) -> None:
+        self.n, self.cells = layer.n, cells
         self.sums = torch.zeros(layer.n_folds, layer.n, dtype=torch.float64)
         self.counts = torch.zeros(layer.n, dtype=torch.float64)
         self.first = torch.zeros(layer.n_folds, dtype=torch.float64)
@@ -250,14 +254,14 @@ class _ScoreSums:
         known = rows.isfinite().all(0).tril(start)
         self.sums += distance_sums(rows.where(known, 0.0), start, self.n)
         self.counts += distance_sums(known.double(), start, self.n)
-        kept = rows.where(block_cells(start, start + rows.shape[1], self.skip_keys), 0.0)
-        self.first += kept[..., : self.edge].sum((1, 2))
+        kept = rows.where(self.cells.rows(start, start + rows.shape[1]), 0.0)
+        self.first += kept[..., : self.cells.edge].sum((1, 2))
         self.total += kept.sum((1, 2))
 
     def edge_contrast(self) -> Float[Tensor, " fold"]:
         """Return the edge contrast of the scores less the mean of each diagonal."""
-        first = first_cells_by_distance(self.n, self.skip_keys)
-        others = cells_by_distance(self.n, self.skip_keys) - first
+        first = self.cells.first_by_distance
+        others = self.cells.by_distance - first
         contrast = self.first / first.sum() - (self.total - self.first) / others.sum()
         weights = first / first.sum() - others / others.sum()
         return contrast - (self.sums / self.counts.clamp_min(1)) @ weights
@@ -266,13 +270,17 @@ class _ScoreSums:
 def relative_part(
     patterns: Float[Tensor, "*batch query_pos key_pos"], skip_keys: int = 0
 ) -> Float[Tensor, "*batch query_pos key_pos"]:
-    """Return the projection of patterns on {a(i) + f(i-j)}, by minimum-norm least squares."""
+    """Return the projection of patterns on {a(i) + f(i-j)}, by minimum-norm least squares.
+
+    Of several patterns it is taken on the cells that all of them have.
+    """
     n = patterns.shape[-1]
-    cells = kept_cells(n, skip_keys)
+    kept = KeptCells.of_maps(patterns, skip_keys)
+    cells = kept.rows(0, n)
     inside = patterns.where(cells, 0.0)
     means = inside.sum(-1, keepdim=True) / cells.sum(-1, keepdim=True).clamp_min(1)
     centred = (inside - means).where(cells, 0.0)
-    a, f = relative_fit(distance_sums(centred, 0, n), skip_keys)
+    a, f = relative_fit(distance_sums(centred, 0, n), kept)
     fit = means + a[..., None] + distance_rows(f, 0, n)
     return fit.where(cells, torch.nan)
 
@@ -280,9 +288,12 @@ def relative_part(
 def edge_contrast(
     maps: Float[Tensor, "*batch query_pos key_pos"], skip_keys: int = 0
 ) -> Float[Tensor, "*batch"]:
-    """Return the mean over the first 5% of kept keys (one at least) less that over the others."""
-    n = maps.shape[-1]
-    cells = kept_cells(n, skip_keys)
+    """Return the mean over the first 5% of kept keys (one at least) less that over the others.
+
+    Of several maps it is taken on the cells that all of them have.
+    """
+    kept = KeptCells.of_maps(maps, skip_keys)
+    cells = kept.rows(0, kept.n)
     first = cells.clone()
-    first[:, edge_keys(n, skip_keys) :] = False
+    first[:, kept.edge :] = False
     return maps[..., first].mean(-1) - maps[..., cells & ~first].mean(-1)

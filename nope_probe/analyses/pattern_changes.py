@@ -37,8 +37,8 @@ from nope_probe.analyses.pattern_rows import (
     pattern_distance_sums,
 )
 from nope_probe.analyses.trends import locality, query_stride
-from nope_probe.maps.centred import centred_rows, kept_cells, n_kept_cells, row_centred
-from nope_probe.maps.stored_maps import LayerFolds, TensorFolds, row_blocks
+from nope_probe.maps.centred import KeptCells, centred_rows
+from nope_probe.maps.stored_maps import LayerFolds, TensorFolds, row_blocks, shared_cells
 
 FoldMaps = Float[Tensor, "fold query_pos key_pos"]
 OtherFoldMaps = Float[Tensor, "other_fold query_pos key_pos"]
@@ -82,7 +82,7 @@ def kept_patterns(
 ) -> list[KeptPattern]:
     """Measure the positional pattern of each map, beside the intact model's.
 
-    All is undefined for a map that hides keys before the query, as a sliding window does.
+    A map is measured on the cells that the intact model sees too.
 
     Args:
         maps: fold means of scores, or of Gram maps, with some components removed.
@@ -107,14 +107,15 @@ def kept_patterns(
 def _kept(
     maps: FoldMaps, intact: FoldMaps, skip_keys: int, counts: FoldCounts | None
 ) -> KeptPattern:
-    cells = kept_cells(maps.shape[-1], skip_keys)
-    if not (maps[:, cells].isfinite().all() and intact[:, cells].isfinite().all()):
-        return KeptPattern(amplitude=UNDEFINED, locality=UNDEFINED, share=UNDEFINED)
     layers = {"v": TensorFolds(maps), "u": TensorFolds(intact)}
+    cells, n = shared_cells(layers.values(), skip_keys), maps.shape[-1]
+    kept = cells.rows(0, n)
+    if not (maps[:, kept].isfinite().all() and intact[:, kept].isfinite().all()):
+        return KeptPattern(amplitude=UNDEFINED, locality=UNDEFINED, share=UNDEFINED)
     gram = ContrastGram.of_layers(layers, skip_keys, counts)
     amplitude = gram.rms({"v": 1.0})
-    patterns = leave_one_out(row_centred(maps, skip_keys), counts)
-    trend = locality(patterns, skip_keys, query_stride(maps.shape[-1]))
+    patterns = leave_one_out(centred_rows(maps, kept).where(kept, torch.nan), counts)
+    trend = locality(patterns, skip_keys, query_stride(n))
     return KeptPattern(
         amplitude=amplitude,
         locality=jackknife(trend, counts) if amplitude.value else UNDEFINED,
@@ -138,9 +139,10 @@ def positional_part(
         skip_keys: how many first keys to leave out.
         counts: sequences per fold; all the same by default.
     """
-    cells, both = kept_cells(scores.shape[-1], skip_keys), (scores.double(), content.double())
-    part = _pattern_cells(both[0] - both[1], skip_keys)
-    score_square = sum(maps[..., cells].square().mean() for maps in both)
+    cells, both = _shared(scores, content, skip_keys), (scores.double(), content.double())
+    part = _pattern_cells(both[0] - both[1], cells)
+    kept = cells.rows(0, cells.n)
+    score_square = sum(maps[..., kept].square().mean() for maps in both)
     exceeds = exceeds_rounding(_inner(part, part, counts), score_square)
     return part if exceeds else torch.zeros_like(part)
 
@@ -180,10 +182,9 @@ def mask_effect(
         skip_keys: how many first keys to leave out.
         counts: sequences per fold; all the same by default.
     """
-    with_square, without_square = (
-        non_relative_squares(as_layer(maps), skip_keys, counts)
-        for maps in (with_mask, without_mask)
-    )
+    layers = as_layer(with_mask), as_layer(without_mask)
+    cells = shared_cells(layers, skip_keys)
+    with_square, without_square = (non_relative_squares(each, cells, counts) for each in layers)
     return MaskEffect(
         with_mask=rms(with_square, counts),
         without_mask=rms(without_square, counts),
@@ -191,19 +192,21 @@ def mask_effect(
     )
 
 
-def non_relative_squares(folds: LayerFolds, skip_keys: int, counts: FoldCounts | None) -> Estimates:
+def non_relative_squares(
+    folds: LayerFolds, cells: KeptCells, counts: FoldCounts | None
+) -> Estimates:
     """Return the mean square of the non-relative part, on all folds and without each.
 
     It is 0 within the rounding of the scores.
     """
-    n_cells, products = n_kept_cells(folds.n, skip_keys), ProductSums()
-    rest = NonRelativeRows(pattern_distance_sums(folds, skip_keys), skip_keys)
+    products = ProductSums()
+    rest = NonRelativeRows(pattern_distance_sums(folds, cells), cells)
     score_square = torch.zeros((), dtype=torch.float64)
     for start, stop in row_blocks(folds.n, folds.n_folds):
         raw = folds.rows(start, stop).double()
-        score_square += mean_squares(raw, start, skip_keys, n_cells).mean()
-        products.add(rest.of(centred_rows(raw, start, skip_keys), start)[None])
-    return beyond_rounding(products.cross_products(n_cells, counts)[:, 0, 0], score_square)
+        score_square += mean_squares(raw, start, cells).mean()
+        products.add(rest.of(centred_rows(raw, cells.rows(start, stop)), start)[None])
+    return beyond_rounding(products.cross_products(cells.count, counts)[:, 0, 0], score_square)
 
 
 def measure_differences(
@@ -257,7 +260,8 @@ def pattern_difference(
 
     Arguments are those of `measure_differences`.
     """
-    x, y = _pattern_cells(one, skip_keys), _pattern_cells(other, skip_keys)
+    cells = _shared(one, other, skip_keys)
+    x, y = _pattern_cells(one, cells), _pattern_cells(other, cells)
     n_x, n_y = counts
     if paired:
         return rms(_inner(x - y, x - y, n_x), n_x)
@@ -307,11 +311,17 @@ def _measure_estimates(
     return found
 
 
+def _shared(one: FoldMaps, other: OtherFoldMaps, skip_keys: int) -> KeptCells:
+    """Return the cells that both maps have."""
+    return shared_cells((TensorFolds(one), TensorFolds(other)), skip_keys)
+
+
 def _pattern_cells(
-    maps: Float[Tensor, "fold query_pos key_pos"], skip_keys: int
+    maps: Float[Tensor, "fold query_pos key_pos"], cells: KeptCells
 ) -> Float[Tensor, "fold cell"]:
     """Return the patterns of fold maps in the kept cells, in float64."""
-    return row_centred(maps.double(), skip_keys)[:, kept_cells(maps.shape[-1], skip_keys)]
+    kept = cells.rows(0, cells.n)
+    return centred_rows(maps.double(), kept)[:, kept]
 
 
 def _inner(

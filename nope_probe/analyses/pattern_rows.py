@@ -1,6 +1,6 @@
 """Patterns a block of rows at a time, their cells by the distance i - j, and what is rounding.
 
-A block of rows of a pattern is zero outside skip_keys <= j < i. The projection on {a(i) + f(i-j)}
+A block of rows of a pattern is zero outside the kept cells. The projection on {a(i) + f(i-j)}
 of patterns whose rows have mean 0 follows from their sums over each distance: with a eliminated, f
 solves S f = b, b being these sums; S is singular for a constant f alone, of which a minimum-norm
 solution has nothing.
@@ -22,11 +22,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from nope_probe.analyses.jackknife import Estimates, Intervals, mean_intervals
-from nope_probe.maps.centred import block_cells, centred_rows, kept_cells
+from nope_probe.maps.centred import KeptCells, centred_rows, kept_cells
 from nope_probe.maps.stored_maps import BLOCK_BYTES, LayerFolds, TensorFolds, row_blocks
 
 Folds: TypeAlias = LayerFolds | Float[Tensor, "fold query_pos key_pos"]
-EDGE = 0.05  # of the kept keys
 # Of the RMS score. Models in float32 leave up to half of it (one token at all of 128 positions).
 ROUNDING = 8 * torch.finfo(torch.float32).eps
 
@@ -37,19 +36,19 @@ def as_layer(folds: Folds) -> LayerFolds:
 
 
 def pattern_rows(
-    folds: LayerFolds, skip_keys: int, n_bytes: int = BLOCK_BYTES
+    folds: LayerFolds, cells: KeptCells, n_bytes: int = BLOCK_BYTES
 ) -> Iterator[tuple[int, Float[Tensor, "fold row key_pos"]]]:
     """Yield the fold patterns of a layer by blocks of rows, each with its first row, in float64."""
     for start, stop in row_blocks(folds.n, folds.n_folds, n_bytes):
-        yield start, centred_rows(folds.rows(start, stop).double(), start, skip_keys)
+        yield start, centred_rows(folds.rows(start, stop).double(), cells.rows(start, stop))
 
 
 def pattern_distance_sums(
-    folds: LayerFolds, skip_keys: int, n_bytes: int = BLOCK_BYTES
+    folds: LayerFolds, cells: KeptCells, n_bytes: int = BLOCK_BYTES
 ) -> Float[Tensor, "fold distance"]:
     """Return the sums of a layer's fold patterns over the cells at i - j = 0, 1, ..., n - 1."""
     sums = torch.zeros(folds.n_folds, folds.n, dtype=torch.float64)
-    for start, rows in pattern_rows(folds, skip_keys, n_bytes):
+    for start, rows in pattern_rows(folds, cells, n_bytes):
         sums += distance_sums(rows, start, folds.n)
     return sums
 
@@ -59,12 +58,12 @@ class NonRelativeRows:
 
     Args:
         by_distance: what `pattern_distance_sums` returns.
-        skip_keys: how many first keys the patterns leave out.
+        cells: the kept cells.
     """
 
-    def __init__(self, by_distance: Float[Tensor, "fold distance"], skip_keys: int) -> None:
-        self.a, self.f = relative_fit(by_distance, skip_keys)
-        self.skip_keys = skip_keys
+    def __init__(self, by_distance: Float[Tensor, "fold distance"], cells: KeptCells) -> None:
+        self.a, self.f = relative_fit(by_distance, cells)
+        self.cells = cells
 
     def of(
         self, patterns: Float[Tensor, "fold row key_pos"], start: int
@@ -72,22 +71,21 @@ class NonRelativeRows:
         """Return a block of rows of the patterns less their fit, 0 outside the kept cells."""
         stop = start + patterns.shape[-2]
         fit = distance_rows(self.f, start, stop) + self.a[:, start:stop, None]
-        return (patterns - fit).where(block_cells(start, stop, self.skip_keys), 0.0)
+        return (patterns - fit).where(self.cells.rows(start, stop), 0.0)
 
 
 def mean_squares(
-    scores: Float[Tensor, "fold row key_pos"], start: int, skip_keys: int, n_cells: int
+    scores: Float[Tensor, "fold row key_pos"], start: int, cells: KeptCells
 ) -> Float[Tensor, " fold"]:
-    """Return what a block of rows adds to the mean square of scores over skip_keys <= j < i.
+    """Return what a block of rows adds to the mean square of scores over the kept cells.
 
     Args:
         scores: fold maps of the queries from `start` on, nats.
         start: the first query.
-        skip_keys: how many first keys to leave out.
-        n_cells: on how many cells the mean is taken, in all blocks.
+        cells: the kept cells, of all blocks.
     """
-    kept = scores.where(block_cells(start, start + scores.shape[1], skip_keys), 0.0)
-    return kept.square().sum((1, 2)) / n_cells
+    kept = scores.where(cells.rows(start, start + scores.shape[1]), 0.0)
+    return kept.square().sum((1, 2)) / cells.count
 
 
 def exceeds_rounding(squares: Estimates, score_square: float | Float[Tensor, ""]) -> bool:
@@ -105,28 +103,6 @@ def exceeds_rounding(squares: Estimates, score_square: float | Float[Tensor, ""]
 def beyond_rounding(squares: Estimates, score_square: float | Float[Tensor, ""]) -> Estimates:
     """Return the estimates of a mean square, or zeros where they do not exceed rounding."""
     return squares if exceeds_rounding(squares, score_square) else torch.zeros_like(squares)
-
-
-def edge_keys(n: int, skip_keys: int) -> int:
-    """Return the key behind the first 5% of the kept ones, of which there is one at least."""
-    return skip_keys + max(1, round(EDGE * (n - skip_keys)))
-
-
-def cells_by_distance(n: int, skip_keys: int) -> Float[Tensor, " distance"]:
-    """Return the number of kept cells at i - j = 0, 1, ..., n - 1; none is at 0.
-
-    Example:
-        >>> cells_by_distance(5, 1).tolist()
-        [0.0, 3.0, 2.0, 1.0, 0.0]
-    """
-    counts = (n - skip_keys - torch.arange(n, dtype=torch.float64)).clamp_min(0)
-    counts[0] = 0
-    return counts
-
-
-def first_cells_by_distance(n: int, skip_keys: int) -> Float[Tensor, " distance"]:
-    """Return the number of kept cells at each distance whose keys are among the first 5%."""
-    return cells_by_distance(n, skip_keys) - cells_by_distance(n, edge_keys(n, skip_keys))
 
 
 def distance_sums(
@@ -166,35 +142,39 @@ def distance_rows(
 
 
 def relative_fit(
-    by_distance: Float[Tensor, "*map distance"], skip_keys: int
+    by_distance: Float[Tensor, "*map distance"], cells: KeptCells
 ) -> tuple[Float[Tensor, "*map query_pos"], Float[Tensor, "*map distance"]]:
     """Return a and f of the least-squares fit a(i) + f(i-j), f having mean 0.
 
     Args:
         by_distance: sums of a pattern over i - j = 0, 1, ...; its rows have mean 0.
-        skip_keys: how many first keys the pattern leaves out.
+        cells: the kept cells; f is 0 at distances that none of them has.
     """
-    n = by_distance.shape[-1]
-    longest, factor = n - 1 - skip_keys, _factor(n - 1 - skip_keys).to(by_distance.dtype)
+    n_rows = torch.bincount(cells.n_keys)[1:]  # of 1, 2, ... keys
+    longest, factor = len(n_rows), _factor(tuple(n_rows.tolist())).to(by_distance.dtype)
     target = by_distance[..., 1 : longest + 1]
     flat = torch.cholesky_solve(target.reshape(-1, longest).T, factor).T
-    f = pad(flat.reshape(target.shape), (1, skip_keys))
+    f = pad(flat.reshape(target.shape), (1, cells.n - 1 - longest))
     keys = torch.arange(1, longest + 1, dtype=f.dtype)
-    a = pad(-f[..., 1 : longest + 1].cumsum(-1) / keys, (1 + skip_keys, 0))
+    a = pad(-f[..., 1 : longest + 1].cumsum(-1) / keys, (1, 0))[..., cells.n_keys]
     return a, f
 
 
-@lru_cache(maxsize=2)
-def _factor(longest: int) -> Float[Tensor, "distance distance2"]:
+@lru_cache(maxsize=4)
+def _factor(n_rows: tuple[int, ...]) -> Float[Tensor, "distance distance2"]:
     """Return the Cholesky factor of S + 1, S being the equations for f at distances 1, 2, ...
 
-    S_tt' = [t = t'] (longest + 1 - t) - sum of 1/k over k from max(t, t') to `longest`: a row of k
-    keys has the distances 1 to k once each.
+    S_tt' = [t = t'] c(t) - sum of 1/k over the rows of k keys, k from max(t, t') on: a row of k
+    keys has the distances 1 to k once each, and c(t) rows have the distance t.
+
+    Args:
+        n_rows: how many rows have 1, 2, ... keys.
     """
-    keys = torch.arange(1, longest + 1, dtype=torch.float64)
-    tails = (1 / keys).flip(0).cumsum(0).flip(0)
+    rows = torch.tensor(n_rows, dtype=torch.float64)
+    keys = torch.arange(1, len(rows) + 1, dtype=torch.float64)
+    tails = (rows / keys).flip(0).cumsum(0).flip(0)
     equations = 1 - torch.minimum(tails[:, None], tails[None])  # tails fall
-    equations.diagonal().add_(longest + 1 - keys)
+    equations.diagonal().add_(rows.flip(0).cumsum(0).flip(0))
     return torch.linalg.cholesky(equations)
 
 
@@ -202,6 +182,8 @@ def offset_means(
     maps: Float[Tensor, "*batch query_pos key_pos"], skip_keys: int = 0
 ) -> Float[Tensor, "*batch offset"]:
     """Return the mean of maps over skip_keys <= j < i at each distance i - j, from 1 on.
+
+    It is NaN at distances of which a window hides all cells.
 
     Example:
         >>> offset_means(torch.tensor([[0., 0, 0], [5, 0, 0], [1, 3, 0]]))
@@ -211,10 +193,12 @@ def offset_means(
     cells = kept_cells(n, skip_keys)
     position = torch.arange(n)
     offset = (position[:, None] - position[None, :])[cells] - 1
-    n_offsets = n - 1 - skip_keys
-    sums = torch.zeros(*maps.shape[:-2], n_offsets, dtype=maps.dtype)
-    sums.index_add_(-1, offset, maps[..., cells])
-    return sums / torch.bincount(offset, minlength=n_offsets).to(maps.dtype)
+    values = maps[..., cells]
+    sums, counts = (values.new_zeros(*maps.shape[:-2], n - 1 - skip_keys) for _ in range(2))
+    known = ~values.isnan()
+    sums.index_add_(-1, offset, values.where(known, 0.0))
+    counts.index_add_(-1, offset, known.to(maps.dtype))
+    return sums / counts
 
 
 def offset_profile(

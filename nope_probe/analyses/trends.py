@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from nope_probe.maps.centred import KeptCells, first_visible_keys
+
 LAG = 8
 MIN_KEYS = 8
 EXACT_POSITIONS = 512  # up to so many positions, all queries are ordered
@@ -81,10 +83,11 @@ def locality(
         skip_keys: how many first keys to leave out.
         stride: between the queries that are taken, the first being 0.
     """
+    cells = _kept_cells(patterns, skip_keys)
     rows = [
-        spearman_with_order(patterns[..., query, skip_keys:query])
+        spearman_with_order(patterns[..., query, int(cells.first[query]) : query])
         for query in range(0, patterns.shape[-1], stride)
-        if query - skip_keys >= MIN_KEYS
+        if cells.n_keys[query] >= MIN_KEYS
     ]
     if not rows:
         return torch.full(patterns.shape[:-2], torch.nan, dtype=patterns.dtype)
@@ -118,10 +121,15 @@ def monotonicity(
     patterns: Float[Tensor, "*batch query_pos key_pos"], lag: int = LAG, skip_keys: int = 0
 ) -> Float[Tensor, "*batch"]:
     """Return the share of pairs of kept keys with P[i, j+lag] > P[i, j]; a tie counts as half."""
-    key = torch.arange(patterns.shape[-1])
-    cells = (key < key[:, None]) & (key >= skip_keys)
+    cells = _kept_cells(patterns, skip_keys).rows(0, patterns.shape[-1])
     pairs = cells[:, lag:] & cells[:, :-lag]
     if not pairs.any():
         return torch.full(patterns.shape[:-2], torch.nan, dtype=patterns.dtype)
     step = (patterns[..., :, lag:] - patterns[..., :, :-lag])[..., pairs]
     return (step.sign() + 1).mean(-1) / 2
+
+
+def _kept_cells(patterns: Float[Tensor, "*batch query_pos key_pos"], skip_keys: int) -> KeptCells:
+    """Return the cells that all patterns have, of which there may be none."""
+    first = first_visible_keys(patterns).reshape(-1, patterns.shape[-1]).amax(0)
+    return KeptCells(first=first.clamp_min(skip_keys), skip_keys=skip_keys)

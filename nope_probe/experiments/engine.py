@@ -255,27 +255,10 @@ def validate_first_sequence(model: HookedModel, inputs: Tensor, n_layers: int) -
     """Check on one sequence, before all are run, that the first layers have a pattern to measure.
 
     Raises:
-        UserError: for a score that is not finite, or a sliding window.
+        UserError: for a score that is not finite.
     """
     maps = capture_scores(model, inputs[:1], layers=range(n_layers), batch_size=1, n_folds=1)
     validate_finite(maps, "the intact model")
-    validate_window(maps)
-
-
-def validate_window(maps: ScoreMaps) -> None:
-    """Check that queries of every layer attend to all earlier keys: patterns are measured on these.
-
-    Raises:
-        UserError: naming the layer and the length of its sliding window.
-    """
-    n = maps.folds.shape[-1]
-    for layer, visible in enumerate(maps.visible):
-        if not visible[torch.ones(n, n, dtype=torch.bool).tril()].all():
-            window = int(visible[-1].sum())
-            raise UserError(
-                f"L{layer} sees {window} keys of {n} (a sliding window): "
-                f"lower --seq-len to {window}, or take fewer --layers"
-            )
 
 
 def as_sequences(tokens: Inputs) -> Sequences:

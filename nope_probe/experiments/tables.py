@@ -224,7 +224,10 @@ def offsets_table(
 
 
 def profiles_table(profiles: Mapping[str, Intervals]) -> pd.DataFrame:
-    """Return the table of offset profiles from those of each term, [layer, offset]."""
+    """Return the table of offset profiles from those of each term, [layer, offset].
+
+    Offsets beyond a layer's window have no row.
+    """
     n_layers = next(iter(profiles.values())).value.shape[0]
     parts = [
         _profile_rows(profile, layer).assign(layer=layer, term=name)
@@ -255,4 +258,5 @@ def _profile_rows(profile: Intervals, *where: int) -> pd.DataFrame:
     columns = {
         name: each[where].numpy() for name, each in zip(interval_names("mean"), bounds, strict=True)
     }
-    return pd.DataFrame({"offset": range(1, 1 + profile.value.shape[-1]), **columns})
+    table = pd.DataFrame({"offset": range(1, 1 + profile.value.shape[-1]), **columns})
+    return table[table["mean"].notna()]

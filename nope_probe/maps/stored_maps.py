@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from types import EllipsisType
 from typing import Protocol, runtime_checkable
@@ -16,6 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from nope_probe.maps.centred import KeptCells, first_visible_keys
 from nope_probe.maps.folds import State, pack_triangle, pooled, unpack_triangle
 from nope_probe.maps.maps import ScoreMaps
 
@@ -147,6 +149,11 @@ class LayerFolds(ABC):
     n_folds: int
     n: int
 
+    @cached_property
+    @abstractmethod
+    def first_keys(self) -> Int[Tensor, " query_pos"]:
+        """The first key that each query sees, 0 without a window."""
+
     @abstractmethod
     def rows(self, start: int, stop: int) -> Float[Tensor, "fold row key_pos"]:
         """Return the queries from start to stop - 1, with the keys before `stop`."""
@@ -163,6 +170,10 @@ class TensorFolds(LayerFolds):
     def __init__(self, folds: Float[Tensor, "fold query_pos key_pos"]) -> None:
         self.folds, self.n_folds, self.n = folds, folds.shape[0], folds.shape[-1]
 
+    @cached_property
+    def first_keys(self) -> Int[Tensor, " query_pos"]:
+        return first_visible_keys(self.folds[0])
+
     def rows(self, start: int, stop: int) -> Float[Tensor, "fold row key_pos"]:
         return self.folds[:, start:stop, :stop]
 
@@ -178,6 +189,13 @@ class PackedFolds(LayerFolds):
         self.cells, self.n_folds = cells, cells.shape[0]
         self.n = triangle_size(cells.shape[1])
 
+    @cached_property
+    def first_keys(self) -> Int[Tensor, " query_pos"]:
+        cells = self.cells[0]
+        if not cells.isnan().any():
+            return torch.zeros(self.n, dtype=torch.long)
+        return first_visible_keys(unpack_triangle(cells))
+
     def rows(self, start: int, stop: int) -> Float[Tensor, "fold row key_pos"]:
         first = n_cells(start)
         cells = self.cells[:, first : n_cells(stop)]
@@ -186,6 +204,25 @@ class PackedFolds(LayerFolds):
             place = n_cells(row) - first
             rows[:, row - start, : row + 1] = cells[:, place : place + row + 1]
         return rows
+
+
+def shared_cells(layers: Iterable[LayerFolds], skip_keys: int) -> KeptCells:
+    """Return the cells on which all of some maps have a pattern.
+
+    Without its window a layer sees more keys: its pattern is compared on those that the window
+    leaves.
+
+    Raises:
+        ValueError: if no row has two of them.
+    """
+    first = torch.stack([layer.first_keys for layer in layers]).amax(0)
+    return KeptCells.of(first, skip_keys)
+
+
+def windows_of(layers: Iterable[LayerFolds]) -> dict[str, int]:
+    """Return how many keys a query sees at most, itself included, of the layers with a window."""
+    cells = {f"L{layer}": KeptCells.of(folds.first_keys, 0) for layer, folds in enumerate(layers)}
+    return {name: 1 + int(kept.n_keys.max()) for name, kept in cells.items() if kept.first.any()}
 
 
 def n_cells(n: int) -> int:

@@ -59,7 +59,7 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
     Args:
         manifest: what was run: `documents` (how many; None where each sequence is drawn by itself),
             `fold_sizes` (sequences per fold) and `query_stride` (between queries whose keys are
-            ranked).
+            ranked), `windows` (of layers with one: how many keys a query sees at most).
 
     Example:
         >>> run_notes({"documents": 40, "fold_sizes": [64] * 8, "query_stride": 1})
@@ -68,6 +68,8 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
         'The intervals come from only 6 documents, so they are rough'
         >>> run_notes({"query_stride": 4})[0].split(". ")[0]
         'Locality and monotonicity use 1 query in 4, from query 0'
+        >>> run_notes({"windows": {"L0": 512, "L2": 512}})[0].split(". ")[0]
+        'A sliding window or chunk leaves a query at most 512 keys in L0, 512 keys in L2'
     """
     documents, sizes = manifest.get("documents"), manifest.get("fold_sizes", [])
     stride = manifest.get("query_stride", 1)
@@ -87,6 +89,12 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
         found.append(
             f"Locality and monotonicity use 1 query in {stride}, from query 0. All other measures "
             "use every query."
+        )
+    if windows := manifest.get("windows"):
+        keys = ", ".join(f"{size} keys in {layer}" for layer, size in windows.items())
+        found.append(
+            f"A sliding window or chunk leaves a query at most {keys}. Patterns are measured on "
+            "these keys, and conditions that show a query more keys are compared on them."
         )
     return found
 

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.pattern import Measures, edge_contrast, measure, relative_part
-from nope_probe.analyses.pattern_rows import edge_keys
 from nope_probe.analyses.trends import locality, monotonicity
-from nope_probe.maps.centred import diagonal_normalised, kept_cells, row_centred
+from nope_probe.maps.centred import diagonal_normalised, edge_keys, kept_cells, row_centred
 
 NAN = float("nan")
 SEEDS = st.integers(0, 2**32 - 1)

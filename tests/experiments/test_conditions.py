@@ -11,7 +11,7 @@ from nope_probe.components import Substitute
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.experiments.ablation.plan import Measured, Plan, make_plan, measure_conditions
-from nope_probe.experiments.engine import Engine, validate_first_sequence
+from nope_probe.experiments.engine import Engine
 from nope_probe.models.parameter_free import build, nope_llama
 from nope_probe.runtime.checkpoint import RunCheckpoint
 
@@ -157,10 +157,3 @@ def test_a_non_finite_score_stops_the_run_and_is_named(spoil: Any, players: Any,
     spoil(model)
     with pytest.raises(UserError, match=message):
         measured(model, random_tokens(), plan, shuffled=random_tokens(1024))
-
-
-def test_a_sliding_window_shorter_than_the_sequence_is_named(bridge):
-    with pytest.raises(
-        UserError, match=r"L0 sees 5 keys of 11 \(a sliding window\): lower --seq-len to 5"
-    ):
-        validate_first_sequence(bridge("mistral"), torch.randint(200, (13, 11)), 1)

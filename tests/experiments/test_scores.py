@@ -230,10 +230,6 @@ def test_the_rule_for_windows_and_the_bos_policy_reach_a_data_set(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["--model", "MISTRAL"],
-            r"L0 sees 5 keys of 13 \(a sliding window\): lower --seq-len to 5",
-        ),
         (["--model", "llama-3.1-8b"], "meta-llama/Llama-3.1-8B .*offline"),
         (["--folds", "3"], "--folds 3: expected 4 <= folds"),
         (["--skip-keys", "12"], "--skip-keys 12 leaves no keys of 13"),
@@ -246,9 +242,7 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ):
-    given = [str(tiny("mistral").folder) if a == "MISTRAL" else a for a in arguments]
-    layers = ["--layers", "2"] if "MISTRAL" in arguments else []
-    line = refused(capfd, tmp_path, scores, *SMALL, "--data", "random", *layers, *given)
+    line = refused(capfd, tmp_path, scores, *SMALL, "--data", "random", *arguments)
     assert re.search(message, line)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -17,11 +17,7 @@ from nope_probe.analyses.contrasts import contrast_map
 from nope_probe.analyses.jackknife import mean_intervals
 from nope_probe.analyses.pattern import Measures, measure
 from nope_probe.analyses.pattern_changes import KeptPattern, MaskEffect, mask_effect
-from nope_probe.analyses.pattern_rows import (
-    cells_by_distance,
-    distance_sums,
-    pattern_distance_sums,
-)
+from nope_probe.analyses.pattern_rows import distance_sums, pattern_distance_sums
 from nope_probe.analyses.shapley import INTACT, MASK, Condition, source_terms
 from nope_probe.analyses.splits import split_mean_covariance
 from nope_probe.analyses.trends import query_stride
@@ -40,8 +36,8 @@ from nope_probe.experiments.tables import (
     profiles_table,
     sources_table,
 )
-from nope_probe.maps.centred import block_cells
-from nope_probe.maps.stored_maps import StoredMaps, row_blocks
+from nope_probe.maps.centred import KeptCells
+from nope_probe.maps.stored_maps import StoredMaps, row_blocks, shared_cells, windows_of
 from nope_probe.runtime.folder import Run, StoredArrays
 from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.session import Session
@@ -61,6 +57,7 @@ def analyse(session: Session[RunSettings], plan: Plan, measured: Measured) -> Ru
         **session.provenance(),
         **input_record(inputs, skip_keys, measured.intact.counts),
         "query_stride": query_stride(measured.intact.n),
+        "windows": windows_of(layer.folds for layer in measured.intact.layers),
         **analysis.record(),
     }
     run = Run(
@@ -210,35 +207,40 @@ class Analysis:
         """
         contrasts, intact = source_terms(self.plan.position), self.measured.intact
         needed = {INTACT, *(condition for term in contrasts.values() for condition in term)}
-        patterns = {key: _pattern_means(self.measured.maps[key], self.skip_keys) for key in needed}
-        terms = {"score": _score_means(intact, self.skip_keys), "all": patterns[INTACT]}
+        cells = [shared_cells([layer.folds], self.skip_keys) for layer in intact.layers]
+        patterns = {key: _pattern_means(self.measured.maps[key], cells) for key in needed}
+        terms = {"score": _score_means(intact, cells), "all": patterns[INTACT]}
         terms |= {name: contrast_map(term, patterns) for name, term in contrasts.items()}
         return profiles_table(
             {name: mean_intervals(means, intact.counts) for name, means in terms.items()}
         )
 
 
-def _pattern_means(maps: StoredMaps, skip_keys: int) -> Means:
-    """Return the means of fold patterns at each distance."""
-    sums = [pattern_distance_sums(layer.folds, skip_keys) for layer in maps.layers]
-    return _means(torch.stack(sums, 1), skip_keys)
+def _pattern_means(maps: StoredMaps, cells: Sequence[KeptCells]) -> Means:
+    """Return the means of fold patterns at each distance, on the kept cells of each layer."""
+    sums = [
+        pattern_distance_sums(layer.folds, kept)
+        for layer, kept in zip(maps.layers, cells, strict=True)
+    ]
+    return _means(torch.stack(sums, 1), cells)
 
 
-def _score_means(maps: StoredMaps, skip_keys: int) -> Means:
-    """Return the means of fold scores at each distance."""
+def _score_means(maps: StoredMaps, cells: Sequence[KeptCells]) -> Means:
+    """Return the means of fold scores at each distance, on the kept cells of each layer."""
     sums = torch.zeros(len(maps.counts), len(maps.layers), maps.n, dtype=torch.float64)
     for index, layer in enumerate(maps.layers):
         for start, stop in row_blocks(maps.n, len(maps.counts)):
-            cells = block_cells(start, stop, skip_keys)
-            rows = layer.folds.rows(start, stop).double().where(cells, 0.0)
-            sums[:, index] += distance_sums(rows, start, maps.n)
-    return _means(sums, skip_keys)
+            rows = layer.folds.rows(start, stop).double()
+            kept = rows.where(cells[index].rows(start, stop), 0.0)
+            sums[:, index] += distance_sums(kept, start, maps.n)
+    return _means(sums, cells)
 
 
-def _means(sums: Float[Tensor, "fold layer distance"], skip_keys: int) -> Means:
-    n_offsets = sums.shape[-1] - 1 - skip_keys
-    counts = cells_by_distance(sums.shape[-1], skip_keys)
-    return (sums / counts.clamp_min(1))[..., 1 : n_offsets + 1]
+def _means(sums: Float[Tensor, "fold layer distance"], cells: Sequence[KeptCells]) -> Means:
+    """Return means from sums; NaN at distances of which a layer's window hides all cells."""
+    n_offsets = sums.shape[-1] - 1 - cells[0].skip_keys
+    counts = torch.stack([kept.by_distance for kept in cells])
+    return (sums / counts)[..., 1 : n_offsets + 1]
 
 
 def side_by_side(tables: Mapping[Replacement, pd.DataFrame]) -> pd.DataFrame:

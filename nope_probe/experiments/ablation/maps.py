@@ -13,9 +13,9 @@ from nope_probe.analyses.attribution import BASE
 from nope_probe.analyses.contrasts import contrast_map
 from nope_probe.analyses.shapley import INTACT, Condition, Contrast, base, shapley, source_terms
 from nope_probe.experiments.ablation.plan import ConditionMaps, Measured, Plan
-from nope_probe.maps.centred import block_cells, centred_rows
+from nope_probe.maps.centred import KeptCells, centred_rows
 from nope_probe.maps.folds import pooled
-from nope_probe.maps.stored_maps import StoredMaps, row_blocks
+from nope_probe.maps.stored_maps import StoredMaps, row_blocks, shared_cells
 from nope_probe.runtime.checkpoint import tensor_writer
 
 MAPS_BYTES = 1 << 26
@@ -66,19 +66,22 @@ class RunMaps:
         Args:
             n_bytes: as many as one row block of all conditions takes.
         """
-        for layer in range(len(self.intact.layers)):
+        for layer, intact in enumerate(self.intact.layers):
+            cells = shared_cells([intact.folds], self.skip_keys)
             for start, stop in row_blocks(self.intact.n, self.n_conditions + 1, n_bytes):
-                for name, rows in self._rows(layer, start, stop):
+                for name, rows in self._rows(layer, start, stop, cells):
                     yield name, layer, start, rows
 
-    def _rows(self, layer: int, start: int, stop: int) -> Iterator[tuple[str, Rows]]:
-        """Yield some rows of one layer of each map."""
+    def _rows(
+        self, layer: int, start: int, stop: int, cells: KeptCells
+    ) -> Iterator[tuple[str, Rows]]:
+        """Yield some rows of one layer of each map. The intact model sees the fewest keys."""
         for name, maps in self.scores.items():
             yield name, maps.layers[layer].mean[start:stop]
         patterns: dict[Condition, Rows] = {}
         for condition_maps, contrasts in self.contrasts:
             for condition, maps in condition_maps.items():
-                patterns[condition] = self._pattern(maps.layers[layer].mean[start:stop], start)
+                patterns[condition] = _pattern(maps.layers[layer].mean[start:stop], start, cells)
             for name, contrast in contrasts.items():
                 yield name, contrast_map(contrast, patterns)
         intact = self.intact.layers[layer]
@@ -88,15 +91,15 @@ class RunMaps:
             mean[:, :stop] = pooled(intact.mean_term.rows(start, stop), self.intact.counts)
             for term, rows in (("mean", mean), ("covariance", score - mean)):
                 yield f"mean_covariance/{term}", rows
-                yield f"pattern/{term}_term", self._pattern(rows, start)
+                yield f"pattern/{term}_term", _pattern(rows, start, cells)
 
-    def _pattern(self, rows: Rows, start: int) -> Rows:
-        """Return rows of a pattern with all keys, NaN outside the kept cells."""
-        stop = start + len(rows)
-        pattern = torch.full_like(rows, torch.nan)
-        inside = centred_rows(rows[:, :stop], start, self.skip_keys)
-        pattern[:, :stop] = inside.where(block_cells(start, stop, self.skip_keys), torch.nan)
-        return pattern
+
+def _pattern(rows: Rows, start: int, cells: KeptCells) -> Rows:
+    """Return rows of a pattern with all keys, NaN outside the kept cells."""
+    stop = start + len(rows)
+    kept, pattern = cells.rows(start, stop), torch.full_like(rows, torch.nan)
+    pattern[:, :stop] = centred_rows(rows[:, :stop], kept).where(kept, torch.nan)
+    return pattern
 
 
 def _pattern_contrasts(plan: Plan) -> dict[str, Contrast]:

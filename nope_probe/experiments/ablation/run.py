@@ -206,7 +206,7 @@ def measure(session: Session[Settings], plan: Plan) -> Measured:
     """Return the score maps of all conditions, from the checkpoint or captured and saved.
 
     Raises:
-        UserError: for a non-finite score, or a sliding window.
+        UserError: for a non-finite score.
     """
     from nope_probe.experiments.ablation.plan import measure_conditions
     from nope_probe.experiments.engine import Engine, validate_first_sequence

@@ -138,8 +138,8 @@ def run_ablations(
 
     Raises:
         ValueError: for players that the model lacks or more than 10, too few sequences or layers,
-            reparametrisations without a weight, a control for shuffled tokens, scores that are not
-            finite, or a layer with a sliding window.
+            reparametrisations without a weight, a control for shuffled tokens, or scores that are
+            not finite.
 
     Example:
         >>> from nope_probe import load, run_ablations, sequences

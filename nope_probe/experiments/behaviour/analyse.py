@@ -285,15 +285,16 @@ def _pattern_lost(
     plan: Plan, measured: Measured, ablation: Ablation, layer: int, skip: int
 ) -> Interval:
     """Return what a removal takes from the positional part of one layer, nats."""
-    counts = measured.maps[map_key(ablation)].counts
+    intact, counts = plan.conditions[INTACT], measured.maps[map_key(ablation)].counts
+    masked = measured.maps[map_key(intact)].folds[:, layer].isnan()
     whole, left = (
         positional_part(
-            measured.maps[map_key(each)].folds[:, layer],
+            measured.maps[map_key(each)].folds[:, layer].masked_fill(masked, torch.nan),
             measured.maps[map_key(plan.without_sources(each))].folds[:, layer],
             skip,
             counts,
         )
-        for each in (plan.conditions[INTACT], ablation)
+        for each in (intact, ablation)
     )
     return pattern_lost(whole, left, counts)
 

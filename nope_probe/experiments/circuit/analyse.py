@@ -26,7 +26,6 @@ from nope_probe.figures.explorer import Explorer
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.stages import STAGES, absent_stages
 from nope_probe.hooks.removing.targets import components
-from nope_probe.maps.centred import kept_cells
 from nope_probe.maps.folds import pack_triangle
 from nope_probe.maps.maps import StageMaps
 from nope_probe.runtime.folder import Run
@@ -106,8 +105,6 @@ def _folds(maps: StageMaps) -> dict[str, Float[np.ndarray, "fold cell"]]:
 def stages_table(maps: Sequence[StageMaps], layer: int, skip_keys: int) -> pd.DataFrame:
     """Return the table of stages: layer, model, stage, and its map measured as if it were scores.
 
-    A stage with a sliding window, which hides keys before the query, has no row.
-
     Args:
         maps: the intact model's stages and, for an ablation, the ablated model's.
         layer: the block under study, from 0; (h) and (i) belong to the next.
@@ -121,16 +118,11 @@ def stages_table(maps: Sequence[StageMaps], layer: int, skip_keys: int) -> pd.Da
             )
             for model, each in zip((INTACT, ABLATED), maps, strict=False)
             for letter, folds in each.folds.items()
-            if _has_all_keys(folds)
         ),
         labels=("model", "stage"),
     )
     table["layer"] = [layer + STAGES[letter].block for letter in table["stage"]]
     return table
-
-
-def _has_all_keys(folds: Float[Tensor, "fold row_pos col_pos"]) -> bool:
-    return bool(folds[:, kept_cells(folds.shape[-1])].isfinite().all())
 
 
 def block_explorer(

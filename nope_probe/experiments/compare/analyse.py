@@ -22,7 +22,7 @@ from nope_probe.experiments.compare.members import INTACT, Map, Member, StoredMa
 from nope_probe.experiments.tables import Row, interval_columns
 from nope_probe.figures.intervals import bound_columns, interval_text
 from nope_probe.figures.words import MEASURES
-from nope_probe.maps.centred import kept_cells, row_centred
+from nope_probe.maps.centred import row_centred
 
 PAIRED, UNPAIRED = "paired", "unpaired"
 OF_OTHER = " of other"  # ends the columns of the second run
@@ -84,7 +84,7 @@ class Compared:
 def compare_maps(members: Sequence[Member]) -> list[Compared]:
     """Return the maps that all runs have, with their differences.
 
-    Maps that hide keys before the query, as a sliding window does, are left out.
+    Maps are compared on the cells that all runs see: a sliding window may hide some in one of them.
 
     Raises:
         UserError: if they have no map in common, though some have maps.
@@ -96,10 +96,10 @@ def compare_maps(members: Sequence[Member]) -> list[Compared]:
     compared = []
     for name in names:
         maps = {each.label: torch.from_numpy(each.maps[name].mean).double() for each in members}
-        if not all(each[kept_cells(len(each))].isfinite().all() for each in maps.values()):
-            continue
+        hidden = torch.stack([each.isnan() for each in maps.values()]).any(0)
         patterns = {
-            label: row_centred(each, base.skip_keys).numpy() for label, each in maps.items()
+            label: row_centred(each.masked_fill(hidden, torch.nan), base.skip_keys).numpy()
+            for label, each in maps.items()
         }
         differences = {
             other.label: _difference(

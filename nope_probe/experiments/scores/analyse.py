@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import standard_error
-from nope_probe.analyses.pattern import measure
+from nope_probe.analyses.pattern import layer_folds, measure
 from nope_probe.analyses.recover import recover_rotation
 from nope_probe.analyses.splits import Band, BandChoice, make_bands, split_bands
 from nope_probe.analyses.trends import query_stride
@@ -36,6 +36,7 @@ from nope_probe.hooks.reading.batch_readings import read_rotations
 from nope_probe.maps.centred import diagonal_normalised, row_centred
 from nope_probe.maps.folds import pack_triangle, pooled
 from nope_probe.maps.maps import ScoreMaps
+from nope_probe.maps.stored_maps import windows_of
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.session import Session
@@ -72,8 +73,8 @@ def capture(
         choice: the bands of RoPE to split the maps by, if any.
 
     Raises:
-        UserError: for a non-finite score, a layer with a sliding window shorter than the sequences,
-            or bands that the scores of the model cannot be split into.
+        UserError: for a non-finite score, or bands that the scores of the model cannot be split
+            into.
     """
     inputs, n_layers = session.sequences().inputs, session.settings.n_layers_of(session.loaded)
     bands = [] if choice is None else bands_of(session.loaded.model, inputs, n_layers, choice)
@@ -152,6 +153,7 @@ def analyse(session: Session[RunSettings], measured: Measured) -> Run:
         **session.provenance(),
         **input_record(inputs, skip_keys, counts),
         "query_stride": query_stride(maps.folds.shape[-1]),
+        "windows": windows_of(layer_folds(maps)),
         "conditions": [INTACT],
     }
     arrays = {"tokens": input_arrays(inputs), "maps": map_arrays(measured), **_folds(maps)}

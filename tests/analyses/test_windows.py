@@ -1,0 +1,160 @@
+"""Patterns of layers whose window hides earlier keys, against definitions written out."""
+
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import spearmanr
+from support.plain_attention import plain_attention
+from torch import Tensor
+
+from nope_probe import attribute, capture_scores, measure, row_centred
+from nope_probe.analyses.contrasts import ContrastGram
+from nope_probe.analyses.jackknife import signed_root
+from nope_probe.analyses.pattern_changes import kept_patterns, pattern_difference
+from nope_probe.analyses.pattern_rows import offset_means
+from nope_probe.maps.centred import first_visible_keys
+from nope_probe.maps.folds import pack_triangle
+from nope_probe.maps.stored_maps import PackedFolds, TensorFolds
+
+N, N_FOLDS, NAN = 23, 4, float("nan")
+QUERY, KEY = torch.arange(N)[:, None], torch.arange(N)[None]
+CELLS = {
+    "window": (KEY <= QUERY) & (QUERY - KEY < 13),
+    "narrow": (KEY <= QUERY) & (QUERY - KEY < 5),
+    "chunks": (KEY <= QUERY) & (QUERY // 11 == KEY // 11),
+}
+
+
+def folds(name: str, seed: int = 0) -> Tensor:
+    noise = torch.randn(N_FOLDS, N, N, generator=torch.Generator().manual_seed(seed)).double()
+    maps = 0.3 * noise + 3 * torch.sin(0.7 * (QUERY - KEY).double()) + 0.01 * KEY**2
+    return maps.masked_fill(~CELLS[name], torch.nan)
+
+
+def between_folds(x: Tensor, y: Tensor) -> float:
+    """Return the mean over cells of x_a y_b, over pairs of different folds."""
+    pairs = [(a, b) for a in range(N_FOLDS) for b in range(N_FOLDS) if a != b]
+    return float(sum((x[a] * y[b]).mean() for a, b in pairs)) / len(pairs)
+
+
+def patterns(maps: Tensor, kept: Tensor) -> Tensor:
+    """Return the kept cells of maps less the mean of their rows, [fold, cell]."""
+    rows = [
+        maps[:, i, kept[i]] - maps[:, i, kept[i]].mean(-1, keepdim=True)
+        for i in range(N)
+        if kept[i].any()
+    ]
+    return torch.cat(rows, -1)
+
+
+def by_hand(maps: Tensor, visible: Tensor, skip: int) -> dict[str, float]:
+    """Return the measures of fold maps by their definitions, from one loop over rows each."""
+    kept = visible & (KEY < QUERY) & (skip <= KEY)
+    pattern, (query, key) = patterns(maps, kept), kept.nonzero().T
+    basis = torch.zeros(len(query), 2 * N, dtype=torch.float64)
+    basis[torch.arange(len(query)), query] = 1
+    basis[torch.arange(len(query)), N + query - key] = 1
+    fit = basis @ torch.linalg.lstsq(basis, pattern.T, driver="gelsd").solution
+    rest = pattern - fit.T
+    mean = pattern.mean(0)
+    ordered = [mean[query == i] for i in range(N) if kept[i].sum() >= 8]
+    rises = {
+        lag: [row[lag:] > row[:-lag] for i in range(N) if len(row := mean[query == i]) > lag]
+        for lag in (1, 8)
+    }
+    diagonal = maps.mean(0).clone()
+    for distance in range(N):
+        cells = visible & (distance == QUERY - KEY)
+        diagonal[cells] -= diagonal[cells].mean()
+    first = key < skip + max(1, round(0.05 * (N - skip)))
+    square, rest_square = between_folds(pattern, pattern), between_folds(rest, rest)
+    correlations = [spearmanr(row, range(len(row))).statistic for row in ordered]
+    shares = {lag: torch.cat(rows).double().mean() if rows else NAN for lag, rows in rises.items()}
+    contrasts = [
+        values[first].mean() - values[~first].mean() for values in (diagonal[kept], rest.mean(0))
+    ]
+    return {
+        "amplitude": signed_root(square),
+        "locality": sum(correlations) / len(correlations) if ordered else NAN,
+        "monotonicity": float(shares[8]),
+        "monotonicity_lag1": float(shares[1]),
+        "relative_r2": 1 - rest_square / square,
+        "non_relative": signed_root(rest_square),
+        "edge_contrast": float(contrasts[0]),
+        "edge_contrast_visible": float(contrasts[1]),
+    }
+
+
+@pytest.mark.parametrize("skip", [0, 1])
+@pytest.mark.parametrize("name", CELLS)
+def test_measures_are_of_the_keys_that_a_query_sees(name: str, skip: int) -> None:
+    maps, expected = folds(name), by_hand(folds(name), CELLS[name], skip)
+    (found,) = measure(maps[:, None], skip)
+    for measured, value in expected.items():
+        assert getattr(found, measured).value == pytest.approx(value, rel=1e-8, nan_ok=True)
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_the_first_visible_keys_are_those_of_the_window(name: str) -> None:
+    maps = folds(name)
+    expected = [min(*(CELLS[name][i].nonzero().flatten().tolist()), i) for i in range(N)]
+    assert first_visible_keys(maps[0]).tolist() == expected
+    assert PackedFolds(pack_triangle(maps)).first_keys.tolist() == expected
+    pattern = row_centred(maps)
+    assert pattern.isfinite()[0].equal(CELLS[name] & (KEY < QUERY))
+    assert pattern.nansum(-1).abs().max() < 1e-12
+    profile = offset_means(maps[0])
+    for distance in range(1, N):
+        mean = maps[0][CELLS[name] & (distance == QUERY - KEY)].mean()
+        torch.testing.assert_close(profile[distance - 1], mean, equal_nan=True)
+
+
+def test_a_hole_that_no_window_makes_is_an_error() -> None:
+    maps = folds("window").masked_fill(~CELLS["window"], 1.0)
+    maps[:, 9, 3] = torch.nan
+    with pytest.raises(ValueError, match="non-finite cell below the diagonal"):
+        measure(maps[:, None])
+
+
+def test_conditions_are_compared_on_the_keys_that_all_of_them_see() -> None:
+    kept = CELLS["narrow"] & (KEY < QUERY)
+    intact, without = folds("narrow"), folds("window", seed=3)  # without the window: more keys
+    v, u = patterns(without, kept), patterns(intact, kept)
+    gram = ContrastGram.of_layers({"v": TensorFolds(without), "u": TensorFolds(intact)})
+    assert gram.share({"v": 1.0}, {"u": 1.0}).value == pytest.approx(
+        between_folds(v, u) / between_folds(u, u)
+    )
+    (found,) = kept_patterns(without[:, None], intact[:, None])
+    assert found.share.value == pytest.approx(between_folds(v, u) / between_folds(u, u))
+    assert found.amplitude.value == pytest.approx(between_folds(v, v) ** 0.5)
+    difference = pattern_difference(without, intact, paired=True)
+    assert difference.value == pytest.approx(between_folds(v - u, v - u) ** 0.5)
+
+
+def test_a_mistral_has_the_measures_of_its_window(tiny: Any, bridge: Any) -> None:
+    tokens = torch.randint(200, (8, N), generator=torch.Generator().manual_seed(1))
+    plain = plain_attention(tiny("mistral").hf, tokens)
+    without = plain_attention(tiny("mistral").hf, tokens, without="mask")
+    found = capture_scores(bridge("mistral"), tokens, n_folds=N_FOLDS)
+    for layer, measures in enumerate(measure(found, 0)):
+        maps = plain[layer].scores.double().mean(1).view(2, N_FOLDS, N, N).mean(0)
+        expected = by_hand(maps, CELLS["narrow"], 0)
+        for name, value in expected.items():
+            measured = getattr(measures, name).value
+            if name == "relative_r2" and not measures.amplitude.low > 0:
+                value = NAN  # no pattern above the noise
+            assert measured == pytest.approx(value, rel=1e-3, abs=1e-5, nan_ok=True), name
+    folds_of = {
+        name: torch.stack(
+            [each[i].scores.double().mean(1).view(2, N_FOLDS, N, N).mean(0) for i in range(2)], 1
+        )
+        for name, each in (("", plain), ("mask", without))
+    }
+    sources = attribute({(): folds_of[""], "mask": folds_of["mask"]}, position=None)
+    kept = CELLS["narrow"] & (KEY < QUERY)
+    for layer, attributed in enumerate(sources):
+        v, c = (patterns(each[:, layer], kept) for each in folds_of.values())
+        expected_mask = between_folds(v - c, v) / between_folds(v, v)
+        share = attributed.sources[1].share.value
+        assert share == pytest.approx(expected_mask) or not attributed.sources[1].rms.low > 0
