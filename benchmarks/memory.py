@@ -112,7 +112,7 @@ def measured(settings: Settings) -> dict[str, float]:
     """Return the memory of the model, and above it that of capture and analysis, MB; and times."""
     from nope_probe.experiments.ablation import analyse
     from nope_probe.experiments.ablation.run import Settings as Ablate
-    from nope_probe.experiments.ablation.run import plan_of, run_conditions
+    from nope_probe.experiments.ablation.run import measure, plan_of
     from nope_probe.runtime.session import Session
 
     found: dict[str, float] = {}
@@ -130,9 +130,9 @@ def measured(settings: Settings) -> dict[str, float]:
             found["model"] = resident("VmRSS")
             plan = plan_of(session)
             with peak(found, "capture"):
-                maps = run_conditions(session, plan)
+                measured_maps = measure(session, plan)
             with peak(found, "analysis"):
-                session.write(analyse.analyse(session, plan, maps))
+                session.write(analyse.analyse(session, plan, measured_maps))
         found["disk"] = sum(each.stat().st_size for each in Path(folder, "run").iterdir()) / 2**20
     found["share"] = found["analysis_seconds"] / found["capture_seconds"]
     return found
