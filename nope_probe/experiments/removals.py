@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from nope_probe.components import (
+    WEIGHTS,
+    Ablation,
     Component,
     Gain,
     equal_bands,
@@ -34,18 +36,22 @@ def validate_components(wanted: Collection[str], has: Sequence[Component]) -> No
         raise UserError(f"the model has no {lacking[0]}; it has {', '.join(has)}")
 
 
-def validate_bands(model: HookedModel, removable: Collection[str]) -> None:
-    """Check that a model has some bands of RoPE.
+def validate_removable(model: HookedModel, names: Collection[str]) -> None:
+    """Check that a model has some bands of RoPE, and some weights as matrices of their own.
 
     Raises:
-        UserError: naming one that it lacks, and the pairs that it has.
+        UserError: naming one that cannot be removed, and why.
     """
-    from nope_probe.hooks.removing.targets import removed_pairs
+    from nope_probe.hooks.removing.targets import removed_pairs, resolve_targets
 
     try:
-        removed_pairs(model, [name for name in removable if is_rope(name)])
+        removed_pairs(model, [name for name in names if is_rope(name)])
     except ValueError as error:
         raise UserError(str(error)) from error
+    try:
+        resolve_targets(model, Ablation(remove=[name for name in WEIGHTS if name in names]))
+    except ValueError as error:
+        raise UserError(f"{error}; name players or removals without it") from error
 
 
 def bands_of(model: HookedModel, n_bands: int) -> tuple[str, ...]:

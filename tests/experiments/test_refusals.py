@@ -12,7 +12,7 @@ from support.decoders import write_decoder
 from support.refused_models import change, write, write_llama
 from support.tiny_models import CONFIGS, plain, randomised, tokens
 
-from nope_probe import circuit, scores
+from nope_probe import ablate, circuit, scores
 from nope_probe.errors import TooFewLayersError
 from nope_probe.models.load import load
 
@@ -61,6 +61,14 @@ def test_a_block_of_a_hybrid_that_does_not_attend_is_refused(
     asked = ["--model", folder, "--data", "random", "--n-seqs", 8, "--seq-len", 11]
     line = refused(capfd, tmp_path / "here", circuit, *asked, "--layer", 2)
     assert line.endswith("does not attend; L1, L3 do")
+
+
+def test_weights_that_are_no_matrices_are_named_before_a_pass(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_decoder("deepseek_v3", tmp_path).folder
+    line = refused(capfd, tmp_path / "here", ablate, *SMALL, "--model", folder)
+    assert re.search(r"w_q of L0 cannot be removed: .*name players or removals without it", line)
 
 
 def test_more_layers_than_there_are_is_refused_with_the_depth(

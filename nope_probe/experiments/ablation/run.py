@@ -180,7 +180,7 @@ def plan_of(session: Session[Settings]) -> Plan:
         UserError: for players that the model does not have, or flags that need others.
     """
     from nope_probe.experiments.ablation.plan import make_plan
-    from nope_probe.experiments.removals import bands_of, validate_bands
+    from nope_probe.experiments.removals import bands_of, validate_removable
     from nope_probe.hooks.removing.targets import components
 
     settings, loaded = session.settings, session.loaded
@@ -190,7 +190,7 @@ def plan_of(session: Session[Settings]) -> Plan:
         bands = bands_of(loaded.model, settings.bands)
         players = tuple(with_bands(players or (), bands))
     plan = make_plan(components(loaded.model), players, loaded.info.parameter_free, bands)
-    validate_bands(loaded.model, plan.removable)
+    validate_removable(loaded.model, plan.removable)
     if not plan.removes_weights:
         validate_effects(settings, without_weights(FLAGS_OF_WEIGHTS))
     return replace(

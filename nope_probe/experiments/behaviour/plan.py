@@ -23,7 +23,7 @@ from nope_probe.errors import UserError
 from nope_probe.experiments.behaviour.measures import QUANTITIES, Measure, make_conditions
 from nope_probe.experiments.behaviour.settings import Settings
 from nope_probe.experiments.engine import validate_first_sequence
-from nope_probe.experiments.removals import validate_bands
+from nope_probe.experiments.removals import validate_removable
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.removing.targets import components
 from nope_probe.runtime.session import Session
@@ -117,7 +117,7 @@ def make_plan(session: Session[Settings]) -> Plan:
     has = components(model)
     conditions = make_conditions(has, settings.remove, settings.substitutes)
     settings.validate_removals(conditions)
-    validate_bands(model, {name for each in conditions.values() for name in each.remove})
+    validate_removable(model, {name for each in conditions.values() for name in each.remove})
     n_layers = settings.n_layers_of(session.loaded)  # refused before anything is run
     if text.n_documents < MIN_DOCUMENTS:
         raise UserError(

@@ -215,11 +215,11 @@ def removed_components(session: Session[Settings]) -> tuple[str, ...]:
         UserError: for a component or band that the model lacks.
     """
     from nope_probe.components import removal_order
-    from nope_probe.experiments.removals import validate_bands, validate_components
+    from nope_probe.experiments.removals import validate_components, validate_removable
     from nope_probe.hooks.removing.targets import components
 
     wanted = session.settings.removed
     validate_components(wanted, components(session.loaded.model))
-    validate_bands(session.loaded.model, wanted)
+    validate_removable(session.loaded.model, wanted)
     norms = {"norms"} & {*session.settings.remove}
     return tuple(sorted(wanted | norms, key=removal_order))
