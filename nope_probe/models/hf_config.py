@@ -40,7 +40,6 @@ def read_config(
         validate_no_remote_code(source, fields)
     config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
     validate_causal_decoder(source, config)
-    validate_architecture(source, config)
     if n_layers is not None:
         _keep_first_layers(source, config, n_layers)
     return _without_rope(config) if without_rope else config

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from nope_probe.errors import UserError
-from nope_probe.models.hf_config import read_config
+from nope_probe.models.hf_config import read_config, validate_architecture
 from nope_probe.models.hf_weights import is_quantised, load_quantised, read_weights
 from nope_probe.models.hub import offline_if_unreachable, reading_model
 
@@ -45,6 +45,7 @@ def load_hugging_face(
     with _quiet(), offline_if_unreachable(source):
         with reading_model(source, "config.json"):
             config = read_config(source, n_layers=n_layers, revision=revision)
+            validate_architecture(source, config)
         with reading_model(source, "tokenizer"):
             tokenizer = load_tokenizer(source, d_vocab=config.vocab_size, revision=revision)
         with reading_model(source, "weights"):

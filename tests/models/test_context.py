@@ -21,7 +21,7 @@ COMMIT = "7" * 40
         GPT2Config(n_positions=31, n_ctx=47),
         OPTConfig(max_position_embeddings=31),
         LlamaConfig(max_position_embeddings=31),
-        Gemma3TextConfig(max_position_embeddings=31, architectures=["Gemma3ForCausalLM"]),
+        Gemma3TextConfig(max_position_embeddings=31),
     ],
     ids=lambda config: config.model_type,
 )

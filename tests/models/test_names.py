@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 from support.decoders import DECODERS, write_decoder
 from support.refused_models import change, write
@@ -15,6 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from nope_probe.errors import UserError
 from nope_probe.models.hf_config import read_config
+from nope_probe.models.huggingface import load_hugging_face
 from nope_probe.models.names import resolve
 
 
@@ -59,7 +61,7 @@ def test_an_architecture_that_transformer_lens_does_not_read_is_an_error_with_th
     )
     folder = write(tmp_path, randomised(config))
     with pytest.raises(UserError, match=r"a CTRLLMHeadModel, .* not read; .* are GPT2LMHeadModel"):
-        read_config(str(folder))
+        load_hugging_face(str(folder), dtype=torch.float32)
 
 
 def test_sizes_that_differ_between_layers_do_not_stop_the_reading(tmp_path: Path) -> None:
