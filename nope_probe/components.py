@@ -61,7 +61,6 @@ class Entry:
         colour, marker: of its lines and points.
         breaks_symmetry: whether it is a source: it makes positions differ.
         per_head: whether it can be removed in some heads only.
-        downstream: whether a layer's own scores do not depend on it, only those of layers after.
         by_token: whether what is removed at a token depends on that token alone, so that a cache of
             keys and values stays right.
     """
@@ -73,7 +72,6 @@ class Entry:
     marker: str = "circle"
     breaks_symmetry: bool = False
     per_head: bool = False
-    downstream: bool = False
     by_token: bool = False
 
 
@@ -90,7 +88,6 @@ TABLE: dict[str, Entry] = {
         marker="square",
         breaks_symmetry=True,
         per_head=True,
-        downstream=True,
     ),
     "rope": Entry(
         label="RoPE", colour="#0070e3", marker="diamond", breaks_symmetry=True, per_head=True
@@ -114,7 +111,6 @@ TABLE: dict[str, Entry] = {
         marker="square",
         breaks_symmetry=True,
         per_head=True,
-        downstream=True,
     ),
     "sink": Entry(
         label="attention sink",
@@ -123,7 +119,6 @@ TABLE: dict[str, Entry] = {
         colour="#5f6b2d",
         marker="x",
         per_head=True,
-        downstream=True,
         by_token=True,
     ),
     "mask_x_rope": Entry(label="mask × RoPE", phrase="mask and RoPE together"),
@@ -134,13 +129,9 @@ TABLE: dict[str, Entry] = {
     "interaction": Entry(label="interaction", colour="#ab3e98", marker="cross"),
     "w_q": Entry(label="W_Q", colour="#1da2a5", marker="triangle-up", per_head=True, by_token=True),
     "w_k": Entry(label="W_K", colour="#18753a", marker="triangle-down", per_head=True),
-    "w_o": Entry(
-        label="W_O", colour="#999847", marker="star", per_head=True, downstream=True, by_token=True
-    ),
-    "w_v": Entry(label="W_V", colour="#8952a0", marker="hexagon", per_head=True, downstream=True),
-    "mlp": Entry(
-        label="MLP", phrase="the MLPs", colour="#8a5969", marker="x", downstream=True, by_token=True
-    ),
+    "w_o": Entry(label="W_O", colour="#999847", marker="star", per_head=True, by_token=True),
+    "w_v": Entry(label="W_V", colour="#8952a0", marker="hexagon", per_head=True),
+    "mlp": Entry(label="MLP", phrase="the MLPs", colour="#8a5969", marker="x", by_token=True),
     "norms": Entry(
         label="norm weights",
         phrase="the norms' weights",
@@ -173,7 +164,6 @@ TABLE: dict[str, Entry] = {
 SOURCES: tuple[Component, ...] = tuple(n for n in COMPONENTS if TABLE[n].breaks_symmetry)
 POSITION_ENCODINGS: tuple[Component, ...] = ("rope", "pos_embed", "alibi")
 PER_HEAD: tuple[Component, ...] = tuple(n for n in COMPONENTS if TABLE[n].per_head)
-DOWNSTREAM: frozenset[str] = frozenset(n for n in COMPONENTS if TABLE[n].downstream)
 LOCAL = frozenset(name for name, entry in TABLE.items() if entry.by_token)
 ROPE_HALVES = ("rope_high", "rope_low")
 # What is removed depends on how long a sequence is, so that padding would change it.
