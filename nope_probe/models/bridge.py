@@ -63,7 +63,7 @@ _WHOLE_BLOCKS = {
 
 
 def _add_attention(model: TransformerBridge) -> None:
-    """Give a block's attention the hook points of TransformerLens where it has none."""
+    """Add TransformerLens's hook points to attention in blocks that have none."""
     from transformer_lens.model_bridge.component_setup import setup_submodules
     from transformer_lens.model_bridge.generalized_components import AttentionBridge, LinearBridge
 
@@ -88,7 +88,7 @@ def _add_attention(model: TransformerBridge) -> None:
 
 
 def _add_position_embeddings(model: TransformerBridge) -> None:
-    """Give position embeddings without weights (XGLM's sinusoids) a hook point."""
+    """Add a hook point to position embeddings without weights (XGLM's sinusoids)."""
     from transformer_lens.model_bridge.generalized_components import PosEmbedBridge
 
     modules = model.original_model.base_model._modules

@@ -229,7 +229,7 @@ class Session(Generic[Settings_co]):
         n_seqs: int | None = None,
         what: str = "condition",
     ) -> None:
-        """Say on stderr how much is about to be run.
+        """Print on stderr how much is about to be run.
 
         Args:
             n_conditions: models that differ in what is removed.
