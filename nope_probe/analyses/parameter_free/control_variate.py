@@ -25,7 +25,6 @@ from nope_probe.analyses.parameter_free.theory import (
     rope_kernel,
     steps,
 )
-from nope_probe.hooks.layers.attention import rotated
 from nope_probe.maps.folds import fold_counts, fold_products
 
 FoldMaps = Float[Tensor, "fold pos pos2"]
@@ -70,7 +69,7 @@ class ControlVariate:
         """Run samples through the network with frozen attention, and add their rotated products."""
         x = x * self.spec.start_scale**0.5
         for layer, (_, mixing, _) in enumerate(self.steps):
-            turned = rotated(x[:, :, None], *self.cos_sin)[:, :, 0]
+            turned = _rotated(x, *self.cos_sin)
             self.rotated_sums[layer] += fold_products(turned, turned, fold_of, self.n_folds)
             if layer < len(self.steps) - 1:
                 x = mixing.to(x.dtype) @ x
@@ -122,5 +121,15 @@ class ControlVariate:
 
 def _cos_sin(n: int, spec: ParameterFreeSpec) -> tuple[Tensor, Tensor]:
     angles = torch.arange(n)[:, None] * rope_frequencies(spec.dimension)
-    angles = torch.cat([angles, angles], -1)[None]
+    angles = torch.cat([angles, angles], -1)
     return angles.cos().float(), angles.sin().float()
+
+
+def _rotated(
+    x: Float[Tensor, "sample pos d_model"],
+    cos: Float[Tensor, "pos d_model"],
+    sin: Float[Tensor, "pos d_model"],
+) -> Float[Tensor, "sample pos d_model"]:
+    """Return vectors rotated in the pairs (f, f + d_model/2) of coordinates."""
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin

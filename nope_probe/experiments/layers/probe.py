@@ -19,6 +19,8 @@ from nope_probe.analyses.recover import (
     power_law,
     recover_rotation,
 )
+from nope_probe.components import Ablation
+from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.model import Inputs, hugging_face_config, layers_of
 from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.reading.batch_readings import (
@@ -27,8 +29,8 @@ from nope_probe.hooks.reading.batch_readings import (
     hooks_without_learned_positions,
     read_layers,
     visible_cells,
-    without_rope,
 )
+from nope_probe.hooks.removing.targets import components
 
 N_SHORT = 48  # positions of the batch on which everything but the mask is found
 UPSCALED = 64.0  # q and k times this: a norm undoes it, and a soft cap shows
@@ -103,7 +105,8 @@ def probe_layers(
     """
     intact = read_layers(model, short)
     entering = [each.residual for each in intact]
-    with without_rope(model):
+    rope = [name for name in components(model) if name == "rope"]
+    with ablated(model, Ablation(remove=rope)):
         unrotated = read_layers(model, short, residuals=entering)
     changed = {
         "rope": unrotated,

@@ -73,6 +73,11 @@ class Attention:
         """The cells that are visible in every head of the first sequence."""
         return self.visible[0].all(0)
 
+    @property
+    def visible_per_head(self) -> Bool[Tensor, "head query_pos key_pos"]:
+        """The cells that are visible in each head of the first sequence."""
+        return self.visible[0].expand(self.n_heads, -1, -1)
+
     def scores(self, rows: slice = slice(None)) -> Scores:
         """Return the scores of some queries with every key, masked ones too."""
         if self.hooked is not None:
@@ -155,14 +160,3 @@ def repeat_heads(
 ) -> Float[Tensor, "batch pos head d_head"]:
     """Repeat each key or value head for every query head that shares it."""
     return x if x.shape[2] == n_heads else x.repeat_interleave(n_heads // x.shape[2], dim=2)
-
-
-def rotated(
-    x: Float[Tensor, "batch pos head d_head"],
-    cos: Float[Tensor, "one pos d_head"],
-    sin: Float[Tensor, "one pos d_head"],
-) -> Float[Tensor, "batch pos head d_head"]:
-    """Rotate the coordinates of each head in pairs (f, f + d_head/2)."""
-    half = x.shape[-1] // 2
-    turned = torch.cat((-x[..., half:], x[..., :half]), -1)
-    return x * cos[:, :, None] + turned * sin[:, :, None]

@@ -26,7 +26,7 @@ from nope_probe.hooks.layers.bridge_layer import BridgeLayer
 from nope_probe.hooks.layers.hooked_layer import HookedLayer
 from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
 from nope_probe.hooks.layers.rotation import Angles, fit_rotary
-from nope_probe.hooks.layers.tap import StopForward, positions_far_apart
+from nope_probe.hooks.layers.tap import StopForward, positions_far_apart, taps_read
 
 Inputs: TypeAlias = Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
 
@@ -102,18 +102,8 @@ def attention_read(
     """Show the attention of each pass to a reader; a pass ends after the first `n_layers`."""
     with tapped(model) as layers:
         readers = [(layer.tap, partial(read, layer)) for layer in layers[:n_layers]]
-        last = None if n_layers is None else readers[-1][0]
-        try:
-            for tap, reader in readers:
-                tap.readers.append(reader)
-            if last is not None:
-                last.stops = True
+        with taps_read(readers, [] if n_layers is None else [readers[-1][0]]):
             yield
-        finally:
-            for tap, reader in readers:
-                tap.readers.remove(reader)
-            if last is not None:
-                last.stops = False
 
 
 def is_bridge(model: HookedModel) -> bool:

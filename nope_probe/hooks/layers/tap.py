@@ -7,7 +7,7 @@ is. A HookedTransformer's block calls its tap itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -84,6 +84,25 @@ class Tap:
         scores = attention.scores()
         masked = torch.finfo(scores.dtype).min if self.masked is None else self.masked
         return scores.masked_fill(~attention.visible, masked)
+
+
+@contextmanager
+def taps_read(
+    readers: Iterable[tuple[Tap, Callable[[Attention], None]]], stopping: Collection[Tap] = ()
+) -> Iterator[None]:
+    """Show the attention of each pass to readers; a pass ends at the taps that stop it."""
+    pairs = list(readers)
+    try:
+        for tap, read in pairs:
+            tap.readers.append(read)
+        for tap in stopping:
+            tap.stops = True
+        yield
+    finally:
+        for tap, read in pairs:
+            tap.readers.remove(read)
+        for tap in stopping:
+            tap.stops = False
 
 
 def has_hooks(point: HookPoint) -> bool:

@@ -8,7 +8,6 @@ Attention to a chosen key per query is read without a map of n x n weights per h
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,7 +27,7 @@ from nope_probe.hooks.layers.model import (
     traits_of,
 )
 from nope_probe.hooks.layers.protocols import Attachment, HookedModel, HookPoint
-from nope_probe.hooks.layers.rotation import RemovedPairs, Rotary
+from nope_probe.hooks.layers.rotation import Rotary
 from nope_probe.hooks.removing.block_ablation import mean_over_positions
 
 
@@ -79,7 +78,7 @@ def read_layers(
         reading = LayerReading(
             residual=entering[0],
             scores=attention.scores().cpu(),
-            visible=attention.visible[0].expand(attention.n_heads, -1, -1).cpu(),
+            visible=attention.visible_per_head.cpu(),
             products=torch.einsum("bqhd,bkhd->bhqk", q, k).cpu(),
             q=q.cpu(),
             k=k.cpu(),
@@ -117,7 +116,7 @@ def visible_cells(
     found: list[Tensor] = []
 
     def keep(layer: Layer, attention: Attention) -> None:
-        found.append(attention.visible[0].expand(attention.n_heads, -1, -1).cpu())
+        found.append(attention.visible_per_head.cpu())
 
     with torch.inference_mode(), attention_read(model, keep):
         run_forward(model, inputs)
@@ -144,21 +143,6 @@ def read_rotations(
     with torch.inference_mode(), attention_read(model, keep, n_layers=n_layers):
         run_forward(model, inputs)
     return found
-
-
-@contextmanager
-def without_rope(model: HookedModel) -> Iterator[None]:
-    """Leave queries and keys unrotated, in every block that rotates them."""
-    layers = layers_of(model)
-    try:
-        for layer in layers:
-            rotary = traits_of(model)[layer.index].rotary
-            if rotary is not None:
-                layer.tap.rope = RemovedPairs(bands=("rope",), rotary=rotary)
-        yield
-    finally:
-        for layer in layers:
-            layer.tap.rope = None
 
 
 def hooks_scaling(model: HookedModel, name: str, factor: float) -> Iterator[Attachment]:

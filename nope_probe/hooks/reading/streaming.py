@@ -23,7 +23,7 @@ from nope_probe.hooks.layers.model import (
     validate_inputs,
 )
 from nope_probe.hooks.layers.protocols import Attachment, HookedModel, HookPoint
-from nope_probe.hooks.layers.tap import StopForward
+from nope_probe.hooks.layers.tap import StopForward, taps_read
 from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.reading.residual_cache import ResidualCache, may_skip_blocks
 from nope_probe.maps.folds import State
@@ -231,18 +231,8 @@ def _reading(
         if not last and end is not None:
             hooks.append((end, _stop))
         readers = [(each.layer.tap, each.read) for each in accumulators if each.reads_attention]
-        try:
-            for tap, read in readers:
-                tap.readers.append(read)
-            for tap in last:
-                tap.stops = True
-            with hooks_attached(hooks):
-                yield
-        finally:
-            for tap, read in readers:
-                tap.readers.remove(read)
-            for tap in last:
-                tap.stops = False
+        with taps_read(readers, last), hooks_attached(hooks):
+            yield
 
 
 def _stop(tensor: Tensor, hook: HookPoint) -> None:
