@@ -144,9 +144,8 @@ class _Runner:
 
     def run(self) -> Measured:
         """Return the losses, decodability and score maps of all conditions."""
-        text = self.on(self.plan.text)
-        self.engine = text.calibrated("calibration", self.conditions.values())
-        text = self.on(self.plan.text)
+        text = self.on(self.plan.text).calibrated("calibration", self.conditions.values())
+        self.engine = text
         return Measured(
             losses={(name, probe): self.losses(name, probe) for name, probe in self.scored},
             maps={
