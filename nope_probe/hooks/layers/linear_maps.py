@@ -8,7 +8,7 @@ running a block's own modules on chosen vectors: no family of models is known he
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -81,25 +81,30 @@ def norm_map(norm: Callable[[Tensor], Tensor], like: Float[Tensor, "*shape width
     return NormMap(weight=(norm(signs) - bias) * size / direction, bias=bias, centred=centred)
 
 
-def norm_between(block: nn.Module, x: Vectors, y: Vectors, names: Sequence[str]) -> NormMap | None:
+def norm_between(block: nn.Module, x: Vectors, y: Vectors) -> NormMap | None:
     """Return the norm that takes x to y: none at all, or one of a block's; None if no one does.
 
     Args:
         block: the block.
-        x, y: tokens before and after.
-        names: of the norms that the block may have between them.
+        x: tokens before the norm.
+        y: the same tokens behind it.
     """
     tolerance = score_tolerance(x.dtype)
     if relative_error(y, x) <= tolerance:
         return NormMap()
-    for name in names:
-        norm = getattr(block, name, None)
-        if isinstance(norm, nn.Module):
+    original: Any = getattr(block, "original_component", None)
+    for norm in [*block.children(), *([] if original is None else original.children())]:
+        if is_norm(norm):
             found = norm_map(norm, x[:1, :1])
             one = NormMap(weight=_row(found.weight), bias=_row(found.bias), centred=found.centred)
             if relative_error(one.outputs(x, one.scales(x, y)), y) <= tolerance:
                 return one
     return None
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Return whether a module is a norm, as far as its class says."""
+    return "norm" in type(module).__name__.lower()
 
 
 def _row(tensor: Tensor | None) -> Tensor | None:
@@ -255,7 +260,7 @@ def _norms_as(layer: Layer, scale: float) -> Iterator[list[nn.Module]]:
 def _outermost_norms(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the norms in a module, but none inside of another."""
     for child in module.children():
-        if "norm" in type(child).__name__.lower():
+        if is_norm(child):
             yield child
         else:
             yield from _outermost_norms(child)

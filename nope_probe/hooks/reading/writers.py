@@ -9,7 +9,7 @@ writer; no residual stream is kept longer than a pass.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -51,8 +51,6 @@ from nope_probe.maps.positions import PositionSums, ReaderSums, Turns
 
 WriterKind = Literal["heads", "layers"]
 BLOCK_ROWS = 128  # queries whose attention to the first key is computed at once
-NORMS_BEFORE = ("ln1", "ln2", "ln1_pre")
-NORMS_AFTER = ("ln1_post", "ln1", "ln2")
 
 
 def capture_positions(
@@ -140,7 +138,7 @@ class BlockWriting:
     index: int
     layer: Layer | None = None
     factor: float = 1.0
-    post_norm: NormMap = NormMap()
+    post_norm: NormMap = field(default_factory=NormMap)
     w_o: Float[Tensor, "head d_value d_model"] | None = None
     b_o: Float[Tensor, " d_model"] | None = None
     has_mlp: bool = True
@@ -204,15 +202,22 @@ def _written_by_block(
         has_mlp=mlp is not None,
     )
     z, behind = kept.get((index, "attn.hook_z")), kept.get((index, "attn.o.hook_out"), attn)
-    post_norm = norm_between(layer.block, behind, attn, NORMS_AFTER)
+    post_norm = norm_between(layer.block, behind, attn)
     if writers == "layers" or z is None or post_norm is None or layer.why_not_replaced("w_o"):
         return written()
     w_o = layer.weight_per_head("w_o")
-    rest = behind - torch.einsum("bphd,hdm->bpm", z.to(w_o), w_o)
+    rest = behind - torch.einsum("bphd,hdm->bpm", by_head(z, w_o), w_o)
     b_o = rest.mean((0, 1))
     if relative_error(rest - b_o + behind, behind) > score_tolerance(added.dtype):
         return written()
     return written(w_o=w_o, b_o=b_o, post_norm=post_norm)
+
+
+def by_head(
+    z: Float[Tensor, "batch pos *heads"], w_o: Float[Tensor, "head d_value d_model"]
+) -> Float[Tensor, "batch pos head d_value"]:
+    """Return z in heads as wide as those of W_O: a bridge divides those of MLA by another width."""
+    return z.flatten(2).unflatten(-1, w_o.shape[:2]).to(w_o)
 
 
 class Residual:
@@ -288,16 +293,20 @@ class Residual:
         norm, b_o = block.post_norm, block.b_o.expand_as(self.kept[block.index, "x"])
         return block.factor * norm.outputs(b_o, self.post_scales(block))
 
+    def heads(self, block: BlockWriting) -> Float[Tensor, "batch pos head d_value"]:
+        """Return what enters a block's W_O, head by head."""
+        assert block.w_o is not None
+        return by_head(self.kept[block.index, "z"], block.w_o)
+
     def post_scales(self, block: BlockWriting) -> Float[Tensor, "batch pos"]:
         """Return the scale of the norm behind a block's W_O, for each token."""
-        attn, z = self.kept[block.index, "attn"], self.kept[block.index, "z"]
+        attn = self.kept[block.index, "attn"]
         if block.post_norm.weight is None:
             return attn.new_ones(attn.shape[:2])
         assert block.w_o is not None
         assert block.b_o is not None
-        return block.post_norm.scales(
-            torch.einsum("bphd,hdm->bpm", z.to(block.w_o), block.w_o) + block.b_o, attn
-        )
+        z = self.heads(block)
+        return block.post_norm.scales(torch.einsum("bphd,hdm->bpm", z, block.w_o) + block.b_o, attn)
 
 
 class FirstKeyAccumulator(Accumulator):
@@ -420,7 +429,8 @@ class ReaderAccumulator(Accumulator):
             if block.w_o is not None:
                 post = self.residual.post_scales(block) * block.factor
                 own = scaled * rearrange(post, "batch pos -> batch pos 1 1")
-                weight, z = self.through_w_o[block.index], self.residual.kept[block.index, "z"]
+                weight = self.through_w_o[block.index]
+                z = self.residual.heads(block)
                 parts[f"heads{block.index}"] = self._brought(z, own, weight)
                 first = self.residual.first[block.index]
                 parts[f"first{block.index}"] = self._brought(first, own, weight)
@@ -586,7 +596,7 @@ def norm_before(model: HookedModel, layer: Layer, inputs: Inputs) -> NormMap:
             run_forward(model, inputs)
         x = kept[names[0]]
         y = layer.norm_output("ln1", kept[names[1]]).to(x.dtype)
-        norm = norm_between(layer.block, x, y, NORMS_BEFORE)
+        norm = norm_between(layer.block, x, y)
     if norm is None:
         raise NotImplementedError(
             f"between the residual stream and the attention of L{layer.index} is more than a norm"
