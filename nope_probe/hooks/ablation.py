@@ -14,7 +14,7 @@ from functools import wraps
 from inspect import signature
 from typing import Any
 
-from nope_probe.components import LOCAL, NEEDS, OF_LENGTH, Ablation
+from nope_probe.components import LOCAL, NEEDS, Ablation, depends_on_length
 from nope_probe.hooks.layers.attached_hooks import HookGroup, first, hooks_in_place
 from nope_probe.hooks.layers.model import Inputs, position_module, position_point, tapped
 from nope_probe.hooks.layers.protocols import HookedModel, Model
@@ -28,6 +28,7 @@ from nope_probe.hooks.removing.block_ablation import (
 )
 from nope_probe.hooks.removing.replacements import REPLACED, Calibration, Place
 from nope_probe.hooks.removing.targets import Target, resolve_targets
+from nope_probe.hooks.removing.written_positions import without_position
 
 
 @contextmanager
@@ -49,7 +50,7 @@ def ablated(
         model: a HookedTransformer or TransformerBridge; its outputs are bit-identical afterwards.
         ablation: what to remove, and where.
         calibration: what `calibrate` returned for this model; needed for the gain `output` and the
-            replacement `mean` when a weight is removed.
+            replacement `mean` when a weight is removed, and for the position of a component.
         tokens: instead of a calibration, the tokens (or vectors) on which to `calibrate` first.
 
     Raises:
@@ -74,6 +75,9 @@ def ablated(
     calibration = _calibration(model, ablation, calibration, tokens)
     blocks = [_block_ablation(ablation, calibration, each) for each in targets]
     groups = [*(each.group() for each in blocks), *_position_groups(model, ablation)]
+    for writer in ablation.writers:
+        assert calibration is not None
+        groups.append(without_position(model, writer, calibration.positions[writer]))
     ABLATED[model] = ActiveAblation(
         ablation=ablation,
         calibration=calibration,
@@ -118,7 +122,7 @@ def _calibration(
         raise ValueError("expected a calibration or tokens to calibrate on, not both")
     seed = ablation.calibration_seed
     if tokens is not None:
-        return calibrate(model, tokens, seed=seed)
+        return calibrate(model, tokens, seed=seed, writers=ablation.writers)
     if calibration is None:
         raise ValueError(_how_to_calibrate(ablation))
     if calibration.checksum != weights_checksum(model):
@@ -131,11 +135,21 @@ def _calibration(
             f"the {ablation.replacement} replacement of seed {seed} is not calibrated: pass "
             f"calibrate(model, tokens, seed={seed})"
         )
+    missing = [writer for writer in ablation.writers if writer not in calibration.positions]
+    if missing:
+        raise ValueError(
+            f"the position of {missing[0]} is not calibrated: pass "
+            f"calibrate(model, tokens, writers={list(ablation.writers)})"
+        )
     return calibration
 
 
 def _how_to_calibrate(ablation: Ablation) -> str:
-    name, ways = ablation.weights[0], "pass tokens=tokens or calibration=calibrate(model, tokens)"
+    ways = "pass tokens=tokens or calibration=calibrate(model, tokens)"
+    if ablation.writers:
+        ways = f"{ways[:-1]}, writers={list(ablation.writers)})"
+        return f"the position of {ablation.writers[0]} has to be measured first: {ways}"
+    name = ablation.weights[0]
     if NEEDS[ablation.replacement].mean:
         return f"the mean output of {name} has to be measured first: {ways}"
     return (
@@ -186,7 +200,7 @@ def _position_groups(model: HookedModel, ablation: Ablation) -> Iterator[HookGro
 def _whole_sequences(model: HookedModel, ablation: Ablation) -> Iterator[None]:
     """Generate without a cache, and refuse texts that are padded unseen, where either is wrong."""
     removed = [name for name in ablation.components if name not in LOCAL]
-    seen = [name for name in removed if name == "mask" or name in OF_LENGTH]
+    seen = [name for name in removed if name == "mask" or depends_on_length(name)]
     own, methods = vars(model), {}
     if removed:
         warn = _warning_once(f"generating without a KV cache: it is wrong without {removed[0]}")

@@ -19,7 +19,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.layers.attached_hooks import hooks_attached, hooks_detached
+from nope_probe.hooks.layers.attached_hooks import (
+    HookGroup,
+    first,
+    hooks_attached,
+    hooks_detached,
+    hooks_in_place,
+)
 from nope_probe.hooks.layers.attention import Attention, Heads
 from nope_probe.hooks.layers.base_layer import Layer, Traits, find_point
 from nope_probe.hooks.layers.bridge_layer import BridgeLayer
@@ -166,16 +172,15 @@ def _entering(model: HookedModel, inputs: Inputs) -> Iterator[None]:
     if not inputs.is_floating_point():
         yield
         return
-    point = find_point(blocks_of(model)[0], "hook_resid_pre")
+    block = blocks_of(model)[0]
+    point = find_point(block, "hook_resid_pre")
     assert point is not None
-    # Before all other hooks, so that they read what enters.
-    point.add_hook(lambda tensor, hook: inputs, prepend=True)
-    handle = point.fwd_hooks[0]
-    try:
+    # Before all other hooks, those of an ablation included, so that they read what enters.
+    enter = HookGroup(
+        module=block, hooks=[first(point, lambda tensor, hook: inputs)], start=lambda: None
+    )
+    with hooks_in_place([enter]):
         yield
-    finally:
-        handle.hook.remove()
-        point.fwd_hooks.remove(handle)
 
 
 def is_causal(model: HookedModel) -> bool:

@@ -163,11 +163,11 @@ def written_by_blocks(
     def keep(key: tuple[int, str], tensor: Tensor, hook: HookPoint) -> None:
         kept[key] = tensor.detach()
 
-    names = ("hook_resid_pre", "attn.hook_z", "attn.o.hook_out", "hook_attn_out", "hook_mlp_out")
+    names = ("attn.hook_z", "attn.o.hook_out", "hook_attn_out", "hook_mlp_out")
     hooks = [
         (point, partial(keep, (index, name)))
         for index, block in enumerate(blocks_of(model)[: n_blocks + 1])
-        for name in names
+        for name in ("hook_resid_pre", *names, "hook_resid_post")
         if (point := find_point(block, name)) is not None
     ]
     with torch.inference_mode(), tapped(model), hooks_attached(hooks):
@@ -185,7 +185,9 @@ def _written_by_block(
     kept: Mapping[tuple[int, str], Tensor],
     writers: WriterKind,
 ) -> BlockWriting:
-    added = kept[index + 1, "hook_resid_pre"] - kept[index, "hook_resid_pre"]
+    after = kept.get((index + 1, "hook_resid_pre"), kept.get((index, "hook_resid_post")))
+    assert after is not None
+    added = after - kept[index, "hook_resid_pre"]
     attn, mlp = (kept.get((index, name)) for name in ("hook_attn_out", "hook_mlp_out"))
     if layer is None or attn is None or (mlp is None and not layer.attention_only):
         return BlockWriting(index=index)
