@@ -28,12 +28,16 @@ from nope_probe.hooks.layers.model import (
     begins_alike,
     blocks_of,
     layers_of,
-    position_point,
 )
 from nope_probe.hooks.layers.protocols import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
-from nope_probe.hooks.reading.writers import BlockWriting, Residual, written_by_blocks
+from nope_probe.hooks.reading.writers import (
+    BlockWriting,
+    Residual,
+    learned_positions,
+    written_by_blocks,
+)
 from nope_probe.hooks.removing.block_ablation import ABLATED
 from nope_probe.hooks.removing.replacements import (
     MEANS,
@@ -90,7 +94,7 @@ def calibrate(
     layers = layers_of(model)
     accumulators = [_OutputAccumulator(layer, seed) for layer in layers]
     written = [
-        _PositionAccumulator(model, block, names)
+        _PositionAccumulator(Residual(model, [block], learned_positions(model, inputs)), names)
         for block, names in blocks_that_write(model, writers, inputs[:1]).items()
     ]
     last = max([layers[-1].index, *(each.block.index for each in written)])
@@ -149,7 +153,7 @@ def blocks_that_write(
     n = len(blocks_of(model))
     by_head, by_layer = (written_by_blocks(model, inputs, n, k) for k in ("heads", "layers"))
     known = ["embed"]
-    if position_point(model) is not None and not inputs.is_floating_point():
+    if learned_positions(model, inputs) is not None:
         known.append("pos_embed")
     known += dict.fromkeys(name for block in (*by_head, *by_layer) for name in block.names)
     unknown = [writer for writer in writers if writer not in known]
@@ -199,24 +203,23 @@ class _PositionAccumulator(Accumulator):
     """Sums what components of one block write into the residual stream at each position.
 
     Args:
-        model: the model.
-        block: how the block writes. Embeddings are written before the first block.
+        residual: keeps what that block alone writes. Embeddings are written before the first.
         writers: the components.
     """
 
-    def __init__(self, model: HookedModel, block: BlockWriting, writers: Sequence[str]) -> None:
+    def __init__(self, residual: Residual, writers: Sequence[str]) -> None:
         super().__init__(n_folds=1)
-        self.model, self.block, self.writers = model, block, writers
-        self.residual = Residual(model, [block])
+        self.residual, self.writers = residual, writers
+        [self.block] = residual.blocks
 
     def hooks(self) -> Iterator[Attachment]:
-        index = self.block.index
-        block, names = blocks_of(self.model)[index], {"x": "hook_resid_pre", "z": "attn.hook_z"}
+        index, names = self.block.index, {"x": "hook_resid_pre", "z": "attn.hook_z"}
+        block, positions = blocks_of(self.residual.model)[index], self.residual.positions
         for key, name in {**names, "attn": "hook_attn_out", "mlp": "hook_mlp_out"}.items():
             point = find_point(block, name)
             if point is not None:
                 yield point, partial(self.residual.keep, (index, key))
-        positions, end = position_point(self.model), find_point(block, "hook_resid_post")
+        end = find_point(block, "hook_resid_post")
         if positions is not None:
             yield positions, partial(self.residual.keep, (0, "pos"))
         assert end is not None
