@@ -234,17 +234,14 @@ class _PositionAccumulator(Accumulator):
             self.add(**{name: [(0, self._sum(name, after))] for name in self.writers})
         self.reset()
 
-    def _sum(self, writer: str, after: Vectors) -> Float[Tensor, "pos d_model"]:
-        """Return the sum over a batch of what a component adds to the residual stream."""
+    def _sum(self, writer: str, after: Vectors) -> Float[Tensor, "pos width"]:
+        """Return the sum over a batch of what a component writes; of a head, of its values."""
         block, kept = self.block, self.residual.kept
         x, positions = kept[block.index, "x"], kept.get((0, "pos"))
         if writer.startswith("L"):
-            assert block.w_o is not None
-            head = int(writer.partition("H")[2])
-            scales = self.residual.post_scales(block)[..., None]
-            z = (self.residual.heads(block)[:, :, head] * scales).sum(0, dtype=torch.float64)
-            return block.post_norm.linear(z @ block.w_o[head].to(z)) * block.factor
-        if writer == "pos_embed":
+            head, scales = int(writer.partition("H")[2]), self.residual.post_scales(block)
+            output = self.residual.heads(block)[:, :, head] * scales[..., None]
+        elif writer == "pos_embed":
             assert positions is not None
             output = positions.expand_as(x)
         elif writer == "embed":
@@ -257,11 +254,15 @@ class _PositionAccumulator(Accumulator):
 
     def written(self, writer: str, n_seqs: int, skip: int) -> WrittenPosition:
         """Return what a component writes at each position, less its mean over the kept ones."""
-        mean = self.totals[writer][0].cpu() / n_seqs
+        block, mean = self.block, self.totals[writer][0].cpu() / n_seqs
+        if writer.startswith("L"):
+            assert block.w_o is not None
+            w_o = block.w_o[int(writer.partition("H")[2])].to(mean)
+            mean = block.post_norm.linear(mean @ w_o) * block.factor
         vectors = mean - mean[skip:].mean(0)
         vectors[:skip] = 0
         is_output = writer.startswith(("L", "ATTN", "MLP"))
-        return WrittenPosition(vectors=vectors, factor=self.block.factor if is_output else 1.0)
+        return WrittenPosition(vectors=vectors, factor=block.factor if is_output else 1.0)
 
 
 class _OutputAccumulator(Accumulator):
