@@ -99,7 +99,8 @@ def measure_effects(
     for writer in dict.fromkeys(pair.writer for pair in pairs):
         own = [pair for pair in pairs if pair.writer == writer]
         layers = sorted({pair.layer for pair in own})
-        total, direct = maps(writer, layers, Ablation(remove=[f"position[{writer}]"])), {}
+        total = maps(writer, layers, Ablation(remove=[f"position[{writer}]"]))
+        direct: dict[tuple[int, int | None], FoldMaps] = {}
         for layer in layers:
             hook = without_position(engine.model, writer, positions[writer], layer)
             with hooks_in_place([hook]):
