@@ -67,7 +67,7 @@ class RunCheckpoint:
         self.bar: tqdm | None = None
         self._streams: list[str] = []
         self._finished: set[str] = set()
-        self._in_memory: dict[str, tuple[State, dict[str, str]]] = {}
+        self._in_memory: dict[str, State] = {}
 
     def __enter__(self) -> RunCheckpoint:
         """Find what an earlier process finished.
@@ -121,12 +121,12 @@ class RunCheckpoint:
     def __contains__(self, key: str) -> bool:
         return _name(key) in self._finished
 
-    def save(self, key: str, tensors: State, notes: Mapping[str, str] | None = None) -> None:
+    def save(self, key: str, tensors: State) -> None:
         """Save a finished part of the run, in the first process."""
         if self.folder is None:
-            self._in_memory[key] = tensors, dict(notes or {})
+            self._in_memory[key] = tensors
         elif self.processes.is_first:
-            _write(self._path(key), tensors, notes or {})
+            _write(self._path(key), tensors)
         self.processes.barrier()
         self._finished.add(_name(key))
         if self.state_path is not None:
@@ -139,7 +139,7 @@ class RunCheckpoint:
             StorageError: if the file is broken.
         """
         if self.folder is None:
-            return self._in_memory[key][0]
+            return self._in_memory[key]
         return _read(self._path(key))
 
     def open(self, key: str) -> Mapping[str, Stored]:
@@ -149,12 +149,8 @@ class RunCheckpoint:
             StorageError: if the file is broken.
         """
         if self.folder is None:
-            return self._in_memory[key][0]
+            return self._in_memory[key]
         return open_tensors(self._path(key))
-
-    def notes(self, key: str) -> dict[str, str]:
-        """Return the notes of a finished part."""
-        return self._in_memory[key][1] if self.folder is None else _notes(self._path(key))
 
     def once(self, key: str, compute: Callable[[StreamCheckpoint], State]) -> State:
         """Return the tensors of a part of the run, computed and saved unless that is finished.
@@ -279,12 +275,12 @@ def _name(key: str) -> str:
     return key.replace("/", ",")
 
 
-def _write(path: Path, tensors: State, notes: Mapping[str, str]) -> None:
+def _write(path: Path, tensors: State, notes: dict[str, str] | None = None) -> None:
     """Write tensors and notes; a process killed on the way leaves the file as it was."""
     contiguous = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     try:
         with atomic_write(path) as partial:
-            save_file(contiguous, partial, metadata=dict(notes))
+            save_file(contiguous, partial, metadata=notes)
     except (OSError, SafetensorError) as error:
         raise StorageError(f"cannot write {path}: {reason(error)}") from error
 
