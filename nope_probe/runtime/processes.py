@@ -129,7 +129,7 @@ class Processes:
         return self.rank == 0
 
     def all_reduce(self, totals: Sequence[torch.Tensor]) -> None:
-        """Replace totals by their sums over all processes, in one all-reduce.
+        """Replace totals by their sums over all processes.
 
         Raises:
             PeerEndedError: if another process has ended.
@@ -139,14 +139,13 @@ class Processes:
         import torch
         import torch.distributed as dist
 
-        together = torch.cat([total.flatten().to(_device()) for total in totals])
         with _waiting():
-            dist.all_reduce(together)
-            if together.is_cuda:
-                torch.cuda.current_stream().synchronize()
-        sums = together.split([total.numel() for total in totals])
-        for total, summed in zip(totals, sums, strict=True):
-            total.copy_(summed.view_as(total))
+            for total in totals:
+                summed = total.to(_device()).contiguous()
+                dist.all_reduce(summed)
+                total.copy_(summed)
+            if _device().type == "cuda":
+                torch.cuda.synchronize()
 
     def broadcast(self, value: Value) -> Value:
         """Return the first process's value in every process.

@@ -21,7 +21,7 @@ from nope_probe.runtime.folder import (
     check_output_dir,
     default_output_dir,
     read_manifest,
-    write_run_locked,
+    write_run,
 )
 from nope_probe.runtime.identity import (
     command_line,
@@ -260,7 +260,7 @@ class Session(Generic[Settings_co]):
 
     def write(self, run: Run) -> None:
         """Write the finished run, and remove the checkpoint."""
-        write_run_locked(self.folder, run)
+        write_run(self.folder, run)
         self.checkpoint.discard()
         # Layers of forward passes that shared residual streams have saved.
         passes = run.manifest.get("layer_passes") or {"run": 0, "needed": 0}

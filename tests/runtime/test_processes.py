@@ -212,7 +212,7 @@ def receive_a_signal_in_a_stream(folder: Path) -> None:
 def test_a_signal_during_a_stream_waits_for_the_end_of_the_batch(tmp_path: Path):
     with pytest.raises(Interrupted, match="run the same command to resume"):
         receive_a_signal_in_a_stream(tmp_path / "run")
-    assert (tmp_path / "run" / "state-0.partial").is_file()
+    assert (tmp_path / "run" / "state-0-of-1-score.partial").is_file()
 
 
 def receive_two_signals(capfd: pytest.CaptureFixture[str]) -> None:
