@@ -23,11 +23,10 @@ from nope_probe.hooks.removing.block_ablation import (
     ABLATED,
     ActiveAblation,
     BlockAblation,
-    BlockRemoval,
     mean_over_positions,
 )
-from nope_probe.hooks.removing.replacements import REPLACED, Calibration, Place
-from nope_probe.hooks.removing.targets import Target, resolve_targets
+from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.hooks.removing.targets import resolve_targets
 
 
 @contextmanager
@@ -72,7 +71,7 @@ def ablated(
     if model in ABLATED:
         raise RuntimeError("the model is ablated already: name all components in one Ablation")
     calibration = _calibration(model, ablation, calibration, tokens)
-    blocks = [_block_ablation(ablation, calibration, each) for each in targets]
+    blocks = [BlockAblation(target, ablation, calibration) for target in targets]
     groups = [*(each.group() for each in blocks), *_position_groups(model, ablation)]
     ABLATED[model] = ActiveAblation(
         ablation=ablation,
@@ -98,8 +97,8 @@ def _attention_edited(blocks: Sequence[BlockAblation]) -> Iterator[None]:
     try:
         for block in blocks:
             block.layer.tap.edit = block.edit
-            if block.removal.heads is None:
-                block.layer.tap.rope = block.removal.rope
+            if block.heads is None:
+                block.layer.tap.rope = block.rope
         yield
     finally:
         for block in blocks:
@@ -144,42 +143,10 @@ def _how_to_calibrate(ablation: Ablation) -> str:
     )
 
 
-def _block_ablation(
-    ablation: Ablation,
-    calibration: Calibration | None,
-    target: Target,
-) -> BlockAblation:
-    layer, names = target.layer, ablation.components
-    replaced = {
-        name: REPLACED[ablation.replacement](
-            Place(
-                layer=layer,
-                name=name,
-                ablation=ablation,
-                calibration=calibration,
-                heads=target.heads,
-            )
-        )
-        for name in ablation.weights
-    }
-    removal = BlockRemoval(
-        components=frozenset(names),
-        replaced=replaced,
-        rope=target.rope,
-        heads=target.heads,
-        prefix=ablation.prefix,
-    )
-    return BlockAblation(layer, removal)
-
-
 def _position_groups(model: HookedModel, ablation: Ablation) -> Iterator[HookGroup]:
     point = position_point(model) if "pos_embed" in ablation.components else None
     if point is not None:
-        yield HookGroup(
-            module=position_module(model),
-            hooks=[first(point, mean_over_positions)],
-            start=lambda: None,
-        )
+        yield HookGroup(position_module(model), [first(point, mean_over_positions)])
 
 
 @contextmanager
