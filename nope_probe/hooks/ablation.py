@@ -10,12 +10,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import cache, wraps
 from inspect import signature
 from typing import Any
 
 from nope_probe.components import LOCAL, NEEDS, OF_LENGTH, Ablation
-from nope_probe.hooks.layers.attached_hooks import HookGroup, first, hooks_in_place
+from nope_probe.hooks.layers.attached_hooks import (
+    HookGroup,
+    first,
+    hooks_in_place,
+    methods_replaced,
+)
 from nope_probe.hooks.layers.model import Inputs, position_module, position_point, tapped
 from nope_probe.hooks.layers.protocols import HookedModel, Model
 from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
@@ -72,7 +77,10 @@ def ablated(
         raise RuntimeError("the model is ablated already: name all components in one Ablation")
     calibration = _calibration(model, ablation, calibration, tokens)
     blocks = [BlockAblation(target, ablation, calibration) for target in targets]
-    groups = [*(each.group() for each in blocks), *_position_groups(model, ablation)]
+    groups = [block.group() for block in blocks]
+    point = position_point(model) if "pos_embed" in ablation.components else None
+    if point is not None:
+        groups.append(HookGroup(position_module(model), [first(point, mean_over_positions)]))
     ABLATED[model] = ActiveAblation(
         ablation=ablation,
         calibration=calibration,
@@ -143,44 +151,26 @@ def _how_to_calibrate(ablation: Ablation) -> str:
     )
 
 
-def _position_groups(model: HookedModel, ablation: Ablation) -> Iterator[HookGroup]:
-    point = position_point(model) if "pos_embed" in ablation.components else None
-    if point is not None:
-        yield HookGroup(position_module(model), [first(point, mean_over_positions)])
-
-
 @contextmanager
 def _whole_sequences(model: HookedModel, ablation: Ablation) -> Iterator[None]:
     """Generate without a cache, and refuse texts that are padded unseen, where either is wrong."""
     removed = [name for name in ablation.components if name not in LOCAL]
     seen = [name for name in removed if name == "mask" or name in OF_LENGTH]
-    own, methods = vars(model), {}
+    methods: dict[str, Callable[..., Any]] = {}
     if removed:
-        warn = _warning_once(f"generating without a KV cache: it is wrong without {removed[0]}")
+
+        @cache
+        def warn() -> None:
+            text = f"generating without a KV cache: it is wrong without {removed[0]}"
+            warnings.warn(text, stacklevel=3)
+
         for name in ("generate", "generate_stream", "hf_generate"):
             if hasattr(model, name):
                 methods[name] = _without_cache(getattr(model, name), warn)
     if seen:
         methods["forward"] = _without_unseen_padding(model, seen[0])
-    before = {name: own[name] for name in methods if name in own}
-    own.update(methods)
-    try:
+    with methods_replaced(model, **methods):
         yield
-    finally:
-        for name in methods:
-            del own[name]
-        own.update(before)
-
-
-def _warning_once(text: str) -> Callable[[], None]:
-    said: list[str] = []
-
-    def warn() -> None:
-        if not said:
-            said.append(text)
-            warnings.warn(text, stacklevel=3)
-
-    return warn
 
 
 def _without_cache(method: Callable[..., Any], warn: Callable[[], None]) -> Callable[..., Any]:

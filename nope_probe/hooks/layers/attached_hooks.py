@@ -8,7 +8,7 @@ whenever the block (or other module) that the hooks belong to is entered.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, NamedTuple, cast
 
@@ -148,3 +148,17 @@ def hooks_detached(model: HookedModel) -> Iterator[None]:
             stack.callback(setattr, module, name, getattr(module, name))
             setattr(module, name, others)
         yield
+
+
+@contextmanager
+def methods_replaced(module: object, **methods: Callable[..., Any]) -> Iterator[None]:
+    """Replace methods of one instance for as long as the context lasts."""
+    own = vars(module)  # past a bridge's __setattr__, which would pass them on to the HF module
+    before = {name: own[name] for name in methods if name in own}
+    own.update(methods)
+    try:
+        yield
+    finally:
+        for name in methods:
+            own.pop(name, None)
+        own.update(before)

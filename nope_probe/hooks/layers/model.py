@@ -134,11 +134,6 @@ def logits_of(
     return model(tokens.to(next(model.parameters()).device))
 
 
-def is_causal(model: HookedModel) -> bool:
-    """Return whether a model's attention has a mask."""
-    return getattr(model.cfg, "attention_dir", "causal") != "bidirectional"
-
-
 def position_point(model: HookedModel) -> HookPoint | None:
     """Return the hook point of learned position embeddings, None if a model has none.
 

@@ -168,7 +168,8 @@ class ZeroWeight(ReplacedWeight):
     constant: Float[Tensor, "head width"]
 
     def __init__(self, place: Place) -> None:
-        self.constant = torch.zeros(place.layer.n_heads, place.layer.width(place.name))
+        width = place.layer.d_model if place.name == "w_o" else place.layer.d_head
+        self.constant = torch.zeros(place.layer.n_heads, width)
 
     def outputs(self, y: Vectors) -> Heads:
         self.constant = self.constant.to(y)

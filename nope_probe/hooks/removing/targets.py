@@ -16,7 +16,6 @@ from nope_probe.components import COMPONENTS, Ablation, Component, is_rope
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.model import (
     blocks_of,
-    is_causal,
     layers_of,
     numbered_layers,
     position_point,
@@ -132,7 +131,7 @@ def components(model: HookedModel) -> tuple[Component, ...]:
     """
     layers, traits = layers_of(model), traits_of(model).values()
     has = {
-        "mask": is_causal(model),
+        "mask": model.cfg.attention_dir != "bidirectional",
         "rope": any(each.rotary is not None for each in traits),
         "mlp": any(layer.has("hook_mlp_out") and not layer.attention_only for layer in layers),
         "pos_embed": position_point(model) is not None,
