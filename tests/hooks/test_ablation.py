@@ -44,7 +44,7 @@ def errors_above(
     return {remove: error for remove, error in errors.items() if not error <= bound}
 
 
-@pytest.mark.parametrize("spec", [*BRIDGES, "hooked:smollm3-rope"])
+@pytest.mark.parametrize("spec", [*BRIDGES, "bridge:cohere", "hooked:smollm3-rope"])
 def test_all_128_combinations_equal_an_edited_model(
     spec: str, model_of: ModelOf, tiny: TinyOf
 ) -> None:

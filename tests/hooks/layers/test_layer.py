@@ -8,7 +8,7 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 from support.edited_model import projections
-from support.plain_scores import plain_scores
+from support.plain_attention import plain_scores
 from support.plain_states import plain_states
 from support.tiny_models import (
     CONFIGS,

@@ -7,7 +7,6 @@ import pytest
 import torch
 from support.edited_model import WEIGHTS, norm_sizes, output_sizes, rectangular_identity
 from support.hooked_runs import hooks_left
-from support.stream_checkpoints import Recorded
 from support.tiny_models import tokens
 
 from nope_probe.hooks.ablation import Ablation, ablated
@@ -69,13 +68,6 @@ def test_projections_are_products_with_the_rectangular_identity_and_its_transpos
     y, z = torch.randn(2, 13, d_model), torch.randn(2, 13, n_heads * d_head)
     assert torch.equal(project_identity(y, n_heads, d_head).flatten(2), y @ p.T)
     assert torch.allclose(project_identity_transposed(z, d_model), z @ p, atol=1e-6)
-
-
-def test_calibrating_reports_progress_and_leaves_no_hook(bridge: Callable[[str], Any]) -> None:
-    recorded = Recorded()
-    calibrate(bridge("llama"), tokens(23), batch_size=10, checkpoint=recorded)
-    assert recorded.batches == [10, 10, 3]
-    assert not hooks_left(bridge("llama"))
 
 
 def test_a_calibration_survives_as_tensors(bridge: Callable[[str], Any]) -> None:

@@ -129,6 +129,7 @@ def test_a_stage_after_a_layer_norm_includes_its_weight_and_bias() -> None:
         ("bridge:phi3", 0, "abcdefghi"),
         ("bridge:gpt2", 0, "abcdefghi"),
         ("bridge:gemma2", 0, "abcdghi"),  # norms after attention and MLP
+        ("bridge:cohere", 0, "abcdghi"),  # attention and MLP in parallel
         ("hooked:smollm3-rope", 1, "abcdefg"),
     ],
 )

@@ -89,13 +89,6 @@ def test_a_batch_of_no_sequences_is_an_error(batch_size: int, bridge: BridgeOf):
         capture_scores(bridge("llama"), tokens(N_SEQS), batch_size=batch_size)
 
 
-def test_fewer_than_eight_sequences_are_captured_without_naming_folds(bridge: BridgeOf):
-    maps = capture_scores(bridge("llama"), tokens(5))
-    assert maps.counts.tolist() == [1, 1, 1, 1, 1]
-    assert agree(maps.mean, capture_scores(bridge("llama"), tokens(5), n_folds=1).mean)
-    assert capture_stages(bridge("llama"), tokens(3)).counts.tolist() == [1, 1, 1]
-
-
 def test_a_single_sequence_that_does_not_fit_is_an_error(bridge: BridgeOf):
     model = bridge("llama")
     with out_of_memory_above(0, model, 0), pytest.raises(torch.OutOfMemoryError):

@@ -85,25 +85,6 @@ def test_a_mean_map_hides_what_a_head_without_mask_sees(bridge: Callable[[str], 
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"remove": ["w_q", "mlp"], "heads": {0: [1]}},
-            "mlp has no heads; mask, rope, w_q, w_k, w_o, w_v, alibi, window, sink have",
-        ),
-        ({"remove": ["norms"], "heads": {0: [1]}}, "norms has no heads; mask"),
-        (
-            {"remove": ["w_q"], "heads": {0: [1]}, "layers": [0]},
-            "expected layers or heads, not both",
-        ),
-    ],
-)
-def test_heads_of_what_has_none_are_an_error(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        Ablation(**settings)
-
-
-@pytest.mark.parametrize(
     ("heads", "message"),
     [
         ({0: [1, 6]}, "L0 has the query heads 0 to 5, not 6"),

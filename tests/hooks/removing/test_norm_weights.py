@@ -1,6 +1,7 @@
 """A model with plain norms equals the model whose norm weights are edited to 1."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -19,37 +20,25 @@ NORMS = ("input_layernorm", "post_attention_layernorm")
 
 def edited(hf: Any) -> Any:
     """Set the weights of the blocks' norms to 1 by hand, in a copy."""
-    import copy
-
-    copied = copy.deepcopy(hf)
+    copied = deepcopy(hf)
     for block in copied.model.layers:
         for name in NORMS:
             getattr(block, name).weight.data.fill_(1.0)
     return copied
 
 
-@pytest.mark.parametrize("name", ["llama", "phi3", "qwen3", "smollm3"])
-def test_a_bridge_with_plain_norms_equals_an_edited_model(
-    tiny: Callable[[str], Tiny], bridge: Callable[[str], Any], name: str
+@pytest.mark.parametrize(
+    "spec", ["bridge:llama", "bridge:phi3", "bridge:qwen3", "bridge:smollm3", "hooked:smollm3-rope"]
+)
+def test_a_model_with_plain_norms_equals_an_edited_model(
+    spec: str, tiny: Callable[[str], Tiny], model_of: Callable[[str], tuple[Any, str]]
 ):
-    model, expected = bridge(name), edited(tiny(name).hf)
+    model, name = model_of(spec)
     with torch.no_grad():
-        before, plain = model(tokens()), expected(tokens()).logits
+        before, plain = model(tokens()), edited(tiny(name).hf)(tokens()).logits
         with plain_norms(model):
-            ours = model(tokens())
-        assert distance(ours, plain) < 1e-5
+            assert distance(model(tokens()), plain) < 1e-5
         assert distance(before, plain) > 1e-3
-        assert model(tokens()).equal(before)
-
-
-def test_a_hooked_transformer_with_plain_norms_equals_an_edited_model(
-    tiny: Callable[[str], Tiny], hooked: Callable[[str], Any]
-):
-    model, expected = hooked("smollm3-rope"), edited(tiny("smollm3-rope").hf)
-    with torch.no_grad():
-        before = model(tokens())
-        with plain_norms(model):
-            assert distance(model(tokens()), expected(tokens()).logits) < 1e-5
         assert model(tokens()).equal(before)
 
 

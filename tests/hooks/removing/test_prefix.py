@@ -1,6 +1,5 @@
 """Removing the mask in a prefix equals a model with an edited 4-D mask."""
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -49,23 +48,6 @@ def test_a_sliding_window_stays_one_for_later_queries() -> None:
     expected = [[1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]
     found = visible_without(window[None, None], frozenset({"mask"}), 3)
     assert found[0, 0].int().tolist() == expected
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"remove": ["mask"], "prefix": 0}, "expected a prefix of 1 position or more, got 0"),
-        (
-            {"remove": ["rope"], "prefix": 3},
-            "a prefix is for removing the mask; this removes rope",
-        ),
-    ],
-)
-def test_a_prefix_of_no_position_or_without_the_mask_is_an_error(
-    settings: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Ablation(**settings)
 
 
 def test_a_prefix_beyond_the_context_or_the_sequence_is_an_error(

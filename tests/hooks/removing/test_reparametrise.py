@@ -21,6 +21,7 @@ MODELS = [
     "bridge:qwen3",
     "bridge:gpt2",
     "bridge:neox",
+    "bridge:cohere",  # adjacent pairs
 ]
 
 

@@ -138,21 +138,13 @@ def test_means_are_those_of_plain_transformers_own_projections(
         assert torch.allclose(ours, expected, atol=1e-5), (projection, layer)
 
 
-@pytest.mark.parametrize("replacement", ["mean", "random"])
-def test_tokens_instead_of_a_calibration_are_calibrated_on_first(
-    replacement: Any, bridge: Callable[[str], Any], tiny: TinyOf
-) -> None:
-    model, inputs = bridge("llama"), tokens(7, seed=5)
-    ablation = Ablation(remove=["w_k", "w_o"], replacement=replacement, seed=3)
-    with ablated(model, ablation, tokens=inputs):
-        first = hooked_run(model, tiny("llama").tokens)
-    with ablated(model, ablation, calibrate(model, inputs, seed=3)):
-        assert torch.equal(hooked_run(model, tiny("llama").tokens).logits, first.logits)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        (
+            {},
+            "the gain 'output' of w_v has to be measured first: pass tokens=tokens or calibration=",
+        ),
         ({"replacement": "mean"}, "the mean output of w_v has to be measured first: pass tokens="),
         ({"replacement": "random"}, "the gain 'output' of w_v has to be measured first"),
     ],
@@ -186,10 +178,3 @@ def test_mean_and_zero_have_no_gain(
         with ablated(model, ablation, calibration):
             logits.append(hooked_run(model, inputs).logits)
     assert all(torch.equal(each, logits[0]) for each in logits)
-
-
-@pytest.mark.usefixtures("unenforced")
-def test_an_unknown_replacement_is_an_error() -> None:
-    message = "unknown replacement 'median'; there are identity, random, mean, zero"
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        Ablation(remove=["w_q"], replacement="median")
