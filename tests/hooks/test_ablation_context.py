@@ -1,22 +1,18 @@
 """Leaving an ablation restores the model exactly, and an impossible one is an error."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from support.edited_model import SEVEN, edited, output_sizes, plain_run
 from support.hooked_runs import hooked_run, hooks_left, largest_error
-from support.tiny_models import tokens
+from support.tiny_models import ByName, ModelOf, tokens
 
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.attached_hooks import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.removing.targets import components
-
-ModelOf = Callable[[str], tuple[Any, str]]
-TinyOf = Callable[[str], Any]
 
 ALL = (
     "bridge:llama",
@@ -28,7 +24,7 @@ ALL = (
 )
 
 
-def test_an_empty_ablation_changes_no_bit(bridge: Callable[[str], Any], tiny: TinyOf) -> None:
+def test_an_empty_ablation_changes_no_bit(bridge: ByName, tiny: ByName) -> None:
     model, tokens = bridge("llama"), tiny("llama").tokens
     intact = hooked_run(model, tokens).logits
     for spec in (Ablation(), Ablation(remove=SEVEN, layers=(), gain="norm")):
@@ -38,7 +34,7 @@ def test_an_empty_ablation_changes_no_bit(bridge: Callable[[str], Any], tiny: Ti
 
 @pytest.mark.parametrize("spec", ALL)
 def test_outputs_are_bit_identical_afterwards_also_when_the_body_raises(
-    spec: str, model_of: ModelOf, tiny: TinyOf
+    spec: str, model_of: ModelOf, tiny: ByName
 ) -> None:
     model, name = model_of(spec)
     tokens, everything = tiny(name).tokens, Ablation(remove=components(model), gain="norm")
@@ -58,7 +54,7 @@ def test_outputs_are_bit_identical_afterwards_also_when_the_body_raises(
 
 
 def test_a_hook_of_the_user_stays_during_and_after_an_ablation(
-    bridge: Callable[[str], Any], tiny: TinyOf
+    bridge: ByName, tiny: ByName
 ) -> None:
     model, calls = bridge("llama"), []
     point = layers_of(model)[0].point("attn.hook_attn_scores")
@@ -70,7 +66,7 @@ def test_a_hook_of_the_user_stays_during_and_after_an_ablation(
 
 
 def test_nesting_two_ablations_is_an_error_and_the_outer_one_stays(
-    bridge: Callable[[str], Any], tiny: TinyOf
+    bridge: ByName, tiny: ByName
 ) -> None:
     model, tokens = bridge("llama"), tiny("llama").tokens
     with ablated(model, Ablation(remove=["mask"])):
@@ -85,7 +81,7 @@ def test_nesting_two_ablations_is_an_error_and_the_outer_one_stays(
         assert not torch.equal(hooked_run(model, tokens).logits, before)
 
 
-def test_two_models_may_be_ablated_at_once(bridge: Callable[[str], Any]) -> None:
+def test_two_models_may_be_ablated_at_once(bridge: ByName) -> None:
     with (
         ablated(bridge("llama"), Ablation(remove=["mask"])),
         ablated(bridge("qwen3"), Ablation(remove=["mask"])),
@@ -127,9 +123,7 @@ def test_an_ablation_that_cannot_be_is_an_error(spec: dict[str, Any], message: s
 
 
 @pytest.mark.parametrize("layers", [(2,), (-1,), (0, 5)])
-def test_an_unknown_layer_is_an_error(
-    layers: tuple[int, ...], bridge: Callable[[str], Any]
-) -> None:
+def test_an_unknown_layer_is_an_error(layers: tuple[int, ...], bridge: ByName) -> None:
     spec = Ablation(remove=["mask"], layers=layers)
     with pytest.raises(ValueError, match="from 0 to 1"), ablated(bridge("llama"), spec):
         pass
@@ -157,7 +151,7 @@ def test_an_encoder_has_no_mask_and_an_attention_only_model_no_mlp() -> None:
 
 @pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
 def test_tokens_instead_of_gains_are_calibrated_on_before_the_ablation(
-    spec: str, model_of: ModelOf, tiny: TinyOf
+    spec: str, model_of: ModelOf, tiny: ByName
 ) -> None:
     model, name = model_of(spec)
     hf, inputs = tiny(name).hf, tokens(7, seed=5)
@@ -171,7 +165,7 @@ def test_tokens_instead_of_gains_are_calibrated_on_before_the_ablation(
     assert not hooks_left(model)
 
 
-def test_gains_and_tokens_together_are_an_error(bridge: Callable[[str], Any]) -> None:
+def test_gains_and_tokens_together_are_an_error(bridge: ByName) -> None:
     model, inputs = bridge("llama"), tokens(7)
     gains = calibrate(model, inputs)
     both = ablated(model, Ablation(remove=["w_q"]), gains, tokens=inputs)
@@ -183,7 +177,7 @@ def test_gains_and_tokens_together_are_an_error(bridge: Callable[[str], Any]) ->
     "ablation", [Ablation(remove=["mask"]), Ablation(remove=["w_q"], gain="norm")]
 )
 def test_tokens_are_not_run_where_no_gain_has_to_be_measured(
-    ablation: Ablation, bridge: Callable[[str], Any]
+    ablation: Ablation, bridge: ByName
 ) -> None:
     model, calls = bridge("llama"), []
     point = layers_of(model)[0].point("hook_resid_pre")

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from shutil import copytree
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from support.fake_hub import HubHandler, online, serving
-from support.tiny_models import plain
+from support.tiny_models import ByName, plain
 from transformers import T5Config
 
 from nope_probe.errors import UserError
@@ -25,7 +25,7 @@ def load(source: Any, **options: Any) -> Any:
 
 
 @pytest.fixture
-def folder(tiny: Callable[[str], Any], tmp_path: Path) -> Path:
+def folder(tiny: ByName, tmp_path: Path) -> Path:
     """A copy of a valid model's folder, to be broken."""
     return Path(copytree(tiny("smollm3").folder, tmp_path / "model"))
 

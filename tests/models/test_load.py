@@ -1,7 +1,6 @@
 """Loaded and converted models equal plain transformers."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -9,7 +8,15 @@ from typing import Any
 import pytest
 import torch
 from support.edited_model import edited
-from support.tiny_models import CONFIGS, distance, plain, randomised, smollm3_config, tokens
+from support.tiny_models import (
+    CONFIGS,
+    ByName,
+    distance,
+    plain,
+    randomised,
+    smollm3_config,
+    tokens,
+)
 
 from nope_probe.data.sequences import sequences
 from nope_probe.errors import UserError
@@ -23,7 +30,7 @@ from nope_probe.models.parameter_free import hooked_config, nope_llama
 
 @pytest.mark.parametrize("name", ["smollm3-rope", "smollm3-nope"])
 def test_a_converted_model_gives_the_logits_of_transformers(
-    name: str, tiny: Callable[[str], Any], hooked: Callable[[str], Any]
+    name: str, tiny: ByName, hooked: ByName
 ) -> None:
     inputs = tokens(5, 23, seed=3)
     expected = tiny(name).hf(inputs).logits
@@ -40,7 +47,7 @@ def test_a_converted_llama_gives_the_logits_of_transformers() -> None:
 
 @pytest.mark.parametrize("name", ["smollm3-rope", "smollm3-nope"])
 def test_hooked_transformer_and_bridge_of_a_folder_give_the_same_maps(
-    name: str, hooked: Callable[[str], Any], bridge: Callable[[str], Any]
+    name: str, hooked: ByName, bridge: ByName
 ) -> None:
     inputs = tokens(17, seed=3)
     ours, theirs = (
@@ -87,7 +94,7 @@ def test_shipped_models_load_by_name_in_any_case_and_equal_the_files_on_disk(
     assert (loaded.model(inputs) - expected).abs().max() <= 1e-4
 
 
-def test_a_folder_is_loaded_with_its_parity(tiny: Callable[[str], Any]) -> None:
+def test_a_folder_is_loaded_with_its_parity(tiny: ByName) -> None:
     loaded = load(str(tiny("smollm3").folder))
     info = loaded.info
     assert (info.kind, info.architecture) == ("TransformerBridge", "SmolLM3ForCausalLM")
@@ -100,7 +107,7 @@ def test_a_folder_is_loaded_with_its_parity(tiny: Callable[[str], Any]) -> None:
 
 @pytest.mark.parametrize("name", ["smollm3", "qwen3", "gemma2"])
 def test_maps_of_the_first_layers_equal_those_of_the_whole_model(
-    name: str, tiny: Callable[[str], Any], bridge: Callable[[str], Any]
+    name: str, tiny: ByName, bridge: ByName
 ) -> None:
     inputs, part = tokens(3), load(str(tiny(name).folder), n_layers=1)
     assert part.info.n_layers == len(layers_of(part.model)) == 1
@@ -110,7 +117,7 @@ def test_maps_of_the_first_layers_equal_those_of_the_whole_model(
 
 
 def test_the_papers_checkpoint_is_loaded_with_rope_off(
-    tiny: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: ByName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, llama = "starmpcc/NoPE_1.5B_FW_EDU_15T", tiny("llama")
     assert {resolve(each).lower() for each in ("nope-1.5b", "tinyllama-nope")} <= {*WITHOUT_ROPE}
@@ -125,9 +132,7 @@ def test_the_papers_checkpoint_is_loaded_with_rope_off(
 
 
 @pytest.mark.parametrize("name", ["nope-tiny", "parameter-free", "folder"])
-def test_a_revision_of_a_model_that_is_not_on_the_hub_is_refused(
-    name: str, tiny: Callable[[str], Any]
-) -> None:
+def test_a_revision_of_a_model_that_is_not_on_the_hub_is_refused(name: str, tiny: ByName) -> None:
     name = str(tiny("llama").folder) if name == "folder" else name
     with pytest.raises(UserError, match=r"is for models on the Hub, and .* is not there"):
         load(name, revision="x")
@@ -135,7 +140,7 @@ def test_a_revision_of_a_model_that_is_not_on_the_hub_is_refused(
 
 @pytest.mark.parametrize("tokens_left", [("eos_token",), ()])
 def test_a_tokenizer_keeps_the_special_tokens_that_it_has_on_disk(
-    tokens_left: tuple[str, ...], tiny: Callable[[str], Any], tmp_path: Path
+    tokens_left: tuple[str, ...], tiny: ByName, tmp_path: Path
 ) -> None:
     folder = Path(copytree(tiny("llama").folder, tmp_path / "model"))
     path = folder / "tokenizer_config.json"

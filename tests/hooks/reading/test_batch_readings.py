@@ -1,13 +1,12 @@
 """What one pass reads of every block: attention to chosen keys, visible cells, rotations."""
 
-from collections.abc import Callable
 from typing import Any
 from weakref import ref
 
 import pytest
 import torch
 from support.plain_attention import plain_scores
-from support.tiny_models import tokens
+from support.tiny_models import ByName, tokens
 
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.attached_hooks import hooks_attached
@@ -48,9 +47,7 @@ def test_weights_are_those_of_plain_transformers(
 
 
 @pytest.mark.parametrize("spec", ["bridge:phi3", "bridge:smollm3", "hooked:smollm3-rope"])
-def test_queries_keys_and_rotations_are_those_of_whole_readings(
-    spec: str, model_of: Callable[[str], Any]
-):
+def test_queries_keys_and_rotations_are_those_of_whole_readings(spec: str, model_of: ByName):
     model, _ = model_of(spec)
     readings = read_heads(model, INPUTS, KEYS, n_layers=2)
     for ours, whole in zip(readings, read_layers(model, INPUTS), strict=False):
@@ -62,14 +59,14 @@ def test_queries_keys_and_rotations_are_those_of_whole_readings(
 CAUSAL = torch.ones(11, 11, dtype=torch.bool).tril()
 
 
-def test_each_block_has_its_own_visible_cells(bridge: Callable[[str], Any]) -> None:
+def test_each_block_has_its_own_visible_cells(bridge: ByName) -> None:
     windowed, causal = visible_cells(bridge("gemma2"), tokens(3, 11))
     assert all(torch.equal(head, CAUSAL & ~CAUSAL.tril(-5)) for head in windowed)
     assert all(torch.equal(head, CAUSAL) for head in causal)
 
 
 @pytest.mark.parametrize("head", [0, 2])
-def test_a_head_without_the_mask_sees_every_key(head: int, bridge: Callable[[str], Any]) -> None:
+def test_a_head_without_the_mask_sees_every_key(head: int, bridge: ByName) -> None:
     model = bridge("llama")
     with ablated(model, Ablation(remove=["mask"], heads={1: [head]})):
         first, second = visible_cells(model, tokens(3, 11))
@@ -81,7 +78,7 @@ def test_a_head_without_the_mask_sees_every_key(head: int, bridge: Callable[[str
 @pytest.mark.parametrize("spec", ["bridge:llama", "bridge:phi3", "bridge:smollm3", "hooked:llama"])
 @pytest.mark.parametrize("n_layers", [1, 2])
 def test_rotations_are_those_of_the_first_two_positions(
-    spec: str, n_layers: int, model_of: Callable[[str], Any]
+    spec: str, n_layers: int, model_of: ByName
 ) -> None:
     model, _ = model_of(spec)
     found = read_rotations(model, tokens(1, 11), n_layers)
@@ -91,7 +88,7 @@ def test_rotations_are_those_of_the_first_two_positions(
         assert ours.untyped_storage().nbytes() == ours.nbytes
 
 
-def test_no_scores_are_kept_when_the_next_block_runs(bridge: Callable[[str], Any]) -> None:
+def test_no_scores_are_kept_when_the_next_block_runs(bridge: ByName) -> None:
     model, before, alive = bridge("llama"), [], []
 
     def watch(scores: torch.Tensor, hook: object) -> None:

@@ -1,6 +1,5 @@
 """Streamed score maps equal the mean of the scores, for any batch size and kind of model."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,15 +7,11 @@ import torch
 from support.hooked_runs import hooks_left
 from support.plain_states import agree, per_fold, plain_states
 from support.stream_checkpoints import Stopped, Stopping
-from support.tiny_models import N_POS, tokens
+from support.tiny_models import N_POS, ByName, ModelOf, tokens
 
 from nope_probe.hooks.layers.attached_hooks import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.capture import ScoreSums, capture_scores
-
-ModelOf = Callable[[str], tuple[Any, str]]
-TinyOf = Callable[[str], Any]
-BridgeOf = Callable[[str], Any]
 
 N_SEQS, N_FOLDS = 37, 5
 BRIDGES = ("bridge:llama", "bridge:phi3", "bridge:qwen3", "bridge:smollm3", "bridge:gemma2")
@@ -67,7 +62,7 @@ def test_a_streamed_map_equals_the_mean_of_cached_scores(
 
 @pytest.mark.parametrize("spec", ["bridge:llama", "bridge:smollm3", "hooked:smollm3-rope"])
 def test_a_map_equals_the_scores_that_plain_transformers_computes(
-    spec: str, model_of: ModelOf, tiny: TinyOf, inputs: torch.Tensor
+    spec: str, model_of: ModelOf, tiny: ByName, inputs: torch.Tensor
 ) -> None:
     model, name = model_of(spec)
     expected = torch.stack([s.scores() for s in plain_states(tiny(name).hf, inputs)])
@@ -84,7 +79,7 @@ def test_a_bidirectional_model_has_all_cells() -> None:
     assert agree(maps.folds[:, 0], per_fold(y @ y.mT, N_FOLDS))
 
 
-def test_cells_outside_a_sliding_window_are_nan(bridge: BridgeOf, inputs: torch.Tensor) -> None:
+def test_cells_outside_a_sliding_window_are_nan(bridge: ByName, inputs: torch.Tensor) -> None:
     maps = capture_scores(bridge("mistral"), inputs, n_folds=N_FOLDS)
     assert torch.equal(maps.mean.isfinite(), WINDOWED.expand(2, -1, -1))
 
@@ -109,7 +104,7 @@ def test_scores_that_a_user_rewrites_are_read_as_rewritten(
 
 @pytest.mark.parametrize("point", ["attn.hook_q", "attn.hook_k", "attn.hook_rot_q"])
 def test_queries_and_keys_that_a_user_rewrites_are_read_as_rewritten(
-    point: str, bridge: BridgeOf, inputs: torch.Tensor
+    point: str, bridge: ByName, inputs: torch.Tensor
 ) -> None:
     model = bridge("llama")
     with hooks_attached([(layers_of(model)[0].point(point), lambda t, hook: t * t)]):
@@ -119,16 +114,14 @@ def test_queries_and_keys_that_a_user_rewrites_are_read_as_rewritten(
 
 
 def test_some_layers_are_the_same_rows_in_the_order_asked(
-    bridge: BridgeOf, inputs: torch.Tensor
+    bridge: ByName, inputs: torch.Tensor
 ) -> None:
     model = bridge("smollm3")
     every, some = (capture_scores(model, inputs, layers=layers).folds for layers in (None, [2, 0]))
     assert torch.equal(some.nan_to_num(), every[:, [2, 0]].nan_to_num())
 
 
-def test_no_block_after_the_last_one_asked_for_is_run(
-    bridge: BridgeOf, inputs: torch.Tensor
-) -> None:
+def test_no_block_after_the_last_one_asked_for_is_run(bridge: ByName, inputs: torch.Tensor) -> None:
     def fail(tensor: torch.Tensor, hook: object) -> None:
         raise AssertionError("block 1 was run")
 
@@ -139,14 +132,14 @@ def test_no_block_after_the_last_one_asked_for_is_run(
 
 @pytest.mark.parametrize("layers", [[], [3], [-1]])
 def test_unknown_layers_are_an_error(
-    layers: list[int], bridge: BridgeOf, inputs: torch.Tensor
+    layers: list[int], bridge: ByName, inputs: torch.Tensor
 ) -> None:
     with pytest.raises(IndexError, match="from 0 to 2"):
         capture_scores(bridge("smollm3"), inputs, layers=layers)
 
 
 def test_sums_over_batches_of_any_size_are_those_of_the_whole(
-    bridge: BridgeOf, inputs: torch.Tensor
+    bridge: ByName, inputs: torch.Tensor
 ) -> None:
     sums = ScoreSums(bridge("llama"), N_FOLDS)
     for batch in inputs.split([10, 1, 11, 15]):
@@ -157,7 +150,7 @@ def test_sums_over_batches_of_any_size_are_those_of_the_whole(
 
 
 def test_a_capture_leaves_the_model_as_it_was_also_when_it_fails(
-    bridge: BridgeOf, inputs: torch.Tensor
+    bridge: ByName, inputs: torch.Tensor
 ) -> None:
     model = bridge("llama")
     before = cached_scores(model, inputs)

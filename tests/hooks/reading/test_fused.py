@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.edited_model import SEVEN, subsets
-from support.tiny_models import tokens
+from support.tiny_models import ByName, ModelOf, tokens
 from torch import Tensor
 
 from nope_probe.hooks.ablation import Ablation, ablated
@@ -18,7 +18,6 @@ from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.hooks.removing.targets import components
 
-ModelOf = Callable[[str], tuple[Any, str]]
 PLAIN = ("llama", "phi3", "qwen3", "smollm3", "mistral", "gpt2", "neox")
 SPECS = (*(f"bridge:{name}" for name in PLAIN), "hooked:smollm3-rope", "hooked:smollm3-nope")
 TOKENS = tokens(n_seqs=7, n_pos=13)
@@ -103,9 +102,7 @@ def test_stages_are_the_same(spec: str, model_of: ModelOf) -> None:
 
 
 @pytest.mark.parametrize("spec", ["llama", "smollm3-rope"])
-def test_the_first_capture_of_a_model_may_be_one_under_an_ablation(
-    spec: str, tiny: Callable[[str], Any]
-) -> None:
+def test_the_first_capture_of_a_model_may_be_one_under_an_ablation(spec: str, tiny: ByName) -> None:
     from nope_probe.models.load import load
 
     model = load(str(tiny(spec).folder)).model
