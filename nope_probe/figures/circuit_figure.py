@@ -17,7 +17,7 @@ from nope_probe.components import INK, LETTERS, SCORE_STAGES, STAGE_MEANINGS, Le
 from nope_probe.figures.circuit_layout import BAR, MENU, Flow, arrows, narrow, wide
 from nope_probe.figures.grid import axis, keep, patch
 from nope_probe.figures.panels import heat_map
-from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, TEMPLATE, ZERO
+from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, TEMPLATE, ZERO, colour_bar
 from nope_probe.maps.downsample import Pooled, pool
 
 if TYPE_CHECKING:
@@ -152,15 +152,15 @@ def views(
         reference: the intact model's, to compare with; empty without an ablation.
         normalised: the same maps less the mean of each diagonal; empty for no such view.
     """
-    as_cosines = [
-        {
-            letter: cells if letter in SCORE_STAGES else cosines(cells)
-            for letter, cells in model.items()
-        }
-        for model in (maps, reference)
-    ]
     found: dict[str, dict[Stage, np.ndarray]] = {}
-    for kind, (shown, intact) in {RAW: [maps, reference], COSINES: as_cosines}.items():
+    for kind in COMPARED:
+        shown, intact = (
+            {
+                letter: cosines(cells) if kind == COSINES and letter not in SCORE_STAGES else cells
+                for letter, cells in model.items()
+            }
+            for model in (maps, reference)
+        )
         models: dict[Of, Mapping[Letter, np.ndarray]] = {"shown": shown}
         if reference:
             change = {letter: shown[letter] - intact[letter] for letter in shown}
@@ -299,22 +299,8 @@ def _layout(flow: Flow, drawn: Collection[str], axes: Mapping[Stage, str]) -> di
         }
     for (letter, _, _), coloraxis in axes.items():
         x, _ = flow.domain(letter)
-        keys[f"{coloraxis}.colorbar"] = {
-            "orientation": "h",
-            "thickness": 8,
-            "outlinewidth": 0,
-            "nticks": 4,
-            "tickfont": {"size": 10},
-            "x": sum(x) / 2,
-            "xanchor": "center",
-            "xpad": 0,
-            "len": x[1] - x[0],
-            "lenmode": "fraction",
-            "y": flow.share(flow.tops[letter] + flow.panel + BAR),
-            "yref": "paper",
-            "yanchor": "top",
-            "ypad": 0,
-        }
+        top = flow.share(flow.tops[letter] + flow.panel + BAR)
+        keys[f"{coloraxis}.colorbar"] = colour_bar(across=x, y=top)
     return keys
 
 
@@ -348,7 +334,7 @@ def _add_switches(
     for name, view in shown.items():
         switches["Maps"][name] = [{"visible": [stage in view for stage in axes]}, {}]
     for name, of_choice in scales.items():
-        keys = {}
+        keys: dict[str, float] = {}
         for stage, (low, high) in of_choice.items():
             keys |= {f"{axes[stage]}.cmin": low, f"{axes[stage]}.cmax": high}
         switches["Colours"][name] = [{}, keys]

@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from nope_probe.figures.grid import Grid, axis, keep, on, patch, place, zoom_together
-from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL
+from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, colour_bar
 
 WIDTH, GAP = 1050, 0.025
 ACROSS = 6  # maps in a row of a wide screen
@@ -207,28 +207,17 @@ def _bars(panels: Sequence[Panel], size: int, grid: Grid, shared: bool) -> dict[
         keys[f"{bar}.showscale"] = is_first and (not shared or last_row <= index < last_row + size)
         left, right = domains[index][0][0], domains[alike[-1]][0][1]
         drop = (BAR_DROP + (AXES if index >= len(panels) - grid.columns else 0)) / inner
+        length = min(0.3, 0.95 * (right - left))
+        across = (left + right - length) / 2, (left + right + length) / 2
         keys[f"{bar}.colorbar"] = {
-            "orientation": "h",
-            "thickness": 8,
-            "outlinewidth": 0,
-            "x": (left + right) / 2,
-            "xanchor": "center",
-            "len": min(0.3, 0.95 * (right - left)),
-            "lenmode": "fraction",
-            "y": domains[index][1][0] - drop,
-            "yref": "paper",
-            "yanchor": "top",
-            "ypad": 0,
+            **colour_bar(panel.unit, across, domains[index][1][0] - drop),
             **_ticks(panel.low, panel.high),
-            "tickfont": {"size": 11},
-            "tickangle": 0,
-            "title": {"text": panel.unit, "side": "bottom", "font": {"size": 11}},
         }
     return keys
 
 
 def _ticks(low: float, high: float) -> dict[str, list[object]]:
-    """Return the ticks of a colour bar at its ends and its middle, three digits of its span."""
+    """Return the ticks of a colour bar at its ends and its middle, two digits of its span."""
     at = [low, (low + high) / 2, high]
-    digits = 2 - floor(log10(high - low)) if high > low else 3
+    digits = 1 - floor(log10(high - low)) if high > low else 2
     return {"tickvals": [*at], "ticktext": [f"{round(tick, digits) + 0.0:g}" for tick in at]}
