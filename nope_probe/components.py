@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, product
 from typing import Literal, get_args, get_type_hints
 
@@ -106,8 +106,8 @@ TABLE: dict[str, Entry] = {
         label="sliding window",
         phrase="the sliding window",
         short="window",
-        colour="#b8860b",
-        marker="square",
+        colour="#908448",
+        marker="pentagon",
         breaks_symmetry=True,
         per_head=True,
     ),
@@ -213,7 +213,7 @@ def phrase(name: str) -> str:
 
 
 def colour(name: str) -> str:
-    """Return a component's colour, the same in every figure; unions and interactions share one."""
+    """Return a component's colour, the same in every figure; unions and interactions share two."""
     return _drawn_as(name).colour
 
 
@@ -223,7 +223,11 @@ def symbol(name: str) -> str:
 
 
 def _drawn_as(name: str) -> Entry:
-    if "_x_" in name or "+" in name:
+    *others, last = name.split("_x_")
+    if others and last == "window":
+        marker = "star" if len(others) > 1 else "x" if others == ["mask"] else "triangle-left"
+        return replace(TABLE["interaction"], colour=TABLE["window"].colour, marker=marker)
+    if others or "+" in name:
         return TABLE["interaction"]
     return TABLE.get(name, Entry(label=name))
 
