@@ -138,7 +138,7 @@ class Analysis:
             "replacements": [each.replacement for each in plan.substitutes],
             "player_sets": {each.name: [p.name for p in each.players] for each in plan.player_sets},
             "conditions": [plan.name(condition) for condition in plan.conditions],
-            "sources": list(plan.sources),
+            "positional_sources": list(plan.sources),
             "left_out": dict(plan.left_out),
             "conjunctions": {
                 each.name: [layer.layer for layer in self.layers if layer.is_conjunction(each.name)]
