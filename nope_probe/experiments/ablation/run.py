@@ -171,22 +171,35 @@ def plan_of(session: Session[Settings]) -> Plan:
         UserError: for players that the model does not have, or flags that need others.
     """
     from nope_probe.experiments.ablation.plan import make_plan
-    from nope_probe.experiments.removals import bands_of, validate_removable
+    from nope_probe.experiments.removals import (
+        bands_of,
+        irreplaceable,
+        validate_removable,
+        without_effect,
+    )
     from nope_probe.hooks.removing.targets import components
 
     settings, loaded = session.settings, session.loaded
+    n_layers = settings.n_layers_of(loaded)
     players = settings.player_names
     bands: tuple[str, ...] = ROPE_HALVES
     if settings.bands:
         bands = bands_of(loaded.model, settings.bands)
         players = tuple(with_bands(players or (), bands))
-    plan = make_plan(components(loaded.model), players, loaded.info.parameter_free, bands)
+    plan = make_plan(
+        components(loaded.model),
+        players,
+        loaded.info.parameter_free,
+        bands,
+        left_out=irreplaceable(loaded.model)
+        | without_effect(loaded.model, session.sequences().inputs, n_layers),
+    )
     validate_removable(loaded.model, plan.removable)
     if not plan.removes_weights:
         validate_effects(settings, without_weights(FLAGS_OF_WEIGHTS))
     return replace(
         plan,
-        n_layers=settings.n_layers_of(loaded),
+        n_layers=n_layers,
         substitutes=settings.substitutes,
         scope=settings.scope,
         reparametrise=settings.reparametrise,
