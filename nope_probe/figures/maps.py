@@ -28,7 +28,7 @@ from nope_probe.figures.intervals import (
     symmetric,
     widened,
 )
-from nope_probe.figures.panels import Panel, heat_map, panel_groups, place_squares
+from nope_probe.figures.panels import MAX_POSITIONS, Panel, heat_map, panel_groups, place_squares
 from nope_probe.figures.style import DIVERGING, SEQUENTIAL, ColourScale, colour_bar
 from nope_probe.maps.downsample import Pooled, pool
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from nope_probe.maps.maps import ScoreMaps
 
 Layers: TypeAlias = Float[Any, "layer query_pos key_pos"]
-MAX_POSITIONS = 256
 MAX_MULTIPLES = 4
 # Percent of a sweep's cells beyond each colour limit: the diagonal would hide the rest.
 SWEEP_CLIPPED = 5.0
