@@ -11,9 +11,10 @@ from support.tiny_models import ByName, ModelOf
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attached_hooks import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.models.info import ModelInfo, describe
-from nope_probe.models.parity import (
+from nope_probe.models.info import (
+    ModelInfo,
     check_parity,
+    describe,
     position_dependence,
     probe_tokens,
     reference_of,
