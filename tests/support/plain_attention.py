@@ -89,6 +89,12 @@ def plain_attention(
     return recorder.layers
 
 
+def plain_scores(hf: PreTrainedModel, inputs: Tensor) -> Tensor:
+    """Return the scores of all layers [layer, seq, head, query, key], NaN where masked."""
+    attention = plain_attention(hf, inputs)
+    return torch.stack([layer.scores.double() for layer in attention.values()])
+
+
 def components_of(hf: PreTrainedModel, inputs: Tensor) -> list[str]:
     """Return what `plain_attention` can take away from a model; nothing without attention."""
     attention = plain_attention(hf, inputs)

@@ -21,14 +21,12 @@ from nope_probe.components import (
 )
 from nope_probe.errors import UserError
 from nope_probe.experiments.removals import GainFlag
-from nope_probe.runtime.places import Needs
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import Bounds, RunSettings, validate_effects
 from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
     from nope_probe.experiments.ablation.plan import Measured, Plan
-    from nope_probe.models.info import ModelInfo
 
 _arg = tyro.conf.arg
 MOST_BANDS = 128  # rotary pairs of the widest heads
@@ -141,13 +139,6 @@ class Settings(RunSettings):
         if self.players is None and self.bands:
             return ("mask", "rope")
         return self.players
-
-    def needs(self, info: ModelInfo | None = None) -> Needs:
-        """Return what the run needs at least: the maps of each of its conditions are kept."""
-        n_players = len(self.player_names or ()) + max(self.bands - 1, 0)
-        n_conditions = 1 if self.player_names == ("sources",) else 2**n_players
-        once = super().needs(info)
-        return Needs(memory=once.memory, disk=once.disk * n_conditions)
 
     @property
     def has_shuffled_control(self) -> bool:
