@@ -23,7 +23,6 @@ _RUN = "run.json"
 OWN_FILES = (_RUN, f".{_RUN}.partial")  # of a training that was killed before its first checkpoint
 _WHOLE = "checksums.json"  # written last into a checkpoint
 FINISHED = "training.json"  # written last into the folder of a trained model
-MODEL_FILES = (FINISHED, "config.json", "model.safetensors")
 
 
 def write_identity(out: Path, about: Mapping[str, Any]) -> None:

@@ -14,15 +14,7 @@ from nope_probe.runtime.places import (
     LockedError,
     clear,
     locked,
-    validate_folder_place,
 )
-
-
-def test_a_tested_place_is_left_as_it_was(tmp_path: Path) -> None:
-    validate_folder_place(tmp_path / "new" / "run")
-    (tmp_path / "empty").mkdir()
-    validate_folder_place(tmp_path / "empty")
-    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
 
 def lock_and_wait(folder: Path) -> int:

@@ -91,7 +91,7 @@ def test_a_finished_run_stays_as_it_is_and_other_settings_are_refused(copy: Path
     assert {path: path.stat().st_mtime_ns for path in copy.rglob("*")} == before
     for checkpoint in copy.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
-    with pytest.raises(UserError, match="holds a trained model; choose another --out"):
+    with pytest.raises(UserError, match="holds other files; take --resume, or choose"):
         resume(copy, resume=False)
     assert (copy / "model.safetensors").is_file()
 

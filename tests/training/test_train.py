@@ -129,7 +129,7 @@ def test_what_cannot_be_trained_into_is_refused(tmp_path: Path):
         ("file", {}, "is a file"),
         ("run", {"steps": 0}, "--steps 0: expected 1 <= steps"),
         ("run", {"resume": True}, r"--resume: .* holds no checkpoint"),
-        ("begun", {}, "holds checkpoints of a run: take --resume, or choose"),
+        ("begun", {}, "holds other files; take --resume, or choose"),
     ):
         with pytest.raises(UserError, match=message):
             run(Settings(preset="nope-tiny", out=tmp_path / name, **given))
