@@ -114,10 +114,6 @@ def memory_here() -> int:
 LOCK, HOLDER = "lock", "process.txt"
 
 
-class LockedError(UserError):
-    """Raised where another process is at work on the run."""
-
-
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold a folder for this process as long as the context lasts, and make it if need be.
@@ -127,8 +123,7 @@ def locked(folder: Path) -> Iterator[None]:
     with the folders above it that were made for it.
 
     Raises:
-        LockedError: if another process holds the folder; it is named.
-        UserError: if the folder cannot be made.
+        UserError: if another process holds the folder (it is named), or it cannot be made.
     """
     made = [parent for parent in folder.parents if not os.path.isdir(parent)]
     lock = FileLock(folder / LOCK)
@@ -136,7 +131,7 @@ def locked(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except Timeout as error:
-        raise LockedError(f"{_holder(folder)} is at work on the run in {folder}") from error
+        raise UserError(f"{_holder(folder)} is at work on the run in {folder}") from error
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}") from error
     try:

@@ -11,7 +11,6 @@ from nope_probe.errors import UserError
 from nope_probe.experiments.simulation.theory import Settings, print_critical_alphas
 from nope_probe.runtime import places
 from nope_probe.runtime.places import (
-    LockedError,
     clear,
     locked,
 )
@@ -33,7 +32,7 @@ def test_a_held_folder_names_the_process_until_it_is_killed(tmp_path: Path) -> N
     folder = tmp_path / ".run.unfinished"
     pid = lock_and_wait(folder)
     with (
-        pytest.raises(LockedError, match=f"process {pid} on .* is at work on the run in {folder}"),
+        pytest.raises(UserError, match=f"process {pid} on .* is at work on the run in {folder}"),
         locked(folder),
     ):
         pass
