@@ -15,7 +15,6 @@ from nope_probe.figures.dots import (
     FLAT_NOTE,
     Dots,
     curve_in_band,
-    dots,
     interval_dots,
     marker,
     note_flat,
@@ -187,7 +186,7 @@ def _interaction_dots(
 
 
 def _by_name(table: pd.DataFrame, by: str, column: str) -> list[Dots]:
-    return [dots(rows, str(name), column) for name, rows in table.groupby(by, sort=False)]
+    return [Dots(rows, str(name), column) for name, rows in table.groupby(by, sort=False)]
 
 
 MOST_COLUMNS = 4
@@ -242,8 +241,6 @@ def offset_profiles(table: pd.DataFrame) -> go.Figure:
                     label=LABELS.get(str(name), words(str(name))),
                     hover="%{x}: %{y:.3g} nats",
                     line={"color": ink, "width": 2, "dash": "dot" if name == "score" else "solid"},
-                    opacity=0.2,
-                    showlegend=panel == 0,
                 )
             )
     title = "Mean by distance from query to key"

@@ -11,18 +11,17 @@ import torch
 
 from nope_probe.errors import UserError
 from nope_probe.models.bridge import boot_bridge, wrap_in_bridge
-from nope_probe.models.hooked import hooked_weights
 from nope_probe.models.hub import reading_model
 from nope_probe.models.huggingface import DeviceMap, load_hugging_face
-from nope_probe.models.info import ModelInfo, describe
+from nope_probe.models.info import ModelInfo, check_parity, describe, reference_of
 from nope_probe.models.names import CHECKPOINTS, PARAMETER_FREE, resolve, validate_revision
 from nope_probe.models.parameter_free import (
     build,
     has_hooked_transformer,
     hooked_config,
+    hooked_weights,
     parameter_free,
 )
-from nope_probe.models.parity import check_parity, reference_of
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
@@ -104,6 +103,8 @@ def load(
         (False, False, False, False)
     """
     key = name.lower()
+    if n_layers is not None and n_layers < 1:
+        raise UserError(f"expected at least 1 layer, got {n_layers}")
     if revision is not None:
         validate_revision(name)
     if device_map is not None and key in (*CHECKPOINTS, *PARAMETER_FREE):
@@ -118,8 +119,6 @@ def load(
 def _load_parameter_free(
     name: str, n_layers: int | None, device: str, dtype: torch.dtype | None
 ) -> LoadedModel:
-    if n_layers is not None and n_layers < 1:
-        raise UserError(f"expected at least 1 layer, got {n_layers}")
     config = parameter_free(n_layers or 4, rope=name == "parameter-free-rope")
     model = _placed(build(config), device, dtype)
     return LoadedModel(model=model, tokenizer=None, info=check_parity(model, describe(model, name)))

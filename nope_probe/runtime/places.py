@@ -1,4 +1,4 @@
-"""Where a command writes: a place that can be written to, with room, for one process at a time.
+"""Where a command writes: a place that can be written to, for one process at a time; and memory.
 
 What is tested before a run computes anything is left as it was.
 """
@@ -10,16 +10,13 @@ import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryFile
 
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from nope_probe.errors import UserError
-from nope_probe.files import validate_regular
 
 IMAGE_ENDINGS = (".png", ".svg")
 NO_KALEIDO = "images need kaleido: pip install 'nope-probe[export]'"
@@ -46,41 +43,28 @@ def checkpoint_dir(out: Path) -> Path:
 
 
 def validate_folder_place(out: Path) -> None:
-    """Check that a run's folder can be made at a path, or is there and can be replaced.
+    """Check that a run's folder can be replaced by the finished run; `locked` makes its place.
 
     Raises:
-        UserError: for a path at which no folder can be made, or one that cannot be replaced by the
-            finished run: a file, a mount point or the working directory.
+        UserError: for a file, a mount point or the working directory.
     """
     if os.path.lexists(out) and not os.path.isdir(out):
         what = "file" if os.path.exists(out) else "link that leads nowhere"
         raise UserError(f"cannot write to {out}: it is a {what}")
     if os.path.isdir(out) and (out.samefile(Path.cwd()) or os.path.ismount(out)):
         raise UserError(f"cannot write to {out}: it is in use; name a new folder in it")
-    _validate_writable(out, checkpoint_dir(out).name)
 
 
-def validate_image_place(path: Path, out: Path | None = None) -> None:
-    """Check that an image can be drawn into a file at a path.
-
-    Args:
-        path: the file; one that is there is overwritten.
-        out: the run's folder, if it was named.
+def validate_image_place(path: Path) -> None:
+    """Check that an image can be drawn, before anything is computed for it.
 
     Raises:
-        UserError: for an ending other than .png or .svg, a path at which no file can be written, or
-            a machine without kaleido or Chrome.
+        UserError: for an ending other than .png or .svg, or a machine without kaleido or Chrome.
     """
     if path.suffix not in IMAGE_ENDINGS:
         endings = " or ".join(IMAGE_ENDINGS)
         raise UserError(f"cannot draw {path}: expected a name that ends in {endings}")
-    if out is not None and path.absolute() == out.absolute():
-        raise UserError(f"--image and --out are both {path}")
-    if os.path.isdir(path):
-        raise UserError(f"cannot draw {path}: it is a folder")
-    validate_regular(path)
     validate_browser()
-    _validate_writable(path, path.name)
 
 
 def validate_browser() -> None:
@@ -98,71 +82,24 @@ def validate_browser() -> None:
         raise UserError(NO_BROWSER)
 
 
-def _validate_writable(path: Path, name: str) -> None:
-    """Check that a name is short enough, and that a file can be made above a path: make one."""
-    try:
-        with suppress(FileNotFoundError):
-            path.with_name(name).lstat()  # fails for a name that is too long
-        above = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
-        TemporaryFile(dir=above).close()  # `/proc` has permissions, and takes no file
-    except OSError as error:
-        raise UserError(f"cannot write to {path}: {error.strerror}") from error
-
-
-@dataclass(frozen=True, kw_only=True)
-class Needs:
-    """What a run needs at least, in bytes: what it cannot do without, and no more.
-
-    Attributes:
-        memory: at one time.
-        disk: for the arrays in the run's folder.
-    """
-
-    memory: int = 0
-    disk: int = 0
-
-
-NUMBER = 8  # bytes: tokens are int64, sums float64
-PAGE = 4_800_000  # bytes: the script of the page, which draws its figures
 _CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
-def bytes_of_maps(n_maps: int, seq_len: int) -> int:
-    """Return the bytes of square maps in float64.
-
-    Example:
-        >>> bytes_of_maps(2, 10)
-        1600
-    """
-    return n_maps * seq_len**2 * NUMBER
-
-
-def validate_room(needs: Needs, folder: Path | None, lower: str) -> None:
-    """Check that a run fits into the machine's memory and onto the disk of its folder.
+def validate_memory(n_bytes: int, lower: str) -> None:
+    """Check that the machine has the memory that a run cannot do without.
 
     Args:
-        needs: of the run.
-        folder: where it is written, whether or not it exists; None for nowhere.
+        n_bytes: at one time, at least.
         lower: which flags make it smaller.
 
     Raises:
         UserError: with the estimate, and what is here.
     """
     memory = memory_here()
-    if needs.memory > memory:
+    if n_bytes > memory:
         raise UserError(
-            f"this needs at least {_in_bytes(needs.memory)} of memory, and {_in_bytes(memory)} are "
-            f"here; lower {lower}"
-        )
-    if folder is None:
-        return
-    files = (path for path in checkpoint_dir(folder).rglob("*") if path.is_file())
-    saved = sum(path.stat().st_size for path in files)
-    free, missing = disk_here(folder), PAGE + max(0, needs.disk - saved)
-    if missing > free:
-        raise UserError(
-            f"this needs at least {_in_bytes(missing)} of disk space, and {_in_bytes(free)} are "
-            f"free at {folder}; lower {lower}"
+            f"this needs at least {tqdm.format_sizeof(n_bytes, 'B')} of memory, and "
+            f"{tqdm.format_sizeof(memory, 'B')} are here; lower {lower}"
         )
 
 
@@ -174,21 +111,7 @@ def memory_here() -> int:
     return memory
 
 
-def disk_here(folder: Path) -> int:
-    """Return how many bytes are free on the disk that would hold a folder."""
-    above = next(each for each in (folder, *folder.absolute().parents) if os.path.isdir(each))
-    return shutil.disk_usage(above).free
-
-
-def _in_bytes(n: int) -> str:
-    return tqdm.format_sizeof(n, "B")
-
-
 LOCK, HOLDER = "lock", "process.txt"
-
-
-class LockedError(UserError):
-    """Raised where another process is at work on the run."""
 
 
 @contextmanager
@@ -200,8 +123,7 @@ def locked(folder: Path) -> Iterator[None]:
     with the folders above it that were made for it.
 
     Raises:
-        LockedError: if another process holds the folder; it is named.
-        UserError: if the folder cannot be made.
+        UserError: if another process holds the folder (it is named), or it cannot be made.
     """
     made = [parent for parent in folder.parents if not os.path.isdir(parent)]
     lock = FileLock(folder / LOCK)
@@ -209,7 +131,7 @@ def locked(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except Timeout as error:
-        raise LockedError(f"{_holder(folder)} is at work on the run in {folder}") from error
+        raise UserError(f"{_holder(folder)} is at work on the run in {folder}") from error
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}") from error
     try:

@@ -19,14 +19,13 @@ from nope_probe.runtime.settings import COUNT, SEED, BoundedSettings
 from nope_probe.runtime.terminal import status
 from nope_probe.training.checkpoints import (
     FINISHED,
-    MODEL_FILES,
     OWN_FILES,
     full_disk_is_one_line,
     newest_whole,
     validate_same_training,
     write_identity,
 )
-from nope_probe.training.recipes import RECIPES, Recipe, validate_batch
+from nope_probe.training.recipes import RECIPES, Recipe, split_batch
 
 PresetName = Literal["nope-tiny", "rope-tiny", "nope-1.5b", "rope-1.5b"]
 
@@ -147,18 +146,14 @@ def validate(settings: Settings, out: Path) -> None:
     """
     validate_folder_place(out)
     recipe, steps = settings.recipe, settings.steps
-    validate_batch(recipe, process_count())
+    split_batch(recipe, process_count())
     if steps is not None and steps > recipe.steps:
         raise UserError(f"--steps {steps}: {settings.preset} has {recipe.steps:,} steps")
     if settings.resume:
         validate_same_training(out, settings.identity)
         return
-    if any(out.glob("checkpoint-*")):
-        raise UserError(f"{out} holds checkpoints of a run: take --resume, or choose another --out")
-    if any((out / name).exists() for name in MODEL_FILES):
-        raise UserError(f"{out} holds a trained model; choose another --out")
     if out.is_dir() and any(path.name not in OWN_FILES for path in out.iterdir()):
-        raise UserError(f"{out} holds other files; choose another --out")
+        raise UserError(f"{out} holds other files; take --resume, or choose another --out")
 
 
 def validate_reach(settings: Settings) -> None:

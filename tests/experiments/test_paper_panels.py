@@ -16,7 +16,7 @@ from nope_probe.experiments.paper.analyse import verdicts
 from nope_probe.experiments.paper.claims import Claim
 from nope_probe.experiments.paper.panels import (
     Pair,
-    Panel,
+    Published,
     agreements,
     pairs_of,
     published,
@@ -54,7 +54,9 @@ def test_a_panels_cells_lie_in_the_middle_of_its_colours() -> None:
 
 
 def pair(published: Any, ours: Any, *, noise: float = float("nan"), same: bool = True) -> Pair:
-    panel = Panel(key="figure2/here", values=np.array(published), low=0.0, high=256.0, kind="score")
+    panel = Published(
+        key="figure2/here", values=np.array(published), low=0.0, high=256.0, kind="score"
+    )
     about = {"group": "group", "name": "layer 1", "comparable": same, "noise": noise}
     return Pair(published=panel, ours=np.array(ours), **about)
 
@@ -85,7 +87,7 @@ def test_a_panel_agrees_within_one_colour_step_or_within_its_noise() -> None:
 def test_a_heading_and_a_caption_say_how_well_panels_agree() -> None:
     for ours, heading, caption in (
         ([[2.0, 1.5]] * 2, "within one colour step of the paper's", ""),
-        ([[9.0, 1.5]] * 2, "0 of 1 panels agree", "Layer 1: differs by 5.7 steps RMS"),
+        ([[9.0, 1.5]] * 2, "0 of 1 panels agree", "how far each panel differs"),
     ):
         section = shown(pair([[1.0, 2.0]] * 2, ours)).sections[0]
         assert section.title.startswith(f"Figure 2, group: {heading}")

@@ -12,16 +12,14 @@ from textwrap import wrap
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from plotly.colors import qualitative
 
 from nope_probe.experiments.compare.analyse import PAIRED, TABLE_ORDER, Compared
 from nope_probe.experiments.compare.members import INTACT, UNITS, Member, share_sequences
 from nope_probe.experiments.sections import Report
 from nope_probe.figures.intervals import FLOOR, PALE, symmetric
-from nope_probe.figures.measures import Series, compared_measures
+from nope_probe.figures.measures import compared_measures
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.figures.words import MEASURES
-from nope_probe.maps.downsample import pool
 from nope_probe.reports import notes
 from nope_probe.reports.page import Link, Listing, Section, positions
 from nope_probe.runtime.folder import Run
@@ -29,7 +27,6 @@ from nope_probe.runtime.folder import Run
 MOST_MAPS = 12  # of more, those that differ most are drawn
 CLEAREST = 12  # differences that are named
 WHAT = 26  # characters in a line of a table's first column on the terminal
-COLOURS = qualitative.Safe
 TOPICS = {  # of the tables whose names are no words
     "pattern": "Positional pattern",
     "mean_covariance": "Mean and covariance term",
@@ -151,7 +148,7 @@ def _map_sections(
     shown = strongest(maps)
     size = positions(2 * len(members) - 1, len(shown))
     unit = UNITS.get(members[0].kind, "nats")
-    groups = [_panels(each, members, size, unit) for each in shown]
+    groups = [_panels(each, members, unit) for each in shown]
     names = ", ".join(each.name for each in shown)
     chosen = "" if len(shown) == len(maps) else f" Of {len(maps)} maps those that differ most."
     results = "; ".join(
@@ -161,7 +158,9 @@ def _map_sections(
     )
     yield Section(
         title=run.manifest["headline"][0].removesuffix("."),
-        figure=partial(panel_groups, groups, title=f"Positional patterns of {names}"),
+        figure=partial(
+            panel_groups, groups, title=f"Positional patterns of {names}", max_positions=size
+        ),
         caption=f"Each run's positional pattern, then its difference to {members[0].label}.{chosen}"
         f" RMS of the differences, {unit}: {results}.",
     )
@@ -174,7 +173,7 @@ def strongest(maps: Sequence[Compared]) -> list[Compared]:
     return [each for each in maps if each.name in kept]
 
 
-def _panels(each: Compared, members: Sequence[Member], size: int, unit: str) -> list[Panel]:
+def _panels(each: Compared, members: Sequence[Member], unit: str) -> list[Panel]:
     """Return a map of every run, all on one scale, and then the differences."""
     top = symmetric(np.stack(list(each.patterns.values())), FLOOR)
     drawn = [
@@ -188,12 +187,11 @@ def _panels(each: Compared, members: Sequence[Member], size: int, unit: str) -> 
     return [
         Panel(
             name=name,
-            values=pool(values[None], size).values[0],
+            values=values,
             low=-limit,
             high=limit,
             unit=unit,
             diverging=True,
-            positions=len(values),
         )
         for name, values, limit in drawn
     ]
@@ -209,7 +207,7 @@ def _clearest(members: Sequence[Member], table: pd.DataFrame) -> Iterator[Sectio
         yield Section(
             title=f"The clearest difference: {what}{of_run}: {difference}",
             caption="Those that are largest for their intervals; all are in the tables below.",
-            listing=Listing(columns=columns, rows=rows, labelled=True),
+            listing=Listing(columns=columns, rows=rows),
         )
 
 
@@ -232,14 +230,11 @@ def _n_different(rows: pd.DataFrame) -> str:
 
 def _pattern_measures(members: Sequence[Member]) -> go.Figure:
     """Draw the measures of the intact models' patterns, layer by layer."""
-    series = []
-    for index, member in enumerate(members):
+    runs = {}
+    for member in members:
         rows = member.tables["pattern"]
-        rows = rows[rows["kept"] == INTACT] if "kept" in rows else rows
-        colour = COLOURS[index % len(COLOURS)]
-        series.append(Series(label=escape(member.label), colour=colour, rows=rows))
-    names = [name for name in MEASURES if all(name in each.rows for each in series)]
-    return compared_measures(series, names)
+        runs[escape(member.label)] = rows[rows["kept"] == INTACT] if "kept" in rows else rows
+    return compared_measures(runs)
 
 
 def _runs(members: Sequence[Member], folder: Path) -> Section:

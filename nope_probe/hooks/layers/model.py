@@ -8,7 +8,7 @@ model is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from inspect import signature
 from typing import Any, TypeAlias
@@ -82,23 +82,12 @@ def numbered_layers(model: HookedModel, numbers: Iterable[int] | None = None) ->
 def tapped(model: HookedModel) -> Iterator[list[Layer]]:
     """Let blocks attend through their taps, if they do not do so already, and yield the blocks."""
     layers = layers_of(model)
-    attached: list[Layer] = []
-    try:
+    with ExitStack() as stack:
         for layer in layers:
             if not layer.is_tapped:
                 layer.attach_tap()
-                attached.append(layer)
+                stack.callback(layer.detach_tap)
         yield layers
-    finally:
-        for layer in attached:
-            layer.detach_tap()
-
-
-def attach_taps(model: HookedModel) -> None:
-    """Let a model's blocks attend through their taps from now on."""
-    for layer in layers_of(model):
-        if not layer.is_tapped:
-            layer.attach_tap()
 
 
 @contextmanager
@@ -144,48 +133,11 @@ def validate_inputs(model: HookedModel, inputs: Inputs) -> None:
         raise UserError(f"token {wrong}: the model's tokens are from 0 to {n_tokens - 1}")
 
 
-def forward(model: HookedModel, inputs: Inputs) -> None:
-    """Run a model's blocks on tokens, or on vectors that enter the first block as they are."""
-    if is_bridge(model):
-        with _entering(model, inputs):
-            model(inputs)
-    elif inputs.is_floating_point():
-        model(inputs, start_at_layer=0, stop_at_layer=model.cfg.n_layers)
-    else:
-        model(inputs, stop_at_layer=model.cfg.n_layers)
-
-
 def logits_of(
     model: HookedModel, tokens: Int[Tensor, "batch pos"]
 ) -> Float[Tensor, "batch pos d_vocab"]:
     """Return the logits of a batch of tokens, on the model's device."""
     return model(tokens.to(next(model.parameters()).device))
-
-
-@contextmanager
-def _entering(model: HookedModel, inputs: Inputs) -> Iterator[None]:
-    """Let vectors enter a bridge's first block as they are; tokens are left alone.
-
-    A bridge takes vectors for input embeddings, to which GPT-2 adds positions. `start_at_layer`
-    would do, but TransformerLens 3.9 has it for HookedTransformers only.
-    """
-    if not inputs.is_floating_point():
-        yield
-        return
-    block = blocks_of(model)[0]
-    point = find_point(block, "hook_resid_pre")
-    assert point is not None
-    # Before all other hooks, those of an ablation included, so that they read what enters.
-    enter = HookGroup(
-        module=block, hooks=[first(point, lambda tensor, hook: inputs)], start=lambda: None
-    )
-    with hooks_in_place([enter]):
-        yield
-
-
-def is_causal(model: HookedModel) -> bool:
-    """Return whether a model's attention has a mask."""
-    return getattr(model.cfg, "attention_dir", "causal") != "bidirectional"
 
 
 def position_point(model: HookedModel) -> HookPoint | None:
@@ -220,13 +172,23 @@ def takes_position_ids(model: HookedModel) -> bool:
 
 
 def run_forward(model: HookedModel, inputs: Inputs) -> None:
-    """Run a batch of tokens or of vectors through a model, for its hooks alone.
+    """Run a batch of tokens or of vectors through a model's blocks, for its hooks alone.
 
-    Vectors are what enters the first block, on every kind of model.
+    Vectors are what enters the first block, on every kind of model. A bridge takes them for input
+    embeddings, to which GPT-2 adds positions: there a hook writes them. (`start_at_layer` would do,
+    but TransformerLens 3.9 has it for HookedTransformers only.)
     """
     inputs = inputs.to(next(model.parameters()).device)
-    with suppress(StopForward):
-        forward(model, inputs)
+    options: dict[str, int] = {} if is_bridge(model) else {"stop_at_layer": model.cfg.n_layers}
+    entries: list[HookGroup] = []
+    if inputs.is_floating_point() and is_bridge(model):
+        enter = first(block_point(model, 0, "hook_resid_pre"), lambda tensor, hook: inputs)
+        entries.append(HookGroup(blocks_of(model)[0], [enter]))
+    elif inputs.is_floating_point():
+        options["start_at_layer"] = 0
+    # Before all other hooks, those of an ablation included, so that they read what enters.
+    with suppress(StopForward), hooks_in_place(entries):
+        model(inputs, **options)
 
 
 def run_blocks(model: HookedModel, inputs: Inputs) -> Float[Tensor, "batch pos d_model"]:
@@ -244,11 +206,16 @@ def run_blocks(model: HookedModel, inputs: Inputs) -> Float[Tensor, "batch pos d
         outputs.append(tensor)
         raise StopForward
 
-    point = find_point(blocks_of(model)[-1], "hook_resid_post")
-    assert point is not None
-    with hooks_attached([(point, keep)]):
+    with hooks_attached([(block_point(model, -1, "hook_resid_post"), keep)]):
         run_forward(model, inputs)
     return outputs[0]
+
+
+def block_point(model: HookedModel, number: int, name: str) -> HookPoint:
+    """Return a hook point of any block, attending or not."""
+    point = find_point(blocks_of(model)[number], name)
+    assert point is not None
+    return point
 
 
 TRAITS: WeakKeyDictionary[HookedModel, dict[int, Traits]] = WeakKeyDictionary()
@@ -321,5 +288,5 @@ class _SecondStraight:
     def _second(angles: Tensor) -> Tensor:
         if angles.dtype == torch.long:  # positions
             return torch.cat((angles[:1], torch.zeros_like(angles[:1])))
-        first = angles[..., :1, :, :]
-        return torch.cat((first, first[..., :1, :].expand_as(first)), -3)
+        one = angles[..., :1, :, :]
+        return torch.cat((one, one[..., :1, :].expand_as(one)), -3)

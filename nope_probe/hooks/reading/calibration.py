@@ -26,6 +26,7 @@ from nope_probe.hooks.layers.base_layer import Layer, Vectors, find_point
 from nope_probe.hooks.layers.model import (
     Inputs,
     begins_alike,
+    block_point,
     blocks_of,
     layers_of,
 )
@@ -103,7 +104,7 @@ def calibrate(
         inputs,
         [*accumulators, *written],
         fold_of=torch.zeros(len(inputs), dtype=torch.long),
-        end=find_point(blocks_of(model)[last], "hook_resid_post"),
+        end=block_point(model, last, "hook_resid_post"),
         batch_size=batch_size,
         checkpoint=checkpoint,
     )
@@ -214,16 +215,14 @@ class _PositionAccumulator(Accumulator):
 
     def hooks(self) -> Iterator[Attachment]:
         index, names = self.block.index, {"x": "hook_resid_pre", "z": "attn.hook_z"}
-        block, positions = blocks_of(self.residual.model)[index], self.residual.positions
+        model, positions = self.residual.model, self.residual.positions
         for key, name in {**names, "attn": "hook_attn_out", "mlp": "hook_mlp_out"}.items():
-            point = find_point(block, name)
+            point = find_point(blocks_of(model)[index], name)
             if point is not None:
                 yield point, partial(self.residual.keep, (index, key))
-        end = find_point(block, "hook_resid_post")
         if positions is not None:
             yield positions, partial(self.residual.keep, (0, "pos"))
-        assert end is not None
-        yield end, self.update
+        yield block_point(model, index, "hook_resid_post"), self.update
 
     def reset(self) -> None:
         self.residual.clear()
@@ -277,7 +276,7 @@ class _OutputAccumulator(Accumulator):
         super().__init__(n_folds=1)
         self.layer = layer
         self.parts: dict[str, list[Part]] = {}
-        self.projections = [name for name in WEIGHTS if layer.has(_output_point(layer, name))]
+        self.projections = [name for name in WEIGHTS if layer.has_matrix(name)]
         self.units: dict[Replacement, dict[Projection, ReplacedWeight]] = {
             kind: {
                 name: REPLACED[kind](
@@ -363,8 +362,3 @@ class _OutputAccumulator(Accumulator):
             return torch.zeros(0).double()
         total = self.totals[f"sum/{name}"][0].cpu()
         return total[:-1] / total[-1]
-
-
-def _output_point(layer: Layer, name: Projection) -> str:
-    """Return the hook point that a block has if a projection is a matrix of its own."""
-    return "attn.hook_z" if name == "w_o" else layer.output_point(name)

@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.hooks.layers.attached_hooks import HookGroup, first
-from nope_probe.hooks.layers.base_layer import Vectors, find_point
-from nope_probe.hooks.layers.model import blocks_of
+from nope_probe.hooks.layers.base_layer import Vectors
+from nope_probe.hooks.layers.model import block_point, blocks_of
 from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
 
 _POINTS = {
@@ -63,9 +63,7 @@ def without_position(
     """
     kind = re.sub(r"\d.*", "", writer)
     name = "hook_resid_pre" if reader is not None else _POINTS.get(kind, "hook_resid_pre")
-    block = blocks_of(model)[block_of_writer(writer) if reader is None else reader]
-    point, n = find_point(block, name), len(written.vectors)
-    assert point is not None
+    number, n = block_of_writer(writer) if reader is None else reader, len(written.vectors)
     vectors = written.vectors / (1.0 if reader is not None else written.factor)
 
     def subtract(tensor: Vectors, hook: HookPoint) -> Vectors:
@@ -76,4 +74,5 @@ def without_position(
             )
         return tensor - vectors.to(tensor)
 
-    return HookGroup(module=block, hooks=[first(point, subtract)], start=lambda: None)
+    block, point = blocks_of(model)[number], block_point(model, number, name)
+    return HookGroup(block, [first(point, subtract)])
