@@ -93,6 +93,13 @@ class _Runner:
             for probe in plan.probes
             if ablation.heads is None or probe in HEAD_PROBES
         ]
+        self.writing = [each for each in self.conditions.values() if each.writers]
+        length = plan.text.tokens.shape[1]
+        self.other_lengths = [
+            name
+            for name, probe in plan.probes.items()
+            if self.writing and probe.tokens.shape[1] != length
+        ]
         self.decoded: dict[str, list[str]] = {}
         if plan.measured("position"):
             only_sources = [name for name in plan.conditions if plan.removes_sources_alone(name)]
@@ -108,6 +115,7 @@ class _Runner:
         """Return how many sequences this process runs in each stream, by the stream's key."""
         text, needs = self.plan.text, [each.needs_calibration for each in self.conditions.values()]
         probes = {"calibration": text} if any(needs) else {}
+        probes |= {f"positions/{name}": self.plan.probes[name] for name in self.other_lengths}
         probes |= {f"loss/{name}/{probe}": self.plan.probes[probe] for name, probe in self.scored}
         probes |= dict.fromkeys(self.maps, text)
         for layer in self.n_heads:
@@ -144,7 +152,8 @@ class _Runner:
 
     def run(self) -> Measured:
         """Return the losses, decodability and score maps of all conditions."""
-        text = self.on(self.plan.text).calibrated("calibration", self.conditions.values())
+        text = self.on(self.plan.text)
+        text = text.calibrated("calibration", self.conditions.values(), self.skip)
         self.engine = text
         return Measured(
             losses={(name, probe): self.losses(name, probe) for name, probe in self.scored},
@@ -161,8 +170,18 @@ class _Runner:
         ablation, probe = self.conditions[name], self.plan.probes[probe_name]
         if "mask" in ablation.remove:
             ablation = replace(ablation, prefix=probe.prefix)
-        losses = self.on(probe).losses(f"loss/{name}/{probe_name}", ablation)
+        engine = self.on(probe)
+        if ablation.writers and probe_name in self.other_lengths:
+            engine = self.with_positions(engine, probe_name)
+        losses = engine.losses(f"loss/{name}/{probe_name}", ablation)
         return by_document(losses, probe.documents)
+
+    def with_positions(self, engine: Engine, probe_name: str) -> Engine:
+        """Return the engine with what writers write in windows of a probe's own length."""
+        own = engine.calibrated(f"positions/{probe_name}", self.writing, self.skip).calibration
+        assert own is not None
+        assert engine.calibration is not None
+        return replace(engine, calibration=replace(engine.calibration, positions=own.positions))
 
     def head_patterns(self, layer: int) -> list[Interval]:
         """Return the RMS of p of each head of a layer, whose maps are held one layer at a time."""
