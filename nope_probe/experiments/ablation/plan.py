@@ -25,7 +25,7 @@ from nope_probe.components import (
 )
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
-from nope_probe.experiments.engine import Engine
+from nope_probe.experiments.engine import Engine, position_keys
 from nope_probe.experiments.removals import validate_components
 from nope_probe.hooks.reading.residual_cache import GIGABYTE, ResidualCache
 from nope_probe.hooks.removing.edited_weights import reparametrised
@@ -133,7 +133,12 @@ class Plan:
         return keys
 
     def _keys(self, prefix: str, conditions: Sequence[Condition]) -> list[str]:
-        return [key for each in conditions for key, *_ in self.passes(prefix, each)]
+        passes = [one for each in conditions for one in self.passes(prefix, each)]
+        return [
+            name
+            for key, ablation, _ in passes
+            for name in (*position_keys(key, ablation or Ablation()).values(), key)
+        ]
 
 
 def make_plan(

@@ -17,7 +17,7 @@ from nope_probe.components import Ablation
 from nope_probe.experiments.behaviour.measures import INTACT
 from nope_probe.experiments.behaviour.plan import Plan, Probe
 from nope_probe.experiments.behaviour.settings import Settings
-from nope_probe.experiments.engine import Engine
+from nope_probe.experiments.engine import Engine, position_keys
 from nope_probe.hooks.reading.residuals import capture_distances, capture_moments
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, batches_of
 from nope_probe.hooks.removing.edited_weights import untrained
@@ -124,7 +124,18 @@ class _Runner:
             for name in names:
                 probes[f"{weights}/{name}/fit"] = self.fit
                 probes[f"{weights}/{name}/distance"] = self.held_out
+        for key, ablation in self.ablations().items():
+            probes |= dict.fromkeys(position_keys(key, ablation).values(), probes[key])
         return {key: self.n_own(probe) for key, probe in probes.items()}
+
+    def ablations(self) -> dict[str, Ablation]:
+        """Return what is removed in each stream of a condition, by the stream's key."""
+        found = {f"loss/{name}/{probe}": self.conditions[name] for name, probe in self.scored}
+        for weights, names in self.decoded.items():
+            for name in names:
+                keys = f"{weights}/{name}/fit", f"{weights}/{name}/distance"
+                found |= dict.fromkeys(keys, self.conditions[name])
+        return found | self.maps
 
     def seqs_per_batch(self, probe: Probe) -> int:
         """Return how many sequences make about as many tokens as a batch of text windows.

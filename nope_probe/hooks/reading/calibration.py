@@ -94,10 +94,7 @@ def calibrate(
         )
     layers = layers_of(model)
     accumulators = [_OutputAccumulator(layer, seed) for layer in layers]
-    written = [
-        _PositionAccumulator(Residual(model, [block], learned_positions(model, inputs)), names)
-        for block, names in blocks_that_write(model, writers, inputs[:1]).items()
-    ]
+    written = _position_accumulators(model, inputs, writers)
     last = max([layers[-1].index, *(each.block.index for each in written)])
     stream(
         model,
@@ -108,7 +105,6 @@ def calibrate(
         batch_size=batch_size,
         checkpoint=checkpoint,
     )
-    skip = int(begins_alike(inputs)) if skip_keys is None else skip_keys
     measured = {each.layer.index: each for each in accumulators}
     blocks = [measured.get(number) for number in range(len(blocks_of(model)))]
     means = {
@@ -126,12 +122,34 @@ def calibrate(
         },
         seed=seed,
         means={name: pad_sequence(rows, True, nan) for name, rows in means.items()},
-        positions={
-            writer: each.written(writer, len(inputs), skip)
-            for each in written
-            for writer in each.writers
-        },
+        positions=_positions(written, inputs, skip_keys),
     )
+
+
+def capture_written(
+    model: HookedModel,
+    inputs: Inputs,
+    writers: Sequence[str],
+    *,
+    skip_keys: int | None = None,
+    batch_size: int = 32,
+    checkpoint: StreamCheckpoint | None = None,
+) -> dict[str, WrittenPosition]:
+    """Return what components write at each position, as `calibrate` does, in a model as it is.
+
+    Inside `ablated` it is what they write without what is removed there.
+    """
+    accumulators = _position_accumulators(model, inputs, writers)
+    stream(
+        model,
+        inputs,
+        accumulators,
+        fold_of=torch.zeros(len(inputs), dtype=torch.long),
+        end=block_point(model, max(each.block.index for each in accumulators), "hook_resid_post"),
+        batch_size=batch_size,
+        checkpoint=checkpoint,
+    )
+    return _positions(accumulators, inputs, skip_keys)
 
 
 def blocks_that_write(
@@ -198,6 +216,27 @@ def _row_sums(weight: Tensor) -> Tensor:
     size = rows.element_size()
     aligned = all(n * size % 8 == 0 for n in (rows.shape[-1], rows.storage_offset()))
     return rows.view(_INTEGERS[8 if aligned else size]).sum(-1, dtype=torch.int64)
+
+
+def _position_accumulators(
+    model: HookedModel, inputs: Inputs, writers: Sequence[str]
+) -> list[_PositionAccumulator]:
+    positions = learned_positions(model, inputs)
+    return [
+        _PositionAccumulator(Residual(model, [block], positions), names)
+        for block, names in blocks_that_write(model, writers, inputs[:1]).items()
+    ]
+
+
+def _positions(
+    accumulators: Sequence[_PositionAccumulator], inputs: Inputs, skip_keys: int | None
+) -> dict[str, WrittenPosition]:
+    skip = int(begins_alike(inputs)) if skip_keys is None else skip_keys
+    return {
+        writer: each.written(writer, len(inputs), skip)
+        for each in accumulators
+        for writer in each.writers
+    }
 
 
 class _PositionAccumulator(Accumulator):

@@ -58,8 +58,7 @@ class Calibration:
         """Return gains, means and positions as tensors, for `from_tensors`."""
         state = {f"mean/{name}": mean for name, mean in self.means.items()}
         for writer, written in self.positions.items():
-            state[f"position/{writer}"] = written.vectors
-            state[f"factor/{writer}"] = torch.tensor(written.factor, dtype=torch.float64)
+            state |= written.to_tensors(f"{writer}/")
         for replacement, gains in self.gains.items():
             for name, c in gains.items():
                 state[f"gain/{replacement}/{name}"] = torch.tensor(c, dtype=torch.float64)
@@ -82,13 +81,9 @@ class Calibration:
         }
         means = {name: state[f"mean/{name}"] for name in MEANS}
         seed = int(state["seed"]) if "seed" in state else None
-        writers = [name.partition("/")[2] for name in state if name.startswith("position/")]
-        positions = {
-            name: WrittenPosition(
-                vectors=state[f"position/{name}"], factor=float(state[f"factor/{name}"])
-            )
-            for name in writers
-        }
+        ends = [name for name in state if name.endswith("/vectors")]
+        writers = [name.removesuffix("/vectors") for name in ends]
+        positions = {name: WrittenPosition.from_tensors(state, f"{name}/") for name in writers}
         return cls(checksum=checksum, gains=gains, seed=seed, means=means, positions=positions)
 
 

@@ -7,8 +7,10 @@ become its mean over positions, says as much about content as before, and nothin
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -16,6 +18,7 @@ from nope_probe.hooks.layers.attached_hooks import HookGroup, first
 from nope_probe.hooks.layers.base_layer import Vectors
 from nope_probe.hooks.layers.model import block_point, blocks_of
 from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
+from nope_probe.maps.folds import State
 
 _POINTS = {
     "L": "hook_attn_out",
@@ -37,6 +40,17 @@ class WrittenPosition:
     vectors: Float[Tensor, "pos d_model"]
     factor: float = 1.0
 
+    def to_tensors(self, prefix: str = "") -> State:
+        """Return its tensors, for `from_tensors`; the prefix begins their names."""
+        factor = torch.tensor(self.factor, dtype=torch.float64)
+        return {f"{prefix}vectors": self.vectors, f"{prefix}factor": factor}
+
+    @classmethod
+    def from_tensors(cls, tensors: State, prefix: str = "") -> WrittenPosition:
+        """Return what `to_tensors` made the tensors from."""
+        factor = float(tensors[f"{prefix}factor"])
+        return cls(vectors=tensors[f"{prefix}vectors"], factor=factor)
+
 
 def block_of_writer(writer: str) -> int:
     """Return the number of the block that a writer belongs to; of embeddings, the first.
@@ -47,6 +61,19 @@ def block_of_writer(writer: str) -> int:
     """
     named = re.match(r"[A-Z]+(\d+)", writer)
     return 0 if named is None else int(named[1])
+
+
+def in_order(writers: Iterable[str]) -> list[str]:
+    """Return writers in the order in which a model runs them.
+
+    Example:
+        >>> in_order(["L1H0", "MLP0", "L0H10", "pos_embed"])
+        ['pos_embed', 'L0H10', 'MLP0', 'L1H0']
+    """
+    return sorted(
+        writers,
+        key=lambda name: (block_of_writer(name), name.startswith("MLP"), name[0] in "LA"),
+    )
 
 
 def without_position(
