@@ -498,9 +498,9 @@ class ReaderAccumulator(Accumulator):
     ) -> list[Part]:
         """Return the sums of what writers bring to queries and keys: x times gains, through W."""
         parts: list[Part] = []
-        weight = weight.to(x.device)
+        weight = weight.to(gains)
         for fold, rows in self._folds():
-            sums = torch.einsum("bphr,bpwx->hrpwx", gains[rows], x[rows].to(gains)).double()
+            sums = torch.einsum("bphr,bpwx->hrpwx", gains[rows], x[rows].to(gains))
             if not self.projection.parts:
                 brought = torch.einsum(
                     "pwx,wxhd->pwhd", sums[0, 0], weight.expand(x.shape[2], -1, -1, -1)
