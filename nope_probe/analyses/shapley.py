@@ -48,6 +48,8 @@ def removal(names: Iterable[str], bands: Iterable[str] = ROPE_HALVES) -> Conditi
     Example:
         >>> sorted(removal(["mask", "rope_high"])), sorted(removal(["rope_low", "rope_high"]))
         (['mask', 'rope_high'], ['rope'])
+        >>> sorted(removal(["pos_embed", "position[pos_embed]"]))
+        ['pos_embed']
     """
     condition, whole = frozenset(names), frozenset(bands)
     if "pos_embed" in condition:
