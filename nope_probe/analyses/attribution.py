@@ -132,7 +132,7 @@ class LayerAttribution:
         return len(shares) > 1 and all(abs(s - equal) < CONJUNCTION_TOLERANCE for s in shares)
 
 
-@closed_choices("skip_keys")
+@closed_choices("sources", "skip_keys")
 def attribute(
     maps: Mapping[Removed, AnyMaps],
     player_sets: Sequence[PlayerSet] = (),

@@ -189,6 +189,7 @@ def test_positions_are_averaged_in_bins_that_begin_with_the_first_one_scored() -
         bos=False,
         trained=12,
         uniform=1.0,
+        left_out={},
     )
     measured = Measured(losses={("intact", "text"): losses, ("mask", "text"): losses})
     table = position_table(plan, measured, "text", width=4)
