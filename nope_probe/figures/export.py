@@ -86,19 +86,20 @@ def unfold_layers(figure: go.Figure) -> go.Figure:
         return figure
     is_signed = figure.layout.coloraxis.colorscale == tuple(DIVERGING)
     n_terms = len(figure.data) // n_layers
-    groups: list[list[Panel]] = [[] for _ in range(n_layers)]
+    labels = [step.label for step in figure.layout.sliders[0].steps]
+    groups: list[list[Panel]] = [[] for _ in labels]
     for index, trace in enumerate(figure.data):
-        layer, values = index // n_terms, _cells(trace)
-        low, high = scales[layer]
+        place, values = index // n_terms, _cells(trace)
+        name, (low, high) = f"L{labels[place]}", scales[place]
         panel = Panel(
-            name=f"L{layer}, {trace.name}" if n_terms > 1 else f"L{layer}",
+            name=f"{name}, {trace.name}" if n_terms > 1 else name,
             values=values,
             low=low,
             high=high,
             diverging=is_signed,
             positions=round(trace.dx * len(values)),
         )
-        groups[layer].append(panel)
+        groups[place].append(panel)
     return panel_groups(groups, title=figure.layout.title.text or "")
 
 

@@ -30,6 +30,7 @@ class HeadMaps:
 
     Attributes:
         pooled: patterns in nats, layer by layer; NaN where there is nothing.
+        layers: the layers' numbers.
         n_heads: heads in a layer.
         n_positions: positions before pooling.
         amplitudes: RMS of each head's pattern, nats, corrected for noise.
@@ -37,6 +38,7 @@ class HeadMaps:
     """
 
     pooled: Pooled
+    layers: tuple[int, ...]
     n_heads: int
     n_positions: int
     amplitudes: Float[np.ndarray, " map"]
@@ -53,7 +55,7 @@ class HeadMaps:
             "n": n,
             "block": self.pooled.block,
             "n_positions": self.n_positions,
-            "layers": list(range(len(maps) // self.n_heads)),
+            "layers": list(self.layers),
             "n_heads": self.n_heads,
             "amplitudes": [float(f"{max(0.0, each):.3g}") for each in self.amplitudes],
             "noise": list(self.noise),
@@ -83,6 +85,7 @@ def head_maps(patterns: Patterns, heads: pd.DataFrame, max_bytes: int = MAX_BYTE
     rows = heads.sort_values(["layer", "head"])
     return HeadMaps(
         pooled=pooled,
+        layers=tuple(rows["layer"].unique().tolist()),
         n_heads=n_heads,
         n_positions=n,
         amplitudes=rows["amplitude"].to_numpy(float),

@@ -49,7 +49,8 @@ def score_maps(
     maps: Layers | ScoreMaps | Pooled,
     *,
     title: str = "Mean attention score of each query for each key",
-    layer: int = 0,
+    layer: int | None = None,
+    layers: Sequence[int] | None = None,
     max_positions: int = MAX_POSITIONS,
     multiples: int = MAX_MULTIPLES,
     clipped: float = CLIPPED,
@@ -64,7 +65,8 @@ def score_maps(
     Args:
         maps: what `capture_scores` returned, or mean scores in nats, pooled or not.
         title: the figure's title.
-        layer: which layer a slider shows first.
+        layer: the number of the layer that a slider shows first; the first by default.
+        layers: the layers' numbers; those of captured maps, else from 0, by default.
         max_positions: larger maps are pooled to this many positions.
         multiples: up to how many layers stand side by side.
         clipped: percentage of the cells beyond each colour limit.
@@ -88,7 +90,8 @@ def score_maps(
         *ends, is_flat = widened(float(low), float(high), floor)
         limits.append(ends)
         flat.append(is_flat)
-    return _score_maps(pooled, title, np.array(limits), flat, layer, multiples)
+    numbers = _numbers(maps, layers, len(limits))
+    return _score_maps(pooled, title, np.array(limits), flat, numbers, layer, multiples)
 
 
 def fixed_scale_maps(
@@ -108,7 +111,8 @@ def fixed_scale_maps(
     """
     pooled = _pooled(maps, max_positions)
     limits = np.array([[0.0, high]] * len(pooled.values))
-    return _score_maps(pooled, title, limits, [False] * len(limits), 0, MAX_MULTIPLES)
+    numbers, flat = _numbers(maps, None, len(limits)), [False] * len(limits)
+    return _score_maps(pooled, title, limits, flat, numbers, None, MAX_MULTIPLES)
 
 
 def _score_maps(
@@ -116,17 +120,22 @@ def _score_maps(
     title: str,
     limits: Float[np.ndarray, "layer 2"],
     flat: Sequence[bool],
-    layer: int,
+    layers: Sequence[int],
+    layer: int | None,
     multiples: int,
 ) -> go.Figure:
     """Draw each layer's map on its own limits: side by side if they are few, else with a slider."""
     if len(limits) > multiples:
-        figure = _layered([pooled], [""], SEQUENTIAL, limits, layer)
+        first = 0 if layer is None else layers.index(layer)
+        figure = _layered([pooled], [""], SEQUENTIAL, limits, layers, first)
         _place_maps(figure, title, [""])
         return figure
     axes = [f"coloraxis{axis(index)}" for index in range(len(limits))]
-    figure = go.Figure([_heat(pooled, i, i, f"L{i}", at) for i, at in enumerate(axes)])
-    titles = [f"L{i}{FLAT_WORDS if is_flat else ''}" for i, is_flat in enumerate(flat)]
+    names = [f"L{number}" for number in layers]
+    figure = go.Figure([_heat(pooled, i, i, names[i], at) for i, at in enumerate(axes)])
+    titles = [
+        name + (FLAT_WORDS if is_flat else "") for name, is_flat in zip(names, flat, strict=True)
+    ]
     wide, narrow = _place_maps(figure, title, titles, bars=True)
     for at, scale, is_flat in zip(axes, limits, flat, strict=True):
         figure.layout[at] = _coloraxis(SEQUENTIAL, scale)
@@ -144,7 +153,8 @@ def term_maps(
     terms: Mapping[str, Layers | ScoreMaps | Pooled],
     *,
     title: str,
-    layer: int = 0,
+    layer: int | None = None,
+    layers: Sequence[int] | None = None,
     max_positions: int = MAX_POSITIONS,
     skip_keys: int | Literal["auto"] = "auto",
     noise: Sequence[float] = (),
@@ -159,12 +169,14 @@ def term_maps(
         terms: maps by name (sources, players, mean and covariance terms, `all`), nats, of one
             shape; pooled or not.
         title: the figure's title.
-        layer: which layer the slider shows first.
+        layer: the number of the layer that the slider shows first; the first by default.
+        layers: the layers' numbers; those of captured maps, else from 0, by default.
         max_positions: larger maps are pooled to this many positions.
         skip_keys: first keys that the colour limits leave out, as in `score_maps`.
         noise: each layer's standard error of a cell; colours span at least three of them, so that
             noise is pale.
-        flat: by term, the layers in which it does not exceed its noise, which its title says.
+        flat: by term, the numbers of the layers in which it does not exceed its noise, which its
+            title says.
         rows: in how many rows of equal length the terms stand.
 
     Example:
@@ -180,21 +192,31 @@ def term_maps(
     shown = by_layer[..., -(-first // pooled[0].block) :]
     floors = [max(NOISE_NATS, PALE * error) for error in noise or [0.0] * len(shown)]
     tops = [symmetric(values, floor) for values, floor in zip(shown, floors, strict=True)]
+    numbers = _numbers(next(iter(terms.values())), layers, len(tops))
+    first_shown = 0 if layer is None else numbers.index(layer)
     flat = flat or {}
-    limits = flattened(tops, flat.get(next(iter(terms)), ()))
+    flat_first = flat.get(next(iter(terms)), ())
+    limits = flattened(tops, [i for i, number in enumerate(numbers) if number in flat_first])
     titles = [
         [
-            words(name) + (f"<br><i>{WITHIN}</i>" if index in flat.get(name, ()) else "")
+            words(name) + (f"<br><i>{WITHIN}</i>" if number in flat.get(name, ()) else "")
             for name in terms
         ]
-        for index in range(len(limits))
+        for number in numbers
     ]
     patches = None
     if any(flat.values()):
         patches = [{f"annotations[{i}].text": t for i, t in enumerate(each)} for each in titles]
-    figure = _layered(pooled, [words(name) for name in terms], DIVERGING, limits, layer, patches)
-    _place_maps(figure, title, titles[layer], rows=rows)
+    names = [words(name) for name in terms]
+    figure = _layered(pooled, names, DIVERGING, limits, numbers, first_shown, patches)
+    _place_maps(figure, title, titles[first_shown], rows=rows)
     return figure
+
+
+def _numbers(maps: object, layers: Sequence[int] | None, n_layers: int) -> Sequence[int]:
+    """Return the numbers of the layers of some maps."""
+    known = getattr(maps, "layers", range(n_layers)) if layers is None else layers
+    return [int(layer) for layer in known]
 
 
 def _pooled(maps: Layers | ScoreMaps | Pooled, max_positions: int) -> Pooled:
@@ -217,17 +239,18 @@ def _layered(
     names: Sequence[str],
     colours: ColourScale,
     limits: Float[np.ndarray, "layer 2"],
+    layers: Sequence[int],
     first: int,
     patches: Sequence[Mapping[str, object]] | None = None,
 ) -> go.Figure:
     """Return a figure whose slider shows one layer of each map, on that layer's colour limits."""
     traces = [
-        _heat(maps, layer, panel, name or f"L{layer}", "coloraxis").update(visible=layer == first)
-        for layer in range(len(limits))
+        _heat(maps, place, panel, name or f"L{number}", "coloraxis").update(visible=place == first)
+        for place, number in enumerate(layers)
         for panel, (maps, name) in enumerate(zip(pooled, names, strict=True))
     ]
     figure = go.Figure(traces)
-    add_slider(figure, len(limits), len(pooled), first, limits, patches)
+    add_slider(figure, layers, len(pooled), first, limits, patches)
     return figure.update_layout(coloraxis=_coloraxis(colours, limits[first]))
 
 

@@ -16,7 +16,13 @@ from typing import Any
 
 from nope_probe.components import LOCAL, NEEDS, OF_LENGTH, Ablation
 from nope_probe.hooks.layers.attached_hooks import HookGroup, first, hooks_in_place
-from nope_probe.hooks.layers.model import Inputs, position_module, position_point, tapped
+from nope_probe.hooks.layers.model import (
+    Inputs,
+    blocks_of,
+    position_module,
+    position_point,
+    tapped,
+)
 from nope_probe.hooks.layers.protocols import HookedModel, Model
 from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
 from nope_probe.hooks.removing.block_ablation import (
@@ -25,9 +31,10 @@ from nope_probe.hooks.removing.block_ablation import (
     BlockAblation,
     BlockRemoval,
     mean_over_positions,
+    zeros,
 )
 from nope_probe.hooks.removing.replacements import REPLACED, Calibration, Place
-from nope_probe.hooks.removing.targets import Target, resolve_targets
+from nope_probe.hooks.removing.targets import Target, lone_mlps, resolve_targets
 
 
 @contextmanager
@@ -73,11 +80,17 @@ def ablated(
         raise RuntimeError("the model is ablated already: name all components in one Ablation")
     calibration = _calibration(model, ablation, calibration, tokens)
     blocks = [_block_ablation(ablation, calibration, each) for each in targets]
-    groups = [*(each.group() for each in blocks), *_position_groups(model, ablation)]
+    mlps = lone_mlps(model, ablation)
+    groups = [each.group() for each in blocks]
+    groups += [
+        HookGroup(module=blocks_of(model)[number], hooks=[first(point, zeros)], start=lambda: None)
+        for number, point in mlps.items()
+    ]
+    groups += _position_groups(model, ablation)
     ABLATED[model] = ActiveAblation(
         ablation=ablation,
         calibration=calibration,
-        blocks={each.layer.index: each for each in blocks},
+        heads=dict.fromkeys(mlps) | {each.layer.index: each.removal.heads for each in blocks},
         groups=groups,
     )
     try:

@@ -340,7 +340,9 @@ class RunSettings(SessionSettings):
 
     def needs(self, info: ModelInfo | None = None) -> Needs:
         """Return what the run needs at least: its sequences and the maps of its layers."""
-        n_layers = self.layers if isinstance(self.layers, int) else info.n_layers if info else 1
+        n_layers = self.layers if isinstance(self.layers, int) else 1
+        if info is not None:
+            n_layers = len(self.layers_of(info))
         maps = self.folds * bytes_of_maps(n_layers, self.seq_len)
         return Needs(memory=self.bytes_of_sequences(info) + maps, disk=maps)
 
@@ -419,15 +421,16 @@ class RunSettings(SessionSettings):
         return loaded
 
     def validate_layers(self, info: ModelInfo) -> None:
-        """Check that the layers that the run measures attend.
+        """Check that some layer that the run measures attends.
 
         Raises:
-            UserError: if one does not.
+            UserError: if none does.
         """
-        if info.not_attending:
+        if not self.layers_of(info):
+            first = info.attending[0]
             raise UserError(
-                f"{self.model} has layers that do not attend, such as L{info.not_attending[0]}: "
-                "capture_scores(model, inputs, layers=...), circuit and layers read the others"
+                f"the first {self.layers} layers of {info.name} do not attend: L{first} is the "
+                f"first that does, try --layers {first + 1}"
             )
 
     def make_sequences(self, loaded: LoadedModel, *, shuffle: bool | None = None) -> Sequences:
@@ -475,6 +478,7 @@ class RunSettings(SessionSettings):
         """Return how many first keys the positional patterns leave out."""
         return int(inputs.bos) if self.skip_keys == "auto" else self.skip_keys
 
-    def n_layers_of(self, loaded: LoadedModel) -> int:
-        """Return how many layers the run has maps of."""
-        return loaded.info.n_layers if self.layers == "all" else self.layers
+    def layers_of(self, info: ModelInfo) -> tuple[int, ...]:
+        """Return the numbers of the layers that the run has maps of: the first that attend."""
+        n_layers = info.n_layers if self.layers == "all" else self.layers
+        return tuple(layer for layer in info.attending if layer < n_layers)

@@ -195,7 +195,7 @@ def plan_of(session: Session[Settings]) -> Plan:
         validate_effects(settings, without_weights(FLAGS_OF_WEIGHTS))
     return replace(
         plan,
-        n_layers=settings.n_layers_of(loaded),
+        layers=settings.layers_of(loaded.info),
         substitutes=settings.substitutes,
         scope=settings.scope,
         reparametrise=settings.reparametrise,
@@ -217,7 +217,7 @@ def measure(session: Session[Settings], plan: Plan) -> Measured:
         shuffled = session.sequences("shuffled-inputs", shuffle=True)
     keys = plan.keys(shuffled is not None)
     if f"score/{plan.name(plan.conditions[0])}" not in session.checkpoint:
-        validate_first_sequence(engine.model, engine.inputs, plan.n_layers)
+        validate_first_sequence(engine.model, engine.inputs, plan.layers)
     session.announce(len(plan.conditions), keys, n_seqs=len(engine.inputs))
     with session.checkpoint.progress(keys, session.n_own_seqs):
         return measure_conditions(

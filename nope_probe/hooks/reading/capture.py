@@ -105,6 +105,7 @@ def capture_scores(
         visible=torch.stack([each.flags["visible"].cpu() for each in scores]),
         folds=_stacked((each.fold_means(counts) for each in _freed(scores)), n),
         counts=counts,
+        layers=tuple(layer.index for layer in blocks),
         bos=begins_alike(inputs),
     )
 

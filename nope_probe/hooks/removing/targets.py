@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.components import COMPONENTS, Ablation, Component, is_rope
-from nope_probe.hooks.layers.base_layer import Layer
+from nope_probe.hooks.layers.base_layer import Layer, find_point
 from nope_probe.hooks.layers.model import (
     blocks_of,
     is_causal,
@@ -22,7 +22,7 @@ from nope_probe.hooks.layers.model import (
     position_point,
     traits_of,
 )
-from nope_probe.hooks.layers.protocols import HookedModel
+from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
 from nope_probe.hooks.layers.rotation import RemovedPairs
 
 
@@ -56,7 +56,9 @@ def resolve_targets(model: HookedModel, ablation: Ablation) -> list[Target]:
         )
     heads = ablation.heads
     if heads is None:
-        per_layer: Mapping[int, Sequence[int] | None] = dict.fromkeys(_numbers(model, ablation))
+        lone = lone_mlps(model, ablation)
+        numbers = [number for number in _numbers(model, ablation) if number not in lone]
+        per_layer: Mapping[int, Sequence[int] | None] = dict.fromkeys(numbers)
     else:
         per_layer = {index: named for index, named in heads.items() if len(named)}
     rope = removed_pairs(model, bands)
@@ -77,6 +79,19 @@ def _numbers(model: HookedModel, ablation: Ablation) -> Sequence[int]:
     if ablation.layers is not None:
         return ablation.layers
     return [layer.index for layer in layers_of(model)]
+
+
+def lone_mlps(model: HookedModel, ablation: Ablation) -> dict[int, HookPoint]:
+    """Return the MLPs to remove in blocks that do not attend: their outputs, by block number."""
+    if "mlp" not in ablation.components:
+        return {}
+    attending = {layer.index for layer in layers_of(model)}
+    points = {
+        number: find_point(block, "hook_mlp_out")
+        for number, block in enumerate(blocks_of(model))
+        if number not in attending and (ablation.layers is None or number in ablation.layers)
+    }
+    return {number: point for number, point in points.items() if point is not None}
 
 
 def _validate_weights(target: Target, ablation: Ablation) -> None:
@@ -144,7 +159,8 @@ def components(model: HookedModel) -> tuple[Component, ...]:
     has = {
         "mask": is_causal(model),
         "rope": any(each.rotary is not None for each in traits),
-        "mlp": any(layer.has("hook_mlp_out") and not layer.attention_only for layer in layers),
+        "mlp": not layers[0].attention_only
+        and any(find_point(block, "hook_mlp_out") is not None for block in blocks_of(model)),
         "pos_embed": position_point(model) is not None,
         "alibi": any(each.alibi for each in traits),
         "window": any(each.window for each in traits),
