@@ -93,7 +93,7 @@ def measure(
     *,
     counts: FoldCounts | None = None,
 ) -> list[Measures]:
-    """Measure the pattern of each layer.
+    """Measure the pattern of each layer, in the order of the maps.
 
     Above 512 positions, locality and monotonicity are of every (n/256)-th query, rounded up.
 

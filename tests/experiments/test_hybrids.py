@@ -18,16 +18,32 @@ from support.decoders import write_decoder
 from support.plain_attention import plain_attention
 from support.tiny_models import Tiny, distance
 
-from nope_probe import ablate, behaviour, compare, layers, read_run, scores
+from nope_probe import (
+    Ablation,
+    ablate,
+    ablated,
+    behaviour,
+    capture_scores,
+    compare,
+    figures,
+    layers,
+    load,
+    read_run,
+    run_ablations,
+    scores,
+)
 from nope_probe.experiments.ablation import sections as ablation_sections
 from nope_probe.experiments.behaviour import sections as behaviour_sections
 from nope_probe.experiments.scores import sections as scores_sections
 from nope_probe.experiments.sections import Report
+from nope_probe.hooks.reading.residual_cache import ResidualCache
+from nope_probe.maps.stored_maps import StoredMaps
 from nope_probe.runtime.folder import Run
 
 N_SEQS, N_POS = 16, 29
 ATTENDING = [1, 3]
 NOTE = "L0, L2 do not attend"
+MASK_OF_L0 = Ablation(remove=["mask"], layers=[0])
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +164,34 @@ def test_runs_are_paired_by_the_numbers_of_their_layers(
     assert set(table["item"]) == {"L1"}
     assert table["difference"].abs().max() == 0
     assert (table["method"] == "paired").any()
+
+
+def test_the_functions_of_notebooks_number_layers_too(hybrid: Tiny) -> None:
+    model, tokens = load(str(hybrid.folder)).model, hybrid.tokens
+    maps = capture_scores(model, tokens, n_folds=4)
+    assert (maps.layers, StoredMaps.of(maps).layers[1].index) == ((1, 3), 3)
+    assert re.findall(r"\bL\d", repr(maps)) == ["L1", "L3"]
+    assert [panel.name for panel in figures.score_maps(maps).data] == ["L1", "L3"]
+    slider = figures.term_maps({"all": maps}, title="t", layer=3).layout.sliders[0]
+    assert (slider.active, [step.label for step in slider.steps]) == (1, ["1", "3"])
+    explorer = figures.explore(model, tokens, players=["mask"], n_folds=4)
+    assert [view.layers for view in explorer.views] == [(1, 3), (1, 3)]
+    study = run_ablations(model, tokens, players=["mask", "mlp"], n_layers=2, n_folds=4)
+    assert [layer.layer for layer in study.layers] == [1]
+    with pytest.raises(ValueError, match="from 2 to 4 layers, got 1"):
+        run_ablations(model, tokens, n_layers=1)
+    with pytest.raises(ValueError, match="L0 does not attend"), ablated(model, MASK_OF_L0):
+        pass
+
+
+def test_residual_streams_without_the_mlp_of_another_block_are_kept_apart(hybrid: Tiny) -> None:
+    model, tokens, cache = load(str(hybrid.folder)).model, hybrid.tokens, ResidualCache()
+    intact = capture_scores(model, tokens, layers=[3], residuals=cache).mean
+    with ablated(model, Ablation(remove=["mlp"], layers=[0])):
+        without = capture_scores(model, tokens, layers=[3], residuals=cache).mean
+        expected = capture_scores(model, tokens, layers=[3]).mean
+    torch.testing.assert_close(without, expected, equal_nan=True)
+    assert (without - intact).abs().nan_to_num().max() > 0.01
 
 
 def test_layers_that_do_not_attend_are_named_where_no_other_is_read(

@@ -53,7 +53,7 @@ def capture_scores(
     Args:
         model: a HookedTransformer or TransformerBridge, ablated or not.
         inputs: token sequences of equal length, or input vectors.
-        layers: block numbers from 0; all by default.
+        layers: block numbers from 0; all that attend by default.
         batch_size: sequences per forward pass.
         n_folds: into how many parts the sequences are dealt, for intervals; by default 8, or as
             many as there are sequences (documents) if these are fewer.
