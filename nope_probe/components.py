@@ -316,7 +316,7 @@ class Ablation:
             before attention and MLP; or bands of RoPE: `rope_high`, the pairs whose wavelength
             2 pi / theta is below the length of the sequences, `rope_low`, the rest, and
             `rope[a:b]`, the pairs a to b - 1, the fastest first.
-        layers: block numbers from 0; None for all.
+        layers: block numbers from 0; None for all. Blocks that do not attend lose their MLP alone.
         heads: per block, the query heads (from 0) that lose the components; other blocks and heads
             keep them. A key head that several query heads share stays for the others.
         replacement: what stands for a removed projection. `identity`: c * P, where row r of P reads

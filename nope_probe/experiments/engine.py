@@ -225,10 +225,11 @@ def validate_finite(maps: ScoreMaps, condition: str) -> None:
     """
     n = maps.folds.shape[-1]
     below = torch.ones(n, n, dtype=torch.bool).tril()
-    for layer, visible in enumerate(maps.visible):
-        if not are_finite(maps.folds[:, layer], visible & below):
+    for place, layer in enumerate(maps.layers):
+        cells = maps.visible[place] & below
+        if not are_finite(maps.folds[:, place], cells):
             raise UserError(f"non-finite scores in L{layer}, {condition}")
-        if maps.per_head is not None and not are_finite(maps.per_head[:, layer], visible & below):
+        if maps.per_head is not None and not are_finite(maps.per_head[:, place], cells):
             raise UserError(f"non-finite scores of a head in L{layer}, {condition}")
 
 
@@ -251,13 +252,13 @@ def are_finite(
     return bool(maps[..., cells].isfinite().all())
 
 
-def validate_first_sequence(model: HookedModel, inputs: Tensor, n_layers: int) -> None:
-    """Check on one sequence, before all are run, that the first layers have a pattern to measure.
+def validate_first_sequence(model: HookedModel, inputs: Tensor, layers: Sequence[int]) -> None:
+    """Check on one sequence, before all are run, that some layers have a pattern to measure.
 
     Raises:
         UserError: for a score that is not finite.
     """
-    maps = capture_scores(model, inputs[:1], layers=range(n_layers), batch_size=1, n_folds=1)
+    maps = capture_scores(model, inputs[:1], layers=layers, batch_size=1, n_folds=1)
     validate_finite(maps, "the intact model")
 
 

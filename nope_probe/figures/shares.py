@@ -159,7 +159,7 @@ def interactions(table: pd.DataFrame, layer: int = 0) -> go.Figure:
     zoom_together(figure)
     figure.update_layout(showlegend=False)
     first = layers.index(layer)
-    add_slider(figure, len(layers), len(groups), first, patches=patches)
+    add_slider(figure, layers, len(groups), first, patches=patches)
     patch(figure, patches[first])
     return figure
 

@@ -183,6 +183,7 @@ def test_positions_are_averaged_in_bins_that_begin_with_the_first_one_scored() -
         conditions={"intact": Ablation(), "mask": Ablation(remove=["mask"])},
         heads={},
         sources=frozenset({"mask"}),
+        layers=(0,),
         measures=("loss",),
         probes={"text": probe},
         skipped={},

@@ -44,7 +44,7 @@ class Plan:
         player_sets: the players; empty if only the sources are wanted.
         sources: the mask, and the window and position encodings that the model has beside it.
         conditions: the components removed in each condition, the intact model first.
-        n_layers: how many first layers to map.
+        layers: the numbers of the layers to map.
         substitutes: what stands for removed weights; each in turn.
         scope: whether to remove, for a layer's scores, in the layers before it (`upstream`), in
             itself (`own`), or in both.
@@ -55,7 +55,7 @@ class Plan:
     player_sets: tuple[PlayerSet, ...]
     sources: tuple[Component, ...]
     conditions: tuple[Condition, ...]
-    n_layers: int = 1
+    layers: tuple[int, ...] = (0,)
     substitutes: tuple[Substitute, ...] = (Substitute(),)
     scope: Scope = "both"
     reparametrise: int = 0
@@ -105,7 +105,7 @@ class Plan:
         self, prefix: str, condition: Condition, substitute: Substitute | None = None
     ) -> Iterator[tuple[str, Ablation | None, Sequence[int]]]:
         """Yield per pass of a condition its key, what it ablates, and the layers that it maps."""
-        key, layers = f"{prefix}/{self.name(condition)}", range(self.n_layers)
+        key, layers = f"{prefix}/{self.name(condition)}", self.layers
         without = (substitute or self.substitutes[0]).without
         if not condition:
             yield key, None, layers
@@ -113,7 +113,10 @@ class Plan:
             yield key, without(condition), layers
         else:
             for layer in layers:
-                where = (layer,) if self.scope == "own" else tuple(range(layer))
+                where = [layer]
+                if self.scope == "upstream":  # blocks that do not attend have an MLP alone
+                    has_mlp = "mlp" in condition
+                    where = [each for each in range(layer) if has_mlp or each in self.layers]
                 yield f"{key}/L{layer}", without(condition, where), [layer]
 
     def keys(self, has_shuffled: bool) -> list[str]:

@@ -31,7 +31,6 @@ from nope_probe.experiments.wording import (
     measure_finding,
     nats,
     no_pattern,
-    numbered_layers,
     of_layer,
     percents,
     preference,
@@ -41,6 +40,7 @@ from nope_probe.figures import measures, shares
 from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import interval_of, interval_text, percent
 from nope_probe.figures.maps import score_maps, term_maps
+from nope_probe.figures.words import numbered_layers
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, explorer_section
 from nope_probe.runtime.folder import Run
@@ -165,6 +165,7 @@ def _source_maps(found: Findings) -> go.Figure:
         {"all": found.pooled("pattern/all"), **found.terms("source")},
         title="The positional pattern and what each source brings",
         layer=found.shown,
+        layers=found.layers,
         flat=found.noise(found.tables["sources"], "term", "rms"),
     )
 
@@ -204,6 +205,7 @@ def _term_maps(found: Findings) -> go.Figure:
         found.terms("pattern"),
         title="The mean term and the covariance term",
         layer=found.shown,
+        layers=found.layers,
         flat=found.noise(table.assign(map=table["term"] + "_term"), "map", "rms"),
     )
 
@@ -249,7 +251,9 @@ def _scores(found: Findings) -> Section:
 
 def _score_maps(found: Findings) -> go.Figure:
     scores = found.pooled(f"score/{found.intact}")
-    return score_maps(scores, layer=found.shown, skip_keys=found.manifest["skip_keys"])
+    return score_maps(
+        scores, layer=found.shown, layers=found.layers, skip_keys=found.manifest["skip_keys"]
+    )
 
 
 def source_finding(sources: pd.DataFrame, layer: int | None) -> str:
