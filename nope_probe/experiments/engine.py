@@ -15,17 +15,18 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nope_probe.components import Ablation
+from nope_probe.components import Ablation, writer_of
 from nope_probe.data.sequences import Kind, Sequences
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.model import begins_alike
 from nope_probe.hooks.layers.protocols import HookedModel
-from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
+from nope_probe.hooks.reading.calibration import calibrate, capture_written, weights_checksum
 from nope_probe.hooks.reading.capture import capture_losses, capture_scores, capture_stages
 from nope_probe.hooks.reading.residual_cache import ResidualCache
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.hooks.removing.written_positions import WrittenPosition, in_order
 from nope_probe.maps.folds import State, default_folds
 from nope_probe.maps.maps import ScoreMaps, StageMaps
 from nope_probe.maps.stored_maps import StoredMaps, packed_tensors
@@ -48,8 +49,9 @@ class Engine:
         checkpoint: where captures are saved; by default in memory.
         batch_size: sequences per forward pass.
         n_folds: parts of the data that intervals are made from.
-        calibration: gains and means of the replacements, from `calibrated`.
+        calibration: gains, means and positions of what is removed, from `calibrated`.
         residuals: residual streams that captures of score maps share.
+        skip_keys: how many first positions keep what writers write there; see `calibrate`.
 
     A capture's `key` names it in the checkpoint; with the key None it is not kept. A capture's
     `ablation` is what the model is run without; None for the intact model.
@@ -63,6 +65,7 @@ class Engine:
     n_folds: int = 8
     calibration: Calibration | None = None
     residuals: ResidualCache | None = None
+    skip_keys: int | None = None
 
     @classmethod
     def of(cls, session: Session[RunSettings]) -> Engine:
@@ -81,8 +84,10 @@ class Engine:
         """Return the engine of the same model on other sequences."""
         return replace(self, inputs=data.inputs, documents=data.documents)
 
-    def calibrated(self, key: str | None, ablations: Iterable[Ablation]) -> Engine:
-        """Return the engine with gains and means, if one of the ablations needs them.
+    def calibrated(
+        self, key: str | None, ablations: Iterable[Ablation], skip_keys: int | None = None
+    ) -> Engine:
+        """Return the engine with gains, means and positions, if one of the ablations needs them.
 
         The checkpoint belongs to a run of one model. Weights that are rewritten on another device
         may differ from the stored gains' in the last bit, so that no checksum is stored beside
@@ -99,11 +104,14 @@ class Engine:
                 self.inputs,
                 batch_size=self.batch_size,
                 seed=next((seed for seed in seeds if seed is not None), None),
+                writers=sorted({name for ablation in needing for name in ablation.writers}),
+                skip_keys=skip_keys,
                 checkpoint=stream,
             ).to_tensors(),
         )
         checksum = weights_checksum(self.model)
-        return replace(self, calibration=Calibration.from_tensors(measured, checksum))
+        calibration = Calibration.from_tensors(measured, checksum)
+        return replace(self, calibration=calibration, skip_keys=skip_keys)
 
     def once(self, key: str | None, capture: Capture, ablation: Ablation | None = None) -> State:
         """Return what a capture found, from the checkpoint or captured and saved.
@@ -114,7 +122,7 @@ class Engine:
             ablation: what the model is run without.
         """
         if key is None:
-            with self._without(ablation):
+            with self._without(None, ablation):
                 return capture(None)
         self.finish(key, capture, ablation)
         return self.checkpoint.load(key)
@@ -122,13 +130,48 @@ class Engine:
     def finish(self, key: str, capture: Capture, ablation: Ablation | None = None) -> None:
         """Capture and save what the checkpoint does not have yet, and leave it there."""
         if key not in self.checkpoint:
-            with self._without(ablation):
+            with self._without(key, ablation):
                 self.checkpoint.finish(key, capture)
 
-    def _without(self, ablation: Ablation | None) -> AbstractContextManager[HookedModel]:
+    def _without(
+        self, key: str | None, ablation: Ablation | None
+    ) -> AbstractContextManager[HookedModel]:
         if ablation is None:
             return nullcontext(self.model)
-        return ablated(self.model, ablation, self.calibration)
+        return ablated(self.model, ablation, self._calibration_for(key, ablation))
+
+    def _calibration_for(self, key: str | None, ablation: Ablation) -> Calibration | None:
+        """Return the calibration, with positions as they are written without all else.
+
+        Without the mask, or behind another writer, a component writes another position than in the
+        intact model, and taking away that of the intact model would leave its opposite.
+        """
+        calibration, keys = self.calibration, position_keys(key or "", ablation)
+        if calibration is None or not keys:
+            return calibration
+        removed = [name for name in ablation.components if writer_of(name) is None]
+        for writer in in_order(ablation.writers):
+            if writer in keys:
+                with ablated(self.model, replace(ablation, remove=removed), calibration):
+                    written = self._written(None if key is None else keys[writer], writer)
+                positions = {**calibration.positions, writer: written}
+                calibration = replace(calibration, positions=positions)
+            removed.append(f"position[{writer}]")
+        return calibration
+
+    def _written(self, key: str | None, writer: str) -> WrittenPosition:
+        def capture(stream: StreamCheckpoint | None) -> State:
+            return capture_written(
+                self.model,
+                self.inputs,
+                [writer],
+                skip_keys=self.skip_keys,
+                batch_size=self.batch_size,
+                checkpoint=stream,
+            )[writer].to_tensors()
+
+        found = capture(None) if key is None else self.checkpoint.once(key, capture)
+        return WrittenPosition.from_tensors(found)
 
     def scores(
         self,
@@ -215,6 +258,17 @@ class Engine:
             ablation,
         )
         return found["losses"]
+
+
+def position_keys(key: str, ablation: Ablation) -> dict[str, str]:
+    """Return the keys of the captures of what is written beside what else an ablation removes.
+
+    Args:
+        key: of the capture that the ablation is for.
+        ablation: what is removed.
+    """
+    alone = len(ablation.writers) == len(ablation.components)
+    return {name: f"{key}/{name}" for name in in_order(ablation.writers)[1 if alone else 0 :]}
 
 
 def validate_finite(maps: ScoreMaps, condition: str) -> None:

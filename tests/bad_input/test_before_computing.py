@@ -81,6 +81,12 @@ WITHOUT_EFFECT = [
     ("ablate --players sources --gain norm", "--gain has no effect where no weight is removed"),
     ("ablate --players sources --reparametrise 1", "--reparametrise has no effect where no weight"),
     ("circuit --gain norm", "--gain has no effect where no weight is removed"),
+    (
+        "ablate --players mask position[L0H0] --scope own",
+        "position[L0H0] is of one place: it takes no --scope own",
+    ),
+    ("ablate --players mlp position[MLP0]", "--players: mlp and position[MLP0] share the output"),
+    ("behaviour --remove position[HEAD0]", "--remove: unknown player 'position[HEAD0]'"),
     ("ablate --players mask --bands 2", "--bands divides the player rope"),
     ("ablate --players w_q --replacement zero --gain norm", "--gain is for the replacements"),
     ("ablate --replacement zero zero", "expected each --replacement once"),

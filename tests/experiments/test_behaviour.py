@@ -257,6 +257,33 @@ def test_a_finished_run_says_what_was_done_and_is_shown_again(
     assert (done / "manifest.json").read_bytes() == before
 
 
+def test_the_position_that_a_component_writes_is_taken_away_in_windows_of_any_length(
+    tiny: Callable[[str], Any], texts: Path, tmp_path: Path
+) -> None:
+    """Lengths differ where BOS is left out, and beyond the trained context."""
+    model = ["--model", tiny("llama").folder, "--data", texts]
+    model += ["--remove", "position[MLP0]", "mask+position[MLP0]"]
+    chosen = ["--measures", "loss", "bos", "extrapolation", "pattern", "--layers", 2]
+    run_command(behaviour, *SMALL[:10], *SMALL[-2:], *chosen, *model, "--out", tmp_path / "run")
+    hf, ids = tiny("llama").hf, load_file(tmp_path / "run" / "tokens.safetensors")["tokens"]
+    kept: list[torch.Tensor] = []
+    mlp = hf.model.layers[0].mlp
+    handle = mlp.register_forward_hook(lambda module, inputs, output: kept.append(output))
+    intact = losses_of(hf, ids)
+    handle.remove()
+    mean = kept[0].mean(0)
+    vectors = mean - mean[1:].mean(0)  # of BOS, all that it writes stays
+    vectors[0] = 0
+    handle = mlp.register_forward_hook(lambda module, inputs, output: output - vectors)
+    rise = (losses_of(hf, ids) - intact).mean(1)
+    handle.remove()
+    table = pd.read_csv(tmp_path / "run" / "behaviour.csv").set_index(["measure", "condition"])
+    found = table.loc[("loss", "position[MLP0]"), "difference"]
+    assert found == pytest.approx(float(rise.mean()), abs=1e-5)
+    for measure in ("without_bos", "extrapolation"):
+        assert table.loc[(measure, "position[MLP0]"), "difference"] != 0
+
+
 @needs_chromium
 def test_the_report_opens_without_errors(done: Path, tmp_path: Path) -> None:
     shown = opened((done / "report.html").read_text(), tmp_path)
@@ -329,6 +356,10 @@ def test_position_is_decodable_in_nope_with_the_mask_and_at_chance_without_it(
         (["--model", "parameter-free"], "behaviour is measured on text, with a language model"),
         (["--model", "nope-tiny", "--remove", "rope"], "the model has no rope; it has mask"),
         (["--model", "BARE"], "tokenizer"),
+        (
+            ["--model", "nope-tiny", "--remove", "position[L9H0]"],
+            "L9H0 writes nothing in this model; the components that do are embed, L0H0 to L3H3",
+        ),
         (
             ["--measures", "extrapolation", "--trained-len", 64, "--max-len", 64],
             "nothing to measure (extrapolation: the trained context of 64 tokens is not shorter",

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from nope_probe.analyses.shapley import INTACT
-from nope_probe.components import Substitute
+from nope_probe.components import Ablation, Substitute
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.experiments.ablation.plan import Measured, Plan, make_plan, measure_conditions
 from nope_probe.experiments.engine import Engine
+from nope_probe.hooks.ablation import ablated
+from nope_probe.hooks.reading.calibration import capture_written
 from nope_probe.models.parameter_free import build, nope_llama
 from nope_probe.runtime.checkpoint import RunCheckpoint
 
@@ -122,14 +124,41 @@ class Listing(RunCheckpoint):
         return super().stream(key)
 
 
-@pytest.mark.parametrize("scope", ["both", "own", "upstream"])
-def test_keys_are_those_of_all_streams_in_the_order_of_the_run(scope: Any):
-    plan = make_plan(LLAMA, ["mask", "w_k"])
+@pytest.mark.parametrize(
+    ("scope", "players"),
+    [
+        *((scope, ["mask", "w_k"]) for scope in ("both", "own", "upstream")),
+        ("both", ["mask", "w_k", "position[MLP0]", "position[L1H0]"]),
+    ],
+)
+def test_keys_are_those_of_all_streams_in_the_order_of_the_run(scope: Any, players: list[str]):
+    plan = make_plan(LLAMA, players)
     plan = replace(plan, layers=(0, 1), scope=scope, reparametrise=2)
     tokens, checkpoint = random_tokens(), Listing()
     measured(small_model(), tokens, plan, shuffled=tokens, checkpoint=checkpoint)
     assert checkpoint.streams == plan.keys(has_shuffled=True)
     assert len(set(checkpoint.streams)) == len(checkpoint.streams)
+
+
+def test_position_is_taken_away_as_it_is_written_without_all_else():
+    """Then nothing is left of it; what the intact model writes would leave its opposite."""
+    model, tokens, names = small_model(), random_tokens().inputs, ["MLP0", "MLP1"]
+    removed = Ablation(remove=["mask", *(f"position[{name}]" for name in names)])
+    engine = Engine(model=model, inputs=tokens, n_folds=4).calibrated(None, [removed])
+    assert engine.calibration is not None
+
+    def left(stream: Any) -> dict[str, torch.Tensor]:
+        found = capture_written(model, tokens, names)
+        return {name: written.vectors for name, written in found.items()}
+
+    def of_intact(stream: Any) -> dict[str, torch.Tensor]:
+        with ablated(model, removed, engine.calibration):
+            return left(stream)
+
+    for name, vectors in engine.once(None, left, removed).items():
+        size = engine.calibration.positions[name].vectors.norm()
+        assert vectors.norm() <= 1e-3 * size
+        assert of_intact(None)[name].norm() > 0.1 * size
 
 
 @pytest.mark.parametrize(("scope", "n_run"), [("own", 36), ("upstream", 52)])

@@ -21,10 +21,11 @@ from nope_probe.components import (
     Substitute,
     is_rope,
     kept_name,
+    writer_of,
 )
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
-from nope_probe.experiments.engine import Engine
+from nope_probe.experiments.engine import Engine, position_keys
 from nope_probe.experiments.removals import validate_components
 from nope_probe.hooks.reading.residual_cache import GIGABYTE, ResidualCache
 from nope_probe.hooks.removing.edited_weights import reparametrised
@@ -80,8 +81,9 @@ class Plan:
 
     @property
     def ablations(self) -> list[Ablation]:
-        """The removal of all weights that some condition removes, by each substitute."""
-        return [each.without(self.removable & {*WEIGHTS}) for each in self.substitutes]
+        """The removal of all that some condition removes and calibrates, by each substitute."""
+        calibrated = {name for name in self.removable if name in WEIGHTS or writer_of(name)}
+        return [each.without(calibrated) for each in self.substitutes]
 
     @property
     def replacing(self) -> list[Condition]:
@@ -134,7 +136,12 @@ class Plan:
         return keys
 
     def _keys(self, prefix: str, conditions: Sequence[Condition]) -> list[str]:
-        return [key for each in conditions for key, *_ in self.passes(prefix, each)]
+        passes = [one for each in conditions for one in self.passes(prefix, each)]
+        return [
+            name
+            for key, ablation, _ in passes
+            for name in (*position_keys(key, ablation or Ablation()).values(), key)
+        ]
 
 
 def make_plan(

@@ -18,6 +18,7 @@ from nope_probe.components import (
     validate_replacements,
     with_bands,
     without_weights,
+    writer_of,
 )
 from nope_probe.errors import UserError
 from nope_probe.experiments.removals import GainFlag
@@ -46,8 +47,10 @@ class Settings(RunSettings):
         _arg(
             help="What is kept or removed as a whole: of mask rope w_q w_k w_o w_v mlp pos_embed "
             "window alibi sink, the circuits qk ov, rope_high and rope_low (pairs whose wavelength "
-            "is below the sequence's length, and the rest), unions such as w_q+mlp; or `sources` "
-            "alone. By default mask rope w_q w_k w_o, and in a second set mask rope qk ov."
+            "is below the sequence's length, and the rest), the position that a head, MLP or "
+            "embedding writes (position[L1H0], position[MLP0]), unions such as w_q+mlp; or "
+            "`sources` alone. By default mask rope w_q w_k w_o, and in a second set mask rope qk "
+            "ov."
         ),
     ] = None
     bands: Annotated[
@@ -95,6 +98,9 @@ class Settings(RunSettings):
         removed = self._named_components()
         if removed is not None and not removed & {*WEIGHTS}:
             validate_effects(self, without_weights(FLAGS_OF_WEIGHTS))
+        written = sorted(name for name in removed or () if writer_of(name))
+        if written and self.scope != "both":
+            raise UserError(f"{written[0]} is of one place: it takes no --scope {self.scope}")
 
     def without_effect(self) -> dict[str, str]:
         """Return which settings have no effect beside the others, by name, and why."""

@@ -17,7 +17,7 @@ from nope_probe.components import Ablation
 from nope_probe.experiments.behaviour.measures import INTACT
 from nope_probe.experiments.behaviour.plan import Plan, Probe
 from nope_probe.experiments.behaviour.settings import Settings
-from nope_probe.experiments.engine import Engine
+from nope_probe.experiments.engine import Engine, position_keys
 from nope_probe.hooks.reading.residuals import capture_distances, capture_moments
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, batches_of
 from nope_probe.hooks.removing.edited_weights import untrained
@@ -92,6 +92,13 @@ class _Runner:
             for probe in plan.probes
             if ablation.heads is None or probe in HEAD_PROBES
         ]
+        self.writing = [each for each in self.conditions.values() if each.writers]
+        length = plan.text.tokens.shape[1]
+        self.other_lengths = [
+            name
+            for name, probe in plan.probes.items()
+            if self.writing and probe.tokens.shape[1] != length
+        ]
         self.decoded: dict[str, list[str]] = {}
         if plan.measured("position"):
             only_sources = [name for name in plan.conditions if plan.removes_sources_alone(name)]
@@ -107,6 +114,7 @@ class _Runner:
         """Return how many sequences this process runs in each stream, by the stream's key."""
         text, needs = self.plan.text, [each.needs_calibration for each in self.conditions.values()]
         probes = {"calibration": text} if any(needs) else {}
+        probes |= {f"positions/{name}": self.plan.probes[name] for name in self.other_lengths}
         probes |= {f"loss/{name}/{probe}": self.plan.probes[probe] for name, probe in self.scored}
         probes |= dict.fromkeys(self.maps, text)
         for layer in self.n_heads:
@@ -115,7 +123,18 @@ class _Runner:
             for name in names:
                 probes[f"{weights}/{name}/fit"] = self.fit
                 probes[f"{weights}/{name}/distance"] = self.held_out
+        for key, ablation in self.ablations().items():
+            probes |= dict.fromkeys(position_keys(key, ablation).values(), probes[key])
         return {key: self.n_own(probe) for key, probe in probes.items()}
+
+    def ablations(self) -> dict[str, Ablation]:
+        """Return what is removed in each stream of a condition, by the stream's key."""
+        found = {f"loss/{name}/{probe}": self.conditions[name] for name, probe in self.scored}
+        for weights, names in self.decoded.items():
+            for name in names:
+                keys = f"{weights}/{name}/fit", f"{weights}/{name}/distance"
+                found |= dict.fromkeys(keys, self.conditions[name])
+        return found | self.maps
 
     def seqs_per_batch(self, probe: Probe) -> int:
         """Return how many sequences make about as many tokens as a batch of text windows.
@@ -143,7 +162,8 @@ class _Runner:
 
     def run(self) -> Measured:
         """Return the losses, decodability and score maps of all conditions."""
-        text = self.on(self.plan.text).calibrated("calibration", self.conditions.values())
+        text = self.on(self.plan.text)
+        text = text.calibrated("calibration", self.conditions.values(), self.skip)
         self.engine = text
         return Measured(
             losses={(name, probe): self.losses(name, probe) for name, probe in self.scored},
@@ -160,8 +180,18 @@ class _Runner:
         ablation, probe = self.conditions[name], self.plan.probes[probe_name]
         if "mask" in ablation.remove:
             ablation = replace(ablation, prefix=probe.prefix)
-        losses = self.on(probe).losses(f"loss/{name}/{probe_name}", ablation)
+        engine = self.on(probe)
+        if ablation.writers and probe_name in self.other_lengths:
+            engine = self.with_positions(engine, probe_name)
+        losses = engine.losses(f"loss/{name}/{probe_name}", ablation)
         return by_document(losses, probe.documents)
+
+    def with_positions(self, engine: Engine, probe_name: str) -> Engine:
+        """Return the engine with what writers write in windows of a probe's own length."""
+        own = engine.calibrated(f"positions/{probe_name}", self.writing, self.skip).calibration
+        assert own is not None
+        assert engine.calibration is not None
+        return replace(engine, calibration=replace(engine.calibration, positions=own.positions))
 
     def head_patterns(self, layer: int) -> list[Interval]:
         """Return the RMS of p of each head of a layer, whose maps are held one layer at a time."""

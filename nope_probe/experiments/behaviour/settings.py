@@ -58,7 +58,8 @@ class Settings(RunSettings):
         tuple[str, ...] | None,
         _arg(
             help="The conditions, each a component (mask rope w_q w_k w_o w_v mlp pos_embed), a "
-            "circuit (qk ov) or a union such as mask+rope. By default rope mask w_q w_k qk w_o ov "
+            "circuit (qk ov), the position that a head, MLP or embedding writes (position[L1H0], "
+            "position[MLP0]) or a union such as mask+rope. By default rope mask w_q w_k qk w_o ov "
             "mlp mask+rope, those that the model has."
         ),
     ] = None
