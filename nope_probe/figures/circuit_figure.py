@@ -117,7 +117,13 @@ def circuit(
     }
     patch(figure, scales[PER_STAGE])
     visible = {name: [stage in stages for stage in held] for name, stages in shown.items()}
-    _add_switches(figure, visible, scales)
+    add_switches(
+        figure,
+        {
+            "Maps": {name: {"visible": flags} for name, flags in visible.items()},
+            "Colours": {name: {"layout": keys} for name, keys in scales.items()},
+        },
+    )
     return figure
 
 
@@ -232,16 +238,16 @@ def _captions(flow: Flow, data: Circuit) -> list[dict[str, Any]]:
     return captions
 
 
-def _add_switches(
-    figure: go.Figure,
-    shown: Mapping[str, Sequence[bool]],
-    scales: Mapping[str, Mapping[str, float]],
+def add_switches(
+    figure: go.Figure, switches: Mapping[str, Mapping[str, Mapping[str, Any]]]
 ) -> None:
-    """Add the switches: as menus for notebooks, and in the metadata for the report page."""
-    switches: dict[str, dict[str, Any]] = {
-        "Maps": {name: {"visible": list(traces)} for name, traces in shown.items()},
-        "Colours": {name: {"layout": dict(keys)} for name, keys in scales.items()},
-    }
+    """Add switches: as menus for notebooks, and in the metadata for the report page.
+
+    Args:
+        figure: the figure, whose first choices are shown.
+        switches: by name, its choices, of which each says which traces are `visible`, sets keys of
+            the `layout`, or both.
+    """
     menus = []
     for index, choices in enumerate(switches.values()):
         buttons = [

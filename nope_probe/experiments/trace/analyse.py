@@ -1,0 +1,274 @@
+"""From what writers bring to each reader to tables, maps and a run; the same in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from nope_probe.analyses.positions import term_maps, term_table, writer_table
+from nope_probe.errors import UserError, closed_choices
+from nope_probe.experiments.engine import (
+    Engine,
+    Inputs,
+    as_sequences,
+    folds_for_intervals,
+    validate_first_sequence,
+)
+from nope_probe.experiments.trace.run import MIN_FOLDS, Settings
+from nope_probe.experiments.trace.sections import answer, headline, report
+from nope_probe.figures.position_circuit import ALL, CLOCKS
+from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.layers.protocols import HookedModel
+from nope_probe.hooks.reading.writers import WriterKind
+from nope_probe.maps.folds import pooled
+from nope_probe.maps.positions import PositionSums, ReaderSums
+from nope_probe.runtime.folder import Run
+from nope_probe.runtime.identity import input_arrays, input_record
+from nope_probe.runtime.session import Session
+
+EFFECTS = ["layer", "writer", "predicted", "direct", "total"]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Trace:
+    """Who writes the position that each layer (or head) of a model reads.
+
+    Attributes:
+        terms: a row for each term of a reader's pattern: its RMS in nats, share, and how much of it
+            is a function of the distance.
+        writers: a row for each reader, side (key or query) and writer: its share of the pattern.
+        effects: of the strongest writers, the share that is lost without their position; empty
+            unless it was measured.
+        clocks: a reader's mean keys and queries along their two principal axes, by position.
+        maps: the patterns of the terms by name, such as `L1/rotation`, nats.
+    """
+
+    terms: pd.DataFrame
+    writers: pd.DataFrame
+    effects: pd.DataFrame
+    clocks: pd.DataFrame
+    maps: dict[str, Float[np.ndarray, "query_pos key_pos"]]
+
+    @property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The tables by the names of a run's CSV files."""
+        names = ("terms", "writers", "effects", "clocks")
+        return {name: getattr(self, name) for name in names}
+
+    def __repr__(self) -> str:
+        """Return who writes the position of the strongest pattern, and what there is."""
+        readers = ", ".join(f"L{layer}" for layer in self.terms["layer"].unique())
+        return f"Trace of {readers}: {answer(self.tables)}"
+
+
+@closed_choices("writers", "skip_keys")
+def run_trace(
+    model: HookedModel,
+    inputs: Inputs,
+    *,
+    layers: int | None = None,
+    writers: WriterKind = "heads",
+    per_head: bool = False,
+    confirm: int = 0,
+    batch_size: int = 32,
+    n_folds: int | None = None,
+    skip_keys: int | Literal["auto"] = "auto",
+) -> Trace:
+    """Find who writes the position that each layer reads, as the `trace` command does.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge.
+        inputs: sequences of equal length; vectors for a parameter-free model.
+        layers: how many first blocks to read; all by default.
+        writers: whether heads write one by one, or each block's attention as a whole.
+        per_head: whether each head is a reader, not each layer.
+        confirm: for how many of the strongest writers to measure what the reader loses without
+            their position.
+        batch_size: sequences per forward pass.
+        n_folds: parts of the data that intervals are made from, 5 or more; by default 8, or as many
+            as there are documents if these are fewer.
+        skip_keys: first keys to leave out; `auto`: 1 where all sequences begin with the same token.
+
+    Raises:
+        ValueError: for too few sequences or folds.
+        NotImplementedError: for a family whose residual stream, RoPE or projections have another
+            form than a sum, pairs that turn, and linear maps between norms.
+
+    Example:
+        >>> from nope_probe import load, run_trace, sequences
+        >>> loaded = load("nope-tiny", n_layers=2)
+        >>> data = sequences(tokenizer=loaded.tokenizer, n_seqs=64, seq_len=24)
+        >>> found = run_trace(loaded.model, data)
+        >>> keys = found.writers.query("layer == 1 and side == 'key'").set_index("writer")
+        >>> keys["share"].idxmax()
+        'MLP0'
+    """
+    data = as_sequences(inputs)
+    n_folds = folds_for_intervals(data, n_folds)
+    if n_folds < MIN_FOLDS:
+        raise ValueError(f"expected at least {MIN_FOLDS} folds, got {n_folds}")
+    engine = Engine(
+        model=model,
+        inputs=data.inputs,
+        documents=data.documents,
+        batch_size=batch_size,
+        n_folds=n_folds,
+    )
+    n_layers = len(layers_of(model)) if layers is None else layers
+    sums = engine.positions(None, layers=readers(model, n_layers), writers=writers, per_head=per_head)
+    skipped = int(data.bos) if skip_keys == "auto" else skip_keys
+    return trace_of(sums, skipped, effects_of(engine, sums, skipped, confirm))
+
+
+def readers(model: HookedModel, n_layers: int) -> list[int]:
+    """Return the numbers of the first blocks that attend."""
+    return [layer.index for layer in layers_of(model) if layer.index < n_layers]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Captured:
+    """What a run measured.
+
+    Attributes:
+        sums: what writers bring to the queries and keys of each reader.
+        effects: what readers lose without the position of their strongest writers.
+    """
+
+    sums: PositionSums
+    effects: pd.DataFrame
+
+
+def capture(session: Session[Settings]) -> Captured:
+    """Return what writers bring to each reader, from the checkpoint or captured and saved.
+
+    Raises:
+        UserError: for a model that cannot be traced, or a non-finite score.
+    """
+    settings, data = session.settings, session.sequences()
+    engine, model, keys = Engine.of(session), session.loaded.model, ["positions"]
+    n_layers = settings.n_layers_of(session.loaded)
+    if "positions" not in session.checkpoint:
+        validate_first_sequence(model, data.inputs, n_layers)
+    session.announce(1, keys, n_seqs=len(data))
+    try:
+        with session.checkpoint.progress(keys, session.n_own_seqs):
+            sums = engine.positions(
+                "positions",
+                layers=readers(model, n_layers),
+                writers=settings.writers,
+                per_head=settings.traces_heads,
+            )
+            effects = effects_of(
+                engine, sums, settings.n_skipped(data), settings.confirm, settings.reader
+            )
+    except NotImplementedError as error:
+        raise UserError(f"{session.loaded.info.name} cannot be traced: {error}") from error
+    return Captured(sums=sums, effects=effects)
+
+
+def effects_of(
+    engine: Engine, sums: PositionSums, skip_keys: int, n_pairs: int, reader: str | None = None
+) -> pd.DataFrame:
+    """Return what readers lose without the position of their strongest writers.
+
+    Args:
+        engine: the model, on the sequences of the sums.
+        sums: what writers bring to each reader.
+        skip_keys: how many first keys to leave out.
+        n_pairs: of how many pairs of writer and reader; 0 for none.
+        reader: the layer or head whose writers to take; by default those of all.
+    """
+    return pd.DataFrame(columns=EFFECTS)
+
+
+def trace_of(sums: PositionSums, skip_keys: int, effects: pd.DataFrame) -> Trace:
+    """Return the tables and maps of what writers bring to each reader."""
+    writers = writer_table(sums, skip_keys)
+    return Trace(
+        terms=term_table(sums, skip_keys),
+        writers=writers,
+        effects=effects,
+        clocks=clock_table(sums, writers, skip_keys),
+        maps={
+            name: values.float().numpy() for name, values in term_maps(sums, skip_keys).items()
+        },
+    )
+
+
+def analyse(session: Session[Settings], captured: Captured) -> Run:
+    """Measure what each writer brings, and return the run."""
+    inputs, settings = session.sequences(), session.settings
+    skip_keys = settings.n_skipped(inputs)
+    trace = trace_of(captured.sums, skip_keys, captured.effects)
+    manifest: dict[str, Any] = {
+        **session.provenance(),
+        **input_record(inputs, skip_keys, captured.sums.counts),
+        "reader": settings.reader,
+    }
+    manifest["headline"] = headline(trace.tables, settings.reader)
+    arrays = {"maps": trace.maps, "tokens": input_arrays(inputs)}
+    run = Run(manifest=manifest, arrays=arrays, tables=trace.tables)
+    return replace(run, page=report(run).html(manifest))
+
+
+def clock_table(sums: PositionSums, writers: pd.DataFrame, skip_keys: int) -> pd.DataFrame:
+    """Return the table of clocks: mean keys and queries along their two principal axes.
+
+    Args:
+        sums: what writers bring to each reader.
+        writers: `writers.csv`, which says who are the strongest.
+        skip_keys: how many first positions to leave out.
+
+    Returns:
+        layer (head), side, writer (`all` and the strongest), position, axis_1 and axis_2, and
+        `explained`: the axes' share of the variance of all writers' sum.
+    """
+    tables = []
+    for layer, reader in sums.readers.items():
+        for head, each in reader.heads():
+            where = {"layer": layer} | ({} if head is None else {"head": head})
+            own = writers[(writers[list(where)] == pd.Series(where)).all(axis=1)]
+            for side in ("key", "query"):
+                rows = own[own["side"] == side]
+                order = rows["share"].abs().sort_values(ascending=False).index
+                strongest = [str(name) for name in rows.loc[order, "writer"][: CLOCKS - 1]]
+                for part in _clocks(each, side, strongest, sums.counts, skip_keys):
+                    tables.append(part.assign(**where, side=side))
+    columns = ["layer", "side", "writer", "position", "axis_1", "axis_2", "explained"]
+    found = pd.concat(tables, ignore_index=True)
+    return found[columns[:1] + (["head"] if "head" in found else []) + columns[1:]]
+
+
+def _clocks(
+    reader: ReaderSums, side: str, names: list[str], counts: Tensor, skip_keys: int
+) -> Iterator[pd.DataFrame]:
+    """Yield a table of all writers together, then of each that is named."""
+    whole, parts = (reader.k, reader.keys) if side == "key" else (reader.q, reader.queries)
+
+    def positional(x: Float[Tensor, "fold pos head d_head"]) -> Float[Tensor, "pos width"]:
+        mean = pooled(x, counts).flatten(1)[skip_keys:]
+        return mean - mean.mean(0)
+
+    mean = positional(whole)
+    _, sizes, axes = torch.linalg.svd(mean, full_matrices=False)
+    largest = axes.gather(1, axes.abs().argmax(1, keepdim=True))
+    axes = (axes * largest.sign())[:2]  # signs of axes are free: the largest coordinate is positive
+    explained = float(sizes[:2].square().sum() / sizes.square().sum().clamp_min(1e-300))
+    for name, x in {ALL: whole, **{name: parts[name] for name in names}}.items():
+        points = torch.nn.functional.pad(positional(x) @ axes.T, (0, 2 - len(axes)))
+        yield pd.DataFrame(
+            {
+                "writer": name,
+                "position": range(skip_keys, skip_keys + len(points)),
+                "axis_1": points[:, 0],
+                "axis_2": points[:, 1],
+                "explained": explained,
+            }
+        )
