@@ -1,0 +1,277 @@
+"""What is linear in a block once the scales of its norms are kept as they were for each token.
+
+A norm of a token x is s C(x) w + b: C takes the mean away (LayerNorm) or does nothing (RMS norm),
+w and b are learned, and s is the token's scale. With s kept, queries and keys are linear in the
+residual stream, and so exactly the sum of what each component wrote into it. Maps are found by
+running a block's own modules on chosen vectors: no family of models is known here by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from einops import rearrange, reduce
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from nope_probe.hooks.layers.attached_hooks import hooks_detached
+from nope_probe.hooks.layers.attention import Attention, relative_error, score_tolerance
+from nope_probe.hooks.layers.base_layer import Layer, Vectors
+from nope_probe.hooks.layers.model import run_forward, tapped, traits_of
+from nope_probe.hooks.layers.protocols import HookedModel
+from nope_probe.hooks.layers.rotation import RemovedPairs
+from nope_probe.hooks.layers.tap import taps_read
+
+_LARGE = 1e3  # of the vectors that show what a norm does: its epsilon is nothing beside them
+_N_POS = 16  # of the sequences in which vectors go through a block's projections
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NormMap:
+    """What a norm is but for the scale of each token: s C(x) w + b.
+
+    Attributes:
+        weight, bias: w and b; None where there is no norm, which leaves tokens as they are.
+        centred: whether C takes a token's mean away.
+    """
+
+    weight: Float[Tensor, "*width"] | None = None
+    bias: Float[Tensor, "*width"] | None = None
+    centred: bool = False
+
+    def linear(self, x: Float[Tensor, "*tokens width"]) -> Float[Tensor, "*tokens width"]:
+        """Return C(x) w."""
+        if self.weight is None:
+            return x
+        return (x - x.mean(-1, keepdim=True) if self.centred else x) * self.weight.to(x)
+
+    def scales(self, x: Vectors, y: Vectors) -> Float[Tensor, "batch pos"]:
+        """Return the scale s of each token x whose output is y."""
+        if self.weight is None or self.bias is None:
+            return x.new_ones(x.shape[:-1])
+        direction = self.linear(x)
+        size = direction.square().sum(-1).clamp_min(torch.finfo(x.dtype).tiny)
+        return ((y - self.bias.to(y)) * direction).sum(-1) / size
+
+    def outputs(self, x: Vectors, scales: Float[Tensor, "batch pos"]) -> Vectors:
+        """Return s C(x) w + b."""
+        if self.bias is None:
+            return x
+        return self.linear(x) * scales[..., None] + self.bias.to(x)
+
+
+def norm_map(norm: Callable[[Tensor], Tensor], like: Float[Tensor, "*shape width"]) -> NormMap:
+    """Return what a norm does to vectors, from its outputs for three of them.
+
+    Args:
+        norm: takes vectors to normed vectors.
+        like: vectors that it takes, for their shape.
+    """
+    bias = norm(torch.zeros_like(like))
+    ones = torch.full_like(like, _LARGE)
+    centred = bool((norm(ones) - bias).abs().max() < 1e-3)
+    signs = ones.clone()
+    signs[..., 1::2] = -_LARGE
+    direction = signs - signs.mean(-1, keepdim=True) if centred else signs
+    size = direction.square().mean(-1, keepdim=True).sqrt()
+    return NormMap(weight=(norm(signs) - bias) * size / direction, bias=bias, centred=centred)
+
+
+def norm_between(block: nn.Module, x: Vectors, y: Vectors) -> NormMap | None:
+    """Return the norm that takes x to y: none at all, or one of a block's; None if no one does.
+
+    Args:
+        block: the block.
+        x: tokens before the norm.
+        y: the same tokens behind it.
+    """
+    tolerance = score_tolerance(x.dtype)
+    if relative_error(y, x) <= tolerance:
+        return NormMap()
+    original: Any = getattr(block, "original_component", None)
+    for norm in [*block.children(), *([] if original is None else original.children())]:
+        if is_norm(norm):
+            found = norm_map(norm, x[:1, :1])
+            one = NormMap(weight=_row(found.weight), bias=_row(found.bias), centred=found.centred)
+            if relative_error(one.outputs(x, one.scales(x, y)), y) <= tolerance:
+                return one
+    return None
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Return whether a module is a norm, as far as its class says."""
+    return "norm" in type(module).__name__.lower()
+
+
+def _row(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.flatten()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ProjectionMap:
+    """How a block makes queries and keys, before RoPE, from its normed input y.
+
+    With the scale t of an inner norm (q/k-norm, the norms of MLA) they are t (y W + b) + c; t is 1
+    where there is no such norm. Query heads come first, then key heads.
+
+    Attributes:
+        weight: W.
+        bias, constant: b and c.
+        n_heads: how many of the heads are query heads.
+        parts: the coordinates of a head that share a scale; none without an inner norm.
+    """
+
+    weight: Float[Tensor, "d_model head d_head"]
+    bias: Float[Tensor, "head d_head"]
+    constant: Float[Tensor, "head d_head"]
+    n_heads: int
+    parts: tuple[slice | Tensor, ...] = ()
+
+    def with_grouped_queries(self, n_kv_heads: int) -> ProjectionMap:
+        """Return the map to the sums of the queries that share a key head, and to keys.
+
+        Where heads have scales of their own there is none: it stays as it is.
+        """
+        if self.parts:
+            return self
+
+        def grouped(x: Float[Tensor, "*d_model head d_head"]) -> Tensor:
+            q, k = x[..., : self.n_heads, :], x[..., self.n_heads :, :]
+            sums = reduce(q, "... (head group) d -> ... head d", "sum", head=n_kv_heads)
+            return torch.cat((sums, k), -2)
+
+        weight, bias, constant = map(grouped, (self.weight, self.bias, self.constant))
+        return ProjectionMap(weight=weight, bias=bias, constant=constant, n_heads=n_kv_heads)
+
+    def gains(
+        self, y: Vectors, heads: Float[Tensor, "batch pos head d_head"]
+    ) -> Float[Tensor, "batch pos head part"]:
+        """Return t of each token, head and part of it, from y and its queries and keys.
+
+        Raises:
+            NotImplementedError: if queries and keys are not such a map of y.
+        """
+        plain = torch.einsum("bpm,mhd->bphd", y, self.weight.to(y)) + self.bias.to(y)
+        own = heads - self.constant.to(heads)
+        gains = torch.ones(*heads.shape[:3], max(1, len(self.parts)), dtype=y.dtype).to(y)
+        for index, part in enumerate(self.parts):
+            direction = plain[..., part]
+            size = direction.square().sum(-1).clamp_min(torch.finfo(y.dtype).tiny)
+            gains[..., index] = (own[..., part] * direction).sum(-1) / size
+        error = relative_error(plain * self.spread(gains), own)
+        if not error <= 10 * score_tolerance(y.dtype):
+            raise NotImplementedError(
+                "queries and keys are no linear map of the normed residual stream, whatever the "
+                f"scales of norms (relative error {error:.1e})"
+            )
+        return gains
+
+    def spread(
+        self, gains: Float[Tensor, "*tokens head part"]
+    ) -> Float[Tensor, "*tokens head d_head"]:
+        """Return the gain of each coordinate."""
+        if not self.parts:
+            return gains.expand(*gains.shape[:-1], self.weight.shape[-1])
+        spread = gains.new_empty(*gains.shape[:-1], self.weight.shape[-1])
+        for index, part in enumerate(self.parts):
+            spread[..., part] = gains[..., [index]]
+        return spread
+
+
+def projection_map(model: HookedModel, layer: Layer) -> ProjectionMap:
+    """Return how a block makes queries and keys, from a pass in which its input is a basis."""
+    basis = torch.cat((torch.zeros(1, layer.d_model), torch.eye(layer.d_model)))
+    n_seqs = -(-len(basis) // _N_POS)
+    inputs = torch.zeros(n_seqs * _N_POS, layer.d_model)
+    inputs[: len(basis)] = basis
+    inputs = inputs.view(n_seqs, _N_POS, -1)
+    with tapped(model):
+        with _norms_as(layer, 1.0) as norms:
+            at_one = _heads_of(model, layer, inputs)[: len(basis)]
+        with _norms_as(layer, 0.0):
+            constant = _heads_of(model, layer, inputs[:1])[0]
+    constant = constant if norms else torch.zeros_like(constant)
+    rotary = traits_of(model)[layer.index].rotary
+    parts: tuple[slice | Tensor, ...] = (slice(None),) if norms else ()
+    if norms and rotary is not None and rotary.pairs is not None:
+        turned = torch.zeros(at_one.shape[-1], dtype=torch.bool)
+        turned[rotary.pairs.flatten()] = True
+        if not turned.all():  # of MLA, the rotated part of a key has no norm
+            parts = (turned.nonzero().flatten(), (~turned).nonzero().flatten())
+    return ProjectionMap(
+        weight=at_one[1:] - at_one[0],
+        bias=at_one[0] - constant,
+        constant=constant,
+        n_heads=layer.n_heads,
+        parts=parts,
+    )
+
+
+def _heads_of(
+    model: HookedModel, layer: Layer, inputs: Vectors
+) -> Float[Tensor, "token head d_head"]:
+    """Return the queries and keys that a block makes of normed inputs, as at position 0."""
+    read: list[Tensor] = []
+
+    def keep(attention: Attention) -> None:
+        read.append(torch.cat((attention.q, attention.k), 2).double().cpu())
+
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def replaced(value: object) -> object:
+            is_input = isinstance(value, Tensor) and value.shape == inputs.shape
+            return inputs.to(value) if isinstance(value, Tensor) and is_input else value
+
+        new = {name: replaced(value) for name, value in kwargs.items()}
+        return tuple(replaced(value) for value in args), new
+
+    rotary, tap = traits_of(model)[layer.index].rotary, layer.tap
+    tokens = torch.ones(inputs.shape[:2], dtype=torch.long)
+    with torch.inference_mode(), hooks_detached(model):
+        before = tap.rope, tap.edit
+        tap.rope = None if rotary is None else RemovedPairs(bands=("rope",), rotary=rotary)
+        tap.edit = None
+        handle = layer.attn.register_forward_pre_hook(enter, with_kwargs=True)
+        try:
+            with taps_read([(tap, keep)], [tap]):
+                run_forward(model, tokens)
+        finally:
+            handle.remove()
+            tap.rope, tap.edit = before
+    return rearrange(read[0], "seq pos head d_head -> (seq pos) head d_head")
+
+
+@contextmanager
+def _norms_as(layer: Layer, scale: float) -> Iterator[list[nn.Module]]:
+    """Let the norms inside a block's attention have one scale for all tokens; yield these norms."""
+    norms = list(_outermost_norms(layer.attending))
+    for norm in norms:
+        vars(norm)["forward"] = _with_scale(norm, scale)
+    try:
+        yield norms
+    finally:
+        for norm in norms:
+            del vars(norm)["forward"]
+
+
+def _outermost_norms(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the norms in a module, but none inside of another."""
+    for child in module.children():
+        if is_norm(child):
+            yield child
+        else:
+            yield from _outermost_norms(child)
+
+
+def _with_scale(norm: nn.Module, scale: float) -> Callable[..., Tensor]:
+    forward = norm.forward
+
+    def run(x: Tensor, *args: object, **kwargs: object) -> Tensor:
+        found = norm_map(lambda vectors: forward(vectors, *args, **kwargs), x[:1])
+        assert found.bias is not None
+        return (found.linear(x) * scale + found.bias.to(x)).to(x.dtype)
+
+    return run

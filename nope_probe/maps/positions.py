@@ -1,0 +1,170 @@
+"""Mean queries and keys at each position, and what each component writes into them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nope_probe.maps.folds import State
+
+Vectors = Float[Tensor, "fold pos head d_head"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Turns:
+    """How RoPE turns the pairs of coordinates of a head at each position.
+
+    Attributes:
+        pairs: the two coordinates of each pair.
+        cos, sin: of the angle of each pair at each position.
+    """
+
+    pairs: Int[Tensor, "pair two"]
+    cos: Float[Tensor, "pos pair"]
+    sin: Float[Tensor, "pos pair"]
+
+    def turned(
+        self, x: Float[Tensor, "*batch pos head d_head"]
+    ) -> Float[Tensor, "*batch pos head d_head"]:
+        """Return queries or keys turned as at their positions."""
+        return self._turned(x, self.sin)
+
+    def turned_back(
+        self, x: Float[Tensor, "*batch pos head d_head"]
+    ) -> Float[Tensor, "*batch pos head d_head"]:
+        """Return turned queries or keys as at position 0."""
+        return self._turned(x, -self.sin)
+
+    def _turned(self, x: Tensor, sin: Tensor) -> Tensor:
+        first, second = self.pairs.T
+        cos, sin = self.cos[:, None].to(x), sin[:, None].to(x)
+        turned, low, high = x.clone(), x[..., first], x[..., second]
+        turned[..., first] = low * cos - high * sin
+        turned[..., second] = high * cos + low * sin
+        return turned
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ReaderSums:
+    """What one layer reads: fold means of its queries and keys before RoPE, float64.
+
+    Attributes:
+        q, k: mean queries and keys at each position. Over heads, the queries that share a key head
+            are added up: the mean over heads needs no more. Of single heads, `q` has all of them.
+        queries, keys: the same for each writer; they add up to `q` and `k`.
+        first_queries, first_keys: of writers that are heads, the part from the first key.
+        scores: mean q.k times the scale, nats, over heads or of each; NaN where masked.
+        bias: what is added to it (ALiBi), nats; None for nothing.
+        scale: the factor between the sum of q.k over the heads of `q` and `scores`.
+        turns: how RoPE turns q and k; None without it.
+    """
+
+    q: Vectors
+    k: Vectors
+    queries: Mapping[str, Vectors]
+    keys: Mapping[str, Vectors]
+    first_queries: Mapping[str, Vectors] = field(default_factory=dict)
+    first_keys: Mapping[str, Vectors] = field(default_factory=dict)
+    scores: Float[Tensor, "fold *head query_pos key_pos"]
+    bias: Float[Tensor, "*head query_pos key_pos"] | None = None
+    scale: float
+    turns: Turns | None = None
+
+    @property
+    def per_head(self) -> bool:
+        """Whether each head is kept by itself."""
+        return self.scores.ndim == 4
+
+    def heads(self) -> Iterator[tuple[int | None, ReaderSums]]:
+        """Yield each head by its number as a reader of one head; of means over heads, the layer."""
+        if not self.per_head:
+            yield None, self
+            return
+        n_heads = self.q.shape[2]
+        for head in range(n_heads):
+            key_head = head * self.k.shape[2] // n_heads
+            yield (
+                head,
+                ReaderSums(
+                    q=self.q[:, :, [head]],
+                    k=self.k[:, :, [key_head]],
+                    queries={name: x[:, :, [head]] for name, x in self.queries.items()},
+                    keys={name: x[:, :, [key_head]] for name, x in self.keys.items()},
+                    first_queries={n: x[:, :, [head]] for n, x in self.first_queries.items()},
+                    first_keys={n: x[:, :, [key_head]] for n, x in self.first_keys.items()},
+                    scores=self.scores[:, head],
+                    bias=None if self.bias is None else self.bias[head],
+                    scale=self.scale,
+                    turns=self.turns,
+                ),
+            )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PositionSums:
+    """What the readers of a model read at each position, and who wrote it.
+
+    Attributes:
+        readers: by the number of their layer.
+        counts: sequences per fold.
+        bos: whether all sequences begin with the same token, an attention sink.
+    """
+
+    readers: Mapping[int, ReaderSums]
+    counts: Int[Tensor, " fold"]
+    bos: bool = False
+
+    def to_tensors(self) -> State:
+        """Return the sums by name, for `from_tensors`."""
+        tensors: State = {"counts": self.counts, "bos": torch.tensor(self.bos)}
+        for layer, reader in self.readers.items():
+            values = {each.name: getattr(reader, each.name) for each in fields(reader)}
+            values |= {"scale": torch.tensor(reader.scale, dtype=torch.float64)}
+            turns = values.pop("turns")
+            if turns is not None:
+                values |= {
+                    f"turns.{each.name}": getattr(turns, each.name) for each in fields(turns)
+                }
+            for name, value in values.items():
+                if isinstance(value, Mapping):
+                    tensors |= {f"{layer}/{name}/{writer}": x for writer, x in value.items()}
+                elif value is not None:
+                    tensors[f"{layer}/{name}"] = value
+        return tensors
+
+    @classmethod
+    def from_tensors(cls, tensors: State) -> PositionSums:
+        """Return the sums from which `to_tensors` made the tensors."""
+        layers = sorted({int(name.partition("/")[0]) for name in tensors if "/" in name})
+        return cls(
+            readers={layer: _reader(tensors, f"{layer}/") for layer in layers},
+            counts=tensors["counts"],
+            bos=bool(tensors["bos"]),
+        )
+
+
+def _reader(tensors: State, prefix: str) -> ReaderSums:
+    values = {n.removeprefix(prefix): x for n, x in tensors.items() if n.startswith(prefix)}
+
+    def of_writers(name: str) -> dict[str, Vectors]:
+        return {n.partition("/")[2]: x for n, x in values.items() if n.startswith(f"{name}/")}
+
+    turns = {each.name: values.get(f"turns.{each.name}") for each in fields(Turns)}
+    pairs, cos, sin = turns["pairs"], turns["cos"], turns["sin"]
+    has_rope = pairs is not None and cos is not None and sin is not None
+    return ReaderSums(
+        q=values["q"],
+        k=values["k"],
+        queries=of_writers("queries"),
+        keys=of_writers("keys"),
+        first_queries=of_writers("first_queries"),
+        first_keys=of_writers("first_keys"),
+        scores=values["scores"],
+        bias=values.get("bias"),
+        scale=float(values["scale"]),
+        turns=Turns(pairs=pairs, cos=cos, sin=sin) if has_rope else None,
+    )
