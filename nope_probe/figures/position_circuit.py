@@ -48,6 +48,7 @@ SIDES = {"key": "keys", "query": "queries"}
 WITH, AGAINST = "rgba(217, 115, 13, 0.8)", "rgba(43, 123, 186, 0.8)"
 ALL = "all"  # readers; or writers of a clock
 MOST_EDGES = 12  # of a reader
+MOST_READERS = 32  # of which the strongest are drawn
 LEAST, LEAST_BESIDE = 0.01, 0.1  # shares that have an edge, alone and beside those of other readers
 WIDEST = 14.0  # px of an edge that stands for the whole pattern
 FEW = 8  # heads whose nodes have labels
@@ -126,10 +127,14 @@ def position_circuit(
     first = reader or strongest_reader(terms) or readers[-1]
     if first not in readers:
         raise ValueError(f"no reader {first!r}; there are {', '.join(readers)}")
+    if len(readers) > MOST_READERS:
+        whole = terms[terms["term"] == "all"].sort_values("rms", ascending=False)
+        kept = {first, *whole["reader"][: MOST_READERS - 1]}
+        readers = [name for name in readers if name in kept]
     edges = {name: _edges_of(name, terms, writers, effects) for name in readers}
     places = _places([edge for own in edges.values() for edge in own], readers)
-    names = [name for name in TERMS if any(f"{each}/{name}" in (maps or {}) for each in readers)]
-    dials = {name: _dials_of(name, clocks, edges[name]) for name in readers}
+    names = _terms_in(maps or {}, readers)
+    dials = {name: _dials_of(name, clocks) for name in readers}
     n_dials = max(map(len, dials.values()))
     traces: Traces = [(trace, {ALL, *readers}) for trace in (*_legend(edges), _nodes(places))]
     titles: dict[str, list[str]] = {}
@@ -244,10 +249,10 @@ def _places(edges: Sequence[Edge], readers: Sequence[str]) -> dict[str, Point]:
     for layer in range(last + 1):
         found[f"L{layer}"] = layer + LEFT, 0.6
         for head in range(n_heads):
-            found[f"L{layer}H{head}"] = layer, 0.92 - 0.64 * (head + 0.5) / n_heads
-        for kind, y in {"ATTN": 0.6, "MIX": 0.6, "MLP": 0.1}.items():
+            found[f"L{layer}H{head}"] = float(layer), 0.92 - 0.64 * (head + 0.5) / n_heads
+        for kind, (right, y) in {"ATTN": (0, 0.6), "BLOCK": (0, 0.6), "MLP": (0.32, 0.1)}.items():
             if f"{kind}{layer}" in names or (kind == "MLP" and layer < last):
-                found[f"{kind}{layer}"] = layer + (0.32 if kind == "MLP" else 0), y
+                found[f"{kind}{layer}"] = float(layer + right), y
     sources = [name for name in ("pos_embed", "embed", "bias") if name in names]
     return found | {name: (-0.6, 0.7 - 0.3 * i) for i, name in enumerate(sources)}
 
@@ -283,7 +288,7 @@ def _nodes(places: Mapping[str, Point]) -> go.Scatter:
         x=[places[name][0] for name in names],
         y=[places[name][1] for name in names],
         mode="markers+text" if is_small else "markers",
-        text=[re.sub(r"^L\d+|(?<=[NPX])\d+$", "", name) for name in names],
+        text=[re.sub(r"^L\d+|(?<=[A-Z]{2})\d+$", "", name) for name in names],
         textposition="bottom center",
         textfont={"size": 11},
         marker={"size": 9 if is_small else 5, "color": INK},
@@ -300,9 +305,9 @@ def _edge_traces(edges: Sequence[Edge], places: Mapping[str, Point]) -> Traces:
     written = sorted((edge for edge in edges if edge.into), key=lambda edge: places[edge.writer][1])
     for edge in edges:
         x, y = places[edge.reader]
-        is_main = abs(edge.share[0]) >= LEAST_BESIDE and (
-            edge.is_total <= (edge.writer not in direct)
-        )
+        is_main = abs(edge.share[0]) >= LEAST_BESIDE
+        if edge.is_total and edge.writer in direct:
+            is_main = False
         chosen = {edge.reader, ALL} if is_main else {edge.reader}
         if not edge.into:
             path = [(x - LEFT, 1.22), (x - LEFT, 0.97)]
@@ -350,6 +355,21 @@ def _curve(start: Point, end: Point, bend: float) -> list[Point]:
     return [(float(x), float(y)) for x, y in weights.T @ corners]
 
 
+def _terms_in(
+    maps: Mapping[str, Float[Any, "query_pos key_pos"]], readers: Sequence[str]
+) -> list[str]:
+    """Return the terms that are not nothing in the maps of all readers."""
+
+    def size(name: str) -> float:
+        return float(np.nanmax(np.abs(maps[name]), initial=0.0)) if name in maps else 0.0
+
+    return [
+        term
+        for term in TERMS
+        if any(size(f"{name}/{term}") > LEAST * size(f"{name}/{ALL}") for name in readers)
+    ]
+
+
 def _map(
     values: Float[Any, "query_pos key_pos"], max_positions: int, panel: int, name: str
 ) -> go.Heatmap:
@@ -365,18 +385,14 @@ def _map(
     )
 
 
-def _dials_of(
-    reader: str, clocks: pd.DataFrame | None, edges: Sequence[Edge]
-) -> dict[str, pd.DataFrame]:
-    """Return the rows of a reader's keys by writer: all writers together, then the strongest."""
+def _dials_of(reader: str, clocks: pd.DataFrame | None) -> dict[str, pd.DataFrame]:
+    """Return the mean keys of a reader by writer: all writers together, then the strongest."""
     if clocks is None or clocks.empty:
         return {}
     rows = with_readers(clocks)
     rows = rows[(rows["reader"] == reader) & (rows["side"] == "key")].sort_values("position")
-    by_writer = {str(writer): each for writer, each in rows.groupby("writer", sort=False)}
-    strongest = [edge.writer for edge in edges if edge.into == SIDES["key"]]
-    names = [name for name in dict.fromkeys([ALL, *strongest]) if name in by_writer]
-    return {name: by_writer[name] for name in names[:CLOCKS]}
+    by_writer = {str(writer): own for writer, own in rows.groupby("writer", sort=False)}
+    return {name: by_writer[name] for name in list(by_writer)[:CLOCKS]}
 
 
 def _dial(rows: pd.DataFrame, panel: int, writer: str) -> go.Scatter:
@@ -427,8 +443,9 @@ def _place(figure: go.Figure, places: Mapping[str, Point], n_maps: int, n_dials:
         x, y = {**same, "anchor": f"y{at}"}, {**same, "anchor": f"x{at}"}
         if is_map:
             y |= {"autorange": "reversed", "constraintoward": "top"}
-        if at == first:  # all panels of a row are square, since the first is
-            y["scaleanchor"] = f"x{at}"
+        if at == first:
+            if is_map:  # all maps are square, since the first is
+                y["scaleanchor"] = f"x{at}"
             x["title"] = {"text": "key position" if is_map else "first principal axis"}
             y["title"] = {"text": "query position" if is_map else "second"}
         else:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Float
-from torch import Tensor
 
-from nope_probe.analyses.positions import term_maps, term_table, writer_table
+from nope_probe.analyses.positions import (
+    MIN_FOLDS,
+    clock,
+    readers,
+    term_maps,
+    term_table,
+    writer_table,
+)
 from nope_probe.errors import UserError, closed_choices
 from nope_probe.experiments.engine import (
     Engine,
@@ -21,14 +25,13 @@ from nope_probe.experiments.engine import (
     folds_for_intervals,
     validate_first_sequence,
 )
-from nope_probe.experiments.trace.run import MIN_FOLDS, Settings
+from nope_probe.experiments.trace.run import Settings
 from nope_probe.experiments.trace.sections import answer, headline, report
-from nope_probe.figures.position_circuit import ALL, CLOCKS
+from nope_probe.figures.position_circuit import ALL, CLOCKS, SIDES, reader_of
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.reading.writers import WriterKind
-from nope_probe.maps.folds import pooled
-from nope_probe.maps.positions import PositionSums, ReaderSums
+from nope_probe.maps.positions import PositionSums
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.session import Session
@@ -122,12 +125,14 @@ def run_trace(
         n_folds=n_folds,
     )
     n_layers = len(layers_of(model)) if layers is None else layers
-    sums = engine.positions(None, layers=readers(model, n_layers), writers=writers, per_head=per_head)
+    sums = engine.positions(
+        None, layers=attending(model, n_layers), writers=writers, per_head=per_head
+    )
     skipped = int(data.bos) if skip_keys == "auto" else skip_keys
     return trace_of(sums, skipped, effects_of(engine, sums, skipped, confirm))
 
 
-def readers(model: HookedModel, n_layers: int) -> list[int]:
+def attending(model: HookedModel, n_layers: int) -> list[int]:
     """Return the numbers of the first blocks that attend."""
     return [layer.index for layer in layers_of(model) if layer.index < n_layers]
 
@@ -161,7 +166,7 @@ def capture(session: Session[Settings]) -> Captured:
         with session.checkpoint.progress(keys, session.n_own_seqs):
             sums = engine.positions(
                 "positions",
-                layers=readers(model, n_layers),
+                layers=attending(model, n_layers),
                 writers=settings.writers,
                 per_head=settings.traces_heads,
             )
@@ -197,7 +202,9 @@ def trace_of(sums: PositionSums, skip_keys: int, effects: pd.DataFrame) -> Trace
         effects=effects,
         clocks=clock_table(sums, writers, skip_keys),
         maps={
-            name: values.float().numpy() for name, values in term_maps(sums, skip_keys).items()
+            f"{reader_of(names)}/{term}": values.float().numpy()
+            for names, reader in readers(sums, skip_keys)
+            for term, values in term_maps(reader).items()
         },
     )
 
@@ -228,47 +235,22 @@ def clock_table(sums: PositionSums, writers: pd.DataFrame, skip_keys: int) -> pd
 
     Returns:
         layer (head), side, writer (`all` and the strongest), position, axis_1 and axis_2, and
-        `explained`: the axes' share of the variance of all writers' sum.
+        `explained`: both axes' share of the variance of all writers' sum between positions.
     """
     tables = []
-    for layer, reader in sums.readers.items():
-        for head, each in reader.heads():
-            where = {"layer": layer} | ({} if head is None else {"head": head})
-            own = writers[(writers[list(where)] == pd.Series(where)).all(axis=1)]
-            for side in ("key", "query"):
-                rows = own[own["side"] == side]
-                order = rows["share"].abs().sort_values(ascending=False).index
-                strongest = [str(name) for name in rows.loc[order, "writer"][: CLOCKS - 1]]
-                for part in _clocks(each, side, strongest, sums.counts, skip_keys):
-                    tables.append(part.assign(**where, side=side))
-    columns = ["layer", "side", "writer", "position", "axis_1", "axis_2", "explained"]
-    found = pd.concat(tables, ignore_index=True)
-    return found[columns[:1] + (["head"] if "head" in found else []) + columns[1:]]
-
-
-def _clocks(
-    reader: ReaderSums, side: str, names: list[str], counts: Tensor, skip_keys: int
-) -> Iterator[pd.DataFrame]:
-    """Yield a table of all writers together, then of each that is named."""
-    whole, parts = (reader.k, reader.keys) if side == "key" else (reader.q, reader.queries)
-
-    def positional(x: Float[Tensor, "fold pos head d_head"]) -> Float[Tensor, "pos width"]:
-        mean = pooled(x, counts).flatten(1)[skip_keys:]
-        return mean - mean.mean(0)
-
-    mean = positional(whole)
-    _, sizes, axes = torch.linalg.svd(mean, full_matrices=False)
-    largest = axes.gather(1, axes.abs().argmax(1, keepdim=True))
-    axes = (axes * largest.sign())[:2]  # signs of axes are free: the largest coordinate is positive
-    explained = float(sizes[:2].square().sum() / sizes.square().sum().clamp_min(1e-300))
-    for name, x in {ALL: whole, **{name: parts[name] for name in names}}.items():
-        points = torch.nn.functional.pad(positional(x) @ axes.T, (0, 2 - len(axes)))
-        yield pd.DataFrame(
-            {
-                "writer": name,
-                "position": range(skip_keys, skip_keys + len(points)),
-                "axis_1": points[:, 0],
-                "axis_2": points[:, 1],
-                "explained": explained,
-            }
-        )
+    for names, reader in readers(sums, skip_keys):
+        own = writers[(writers[list(names)] == pd.Series(names)).all(axis=1)]
+        for side in SIDES:
+            found = clock(reader, side)
+            rows = own[own["side"] == side]
+            order = rows["share"].abs().sort_values(ascending=False).index
+            strongest = rows.loc[order, "writer"][: CLOCKS - 1]
+            for writer in (ALL, *strongest):
+                points = (found.whole if writer == ALL else found.writers[writer])[skip_keys:]
+                place = {"position": range(skip_keys, skip_keys + len(points))}
+                axes = {"axis_1": points[:, 0], "axis_2": points[:, 1]}
+                where = {**names, "side": side, "writer": writer}
+                table = pd.DataFrame({**place, **axes})
+                tables.append(table.assign(**where, explained=float(found.explained.sum())))
+    columns = [*names, "side", "writer", "position", "axis_1", "axis_2", "explained"]
+    return pd.concat(tables, ignore_index=True)[columns]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
 
 import pandas as pd
 
@@ -12,6 +11,8 @@ from nope_probe.experiments.sections import Report, closing_of, with_intervals
 from nope_probe.experiments.wording import NO_PATTERN, NOISE, listed, percents
 from nope_probe.figures.intervals import interval_of
 from nope_probe.figures.position_circuit import (
+    LEAST,
+    SIDES,
     TERMS,
     position_circuit,
     strongest_reader,
@@ -30,9 +31,9 @@ HOW_TO_READ = (
     "on the distance alone. Written position: what queries and keys carry by themselves, so that "
     "some writer must have put it into the residual stream. Covariance: what is in no mean, such "
     "as tokens that resemble their neighbours.",
-    "A writer's share is its direct path into the reader's queries and keys, with each token's norm "
-    "scale as it was. Shares of a reader's writers add up to its written position. A share below 0 "
-    "works against the pattern.",
+    "A writer's share is its direct path into the reader's queries and keys, with the norm's scale "
+    "of each token as it was. Shares of a reader's writers add up to its written position. A share "
+    "below 0 works against the pattern.",
     "How shares mislead: a writer may pass on what another wrote, which its direct share does not "
     "tell; several readers can share one writer; the mean over heads hides heads of opposite sign; "
     "texts that begin alike count as position (--shuffle tells).",
@@ -61,7 +62,7 @@ def report(run: Run) -> Report:
         how_to_read=HOW_TO_READ,
         terminal={
             f"{name}: the exact terms of each pattern, % of it": _terms_as_text(tables["terms"]),
-            "The strongest writers, % of the reader's pattern": _writers_as_text(tables),
+            "The strongest writers, % of the reader's pattern": _writers_as_text(tables["writers"]),
         },
         closing=closing_of(run.manifest),
     )
@@ -88,7 +89,7 @@ def _sections(run: Run) -> Iterator[Section]:
         table=tables["writers"],
     )
     yield Section(
-        title=rotation_finding(tables["terms"]),
+        title=terms_finding(tables["terms"], reader),
         caption="The four terms of the mean and the covariance term add up to the whole pattern. A "
         "relative R² of 1 means that a term depends on the distance alone.",
         table=tables["terms"],
@@ -105,7 +106,7 @@ def _sections(run: Run) -> Iterator[Section]:
 
 def headline(tables: Mapping[str, pd.DataFrame], reader: str | None = None) -> list[str]:
     """Return who writes the position of one reader, of all readers, and what was confirmed."""
-    sentences = [answer(tables, reader), rotation_finding(tables["terms"])]
+    sentences = [answer(tables, reader), terms_finding(tables["terms"], reader)]
     if len(tables["effects"]):
         sentences.append(effect_finding(tables["effects"]))
     return [f"{sentence}." for sentence in dict.fromkeys(sentences)]
@@ -148,7 +149,7 @@ def main_writers(writers: pd.DataFrame, reader: str) -> list[str]:
 
 
 def first_key_clause(writers: pd.DataFrame) -> str:
-    """Return how much of its position the clearest head of the first layer has from the first key.
+    """Return how much of its position a head of the first layer, the strongest, has from BOS.
 
     It is where position begins without position embeddings: attention to the first key fades.
     """
@@ -157,33 +158,25 @@ def first_key_clause(writers: pd.DataFrame) -> str:
         return ""
     heads = heads[heads["first_key_low"] > 0]
     layer = heads["writer"].str.extract(r"L(\d+)H")[0].astype(int)
-    top = heads[layer == layer.min()].sort_values("first_key").iloc[-1]
-    return f"; {percents(top['first_key'])} of {top['writer']}'s comes from the first token"
+    heads = heads[layer == layer.min()]
+    top = heads.loc[heads["share"].idxmax()]
+    share = percents(top["first_key"] / top["share"])
+    return f"; {share} of {top['writer']}'s comes from the first token"
 
 
-def rotation_finding(terms: pd.DataFrame) -> str:
-    """Return how much of each pattern is rotation, and how much was written."""
-    rows = with_readers(terms)
-    readers = [name for name, own in rows.groupby("reader", sort=False) if _has_pattern(own)]
-    if not readers:
+def terms_finding(terms: pd.DataFrame, reader: str | None = None) -> str:
+    """Return the shares of rotation, of what was written, and of covariance in one pattern."""
+    name = reader or strongest_reader(terms)
+    if name is None:
         return NO_PATTERN
-    rows = rows[rows["reader"].isin(readers)]
-    of_term = rows.pivot_table(index="reader", columns="term", values="share", sort=False)
-    written = of_term[[name for name in of_term if name.startswith("written")]].sum(axis=1)
-    parts = {"written": written, "covariance": of_term["covariance"]}
-    if (of_term["rotation"].abs() > 0.001).any():
-        parts = {"rotation": of_term["rotation"]} | parts
-    words = [f"{name} {_range(shares)}" for name, shares in parts.items()]
-    return f"Of the patterns, {listed(words)}"
-
-
-def _has_pattern(rows: pd.DataFrame) -> bool:
-    return bool((rows.loc[rows["term"] == "all", "rms_low"] > 0).all())
-
-
-def _range(shares: pd.Series) -> str:
-    low, high = percents(shares.min()), percents(shares.max())
-    return low if low == high else f"{low} to {high}"
+    rows = with_readers(terms)
+    shares = rows[rows["reader"] == name].set_index("term")["share"]
+    written = shares[["written_key", "written_query", "written_both"]].sum()
+    parts = {"rotation": shares["rotation"], "written": written, "covariance": shares["covariance"]}
+    if "alibi" in shares:
+        parts["ALiBi"] = shares["alibi"]
+    words = [f"{percents(share)} {part}" for part, share in parts.items()]
+    return f"The pattern of {name} is {listed(words)}"
 
 
 def effect_finding(effects: pd.DataFrame) -> str:
@@ -203,26 +196,23 @@ def effect_finding(effects: pd.DataFrame) -> str:
 
 
 def _terms_as_text(terms: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each reader: the RMS of its pattern, and the shares of the terms."""
     rows = with_readers(terms)
-    whole = rows[rows["term"] == "all"].reset_index(drop=True)
-    texts = with_intervals({"reader": whole["reader"]}, whole, {"RMS, nats": ("rms", "z.3f")})
-    for term in TERMS:
+    whole = rows[rows["term"] == "all"]
+    texts = with_intervals({"reader": whole["reader"]}, whole, {"RMS, nats": ("rms", "z.2f")})
+    for term, heading in TERMS.items():
         own = rows[rows["term"] == term]
-        if term != "all" and not (own["share"].abs() < 5e-4).all() and len(own):
-            one = with_intervals({}, own, {TERMS[term]: ("share", "z.1%")})
-            texts[TERMS[term]] = one[TERMS[term]]
+        if term != "all" and (own["share"].abs() > LEAST).any():
+            texts |= with_intervals({}, own, {heading: ("share", "z.0%")})
     return texts
 
 
-def _writers_as_text(tables: Mapping[str, pd.DataFrame], most: int = 4) -> pd.DataFrame:
-    """Return the strongest writers of each reader, on both sides."""
-    rows = with_readers(tables["writers"])
+def _writers_as_text(writers: pd.DataFrame, most: int = 4) -> pd.DataFrame:
+    """Return the strongest writers of each reader, as far as they are told from zero."""
+    rows = with_readers(writers)
     rows = rows[(rows["share_low"] > 0) | (rows["share_high"] < 0)]
-    rows = rows.assign(size=rows["share"].abs()).sort_values("size", ascending=False)
-    rows = rows.groupby("reader", sort=False).head(most)
-    rows = rows.sort_values(["layer", "size"], ascending=[True, False], kind="stable")
-    names: dict[str, Any] = {"reader": rows["reader"], "writer": rows["writer"], "into": rows["side"]}
-    columns = {"share": ("share", "z.1%")}
-    if "first_key" in rows and rows["first_key"].notna().any():
-        columns["from first key"] = ("first_key", "z.1%")
-    return with_intervals(names, rows, columns)
+    order = rows["share"].abs().sort_values(ascending=False).index
+    rows = rows.loc[order].groupby("reader", sort=False).head(most)
+    rows = rows.sort_values("layer", kind="stable")
+    names = {"reader": rows["reader"], "writer": rows["writer"], "into": rows["side"].map(SIDES)}
+    return with_intervals(names, rows, {"share": ("share", "z.1%")})
