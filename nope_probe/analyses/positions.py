@@ -1,0 +1,463 @@
+"""Exact splits of a layer's pattern: rotation, written position, and who wrote it.
+
+Before RoPE a layer's mean query and key at a position are E q_i = q0 + dq_i and E k_j = k0 + dk_j,
+with q0 and k0 the means over positions. R_i turns as RoPE does at position i. The mean term of its
+scores then has four parts: rotation <R_i q0, R_j k0>, position that keys carry <R_i q0, R_j dk_j>,
+that queries carry <R_i dq_i, R_j k0>, and both <R_i dq_i, R_j dk_j>. dq and dk are sums over
+writers, and so is what was written.
+
+Means of queries, keys and maps are multiplied that come from different folds, so that noise is no
+pattern: three folds for a share, four for a mean square.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nope_probe.analyses.jackknife import (
+    UNDEFINED,
+    Estimates,
+    Interval,
+    fold_weights,
+    rms,
+    share,
+)
+from nope_probe.analyses.pattern_rows import (
+    beyond_rounding,
+    distance_rows,
+    distance_sums,
+    mean_squares,
+    relative_fit,
+)
+from nope_probe.maps.centred import KeptCells, centred_rows
+from nope_probe.maps.folds import pooled
+from nope_probe.maps.positions import PositionSums, ReaderSums
+
+MIN_FOLDS = 5  # four are multiplied, and one is left out
+TERMS = ("rotation", "written_key", "written_query", "written_both")
+Side = Literal["key", "query"]
+Vectors = Float[Tensor, "fold pos head d_head"]
+Maps = Float[Tensor, "map query_pos key_pos"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reader:
+    """The mean queries and keys of one layer or head, about their means over positions.
+
+    Attributes:
+        sums: fold means of its queries and keys.
+        counts: sequences per fold.
+        skip_keys: how many first positions the pattern and the means over positions leave out.
+    """
+
+    sums: ReaderSums
+    counts: Int[Tensor, " fold"]
+    skip_keys: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.counts) < MIN_FOLDS:
+            raise ValueError(
+                f"expected {MIN_FOLDS} folds or more, got {len(self.counts)}: means of four "
+                "folds are multiplied, and one is left out for intervals"
+            )
+
+    def mean(self, x: Vectors) -> Vectors:
+        """Return the mean over the kept positions, at each position."""
+        return x[:, self.skip_keys :].mean(1, keepdim=True).expand_as(x)
+
+    def part(self, x: Vectors, which: Literal["all", "mean", "written"]) -> Vectors:
+        """Return queries or keys, their mean over positions, or what is left of them."""
+        return {"all": x, "mean": self.mean(x), "written": x - self.mean(x)}[which]
+
+    def term(self, name: str) -> tuple[Vectors, Vectors]:
+        """Return the queries and keys whose products are a term of the mean term."""
+        q, k = _PARTS[name]
+        return self.part(self.sums.q, q), self.part(self.sums.k, k)
+
+    def turned(self, x: Vectors) -> Vectors:
+        """Return queries or keys as RoPE turns them."""
+        return x if self.sums.turns is None else self.sums.turns.turned(x)
+
+    def turned_back(self, x: Float[Tensor, "*folds pos head d_head"]) -> Tensor:
+        """Return turned vectors as at position 0."""
+        return x if self.sums.turns is None else self.sums.turns.turned_back(x)
+
+    @cached_property
+    def cells(self) -> KeptCells:
+        """The cells of the pattern."""
+        return KeptCells.of_maps(self.sums.scores, self.skip_keys)
+
+    @cached_property
+    def scores(self) -> Float[Tensor, "fold query_pos key_pos"]:
+        """The fold means of the scores, with a bias that is added to them, nats."""
+        bias = self.sums.bias
+        return (self.sums.scores if bias is None else self.sums.scores + bias).double()
+
+    @cached_property
+    def patterns(self) -> Float[Tensor, "fold query_pos key_pos"]:
+        """The pattern of each fold, 0 outside the kept cells."""
+        return self.pattern_of(self.scores)
+
+    @cached_property
+    def non_relative_patterns(self) -> Float[Tensor, "fold query_pos key_pos"]:
+        """The part of each fold's pattern that is not of the form a(i) + f(i - j)."""
+        return self.non_relative(self.patterns)
+
+    @cached_property
+    def score_square(self) -> Float[Tensor, ""]:
+        """The mean square of the scores, squared nats: patterns within their rounding are 0."""
+        return mean_squares(self.scores, 0, self.cells).mean()
+
+    def pattern_of(self, maps: Maps) -> Maps:
+        """Return maps less each row's mean over the kept cells, 0 outside of them."""
+        return centred_rows(maps.tril(), self.cells.rows(0, self.cells.n))
+
+    def non_relative(self, patterns: Maps) -> Maps:
+        """Return patterns less their projection on a(i) + f(i - j), 0 outside the kept cells."""
+        n = self.cells.n
+        a, f = relative_fit(distance_sums(patterns, 0, n), self.cells)
+        fit = distance_rows(f, 0, n) + a[:, :, None]
+        return (patterns - fit).where(self.cells.rows(0, n), 0.0)
+
+    def pair_maps(self, q: Vectors, k: Vectors) -> Float[Tensor, "pair query_pos key_pos"]:
+        """Return the patterns of <R_i q_i, R_j k_j> for queries and keys of different folds."""
+        left, right = (self.turned(x).double().flatten(2) for x in (q, k))
+        first, second = _pairs(len(q)).T
+        return self.pattern_of(left[first] @ right[second].mT * self.sums.scale)
+
+    def mean_map(self, q: Vectors, k: Vectors) -> Float[Tensor, "query_pos key_pos"]:
+        """Return the pattern of <R_i q_i, R_j k_j> over all sequences, nats; NaN elsewhere."""
+        left, right = (pooled(self.turned(x).double(), self.counts).flatten(1) for x in (q, k))
+        pattern = self.pattern_of((left @ right.T * self.sums.scale)[None])[0]
+        return pattern.where(self.cells.rows(0, self.cells.n), torch.nan)
+
+    def products(
+        self, q: Vectors, k: Vectors, patterns: Float[Tensor, "fold query_pos key_pos"]
+    ) -> Estimates:
+        """Return <T(q, k), V>, a mean over cells, of queries, keys and a pattern."""
+        left, right = (self.turned(x).double().flatten(2) for x in (q, k))
+        through = torch.einsum("cij,bjx->cbix", patterns, right)
+        triples = torch.einsum("aix,cbix->abc", left, through)
+        return self._over_triples(triples * self.sums.scale)
+
+    def readings(self, side: Side, patterns: Tensor | None = None) -> Tensor:
+        """Return what a vector in a key (query) adds to <T, V>, for each other fold pair.
+
+        The queries that keys meet are all of E q_i; the keys that queries meet are k0, so that
+        what both sides carry is counted once, with the keys.
+        """
+        patterns = self.patterns if patterns is None else patterns
+        other = self.part(self.sums.q, "all") if side == "key" else self.mean(self.sums.k)
+        vectors = self.turned(other).double()
+        cells = "cij,aihd->acjhd" if side == "key" else "cji,aihd->acjhd"
+        return self.turned_back(torch.einsum(cells, patterns, vectors)) * self.sums.scale
+
+    def written_products(self, readings: Tensor, x: Vectors) -> Estimates:
+        """Return <T, V> of what a writer brings to keys or queries, less its mean over positions.
+
+        Args:
+            readings: what `readings` returns for that side.
+            x: fold means of what it brings.
+        """
+        written = self.part(x, "written").double()
+        return self._over_triples(torch.einsum("acjhd,bjhd->abc", readings, written))
+
+    def _over_triples(self, triples: Float[Tensor, "a b c"]) -> Estimates:
+        weights = _triple_weights(fold_weights(len(self.counts), self.counts))
+        return torch.einsum("fabc,abc->f", weights, triples) / self.cells.count
+
+    @cached_property
+    def square(self) -> Estimates:
+        """<V, V>, squared nats; 0 within rounding."""
+        return beyond_rounding(self._pattern_square(self.patterns), self.score_square)
+
+    @cached_property
+    def non_relative_square(self) -> Estimates:
+        """The same of the non-relative part."""
+        return self._pattern_square(self.non_relative_patterns)
+
+    def _pattern_square(self, patterns: Float[Tensor, "fold query_pos key_pos"]) -> Estimates:
+        weights = _pair_weights(fold_weights(len(self.counts), self.counts))
+        flat = patterns.flatten(1)
+        return torch.einsum("fab,ab->f", weights, flat @ flat.T) / self.cells.count
+
+    def pair_square(self, maps: Float[Tensor, "pair query_pos key_pos"]) -> Estimates:
+        """Return <T, T> of the maps that `pair_maps` returns, over four different folds."""
+        weights = _quad_weights(fold_weights(len(self.counts), self.counts))
+        flat = maps.flatten(1)
+        return torch.einsum("fxy,xy->f", weights, flat @ flat.T) / self.cells.count
+
+
+_PARTS: dict[str, tuple[Literal["all", "mean", "written"], Literal["all", "mean", "written"]]] = {
+    "rotation": ("mean", "mean"),
+    "written_key": ("mean", "written"),
+    "written_query": ("written", "mean"),
+    "written_both": ("written", "written"),
+    "mean": ("all", "all"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Term:
+    """A term of a layer's (or head's) pattern.
+
+    Attributes:
+        rms: of its own pattern, nats.
+        share: of the whole pattern, <term, V> / <V, V>.
+        relative_r2: how much of it is of the form a(i) + f(i - j).
+        non_relative: RMS of the rest, nats.
+    """
+
+    rms: Interval
+    share: Interval
+    relative_r2: Interval
+    non_relative: Interval
+
+
+def position_terms(reader: Reader) -> dict[str, Term]:
+    """Return the terms of a pattern: the whole, the four of the mean term, it, and the rest.
+
+    Shares of the four add up to that of the mean term; with the covariance term (and ALiBi) to 1.
+    """
+    products, squares, rests = {}, {}, {}
+    for name in _PARTS:
+        q, k = reader.term(name)
+        maps = reader.pair_maps(q, k)
+        products[name] = reader.products(q, k, reader.patterns)
+        squares[name] = reader.pair_square(maps)
+        rests[name] = reader.pair_square(reader.non_relative(maps))
+    whole, whole_rest = reader.square, reader.non_relative_square
+    q, k = reader.term("mean")
+    mean_rest = reader.products(q, k, reader.non_relative_patterns)
+    alibi, alibi_square, alibi_rest, alibi_mean, alibi_whole_rest, alibi_mean_rest = _alibi(reader)
+    products |= {"covariance": whole - products["mean"] - alibi, "all": whole}
+    # |V - M - B|^2 and the same of the non-relative parts.
+    squares["covariance"] = (
+        whole + squares["mean"] + alibi_square + 2 * (alibi_mean - products["mean"] - alibi)
+    )
+    rests["covariance"] = (
+        whole_rest
+        + rests["mean"]
+        + alibi_rest
+        + 2 * (alibi_mean_rest - mean_rest - alibi_whole_rest)
+    )
+    squares["all"], rests["all"] = whole, whole_rest
+    names = ["all", *_PARTS, "covariance"]
+    if reader.sums.bias is not None:
+        products["alibi"], squares["alibi"], rests["alibi"] = alibi, alibi_square, alibi_rest
+        names.append("alibi")
+    return {name: _term(reader, products[name], squares[name], rests[name]) for name in names}
+
+
+def _term(reader: Reader, product: Estimates, square: Estimates, rest: Estimates) -> Term:
+    square = beyond_rounding(square, reader.score_square)
+    rest = beyond_rounding(rest, reader.score_square)
+    product = product if square.any() else torch.zeros_like(product)
+    return Term(
+        rms=rms(square, reader.counts),
+        share=share(product, reader.square, reader.counts),
+        relative_r2=share(square - rest, square, reader.counts),
+        non_relative=rms(rest, reader.counts),
+    )
+
+
+def _alibi(reader: Reader) -> tuple[Estimates, ...]:
+    """Return <B, V>, <B, B>, that of its non-relative part, <B, M>, and the last two of rests."""
+    zeros = torch.zeros_like(reader.square)
+    if reader.sums.bias is None:
+        return (zeros,) * 6
+    bias = reader.pattern_of(reader.sums.bias[None].double().expand(len(reader.counts), -1, -1))
+    rest = reader.non_relative(bias)
+    q, k = reader.term("mean")
+
+    def product(one: Tensor, other: Tensor) -> Estimates:
+        weights = fold_weights(len(reader.counts), reader.counts)
+        each = (one * other).sum((1, 2)) / reader.cells.count
+        without = ((weights * each).sum() - weights * each) / (1 - weights)
+        return torch.cat(((weights * each).sum()[None], without))
+
+    return (
+        product(bias, reader.patterns),
+        product(bias, bias),
+        product(rest, rest),
+        reader.products(q, k, bias),
+        product(rest, reader.non_relative_patterns),
+        reader.products(q, k, rest),
+    )
+
+
+def term_table(sums: PositionSums, skip_keys: int) -> pd.DataFrame:
+    """Return the terms of every reader (layer, and head if heads were kept), a row each."""
+    rows = []
+    for names, reader in readers(sums, skip_keys):
+        for name, term in position_terms(reader).items():
+            rows.append(names | {"term": name} | _columns(vars(term)))
+    return pd.DataFrame(rows)
+
+
+def writer_table(sums: PositionSums, skip_keys: int) -> pd.DataFrame:
+    """Return what each writer brings to the written terms of every reader, a row per side.
+
+    Shares of the key side are those of <R_i E q_i, R_j dk_j>, of the query side those of
+    <R_i dq_i, R_j k0>: all rows of a reader add up to its three written terms.
+    """
+    rows = []
+    for names, reader in readers(sums, skip_keys):
+        rows += [
+            names | {"side": side, "writer": writer} | _columns(found)
+            for side in ("key", "query")
+            for writer, found in _written(reader, side)
+        ]
+    return pd.DataFrame(rows)
+
+
+def _written(reader: Reader, side: Side) -> Iterator[tuple[str, dict[str, Interval]]]:
+    """Yield the share and RMS of what each writer brings to keys or queries."""
+    sums, counts = reader.sums, reader.counts
+    brought, first = (
+        (sums.keys, sums.first_keys) if side == "key" else (sums.queries, sums.first_queries)
+    )
+    readings = reader.readings(side)
+    for writer, x in brought.items():
+        written = reader.part(x, "written")
+        pair = (sums.q, written) if side == "key" else (written, reader.mean(sums.k))
+        square = beyond_rounding(reader.pair_square(reader.pair_maps(*pair)), reader.score_square)
+        product = reader.written_products(readings, x) * float(square.any())
+        from_first = UNDEFINED
+        if writer in first:
+            first_product = reader.written_products(readings, first[writer])
+            from_first = share(first_product * float(square.any()), reader.square, counts)
+        yield (
+            writer,
+            {
+                "share": share(product, reader.square, counts),
+                "rms": rms(square, counts),
+                "first_key": from_first,
+            },
+        )
+
+
+def direct_share(reader: Reader, writer: str) -> Interval:
+    """Return the share of the pattern that goes if a writer's position leaves queries and keys."""
+    query, key = (
+        reader.part(x[writer], "written") for x in (reader.sums.queries, reader.sums.keys)
+    )
+    q, k, pattern = reader.sums.q, reader.sums.k, reader.patterns
+    lost = (
+        reader.products(q, key, pattern)
+        + reader.products(query, k, pattern)
+        - reader.products(query, key, pattern)
+    )
+    return share(lost, reader.square, reader.counts)
+
+
+def term_maps(reader: Reader) -> dict[str, Float[Tensor, "query_pos key_pos"]]:
+    """Return the patterns of the whole and of each term over all sequences, nats; NaN elsewhere."""
+    maps = {name: reader.mean_map(*reader.term(name)) for name in _PARTS}
+    cells = reader.cells.rows(0, reader.cells.n)
+    whole = pooled(reader.patterns, reader.counts).where(cells, torch.nan)
+    rest = whole - maps["mean"]
+    if reader.sums.bias is not None:
+        maps["alibi"] = reader.pattern_of(reader.sums.bias[None].double())[0].where(
+            cells, torch.nan
+        )
+        rest = rest - maps["alibi"]
+    return {"all": whole, **maps, "covariance": rest}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Clock:
+    """Mean keys (or queries) along the two axes in which they differ most between positions.
+
+    Attributes:
+        whole: of all writers.
+        writers: of each writer, along the same axes.
+        explained: the share of the variance between positions that each axis has.
+    """
+
+    whole: Float[Tensor, "pos two"]
+    writers: Mapping[str, Float[Tensor, "pos two"]]
+    explained: Float[Tensor, " two"]
+
+
+def clock(reader: Reader, side: Side = "key") -> Clock:
+    """Return where the mean keys (queries) of each position lie on their two principal axes."""
+    whole, brought = (
+        (reader.sums.k, reader.sums.keys) if side == "key" else (reader.sums.q, reader.sums.queries)
+    )
+
+    def about_mean(x: Vectors) -> Float[Tensor, "pos width"]:
+        return pooled(reader.part(x, "written").double(), reader.counts).flatten(1)
+
+    written = about_mean(whole)
+    _, sizes, axes = torch.linalg.svd(written[reader.skip_keys :], full_matrices=False)
+    axes = axes[:2] * axes[:2].sum(1, keepdim=True).sign()
+    return Clock(
+        whole=written @ axes.T,
+        writers={name: about_mean(x) @ axes.T for name, x in brought.items()},
+        explained=(sizes.square() / sizes.square().sum())[:2],
+    )
+
+
+def readers(sums: PositionSums, skip_keys: int) -> Iterator[tuple[dict[str, int], Reader]]:
+    """Yield each layer, or each head of it, with the columns that name it."""
+    for layer, reader in sums.readers.items():
+        for head, one in reader.heads():
+            names = {"layer": layer} if head is None else {"layer": layer, "head": head}
+            yield names, Reader(sums=one, counts=sums.counts, skip_keys=skip_keys)
+
+
+def _columns(intervals: Mapping[str, Interval]) -> dict[str, float]:
+    columns: dict[str, float] = {}
+    for name, interval in intervals.items():
+        columns |= {
+            name: interval.value,
+            f"{name}_low": interval.low,
+            f"{name}_high": interval.high,
+        }
+    return columns
+
+
+def _pairs(n_folds: int) -> Int[Tensor, "pair two"]:
+    return (~torch.eye(n_folds, dtype=torch.bool)).nonzero()
+
+
+def _without_each(weights: Float[Tensor, " fold"]) -> Float[Tensor, "one_plus_folds fold"]:
+    """Return the weights of all folds, then with 0 for each in turn."""
+    n = len(weights)
+    keep = torch.cat((torch.ones(1, n, dtype=weights.dtype), 1 - torch.eye(n, dtype=weights.dtype)))
+    return keep * weights
+
+
+def _pair_weights(weights: Float[Tensor, " fold"]) -> Float[Tensor, "one_plus_folds a b"]:
+    w = _without_each(weights)
+    different = ~torch.eye(len(weights), dtype=torch.bool)
+    return _normalised(torch.einsum("fa,fb->fab", w, w) * different)
+
+
+def _triple_weights(weights: Float[Tensor, " fold"]) -> Float[Tensor, "one_plus_folds a b c"]:
+    w, other = _without_each(weights), (~torch.eye(len(weights), dtype=torch.bool)).double()
+    different = torch.einsum("ab,bc,ac->abc", other, other, other)
+    return _normalised(torch.einsum("fa,fb,fc->fabc", w, w, w) * different)
+
+
+def _quad_weights(weights: Float[Tensor, " fold"]) -> Float[Tensor, "one_plus_folds pair pair2"]:
+    first, second = _pairs(len(weights)).T
+    pair = _without_each(weights)[:, first] * _without_each(weights)[:, second]
+    shared = torch.zeros(len(first), len(first), dtype=torch.bool)
+    for one in (first, second):
+        for other in (first, second):
+            shared |= one[:, None] == other[None]
+    return _normalised(torch.einsum("fx,fy->fxy", pair, pair) * ~shared)
+
+
+def _normalised(weights: Float[Tensor, "one_plus_folds *folds"]) -> Tensor:
+    return weights / weights.flatten(1).sum(1).view(-1, *[1] * (weights.ndim - 1))
