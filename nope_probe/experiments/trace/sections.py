@@ -203,7 +203,7 @@ def _terms_as_text(terms: pd.DataFrame) -> pd.DataFrame:
     for term, heading in TERMS.items():
         own = rows[rows["term"] == term]
         if term != "all" and (own["share"].abs() > LEAST).any():
-            texts |= with_intervals({}, own, {heading: ("share", "z.0%")})
+            texts[heading] = with_intervals({}, own, {heading: ("share", "z.0%")})[heading]
     return texts
 
 
