@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
 import signal
 import sys
@@ -28,8 +29,8 @@ from nope_probe.runtime.processes import (
     Signals,
     is_first_of_machine,
     is_first_process,
+    process_count,
     record_error,
-    validate_launch,
 )
 from nope_probe.runtime.terminal import discard_output, open_standard_streams
 
@@ -51,11 +52,12 @@ def parse(settings: type[Settings], examples: Sequence[str] = ()) -> Settings:
     lines = [inspect.cleandoc(settings.__doc__ or "")]
     if examples:
         lines += ["", "Examples:", *(f"  {typed} {each}".rstrip() for each in examples)]
-    arguments = typed_arguments()
-    _validate_text(arguments)
     with _one_line_for_a_box(typed):
-        parsed = tyro.cli(settings, prog=typed, args=arguments, description="\n".join(lines))
-    validate_launch()
+        parsed = tyro.cli(
+            settings, prog=typed, args=typed_arguments(), description="\n".join(lines)
+        )
+    if process_count() > 1:  # torch prints nothing of its own about a connection that it loses
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     return parsed
 
 
@@ -184,23 +186,6 @@ def _error_of_a_box(box: str, stop: SystemExit, typed: str) -> UserError:
     near = re.search(r"Perhaps you meant:\W*(--[\w-]+)", " ".join(text))
     meant = f"; did you mean {near[1]}?" if near else ""
     return UserError(f"{first.rstrip('.')}{meant} (see {typed} --help)")
-
-
-def _validate_text(arguments: Sequence[str]) -> None:
-    """Check that the arguments are text in the encoding of this process.
-
-    Raises:
-        UserError: for bytes that are not.
-    """
-    for each in arguments:
-        try:
-            each.encode("utf-8")
-        except UnicodeEncodeError as error:
-            shown = each.encode("ascii", "backslashreplace").decode()
-            raise UserError(
-                f"{shown} is no text in this locale ({sys.getfilesystemencoding()}); "
-                "PYTHONUTF8=1 reads it as UTF-8"
-            ) from error
 
 
 @contextmanager

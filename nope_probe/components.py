@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, product
 from typing import Literal, get_args, get_type_hints
 
@@ -95,7 +95,6 @@ TABLE: dict[str, Entry] = {
     "pos_embed": Entry(
         label="learned positions",
         phrase="the learned position embeddings",
-        short="positions",
         colour="#538ff5",
         marker="diamond",
         breaks_symmetry=True,
@@ -107,8 +106,8 @@ TABLE: dict[str, Entry] = {
         label="sliding window",
         phrase="the sliding window",
         short="window",
-        colour="#b8860b",
-        marker="square",
+        colour="#908448",
+        marker="pentagon",
         breaks_symmetry=True,
         per_head=True,
     ),
@@ -120,11 +119,6 @@ TABLE: dict[str, Entry] = {
         marker="x",
         per_head=True,
         by_token=True,
-    ),
-    "mask_x_rope": Entry(label="mask × RoPE", phrase="mask and RoPE together"),
-    "mask_x_alibi": Entry(label="mask × ALiBi", phrase="mask and ALiBi together"),
-    "mask_x_pos_embed": Entry(
-        label="mask × learned positions", phrase="mask and position embeddings together"
     ),
     "interaction": Entry(label="interaction", colour="#ab3e98", marker="cross"),
     "w_q": Entry(label="W_Q", colour="#1da2a5", marker="triangle-up", per_head=True, by_token=True),
@@ -189,31 +183,37 @@ STAGE_MEANINGS: dict[Letter, str] = {
 
 
 def words(name: str) -> str:
-    """Return the label of a component, term or player; of a union, its parts in short.
+    """Return the label of a component, term or player; of a union or interaction, its parts'.
 
     Example:
-        >>> words("mask"), words("mask+w_q")
-        ('causal mask', 'mask + W_Q')
+        >>> words("mask"), words("mask+w_q"), words("mask_x_rope")
+        ('causal mask', 'mask + W_Q', 'mask × RoPE')
     """
-    if "+" not in name:
-        return TABLE[name].label if name in TABLE else name
-    return " + ".join(
-        (TABLE[part].short if part in TABLE else "") or words(part) for part in name.split("+")
-    )
+    for sign, between in (("_x_", " × "), ("+", " + ")):
+        if sign in name:
+            return between.join(_short(part) for part in name.split(sign))
+    return TABLE[name].label if name in TABLE else name
+
+
+def _short(name: str) -> str:
+    return (TABLE[name].short if name in TABLE else "") or words(name)
 
 
 def phrase(name: str) -> str:
     """Return a component, term or player as a sentence names it.
 
     Example:
-        >>> phrase("mask"), phrase("w_q+mlp")
-        ('the causal mask', 'W_Q + MLP')
+        >>> phrase("mask"), phrase("w_q+mlp"), phrase("mask_x_rope")
+        ('the causal mask', 'W_Q + MLP', 'mask and RoPE together')
     """
+    if "_x_" in name:
+        *others, last = (_short(part) for part in name.split("_x_"))
+        return f"{', '.join(others)} and {last} together"
     return (TABLE[name].phrase if name in TABLE else "") or words(name)
 
 
 def colour(name: str) -> str:
-    """Return a component's colour, the same in every figure; unions and interactions share one."""
+    """Return a component's colour, the same in every figure; unions and interactions share two."""
     return _drawn_as(name).colour
 
 
@@ -223,7 +223,11 @@ def symbol(name: str) -> str:
 
 
 def _drawn_as(name: str) -> Entry:
-    if "_x_" in name or "+" in name:
+    *others, last = name.split("_x_")
+    if others and last == "window":
+        marker = "star" if len(others) > 1 else "x" if others == ["mask"] else "triangle-left"
+        return replace(TABLE["interaction"], colour=TABLE["window"].colour, marker=marker)
+    if others or "+" in name:
         return TABLE["interaction"]
     return TABLE.get(name, Entry(label=name))
 

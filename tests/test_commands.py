@@ -6,17 +6,14 @@ import re
 import subprocess
 import sys
 from importlib import import_module
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import tyro
 from command_reference import command_text, commands, flags_of, settings_of, values_text
-from support.command_line import refused
 
 from nope_probe import __main__ as umbrella
-from nope_probe import ablate, circuit, reproduce, scores
+from nope_probe import ablate, scores
 from nope_probe.cli import find_commands
 from nope_probe.runtime.identity import command_line
 
@@ -141,37 +138,3 @@ def test_the_default_of_a_flag_on_the_page_is_the_one_that_is_parsed(command: An
     assert defaults["--out"] == ""
     assert values_text(tuple[str, ...] | None) == "[TEXT ...]"
     assert values_text(int) == "INT"
-
-
-@pytest.mark.parametrize(
-    ("command", "flags", "message"),
-    [
-        (scores, ["--alpha", 0.2], "--alpha has no effect on --data shipped"),
-        (scores, ["--windows", "start", "--data", "random"], "--windows has no effect on --data "),
-        (scores, [*PARAMETER_FREE, "--bos", "never"], "--bos has no effect on --data gaussian"),
-        (scores, [*PARAMETER_FREE, "--shuffle"], "--shuffle has no effect on --data gaussian"),
-        (scores, [*PARAMETER_FREE, "--pack"], "--pack joins documents, and --data gaussian has "),
-        (scores, ["--revision", "main"], "--revision is for models on the Hub, and "),
-        (scores, ["--dtype", "int8"], "no dtype 'int8': expected auto, float32"),
-        (scores, ["--device", "cpu", "--device-map", "auto"], "--device is for one device and "),
-        (ablate, ["--players", "mask", "--gain", "norm"], "--gain has no effect where no "),
-        (ablate, ["--players", "sources", "--reparametrise", 1], "--reparametrise has no effect "),
-        (ablate, [*PARAMETER_FREE, "--reparametrise", 1], "--reparametrise has no effect "),
-        (circuit, ["--remove", "mask", "--gain", "norm"], "--gain has no effect where no "),
-        (circuit, ["--gain", "norm"], "--gain has no effect where no weight is removed"),
-        (reproduce, ["figure1", "--seed", 1], "figure1 takes no --seed"),
-        (reproduce, ["all", "--model", "nope-1.5b"], "all takes no --model"),
-    ],
-)
-def test_a_flag_without_an_effect_is_refused_before_a_model_is_loaded_or_run(
-    command: ModuleType,
-    flags: list[object],
-    message: str,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if command is scores:
-        monkeypatch.setattr("nope_probe.models.load.load", None)
-    monkeypatch.setattr("nope_probe.hooks.reading.capture.stream", None)
-    assert refused(capfd, tmp_path, command, *flags).startswith(message)

@@ -14,7 +14,7 @@ from support.tiny_models import tokenizer
 from nope_probe import files, simulate
 from nope_probe.data.sequences import sequences
 from nope_probe.errors import UserError
-from nope_probe.files import MOST_LEVELS, local_path, read_json, reading, validate_nesting
+from nope_probe.files import local_path, read_json, reading, validate_nesting
 from nope_probe.runtime.folder import read_run
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -111,44 +111,33 @@ def test_what_is_no_librarys_error_about_a_file_passes(error: BaseException) -> 
 
 N = 100_000
 TOO_DEEP = {
-    "objects": ("a.jsonl", '{"text": "a", "x": ' + N * '{"a":' + "1" + N * "}" + "}"),
-    "after a string": ("a.jsonl", '{"text": "]]\\"]]' + N * "]" + '", "x": ' + N * "["),
-    "a level too many": ("a.jsonl", (MOST_LEVELS + 1) * "[" + (MOST_LEVELS + 1) * "]"),
+    "objects": '{"text": "a", "x": ' + N * '{"a":' + "1" + N * "}" + "}",
+    "lists": '{"text": "]]", "x": ' + N * "[" + N * "]" + "}",
 }
 SHALLOW = {
-    "no level too many": ("a.jsonl", MOST_LEVELS * "[" + MOST_LEVELS * "]"),
-    "brackets in text": ("a.jsonl", json.dumps({"text": N * '["{'})),
-    "many in a row": ("a.jsonl", "[" + N * "[],{}," + "[]]"),
-    "another kind of file": ("a.txt", N * "["),
+    "brackets in text": json.dumps({"text": N * '["{'}),
+    "many in a row": "[" + N * "[],{}," + "[]]",
 }
-
-
-def write_in(folder: Path, name: str, text: str) -> None:
-    path = folder / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(text)
 
 
 @pytest.mark.parametrize("row", TOO_DEEP)
 def test_a_file_that_is_nested_too_deep_is_named(row: str, tmp_path: Path) -> None:
-    write_in(tmp_path, *TOO_DEEP[row])
-    with pytest.raises(UserError) as refused:
+    (tmp_path / "a.jsonl").write_text(TOO_DEEP[row])
+    with pytest.raises(UserError, match=f"cannot read {tmp_path / 'a.jsonl'}: "):
         validate_nesting(tmp_path)
-    path = tmp_path / TOO_DEEP[row][0]
-    assert str(refused.value) == f"{path} holds JSON that is nested more than 1000 deep"
 
 
 @pytest.mark.parametrize("row", SHALLOW)
 def test_other_files_pass(row: str, tmp_path: Path) -> None:
-    write_in(tmp_path, *SHALLOW[row])
+    (tmp_path / "a.jsonl").write_text(SHALLOW[row])
     validate_nesting(tmp_path)
 
 
 def test_a_large_folder_is_read_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_in(tmp_path, "a.jsonl", "{}\n")
-    write_in(tmp_path, "b.jsonl", N * "[")
+    (tmp_path / "a.jsonl").write_text("{}\n")
+    (tmp_path / "b.jsonl").write_text(N * "[")
     monkeypatch.setattr(files, "MOST_BYTES", N)
     validate_nesting(tmp_path)
     monkeypatch.setattr(files, "MOST_BYTES", N + 3)
-    with pytest.raises(UserError, match=r"b\.jsonl holds JSON"):
+    with pytest.raises(UserError, match=r"b\.jsonl"):
         validate_nesting(tmp_path)

@@ -68,7 +68,7 @@ TEXT = "my.jsonl"
 # What stands for what cannot be run here, and why it cannot.
 SUBSTITUTES = {
     "fineweb-edu": TEXT,  # a data set on the Hub
-    "stdlib": TEXT,  # takes 16 seconds to read; tests/data/test_stdlib.py reads it
+    "stdlib": TEXT,  # takes 16 seconds to read; tests/data/test_documents.py reads it
     "FIGURE": "figure1",  # stands for any
     "unsloth/Llama-3.1-8B": "llama-3.1-8b",  # the same model
     "no_rope_layers=3,7,11,15,19,23,27,31,35": "no_rope_layers=3,7,11",  # of 36 layers, not 12

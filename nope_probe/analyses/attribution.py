@@ -1,6 +1,7 @@
 """Attribution of a pattern, from the maps of ablated models, to its sources and to players.
 
-Only the mask and position encodings break the symmetry between positions: they are the sources.
+Only the mask, a sliding window and position encodings break the symmetry between positions: they
+are the sources.
 Weights shape what the sources start: a weight can be a player, and is never called a source.
 
 A condition is the model with some components removed. Users name it by what is removed (`()`,
@@ -41,7 +42,7 @@ from nope_probe.analyses.shapley import (
     source_terms,
     without,
 )
-from nope_probe.components import POSITION_ENCODINGS, Component
+from nope_probe.components import SOURCES, Component
 from nope_probe.errors import closed_choices
 from nope_probe.maps.stored_maps import LayerFolds
 
@@ -52,7 +53,7 @@ Removed = TypeVar("Removed", bound=str | Iterable[str])
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One term of v(all) = content + mask + rope + mask x rope.
+    """One term of v(all), such as content + mask + rope + mask x rope.
 
     Attributes:
         term: its name, as in `source_terms`, or `position` for all of them but content.
@@ -105,7 +106,7 @@ class LayerAttribution:
     Attributes:
         layer: the layer, from 0.
         sources: the terms that add up to the pattern.
-        position: all of them but content, whose share of the pattern is what players share.
+        position: all of them but content.
         players, interactions: of every player set.
         non_relative: the mask's effect on the non-relative part.
         kept: per condition, the share of v(all) that is left in its pattern.
@@ -131,12 +132,12 @@ class LayerAttribution:
         return len(shares) > 1 and all(abs(s - equal) < CONJUNCTION_TOLERANCE for s in shares)
 
 
-@closed_choices("position", "skip_keys")
+@closed_choices("skip_keys")
 def attribute(
     maps: Mapping[Removed, AnyMaps],
     player_sets: Sequence[PlayerSet] = (),
     *,
-    position: Component | Literal["auto"] | None = "auto",
+    sources: Sequence[Component] | Literal["auto"] = "auto",
     skip_keys: int | Literal["auto"] = "auto",
 ) -> list[LayerAttribution]:
     """Attribute each layer's pattern to its sources, and find the weights it needs.
@@ -148,8 +149,9 @@ def attribute(
             of what is removed: `{(): ..., "mask": ..., "rope": ..., ("mask", "rope"): ...}`. The
             fold means alone, in nats, will do, and count as folds of equal size.
         player_sets: the players; none stops after the sources.
-        position: the position encoding that is a source beside the mask; None if there is none.
-            `auto`: the one that the conditions remove (what is never removed counts as content).
+        sources: the mask, and the window and position encodings that are sources beside it. `auto`:
+            those that a condition removes without a weight (what is never removed counts as
+            content).
         skip_keys: first keys to leave out; `auto`: 1 where captured sequences all begin with the
             same token (BOS, an attention sink), else 0.
 
@@ -170,14 +172,14 @@ def attribute(
     """
     folds, skipped = folds_by_condition(maps), skipped_keys(maps.values(), skip_keys)
     counts = fold_counts_of(maps.values())
-    source = position_of(folds) if position == "auto" else position
-    validate_complete(folds, player_sets, source)
+    sources = sources_of(folds) if sources == "auto" else sources
+    validate_complete(folds, player_sets, sources)
     return [
         _attribute_layer(
             layer,
             {condition: each[layer] for condition, each in folds.items()},
             player_sets,
-            source,
+            sources,
             skipped,
             counts,
         )
@@ -189,15 +191,15 @@ def _attribute_layer(
     layer: int,
     folds: Mapping[Condition, LayerFolds],
     player_sets: Sequence[PlayerSet],
-    position: Component | None,
+    sources: Sequence[Component],
     skip_keys: int,
     counts: FoldCounts | None,
 ) -> LayerAttribution:
     gram = ContrastGram.of_layers(folds, skip_keys, counts)
     return LayerAttribution(
         layer=layer,
-        sources=tuple(_source(gram, *each) for each in source_terms(position).items()),
-        position=_source(gram, "position", position_term(position)),
+        sources=tuple(_source(gram, *each) for each in source_terms(sources).items()),
+        position=_source(gram, "position", position_term(sources)),
         players=tuple(each for ours in player_sets for each in attribute_players(gram, ours)),
         interactions=tuple(
             each for ours in player_sets for each in attribute_interactions(gram, ours)
@@ -254,28 +256,28 @@ def folds_by_condition(maps: Mapping[Removed, AnyMaps]) -> dict[Condition, list[
     return found
 
 
-def position_of(conditions: Iterable[Condition]) -> Component | None:
-    """Return the position encoding that a condition removes, alone or with the mask, or None.
+def sources_of(conditions: Iterable[Condition]) -> tuple[Component, ...]:
+    """Return the mask, and every other source that a condition removes without a weight.
 
     Example:
-        >>> position_of([condition(()), condition("mask"), condition("rope")])
-        'rope'
+        >>> sources_of([condition(()), condition("mask"), condition("rope")])
+        ('mask', 'rope')
     """
-    beside_mask = {each - MASK for each in conditions}
-    return next((name for name in POSITION_ENCODINGS if {name} in beside_mask), None)
+    removed = MASK.union(*(each for each in conditions if each <= {*SOURCES}))
+    return tuple(name for name in SOURCES if name in removed)
 
 
 def validate_complete(
     conditions: Collection[Condition],
     player_sets: Sequence[PlayerSet],
-    position: Component | None,
+    sources: Sequence[Component],
 ) -> None:
     """Check that there are maps of all conditions of the sources and players.
 
     Raises:
         KeyError: naming one that is missing.
     """
-    needed = {INTACT, MASK}.union(*source_terms(position).values())
+    needed = {INTACT, MASK}.union(*source_terms(sources).values())
     missing = needed.union(*(each.conditions for each in player_sets)) - set(conditions)
     if missing:
         names = " + ".join(sorted(min(missing, key=sorted))) or "nothing"

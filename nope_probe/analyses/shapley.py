@@ -21,7 +21,6 @@ from nope_probe.components import (
     COMPONENTS,
     ROPE_HALVES,
     SOURCES,
-    Component,
     is_rope,
     validate_disjoint,
 )
@@ -192,35 +191,34 @@ def coalitions(players: Sequence[Player]) -> Iterator[tuple[Player, ...]]:
     return chain.from_iterable(combinations(players, size) for size in sizes)
 
 
-def source_terms(position: Component | None) -> dict[str, Contrast]:
-    """Return the terms of v(all): content, the mask, the position encoding and their interaction.
+def source_terms(sources: Sequence[str]) -> dict[str, Contrast]:
+    """Return the terms of v(all): content, each source, and the interactions of sources.
 
-    The trained weights are kept. Content is the pattern without mask and position encoding; mask
-    and RoPE are what each adds to it alone; the interaction is the rest (the paper's section 5).
-
-    Args:
-        position: `rope`, `pos_embed`, or None in a model without position encoding.
-    """
-    if position is None:
-        return {"content": {MASK: 1.0}, "mask": {INTACT: 1.0, MASK: -1.0}}
-    encoding: Condition = frozenset({position})
-    both = MASK | encoding
-    return {
-        "content": {both: 1.0},
-        "mask": {encoding: 1.0, both: -1.0},
-        position: {MASK: 1.0, both: -1.0},
-        f"mask_x_{position}": {INTACT: 1.0, encoding: -1.0, MASK: -1.0, both: 1.0},
-    }
-
-
-def position_term(position: Component | None) -> Contrast:
-    """Return mask + rope + mask x rope: all of v(all) but content, p(all) where both play.
+    The trained weights are kept. Content is the pattern without any source; the term of a source is
+    what that source adds to it alone, and an interaction what its sources add only together (the
+    paper's section 5).
 
     Args:
-        position: `rope`, `pos_embed`, or None in a model without position encoding.
+        sources: the sources that the model has: the mask, and a window or position encodings.
+
+    Example:
+        >>> list(source_terms(["mask", "rope"]))
+        ['content', 'mask', 'rope', 'mask_x_rope']
     """
-    neither = MASK if position is None else MASK | {position}
-    return {INTACT: 1.0, neither: -1.0}
+    terms: dict[str, Contrast] = {}
+    for size in range(len(sources) + 1):
+        for term in combinations(sources, size):
+            terms["_x_".join(term) or "content"] = {
+                frozenset(sources) - {*kept}: (-1.0) ** (size - len(kept))
+                for n_kept in range(size, -1, -1)
+                for kept in combinations(term, n_kept)
+            }
+    return terms
+
+
+def position_term(sources: Sequence[str]) -> Contrast:
+    """Return all of v(all) but content: what the sources add together."""
+    return {INTACT: 1.0, frozenset(sources): -1.0}
 
 
 def positional(players: PlayerSet, kept: Sequence[Player]) -> Contrast:

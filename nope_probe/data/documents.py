@@ -1,19 +1,24 @@
 """Documents: the texts of a source, in files on this machine or in data sets that are streamed.
 
-A data set is on the Hub or in a folder. It is read no further than is needed.
+A data set is on the Hub or in a folder. It is read no further than is needed. Python's standard
+library is text that every machine has: its modules are either for training or held out, by a hash
+of their name. The held-out text is shipped with the checkpoints, because the library differs
+between Python versions.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import sysconfig
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nope_probe.data.stdlib import SHIPPED, is_held_out, stdlib_documents
 from nope_probe.errors import UserError
 from nope_probe.files import (
     local_path,
@@ -36,6 +41,24 @@ MOST_CHARACTERS = 10_000_000
 HELD_OUT = {"fineweb-edu": ("HuggingFaceFW/fineweb-edu", "sample-10BT")}
 MOST_DOCUMENTS = 1_000_000
 _BATCH = 64
+SHIPPED = Path(__file__).parents[1] / "checkpoints" / "heldout.jsonl"
+HELD_OUT_PERCENT = 13
+_SKIPPED = {
+    "test",
+    "tests",
+    "idle_test",
+    "encodings",
+    "idlelib",
+    "lib2to3",
+    "tkinter",
+    "distutils",
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+    "turtledemo",
+    "pydoc_data",
+}
+_MIN_CHARACTERS = 1200
 
 
 def documents(source: str) -> list[str]:
@@ -280,3 +303,62 @@ def tokenised(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Itera
         with reading(f"the tokenizer of {tokenizer.name_or_path} cannot take the text"):
             ids = tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]
         yield from ids
+
+
+def stdlib_documents(held_out: bool | None = None) -> list[str]:
+    """Return the documents of this Python's standard library.
+
+    Args:
+        held_out: True for the held-out modules, False for the training ones, None for all.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    modules = [path for path in sorted(root.rglob("*.py")) if _is_kept(path.relative_to(root))]
+    return [
+        document
+        for path in modules
+        if held_out is None or is_held_out(path.relative_to(root).as_posix()) == held_out
+        for document in split(_read(path))
+    ]
+
+
+def split(source: str) -> list[str]:
+    """Split a module's source before top-level statements into documents of 1,200 characters.
+
+    The last one may be shorter. A source that is not this Python's syntax stays whole.
+    """
+    try:
+        starts = [_first_line(node) for node in ast.parse(source).body]
+    except SyntaxError:
+        return [source]
+    lines = source.splitlines(keepends=True)
+    documents, begin = [], 0
+    for start in [*starts[1:], len(lines)]:
+        text = "".join(lines[begin:start])
+        if len(text) >= _MIN_CHARACTERS or start == len(lines):
+            documents.append(text)
+            begin = start
+    return [document for document in documents if document.strip()]
+
+
+def _first_line(node: ast.stmt) -> int:
+    decorators = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(d.lineno for d in decorators)]) - 1
+
+
+def _is_kept(path: Path) -> bool:
+    return not _SKIPPED & set(path.parts) and not path.parts[0].startswith("config-")
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="ignore")
+
+
+def write_held_out(path: Path) -> None:
+    """Write the held-out documents as the data set `shipped`: a JSON object with `text` a line."""
+    rows = (json.dumps({"text": text}) + "\n" for text in stdlib_documents(held_out=True))
+    path.write_text("".join(rows), encoding="utf-8")
+
+
+def is_held_out(key: str) -> bool:
+    """Return whether a text (or the name of a module) belongs to the held-out slice."""
+    return int(sha256(key.encode()).hexdigest(), 16) % 100 < HELD_OUT_PERCENT

@@ -8,8 +8,9 @@ documents are joined end to end.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import zip_longest
@@ -69,6 +70,19 @@ class Sequences:
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """Return the sequences as tensors by name, as a checkpoint keeps them."""
+        about = json.dumps([self.name, self.bos, self.kind]).encode()
+        tensors = {"inputs": self.inputs, "about": torch.tensor([*about], dtype=torch.uint8)}
+        return tensors if self.documents is None else tensors | {"documents": self.documents}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Sequences:
+        """Return the sequences that `to_tensors` made tensors of."""
+        name, bos, kind = json.loads(bytes(tensors["about"].tolist()))
+        documents = tensors.get("documents")
+        return cls(inputs=tensors["inputs"], name=name, bos=bos, kind=kind, documents=documents)
 
 
 @closed_choices("start", "bos")

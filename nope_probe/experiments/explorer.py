@@ -19,6 +19,7 @@ from nope_probe.experiments.explorer_views import (
     stage_view,
     strongest_layer,
 )
+from nope_probe.experiments.removals import irreplaceable, without_effect
 from nope_probe.figures.explorer import Explorer, SwitchedMaps
 from nope_probe.hooks.layers.model import blocks_of, layers_of
 from nope_probe.hooks.layers.protocols import HookedModel
@@ -79,7 +80,9 @@ def explore(
     data, has, name = as_sequences(tokens), components(model), name_of(model)
     skipped = int(data.bos) if skip_keys == "auto" else skip_keys
     kept_cells(data.inputs.shape[1], skipped)  # raises where no keys are left
-    players_of_switches = make_plan(has, players, describe(model, name).parameter_free).switches
+    left_out = irreplaceable(model) | without_effect(model, data.inputs, len(layers_of(model)))
+    plan = make_plan(has, players, describe(model, name).parameter_free, left_out=left_out)
+    players_of_switches = plan.switches
     substitute = Substitute(replacement=replacement, gain=gain)
     ablations = [substitute.without(condition) for condition in combinations(players_of_switches)]
     engine = Engine(

@@ -19,6 +19,7 @@ from nope_probe.components import (
 from nope_probe.errors import UserError
 
 if TYPE_CHECKING:
+    from nope_probe.hooks.layers.model import Inputs
     from nope_probe.hooks.layers.protocols import HookedModel
 
 GainFlag = Annotated[Gain, tyro.conf.arg(help="The size of the replacements identity and random.")]
@@ -52,6 +53,34 @@ def validate_removable(model: HookedModel, names: Collection[str]) -> None:
         resolve_targets(model, Ablation(remove=[name for name in WEIGHTS if name in names]))
     except ValueError as error:
         raise UserError(f"{error}; name players or removals without it") from error
+
+
+def irreplaceable(model: HookedModel) -> dict[str, str]:
+    """Return the weights of a model that no ablation can replace, and why."""
+    from nope_probe.hooks.layers.model import layers_of
+
+    return {
+        name: reason
+        for name in WEIGHTS
+        for layer in layers_of(model)
+        if (reason := layer.why_not_replaced(name)) is not None
+    }
+
+
+def without_effect(model: HookedModel, inputs: Inputs, n_layers: int) -> dict[str, str]:
+    """Return the sources of a model that do nothing in sequences of this length, and why.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge.
+        inputs: tokens, or vectors.
+        n_layers: how many blocks are run.
+    """
+    from nope_probe.hooks.reading.batch_readings import window_hides
+    from nope_probe.hooks.removing.targets import components
+
+    if "window" not in components(model) or window_hides(model, inputs[:1], n_layers):
+        return {}
+    return {"window": f"it hides no key in sequences of {inputs.shape[1]} tokens"}
 
 
 def bands_of(model: HookedModel, n_bands: int) -> tuple[str, ...]:

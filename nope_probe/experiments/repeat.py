@@ -7,7 +7,7 @@ findings and the settings.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
@@ -26,7 +26,6 @@ from nope_probe.runtime.settings import FORMAT, BoundedSettings
 
 if TYPE_CHECKING:
     import numpy as np
-    import pandas as pd
 
 _arg = tyro.conf.arg
 # Which experiment a manifest's `kind` is.
@@ -166,13 +165,7 @@ def restored(kind: type[Any], folder: Path, recorded: Mapping[str, Any]) -> Any:
 
 
 def compare_runs(before: Path, again: Path) -> Comparison:
-    """Compare the arrays and tables of two finished runs of the same settings.
-
-    Arrays decide: a table holds ranks and quotients of theirs, in which the last digits of a sum
-    can show. Its rows and columns have to be the same.
-    """
-    from safetensors.numpy import load_file
-
+    """Compare the arrays and tables of two finished runs of the same settings."""
     manifests = read_manifest(before), read_manifest(again)
     first, second = (
         {name: value for name, value in each["checksums"].items() if name not in NOT_COMPARED}
@@ -180,41 +173,73 @@ def compare_runs(before: Path, again: Path) -> Comparison:
     )
     if first == second:
         return Comparison(name=str(before), identical=True)
-    differences, missing = dict[str, float](), sorted({*first} ^ {*second})
-    for name in sorted({*first} & {*second}):
-        paths = before / name, again / name
+    arrays = arrays_of(before, first), arrays_of(again, second)
+    return compare(str(before), *arrays, changed=changes(*manifests))
+
+
+def arrays_of(folder: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """Return a run's arrays by file and name, and of each table the columns, rows and texts.
+
+    A table's numbers are ranks and quotients of the arrays', in which the last digits of a sum can
+    show: they are left out.
+
+    Args:
+        folder: of the run.
+        names: the files.
+    """
+    import numpy as np
+    from safetensors.numpy import load_file
+
+    found: dict[str, np.ndarray] = {}
+    for name in names:
         if name.endswith(".safetensors"):
-            one, other = map(load_file, paths)
-            shared = {key for key in {*one} & {*other} if one[key].shape == other[key].shape}
-            missing += [f"{name} {key}" for key in sorted({*one, *other} - shared)]
-            differences |= {
-                f"{name} {key}": relative_difference(one[key], other[key]) for key in sorted(shared)
-            }
-        elif name.endswith(".csv") and not same_rows(*map(read_table, paths)):
-            missing.append(f"rows of {name}")
+            arrays = load_file(folder / name)
+            found |= {f"{name} {key}": array for key, array in arrays.items()}
+        elif name.endswith(".csv"):
+            table = read_table(folder / name)
+            texts = table.select_dtypes(exclude="number").fillna("").to_numpy().ravel()
+            found[f"rows of {name}"] = np.array([*table.columns, len(table), *texts], dtype=str)
+    return found
+
+
+def compare(
+    name: str,
+    before: Mapping[str, np.ndarray],
+    again: Mapping[str, np.ndarray],
+    *,
+    changed: tuple[str, ...],
+    floor: float = 0.0,
+) -> Comparison:
+    """Compare the arrays of two runs by name; see `Comparison` and `relative_difference`."""
+    shared = [key for key in before if key in again and before[key].shape == again[key].shape]
     return Comparison(
-        name=str(before),
+        name=name,
         identical=False,
-        differences=differences,
-        missing=tuple(missing),
-        changed=changes(*manifests),
+        differences={key: relative_difference(before[key], again[key], floor) for key in shared},
+        missing=tuple(sorted({*before, *again} - {*shared})),
+        changed=changed,
     )
 
 
-def relative_difference(first: np.ndarray, second: np.ndarray) -> float:
+def relative_difference(first: np.ndarray, second: np.ndarray, floor: float = 0.0) -> float:
     """Return the largest difference of two arrays, relative to the largest number of the first.
 
-    Cells that are not finite have to be the same ones, else the difference is infinite.
+    Cells that are no finite numbers have to be the same ones, else the difference is infinite.
+
+    Args:
+        first: an array.
+        second: another one of its shape.
+        floor: a number that counts as the largest where all of the first are smaller.
     """
     import numpy as np
 
-    if np.array_equal(first, second, equal_nan=first.dtype.kind == "f"):
+    both_float = first.dtype.kind == second.dtype.kind == "f"
+    if np.array_equal(first, second, equal_nan=both_float):
         return 0.0
-    finite = np.isfinite(first)
-    if first.dtype.kind != "f" or not np.array_equal(finite, np.isfinite(second)):
+    if not both_float or not np.array_equal(np.isfinite(first), np.isfinite(second)):
         return float("inf")
-    a, b = first[finite].astype(np.float64), second[finite].astype(np.float64)
-    largest = float(np.abs(a).max(initial=0))
+    a, b = (each[np.isfinite(first)].astype(np.float64) for each in (first, second))
+    largest = max(float(np.abs(a).max(initial=0)), floor)
     return float(np.abs(a - b).max(initial=0)) / largest if largest else float("inf")
 
 
@@ -229,16 +254,6 @@ def changes(before: Mapping[str, Any], again: Mapping[str, Any]) -> tuple[str, .
         for name in now
         if then.get(name) != now[name]
     )
-
-
-def same_rows(first: pd.DataFrame, second: pd.DataFrame) -> bool:
-    """Return whether two tables have the same columns, rows and texts, whatever their numbers."""
-    one, other = (
-        table.select_dtypes(exclude="number").fillna("").reset_index(drop=True)
-        for table in (first, second)
-    )
-    same_shape = list(first.columns) == list(second.columns) and len(first) == len(second)
-    return same_shape and bool(one.equals(other))
 
 
 def repeat_layers(file: Path) -> Comparison:
@@ -262,33 +277,22 @@ def repeat_layers(file: Path) -> Comparison:
 
 def compare_reports(file: Path, before: dict[str, Any], again: dict[str, Any]) -> Comparison:
     """Compare the findings of two reports of `layers --json`."""
-    first, second = (dict(_leaves(report | {"run": None})) for report in (before, again))
+    first, second = (report | {"run": None} for report in (before, again))
     if first == second:
         return Comparison(name=str(file), identical=True)
-    shared = [name for name in first if name in second]
-    return Comparison(
-        name=str(file),
-        identical=False,
-        differences={name: _difference(first[name], second[name]) for name in shared},
-        missing=tuple(sorted({*first} ^ {*second})),
-        changed=changes(before["run"], again["run"]),
-    )
+    changed = changes(before["run"], again["run"])
+    # Errors and residues near 0 are the last digits of sums.
+    floor = 1000 * TOLERANCE
+    leaves = dict(_leaves(first)), dict(_leaves(second))
+    return compare(str(file), *leaves, changed=changed, floor=floor)
 
 
-def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Return every value in nested JSON by its path, such as `layers.0.rope_change`."""
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, np.ndarray]]:
+    """Yield every value in nested JSON by its path, such as `layers.0.rope_change`."""
+    import numpy as np
+
     if not isinstance(value, (dict, list)):
-        yield name, value
+        yield name, np.asarray(value)
         return
     for key, inside in value.items() if isinstance(value, dict) else enumerate(value):
         yield from _leaves(inside, f"{name}.{key}" if name else str(key))
-
-
-def _difference(first: Any, second: Any) -> float:
-    """Return the relative difference of two numbers; of other values 0 or infinity."""
-    if first == second:
-        return 0.0
-    if isinstance(first, float) and isinstance(second, float):
-        # Errors and residues near 0 are sums' last digits.
-        return abs(first - second) / max(abs(first), abs(second), 1000 * TOLERANCE)
-    return float("inf")

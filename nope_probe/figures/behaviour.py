@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -12,19 +12,16 @@ from nope_probe.figures.dots import (
     BOUNDS,
     Dots,
     curve_in_band,
-    dots,
     fit_axes,
     interval_dots,
     marker,
     over_layers,
 )
-from nope_probe.figures.grid import Grid, draw_guide, keep, place, zoom_together
+from nope_probe.figures.grid import Grid, draw_guide, place, zoom_together
 from nope_probe.figures.intervals import bound_columns, estimates_of
 from nope_probe.figures.style import layer_colours
 
 INTACT = "intact"
-WIDE, NARROW = 1000, 290  # px of a legend
-LEGEND_ROW, LEGEND_MARK, LEGEND_LETTER = 24, 60, 8  # px
 PANELS = ("without sources", "without weights or MLPs")
 
 
@@ -133,53 +130,24 @@ def decodability(table: pd.DataFrame) -> go.Figure:
     heading = "Mean distance of the decoded from the true position, per layer"
     figure = over_layers(panels, heading, same_y=[range(len(panels))])
     figure.update_yaxes(title={"text": "positions"})
-    named: dict[str, None] = {}
+    named: set[str] = set()
     for trace in figure.data:  # each name once, whichever panel it is in
-        trace.showlegend = trace.name not in named
-        named[trace.name] = None
-    _lengthen(figure, named)
+        trace.showlegend = trace.name not in named and not trace.marker.symbol.endswith("-open")
+        named.add(trace.name)
     return figure
-
-
-def _lengthen(figure: go.Figure, names: Collection[str]) -> None:
-    """Make room at the bottom for a long legend."""
-    narrow = figure.layout.meta["narrow"]
-    more = {width: LEGEND_ROW * (legend_rows(names, width) - 1) for width in (WIDE, NARROW)}
-    figure.layout.height += more[WIDE]
-    figure.layout.margin.b += more[WIDE]
-    margin = {**narrow["margin"], "b": narrow["margin"]["b"] + more[NARROW]}
-    keep(figure, narrow={**narrow, "height": narrow["height"] + more[NARROW], "margin": margin})
-
-
-def legend_rows(names: Collection[str], width: int) -> int:
-    """Return how many rows a legend of these names takes, where each has as much as it needs.
-
-    Example:
-        >>> legend_rows(["intact model", "without RoPE"], 300)
-        2
-        >>> legend_rows(["intact model", "without RoPE"], 1000)
-        1
-    """
-    rows, left = 1, width
-    for name in names:
-        needed = LEGEND_MARK + LEGEND_LETTER * len(name)
-        if needed > left and left < width:
-            rows, left = rows + 1, width
-        left -= needed
-    return rows
 
 
 def _decoded(table: pd.DataFrame, conditions: Sequence[str]) -> list[Dots]:
     series = []
     for name in conditions:
         rows = table[table["condition"] == name]
-        series.append(dots(rows, component(name), "distance", label(name)))
+        series.append(Dots(rows, component(name), "distance", label(name)))
         if rows["untrained"].notna().all():
             series.append(
-                dots(rows, component(name), "untrained", f"untrained, {label(name)}", hollow=True)
+                Dots(rows, component(name), "untrained", f"untrained, {label(name)}", hollow=True)
             )
     null = table[table["condition"] == INTACT]
-    return [*series, dots(null, "content", "null", "shuffled targets")]
+    return [*series, Dots(null, "content", "null", "shuffled targets")]
 
 
 def differences(table: pd.DataFrame, titles: Mapping[str, str]) -> go.Figure:

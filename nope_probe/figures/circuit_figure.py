@@ -5,42 +5,47 @@ It is the paper's Figure 3 with the block drawn around it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
 from nope_probe.components import INK, LETTERS, SCORE_STAGES, STAGE_MEANINGS, Letter, words
-from nope_probe.figures.circuit_layout import BAR, Flow, arrows, narrow, wide
-from nope_probe.figures.circuit_views import (
-    COSINES,
-    PER_STAGE,
-    RAW,
-    Circuit,
-    Stage,
-    cells,
-    is_signed,
-    scales_of,
-    stages_in,
-    views,
-)
+from nope_probe.figures.circuit_layout import BAR, MENU, Flow, arrows, narrow, wide
 from nope_probe.figures.grid import axis, keep, patch
 from nope_probe.figures.panels import heat_map
-from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, TEMPLATE, ZERO
+from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, TEMPLATE, ZERO, colour_bar
 from nope_probe.maps.downsample import Pooled, pool
 
 if TYPE_CHECKING:
     from nope_probe.maps.maps import StageMaps
 
 StageMap: TypeAlias = Float[Any, "row_pos col_pos"]
+Of = Literal["shown", "reference", "difference"]
+Kind = Literal["raw", "cosines", "less diagonal means"]
+Stage = tuple[Letter, Of, Kind]
+Scale = tuple[float, float]
+Choice = list[dict[str, Any]]  # of a switch: keys of the traces, and keys of the layout
+RAW: Kind = "raw"
+COSINES: Kind = "cosines"
+DIAGONAL: Kind = "less diagonal means"
+PER_STAGE, ALL_COSINES = "each stage its own", "one for all cosines"
+MIDDLE = (5, 95)  # percentiles of the cells off the diagonal, between which colours run
 COMPONENTS = ("mask", "w_q", "w_k", "w_o", "w_v", "mlp")
 MAX_POSITIONS = 128
 MAX_CELLS = 27 * MAX_POSITIONS**2  # of all maps together: 2.4 MB of a page
-MENU = 44  # height of the switches above the figure, px
 PAPER = "#ffffff"
+COMPARED: dict[Kind, dict[Of, str]] = {  # the views of an ablation
+    RAW: {"shown": "ablated", "reference": "intact", "difference": "difference"},
+    COSINES: {
+        "shown": "ablated cosines",
+        "reference": "intact cosines",
+        "difference": "difference of cosines",
+    },
+}
 OF = {"reference": "intact model", "difference": "ablated less intact"}
 
 
@@ -84,57 +89,158 @@ def circuit(
     """
     if normalised is None and not isinstance(stages, Mapping):
         normalised = stages
-    data = Circuit(
-        layer=layer,
-        maps=_stage_maps(stages),
-        normalised=_stage_maps(normalised, normalised=True),
-        absent=absent or {},
-        components=(*COMPONENTS, *removed) if components is None else components,
-        removed=removed,
-        reference=_stage_maps(reference),
-    )
-    shown = {name: stages_in(view, data) for name, view in views(data).items()}
-    held = list(dict.fromkeys(stage for stages in shown.values() for stage in stages))
+    maps = _stage_maps(stages)
+    unknown = sorted({*maps} - {*LETTERS})
+    if unknown or not maps:
+        got = " ".join(unknown) or "none"
+        raise ValueError(f"expected maps of the stages a to i, got {got}")
+    shown = views(maps, _stage_maps(reference), _stage_maps(normalised, normalised=True))
+    held = {stage: cells for view in shown.values() for stage, cells in view.items()}
     size = min(max_positions, int((MAX_CELLS / len(held)) ** 0.5))
-    pooled = {stage: pool(cells(data, stage)[None], size) for stage in held}
-    axes, first = _coloraxes(held), next(iter(shown.values()))
+    pooled = {stage: pool(cells[None], size) for stage, cells in held.items()}
+    # Each map has a colour axis of its own, so that the switches need not exchange limits.
+    axes = {stage: f"coloraxis{axis(place)}" for place, stage in enumerate(held)}
+    first = next(iter(shown.values()))
     figure = go.Figure(
         [_heat(stage, pooled[stage], axes[stage], visible=stage in first) for stage in held]
     )
-    for stage in held:
+    scales = scales_of({stage: maps.values[0] for stage, maps in pooled.items()})
+    for stage, (low, high) in scales[PER_STAGE].items():
         colours = DIVERGING if is_signed(stage) else SEQUENTIAL
-        figure.layout[axes[stage]] = {"colorscale": colours}
-    _place(figure, data, axes)
-    scales = {
-        name: {
-            f"{axes[stage]}.{end}": limit
-            for stage, (low, high) in limits_of.items()
-            for end, limit in (("cmin", low), ("cmax", high))
-        }
-        for name, limits_of in scales_of(
-            {stage: maps.values[0] for stage, maps in pooled.items()}
-        ).items()
-    }
-    patch(figure, scales[PER_STAGE])
-    visible = {name: [stage in stages for stage in held] for name, stages in shown.items()}
-    add_switches(
-        figure,
-        {
-            "Maps": {name: {"visible": flags} for name, flags in visible.items()},
-            "Colours": {name: {"layout": keys} for name, keys in scales.items()},
-        },
+        figure.layout[axes[stage]] = {"colorscale": colours, "cmin": low, "cmax": high}
+    has, absent = (*COMPONENTS, *removed) if components is None else components, absent or {}
+    without = ", ".join(words(name) for name in removed)
+    title = f"L{layer}, from its input to the next layer's scores"
+    figure.update_layout(
+        template=TEMPLATE,
+        title={"text": f"{title}, without {without}" if without else title},
+        plot_bgcolor=BLANK,
+        paper_bgcolor=PAPER,
     )
+    layouts = []
+    for flow in (wide(), narrow()):
+        shapes, marks = arrows(flow, has, removed, absent)
+        notes = [*marks, *_captions(flow, absent)]
+        layouts.append({**_layout(flow, maps, axes), "shapes": shapes, "annotations": notes})
+    patch(figure, layouts[0])
+    keep(figure, narrow=layouts[1])
+    add_switches(figure, _switches(axes, shown, scales))
     return figure
 
 
-def _coloraxes(stages: Iterable[Stage]) -> dict[Stage, str]:
-    """Return each map's colour axis: its own, so that the switches need not exchange limits."""
-    kinds: dict[tuple[str, str], int] = {}
-    found = {}
-    for stage in stages:
-        place = kinds.setdefault(stage[1:], len(kinds))
-        found[stage] = f"coloraxis{axis(9 * place + LETTERS.index(stage[0]))}"
+def _stage_maps(
+    stages: StageMaps | Mapping[Any, StageMap] | None, normalised: bool = False
+) -> dict[Any, np.ndarray]:
+    """Return stages as arrays by letter: those given, or the means of captured ones."""
+    if stages is None or isinstance(stages, Mapping):
+        return {letter: np.asarray(values) for letter, values in (stages or {}).items()}
+    of = stages.normalised if normalised else stages.mean
+    return {letter: np.asarray(of(letter)) for letter in stages.folds}
+
+
+def views(
+    maps: Mapping[Letter, np.ndarray],
+    reference: Mapping[Letter, np.ndarray],
+    normalised: Mapping[Letter, np.ndarray],
+) -> dict[str, dict[Stage, np.ndarray]]:
+    """Return the maps that each view shows, by the view's name.
+
+    Scores are not inner products of one stage's vectors: they have no cosines, and a view of
+    cosines shows them as they are.
+
+    Args:
+        maps: per letter its Gram map, or score map in nats for (b) and (i); NaN where masked.
+        reference: the intact model's, to compare with; empty without an ablation.
+        normalised: the same maps less the mean of each diagonal; empty for no such view.
+    """
+    found: dict[str, dict[Stage, np.ndarray]] = {}
+    for kind in COMPARED:
+        shown, intact = (
+            {
+                letter: cosines(cells) if kind == COSINES and letter not in SCORE_STAGES else cells
+                for letter, cells in model.items()
+            }
+            for model in (maps, reference)
+        )
+        models: dict[Of, Mapping[Letter, np.ndarray]] = {"shown": shown}
+        if reference:
+            change = {letter: shown[letter] - intact[letter] for letter in shown}
+            models |= {"reference": intact, "difference": change}
+        for of, cells in models.items():
+            found[COMPARED[kind][of] if reference else kind] = {
+                (letter, of, RAW if letter in SCORE_STAGES else kind): cells[letter]
+                for letter in LETTERS
+                if letter in maps
+            }
+    if normalised:
+        name = f"ablated {DIAGONAL}" if reference else DIAGONAL
+        of_maps = [letter for letter in LETTERS if letter in maps]
+        found[name] = {(letter, "shown", DIAGONAL): normalised[letter] for letter in of_maps}
     return found
+
+
+def cosines(
+    gram: Float[np.ndarray, "row_pos col_pos"],
+) -> Float[np.ndarray, "row_pos col_pos"]:
+    """Return mean inner products over the root mean square lengths of both positions' vectors.
+
+    Example:
+        >>> cosines(np.array([[4.0, 3.0], [3.0, 9.0]]))[1].tolist()
+        [0.5, 1.0]
+    """
+    lengths = np.sqrt(np.diagonal(gram).clip(min=0))
+    known = np.where(lengths > 0, lengths, np.nan)
+    return gram / known[:, None] / known
+
+
+def is_signed(stage: Stage) -> bool:
+    """Return whether a map's colours centre on zero."""
+    return stage[1] == "difference" or stage[2] != RAW
+
+
+def limits(values: Sequence[np.ndarray], signed: bool) -> Scale:
+    """Return colour limits of maps on one scale: the middle 90% of their cells off the diagonal.
+
+    Args:
+        values: the maps.
+        signed: whether colours centre on zero.
+    """
+    found = [_limits(each, signed) for each in values]
+    return min(low for low, _ in found), max(high for _, high in found)
+
+
+def _limits(values: np.ndarray, signed: bool) -> Scale:
+    off = values[np.isfinite(values) & ~np.eye(len(values), dtype=bool)]
+    off = off if off.size else values[np.isfinite(values)]
+    if not off.size:
+        return 0.0, 1.0
+    if signed:
+        top = float(np.percentile(np.abs(off), MIDDLE[1])) or 1.0
+        return -top, top
+    low, high = np.percentile(off, MIDDLE)
+    return float(low), float(high)
+
+
+def scales_of(shown: Mapping[Stage, np.ndarray]) -> dict[str, dict[Stage, Scale]]:
+    """Return the colour limits of all maps, by the name of the switch's choice.
+
+    A stage of the ablated model has the colours of the intact one. Inner products never share a
+    scale among stages, whose vectors differ in length by an order of magnitude; cosines can.
+    """
+    own = {}
+    for letter, of, kind in shown:
+        alike: tuple[Of, ...] = ("difference",) if of == "difference" else ("shown", "reference")
+        maps = [shown[letter, each, kind] for each in alike if (letter, each, kind) in shown]
+        own[letter, of, kind] = limits(maps, is_signed((letter, of, kind)))
+    changes = [
+        high for (_, of, kind), (_, high) in own.items() if (of, kind) == ("difference", COSINES)
+    ]
+    tops: dict[Of, float] = {"shown": 1.0, "reference": 1.0, "difference": max(changes, default=1)}
+    shared = {
+        stage: (-tops[stage[1]], tops[stage[1]]) if stage[2] == COSINES else scale
+        for stage, scale in own.items()
+    }
+    return {PER_STAGE: own, ALL_COSINES: shared}
 
 
 def formula(letter: Letter) -> str:
@@ -146,83 +252,60 @@ def formula(letter: Letter) -> str:
 def _heat(stage: Stage, pooled: Pooled, coloraxis: str, visible: bool) -> go.Heatmap:
     letter, of, kind = stage
     about = [f"({letter}) {formula(letter)}", "" if kind == RAW else kind, OF.get(of, "")]
+    quantity = "score %{z:.3g} nat" if letter in SCORE_STAGES else "inner product %{z:.3g}"
     return heat_map(
         pooled.values[0],
         float(pooled.block),
         LETTERS.index(letter),
         name=letter,
         coloraxis=coloraxis,
-        value=_value(stage),
+        value="cosine %{z:.3g}" if kind == COSINES else quantity,
         label="<br>".join(filter(None, about)),
         visible=visible,
     )
 
 
-def _value(stage: Stage) -> str:
-    letter, _, kind = stage
-    if kind == COSINES:
-        return "cosine %{z:.3g}"
-    return "score %{z:.3g} nat" if letter in SCORE_STAGES else "inner product %{z:.3g}"
+def _layout(flow: Flow, drawn: Collection[str], axes: Mapping[Stage, str]) -> dict[str, Any]:
+    """Return the layout keys of panels and colour bars on one kind of screen.
 
-
-def _place(figure: go.Figure, data: Circuit, axes: Mapping[Stage, str]) -> None:
+    Args:
+        flow: the screen's layout.
+        drawn: the letters that have a map; other panels are blank.
+        axes: each map's colour axis.
+    """
+    keys: dict[str, Any] = {"height": flow.full_height, "margin": flow.margin}
     square = {"showgrid": False, "zeroline": False, "constrain": "domain", "nticks": 4}
     square["tickfont"] = {"size": 10}
-    down = {"autorange": "reversed", "constraintoward": "middle"}
-    layout: dict[str, Any] = {}
     for panel, letter in enumerate(LETTERS):
-        x, y = f"x{axis(panel)}", f"y{axis(panel)}"
-        blank = {} if letter in data.maps else {"showticklabels": False, "range": [0, 1]}
-        layout[f"xaxis{axis(panel)}"] = {**square, "anchor": y, **blank}
-        layout[f"yaxis{axis(panel)}"] = {**square, **down, "scaleanchor": x, "anchor": x, **blank}
-    figure.update_layout(
-        layout,
-        template=TEMPLATE,
-        title={"text": _title(data)},
-        plot_bgcolor=BLANK,
-        paper_bgcolor=PAPER,
-        margin={"t": 60 + MENU, "b": 16, "l": 56, "r": 16},
-        height=wide().height + 76 + MENU,
-    )
-    patch(figure, _layout(wide(), data, axes, titled="e", ticked="e"))
-    phone = _layout(narrow(), data, axes, titled="a", ticked=LETTERS)
-    phone["margin"] = {"t": 24, "b": 10, "l": 24, "r": 4}
-    keep(figure, narrow={**phone, "height": narrow().height + 34})
-
-
-def _title(data: Circuit) -> str:
-    without = ", ".join(words(name) for name in data.removed)
-    return f"L{data.layer}, from its input to the next layer's scores" + (
-        f", without {without}" if without else ""
-    )
-
-
-def _layout(
-    flow: Flow, data: Circuit, axes: Mapping[Stage, str], titled: str, ticked: Collection[str]
-) -> dict[str, Any]:
-    """Return the layout keys of panels, bars, arrows and words on one kind of screen."""
-    keys: dict[str, Any] = {}
-    for panel, letter in enumerate(LETTERS):
-        at, (x, y) = axis(panel), flow.domain(letter)
-        keys |= {f"xaxis{at}.domain": list(x), f"yaxis{at}.domain": list(y)}
-        keys[f"yaxis{at}.showticklabels"] = letter in ticked and letter in data.maps
-        keys[f"xaxis{at}.title.text"] = "key position" if letter == titled else ""
-        keys[f"yaxis{at}.title.text"] = "query position" if letter == titled else ""
+        (x, y), at = flow.domain(letter), axis(panel)
+        blank = {} if letter in drawn else {"showticklabels": False, "range": [0, 1]}
+        title = letter == flow.titled
+        keys[f"xaxis{at}"] = {
+            **square,
+            "anchor": f"y{at}",
+            "domain": list(x),
+            "title": {"text": "key position" if title else ""},
+            **blank,
+        }
+        keys[f"yaxis{at}"] = {
+            **square,
+            "autorange": "reversed",
+            "constraintoward": "middle",
+            "scaleanchor": f"x{at}",
+            "anchor": f"x{at}",
+            "domain": list(y),
+            "showticklabels": letter in flow.ticked,
+            "title": {"text": "query position" if title else ""},
+            **blank,
+        }
     for (letter, _, _), coloraxis in axes.items():
-        keys[f"{coloraxis}.colorbar"] = _bar(flow, letter)
-    shapes, marks = arrows(flow, data.components, data.removed, data.absent)
-    return {**keys, "shapes": shapes, "annotations": [*marks, *_captions(flow, data)]}
+        x, _ = flow.domain(letter)
+        top = flow.share(flow.tops[letter] + flow.panel + BAR)
+        keys[f"{coloraxis}.colorbar"] = colour_bar(across=x, y=top)
+    return keys
 
 
-def _bar(flow: Flow, letter: str) -> dict[str, Any]:
-    x, _ = flow.domain(letter)
-    top = flow.share(flow.tops[letter] + flow.panel + BAR)
-    bar = {"orientation": "h", "thickness": 8, "outlinewidth": 0, "nticks": 4, "xpad": 0, "ypad": 0}
-    where = {"x": sum(x) / 2, "xanchor": "center", "len": x[1] - x[0], "lenmode": "fraction"}
-    return {**bar, **where, "tickfont": {"size": 10}, "y": top, "yanchor": "top", "yref": "paper"}
-
-
-def _captions(flow: Flow, data: Circuit) -> list[dict[str, Any]]:
+def _captions(flow: Flow, absent: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return each panel's letter and formula, and in an empty panel the reason."""
     where = {"xref": "paper", "yref": "paper", "showarrow": False}
     captions = []
@@ -231,48 +314,42 @@ def _captions(flow: Flow, data: Circuit) -> list[dict[str, Any]]:
         above = {"x": x[0], "y": y[1], "xanchor": "left", "yanchor": "bottom"}
         text, font = f"<b>({letter})</b> {formula(letter)}", {"size": 12, "color": INK}
         captions.append({"text": text, "font": font, **where, **above})
-        if letter in data.absent:
-            text, font = "<br>".join(wrap(data.absent[letter], 23)), {"size": 11, "color": ZERO}
+        if letter in absent:
+            text, font = "<br>".join(wrap(absent[letter], 23)), {"size": 11, "color": ZERO}
             middle = {"x": sum(x) / 2, "y": sum(y) / 2}
             captions.append({"text": text, "font": font, **where, **middle})
     return captions
 
 
-def add_switches(
-    figure: go.Figure, switches: Mapping[str, Mapping[str, Mapping[str, Any]]]
-) -> None:
+def _switches(
+    axes: Mapping[Stage, str],
+    shown: Mapping[str, Collection[Stage]],
+    scales: Mapping[str, Mapping[Stage, Scale]],
+) -> dict[str, dict[str, Choice]]:
+    """Return the switches of the maps and of their colours."""
+    switches: dict[str, dict[str, Choice]] = {"Maps": {}, "Colours": {}}
+    for name, view in shown.items():
+        switches["Maps"][name] = [{"visible": [stage in view for stage in axes]}, {}]
+    for name, of_choice in scales.items():
+        keys: dict[str, float] = {}
+        for stage, (low, high) in of_choice.items():
+            keys |= {f"{axes[stage]}.cmin": low, f"{axes[stage]}.cmax": high}
+        switches["Colours"][name] = [{}, keys]
+    return switches
+
+
+def add_switches(figure: go.Figure, switches: Mapping[str, Mapping[str, Choice]]) -> None:
     """Add switches: as menus for notebooks, and in the metadata for the report page.
 
-    Args:
-        figure: the figure, whose first choices are shown.
-        switches: by name, its choices, of which each says which traces are `visible`, sets keys of
-            the `layout`, or both.
+    A choice is what `Plotly.update` takes: keys of the traces, and keys of the layout.
     """
     menus = []
     for index, choices in enumerate(switches.values()):
         buttons = [
-            {
-                "label": name,
-                "method": "update",
-                "args": [
-                    {key: each[key] for key in ("visible",) if key in each},
-                    each.get("layout", {}),
-                ],
-            }
-            for name, each in choices.items()
+            {"label": name, "method": "update", "args": args} for name, args in choices.items()
         ]
         where = {"x": 0.3 * index, "xanchor": "left", "y": 1, "yanchor": "bottom"}
         look = {"bgcolor": PAPER, "font": {"size": 12}, "pad": {"b": 14}, "showactive": True}
         menus.append({"type": "dropdown", "buttons": buttons, **where, **look})
     figure.update_layout(updatemenus=menus)
     keep(figure, switches=switches, menu=MENU)
-
-
-def _stage_maps(
-    stages: StageMaps | Mapping[Any, StageMap] | None, normalised: bool = False
-) -> dict[str, StageMap]:
-    """Return stages as arrays by letter: those given, or the means of captured ones."""
-    if stages is None or isinstance(stages, Mapping):
-        return {letter: np.asarray(values) for letter, values in (stages or {}).items()}
-    of = stages.normalised if normalised else stages.mean
-    return {letter: np.asarray(of(letter)) for letter in stages.folds}

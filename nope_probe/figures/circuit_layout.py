@@ -39,6 +39,7 @@ OPERATIONS: dict[str, tuple[Operation, ...]] = {
     "e_g": (("residual", None),),
 }
 PANEL = 168  # px
+MENU = 44  # of the switches above the figure, px
 TITLE, BAR, BELOW = 24.0, 44.0, 74.0  # above a panel; from it to its colour bar, and past the bar
 _SHARE, _END = 0.15, 0.975  # a panel's width, and where the last ends
 _GAP = (_END - 5 * _SHARE) / 4
@@ -74,6 +75,9 @@ class Flow:
         x: the point of the input.
         joins: the points at which the residual stream is added to.
         separator: between an arrow's words.
+        titled: the panel that names the axes.
+        ticked: the panels with ticks at their queries.
+        margin: around the plotting area, px.
     """
 
     height: float
@@ -85,6 +89,14 @@ class Flow:
     x: Point
     joins: tuple[Point, ...]
     separator: str
+    titled: str
+    ticked: Sequence[str]
+    margin: Mapping[str, int]
+
+    @property
+    def full_height(self) -> float:
+        """The figure's height, px."""
+        return self.height + self.margin["t"] + self.margin["b"]
 
     def share(self, px: float) -> float:
         """Return plotly's share of the height from the bottom, for px from the top."""
@@ -131,6 +143,9 @@ def wide() -> Flow:
         x=(_X, _MIDDLE),
         joins=((_X, _JOIN), (_PLUS, _LOWER)),
         separator="<br>",
+        titled="e",
+        ticked="e",
+        margin={"t": 60 + MENU, "b": 16, "l": 56, "r": 16},
     )
 
 
@@ -160,6 +175,9 @@ def narrow() -> Flow:
         x=(_CENTRE, _PHONE_INPUT),
         joins=tuple((_CENTRE, _JOINS[letter]) for letter in "eg"),
         separator=" ",
+        titled="a",
+        ticked=LETTERS,
+        margin={"t": 24, "b": 10, "l": 24, "r": 4},
     )
 
 

@@ -7,7 +7,7 @@ words "no pattern".
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -40,6 +40,7 @@ from nope_probe.figures.style import BLANK, GRID
 
 WIDTH = 0.6  # of a layer's dots, in layers
 MOST_TICKS = 12
+LEGEND_ROW = 26  # px; six names on a wide screen, two on a phone
 BOUNDS = "(%{customdata[0]:.3g} to %{customdata[1]:.3g})"  # in hover texts
 FLAT_NOTE = {
     "text": FLAT,
@@ -140,44 +141,35 @@ def curve_in_band(
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Dots:
-    """One series of estimates over layers.
+    """One series of estimates over layers, from the rows of a table, one per layer.
 
     Attributes:
-        name: a component's name, which fixes colour and marker.
-        label: its name in the legend.
-        layers: layer numbers, from 0.
-        estimates: estimates and the bounds of their 95% intervals; NaN where there is none.
-        hollow: whether the markers are open.
-    """
-
-    name: str
-    label: str
-    layers: Sequence[int]
-    estimates: Float[np.ndarray, "3 layer"]
-    hollow: bool = False
-
-
-def dots(
-    rows: pd.DataFrame, name: str, column: str, label: str | None = None, hollow: bool = False
-) -> Dots:
-    """Return one series from the rows of a table, one per layer.
-
-    Args:
         rows: `layer`, and the column with its bounds (see `bound_columns`).
-        name: the component, which fixes colour and marker.
-        column: the column to draw.
-        label: its name in the legend; the component's label if None.
+        name: a component's name, which fixes colour and marker.
+        column: the column to draw; NaN where there is no estimate.
+        label: its name in the legend; the component's label if empty.
         hollow: whether the markers are open.
+        marker: colour and symbol, instead of the component's.
     """
-    return Dots(
-        name=name,
-        label=label or words(name),
-        layers=rows["layer"].astype(int).tolist(),
-        estimates=estimates_of(rows, column),
-        hollow=hollow,
-    )
+
+    rows: pd.DataFrame
+    name: str
+    column: str
+    label: str = ""
+    hollow: bool = False
+    marker: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def layers(self) -> list[int]:
+        """Layer numbers, from 0."""
+        return self.rows["layer"].astype(int).tolist()
+
+    @property
+    def estimates(self) -> Float[np.ndarray, "3 layer"]:
+        """Estimates and the bounds of their 95% intervals."""
+        return estimates_of(self.rows, self.column)
 
 
 def over_layers(
@@ -208,14 +200,17 @@ def over_layers(
         ]
     )
     many, deep = columns is not None, len(layers) > MOST_TICKS
+    n_names = len({trace.name for trace in figure.data})
     across = columns or len(panels)
     wide = Grid(
         columns=max(1, across // 2) if deep else across,
         panel=170 if many or deep else 260,
         x_title="layer",
+        bottom=60 + LEGEND_ROW * -(-n_names // 6),
     )
     phone = {"columns": 2 if many and not deep else 1, "panel": 120 if many else 220}
-    place(figure, title, list(panels), wide, **phone, gap=0.14, left=40, bottom=130)
+    phone["bottom"] = 60 + LEGEND_ROW * -(-n_names // 2)
+    place(figure, title, list(panels), wide, **phone, gap=0.14, left=40)
     figure.update_xaxes(
         range=[layers[0] - 0.5, layers[-1] + 0.5],
         showgrid=False,
@@ -233,13 +228,14 @@ def over_layers(
 
 
 def _layer_dots(series: Dots, panel: int, offset: float) -> go.Scatter:
+    size = 9 if len(series.layers) <= MOST_TICKS else 6
     return interval_dots(
         np.asarray(series.layers, float) + offset,
         series.estimates,
         panel,
-        label=series.label,
+        label=series.label or words(series.name),
         hover=f"%{{text}}: %{{y:.3g}} {BOUNDS}",
-        marker=marker(series.name, 9 if len(series.layers) <= MOST_TICKS else 6, series.hollow),
+        marker={**marker(series.name, size, series.hollow), **series.marker},
         text=[f"L{layer}" for layer in series.layers],
         cliponaxis=False,  # markers at zero are whole
     )
@@ -251,14 +247,11 @@ def _mark_empty_layers(
     """Mark the layers in which no series of a panel has a number."""
     note = {"text": NO_PATTERN, "textangle": -90, "bgcolor": BLANK, "showarrow": False}
     for panel, (title, of_panel) in enumerate(panels.items()):
-        has_number: dict[int, bool] = {}
-        for series in of_panel:
-            for layer, value in zip(series.layers, series.estimates[0], strict=True):
-                has_number[layer] = has_number.get(layer, False) or not np.isnan(value)
-        empty = [layer for layer, has in sorted(has_number.items()) if not has]
+        values = pd.concat([pd.Series(s.estimates[0], index=s.layers) for s in of_panel])
+        known = values.notna().groupby(level=0).any()
         if title not in unmarked:
             where = {**inside(panel), "xref": f"x{axis(panel)}", "y": 0.5, "font": {"size": 11}}
-            annotate(figure, [{**note, **where, "x": layer} for layer in empty])
+            annotate(figure, [{**note, **where, "x": layer} for layer in known.index[~known]])
 
 
 def fit_axes(

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from base64 import b64decode
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
 import plotly.graph_objects as go
-from jaxtyping import Float
 
 from nope_probe.errors import UserError
-from nope_probe.figures.panels import Panel, panel_groups
-from nope_probe.figures.style import DIVERGING
 from nope_probe.files import local_path
 
 ENDINGS = (".png", ".svg")
@@ -67,45 +62,3 @@ def without_controls(figure: go.Figure) -> go.Figure:
     still.layout.updatemenus = None
     still.layout.sliders = None
     return still
-
-
-def unfold_layers(figure: go.Figure) -> go.Figure:
-    """Return a figure of the maps of all layers, each on its own colours, instead of a slider.
-
-    A figure without a slider, or of curves, comes back as it is.
-
-    Example:
-        >>> from nope_probe import figures
-        >>> one = figures.term_maps({"all": np.ones((3, 5, 5))}, title="pattern")
-        >>> [panel.name for panel in unfold_layers(one).data]
-        ['L0', 'L1', 'L2']
-    """
-    meta = figure.layout.meta or {}
-    n_layers, scales = meta.get("n_layers", 1), meta.get("scales")
-    if n_layers < 2 or not scales:
-        return figure
-    is_signed = figure.layout.coloraxis.colorscale == tuple(DIVERGING)
-    n_terms = len(figure.data) // n_layers
-    groups: list[list[Panel]] = [[] for _ in range(n_layers)]
-    for index, trace in enumerate(figure.data):
-        layer, values = index // n_terms, _cells(trace)
-        low, high = scales[layer]
-        panel = Panel(
-            name=f"L{layer}, {trace.name}" if n_terms > 1 else f"L{layer}",
-            values=values,
-            low=low,
-            high=high,
-            diverging=is_signed,
-            positions=round(trace.dx * len(values)),
-        )
-        groups[layer].append(panel)
-    return panel_groups(groups, title=figure.layout.title.text or "")
-
-
-def _cells(trace: go.Heatmap) -> Float[np.ndarray, "query_pos key_pos"]:
-    """Return the cells of a heat map, also of one that was read from a page."""
-    z = trace.to_plotly_json()["z"]
-    if not isinstance(z, dict):
-        return np.asarray(z)
-    shape = [int(size) for size in str(z["shape"]).split(",")]
-    return np.frombuffer(b64decode(z["bdata"]), z["dtype"]).reshape(shape)

@@ -15,7 +15,7 @@ from jaxtyping import Float
 
 from nope_probe.components import words
 from nope_probe.errors import closed_choices
-from nope_probe.figures.grid import Grid, add_slider, axis, colour_limits, keep, patch
+from nope_probe.figures.grid import add_slider, colour_limits
 from nope_probe.figures.intervals import (
     CLIPPED,
     FLAT_WORDS,
@@ -28,7 +28,7 @@ from nope_probe.figures.intervals import (
     symmetric,
     widened,
 )
-from nope_probe.figures.panels import bar_below, heat_map, place_squares
+from nope_probe.figures.panels import Panel, heat_map, panel_groups, place_squares
 from nope_probe.figures.style import DIVERGING, SEQUENTIAL, ColourScale, colour_bar
 from nope_probe.maps.downsample import Pooled, pool
 
@@ -38,10 +38,8 @@ if TYPE_CHECKING:
 Layers: TypeAlias = Float[Any, "layer query_pos key_pos"]
 MAX_POSITIONS = 256
 MAX_MULTIPLES = 4
-BAR_DROP = 54  # from a panel to the colour bar below it, px
 # Percent of a sweep's cells beyond each colour limit: the diagonal would hide the rest.
 SWEEP_CLIPPED = 5.0
-BAR_LENGTH = 0.8  # of the panel above it
 
 
 @closed_choices("skip_keys")
@@ -121,22 +119,19 @@ def _score_maps(
 ) -> go.Figure:
     """Draw each layer's map on its own limits: side by side if they are few, else with a slider."""
     if len(limits) > multiples:
-        figure = _layered([pooled], [""], SEQUENTIAL, limits, layer)
-        _place_maps(figure, title, [""])
-        return figure
-    axes = [f"coloraxis{axis(index)}" for index in range(len(limits))]
-    figure = go.Figure([_heat(pooled, i, i, f"L{i}", at) for i, at in enumerate(axes)])
-    titles = [f"L{i}{FLAT_WORDS if is_flat else ''}" for i, is_flat in enumerate(flat)]
-    wide, narrow = _place_maps(figure, title, titles, bars=True)
-    for at, scale, is_flat in zip(axes, limits, flat, strict=True):
-        figure.layout[at] = _coloraxis(SEQUENTIAL, scale)
-        if is_flat:
-            figure.layout[at].colorbar.update(tickvals=[float(scale.mean())], tickformat=".3f")
-    patch(figure, _bars_below(wide, len(axes)))
-    few = {f"{at}.colorbar.nticks": 2 for at in axes}  # a phone's bars have no room for more
-    bars_below = {**_bars_below(narrow, len(axes)), **few}
-    keep(figure, narrow={**figure.layout.meta["narrow"], **bars_below})
-    return figure
+        return _layered([pooled], [""], title, SEQUENTIAL, limits, layer)
+    maps = zip(pooled.values, limits.tolist(), flat, strict=True)
+    panels = [
+        Panel(
+            name=f"L{index}{FLAT_WORDS if is_flat else ''}",
+            values=values,
+            low=low,
+            high=high,
+            positions=pooled.block * len(values),
+        )
+        for index, (values, (low, high), is_flat) in enumerate(maps)
+    ]
+    return panel_groups([panels], title=title)
 
 
 @closed_choices("skip_keys")
@@ -192,8 +187,10 @@ def term_maps(
     patches = None
     if any(flat.values()):
         patches = [{f"annotations[{i}].text": t for i, t in enumerate(each)} for each in titles]
-    figure = _layered(pooled, [words(name) for name in terms], DIVERGING, limits, layer, patches)
-    _place_maps(figure, title, titles[layer], rows=rows)
+    names = [words(name) for name in terms]
+    figure = _layered(pooled, names, title, DIVERGING, limits, layer, rows=rows, patches=patches)
+    for note, text in zip(figure.layout.annotations, titles[layer], strict=True):
+        note.text = text
     return figure
 
 
@@ -204,72 +201,86 @@ def _pooled(maps: Layers | ScoreMaps | Pooled, max_positions: int) -> Pooled:
     return pool(np.asarray(maps.mean if hasattr(maps, "folds") else maps), max_positions)
 
 
-def _heat(pooled: Pooled, layer: int, panel: int, name: str, coloraxis: str) -> go.Heatmap:
-    block = pooled.block
-    value = "%{z:.3g} nat" + (f", mean of {block} × {block}" if block > 1 else "")
-    return heat_map(
-        pooled.values[layer], float(block), panel, name=name, coloraxis=coloraxis, value=value
-    )
-
-
 def _layered(
     pooled: Sequence[Pooled],
     names: Sequence[str],
+    title: str,
     colours: ColourScale,
     limits: Float[np.ndarray, "layer 2"],
     first: int,
+    *,
+    rows: int = 1,
     patches: Sequence[Mapping[str, object]] | None = None,
 ) -> go.Figure:
-    """Return a figure whose slider shows one layer of each map, on that layer's colour limits."""
-    traces = [
-        _heat(maps, layer, panel, name or f"L{layer}", "coloraxis").update(visible=layer == first)
-        for layer in range(len(limits))
-        for panel, (maps, name) in enumerate(zip(pooled, names, strict=True))
-    ]
-    figure = go.Figure(traces)
-    add_slider(figure, len(limits), len(pooled), first, limits, patches)
-    return figure.update_layout(coloraxis=_coloraxis(colours, limits[first]))
+    """Return a figure whose slider shows one layer of each map, on that layer's colour limits.
 
-
-def _coloraxis(colours: ColourScale, scale: np.ndarray) -> dict[str, object]:
-    return {"colorscale": colours, **colour_limits(scale), "colorbar": colour_bar("nats")}
-
-
-def _bars_below(grid: Grid, panels: int) -> dict[str, object]:
-    """Return the layout keys that place each panel's own colour bar below it."""
-    keys: dict[str, object] = {}
-    drop = BAR_DROP / grid.inner(panels)
-    for index, (x, y) in enumerate(grid.domains(panels)):
-        bar = f"coloraxis{axis(index)}.colorbar"
-        long = BAR_LENGTH * (x[1] - x[0])  # the labels at its ends stand over
-        keys |= bar_below(bar, x, y[0] - drop, long)
-        keys |= {f"{bar}.nticks": 3, f"{bar}.showticksuffix": "last"}
-        keys |= {f"{bar}.title.text": "", f"{bar}.ticksuffix": " nat"}
-    return keys
-
-
-def _place_maps(
-    figure: go.Figure, title: str, panels: Sequence[str], bars: bool = False, rows: int = 1
-) -> tuple[Grid, Grid]:
-    """Place square panels side by side, on a phone two in a row, with space for bars below.
-
-    Returns:
-        The layouts for a wide and a narrow screen.
+    The maps stand side by side, on a phone two in a row.
     """
-    n = len(panels)
-    grids = place_squares(
+    figure, n = go.Figure(), len(pooled)
+    figure.add_traces(
+        [
+            heat_map(
+                maps.values[layer],
+                float(maps.block),
+                panel,
+                name=name or f"L{layer}",
+                coloraxis="coloraxis",
+                visible=layer == first,
+            )
+            for layer in range(len(limits))
+            for panel, (maps, name) in enumerate(zip(pooled, names, strict=True))
+        ]
+    )
+    add_slider(figure, len(limits), n, first, limits, patches)
+    bar = {**colour_bar("nats"), "x": 0.5, "xanchor": "center"}
+    figure.layout.coloraxis = {
+        "colorscale": colours,
+        **colour_limits(limits[first]),
+        "colorbar": bar,
+    }
+    place_squares(
         figure,
         title,
-        panels,
+        names,
         columns=n // rows if rows > 1 else n if n <= 5 else -(-n // 2),
         largest=400 if n == 1 else 300,
-        row_gap=BAR_DROP + 60 if bars else 64,
-        bottom=BAR_DROP + 50 if bars else 124,
+        row_gap=64,
+        bottom=124,
         phone={"columns": min(2, n), "panel": 145 if n > 1 else 300},
     )
-    if not bars:
-        figure.layout.coloraxis.colorbar.update(x=0.5, xanchor="center")  # below the maps
-    return grids
+    return figure
+
+
+def unfold_layers(figure: go.Figure) -> go.Figure:
+    """Return a figure of the maps of all layers, each on its own colours, instead of a slider.
+
+    A figure without a slider, or of curves, comes back as it is.
+
+    Example:
+        >>> from nope_probe import figures
+        >>> one = figures.term_maps({"all": np.ones((3, 5, 5))}, title="pattern")
+        >>> [panel.name for panel in unfold_layers(one).data]
+        ['L0', 'L1', 'L2']
+    """
+    meta = figure.layout.meta or {}
+    scales = meta.get("scales") or []
+    if len(scales) < 2:
+        return figure
+    n_terms = len(figure.data) // len(scales)
+    groups: list[list[Panel]] = [[] for _ in scales]
+    for index, trace in enumerate(figure.data):
+        layer = index // n_terms
+        low, high = scales[layer]
+        panel = Panel(
+            name=f"L{layer}, {trace.name}" if n_terms > 1 else f"L{layer}",
+            values=np.asarray(trace.z),
+            low=low,
+            high=high,
+            diverging=figure.layout.coloraxis.colorscale == tuple(DIVERGING),
+            positions=round(trace.dx * len(trace.z)),
+        )
+        groups[layer].append(panel)
+    return panel_groups(groups, title=figure.layout.title.text or "")
 
 
 def sweep_maps(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from itertools import cycle
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+from plotly.colors import qualitative
 
 from nope_probe.components import INK, LETTERS, SOURCES, colour, kept_name, words
-from nope_probe.figures.dots import BOUNDS, dots, interval_dots, over_layers
+from nope_probe.figures.dots import BOUNDS, Dots, interval_dots, over_layers
 from nope_probe.figures.grid import Grid, draw_guide, named, place, zoom_together
 from nope_probe.figures.intervals import FLOOR, bound_columns, estimates_of
 from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, colour_bar, layer_colours
@@ -30,7 +31,7 @@ def pattern_measures(table: pd.DataFrame, intact: str) -> go.Figure:
     shown = _without_sources(intact)
     rows = {kept: table[table["kept"] == kept] for kept in shown if kept in set(table["kept"])}
     panels = {
-        about.title: [dots(rows[kept], shown[kept][0], measure, shown[kept][1]) for kept in rows]
+        about.title: [Dots(rows[kept], shown[kept][0], measure, shown[kept][1]) for kept in rows]
         for measure, about in MEASURES.items()
         if measure in table
     }
@@ -67,7 +68,7 @@ def controls(table: pd.DataFrame, intact: str) -> go.Figure:
     ]
     panels = {
         MEASURES[measure].title: [
-            dots(
+            Dots(
                 rows,
                 name,
                 measure,
@@ -95,8 +96,8 @@ def mask_effect(table: pd.DataFrame) -> go.Figure:
     for tokens, rows in kinds.items():
         hollow = tokens == "shuffled"
         for column, (name, label) in columns.items():
-            strength.append(dots(rows, name, column, f"{label}, {tokens}", hollow))
-        difference.append(dots(rows, "mask", "difference", f"difference, {tokens}", hollow))
+            strength.append(Dots(rows, name, column, f"{label}, {tokens}", hollow))
+        difference.append(Dots(rows, "mask", "difference", f"difference, {tokens}", hollow))
     panels = {"RMS of the non-relative part, nats": strength, "with less without, nats": difference}
     return over_layers(panels, "The mask's effect on the non-relative part, per layer")
 
@@ -142,37 +143,26 @@ def training_dynamics(tables: Mapping[str, pd.DataFrame], measure: str = "amplit
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star", "hexagon")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Series:
-    """One run's measures.
-
-    Attributes:
-        label: its name in the legend.
-        colour: its colour.
-        rows: `layer`, and each measure with its bounds.
-    """
-
-    label: str
-    colour: str
-    rows: pd.DataFrame
-
-
-def compared_measures(runs: Sequence[Series], measures: Sequence[str]) -> go.Figure:
+def compared_measures(runs: Mapping[str, pd.DataFrame]) -> go.Figure:
     """Draw each measure of the pattern over layers, one series for each run.
 
     Args:
-        runs: the runs.
-        measures: the measures to draw, by their names in the tables.
+        runs: by the run's name its rows: `layer`, and each measure with its bounds. A measure that
+            a run lacks is not drawn.
     """
+    markers = [
+        {"color": colour, "symbol": symbol}
+        for colour, symbol in zip(qualitative.Safe, cycle(SYMBOLS), strict=False)
+    ]
     panels = {
-        MEASURES[name].title: [dots(each.rows, "intact", name, each.label) for each in runs]
-        for name in measures
+        about.title: [
+            Dots(rows, "intact", name, label, marker=marker)
+            for (label, rows), marker in zip(runs.items(), cycle(markers), strict=False)
+        ]
+        for name, about in MEASURES.items()
+        if all(name in rows for rows in runs.values())
     }
-    figure = over_layers(panels, "Measures of the positional pattern, per layer", columns=4)
-    for index, trace in enumerate(figure.data):
-        run = index % len(runs)
-        trace.marker.update(color=runs[run].colour, symbol=SYMBOLS[run % len(SYMBOLS)])
-    return figure
+    return over_layers(panels, "Measures of the positional pattern, per layer", columns=4)
 
 
 HEAD_MEASURES = ("amplitude", "locality", "relative_r2", "edge_contrast")

@@ -1,19 +1,21 @@
 """Heat maps as all figures draw them, and groups of them side by side in one figure.
 
-A group is a few maps that belong together, such as a published panel, ours and their difference.
+A group is a few maps that belong together: a model's layers, or a published panel, ours and their
+difference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import floor, log10
 
 import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from nope_probe.figures.grid import Extent, Grid, axis, keep, on, patch, place, zoom_together
-from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL
+from nope_probe.figures.grid import Grid, axis, keep, on, patch, place, zoom_together
+from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, colour_bar
 
 WIDTH, GAP = 1050, 0.025
 ACROSS = 6  # maps in a row of a wide screen
@@ -59,12 +61,10 @@ def panel_groups(groups: Sequence[Sequence[Panel]], *, title: str) -> go.Figure:
         title: the title.
     """
     panels, size = [panel for group in groups for panel in group], len(groups[0])
-    shared = all(
-        panel.scale == first.scale
-        for group in groups
-        for panel, first in zip(group, groups[0], strict=True)
-    )
+    scales = [[panel.scale for panel in group] for group in groups]
+    shared = len(groups) > 1 and all(group == scales[0] for group in scales)
     figure = go.Figure([_heat(panel, index) for index, panel in enumerate(panels)])
+    across = size if size <= 3 else 2
     wide, narrow = place_squares(
         figure,
         title,
@@ -74,7 +74,7 @@ def panel_groups(groups: Sequence[Sequence[Panel]], *, title: str) -> go.Figure:
         row_gap=52 if shared else 52 + BAR,
         bottom=BAR_DROP + BAR + AXES,
         left=50,
-        phone={"columns": min(size, 3), "panel": 300 // min(size, 3)},
+        phone={"columns": across, "panel": 300 // across},
         nticks=4,
     )
     figure.update_annotations(font={"size": 12})
@@ -103,7 +103,7 @@ def heat_map(
     *,
     name: str,
     coloraxis: str,
-    value: str,
+    value: str = "%{z:.3g} nats",
     label: str = "",
     visible: bool | None = None,
 ) -> go.Heatmap:
@@ -120,6 +120,7 @@ def heat_map(
         visible: whether it is shown at first, where a control shows it.
     """
     start, about = (span - 1) / 2, "≈ " if span > 1 else ""
+    of = f", mean of {span:.2g} × {span:.2g}" if span > 1 else ""
     return go.Heatmap(
         z=values,
         x0=start,
@@ -132,7 +133,7 @@ def heat_map(
         visible=visible,
         hoverongaps=False,
         hovertemplate=(
-            f"query {about}%{{y:.0f}}<br>key {about}%{{x:.0f}}<br>{value}"
+            f"query {about}%{{y:.0f}}<br>key {about}%{{x:.0f}}<br>{value}{of}"
             f"<extra>{label or name}</extra>"
         ),
     )
@@ -189,55 +190,34 @@ def place_squares(
     return grids
 
 
-def bar_below(bar: str, across: Extent, y: float, length: float) -> dict[str, object]:
-    """Return the layout keys that centre a colour bar below maps.
-
-    Args:
-        bar: the bar, such as `coloraxis2.colorbar`.
-        across: the maps' extent along x, as shares of the plotting area.
-        y: the bar's upper edge, in the same shares.
-        length: the bar's length.
-    """
-    along = {"x": sum(across) / 2, "xanchor": "center", "len": length, "lenmode": "fraction"}
-    down = {"y": y, "yref": "paper", "yanchor": "top", "ypad": 0, "tickangle": 0}
-    return {f"{bar}.{key}": value for key, value in {**along, **down}.items()}
-
-
 def _bars(panels: Sequence[Panel], size: int, grid: Grid, shared: bool) -> dict[str, object]:
-    """Return the layout keys of the colour bars: below each scale's first map in its group."""
+    """Return the layout keys of the colour bars: below each scale's first map in its row."""
     keys: dict[str, object] = {}
     domains, inner = grid.domains(len(panels)), grid.inner(len(panels))
-    first_of_last_row = (len(panels) - 1) // grid.columns * grid.columns
+    last_row = (len(panels) - 1) // grid.columns * grid.columns
     for index, panel in enumerate(panels):
-        group = index - index % size
-        repeats = any(each.scale == panel.scale for each in panels[group:index])
-        in_last_row = first_of_last_row <= index < first_of_last_row + size
-        bar = f"coloraxis{axis(index)}"
-        keys[f"{bar}.showscale"] = shown = not repeats and (in_last_row or not shared)
-        if not shown:
-            continue
+        start = index - index % size
         alike = [
-            domains[i][0]
-            for i in range(index, group + size)
-            if panels[i].scale == panel.scale and domains[i][1] == domains[index][1]
+            at
+            for at in range(start, start + size)
+            if panels[at].scale == panel.scale and domains[at][1] == domains[index][1]
         ]
+        bar = f"coloraxis{axis(index)}"
+        is_first = index == alike[0]
+        keys[f"{bar}.showscale"] = is_first and (not shared or last_row <= index < last_row + size)
+        left, right = domains[index][0][0], domains[alike[-1]][0][1]
         drop = (BAR_DROP + (AXES if index >= len(panels) - grid.columns else 0)) / inner
-        keys |= _bar(f"{bar}.colorbar", alike, domains[index][1][0] - drop, panel)
+        length = min(0.3, 0.95 * (right - left))
+        across = (left + right - length) / 2, (left + right + length) / 2
+        keys[f"{bar}.colorbar"] = {
+            **colour_bar(panel.unit, across, domains[index][1][0] - drop),
+            **_ticks(panel.low, panel.high),
+        }
     return keys
 
 
-def _bar(name: str, across: Sequence[Extent], y: float, panel: Panel) -> dict[str, object]:
-    extent = across[0][0], across[-1][1]
-    ticks = [panel.low, (panel.low + panel.high) / 2, panel.high]
-    length = min(0.3, 0.95 * (extent[1] - extent[0]))
-    return bar_below(name, extent, y, length) | {
-        f"{name}.orientation": "h",
-        f"{name}.thickness": 8,
-        f"{name}.tickvals": ticks,
-        f"{name}.ticktext": [f"{float(f'{tick:.2g}') + 0.0:g}" for tick in ticks],  # + 0.0: no "-0"
-        f"{name}.outlinewidth": 0,
-        f"{name}.tickfont.size": 11,
-        f"{name}.title.text": panel.unit,
-        f"{name}.title.side": "bottom",
-        f"{name}.title.font.size": 11,
-    }
+def _ticks(low: float, high: float) -> dict[str, list[object]]:
+    """Return the ticks of a colour bar at its ends and its middle, two digits of its span."""
+    at = [low, (low + high) / 2, high]
+    digits = 1 - floor(log10(high - low)) if high > low else 2
+    return {"tickvals": [*at], "ticktext": [f"{round(tick, digits) + 0.0:g}" for tick in at]}

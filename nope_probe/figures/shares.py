@@ -15,7 +15,6 @@ from nope_probe.figures.dots import (
     FLAT_NOTE,
     Dots,
     curve_in_band,
-    dots,
     interval_dots,
     marker,
     note_flat,
@@ -187,7 +186,7 @@ def _interaction_dots(
 
 
 def _by_name(table: pd.DataFrame, by: str, column: str) -> list[Dots]:
-    return [dots(rows, str(name), column) for name, rows in table.groupby(by, sort=False)]
+    return [Dots(rows, str(name), column) for name, rows in table.groupby(by, sort=False)]
 
 
 MOST_COLUMNS = 4

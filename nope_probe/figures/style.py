@@ -54,9 +54,28 @@ def layer_colours(n_layers: int) -> list[str]:
     return sample_colorscale(SEQUENTIAL, list(np.linspace(0.05, 0.85, max(2, n_layers))))[:n_layers]
 
 
-def colour_bar(title: str = "") -> dict[str, object]:
-    """Return the horizontal colour bar at the bottom left of a figure."""
-    where = {"x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom"}
-    size = {"thickness": 10, "len": 300, "lenmode": "pixels", "nticks": 5, "outlinewidth": 0}
-    size |= TICKS
-    return {"orientation": "h", "title": {"text": title, "side": "bottom"}, **where, **size}
+def colour_bar(
+    title: str = "", across: tuple[float, float] | None = None, y: float = 0.0
+) -> dict[str, object]:
+    """Return a horizontal colour bar: at the figure's bottom left, or below a panel.
+
+    Args:
+        title: the unit.
+        across: the panel's extent along x, as shares of the plotting area.
+        y: the bar's upper edge, in the same shares; it is for a bar below a panel.
+    """
+    bar = {"orientation": "h", "outlinewidth": 0, "title": {"text": title, "side": "bottom"}}
+    if across is None:
+        where = {"x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom"}
+        return {
+            **bar,
+            **where,
+            **TICKS,
+            "thickness": 10,
+            "len": 300,
+            "lenmode": "pixels",
+            "nticks": 5,
+        }
+    along = {"x": sum(across) / 2, "xanchor": "center", "len": across[1] - across[0], "xpad": 0}
+    down = {"y": y, "yref": "paper", "yanchor": "top", "ypad": 0, "tickangle": 0}
+    return {**bar, **along, **down, "thickness": 8, "tickfont": {"size": 10}, "nticks": 4}

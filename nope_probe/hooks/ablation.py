@@ -10,12 +10,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import cache, wraps
 from inspect import signature
 from typing import Any
 
 from nope_probe.components import LOCAL, NEEDS, OF_LENGTH, Ablation
-from nope_probe.hooks.layers.attached_hooks import HookGroup, first, hooks_in_place
+from nope_probe.hooks.layers.attached_hooks import (
+    HookGroup,
+    first,
+    hooks_in_place,
+    methods_replaced,
+)
 from nope_probe.hooks.layers.model import Inputs, position_module, position_point, tapped
 from nope_probe.hooks.layers.protocols import HookedModel, Model
 from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
@@ -23,11 +28,10 @@ from nope_probe.hooks.removing.block_ablation import (
     ABLATED,
     ActiveAblation,
     BlockAblation,
-    BlockRemoval,
     mean_over_positions,
 )
-from nope_probe.hooks.removing.replacements import REPLACED, Calibration, Place
-from nope_probe.hooks.removing.targets import Target, resolve_targets
+from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.hooks.removing.targets import resolve_targets
 
 
 @contextmanager
@@ -72,8 +76,11 @@ def ablated(
     if model in ABLATED:
         raise RuntimeError("the model is ablated already: name all components in one Ablation")
     calibration = _calibration(model, ablation, calibration, tokens)
-    blocks = [_block_ablation(ablation, calibration, each) for each in targets]
-    groups = [*(each.group() for each in blocks), *_position_groups(model, ablation)]
+    blocks = [BlockAblation(target, ablation, calibration) for target in targets]
+    groups = [block.group() for block in blocks]
+    point = position_point(model) if "pos_embed" in ablation.components else None
+    if point is not None:
+        groups.append(HookGroup(position_module(model), [first(point, mean_over_positions)]))
     ABLATED[model] = ActiveAblation(
         ablation=ablation,
         calibration=calibration,
@@ -98,8 +105,8 @@ def _attention_edited(blocks: Sequence[BlockAblation]) -> Iterator[None]:
     try:
         for block in blocks:
             block.layer.tap.edit = block.edit
-            if block.removal.heads is None:
-                block.layer.tap.rope = block.removal.rope
+            if block.heads is None:
+                block.layer.tap.rope = block.rope
         yield
     finally:
         for block in blocks:
@@ -144,76 +151,26 @@ def _how_to_calibrate(ablation: Ablation) -> str:
     )
 
 
-def _block_ablation(
-    ablation: Ablation,
-    calibration: Calibration | None,
-    target: Target,
-) -> BlockAblation:
-    layer, names = target.layer, ablation.components
-    replaced = {
-        name: REPLACED[ablation.replacement](
-            Place(
-                layer=layer,
-                name=name,
-                ablation=ablation,
-                calibration=calibration,
-                heads=target.heads,
-            )
-        )
-        for name in ablation.weights
-    }
-    removal = BlockRemoval(
-        components=frozenset(names),
-        replaced=replaced,
-        rope=target.rope,
-        heads=target.heads,
-        prefix=ablation.prefix,
-    )
-    return BlockAblation(layer, removal)
-
-
-def _position_groups(model: HookedModel, ablation: Ablation) -> Iterator[HookGroup]:
-    point = position_point(model) if "pos_embed" in ablation.components else None
-    if point is not None:
-        yield HookGroup(
-            module=position_module(model),
-            hooks=[first(point, mean_over_positions)],
-            start=lambda: None,
-        )
-
-
 @contextmanager
 def _whole_sequences(model: HookedModel, ablation: Ablation) -> Iterator[None]:
     """Generate without a cache, and refuse texts that are padded unseen, where either is wrong."""
     removed = [name for name in ablation.components if name not in LOCAL]
     seen = [name for name in removed if name == "mask" or name in OF_LENGTH]
-    own, methods = vars(model), {}
+    methods: dict[str, Callable[..., Any]] = {}
     if removed:
-        warn = _warning_once(f"generating without a KV cache: it is wrong without {removed[0]}")
+
+        @cache
+        def warn() -> None:
+            text = f"generating without a KV cache: it is wrong without {removed[0]}"
+            warnings.warn(text, stacklevel=3)
+
         for name in ("generate", "generate_stream", "hf_generate"):
             if hasattr(model, name):
                 methods[name] = _without_cache(getattr(model, name), warn)
     if seen:
         methods["forward"] = _without_unseen_padding(model, seen[0])
-    before = {name: own[name] for name in methods if name in own}
-    own.update(methods)
-    try:
+    with methods_replaced(model, **methods):
         yield
-    finally:
-        for name in methods:
-            del own[name]
-        own.update(before)
-
-
-def _warning_once(text: str) -> Callable[[], None]:
-    said: list[str] = []
-
-    def warn() -> None:
-        if not said:
-            said.append(text)
-            warnings.warn(text, stacklevel=3)
-
-    return warn
 
 
 def _without_cache(method: Callable[..., Any], warn: Callable[[], None]) -> Callable[..., Any]:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from nope_probe.maps.folds import State
 
-Vectors = Float[Tensor, "fold pos head d_head"]
+Queries = Float[Tensor, "fold pos head d_head"]
+Keys = Float[Tensor, "fold pos kv_head d_head"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,12 +64,12 @@ class ReaderSums:
         turns: how RoPE turns q and k; None without it.
     """
 
-    q: Vectors
-    k: Vectors
-    queries: Mapping[str, Vectors]
-    keys: Mapping[str, Vectors]
-    first_queries: Mapping[str, Vectors] = field(default_factory=dict)
-    first_keys: Mapping[str, Vectors] = field(default_factory=dict)
+    q: Queries
+    k: Keys
+    queries: Mapping[str, Queries]
+    keys: Mapping[str, Keys]
+    first_queries: Mapping[str, Queries] = field(default_factory=dict)
+    first_keys: Mapping[str, Keys] = field(default_factory=dict)
     scores: Float[Tensor, "fold *head query_pos key_pos"]
     bias: Float[Tensor, "*head query_pos key_pos"] | None = None
     scale: float
@@ -150,12 +151,14 @@ class PositionSums:
 def _reader(tensors: State, prefix: str) -> ReaderSums:
     values = {n.removeprefix(prefix): x for n, x in tensors.items() if n.startswith(prefix)}
 
-    def of_writers(name: str) -> dict[str, Vectors]:
+    def of_writers(name: str) -> dict[str, Tensor]:
         return {n.partition("/")[2]: x for n, x in values.items() if n.startswith(f"{name}/")}
 
-    turns = {each.name: values.get(f"turns.{each.name}") for each in fields(Turns)}
-    pairs, cos, sin = turns["pairs"], turns["cos"], turns["sin"]
-    has_rope = pairs is not None and cos is not None and sin is not None
+    turns = {
+        each.name: values[name]
+        for each in fields(Turns)
+        if (name := f"turns.{each.name}") in values
+    }
     return ReaderSums(
         q=values["q"],
         k=values["k"],
@@ -166,5 +169,5 @@ def _reader(tensors: State, prefix: str) -> ReaderSums:
         scores=values["scores"],
         bias=values.get("bias"),
         scale=float(values["scale"]),
-        turns=Turns(pairs=pairs, cos=cos, sin=sin) if has_rope else None,
+        turns=Turns(**turns) if turns else None,
     )

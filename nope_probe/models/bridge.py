@@ -10,7 +10,7 @@ from torch import nn
 
 from nope_probe.errors import UserError
 from nope_probe.files import reading
-from nope_probe.hooks.layers.model import attach_taps, blocks_of, layers_of
+from nope_probe.hooks.layers.model import blocks_of, layers_of
 
 if TYPE_CHECKING:
     from transformer_lens import TransformerBridgeConfig
@@ -51,7 +51,8 @@ def boot_bridge(
     _add_position_embeddings(model)
     validate_attention(source, model)
     _run_as_transformers(model)
-    attach_taps(model)
+    for layer in layers_of(model):
+        layer.attach_tap()
     return model
 
 

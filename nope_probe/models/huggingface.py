@@ -1,20 +1,26 @@
-"""Load a Hugging Face model, without pickle or remote code."""
+"""Load a Hugging Face model, without pickle or remote code, of its first layers only if asked."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nope_probe.errors import UserError
+from nope_probe.files import read_json, reading
 from nope_probe.models.hf_config import read_config, validate_architecture
-from nope_probe.models.hf_weights import is_quantised, load_quantised, read_weights
 from nope_probe.models.hub import offline_if_unreachable, reading_model
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+_BLOCK = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 DeviceMap = str | dict[str, Any]  # a strategy, or the device of each part by name
 
 
@@ -147,3 +153,144 @@ def load_tokenizer(
         )
     tokenizer("a")  # what is wrong with some files shows only now
     return tokenizer
+
+
+def read_weights(
+    source: str, *, n_layers: int | None = None, revision: str | None = None
+) -> dict[str, Tensor]:
+    """Read a model's tensors, those of the first blocks only if asked.
+
+    Of a sharded checkpoint only the files that hold these tensors are opened, or downloaded from
+    the Hub.
+
+    Args:
+        source: a Hub id or a local folder.
+        n_layers: how many first blocks; all by default.
+        revision: a Hub revision.
+
+    Raises:
+        UserError: for pickled weights, or naming a missing or broken file.
+    """
+    weights: dict[str, Tensor] = {}
+    index = _find(source, INDEX, revision)
+    if index is not None:
+        for name, keys in shards_of(index, n_layers).items():
+            shard = _find(source, name, revision)
+            if shard is None:
+                raise UserError(f"{source} lacks {name}, which its {INDEX} lists")
+            weights |= _read(shard, keys)
+        return weights
+    single = _find(source, SINGLE, revision)
+    if single is None:
+        raise UserError(f"{source} has no safetensors weights; pickled ones are refused")
+    return _read(single, None, n_layers)
+
+
+def shards_of(index: Path, n_layers: int | None) -> dict[str, list[str]]:
+    """Return for each file that is needed the tensors to read from it.
+
+    Raises:
+        UserError: for a broken index.
+    """
+    files: dict[str, list[str]] = {}
+    with reading(f"{index} is no valid index of safetensors files"):
+        for key, file in read_json(index)["weight_map"].items():
+            if is_wanted(key, n_layers):
+                files.setdefault(file, []).append(key)
+    return files
+
+
+def is_wanted(key: str, n_layers: int | None) -> bool:
+    """Return whether a tensor belongs to no block or to one of the first n_layers.
+
+    Example:
+        >>> is_wanted("model.layers.2.mlp.up_proj.weight", 2), is_wanted("model.norm.weight", 2)
+        (False, True)
+    """
+    block = _BLOCK.search(key)
+    return n_layers is None or block is None or int(block[1]) < n_layers
+
+
+def _find(source: str, name: str, revision: str | None) -> Path | None:
+    """Return a file's path in a local folder, or in the cache after downloading it from the Hub."""
+    if Path(source).is_dir():
+        file = Path(source, name)
+        return file if os.path.isfile(file) else None
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(source, name, revision=revision))
+    except LocalEntryNotFoundError:
+        if name == INDEX:  # offline, the cache of a model in one file has no index
+            return None
+        raise
+    except EntryNotFoundError:
+        return None
+
+
+def _read(
+    file: Path, keys: list[str] | None = None, n_layers: int | None = None
+) -> dict[str, Tensor]:
+    """Read some tensors of a file, by default those that belong to the first blocks."""
+    from safetensors import safe_open
+
+    with (
+        reading(f"{file} is a broken safetensors file"),
+        safe_open(file, framework="pt") as opened,
+    ):
+        wanted = [k for k in opened.keys() if is_wanted(k, n_layers)] if keys is None else keys  # noqa: SIM118
+        return {key: opened.get_tensor(key) for key in wanted}
+
+
+# The loaders of these methods can return plain weights themselves; others are undone afterwards.
+UNDONE_WHILE_LOADING = ("fp8", "mxfp4", "compressed-tensors")
+
+
+def is_quantised(config: PreTrainedConfig) -> bool:
+    """Return whether a configuration is that of quantised weights."""
+    return bool(getattr(config, "quantization_config", None))
+
+
+def load_quantised(
+    kind: type[PreTrainedModel], source: str, revision: str | None, options: dict[str, Any]
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Load a quantised checkpoint and undo the quantisation at once.
+
+    Gains and reparametrisations read weights as numbers, which packed ones are not; and some
+    kernels repack weights in their first forward pass.
+
+    Args:
+        kind: the model's class.
+        source: a Hub id or a local folder.
+        revision: a Hub revision.
+        options: further arguments of `from_pretrained`; its `config` may be changed.
+
+    Raises:
+        UserError: for a method that transformers does not know, or cannot undo on this machine.
+    """
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING as KNOWN
+
+    fields = options["config"].quantization_config
+    fields = fields if isinstance(fields, dict) else fields.to_dict()
+    method = str(fields.get("quant_method"))
+    if method in UNDONE_WHILE_LOADING:
+        options["config"].quantization_config = fields | {"dequantize": True}
+    try:
+        # transformers ignores an unknown method; bitsandbytes is known by its bit widths.
+        if method not in KNOWN and f"{method}_4bit" not in KNOWN:
+            raise NotImplementedError("transformers does not know this method")
+        model, report = kind.from_pretrained(
+            source, revision=revision, use_safetensors=True, **options
+        )
+        if getattr(model, "is_quantized", False):
+            model = model.dequantize()
+        if not all(parameter.is_floating_point() for parameter in model.parameters()):
+            raise NotImplementedError("its weights stay packed")
+    except (ImportError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{source} is quantised ({method}), and its weights cannot be read as plain numbers: "
+            f"take the unquantised model ({reason})"
+        ) from error
+    return model, report

@@ -1,12 +1,35 @@
-"""ModelInfo: a model's sizes, its kind and where it was loaded from, for the manifest."""
+"""What a model is: its sizes and kind, and whether it computes what plain transformers computes.
+
+Nothing can be measured on a model that differs, so it is refused at load.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from nope_probe.hooks.layers.model import blocks_of, layers_of
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nope_probe.errors import UserError
+from nope_probe.hooks.layers.attention import Attention, relative_error, score_tolerance
+from nope_probe.hooks.layers.base_layer import Layer
+from nope_probe.hooks.layers.model import (
+    attention_read,
+    blocks_of,
+    layers_of,
+    logits_of,
+    position_point,
+    run_blocks,
+    takes_position_ids,
+    tapped,
+)
 from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.removing.targets import rope_layers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,3 +120,128 @@ def describe(
         rope_layers=rope_layers(model),
         not_attending=tuple({*range(len(blocks_of(model)))} - {layer.index for layer in layers}),
     )
+
+
+_REASONS = {
+    "logits": "TransformerLens does not compute what transformers does",
+    "positions": "scores depend on positions by another way than RoPE or learned embeddings",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """What plain transformers computes on the probe.
+
+    Attributes:
+        logits: the logits.
+        patterns: the attention weights of each layer that returns some.
+    """
+
+    logits: Float[Tensor, "seq pos d_vocab"]
+    patterns: tuple[Tensor, ...]
+
+
+def probe_tokens(d_vocab: int) -> Int[Tensor, "seq pos"]:
+    """Return the small batch of random tokens on which parity is measured."""
+    return torch.randint(d_vocab, (2, 13), generator=torch.Generator().manual_seed(0))
+
+
+def reference_of(hf: PreTrainedModel) -> Reference:
+    """Return plain transformers' outputs on the probe, before a bridge rewires the model."""
+    tokens = probe_tokens(hf.config.vocab_size).to(hf.device)
+    with torch.inference_mode():
+        outputs = hf(tokens, output_attentions=True, use_cache=False)
+    attentions = getattr(outputs, "attentions", None) or ()  # none of a state-space model
+    patterns = tuple(each for each in attentions if each is not None)
+    return Reference(logits=outputs.logits.float(), patterns=patterns)
+
+
+def check_parity(
+    model: HookedModel, info: ModelInfo, reference: Reference | None = None
+) -> ModelInfo:
+    """Check that a model computes what plain transformers does, and return its info with parity.
+
+    Args:
+        model: the hooked model.
+        info: its info, without parity.
+        reference: plain transformers' outputs, where there are any.
+
+    Raises:
+        UserError: naming what is off, and by how much.
+    """
+    parity: dict[str, float] = {}
+    if reference is not None:
+        parity |= _errors(model, info, reference)
+    else:
+        parity["output"] = _error_of_tap(model, info)
+    has_positions = any(info.rope_layers) or position_point(model) is not None
+    if takes_position_ids(model) and not has_positions:
+        parity["positions"] = position_dependence(model)
+    tolerance = score_tolerance(next(model.parameters()).dtype)
+    for name, value in parity.items():
+        if not value <= tolerance:
+            raise UserError(
+                f"{info.name} fails parity: {name} off by {value:.2g} (relative), more than "
+                f"{tolerance:g}; {_REASONS.get(name, _REASONS['logits'])}"
+            )
+    return replace(info, parity=parity)
+
+
+def _errors(model: HookedModel, info: ModelInfo, reference: Reference) -> dict[str, float]:
+    """Return how far logits and attention weights are from those of plain transformers."""
+    patterns: list[Tensor] = []
+
+    def keep(layer: Layer, attention: Attention) -> None:
+        scores = attention.scores().masked_fill(~attention.visible, -torch.inf)
+        patterns.append(attention.pattern(scores).float())
+
+    with torch.inference_mode(), attention_read(model, keep):
+        logits = logits_of(model, probe_tokens(info.d_vocab)).float()
+    errors = {"logits": relative_error(logits, reference.logits.to(logits.device))}
+    if len(patterns) == len(reference.patterns):
+        each = [
+            relative_error(pattern, expected.float().to(pattern.device))
+            for pattern, expected in zip(patterns, reference.patterns, strict=True)
+        ]
+        errors["pattern"] = float(torch.tensor(each).max())  # Python's max would pass over NaN
+    return errors
+
+
+def _error_of_tap(model: HookedModel, info: ModelInfo) -> float:
+    """Return how far a model's last residual stream is from that of TransformerLens's own code."""
+    vectors = torch.randn(2, 13, info.d_model, generator=torch.Generator().manual_seed(0))
+    vectors = vectors.to(next(model.parameters()).dtype)
+    with torch.inference_mode():
+        own = run_blocks(model, vectors)
+        with tapped(model):
+            return relative_error(run_blocks(model, vectors).float(), own.float())
+
+
+def position_dependence(model: HookedModel) -> float:
+    """Return how far permuted position ids change a bridge's scores, relative to the largest.
+
+    The all-ones mask is explicit: without one, transformers takes ids out of order for packed
+    sequences and masks between them.
+    """
+    device = next(model.parameters()).device
+    tokens = probe_tokens(model.cfg.d_vocab).to(device)
+    order = torch.randperm(tokens.shape[1], generator=torch.Generator().manual_seed(0)).to(device)
+    in_order, permuted = (
+        _scores_at(model, tokens, ids[None].expand_as(tokens)) for ids in (order.sort()[0], order)
+    )
+    changes = [relative_error(*pair) for pair in zip(permuted, in_order, strict=True)]
+    return float(torch.tensor(changes).max())
+
+
+def _scores_at(
+    model: HookedModel, tokens: Int[Tensor, "seq pos"], position_ids: Int[Tensor, "seq pos"]
+) -> list[Float[Tensor, "seq head cell"]]:
+    """Return each layer's unmasked scores of tokens at given positions."""
+    scores: list[Tensor] = []
+
+    def keep(layer: Layer, attention: Attention) -> None:
+        scores.append(attention.scores()[..., attention.visible_to_all].float())
+
+    with torch.inference_mode(), attention_read(model, keep):
+        model(tokens, position_ids=position_ids, attention_mask=torch.ones_like(tokens))
+    return scores

@@ -11,18 +11,17 @@ import torch
 
 from nope_probe.errors import UserError
 from nope_probe.models.bridge import boot_bridge, wrap_in_bridge
-from nope_probe.models.hooked import hooked_weights
 from nope_probe.models.hub import reading_model
 from nope_probe.models.huggingface import DeviceMap, load_hugging_face
-from nope_probe.models.info import ModelInfo, describe
+from nope_probe.models.info import ModelInfo, check_parity, describe, reference_of
 from nope_probe.models.names import CHECKPOINTS, PARAMETER_FREE, resolve, validate_revision
 from nope_probe.models.parameter_free import (
     build,
     has_hooked_transformer,
     hooked_config,
+    hooked_weights,
     parameter_free,
 )
-from nope_probe.models.parity import check_parity, reference_of
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer

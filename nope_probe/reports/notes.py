@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from nope_probe import components
 from nope_probe.figures import words
 from nope_probe.figures.intervals import CLIPPED
 
@@ -37,7 +38,7 @@ MEASURES = (
     "pattern depends on distance alone. Edge contrast: the first keys against the others."
 )
 POSITIONAL_PART = (
-    "Shares are of the part of the pattern that the mask and position encoding bring: the pattern "
+    "Shares are of the part of the pattern that the sources among the players bring: the pattern "
     "less what it is without these. Weights cannot make position; they shape what the sources make."
 )
 CONJUNCTION = "the signature of “all are needed”, not a measurement of equal weight"
@@ -59,7 +60,8 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
     Args:
         manifest: what was run: `documents` (how many; None where each sequence is drawn by itself),
             `fold_sizes` (sequences per fold) and `query_stride` (between queries whose keys are
-            ranked), `windows` (of layers with one: how many keys a query sees at most).
+            ranked), `windows` (of layers with one: how many keys a query sees at most), `left_out`
+            (components that are not removed by default, and why).
 
     Example:
         >>> run_notes({"documents": 40, "fold_sizes": [64] * 8, "query_stride": 1})
@@ -70,6 +72,8 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
         'Locality and monotonicity use 1 query in 4, from query 0'
         >>> run_notes({"windows": {"L0": 512, "L2": 512}})[0].split(". ")[0]
         'A sliding window or chunk leaves a query at most 512 keys in L0, 512 keys in L2'
+        >>> run_notes({"left_out": {"window": "it hides no key in sequences of 64 tokens"}})
+        ['Not removed by default: sliding window (it hides no key in sequences of 64 tokens).']
     """
     documents, sizes = manifest.get("documents"), manifest.get("fold_sizes", [])
     stride = manifest.get("query_stride", 1)
@@ -96,6 +100,12 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
             f"A sliding window or chunk leaves a query at most {keys}. Patterns are measured on "
             "these keys, and conditions that show a query more keys are compared on them."
         )
+    if left_out := manifest.get("left_out"):
+        reasons: dict[str, list[str]] = {}
+        for name, reason in left_out.items():
+            reasons.setdefault(reason, []).append(components.words(name))
+        parts = [f"{', '.join(names)} ({reason})" for reason, names in reasons.items()]
+        found.append(f"Not removed by default: {'; '.join(parts)}.")
     return found
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float32
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -34,6 +35,7 @@ from nope_probe.runtime.terminal import open_bar, phase_of
 
 _ENDING = ".safetensors"
 _ABOUT = "about.json"  # which run a folder holds
+_DONE = "n_done"  # in the state of a stream: how many sequences are
 
 
 class RunCheckpoint:
@@ -67,7 +69,7 @@ class RunCheckpoint:
         self.bar: tqdm | None = None
         self._streams: list[str] = []
         self._finished: set[str] = set()
-        self._in_memory: dict[str, tuple[State, dict[str, str]]] = {}
+        self._in_memory: dict[str, State] = {}
 
     def __enter__(self) -> RunCheckpoint:
         """Find what an earlier process finished.
@@ -121,16 +123,17 @@ class RunCheckpoint:
     def __contains__(self, key: str) -> bool:
         return _name(key) in self._finished
 
-    def save(self, key: str, tensors: State, notes: Mapping[str, str] | None = None) -> None:
+    def save(self, key: str, tensors: State) -> None:
         """Save a finished part of the run, in the first process."""
         if self.folder is None:
-            self._in_memory[key] = tensors, dict(notes or {})
+            self._in_memory[key] = tensors
         elif self.processes.is_first:
-            _write(self._path(key), tensors, notes or {})
+            _write(self._path(key), tensors)
         self.processes.barrier()
         self._finished.add(_name(key))
-        if self.state_path is not None:
-            self.state_path.unlink(missing_ok=True)
+        state = _SavedStream(self, key).path
+        if state is not None:
+            state.unlink(missing_ok=True)
 
     def load(self, key: str) -> State:
         """Return the tensors of a finished part; from disk they are memory-mapped.
@@ -139,7 +142,7 @@ class RunCheckpoint:
             StorageError: if the file is broken.
         """
         if self.folder is None:
-            return self._in_memory[key][0]
+            return self._in_memory[key]
         return _read(self._path(key))
 
     def open(self, key: str) -> Mapping[str, Stored]:
@@ -149,12 +152,8 @@ class RunCheckpoint:
             StorageError: if the file is broken.
         """
         if self.folder is None:
-            return self._in_memory[key][0]
+            return self._in_memory[key]
         return open_tensors(self._path(key))
-
-    def notes(self, key: str) -> dict[str, str]:
-        """Return the notes of a finished part."""
-        return self._in_memory[key][1] if self.folder is None else _notes(self._path(key))
 
     def once(self, key: str, compute: Callable[[StreamCheckpoint], State]) -> State:
         """Return the tensors of a part of the run, computed and saved unless that is finished.
@@ -213,11 +212,6 @@ class RunCheckpoint:
         with self.signals.deferred():
             yield _SavedStream(self, key)
 
-    @property
-    def state_path(self) -> Path | None:
-        """The file that holds the state of this process's stream in progress."""
-        return None if self.folder is None else self.folder / f"state-{self.processes.rank}.partial"
-
     def _path(self, key: str) -> Path:
         assert self.folder is not None
         return self.folder / (_name(key) + _ENDING)
@@ -232,28 +226,30 @@ class _SavedStream(StreamCheckpoint):
         self.n_counted = self.n_saved  # with which the bar began
 
     @property
+    def path(self) -> Path | None:
+        """The file of the state; None where nothing is saved."""
+        share = f"state-{self.rank}-of-{self.n_processes}"
+        folder = self.run.folder
+        return None if folder is None else folder / f"{share}-{_name(self.key)}.partial"
+
+    @property
     def n_saved(self) -> int:
         """How many sequences of this stream an earlier process saved, less its last batch."""
-        return int(self._notes().get("done", 0))
+        return int(self._read().get(_DONE, 0))
 
-    def _notes(self) -> dict[str, str]:
-        """Return the notes of the saved state; empty where it is not this stream's."""
-        path = self.run.state_path
-        notes = _notes(path) if path is not None and path.is_file() else {}
-        same = notes.get("stream") == self.key and notes["processes"] == str(self.n_processes)
-        return notes if same else {}
+    def _read(self) -> State:
+        return _read(self.path) if self.path is not None and self.path.is_file() else {}
 
     def restore(self) -> State:
-        return _read(self.run.state_path) if self.run.state_path and self._notes() else {}
+        return {name: tensor for name, tensor in self._read().items() if name != _DONE}
 
     def is_due(self) -> bool:
         self.n_batches += 1
         return self.run.signals.received is not None or self.n_batches % self.run.every == 0
 
     def save(self, state: State) -> None:
-        if self.run.state_path is not None:
-            counts = {"processes": str(self.n_processes), "done": str(self.n_done)}
-            _write(self.run.state_path, state, {"stream": self.key, **counts})
+        if self.path is not None:
+            _write(self.path, {**state, _DONE: torch.tensor(self.n_done)})
 
     def advance(self, n_seqs: int) -> None:
         counted = min(self.n_counted, n_seqs)
@@ -279,12 +275,12 @@ def _name(key: str) -> str:
     return key.replace("/", ",")
 
 
-def _write(path: Path, tensors: State, notes: Mapping[str, str]) -> None:
-    """Write tensors and notes; a process killed on the way leaves the file as it was."""
+def _write(path: Path, tensors: State) -> None:
+    """Write tensors; a process killed on the way leaves the file as it was."""
     contiguous = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     try:
         with atomic_write(path) as partial:
-            save_file(contiguous, partial, metadata=dict(notes))
+            save_file(contiguous, partial)
     except (OSError, SafetensorError) as error:
         raise StorageError(f"cannot write {path}: {reason(error)}") from error
 
@@ -301,11 +297,6 @@ def _opened(path: Path) -> Iterator[Any]:
 def _read(path: Path) -> State:
     with _opened(path) as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-
-
-def _notes(path: Path) -> dict[str, str]:
-    with _opened(path) as file:
-        return file.metadata() or {}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,8 +24,6 @@ from nope_probe.files import local_path, read_json
 from nope_probe.runtime.identity import file_checksum, json_checksum
 from nope_probe.runtime.places import (
     checkpoint_dir,
-    clear,
-    locked,
     remove,
     validate_folder_place,
 )
@@ -62,19 +60,11 @@ class Run:
 def write_run(out: Path, run: Run) -> None:
     """Write a run into a folder that does not exist yet, or is empty.
 
+    The process holds the run's unfinished folder, if others may write the run too. What a killed
+    process left there is removed.
+
     Raises:
         StorageError: if the folder holds something, or cannot be written to.
-        LockedError: if another process is at work on the run.
-    """
-    with locked(checkpoint_dir(out)):
-        write_run_locked(out, run)
-        clear(checkpoint_dir(out))
-
-
-def write_run_locked(out: Path, run: Run) -> None:
-    """Write a run as `write_run` does, in a process that holds its unfinished folder.
-
-    What a killed process left there is removed.
     """
     partial = checkpoint_dir(out) / "run"
     remove(partial)

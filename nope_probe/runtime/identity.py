@@ -10,10 +10,8 @@ import json
 import os
 import shlex
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from hashlib import file_digest, sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from nope_probe.data.sequences import Sequences
-    from nope_probe.models.load import LoadedModel
 
 Record = dict[str, dict[str, Any]]  # the hash of each file of a source, by the file's name
 # Of a source, this many bytes are read; files beyond are known by size and time of change.
@@ -216,31 +213,6 @@ def validate_repeatable(
     for name in validate_unchanged(run, recorded, sources, "it cannot be repeated"):
         if (recorded or {}).get(name) is not None:
             raise UserError(f"the {name} that {run} was made from is not there any more")
-
-
-def provenance(
-    loaded: LoadedModel, weights: str, settings: Mapping[str, Any], started: float
-) -> dict[str, Any]:
-    """Return what was run, on which model, with which versions, where and for how long.
-
-    Args:
-        loaded: the model.
-        weights: its fingerprint.
-        settings: the recorded settings of the run.
-        started: when the run started, in seconds of the monotonic clock.
-    """
-    parameters = list(loaded.model.parameters())
-    return {
-        "command": command_line(),
-        "settings": dict(settings),
-        "model": {**loaded.info.to_dict(), "weights": weights},
-        "versions": versions(),
-        "threads": threads(),
-        "device": ", ".join(sorted({str(parameter.device) for parameter in parameters})),
-        "dtype": str(parameters[0].dtype).removeprefix("torch."),
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seconds": round(time.monotonic() - started, 3),
-    }
 
 
 def versions() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Where a command writes: a place that can be written to, with room, for one process at a time.
+"""Where a command writes: a place that can be written to, for one process at a time; and memory.
 
 What is tested before a run computes anything is left as it was.
 """
@@ -10,7 +10,6 @@ import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -109,60 +108,24 @@ def _validate_writable(path: Path, name: str) -> None:
         raise UserError(f"cannot write to {path}: {error.strerror}") from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class Needs:
-    """What a run needs at least, in bytes: what it cannot do without, and no more.
-
-    Attributes:
-        memory: at one time.
-        disk: for the arrays in the run's folder.
-    """
-
-    memory: int = 0
-    disk: int = 0
-
-
-NUMBER = 8  # bytes: tokens are int64, sums float64
-PAGE = 4_800_000  # bytes: the script of the page, which draws its figures
 _CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
-def bytes_of_maps(n_maps: int, seq_len: int) -> int:
-    """Return the bytes of square maps in float64.
-
-    Example:
-        >>> bytes_of_maps(2, 10)
-        1600
-    """
-    return n_maps * seq_len**2 * NUMBER
-
-
-def validate_room(needs: Needs, folder: Path | None, lower: str) -> None:
-    """Check that a run fits into the machine's memory and onto the disk of its folder.
+def validate_memory(n_bytes: int, lower: str) -> None:
+    """Check that the machine has the memory that a run cannot do without.
 
     Args:
-        needs: of the run.
-        folder: where it is written, whether or not it exists; None for nowhere.
+        n_bytes: at one time, at least.
         lower: which flags make it smaller.
 
     Raises:
         UserError: with the estimate, and what is here.
     """
     memory = memory_here()
-    if needs.memory > memory:
+    if n_bytes > memory:
         raise UserError(
-            f"this needs at least {_in_bytes(needs.memory)} of memory, and {_in_bytes(memory)} are "
-            f"here; lower {lower}"
-        )
-    if folder is None:
-        return
-    files = (path for path in checkpoint_dir(folder).rglob("*") if path.is_file())
-    saved = sum(path.stat().st_size for path in files)
-    free, missing = disk_here(folder), PAGE + max(0, needs.disk - saved)
-    if missing > free:
-        raise UserError(
-            f"this needs at least {_in_bytes(missing)} of disk space, and {_in_bytes(free)} are "
-            f"free at {folder}; lower {lower}"
+            f"this needs at least {tqdm.format_sizeof(n_bytes, 'B')} of memory, and "
+            f"{tqdm.format_sizeof(memory, 'B')} are here; lower {lower}"
         )
 
 
@@ -172,16 +135,6 @@ def memory_here() -> int:
     with suppress(OSError, ValueError):  # no container, or one without a limit
         memory = min(memory, int(_CONTAINER_LIMIT.read_text(encoding="ascii")))
     return memory
-
-
-def disk_here(folder: Path) -> int:
-    """Return how many bytes are free on the disk that would hold a folder."""
-    above = next(each for each in (folder, *folder.absolute().parents) if os.path.isdir(each))
-    return shutil.disk_usage(above).free
-
-
-def _in_bytes(n: int) -> str:
-    return tqdm.format_sizeof(n, "B")
 
 
 LOCK, HOLDER = "lock", "process.txt"

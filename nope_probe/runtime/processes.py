@@ -29,7 +29,6 @@ TIMEOUT = timedelta(hours=3)
 HEAD_START = 2.0  # seconds until torchrun ends the other processes of a machine
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _STOPPING = b"\nstopping after this batch; press Ctrl-C again to stop now\n"
-_OF_SEVERAL = ("RANK", "MASTER_ADDR", "MASTER_PORT")  # what torchrun tells each process
 Value = TypeVar("Value")
 
 
@@ -64,26 +63,6 @@ def process_count() -> int:
     return int(os.environ.get("WORLD_SIZE") or 1)
 
 
-def validate_launch() -> None:
-    """Check that torchrun told this process which of several it is.
-
-    torch, once it is loaded, prints nothing of its own about a connection that it loses.
-
-    Raises:
-        MachineError: for a variable that is missing.
-    """
-    count = process_count()
-    if count == 1:
-        return
-    missing = [name for name in _OF_SEVERAL if not os.environ.get(name)]
-    if missing:
-        raise MachineError(
-            f"WORLD_SIZE is {count}, and {', '.join(missing)} not set: start several processes "
-            "with torchrun, or unset WORLD_SIZE"
-        )
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-
-
 def validate_one_process() -> None:
     """Check that a command which runs in one process was not started in several.
 
@@ -116,7 +95,8 @@ def meet() -> tuple[Store, int, int]:
     """Return the store that all processes share, the rank of this one and how many there are.
 
     Raises:
-        MachineError: if nobody keeps a store at torchrun's address, or the others do not come.
+        MachineError: if torchrun did not tell this process where and which of several it is, nobody
+            keeps a store there, or the others do not come.
     """
     from torch.distributed import DistError
     from torch.distributed.rendezvous import rendezvous
@@ -124,11 +104,10 @@ def meet() -> tuple[Store, int, int]:
     try:
         return next(rendezvous("env://", timeout=JOIN_TIMEOUT))
     except (DistError, ValueError) as error:
-        count, host, port = (os.environ[n] for n in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
         reason = str(error).splitlines()[0].rstrip(".")[:200]
         raise MachineError(
-            f"{count} processes did not meet at {host}:{port} within {JOIN_TIMEOUT.seconds} s "
-            f"({reason}): start all of them with torchrun, or unset WORLD_SIZE"
+            f"{process_count()} processes did not meet within {JOIN_TIMEOUT.seconds} s ({reason}): "
+            "start all of them with torchrun, or unset WORLD_SIZE"
         ) from error
 
 
@@ -150,7 +129,7 @@ class Processes:
         return self.rank == 0
 
     def all_reduce(self, totals: Sequence[torch.Tensor]) -> None:
-        """Replace totals by their sums over all processes, in one all-reduce.
+        """Replace totals by their sums over all processes.
 
         Raises:
             PeerEndedError: if another process has ended.
@@ -160,14 +139,13 @@ class Processes:
         import torch
         import torch.distributed as dist
 
-        together = torch.cat([total.flatten().to(_device()) for total in totals])
         with _waiting():
-            dist.all_reduce(together)
-            if together.is_cuda:
-                torch.cuda.current_stream().synchronize()
-        sums = together.split([total.numel() for total in totals])
-        for total, summed in zip(totals, sums, strict=True):
-            total.copy_(summed.view_as(total))
+            for total in totals:
+                summed = total.to(_device()).contiguous()
+                dist.all_reduce(summed)
+                total.copy_(summed)
+            if _device().type == "cuda":
+                torch.cuda.synchronize()
 
     def broadcast(self, value: Value) -> Value:
         """Return the first process's value in every process.

@@ -11,8 +11,9 @@ import sys
 import time
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from nope_probe.errors import UserError, printable
 from nope_probe.runtime.folder import (
@@ -20,12 +21,13 @@ from nope_probe.runtime.folder import (
     check_output_dir,
     default_output_dir,
     read_manifest,
-    write_run_locked,
+    write_run,
 )
 from nope_probe.runtime.identity import (
+    command_line,
     fingerprint,
-    provenance,
     record_sources,
+    threads,
     validate_unchanged,
     versions,
 )
@@ -34,7 +36,7 @@ from nope_probe.runtime.places import (
     locked,
     output_folder,
     remove,
-    validate_room,
+    validate_memory,
 )
 from nope_probe.runtime.processes import (
     Processes,
@@ -109,7 +111,7 @@ class Session(Generic[Settings_co]):
         self.settings.validate()
         self.finished = check_output_dir(self.folder, self.recorded)
         if not self.finished:
-            validate_room(self.settings.needs(), self.folder, SIZES)
+            validate_memory(self.settings.least_memory, SIZES)
         with ExitStack() as stack:
             if not self.finished:
                 self._start(stack)
@@ -164,7 +166,6 @@ class Session(Generic[Settings_co]):
         loaded = self.settings.load_model(device)
         if loaded is not None:
             self.loaded, self.weights = loaded, fingerprint(loaded.model)
-            validate_room(self.settings.needs(loaded.info), self.folder, SIZES)
         made_with = {"versions": versions(), "weights": self.weights}
         return {"settings": self.recorded, **made_with, **self.sources}
 
@@ -197,29 +198,17 @@ class Session(Generic[Settings_co]):
         Raises:
             UserError: in the first process, if they cannot be made.
         """
-        from torch import Tensor
-
-        from nope_probe.data.sequences import Kind, Sequences
+        from nope_probe.data.sequences import Sequences
 
         if key not in self.checkpoint:
-            tensors, notes = dict[str, Tensor](), dict[str, str]()
+            tensors = {}
             if self.is_first:
                 chosen = settings or self.settings
                 with status(f"reading {chosen.data}"):
                     made = chosen.make_sequences(self.loaded, shuffle=shuffle)
-                notes = {"name": made.name, "bos": str(made.bos), "kind": made.kind}
-                tensors = {"inputs": made.inputs}
-                if made.documents is not None:
-                    tensors["documents"] = made.documents
-            self.checkpoint.save(key, tensors, notes)
-        notes, tensors = self.checkpoint.notes(key), self.checkpoint.load(key)
-        return Sequences(
-            inputs=tensors["inputs"],
-            documents=tensors.get("documents"),
-            name=notes["name"],
-            bos=notes["bos"] == "True",
-            kind=cast(Kind, notes["kind"]),
-        )
+                tensors = made.to_tensors()
+            self.checkpoint.save(key, tensors)
+        return Sequences.from_tensors(self.checkpoint.load(key))
 
     def announce(
         self,
@@ -254,12 +243,24 @@ class Session(Generic[Settings_co]):
 
     def provenance(self) -> dict[str, Any]:
         """Return what a manifest records of any run: command, model, versions, device, duration."""
-        found = provenance(self.loaded, self.weights, self.recorded, self.started)
-        return {"kind": self._command, **found, "sources": self.sources}
+        parameters = list(self.loaded.model.parameters())
+        return {
+            "kind": self._command,
+            "command": command_line(),
+            "settings": self.recorded,
+            "model": {**self.loaded.info.to_dict(), "weights": self.weights},
+            "versions": versions(),
+            "threads": threads(),
+            "device": ", ".join(sorted({str(parameter.device) for parameter in parameters})),
+            "dtype": str(parameters[0].dtype).removeprefix("torch."),
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "seconds": round(time.monotonic() - self.started, 3),
+            "sources": self.sources,
+        }
 
     def write(self, run: Run) -> None:
         """Write the finished run, and remove the checkpoint."""
-        write_run_locked(self.folder, run)
+        write_run(self.folder, run)
         self.checkpoint.discard()
         # Layers of forward passes that shared residual streams have saved.
         passes = run.manifest.get("layer_passes") or {"run": 0, "needed": 0}

@@ -37,7 +37,6 @@ from nope_probe.models.names import (
     is_on_hub,
     validate_revision,
 )
-from nope_probe.runtime.places import NUMBER, Needs, bytes_of_maps
 from nope_probe.runtime.processes import process_count, validate_one_process
 from nope_probe.runtime.terminal import status
 
@@ -183,9 +182,10 @@ class SessionSettings(BoundedSettings):
     def validate_reach(self) -> None:
         """Check that model and data are within reach, without loading them."""
 
-    def needs(self, info: ModelInfo | None = None) -> Needs:
-        """Return what the run needs at least, of the model once it is loaded."""
-        return Needs()
+    @property
+    def least_memory(self) -> int:
+        """The bytes that the run needs at one time, at least."""
+        return 0
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings that identify the run, as the manifest holds them."""
@@ -203,8 +203,6 @@ class SessionSettings(BoundedSettings):
 FORMAT = 3
 # A run stops between batches: one of long sequences must not take minutes.
 AUTO_BATCH_TOKENS, AUTO_BATCH_SEQS = 8192, 32
-DTYPES = ("float32", "float64", "bfloat16", "float16")
-D_MODEL = 64  # of the parameter-free models that have names
 # Which settings mean nothing for a source of data; another value than the default is refused.
 MEANINGLESS = {
     "gaussian": ("windows", "pack", "bos", "shuffle"),
@@ -271,7 +269,10 @@ class RunSettings(SessionSettings):
         Literal["auto", "balanced", "sequential"] | None,
         _arg(help="Spread a model that is larger than one GPU over all of them."),
     ] = None
-    dtype: Annotated[str, _arg(help="float32, float64, bfloat16, float16 or auto.")] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "float64", "bfloat16", "float16"],
+        _arg(help="The type of the weights; auto: bfloat16 on a GPU, else float32."),
+    ] = "auto"
     checkpoint_every: Annotated[
         int,
         COUNT,
@@ -309,8 +310,6 @@ class RunSettings(SessionSettings):
             raise UserError(f"{self.n_seqs} sequences do not fill {self.folds} folds")
         if self.skip_keys != "auto" and self.skip_keys > self.seq_len - 3:
             raise UserError(f"--skip-keys {self.skip_keys} leaves no keys of {self.seq_len}")
-        if self.dtype not in ("auto", *DTYPES):
-            raise UserError(f"no dtype {self.dtype!r}: expected auto, {', '.join(DTYPES)}")
         self._validate_devices()
         self._validate_data()
         if self.revision is not None:
@@ -338,17 +337,12 @@ class RunSettings(SessionSettings):
         unused = MEANINGLESS.get(self.data, ("alpha",))
         return dict.fromkeys(unused, f"on --data {self.data}")
 
-    def needs(self, info: ModelInfo | None = None) -> Needs:
-        """Return what the run needs at least: its sequences and the maps of its layers."""
-        n_layers = self.layers if isinstance(self.layers, int) else info.n_layers if info else 1
-        maps = self.folds * bytes_of_maps(n_layers, self.seq_len)
-        return Needs(memory=self.bytes_of_sequences(info) + maps, disk=maps)
-
-    def bytes_of_sequences(self, info: ModelInfo | None) -> int:
-        """Return how much memory the sequences take: int64 tokens or float32 vectors."""
-        width = D_MODEL if info is None else info.d_model
-        size = width * NUMBER // 2 if self.data == "gaussian" else NUMBER
-        return self.n_seqs * self.seq_len * size
+    @property
+    def least_memory(self) -> int:
+        """The bytes of the sequences (int64) and of the fold maps (float64) of the layers."""
+        n_layers = 1 if self.layers == "all" else self.layers
+        n_cells = self.n_seqs * self.seq_len + self.folds * n_layers * self.seq_len**2
+        return 8 * n_cells
 
     def _validate_data(self) -> None:
         if self.pack:

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from nope_probe.data.documents import is_held_out, stdlib_documents
 from nope_probe.data.sequences import cut
-from nope_probe.data.stdlib import is_held_out, stdlib_documents
 
 if TYPE_CHECKING:
     from nope_probe.training.recipes import Recipe

@@ -65,19 +65,6 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
-def validate_batch(recipe: Recipe, n_processes: int) -> None:
-    """Check that the sequences of a step can be shared equally by the processes.
-
-    Raises:
-        UserError: if they cannot.
-    """
-    n_seqs = recipe.batch_tokens // recipe.seq_len
-    if n_seqs % n_processes:
-        raise UserError(
-            f"the {n_seqs} sequences of a step cannot be shared equally by {n_processes} processes"
-        )
-
-
 def split_batch(recipe: Recipe, n_processes: int) -> tuple[int, int]:
     """Return the sequences of a forward pass, and how many passes a process makes in a step.
 
@@ -90,7 +77,11 @@ def split_batch(recipe: Recipe, n_processes: int) -> tuple[int, int]:
     Raises:
         UserError: if the processes cannot share them equally.
     """
-    validate_batch(recipe, n_processes)
-    own = recipe.batch_tokens // recipe.seq_len // n_processes
+    n_seqs = recipe.batch_tokens // recipe.seq_len
+    if n_seqs % n_processes:
+        raise UserError(
+            f"the {n_seqs} sequences of a step cannot be shared equally by {n_processes} processes"
+        )
+    own = n_seqs // n_processes
     size = max(size for size in range(1, recipe.micro_batch + 1) if own % size == 0)
     return size, own // size

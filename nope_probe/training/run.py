@@ -26,7 +26,7 @@ from nope_probe.training.checkpoints import (
     validate_same_training,
     write_identity,
 )
-from nope_probe.training.recipes import RECIPES, Recipe, validate_batch
+from nope_probe.training.recipes import RECIPES, Recipe, split_batch
 
 PresetName = Literal["nope-tiny", "rope-tiny", "nope-1.5b", "rope-1.5b"]
 
@@ -147,7 +147,7 @@ def validate(settings: Settings, out: Path) -> None:
     """
     validate_folder_place(out)
     recipe, steps = settings.recipe, settings.steps
-    validate_batch(recipe, process_count())
+    split_batch(recipe, process_count())
     if steps is not None and steps > recipe.steps:
         raise UserError(f"--steps {steps}: {settings.preset} has {recipe.steps:,} steps")
     if settings.resume:

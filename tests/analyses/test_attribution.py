@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nope_probe.analyses.attribution import CONJUNCTION_TOLERANCE, attribute, position_of
+from nope_probe.analyses.attribution import CONJUNCTION_TOLERANCE, attribute, sources_of
 from nope_probe.analyses.contrasts import contrast_map
 from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.shapley import (
@@ -50,10 +50,12 @@ def test_weights_alone_bring_nothing_and_what_is_lost_without_a_source_is_its_te
         assert positional(ours, kept) == moebius(ours, kept) == {}
     assert base(ours) == alone(ours, ours.players[2]) == {}
     values = random_values(ours)
-    terms = {name: contrast_map(term, values) for name, term in source_terms("rope").items()}
+    terms = {
+        name: contrast_map(term, values) for name, term in source_terms(["mask", "rope"]).items()
+    }
     without_rope = contrast_map(lost(ours, ours.players[1]), values)
     torch.testing.assert_close(without_rope, terms["rope"] + terms["mask_x_rope"])
-    for whole in (position_term("rope"), positional_whole(ours)):
+    for whole in (position_term(["mask", "rope"]), positional_whole(ours)):
         torch.testing.assert_close(contrast_map(whole, values) + terms["content"], values[INTACT])
     only_rope = player_set(["rope", "w_q"])
     assert positional_whole(only_rope) == {INTACT: 1, frozenset({"rope"}): -1}
@@ -87,7 +89,7 @@ def test_a_player_that_changes_nothing_has_no_share_and_equal_players_have_equal
         names = {each.name for each in kept}
         strength = ("mask" in names) * (1 + len(names & {"w_q", "w_k"}))
         values[ours.condition(kept)] = strength * key
-    [layer] = attribute(as_folds(values), [ours], position=None)
+    [layer] = attribute(as_folds(values), [ours], sources=["mask"])
     mask, w_q, w_k, w_o = layer.players
     assert w_o.share.value == pytest.approx(0)
     assert w_o.amplification.value == pytest.approx(1)
@@ -120,15 +122,17 @@ def test_the_sources_are_what_each_adds_alone_and_add_up_to_the_intact_pattern()
     both = frozenset({"mask", "rope"})
     conditions = [INTACT, frozenset({"mask"}), frozenset({"rope"}), both]
     values = {c: torch.randn(N, N, dtype=torch.float64) for c in conditions}
-    terms = {name: contrast_map(term, values) for name, term in source_terms("rope").items()}
+    terms = {
+        name: contrast_map(term, values) for name, term in source_terms(["mask", "rope"]).items()
+    }
     assert list(terms) == ["content", "mask", "rope", "mask_x_rope"]
     torch.testing.assert_close(sum(terms.values()), values[INTACT])
     torch.testing.assert_close(terms["content"], values[both])
     torch.testing.assert_close(terms["mask"], values[frozenset({"rope"})] - values[both])
     torch.testing.assert_close(terms["rope"], values[frozenset({"mask"})] - values[both])
     content, mask = {frozenset({"mask"}): 1}, {INTACT: 1, frozenset({"mask"}): -1}
-    assert source_terms(None) == {"content": content, "mask": mask}
-    assert position_term(None) == mask
+    assert source_terms(["mask"]) == {"content": content, "mask": mask}
+    assert position_term(["mask"]) == mask
 
 
 @pytest.mark.parametrize(
@@ -144,7 +148,7 @@ def test_a_conjunction_of_two_gives_each_a_half_and_is_named_within_its_toleranc
     x = 2 * off
     values = {INTACT: pattern, frozenset({"w_q"}): x * pattern}
     values |= {frozenset({"mask"}): 0 * pattern, frozenset({"mask", "w_q"}): 0 * pattern}
-    [layer] = attribute(as_folds(values), [ours], position=None)
+    [layer] = attribute(as_folds(values), [ours], sources=["mask"])
     mask, w_q = layer.players
     assert (mask.share.value, mask.alone.value) == pytest.approx(((1 + x) / 2, x))
     assert (mask.lost.value, w_q.lost.value) == pytest.approx((1, 1 - x))
@@ -169,7 +173,7 @@ def test_the_mask_effect_leaves_the_skipped_keys_out(skip_keys: int):
         rest = kept - design @ torch.linalg.pinv(design) @ kept
         expected.append(float(rest.square().mean().sqrt()))
     values = as_folds({INTACT: with_mask, frozenset({"mask"}): without})
-    [layer] = attribute(values, position=None, skip_keys=skip_keys)
+    [layer] = attribute(values, sources=["mask"], skip_keys=skip_keys)
     effect = layer.non_relative
     assert effect.with_mask.value == pytest.approx(expected[0])
     assert effect.without_mask.value == pytest.approx(expected[1])
@@ -212,22 +216,23 @@ def test_captures_are_measured_and_attributed_like_their_folds_whatever_the_name
     named = dict(zip(names, MAPS.values(), strict=True))
     folds = {removed: maps.folds for removed, maps in MAPS.items()}
     players = [player_set(["mask", "rope"])]
-    assert attribute(named, players) == attribute(folds, players, position="rope")
+    assert attribute(named, players) == attribute(folds, players, sources=["mask", "rope"])
     assert repr(measure(MAPS[MASK], 1)) == repr(measure(folds[MASK], 1))
 
 
 @pytest.mark.parametrize(
-    ("conditions", "position"),
+    ("conditions", "sources"),
     [
-        ([INTACT, MASK], None),
-        (list(MAPS), "rope"),
-        ([INTACT, BOTH], "rope"),
-        ([INTACT, MASK, frozenset({"pos_embed", "mask"})], "pos_embed"),
-        ([INTACT, MASK, frozenset({"rope", "w_q"})], None),
+        ([INTACT, MASK], "mask"),
+        (list(MAPS), "mask rope"),
+        ([INTACT, BOTH], "mask rope"),
+        ([INTACT, MASK, frozenset({"pos_embed", "mask"})], "mask pos_embed"),
+        ([INTACT, MASK, frozenset({"rope", "w_q"})], "mask"),
+        ([INTACT, frozenset({"rope"}), frozenset({"window"})], "mask rope window"),
     ],
 )
-def test_the_position_encoding_is_the_one_that_is_removed(conditions, position) -> None:
-    assert position_of(conditions) == position
+def test_the_sources_are_those_that_are_removed(conditions, sources: str) -> None:
+    assert sources_of(conditions) == tuple(sources.split())
 
 
 @pytest.mark.parametrize(
@@ -244,4 +249,4 @@ def test_a_condition_that_is_unknown_missing_or_given_twice_is_named(
     conditions: list, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        attribute(dict.fromkeys(conditions, MAPS[BOTH]), position="rope")
+        attribute(dict.fromkeys(conditions, MAPS[BOTH]), sources=["mask", "rope"])

@@ -65,7 +65,7 @@ def test_no_source_and_no_player_is_claimed(studies: Tensor):
             "w_q": without.flip(0),
             ("mask", "w_q"): intact.flip(0),
         }
-        [layer] = attribute(maps, [players], position=None)
+        [layer] = attribute(maps, [players], sources=["mask"])
         for each in (*layer.sources, layer.position):
             claimed["rms"] += each.rms.low > 0
             claimed[f"share of {each.term}"] += not isnan(each.share.value)

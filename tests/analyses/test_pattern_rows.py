@@ -79,8 +79,8 @@ def test_stored_maps_have_the_attribution_of_the_captured_ones() -> None:
         for seed, condition in enumerate(CONDITIONS)
     }
     stored = {name: StoredMaps.of(maps) for name, maps in captured.items()}
-    expected = attribute(captured, players, position=None)
-    found = attribute(stored, players, position=None)
+    expected = attribute(captured, players, sources=["mask"])
+    found = attribute(stored, players, sources=["mask"])
     assert repr(found) == repr(expected)
     assert found[1].kept[frozenset()].value == pytest.approx(1)
     shares = [each.share.value for each in found[1].players]

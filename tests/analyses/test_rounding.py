@@ -103,7 +103,7 @@ def test_a_source_that_changes_nothing_but_the_last_digits_has_no_share_and_no_p
     rope, digits = ripple(amplitude), ripple(0.5 * RMS * ROUNDING)
     intact, without_mask = maps(rope, digits), maps(rope)
     conditions = {(): intact, "mask": without_mask, "w_q": without_mask, ("mask", "w_q"): maps()}
-    [layer] = attribute(conditions, [player_set(["mask", "w_q"])], position=None)
+    [layer] = attribute(conditions, [player_set(["mask", "w_q"])], sources=["mask"])
     shares = {source.term: source.share for source in layer.sources}
     if amplitude:
         assert shares["content"].value == pytest.approx(1, abs=1e-5)

@@ -151,7 +151,7 @@ def test_a_mistral_has_the_measures_of_its_window(tiny: Any, bridge: Any) -> Non
         )
         for name, each in (("", plain), ("mask", without))
     }
-    sources = attribute({(): folds_of[""], "mask": folds_of["mask"]}, position=None)
+    sources = attribute({(): folds_of[""], "mask": folds_of["mask"]}, sources=["mask"])
     kept = CELLS["narrow"] & (KEY < QUERY)
     for layer, attributed in enumerate(sources):
         v, c = (patterns(each[:, layer], kept) for each in folds_of.values())

@@ -66,10 +66,12 @@ NUMBERS = [
     ("scores --model OLMo-2-1b", "allenai/OLMo-2-0425-1B is not in the local cache"),
     ("scores --device meta", "no device 'meta' on this machine"),
     ("scores --device cuda:99", "no device 'cuda:99' on this machine"),
-    ("scores --dtype int8", "no dtype 'int8'"),
+    ("scores --dtype int8", "--dtype"),
 ]
 WITHOUT_EFFECT = [
     ("scores --alpha 0.2", "--alpha has no effect on --data shipped"),
+    ("scores --windows start --data random", "--windows has no effect on --data random"),
+    (f"scores {FREE} --shuffle", "--shuffle has no effect on --data gaussian"),
     ("scores --data random --pack", "--pack joins documents, and --data random has none"),
     ("scores --pack --windows start", "--pack begins sequences anywhere, --windows start where"),
     ("scores --model parameter-free", "parameter-free takes gaussian vectors, not --data shipped"),
@@ -77,6 +79,8 @@ WITHOUT_EFFECT = [
     ("scores --revision main", "--revision is for models on the Hub"),
     ("scores --device cpu --device-map auto", "--device is for one device"),
     ("ablate --players sources --gain norm", "--gain has no effect where no weight is removed"),
+    ("ablate --players sources --reparametrise 1", "--reparametrise has no effect where no weight"),
+    ("circuit --gain norm", "--gain has no effect where no weight is removed"),
     ("ablate --players mask --bands 2", "--bands divides the player rope"),
     ("ablate --players w_q --replacement zero --gain norm", "--gain is for the replacements"),
     ("ablate --replacement zero zero", "expected each --replacement once"),
@@ -99,6 +103,7 @@ WITHOUT_EFFECT = [
     ("behaviour --remove mask mask", "--remove names something twice"),
     ("behaviour --data random", "behaviour is measured on text"),
     ("reproduce figure1 --seed 1", "figure1 takes no --seed"),
+    ("reproduce all --model nope-1.5b", "all takes no --model"),
     ("reproduce figure1 --image x.png", "--image has no effect on figure1"),
     ("reproduce figure5 --model rope-tiny --model ROPE-TINY", "--model names a model twice"),
 ]
@@ -176,12 +181,3 @@ def test_a_stdout_that_takes_nothing_ends_a_command_without_a_traceback(
     line = f"{shlex.quote(sys.executable)} -m nope_probe.theory --help {redirection}"
     ended = subprocess.run(["bash", "-c", line], stderr=subprocess.PIPE, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (code, printed)
-
-
-def test_a_locale_without_unicode_reads_and_prints_what_it_can() -> None:
-    ascii_only = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    command = [sys.executable, "-m", "nope_probe.scores", "--model", "modèle"]
-    ended = subprocess.run(command, env=ascii_only, capture_output=True, text=True, check=False)
-    assert ended.returncode == 2
-    assert "is no text in this locale (ascii); PYTHONUTF8=1 reads it" in ended.stderr
-    assert len(ended.stderr.splitlines()) == 1

@@ -93,7 +93,7 @@ def test_a_data_set_with_a_deep_file_is_one_line(
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.jsonl").write_text(f'{16 * ROW}{{"text": "a", "x": {DEEP}}}\n')
     line = refused(capfd, tmp_path / "here", scores, *SMALL, "--data", tmp_path / "texts")
-    assert line == f"{tmp_path / 'texts' / 'a.jsonl'} holds JSON that is nested more than 1000 deep"
+    assert line.startswith(f"cannot read {tmp_path / 'texts' / 'a.jsonl'}: ")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.numpy import load_file
-from support.chromium import needs_chromium, opened
 from support.command_line import refused, run_command
 from support.decoders import write_decoder
 from support.plain_attention import plain_attention
@@ -140,16 +139,6 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(
     arguments: list[str], message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert message in refused(capfd, tmp_path, circuit, *arguments)
-
-
-@needs_chromium
-def test_a_browser_draws_the_report_without_an_error(without_mlp: Path, tmp_path: Path) -> None:
-    report = without_mlp / "report.html"
-    elements = opened(report.read_text(), tmp_path)
-    assert elements.count('class="plot js-plotly-plot"') == 3
-    assert "less diagonal means" in elements
-    assert "Stage by stage: intact, ablated, difference" in elements
-    assert report.stat().st_size < 15e6
 
 
 def test_removing_the_norms_weights_compares_with_the_intact_model(tmp_path: Path, model: Any):

@@ -1,6 +1,7 @@
 """The conditions of a plan, and the scores that stop a run."""
 
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -44,21 +45,29 @@ def measured(
     return measure_conditions(engine, plan, **options)
 
 
+def powerset(names: list[str]) -> list[tuple[str, ...]]:
+    return [each for size in range(len(names) + 1) for each in combinations(names, size)]
+
+
 @pytest.mark.parametrize(
-    ("has", "position", "n_default"),
-    [(LLAMA, "rope", 32 + 8), (NOPE, None, 16 + 4), (GPT2, "pos_embed", 32 + 8)],
+    ("has", "beside", "n_default"),
+    [
+        (LLAMA, ["rope"], 32 + 8),
+        (NOPE, [], 16 + 4),
+        (GPT2, ["pos_embed"], 32 + 8),
+        ((*LLAMA, "window"), ["rope", "window"], 32 + 8 + 4),
+    ],
 )
 def test_a_plan_runs_the_conditions_of_the_sources_and_of_its_players_once(
-    has: Any, position: Any, n_default: int
+    has: Any, beside: list[str], n_default: int
 ):
     plan = make_plan(has, None)
     assert [players.name for players in plan.player_sets] == ["players", "circuits"]
-    assert (plan.position, len(plan.conditions)) == (position, n_default)
+    assert (plan.sources, len(plan.conditions)) == (("mask", *beside), n_default)
     assert plan.conditions[0] == INTACT
     sources = make_plan(has, ["sources"])
     assert sources.player_sets == ()
-    removals = [{"mask"}] if position is None else [{"mask"}, {position}, {"mask", position}]
-    assert set(sources.conditions) == {INTACT, *map(frozenset, removals)}
+    assert set(sources.conditions) == {frozenset(each) for each in powerset(["mask", *beside])}
     assert set(sources.conditions) < set(make_plan(has, ["w_q", "mlp"]).conditions)
 
 
@@ -76,6 +85,17 @@ def test_no_two_conditions_have_one_name(players: list[str]):
     names = [plan.name(condition) for condition in plan.conditions]
     assert len({*names}) == len(names)
     assert frozenset({"rope"}) in plan.conditions, "one of the sources'"
+
+
+def test_what_cannot_be_removed_is_no_default_player_and_no_source() -> None:
+    has, why = (*LLAMA, "window"), {"window": "hides nothing", "w_k": "is no matrix"}
+    plan = make_plan(has, None, left_out={**why, "sink": "the model has none"})
+    members = [[player.name for player in each.players] for each in plan.player_sets]
+    assert members == [["mask", "rope", "w_q", "w_o"], ["mask", "rope", "ov"]]
+    assert (plan.sources, plan.left_out) == (("mask", "rope"), why)
+    assert make_plan(has, ["w_q"], left_out=why).left_out == {"window": "hides nothing"}
+    without = make_plan(has, None, left_out=dict.fromkeys(("w_q", "w_o"), "is no matrix"))
+    assert [each.name for each in without.player_sets] == ["players"]
 
 
 def test_a_condition_without_any_band_is_the_one_without_rope():

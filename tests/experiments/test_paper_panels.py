@@ -85,7 +85,7 @@ def test_a_panel_agrees_within_one_colour_step_or_within_its_noise() -> None:
 def test_a_heading_and_a_caption_say_how_well_panels_agree() -> None:
     for ours, heading, caption in (
         ([[2.0, 1.5]] * 2, "within one colour step of the paper's", ""),
-        ([[9.0, 1.5]] * 2, "0 of 1 panels agree", "Layer 1: differs by 5.7 steps RMS"),
+        ([[9.0, 1.5]] * 2, "0 of 1 panels agree", "how far each panel differs"),
     ):
         section = shown(pair([[1.0, 2.0]] * 2, ours)).sections[0]
         assert section.title.startswith(f"Figure 2, group: {heading}")

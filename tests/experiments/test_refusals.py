@@ -1,18 +1,20 @@
 """Unsupported models: one line on stderr and exit code 2, and nothing is written."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from support import refused_models
-from support.command_line import refused
+from support.command_line import refused, run_command
 from support.decoders import write_decoder
 from support.refused_models import change, write, write_llama
 from support.tiny_models import CONFIGS, plain, randomised, tokens
 
-from nope_probe import ablate, circuit, scores
+from nope_probe import ablate, behaviour, circuit, scores
 from nope_probe.errors import TooFewLayersError
 from nope_probe.models.load import load
 
@@ -67,8 +69,34 @@ def test_weights_that_are_no_matrices_are_named_before_a_pass(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = write_decoder("deepseek_v3", tmp_path).folder
-    line = refused(capfd, tmp_path / "here", ablate, *SMALL, "--model", folder)
+    asked = [*SMALL, "--model", folder, "--players", "mask", "w_q"]
+    line = refused(capfd, tmp_path / "here", ablate, *asked)
     assert re.search(r"w_q of L0 cannot be removed: .*name players or removals without it", line)
+
+
+LATENT = (
+    "Not removed by default: {} (it is no matrix of its own (as in multi-head latent attention))."
+)
+
+
+def test_defaults_leave_out_weights_that_are_no_matrices_and_say_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ["--model", write_decoder("deepseek_v3", tmp_path).folder]
+    run_command(ablate, *model, *SMALL, "--out", tmp_path / "ablate")
+    small = ["--n-seqs", 16, "--seq-len", 16, "--measures", "loss", "--replacement", "mean"]
+    run_command(behaviour, *model, *small, "--out", tmp_path / "behaviour")
+    note, shown = LATENT.format("W_Q, W_K, W_V"), " ".join(capsys.readouterr().out.split())
+    assert shown.count(note) == 2
+    for name in ("ablate", "behaviour"):
+        manifest = json.loads((tmp_path / name / "manifest.json").read_text())
+        assert list(manifest["left_out"]) == ["w_q", "w_k", "w_v"]
+        assert note in (tmp_path / name / "report.html").read_text()
+    players = pd.read_csv(tmp_path / "ablate" / "players.csv")
+    assert {*players["player"]} == {"mask", "rope", "w_o"}
+    assert {*players["player_set"]} == {"players"}
+    losses = pd.read_csv(tmp_path / "behaviour" / "behaviour.csv")
+    assert {*losses["condition"]} == {"intact", "rope", "mask", "w_o", "mlp", "mask+rope"}
 
 
 def test_more_layers_than_there_are_is_refused_with_the_depth(

@@ -13,7 +13,7 @@ import torch
 from safetensors.numpy import load_file
 from scipy.stats import spearmanr
 from support.command_line import refused, run_command
-from support.plain_scores import plain_scores
+from support.plain_attention import plain_scores
 from support.plain_states import plain_states
 from support.tiny_models import tokenizer, tokens
 

@@ -1,7 +1,8 @@
 """Commands on sequences that are longer than a layer's sliding window of 5 positions."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.command_line import run_command
+from support.plain_attention import plain_attention
 
-from nope_probe import ablate, behaviour, compare, scores
+from nope_probe import ablate, behaviour, compare, run_ablations, scores
 
 SMALL = ["--n-seqs", "16", "--seq-len", "23", "--folds", "4"]
+TERMS = (
+    *("content", "mask", "rope", "window"),
+    *("mask_x_rope", "mask_x_window", "rope_x_window", "mask_x_rope_x_window"),
+)
 KINDS = ("pattern", "source", "shapley")  # of maps that are patterns
+
+
+def powerset(names: Sequence[str]) -> list[tuple[str, ...]]:
+    return [each for size in range(len(names) + 1) for each in combinations(names, size)]
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +35,7 @@ def runs(tiny: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -
     pd.DataFrame({"text": texts}).to_json(out / "text.jsonl", orient="records", lines=True)
     data = [*SMALL, "--data", str(out / "text.jsonl"), "--bos", "never"]
     given = {name: ["--model", str(tiny(name).folder), *data] for name in ("mistral", "gemma2")}
-    players = ["--layers", "all", "--players", "mask", "window", "rope"]
+    players = ["--layers", "all"]
     run_command(ablate, *given["mistral"], *players, "--out", str(out / "ablate"))
     for name, model in given.items():
         run_command(scores, *model, "--layers", "all", "--out", str(out / f"scores-{name}"))
@@ -49,8 +59,56 @@ def test_offsets_and_maps_end_with_the_window(runs: Path) -> None:
     patterns = [each for name, each in maps.items() if name.split("/")[0] in KINDS]
     assert all(pattern.isfinite().equal(seen.expand(2, -1, -1)) for pattern in patterns)
     whole = maps["pattern/all"].double()
-    terms = sum(maps[f"source/{t}"].double() for t in ("content", "mask", "rope", "mask_x_rope"))
+    terms = sum(maps[f"source/{term}"].double() for term in TERMS)
     torch.testing.assert_close(terms, whole, equal_nan=True, rtol=0, atol=1e-5)
+
+
+def test_the_window_is_a_source_and_its_terms_are_differences_of_plain_models(
+    tiny: Callable[[str], Any], bridge: Callable[[str], Any]
+) -> None:
+    tokens = torch.randint(200, (16, 23), generator=torch.Generator().manual_seed(0))
+    study = run_ablations(bridge("mistral"), tokens, players=["sources"], n_folds=4)
+    assert list(study.sources.query("layer == 1")["term"]) == [*TERMS, "position"]
+    row, key = torch.arange(23)[:, None], torch.arange(23)
+    kept = (key < row) & (row - key < 5)
+    patterns = {}
+    for removed in powerset(["mask", "rope", "window"]):
+        without = " and ".join(name for name in ("mask", "window", "rope") if name in removed)
+        layers = plain_attention(tiny("mistral").hf, tokens, without=without or None)
+        seen = torch.stack([layer.map for layer in layers.values()]).where(kept, torch.nan)
+        patterns[removed] = seen - seen.nanmean(-1, keepdim=True)
+    scale, added = patterns[()].nan_to_num().abs().max(), 0
+    for term in TERMS:
+        parts = [] if term == "content" else term.split("_x_")
+        expected = sum(
+            (-1) ** (len(parts) - len(present)) * patterns[_without(present)]
+            for present in powerset(parts)
+        )
+        found = torch.from_numpy(study.maps[f"source/{term}"]).double()
+        assert (found - expected).nan_to_num().abs().max() <= 1e-5 * scale, term
+        assert found.isfinite().equal(kept.expand(2, -1, -1))
+        added += expected
+    assert (added - patterns[()]).nan_to_num().abs().max() <= 1e-9 * scale
+    window = torch.from_numpy(study.maps["source/window"]).nan_to_num().abs()
+    assert window[0].max() < 1e-5 * scale, "nothing before L0 attends"
+    assert window[1].max() > 0.1 * scale
+
+
+def _without(present: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in ("mask", "rope", "window") if name not in present)
+
+
+def test_a_window_that_hides_nothing_is_no_source_and_the_manifest_says_so(
+    tiny: Callable[[str], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = ["--n-seqs", "8", "--seq-len", "5", "--folds", "4", "--players", "sources"]
+    model = ["--model", str(tiny("mistral").folder), "--data", "random", "--bos", "never"]
+    run_command(ablate, *model, *short, "--layers", "2", "--out", str(tmp_path / "short"))
+    sources = pd.read_csv(tmp_path / "short" / "sources.csv")
+    assert {*sources["term"]} == {"content", "mask", "rope", "mask_x_rope", "position"}
+    assert "sliding window (it hides no key in sequences of 5 tokens)" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_tables_have_measures_and_the_page_says_what_is_measured(runs: Path) -> None:
@@ -62,7 +120,7 @@ def test_tables_have_measures_and_the_page_says_what_is_measured(runs: Path) -> 
     assert manifest["windows"] == {"L0": 5, "L1": 5}
     assert "at most 5 keys in L0, 5 keys in L1" in (runs / "ablate" / "report.html").read_text()
     players = pd.read_csv(runs / "ablate" / "players.csv")
-    assert {*players["player"]} == {"mask", "window", "rope"}
+    assert {*players["player"]} == {"mask", "rope", "w_q", "w_k", "w_o", "qk", "ov"}
     bridge = pd.read_csv(runs / "behaviour" / "bridge.csv")
     assert {*bridge["condition"]} == {"mask", "window"}
     assert (runs / "compare" / "report.html").exists()

@@ -65,8 +65,8 @@ def test_decodability_draws_untrained_models_where_there_are_any_and_each_name_o
     figure = figures.decodability(pd.DataFrame(rows))
     names = [trace.name for trace in figure.data if trace.showlegend]
     assert len(names) == len({*names})
-    assert "untrained, without causal mask" in names
-    assert "untrained, without QK circuit" not in names
+    assert named(figure, "untrained, without causal mask")
+    assert not named(figure, "untrained, without QK circuit")
     assert [list(each.y) for each in named(figure, "without QK circuit")] == [[2, 3]]
 
 

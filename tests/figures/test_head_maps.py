@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from support.chromium import needs_chromium, opened
 
-from nope_probe.figures.head_maps import HeadMaps, head_maps
+from nope_probe.figures.head_maps import head_maps
 from nope_probe.reports.page import Section, page
 
 LAYERS, HEADS, N = 2, 3, 11
@@ -39,8 +39,8 @@ def table(layers: int = LAYERS, heads: int = HEADS) -> pd.DataFrame:
     )
 
 
-def content(maps: HeadMaps) -> dict[str, object]:
-    [found] = re.findall(r'<script type="application/json">(.*?)</script>', maps.html(), re.S)
+def content(maps: str) -> dict[str, object]:
+    [found] = re.findall(r'<script type="application/json">(.*?)</script>', maps, re.S)
     return dict(json.loads(found))
 
 
@@ -65,8 +65,9 @@ def test_the_bytes_hold_every_heads_map_to_half_a_step() -> None:
 def test_a_thousand_heads_are_pooled_to_stay_under_5_megabytes() -> None:
     one = np.where(np.tri(512, k=-1, dtype=bool), 1.0, np.nan).astype(np.float32)
     maps = head_maps(np.broadcast_to(one, (1, 32, 512, 512)), table(1, 32), 4_000_000 // 32)
-    assert (maps.pooled.block, maps.pooled.values.shape[-1]) == (7, 74)
-    assert 32 * len(str(content(maps)["cells"])) < 4_100_000
+    data = content(maps)
+    assert (data["block"], data["n"]) == (7, 74)
+    assert 32 * len(str(data["cells"])) < 4_100_000
 
 
 SCRIPT = """<script>setTimeout(() => {
@@ -109,7 +110,7 @@ SCRIPT = """<script>setTimeout(() => {
 def test_every_head_is_drawn_enlarged_and_reached_by_keyboard(tmp_path: Path) -> None:
     given = patterns()
     maps = head_maps(given, table())
-    section = Section(title="heads", caption="c", html=maps.html())
+    section = Section(title="heads", caption="c", html=maps)
     html = page("title", ["headline"], [section], {}).replace("</body>", SCRIPT)
     elements = opened(html, tmp_path, width=500)
     found = dict(re.findall(r'data-([a-z]+)="([^"]*)"', re.findall(r"<body[^>]*>", elements)[0]))

@@ -39,8 +39,9 @@ def test_numbers_are_noise_if_no_interval_leaves_zero_out_and_axes_show_it_flat(
 def test_a_panel_of_noise_is_flat_and_noted_and_its_neighbour_is_not() -> None:
     panels = {}
     for title, values, half in (("noise", [2e-7, -2e-7], 3e-7), ("clear", [0.5, 0.7], 0.1)):
-        estimates = np.stack([np.array(values) + off for off in (0, -half, half)])
-        panels[title] = [Dots(name="mask", label="mask", layers=[0, 1], estimates=estimates)]
+        rows = pd.DataFrame({"layer": [0, 1], "share": values})
+        rows["share_low"], rows["share_high"] = rows["share"] - half, rows["share"] + half
+        panels[title] = [Dots(rows, "mask", "share")]
     figure = over_layers(panels, "title")
     assert figure.layout.yaxis.range == (-0.01, 0.01)
     assert figure.layout.yaxis2.range is None

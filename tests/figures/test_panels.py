@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 import pytest
 
 from nope_probe.errors import UserError
+from nope_probe.figures.circuit_figure import circuit
 from nope_probe.figures.export import export, without_controls
 from nope_probe.figures.grid import Grid
 from nope_probe.figures.panels import Panel, panel_groups
@@ -45,29 +46,23 @@ def test_groups_on_scales_of_their_own_have_bars_of_their_own() -> None:
     assert list(figure.layout.coloraxis.colorbar.ticktext) == ["0", "0.5", "1"], "no minus zero"
 
 
-def with_buttons() -> go.Figure:
-    figure = go.Figure(go.Scatter(y=[1, 2, 3]))
-    menu = {"type": "buttons", "buttons": [{"label": "a", "method": "skip"}]}
-    figure.update_layout(updatemenus=[menu], sliders=[{"steps": []}], meta={"menu": 44})
-    return figure.update_layout(height=444, margin={"t": 104})
-
-
 def test_an_image_has_no_buttons_and_leaves_the_figure_as_it_was() -> None:
-    figure = with_buttons()
+    figure = circuit({"a": np.eye(5)})
     still = without_controls(figure)
     assert not still.layout.updatemenus
     assert still.layout.height == figure.layout.height - figure.layout.meta["menu"]
-    assert len(figure.layout.updatemenus) == 1
+    assert len(figure.layout.updatemenus) == 2
 
 
 def test_an_image_without_kaleido_or_chrome_is_refused_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    figure = go.Figure()
     with pytest.raises(UserError, match=r"ends in \.png or \.svg"):
-        export(with_buttons(), tmp_path / "figure.jpg")
+        export(figure, tmp_path / "figure.jpg")
     monkeypatch.setattr("nope_probe.figures.export.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"need kaleido: pip install 'nope-probe\[export\]'"):
-        export(with_buttons(), tmp_path / "figure.png")
+        export(figure, tmp_path / "figure.png")
     monkeypatch.setattr("nope_probe.figures.export.find_spec", lambda name: object())
 
     def no_chrome(*args: Any, **options: Any) -> None:
@@ -75,7 +70,7 @@ def test_an_image_without_kaleido_or_chrome_is_refused_with_the_remedy(
 
     monkeypatch.setattr(go.Figure, "write_image", no_chrome)
     with pytest.raises(UserError, match="need Chrome or Chromium"):
-        export(with_buttons(), tmp_path / "figure.png")
+        export(figure, tmp_path / "figure.png")
 
 
 def test_panels_fill_the_width_and_never_overlap() -> None:

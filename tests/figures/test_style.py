@@ -3,12 +3,15 @@
 import numpy as np
 import pytest
 
-from nope_probe.components import INK, TABLE
+from nope_probe.analyses.shapley import source_terms
+from nope_probe.components import INK, TABLE, symbol
 from nope_probe.figures.style import DIVERGING, ON_DARK, STOPS
 
 TOGETHER = (
     ("content", "mask", "rope", "interaction"),
     ("content", "mask", "pos_embed", "interaction"),
+    ("content", "mask", "rope", "window", "interaction"),
+    ("content", "mask", "alibi", "window", "interaction"),
     ("mask", "rope", "w_q", "w_k", "w_o", "w_v", "mlp"),
     ("mask", "pos_embed", "w_q", "w_k", "w_o", "w_v", "mlp"),
     ("mask", "rope", "qk", "ov", "mlp"),
@@ -48,6 +51,11 @@ def test_components_shown_together_differ_for_colour_blind_readers(
             same_marker = TABLE[one].marker == TABLE[other].marker
             assert not same_marker, (one, other)
             assert np.linalg.norm(seen[one] - seen[other]) > 10, (one, other)
+
+
+def test_the_terms_of_a_model_with_a_window_differ_by_marker() -> None:
+    terms = [name for name in source_terms(["mask", "rope", "window"]) if name != "content"]
+    assert len({symbol(name) for name in terms}) == len(terms) == 7
 
 
 @pytest.mark.parametrize("paper", ["#ffffff", "#14161a"])

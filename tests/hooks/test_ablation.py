@@ -1,6 +1,5 @@
 """An ablated model equals one whose weights are set by hand."""
 
-from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -16,13 +15,11 @@ from support.edited_model import (
     subsets,
 )
 from support.hooked_runs import hooked_run, largest_error
+from support.tiny_models import ByName, ModelOf
 
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.removing.targets import components
-
-ModelOf = Callable[[str], tuple[Any, str]]
-TinyOf = Callable[[str], Any]
 
 BRIDGES = ("bridge:llama", "bridge:phi3", "bridge:qwen3", "bridge:smollm3")
 HOOKED = ("hooked:smollm3-rope", "hooked:smollm3-nope")
@@ -44,16 +41,16 @@ def errors_above(
     return {remove: error for remove, error in errors.items() if not error <= bound}
 
 
-@pytest.mark.parametrize("spec", [*BRIDGES, "hooked:smollm3-rope"])
+@pytest.mark.parametrize("spec", [*BRIDGES, "bridge:cohere", "hooked:smollm3-rope"])
 def test_all_128_combinations_equal_an_edited_model(
-    spec: str, model_of: ModelOf, tiny: TinyOf
+    spec: str, model_of: ModelOf, tiny: ByName
 ) -> None:
     model, name = model_of(spec)
     assert not errors_above(1e-5, model, tiny(name), subsets(SEVEN))
 
 
 def test_all_64_combinations_on_a_model_without_rope_equal_an_edited_model(
-    hooked: Callable[[str], Any], tiny: TinyOf
+    hooked: ByName, tiny: ByName
 ) -> None:
     model = hooked("smollm3-nope")
     assert components(model) == tuple(c for c in SEVEN if c != "rope")
@@ -63,7 +60,7 @@ def test_all_64_combinations_on_a_model_without_rope_equal_an_edited_model(
 @pytest.mark.parametrize("gain", ["identity", "norm"])
 @pytest.mark.parametrize("spec", ALL)
 def test_the_other_gains_equal_an_edited_model_for_every_set_of_weights(
-    spec: str, gain: str, model_of: ModelOf, tiny: TinyOf
+    spec: str, gain: str, model_of: ModelOf, tiny: ByName
 ) -> None:
     model, name = model_of(spec)
     assert not errors_above(1e-5, model, tiny(name), subsets(WEIGHTS), gain)
@@ -71,7 +68,7 @@ def test_the_other_gains_equal_an_edited_model_for_every_set_of_weights(
 
 @pytest.mark.parametrize("name", ["mistral", "gemma2"])
 def test_removals_equal_an_edited_model_with_a_sliding_window_and_a_soft_cap(
-    name: str, bridge: Callable[[str], Any], tiny: TinyOf
+    name: str, bridge: ByName, tiny: ByName
 ) -> None:
     removals = [*subsets(("mask", "rope", "w_q", "w_k")), SEVEN]
     assert not errors_above(1e-5, bridge(name), tiny(name), removals)
@@ -79,7 +76,7 @@ def test_removals_equal_an_edited_model_with_a_sliding_window_and_a_soft_cap(
 
 @pytest.mark.parametrize("name", ["llama", "llama-yarn", "phi3-longrope"])
 def test_without_rope_every_query_and_key_is_rotated_as_at_position_0(
-    name: str, bridge: Callable[[str], Any], tiny: TinyOf
+    name: str, bridge: ByName, tiny: ByName
 ) -> None:
     model, hf, tokens = bridge(name), tiny(name).hf, tiny(name).tokens
     # A mask is given, since transformers takes equal position ids for sequences of one token.
@@ -115,7 +112,7 @@ def test_without_rope_a_hooked_transformer_keeps_the_factor_of_yarn() -> None:
 
 
 def test_removing_learned_positions_equals_a_model_with_their_mean(
-    bridge: Callable[[str], Any], tiny: TinyOf
+    bridge: ByName, tiny: ByName
 ) -> None:
     model, tokens = bridge("gpt2"), tiny("gpt2").tokens
     flat = deepcopy(tiny("gpt2").hf)
@@ -126,7 +123,7 @@ def test_removing_learned_positions_equals_a_model_with_their_mean(
 
 
 def test_removing_the_other_components_of_gpt2_equals_an_edited_model(
-    bridge: Callable[[str], Any], tiny: TinyOf
+    bridge: ByName, tiny: ByName
 ) -> None:
     model = bridge("gpt2")
     assert components(model) == ("mask", "w_q", "w_k", "w_o", "w_v", "mlp", "pos_embed")
@@ -148,7 +145,7 @@ def test_removing_the_other_components_of_gpt2_equals_an_edited_model(
 )
 @pytest.mark.parametrize("remove", [*((c,) for c in SEVEN), SEVEN], ids="+".join)
 def test_removals_in_some_layers_equal_a_model_edited_in_these_layers(
-    remove: tuple[str, ...], layers: tuple[int, ...], spec: str, model_of: ModelOf, tiny: TinyOf
+    remove: tuple[str, ...], layers: tuple[int, ...], spec: str, model_of: ModelOf, tiny: ByName
 ) -> None:
     model, name = model_of(spec)
     hf, tokens = tiny(name).hf, tiny(name).tokens
@@ -158,7 +155,7 @@ def test_removals_in_some_layers_equal_a_model_edited_in_these_layers(
 
 
 @pytest.mark.parametrize("spec", ALL)
-def test_each_removal_changes_the_model(spec: str, model_of: ModelOf, tiny: TinyOf) -> None:
+def test_each_removal_changes_the_model(spec: str, model_of: ModelOf, tiny: ByName) -> None:
     model, name = model_of(spec)
     intact = hooked_run(model, tiny(name).tokens)
     for component in components(model):

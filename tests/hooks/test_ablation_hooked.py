@@ -1,12 +1,13 @@
 """Ablations of a HookedTransformer that no Hugging Face model converts into.
 
-LayerNorm with biases, biases in every projection, q/k-norm, a soft cap, adjacent rotary pairs. The
-oracle is a copy of the model whose parameters are set by hand; without mask or RoPE, each attention
-module gets a configuration of its own.
+One has LayerNorm with biases, biases in every projection, q/k-norm, a soft cap and adjacent rotary
+pairs, the other ALiBi. The oracle is a copy of the model whose parameters are set by hand; without
+mask, RoPE or ALiBi, each attention module gets a configuration of its own.
 """
 
 from collections.abc import Iterable
 from copy import copy, deepcopy
+from functools import cache
 from typing import Any
 
 import pytest
@@ -15,86 +16,110 @@ from einops import rearrange
 from support.edited_model import SEVEN, rectangular_identity, subsets
 from support.tiny_models import distance, tokens
 
+from nope_probe.experiments.ablation.study import run_ablations
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.removing.targets import components
 
 pytestmark = pytest.mark.hooked_transformer
 
 
-@pytest.fixture(scope="module")
-def model() -> Any:
+SETTINGS: dict[str, dict[str, Any]] = {
+    "rotary": {
+        **{"d_model": 23, "d_head": 10, "n_heads": 3, "d_mlp": 37, "act_fn": "gelu"},
+        **{"normalization_type": "LN", "positional_embedding_type": "rotary", "rotary_dim": 6},
+        **{"rotary_adjacent_pairs": True, "use_qk_norm": True, "attn_scores_soft_cap": 5.0},
+    },
+    "alibi": {
+        **{"d_model": 12, "d_head": 3, "n_heads": 4, "attn_only": True},
+        **{"normalization_type": "RMS", "positional_embedding_type": "alibi"},
+    },
+}
+
+
+@cache
+def model_of(name: str) -> Any:
     from transformer_lens import HookedTransformer, HookedTransformerConfig
 
-    config = HookedTransformerConfig(
-        n_layers=2,
-        d_model=23,
-        d_head=10,
-        n_heads=3,
-        d_mlp=37,
-        n_ctx=64,
-        d_vocab=263,
-        act_fn="gelu",
-        normalization_type="LN",
-        positional_embedding_type="rotary",
-        rotary_dim=6,
-        rotary_adjacent_pairs=True,
-        use_qk_norm=True,
-        attn_scores_soft_cap=5.0,
-        device="cpu",
-    )
-    model, generator = HookedTransformer(config), torch.Generator().manual_seed(3)
-    for name, parameter in model.named_parameters():
+    sizes = {"n_layers": 2, "n_ctx": 64, "d_vocab": 263, "device": "cpu"}
+    model = HookedTransformer(HookedTransformerConfig(**sizes, **SETTINGS[name]))
+    generator = torch.Generator().manual_seed(3)
+    for parameter_name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
-        is_norm = name.endswith((".w", "norm.weight"))
-        size = 1.0 if "embed.W" in name else 0.25
+        is_norm = parameter_name.endswith((".w", "norm.weight"))
+        size = 1.0 if "embed.W" in parameter_name else 0.25
         parameter.requires_grad_(False).copy_(is_norm + size * noise)
     return model
 
 
-@pytest.fixture(scope="module")
-def copied(model: Any) -> Any:
-    return deepcopy(model)
-
-
 def edited(copied: Any, model: Any, remove: Iterable[str]) -> Any:
-    """Set weights, biases and configuration of a copy by hand; c = 1."""
+    """Set weights, biases, ALiBi and configuration of a copy by hand; c = 1."""
     copied.load_state_dict(model.state_dict())
-    remove = set(remove)
+    remove, cfg = set(remove), model.cfg
+    width = cfg.n_heads * cfg.d_head
     for block in copied.blocks:
         attn = block.attn
-        for name in ("w_q", "w_k", "w_v"):
-            if name in remove:
-                p = rectangular_identity(name, (30, 23))
-                per_head = rearrange(p, "(head h) m -> head m h", head=3)
-                getattr(attn, name.upper()).copy_(per_head)
-                getattr(attn, f"b_{name[-1].upper()}").zero_()
+        for name in {"w_q", "w_k", "w_v"} & remove:
+            p = rectangular_identity(name, (width, cfg.d_model))
+            per_head = rearrange(p, "(head h) m -> head m h", head=cfg.n_heads)
+            getattr(attn, name.upper()).copy_(per_head)
+            getattr(attn, f"b_{name[-1].upper()}").zero_()
         if "w_o" in remove:
-            p = rectangular_identity("w_o", (23, 30))
-            attn.W_O.copy_(rearrange(p, "m (head h) -> head h m", head=3))
+            p = rectangular_identity("w_o", (cfg.d_model, width))
+            attn.W_O.copy_(rearrange(p, "m (head h) -> head h m", head=cfg.n_heads))
             attn.b_O.zero_()
         if "mlp" in remove:
             block.mlp.W_out.zero_()
             block.mlp.b_out.zero_()
-        attn.cfg = copy(attn.cfg)
+        attn.cfg = copy(cfg)
         attn.cfg.attention_dir = "bidirectional" if "mask" in remove else "causal"
-        attn.cfg.positional_embedding_type = "standard" if "rope" in remove else "rotary"
+        if "rope" in remove:
+            attn.cfg.positional_embedding_type = "standard"
+        if cfg.positional_embedding_type == "alibi":  # None: made in the next pass
+            attn.alibi = torch.zeros(cfg.n_heads, 64, 64) if "alibi" in remove else None
     return copied
 
 
-def test_all_128_combinations_equal_a_copy_edited_by_hand(model: Any, copied: Any) -> None:
-    inputs, errors = tokens(3), {}
-    for remove in subsets(SEVEN):
+@pytest.mark.parametrize("name", SETTINGS)
+def test_all_combinations_equal_a_copy_edited_by_hand(name: str) -> None:
+    model, inputs, errors = model_of(name), tokens(3), {}
+    copied = deepcopy(model)
+    for remove in subsets(components(model)):
         expected = edited(copied, model, remove)(inputs)
         with ablated(model, Ablation(remove=remove, gain="identity")):
             errors[remove] = distance(model(inputs), expected)
     assert not {remove: error for remove, error in errors.items() if not error <= 1e-5}
 
 
-def test_each_removal_changes_the_model(model: Any, copied: Any) -> None:
-    inputs = tokens(3)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_each_removal_changes_the_model(name: str) -> None:
+    model, inputs = model_of(name), tokens(3)
     intact = model(inputs)
-    for component in SEVEN:
-        assert distance(edited(copied, model, [component])(inputs), intact) > 1e-2, component
+    for component in components(model):
+        changed = edited(deepcopy(model), model, [component])(inputs)
+        assert distance(changed, intact) > 1e-2, component
+
+
+def test_what_a_hooked_transformer_has_is_known() -> None:
+    assert components(model_of("rotary")) == SEVEN
+    assert components(model_of("alibi")) == ("mask", "w_q", "w_k", "w_o", "w_v", "alibi")
+
+
+def test_alibi_in_named_heads_equals_a_copy_without_their_slopes() -> None:
+    model, inputs = model_of("alibi"), tokens(3)
+    model(inputs)  # makes the bias
+    copied = deepcopy(model)
+    copied.blocks[1].attn.alibi[[0, 2]] = 0
+    with ablated(model, Ablation(remove=["alibi"], heads={1: [0, 2]})):
+        assert distance(model(inputs), copied(inputs)) <= 1e-5
+
+
+def test_alibi_is_the_source_of_the_first_layers_pattern_and_the_mask_is_not() -> None:
+    sources = run_ablations(model_of("alibi"), tokens(32, 17), players=["sources"]).sources
+    first = sources[sources["layer"] == 0].set_index("term")
+    assert list(first.index) == ["content", "mask", "alibi", "mask_x_alibi", "position"]
+    assert abs(first.loc["mask", "rms"]) < 1e-5
+    assert first.loc["alibi", "share"] > 0.9
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,18 @@
 """Hooks of the user and an ablation: whichever is added first, the result is the same."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from support.edited_model import SEVEN
 from support.hooked_runs import hooks_left
-from support.tiny_models import distance
+from support.tiny_models import ByName, ModelOf, distance
 
 from nope_probe.components import Ablation
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.attached_hooks import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
-
-ModelOf = Callable[[str], tuple[Any, str]]
-TinyOf = Callable[[str], Any]
 
 POINTS = (
     "hook_resid_pre",
@@ -70,7 +67,7 @@ def outcome(
 @pytest.mark.parametrize("name", POINTS)
 @pytest.mark.parametrize(("spec", "hook_name"), CASES)
 def test_the_order_of_a_users_hook_and_an_ablation_does_not_matter(
-    spec: str, name: str, hook_name: str, model_of: ModelOf, tiny: TinyOf
+    spec: str, name: str, hook_name: str, model_of: ModelOf, tiny: ByName
 ) -> None:
     model, tiny_name = model_of(spec)
     hook = {"change": change, "change_in_place": change_in_place}[hook_name]
@@ -113,7 +110,7 @@ def fires(model: Any, layer: Any, name: str, inputs: torch.Tensor) -> bool:
 @pytest.mark.parametrize("outside", [True, False])
 @pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
 def test_a_bias_on_rebuilt_scores_is_the_bias_that_was_asked_for(
-    spec: str, outside: bool, model_of: ModelOf, tiny: TinyOf
+    spec: str, outside: bool, model_of: ModelOf, tiny: ByName
 ) -> None:
     model, name = model_of(spec)
     point = layers_of(model)[1].point("attn.hook_attn_scores")
@@ -137,7 +134,7 @@ def test_a_bias_on_rebuilt_scores_is_the_bias_that_was_asked_for(
 
 @pytest.mark.parametrize("outside", [True, False])
 def test_a_users_hook_on_learned_positions_counts_before_their_mean(
-    outside: bool, bridge: Callable[[str], Any], tiny: TinyOf
+    outside: bool, bridge: ByName, tiny: ByName
 ) -> None:
     from nope_probe.hooks.layers.model import position_point
 
@@ -152,7 +149,7 @@ def test_a_users_hook_on_learned_positions_counts_before_their_mean(
 @pytest.mark.parametrize("remove", SEVEN)
 @pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
 def test_resetting_hooks_inside_an_ablation_is_an_error(
-    spec: str, remove: Any, model_of: ModelOf, tiny: TinyOf
+    spec: str, remove: Any, model_of: ModelOf, tiny: ByName
 ) -> None:
     model, name = model_of(spec)
     with torch.no_grad():
@@ -169,7 +166,7 @@ def test_resetting_hooks_inside_an_ablation_is_an_error(
 
 @pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
 def test_running_with_hooks_and_with_a_cache_leaves_the_ablation_as_it_is(
-    spec: str, model_of: ModelOf, tiny: TinyOf
+    spec: str, model_of: ModelOf, tiny: ByName
 ) -> None:
     model, name = model_of(spec)
     inputs = tiny(name).tokens

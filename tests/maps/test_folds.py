@@ -7,17 +7,6 @@ from nope_probe import capture_scores, capture_stages, load
 from nope_probe.maps.folds import folds_of, grouped_folds
 
 
-def test_sequences_of_one_document_share_a_fold_and_folds_are_filled_evenly() -> None:
-    generator = torch.Generator().manual_seed(0)
-    documents = torch.randint(23, (211,), generator=generator) * 7
-    fold_of = grouped_folds(documents, 5)
-    for document in documents.unique():
-        assert len(fold_of[documents == document].unique()) == 1
-    counts = fold_of.bincount(minlength=5)
-    assert int(counts.max() - counts.min()) <= int(documents.bincount().max())
-    assert torch.equal(fold_of, grouped_folds(documents, 5))
-
-
 def test_the_largest_document_goes_first_to_the_fold_with_the_fewest_sequences() -> None:
     documents = torch.tensor([4, 4, 9, 9, 9, 1, 1, 0])
     # 9 to fold 0 (3), 4 to fold 1 (2), 1 to fold 2 (2), 0 to fold 1, the first with 2.

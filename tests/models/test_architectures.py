@@ -1,6 +1,5 @@
 """On every supported architecture, maps are the mean of eager transformers' own scores."""
 
-from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,11 @@ import torch
 from safetensors.torch import load_file
 from support.command_line import run_command
 from support.edited_model import edited
-from support.plain_scores import plain_scores
+from support.plain_attention import plain_scores
 from support.plain_states import agree
-from support.tiny_models import tokens
+from support.tiny_models import ByName
 
 from nope_probe import ablate, scores
-from nope_probe.hooks.reading.capture import capture_scores
 
 N_SEQS = 23
 WINDOW = 5  # of Mistral's blocks and every other one of Gemma-2's
@@ -28,6 +26,7 @@ LENGTHS = {
     "mistral": WINDOW,
     "gpt2": 13,
     "neox": 13,
+    "cohere": 13,
 }
 
 
@@ -41,7 +40,7 @@ def maps_of(command: Any, folder: Path, out: Path, *arguments: object) -> dict[s
 
 @pytest.mark.parametrize("name", LENGTHS)
 def test_the_maps_of_the_scores_command_are_the_mean_of_transformers_softmax_inputs(
-    name: str, tiny: Callable[[str], Any], tmp_path: Path
+    name: str, tiny: ByName, tmp_path: Path
 ) -> None:
     model = tiny(name)
     maps = maps_of(scores, model.folder, tmp_path / "run", "--seq-len", LENGTHS[name], "--per-head")
@@ -51,22 +50,8 @@ def test_the_maps_of_the_scores_command_are_the_mean_of_transformers_softmax_inp
     assert agree(maps["score_per_head"], true.mean(1).float(), 1e-5)
 
 
-@pytest.mark.parametrize("name", ["gemma2", "mistral"])
-def test_cells_outside_a_sliding_window_are_nan_and_the_others_right(
-    name: str, tiny: Callable[[str], Any], bridge: Callable[[str], Any]
-) -> None:
-    inputs = tokens(N_SEQS, 11, seed=3)
-    maps = capture_scores(bridge(name), inputs, n_folds=5).mean
-    true = plain_scores(tiny(name).hf, inputs).mean((1, 2))
-    assert agree(maps, true, 1e-5)
-    windowed = torch.ones(11, 11, dtype=torch.bool).tril().triu(1 - WINDOW)
-    assert torch.equal(~true[0].isnan(), windowed)
-
-
 @pytest.fixture(scope="module")
-def gpt2(
-    tiny: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, torch.Tensor]:
+def gpt2(tiny: ByName, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     """The maps of GPT-2's sources and players that the `ablate` command writes."""
     out = tmp_path_factory.mktemp("runs") / "gpt2"
     arguments = ["--seq-len", 13, "--gain", "norm", "--players", "mask", "pos_embed", "qk"]
@@ -90,7 +75,7 @@ def flattened(hf: Any, n_pos: int) -> Any:
 
 
 def test_gpt2s_sources_are_mask_and_learned_positions_and_add_up_to_the_pattern(
-    gpt2: dict[str, torch.Tensor], tiny: Callable[[str], Any]
+    gpt2: dict[str, torch.Tensor], tiny: ByName
 ) -> None:
     terms = {name.removeprefix("source/") for name in gpt2 if name.startswith("source/")}
     assert {"content", "mask", "pos_embed", "mask_x_pos_embed"} <= terms
@@ -101,7 +86,7 @@ def test_gpt2s_sources_are_mask_and_learned_positions_and_add_up_to_the_pattern(
 
 
 def test_each_of_gpt2s_sources_is_a_difference_of_edited_models(
-    gpt2: dict[str, torch.Tensor], tiny: Callable[[str], Any]
+    gpt2: dict[str, torch.Tensor], tiny: ByName
 ) -> None:
     hf, inputs = tiny("gpt2").hf, gpt2["tokens"]
     patterns = {}

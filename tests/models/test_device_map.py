@@ -1,6 +1,6 @@
 """A model on several devices gives the same maps as on one; offloaded weights are refused."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.command_line import refused
 from support.plain_states import agree
-from support.tiny_models import tokens
+from support.tiny_models import ByName, tokens
 from support.virtual_devices import device_per_block, place_of
 
 from nope_probe import scores
@@ -20,18 +20,15 @@ from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.hooks.removing.edited_weights import plain_norms, reparametrised
 from nope_probe.hooks.removing.targets import components
 from nope_probe.models.bridge import boot_bridge
-from nope_probe.models.info import describe
+from nope_probe.models.info import check_parity, describe
 from nope_probe.models.load import load
-from nope_probe.models.parity import check_parity
 
 WINDOWS = tokens(7, 11, seed=3)
 NAMES = ("qwen3", "smollm3")
 
 
 @pytest.fixture(params=NAMES)
-def pair(
-    request: pytest.FixtureRequest, tiny: Callable[[str], Any], bridge: Callable[[str], Any]
-) -> Iterator[tuple[Any, Any]]:
+def pair(request: pytest.FixtureRequest, tiny: ByName, bridge: ByName) -> Iterator[tuple[Any, Any]]:
     """A model on one device, and the same with a device for each block."""
     hf = deepcopy(tiny(request.param).hf)
     hf.name_or_path = hf.config.name_or_path = str(tiny(request.param).folder)
@@ -102,9 +99,7 @@ PARTS = ("model.embed_tokens", "model.rotary_emb", "model.layers.0", "model.norm
 
 
 @pytest.mark.parametrize("device_map", ["auto", {"": "cpu"}])
-def test_a_placed_model_gives_the_same_maps(
-    device_map: Any, tiny: Callable[[str], Any], bridge: Callable[[str], Any]
-) -> None:
+def test_a_placed_model_gives_the_same_maps(device_map: Any, tiny: ByName, bridge: ByName) -> None:
     loaded = load(str(tiny("qwen3").folder), device_map=device_map)
     assert torch.equal(maps(loaded.model).nan_to_num(), maps(bridge("qwen3")).nan_to_num())
 
@@ -123,7 +118,7 @@ def test_a_placed_model_gives_the_same_maps(
     ],
 )
 def test_offloaded_weights_are_refused(
-    device_map: dict[str, str], message: str, tiny: Callable[[str], Any]
+    device_map: dict[str, str], message: str, tiny: ByName
 ) -> None:
     with pytest.raises(UserError, match=message) as error:
         load(str(tiny("qwen3").folder), device_map=device_map)

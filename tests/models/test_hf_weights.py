@@ -10,13 +10,11 @@ from typing import Any, ClassVar
 
 import pytest
 import safetensors
-import torch
 from support.fake_hub import HubHandler, online, serving
-from support.tiny_models import CONFIGS, randomised, tokenizer, tokens
+from support.tiny_models import CONFIGS, randomised, tokenizer
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.reading.capture import capture_scores
-from nope_probe.models.hf_weights import INDEX
+from nope_probe.models.huggingface import INDEX
 from nope_probe.models.load import load
 
 N_LAYERS = 12
@@ -68,16 +66,6 @@ def test_only_the_files_that_hold_the_first_layers_are_opened_once_each(
     assert len(opened) < len(set(weight_map(sharded).values()))
 
 
-def test_maps_of_the_first_layers_are_bit_equal_to_those_of_the_whole_model(sharded: Path) -> None:
-    inputs = tokens(5)
-    first, whole = (load(str(sharded), n_layers=n) for n in (2, None))
-    assert (first.info.n_layers, whole.info.n_layers) == (2, N_LAYERS)
-    ours = capture_scores(first.model, inputs, n_folds=2).folds
-    theirs = capture_scores(whole.model, inputs, layers=[0, 1], n_folds=2).folds
-    assert torch.equal(ours.nan_to_num(), theirs.nan_to_num())
-    assert ours.nan_to_num().abs().max() > 0.1
-
-
 def test_files_that_hold_only_later_layers_may_be_missing(sharded: Path, tmp_path: Path) -> None:
     folder = Path(copytree(sharded, tmp_path / "part"))
     for file in set(weight_map(folder).values()) - files_of(folder, 2):
@@ -125,7 +113,7 @@ def hub(sharded: Path) -> Iterator[str]:
 def test_only_the_files_that_are_needed_are_downloaded_from_the_hub(
     hub: str, sharded: Path, tmp_path: Path
 ) -> None:
-    code = "from nope_probe.models.hf_weights import read_weights\n"
+    code = "from nope_probe.models.huggingface import read_weights\n"
     code += "print(len(read_weights('owner/model', n_layers=2)))"
     command = [sys.executable, "-W", "ignore", "-c", code]
     environment = online(hub, tmp_path)

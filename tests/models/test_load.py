@@ -1,7 +1,6 @@
 """Loaded and converted models equal plain transformers."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -9,22 +8,29 @@ from typing import Any
 import pytest
 import torch
 from support.edited_model import edited
-from support.plain_states import plain_states
-from support.tiny_models import CONFIGS, distance, plain, randomised, smollm3_config, tokens
+from support.tiny_models import (
+    CONFIGS,
+    ByName,
+    distance,
+    plain,
+    randomised,
+    smollm3_config,
+    tokens,
+)
 
 from nope_probe.data.sequences import sequences
 from nope_probe.errors import UserError
-from nope_probe.hooks.layers.attached_hooks import hooks_attached
-from nope_probe.hooks.layers.model import layers_of, run_forward
+from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.capture import capture_scores
+from nope_probe.models.hf_config import WITHOUT_ROPE
 from nope_probe.models.load import load, to_hooked
-from nope_probe.models.names import CHECKPOINTS
+from nope_probe.models.names import CHECKPOINTS, resolve
 from nope_probe.models.parameter_free import hooked_config, nope_llama
 
 
 @pytest.mark.parametrize("name", ["smollm3-rope", "smollm3-nope"])
 def test_a_converted_model_gives_the_logits_of_transformers(
-    name: str, tiny: Callable[[str], Any], hooked: Callable[[str], Any]
+    name: str, tiny: ByName, hooked: ByName
 ) -> None:
     inputs = tokens(5, 23, seed=3)
     expected = tiny(name).hf(inputs).logits
@@ -41,7 +47,7 @@ def test_a_converted_llama_gives_the_logits_of_transformers() -> None:
 
 @pytest.mark.parametrize("name", ["smollm3-rope", "smollm3-nope"])
 def test_hooked_transformer_and_bridge_of_a_folder_give_the_same_maps(
-    name: str, hooked: Callable[[str], Any], bridge: Callable[[str], Any]
+    name: str, hooked: ByName, bridge: ByName
 ) -> None:
     inputs = tokens(17, seed=3)
     ours, theirs = (
@@ -67,14 +73,6 @@ def test_converting_a_model_with_rope_in_some_layers_is_an_error() -> None:
         hooked_config(smollm3_config([1, 0]))
 
 
-@pytest.mark.parametrize("rope", [False, True])
-def test_the_trained_llamas_configuration_switches_rope_in_every_layer(rope: bool) -> None:
-    config = nope_llama("tiny", rope)
-    assert (config.positional_embedding_type == "rotary") is rope
-    assert (config.n_layers, config.n_heads, config.n_key_value_heads) == (4, 4, 2)
-    assert (config.d_model, config.d_mlp, config.d_vocab) == (128, 384, 2048)
-
-
 @pytest.mark.usefixtures("unenforced")
 def test_an_unknown_size_is_an_error() -> None:
     size: Any = "70b"
@@ -96,7 +94,7 @@ def test_shipped_models_load_by_name_in_any_case_and_equal_the_files_on_disk(
     assert (loaded.model(inputs) - expected).abs().max() <= 1e-4
 
 
-def test_a_folder_is_loaded_with_its_parity(tiny: Callable[[str], Any]) -> None:
+def test_a_folder_is_loaded_with_its_parity(tiny: ByName) -> None:
     loaded = load(str(tiny("smollm3").folder))
     info = loaded.info
     assert (info.kind, info.architecture) == ("TransformerBridge", "SmolLM3ForCausalLM")
@@ -109,7 +107,7 @@ def test_a_folder_is_loaded_with_its_parity(tiny: Callable[[str], Any]) -> None:
 
 @pytest.mark.parametrize("name", ["smollm3", "qwen3", "gemma2"])
 def test_maps_of_the_first_layers_equal_those_of_the_whole_model(
-    name: str, tiny: Callable[[str], Any], bridge: Callable[[str], Any]
+    name: str, tiny: ByName, bridge: ByName
 ) -> None:
     inputs, part = tokens(3), load(str(tiny(name).folder), n_layers=1)
     assert part.info.n_layers == len(layers_of(part.model)) == 1
@@ -119,9 +117,10 @@ def test_maps_of_the_first_layers_equal_those_of_the_whole_model(
 
 
 def test_the_papers_checkpoint_is_loaded_with_rope_off(
-    tiny: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: ByName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, llama = "starmpcc/NoPE_1.5B_FW_EDU_15T", tiny("llama")
+    assert {resolve(each).lower() for each in ("nope-1.5b", "tinyllama-nope")} <= {*WITHOUT_ROPE}
     copytree(llama.folder, tmp_path / name)
     copytree(llama.folder, tmp_path / "with-rope")
     monkeypatch.chdir(tmp_path)
@@ -132,20 +131,8 @@ def test_the_papers_checkpoint_is_loaded_with_rope_off(
     assert distance(unrotated.model(llama.tokens), expected) <= 1e-5
 
 
-def test_a_bridge_takes_vectors_as_input_embeddings(
-    bridge: Callable[[str], Any], tiny: Callable[[str], Any]
-) -> None:
-    hf, inputs, outputs = tiny("smollm3").hf, tokens(3), []
-    point = layers_of(bridge("smollm3"))[2].point("hook_resid_post")
-    with torch.inference_mode(), hooks_attached([(point, lambda t, hook: outputs.append(t))]):
-        run_forward(bridge("smollm3"), hf.model.embed_tokens(inputs))
-    assert distance(outputs[0], plain_states(hf, inputs)[2].output) <= 1e-5
-
-
 @pytest.mark.parametrize("name", ["nope-tiny", "parameter-free", "folder"])
-def test_a_revision_of_a_model_that_is_not_on_the_hub_is_refused(
-    name: str, tiny: Callable[[str], Any]
-) -> None:
+def test_a_revision_of_a_model_that_is_not_on_the_hub_is_refused(name: str, tiny: ByName) -> None:
     name = str(tiny("llama").folder) if name == "folder" else name
     with pytest.raises(UserError, match=r"is for models on the Hub, and .* is not there"):
         load(name, revision="x")
@@ -153,7 +140,7 @@ def test_a_revision_of_a_model_that_is_not_on_the_hub_is_refused(
 
 @pytest.mark.parametrize("tokens_left", [("eos_token",), ()])
 def test_a_tokenizer_keeps_the_special_tokens_that_it_has_on_disk(
-    tokens_left: tuple[str, ...], tiny: Callable[[str], Any], tmp_path: Path
+    tokens_left: tuple[str, ...], tiny: ByName, tmp_path: Path
 ) -> None:
     folder = Path(copytree(tiny("llama").folder, tmp_path / "model"))
     path = folder / "tokenizer_config.json"
@@ -171,12 +158,6 @@ def test_a_tokenizer_keeps_the_special_tokens_that_it_has_on_disk(
         loaded.model(made.inputs)
     with pytest.raises(UserError, match="--bos always: the model's tokenizer has no BOS token"):
         sequences("random", tokenizer=loaded.tokenizer, n_seqs=3, seq_len=7, bos="always")
-
-
-@pytest.mark.parametrize("n_layers", [0, -1, 3])
-def test_too_many_layers_or_none_are_an_error(n_layers: int, tiny: Callable[[str], Any]) -> None:
-    with pytest.raises(UserError, match="layer"):
-        load(str(tiny("llama").folder), n_layers=n_layers)
 
 
 @pytest.mark.parametrize("n_layers", [0, -1])

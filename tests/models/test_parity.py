@@ -1,25 +1,25 @@
 """A hooked model that computes something else than plain transformers fails parity."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from support.tiny_models import ByName, ModelOf
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attached_hooks import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.models.info import ModelInfo, describe
-from nope_probe.models.parity import (
+from nope_probe.models.info import (
+    ModelInfo,
     check_parity,
+    describe,
     position_dependence,
     probe_tokens,
     reference_of,
 )
 
-ModelOf = Callable[[str], tuple[Any, str]]
 ALL = (
     "bridge:llama",
     "bridge:phi3",
@@ -35,7 +35,7 @@ ALL = (
 
 @pytest.mark.parametrize("spec", ALL)
 def test_a_faithful_model_passes_with_its_parity_measured(
-    spec: str, model_of: ModelOf, tiny: Callable[[str], Any]
+    spec: str, model_of: ModelOf, tiny: ByName
 ) -> None:
     model, name = model_of(spec)
     info = check_parity(model, describe(model, name), reference_of(tiny(name).hf))
@@ -82,7 +82,7 @@ def test_a_model_with_a_changed_hook_point_fails_with_the_measured_error(
     what: str,
     layer: int,
     model_of: ModelOf,
-    tiny: Callable[[str], Any],
+    tiny: ByName,
 ) -> None:
     model, name = model_of(spec)
     reference = reference_of(tiny(name).hf)
@@ -93,14 +93,14 @@ def test_a_model_with_a_changed_hook_point_fails_with_the_measured_error(
 
 
 def test_position_ids_change_the_scores_of_a_bridge_only_with_rope(
-    bridge: Callable[[str], Any],
+    bridge: ByName,
 ) -> None:
     model = bridge("smollm3-nope")
     assert check_parity(model, describe(model, "nope")).parity["positions"] <= 1e-6
     assert position_dependence(bridge("llama")) > 0.1
 
 
-def test_a_bridge_with_rope_fails_if_its_info_has_none(bridge: Callable[[str], Any]) -> None:
+def test_a_bridge_with_rope_fails_if_its_info_has_none(bridge: ByName) -> None:
     model = bridge("llama")
     wrong = replace(describe(model, "rotated"), rope_layers=(False, False))
     with pytest.raises(UserError, match="rotated fails parity: positions off by"):
@@ -112,7 +112,7 @@ def test_the_probe_stays_within_the_vocabulary_and_is_always_the_same() -> None:
     assert torch.equal(probe_tokens(263), probe_tokens(263))
 
 
-def test_an_info_has_the_sizes_of_the_model_and_is_json(bridge: Callable[[str], Any]) -> None:
+def test_an_info_has_the_sizes_of_the_model_and_is_json(bridge: ByName) -> None:
     info = describe(bridge("smollm3"), "mine", source="a folder", architecture="SmolLM3ForCausalLM")
     assert info == ModelInfo(
         name="mine",

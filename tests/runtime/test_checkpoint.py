@@ -27,7 +27,6 @@ def test_the_next_process_finds_the_finished_parts(tmp_path: Path) -> None:
     with checkpoint(tmp_path) as first:
         assert "score/mask" not in first
         first.save("score/mask", MAPS)
-        first.save("inputs", {"tokens": torch.arange(13)}, {"name": "text", "bos": "True"})
         assert "score/mask" in first
     with checkpoint(tmp_path) as second:
         assert "score/mask" in second
@@ -35,7 +34,6 @@ def test_the_next_process_finds_the_finished_parts(tmp_path: Path) -> None:
         maps = second.load("score/mask")
         assert maps.keys() == MAPS.keys()
         assert all(torch.equal(maps[name], MAPS[name]) for name in MAPS)
-        assert second.notes("inputs") == {"name": "text", "bos": "True"}
 
 
 def test_a_checkpoint_without_a_folder_holds_finished_parts_in_memory(
@@ -43,9 +41,8 @@ def test_a_checkpoint_without_a_folder_holds_finished_parts_in_memory(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with RunCheckpoint() as nowhere:
-        nowhere.save("score", MAPS, {"a": "b"})
+        nowhere.save("score", MAPS)
         assert nowhere.load("score")["folds"] is MAPS["folds"]
-        assert nowhere.notes("score") == {"a": "b"}
         with nowhere.stream("next") as stream:
             stream.save(MAPS)
             assert stream.restore() == {}

@@ -37,7 +37,7 @@ def test_what_is_written_is_read_back_by_whoever_may_read_the_page(tmp_path: Pat
     np.testing.assert_array_equal(run.maps["score/mask"], np.arange(18.0).reshape(2, 3, 3))
     assert run.tables["sources"]["share"].isna().tolist() == [False, True]
     assert run.tables["empty"].empty
-    assert not list((tmp_path / "deep").glob(".*"))
+    assert not list((tmp_path / "deep" / ".run.unfinished").iterdir())
 
 
 def test_a_link_in_the_way_of_a_run_is_removed_and_what_it_leads_to_stays(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_a_link_in_the_way_of_a_run_is_removed_and_what_it_leads_to_stays(tmp_pa
     (tmp_path / ".run.unfinished" / "run").symlink_to(tmp_path / "elsewhere")
     write_run(tmp_path / "run", a_run())
     assert read_run(tmp_path / "run").manifest["complete"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "run"]
+    assert not list((tmp_path / ".run.unfinished").iterdir())
     assert (tmp_path / "elsewhere" / "kept").is_file()
 
 
@@ -84,7 +84,8 @@ def test_nothing_is_left_of_a_run_that_fails_while_it_is_written(tmp_path: Path)
     run = Run(manifest={}, tables={"sources": Unwritable()})
     with pytest.raises(UserError, match=r"cannot write the run to .*: No space left on device"):
         write_run(tmp_path / "run", run)
-    assert list(tmp_path.iterdir()) == []
+    assert not (tmp_path / "run").exists()
+    assert not list((tmp_path / ".run.unfinished").iterdir())
 
 
 def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_whichever_write_fails_a_rerun_with_room_resumes(
             line = fails_in_one_line(module, arguments, tmp_path / "run", capfd)
         assert "No space left on device" in line
     left = {path.name for path in tmp_path.glob(".run.unfinished/*")}
-    assert left & {"inputs.safetensors", "state-0.partial"}
+    assert "inputs.safetensors" in left or any(name.startswith("state-") for name in left)
     run_command(module, *arguments, "--out", tmp_path / "run")
     assert files(tmp_path / "run") == files(tmp_path / "undisturbed")
     assert not [*tmp_path.glob(".*")]

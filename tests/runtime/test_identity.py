@@ -26,7 +26,6 @@ from nope_probe.runtime.identity import (
     fingerprint,
     input_arrays,
     input_record,
-    provenance,
     record_sources,
     validate_unchanged,
 )
@@ -226,13 +225,14 @@ def test_tokens_vectors_and_documents_are_recorded_under_their_own_names() -> No
 
 
 def test_model_versions_device_settings_and_time_are_recorded(
-    monkeypatch: pytest.MonkeyPatch,
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded, started = load("nope-tiny", n_layers=1), time.monotonic()
-    monkeypatch.setattr(time, "time", lambda: 0.0)  # a clock that is set back shortens no run
-    record = provenance(loaded, "abc", {"seed": 3}, started)
-    assert record["settings"] == {"seed": 3}
-    assert (record["model"]["name"], record["model"]["weights"]) == ("nope-tiny", "abc")
+    with Session("scores", settings) as session:
+        monkeypatch.setattr(time, "time", lambda: 0.0)  # a clock that is set back shortens no run
+        record = session.provenance()
+    assert record["settings"] == settings.recorded()
+    assert record["model"]["name"] == settings.model
+    assert record["model"]["weights"] == fingerprint(session.loaded.model)
     assert (record["device"], record["dtype"]) == ("cpu", "float32")
     assert record["versions"]["torch"] == torch.__version__
     assert 0 <= record["seconds"] < 600

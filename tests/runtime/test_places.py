@@ -12,12 +12,9 @@ from nope_probe.experiments.simulation.theory import Settings, print_critical_al
 from nope_probe.runtime import places
 from nope_probe.runtime.places import (
     LockedError,
-    Needs,
-    checkpoint_dir,
     clear,
     locked,
     validate_folder_place,
-    validate_room,
 )
 
 
@@ -75,22 +72,6 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         locked(tmp_path / "file" / "run"),
     ):
         pass
-
-
-def test_what_is_saved_is_not_needed_again_and_the_page_is_needed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, page = tmp_path / "run", 4_800_000
-    monkeypatch.setattr(places, "disk_here", lambda folder: 10_000_000)
-    validate_room(Needs(disk=10_000_000 - page), out, "--seq-len")
-    with pytest.raises(UserError, match=r"at least 10\.0MB of disk space, and 10\.0MB are free at"):
-        validate_room(Needs(disk=10_000_001 - page), out, "--seq-len")
-    checkpoint_dir(out).mkdir()
-    (checkpoint_dir(out) / "maps").write_bytes(bytes(1_000))
-    validate_room(Needs(disk=10_001_000 - page), out, "--seq-len")
-    with pytest.raises(UserError, match="of disk space"):
-        validate_room(Needs(disk=10_001_001 - page), out, "--seq-len")
-    validate_room(Needs(disk=10**15), None, "--seq-len")
 
 
 def test_theory_needs_the_maps_that_the_mean_field_holds(monkeypatch: pytest.MonkeyPatch) -> None:

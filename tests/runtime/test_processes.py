@@ -91,7 +91,8 @@ def test_the_variables_of_torchrun_come_together(
 ):
     monkeypatch.setenv("WORLD_SIZE", "2")
     line = refused(capfd, tmp_path, scores, *SMALL, code=1)
-    assert line.startswith("WORLD_SIZE is 2, and RANK, MASTER_ADDR, MASTER_PORT not set: start ")
+    assert line.startswith("2 processes did not meet")
+    assert line.endswith("start all of them with torchrun, or unset WORLD_SIZE")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -106,7 +107,7 @@ def test_a_process_without_the_others_ends_in_one_line(
             monkeypatch.setenv(name, str(value))
         monkeypatch.setattr(processes, "JOIN_TIMEOUT", timedelta(seconds=1))
         line = refused(capfd, tmp_path, scores, *SMALL, "--batch-size", 7, code=1)
-    assert line.startswith(f"2 processes did not meet at 127.0.0.1:{port} within 1 s (")
+    assert line.startswith("2 processes did not meet within 1 s (")
 
 
 @pytest.mark.parametrize(
@@ -211,7 +212,7 @@ def receive_a_signal_in_a_stream(folder: Path) -> None:
 def test_a_signal_during_a_stream_waits_for_the_end_of_the_batch(tmp_path: Path):
     with pytest.raises(Interrupted, match="run the same command to resume"):
         receive_a_signal_in_a_stream(tmp_path / "run")
-    assert (tmp_path / "run" / "state-0.partial").is_file()
+    assert (tmp_path / "run" / "state-0-of-1-score.partial").is_file()
 
 
 def receive_two_signals(capfd: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ NAME = "recorded_by_the_tests"
 _MASKED = -9e3  # finfo.min in most families, -1e4 in the first GPT
 
 # From the cells that a layer sees to those that it sees without a component.
-CELLS_WITHOUT: dict[str | None, Callable[[Tensor], Tensor]] = {
+CELLS_WITHOUT: dict[str, Callable[[Tensor], Tensor]] = {
     "mask": lambda cells: cells | cells.mT,  # a window then reaches to both sides
     "window": lambda cells: torch.ones_like(cells).tril(),
     "mask and window": torch.ones_like,
@@ -63,21 +63,23 @@ def plain_attention(
         hf: a model of plain transformers.
         inputs: tokens [seq, pos].
         without: what is taken away: a key of `CELLS_WITHOUT`, `rope` (every token is at position
-            0), `pos_embed` (every token has the mean position embedding), `alibi` or `sink`.
+            0), `pos_embed` (every token has the mean position embedding), `alibi` or `sink`; or
+            several of these with `and` between them.
     """
-    recorder = Recorder(without)
+    names = (without or "").split(" and ")
+    recorder = Recorder(names)
     options = {}
     with recording(hf, recorder), pytest.MonkeyPatch.context() as monkeypatch:
-        if without == "rope":
+        if "rope" in names:
             for module in rotary_modules(hf):
                 monkeypatch.setattr(module, "forward", _at_position_0(module.forward))
             if not rotary_modules(hf):  # GPT-J and CodeGen, whose positions do nothing else
                 options["position_ids"] = torch.zeros_like(inputs)
                 options["attention_mask"] = torch.ones_like(inputs)  # or each token is a sequence
-        if without == "pos_embed":
+        if "pos_embed" in names:
             for module in position_embeddings(hf):
                 monkeypatch.setattr(module, "forward", _mean_over_positions(module.forward))
-        if without == "alibi":
+        if "alibi" in names:
             options["attention_mask"] = torch.ones_like(inputs)  # or BLOOM builds it in line
             home = sys.modules[type(hf).__module__]
             for name in alibi_functions(hf):
@@ -85,6 +87,12 @@ def plain_attention(
         with torch.inference_mode():
             hf(inputs, **options)
     return recorder.layers
+
+
+def plain_scores(hf: PreTrainedModel, inputs: Tensor) -> Tensor:
+    """Return the scores of all layers [layer, seq, head, query, key], NaN where masked."""
+    attention = plain_attention(hf, inputs)
+    return torch.stack([layer.scores.double() for layer in attention.values()])
 
 
 def components_of(hf: PreTrainedModel, inputs: Tensor) -> list[str]:
@@ -154,9 +162,10 @@ def _zeros(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 class Recorder:
     """The functions that stand in for transformers' own, and what they record by layer."""
 
-    def __init__(self, without: str | None) -> None:
-        self.change = CELLS_WITHOUT.get(without, lambda cells: cells)
-        self.has_sinks = without != "sink"
+    def __init__(self, without: list[str]) -> None:
+        of_cells = " and ".join(name for name in ("mask", "window") if name in without)
+        self.change = CELLS_WITHOUT.get(of_cells, lambda cells: cells)
+        self.has_sinks = "sink" not in without
         self.layers: dict[int, PlainAttention] = {}
         self.block = -1  # the block that is running
         self.softmax = nn.functional.softmax

@@ -5,6 +5,7 @@ projections large enough that attention is far from uniform, so that no weight c
 unnoticed.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from transformers import (
     SmolLM3Config,
 )
 
+ByName = Callable[[str], Any]  # a fixture that makes a tiny model by its name
+ModelOf = Callable[[str], tuple[Any, str]]  # `bridge:llama` -> the hooked model, `llama`
 D_VOCAB = 263  # "<bos>", the 256 bytes and six merges
 N_POS = 11
 N_SEQS = 3

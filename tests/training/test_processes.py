@@ -26,7 +26,7 @@ def test_a_process_without_the_others_does_not_train(
     monkeypatch.setattr("nope_probe.runtime.processes.JOIN_TIMEOUT", timedelta(seconds=1))
     monkeypatch.setattr("nope_probe.training.corpus.corpus_of", None)  # not reached
     line = refused(capfd, tmp_path, train, *NOPE[1:], "--out", "run", code=1)
-    assert line.startswith(f"2 processes did not meet at 127.0.0.1:{port} within 1 s (")
+    assert line.startswith("2 processes did not meet within 1 s (")
 
 
 def test_two_processes_train_one_model(tmp_path: Path):

@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from nope_probe.data.sequences import documents
-from nope_probe.data.stdlib import is_held_out, split, stdlib_documents
+from nope_probe.data.documents import is_held_out
 from nope_probe.errors import UserError
 from nope_probe.models.names import CHECKPOINTS
 from nope_probe.models.parameter_free import nope_llama, smollm3_config
@@ -114,24 +113,6 @@ def test_the_large_shape_is_the_papers():
     with torch.device("meta"):
         large = AutoModelForCausalLM.from_config(smollm3_config("1.5b", rope=False))
     assert sum(p.numel() for p in large.parameters()) == pytest.approx(1.5e9, rel=0.02)
-
-
-def test_documents_begin_at_statements_and_keep_every_character():
-    source = "import os\n" + "".join(
-        f"@wrap\ndef f{i}():\n    '''{'x' * 500}'''\n\n" for i in range(9)
-    )
-    parts = split(source)
-    assert "".join(parts) == source
-    assert len(parts) > 2
-    assert all(part.startswith("@wrap") for part in parts[1:])
-    assert all(len(part) >= 1200 for part in parts[:-1])
-    assert split("def broken(:\n" * 500) == ["def broken(:\n" * 500]  # it does not parse
-
-
-def test_nothing_of_the_shipped_text_is_trained_on():
-    shipped = {document for document in documents("shipped") if len(document) >= 1200}
-    assert len(shipped) > 200
-    assert not shipped & set(stdlib_documents(held_out=False))
 
 
 def test_measured_steps_are_log_spaced_from_first_to_last():

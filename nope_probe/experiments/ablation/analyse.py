@@ -97,7 +97,7 @@ class Analysis:
         return attribute(
             self.measured.maps | maps,
             self.plan.player_sets[:first],
-            position=self.plan.position,
+            sources=self.plan.sources,
             skip_keys=self.skip_keys,
         )
 
@@ -138,7 +138,8 @@ class Analysis:
             "replacements": [each.replacement for each in plan.substitutes],
             "player_sets": {each.name: [p.name for p in each.players] for each in plan.player_sets},
             "conditions": [plan.name(condition) for condition in plan.conditions],
-            "position": plan.position,
+            "positional_sources": list(plan.sources),
+            "left_out": dict(plan.left_out),
             "conjunctions": {
                 each.name: [layer.layer for layer in self.layers if layer.is_conjunction(each.name)]
                 for each in plan.player_sets
@@ -205,7 +206,7 @@ class Analysis:
         The terms are `score`, `all` (the pattern) and those of `source_terms`, which add up to
         `all`.
         """
-        contrasts, intact = source_terms(self.plan.position), self.measured.intact
+        contrasts, intact = source_terms(self.plan.sources), self.measured.intact
         needed = {INTACT, *(condition for term in contrasts.values() for condition in term)}
         cells = [shared_cells([layer.folds], self.skip_keys) for layer in intact.layers]
         patterns = {key: _pattern_means(self.measured.maps[key], cells) for key in needed}

@@ -105,7 +105,7 @@ def _pattern(rows: Rows, start: int, cells: KeptCells) -> Rows:
 def _pattern_contrasts(plan: Plan) -> dict[str, Contrast]:
     """Return by name the maps that are contrasts of the patterns of the first replacement."""
     found: dict[str, Contrast] = {"pattern/all": {INTACT: 1.0}}
-    for name, term in source_terms(plan.position).items():
+    for name, term in source_terms(plan.sources).items():
         found[f"source/{name}"] = term
     return found | _shapley_contrasts(plan)
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import Literal
 
 import torch
 
 from nope_probe.analyses.shapley import INTACT, MASK, Condition, PlayerSet, player_set
 from nope_probe.components import (
-    POSITION_ENCODINGS,
+    CIRCUITS,
     ROPE_HALVES,
+    SOURCES,
     WEIGHTS,
     Ablation,
     Component,
@@ -40,22 +42,24 @@ class Plan:
 
     Attributes:
         player_sets: the players; empty if only the sources are wanted.
-        position: the position encoding that is a source beside the mask, if the model has one.
+        sources: the mask, and the window and position encodings that the model has beside it.
         conditions: the components removed in each condition, the intact model first.
         n_layers: how many first layers to map.
         substitutes: what stands for removed weights; each in turn.
         scope: whether to remove, for a layer's scores, in the layers before it (`upstream`), in
             itself (`own`), or in both.
         reparametrise: in how many random reparametrisations to run the first player set.
+        left_out: components that by default are no sources or players here, and why.
     """
 
     player_sets: tuple[PlayerSet, ...]
-    position: Component | None
+    sources: tuple[Component, ...]
     conditions: tuple[Condition, ...]
     n_layers: int = 1
     substitutes: tuple[Substitute, ...] = (Substitute(),)
     scope: Scope = "both"
     reparametrise: int = 0
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def removes_weights(self) -> bool:
@@ -67,7 +71,7 @@ class Plan:
         """The first player set, or of the sources alone: what an explorer switches."""
         if self.player_sets:
             return self.player_sets[0]
-        return player_set(["mask"] + ([self.position] if self.position else []))
+        return player_set(self.sources)
 
     @property
     def removable(self) -> Condition:
@@ -135,6 +139,7 @@ def make_plan(
     players: Sequence[str] | None,
     parameter_free: bool = False,
     bands: Sequence[str] = ROPE_HALVES,
+    left_out: Mapping[str, str] | None = None,
 ) -> Plan:
     """Return the plan for a model.
 
@@ -143,6 +148,7 @@ def make_plan(
         players: their names; None for the default player sets; `["sources"]` for the sources alone.
         parameter_free: whether the weights are identities already, which no player may be.
         bands: bands that together are all of RoPE, if they are players.
+        left_out: components that are no source, and players only where they are named, and why.
 
     Raises:
         UserError: for a player that does not exist, that the model lacks, or that shares a
@@ -150,34 +156,39 @@ def make_plan(
     """
     if "mask" not in has:
         raise UserError("the model has no causal mask: its attention is bidirectional")
-    position: Component | None = next((p for p in POSITION_ENCODINGS if p in has), None)
+    left_out = {name: why for name, why in (left_out or {}).items() if name in has}
+    sources = tuple(name for name in SOURCES if name in has and name not in left_out)
     if players is None:
-        player_sets = _default_player_sets(has, position, parameter_free)
+        player_sets = _default_player_sets({*has} - {*left_out}, sources, parameter_free)
     elif list(players) == ["sources"]:
         player_sets = ()
     else:
         player_sets = (_checked_players(players, has, parameter_free, bands),)
-    conditions = [INTACT, MASK]
-    if position is not None:
-        conditions += [frozenset({position}), MASK | {position}]
-    for each in player_sets:
-        conditions += each.conditions
+    if players is not None or parameter_free:  # where weights are no players, or named
+        left_out = {name: why for name, why in left_out.items() if name in SOURCES}
+    removed = (each for size in range(len(sources) + 1) for each in combinations(sources, size))
+    conditions = [frozenset[str](each) for each in removed]
+    for players_of_set in player_sets:
+        conditions += players_of_set.conditions
     return Plan(
-        player_sets=player_sets, position=position, conditions=tuple(dict.fromkeys(conditions))
+        player_sets=player_sets,
+        sources=sources,
+        conditions=tuple(dict.fromkeys(conditions)),
+        left_out=left_out,
     )
 
 
 def _default_player_sets(
-    has: Sequence[Component], position: Component | None, parameter_free: bool
+    has: Collection[Component], sources: Sequence[Component], parameter_free: bool
 ) -> tuple[PlayerSet, ...]:
-    sources = ["mask"] + ([position] if position else [])
-    if parameter_free:
-        return (player_set(sources),)
+    """Return the players as components, and as circuits; the window stays with the content."""
+    sources = [name for name in sources if name != "window"]
     singles = [name for name in ("w_q", "w_k", "w_o") if name in has]
-    return (
-        player_set([*sources, *singles]),
-        player_set([*sources, "qk", "ov"], name="circuits"),
-    )
+    circuits = [name for name, parts in CIRCUITS.items() if {*parts} <= {*has}]
+    sets = {"players": singles} | ({"circuits": circuits} if circuits else {})
+    if parameter_free:
+        sets = {"players": []}
+    return tuple(player_set([*sources, *names], name=name) for name, names in sets.items())
 
 
 def _checked_players(

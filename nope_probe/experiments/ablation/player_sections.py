@@ -132,10 +132,11 @@ class Findings:
         return {**noisy_layers(table, name, column), "all": whole}
 
 
-def _order(key: str) -> tuple[int, str]:
-    """Return a sort key: the order of the words, and unions last."""
-    name = key.split("/")[1]
-    return list(TABLE).index(name) if name in TABLE else len(TABLE), name
+def _order(key: str) -> tuple[int, list[int], str]:
+    """Return a sort key: the order of the words, unions after these, interactions last."""
+    parts, known = key.split("/")[1].split("_x_"), list(TABLE)
+    places = [known.index(part) if part in TABLE else len(known) for part in parts]
+    return len(parts), places, key
 
 
 def player_sections(found: Findings) -> Iterator[Section]:

@@ -21,14 +21,12 @@ from nope_probe.components import (
 )
 from nope_probe.errors import UserError
 from nope_probe.experiments.removals import GainFlag
-from nope_probe.runtime.places import Needs
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import Bounds, RunSettings, validate_effects
 from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
     from nope_probe.experiments.ablation.plan import Measured, Plan
-    from nope_probe.models.info import ModelInfo
 
 _arg = tyro.conf.arg
 MOST_BANDS = 128  # rotary pairs of the widest heads
@@ -142,13 +140,6 @@ class Settings(RunSettings):
             return ("mask", "rope")
         return self.players
 
-    def needs(self, info: ModelInfo | None = None) -> Needs:
-        """Return what the run needs at least: the maps of each of its conditions are kept."""
-        n_players = len(self.player_names or ()) + max(self.bands - 1, 0)
-        n_conditions = 1 if self.player_names == ("sources",) else 2**n_players
-        once = super().needs(info)
-        return Needs(memory=once.memory, disk=once.disk * n_conditions)
-
     @property
     def has_shuffled_control(self) -> bool:
         """Whether the tokens have an order that shuffling removes, so that it is a control."""
@@ -180,22 +171,35 @@ def plan_of(session: Session[Settings]) -> Plan:
         UserError: for players that the model does not have, or flags that need others.
     """
     from nope_probe.experiments.ablation.plan import make_plan
-    from nope_probe.experiments.removals import bands_of, validate_removable
+    from nope_probe.experiments.removals import (
+        bands_of,
+        irreplaceable,
+        validate_removable,
+        without_effect,
+    )
     from nope_probe.hooks.removing.targets import components
 
     settings, loaded = session.settings, session.loaded
+    n_layers = settings.n_layers_of(loaded)
     players = settings.player_names
     bands: tuple[str, ...] = ROPE_HALVES
     if settings.bands:
         bands = bands_of(loaded.model, settings.bands)
         players = tuple(with_bands(players or (), bands))
-    plan = make_plan(components(loaded.model), players, loaded.info.parameter_free, bands)
+    plan = make_plan(
+        components(loaded.model),
+        players,
+        loaded.info.parameter_free,
+        bands,
+        left_out=irreplaceable(loaded.model)
+        | without_effect(loaded.model, session.sequences().inputs, n_layers),
+    )
     validate_removable(loaded.model, plan.removable)
     if not plan.removes_weights:
         validate_effects(settings, without_weights(FLAGS_OF_WEIGHTS))
     return replace(
         plan,
-        n_layers=settings.n_layers_of(loaded),
+        n_layers=n_layers,
         substitutes=settings.substitutes,
         scope=settings.scope,
         reparametrise=settings.reparametrise,

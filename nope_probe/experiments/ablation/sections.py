@@ -147,7 +147,8 @@ def _sources(found: Findings) -> Iterator[Section]:
         title=source_finding(table, found.layer),
         figure=partial(_source_maps, found),
         caption="The whole positional pattern is the sum of the maps beside it. Content is "
-        "what is left without mask and position encoding; the others are what these bring.",
+        "what is left without mask, window and position encoding, as far as the model has them; "
+        "the others are what these bring.",
     )
     yield Section(
         title=layers_finding(table),

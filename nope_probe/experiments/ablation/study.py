@@ -29,6 +29,7 @@ from nope_probe.experiments.engine import (
     name_of,
     validate_first_sequence,
 )
+from nope_probe.experiments.removals import irreplaceable, without_effect
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.removing.targets import components
@@ -160,13 +161,19 @@ def run_ablations(
     if control is not None and data.kind == "shuffled":
         raise ValueError("the tokens are shuffled already: shuffled tokens are no control for them")
     kept_cells(data.inputs.shape[1], skipped)  # raises where no keys are left
-    plan = make_plan(components(model), players, describe(model, name_of(model)).parameter_free)
+    depth = depth if n_layers is None else n_layers
+    plan = make_plan(
+        components(model),
+        players,
+        describe(model, name_of(model)).parameter_free,
+        left_out=irreplaceable(model) | without_effect(model, data.inputs, depth),
+    )
     if reparametrise and not plan.removes_weights:
         raise ValueError("reparametrise has no effect where no weight is removed")
     names = (replacement,) if isinstance(replacement, str) else replacement
     plan = replace(
         plan,
-        n_layers=depth if n_layers is None else n_layers,
+        n_layers=depth,
         substitutes=tuple(Substitute(replacement=name, gain=gain, seed=seed) for name in names),
         scope=scope,
         reparametrise=reparametrise,

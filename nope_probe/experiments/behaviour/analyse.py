@@ -66,6 +66,7 @@ def analyse(session: Session[Settings], plan: Plan, measured: Measured) -> Run:
         "conditions": list(plan.conditions),
         "measures": list(plan.measures),
         "skipped": plan.skipped,
+        "left_out": plan.left_out,
         "prefix": plan.text.prefix,
         "trained_len": plan.trained,
         "bin_width": bin_width(plan),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal, get_args
@@ -150,7 +150,10 @@ EFFECTS = {"loss": "loss_suffix", "copy": "copy_text_second", "position": "posit
 
 
 def make_conditions(
-    has: Sequence[Component], names: Sequence[str] | None, substitutes: Sequence[Substitute]
+    has: Sequence[Component],
+    names: Sequence[str] | None,
+    substitutes: Sequence[Substitute],
+    left_out: Collection[str] = (),
 ) -> dict[str, Ablation]:
     """Return what each condition removes, by its name; the intact model first.
 
@@ -161,6 +164,7 @@ def make_conditions(
         has: the components that the model has.
         names: what to remove; by default each of `REMOVED` that the model has.
         substitutes: what stands for removed weights.
+        left_out: components that are removed only where they are named.
 
     Raises:
         UserError: for a name that does not exist, or a component that the model lacks.
@@ -174,7 +178,7 @@ def make_conditions(
     except ValueError as error:
         raise UserError(f"--remove: {error}") from error
     if names is None:
-        removed = {name: each for name, each in removed.items() if each <= {*has}}
+        removed = {name: each for name, each in removed.items() if each <= {*has} - {*left_out}}
     for each in removed.values():
         validate_components(each, has)
     for (one, first), (other, second) in combinations(removed.items(), 2):

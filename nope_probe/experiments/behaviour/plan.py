@@ -23,7 +23,7 @@ from nope_probe.errors import UserError
 from nope_probe.experiments.behaviour.measures import QUANTITIES, Measure, make_conditions
 from nope_probe.experiments.behaviour.settings import Settings
 from nope_probe.experiments.engine import validate_first_sequence
-from nope_probe.experiments.removals import validate_removable
+from nope_probe.experiments.removals import irreplaceable, validate_removable
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.removing.targets import components
 from nope_probe.runtime.session import Session
@@ -64,6 +64,7 @@ class Plan:
         skipped: per measure that the model or the data cannot show, the reason.
         bos: whether windows begin with a BOS token.
         trained: the length that the model was trained at, in tokens.
+        left_out: components that are not removed by default, and why.
         uniform: the loss of a uniform guess among the tokens that are not special, in nats.
     """
 
@@ -75,6 +76,7 @@ class Plan:
     skipped: dict[str, str]
     bos: bool
     trained: int
+    left_out: dict[str, str]
     uniform: float
 
     @property
@@ -115,9 +117,11 @@ def make_plan(session: Session[Settings]) -> Plan:
     """
     settings, model, text = session.settings, session.loaded.model, session.sequences()
     has = components(model)
-    conditions = make_conditions(has, settings.remove, settings.substitutes)
+    left_out = irreplaceable(model)
+    conditions = make_conditions(has, settings.remove, settings.substitutes, left_out)
     settings.validate_removals(conditions)
-    validate_removable(model, {name for each in conditions.values() for name in each.remove})
+    removed = {name for each in conditions.values() for name in each.remove}
+    validate_removable(model, removed | ({"w_q"} if settings.heads else set()))
     n_layers = settings.n_layers_of(session.loaded)  # refused before anything is run
     if text.n_documents < MIN_DOCUMENTS:
         raise UserError(
@@ -144,6 +148,7 @@ def make_plan(session: Session[Settings]) -> Plan:
         skipped=skipped,
         bos=text.bos,
         trained=settings.trained_len_of(session.loaded.info.n_ctx),
+        left_out=left_out if settings.remove is None else {},
         uniform=log(len(tokenizer) - len(set(tokenizer.all_special_ids))),
     )
 

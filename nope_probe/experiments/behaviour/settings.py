@@ -25,7 +25,6 @@ from nope_probe.experiments.behaviour.measures import (
 )
 from nope_probe.experiments.removals import GainFlag
 from nope_probe.models.names import trained_length
-from nope_probe.runtime.places import Needs
 from nope_probe.runtime.settings import (
     COUNT,
     LARGEST,
@@ -37,7 +36,6 @@ from nope_probe.runtime.settings import (
 )
 
 if TYPE_CHECKING:
-    from nope_probe.models.info import ModelInfo
     from nope_probe.models.load import LoadedModel
 
 _arg = tyro.conf.arg
@@ -164,13 +162,6 @@ class Settings(RunSettings):
             if not {*measures} & {*self.measures} and not by_head:
                 reasons[name] = f"without the measure {' or '.join(measures)}"
         return reasons
-
-    def needs(self, info: ModelInfo | None = None) -> Needs:
-        """Return what the run needs at least: its sequences, and one map of the longest window."""
-        longest = self.seq_len
-        if "extrapolation" in self.measures and self.trained_len is not None:
-            longest = max(longest, self.extrapolated_len(self.trained_len))
-        return Needs(memory=self.bytes_of_sequences(info) + longest**2)
 
     def load_model(self, device: str) -> LoadedModel:
         """Load the whole model, a shipped one with as many positions as the extrapolation takes."""

@@ -17,7 +17,6 @@ from nope_probe.components import (
 )
 from nope_probe.errors import TooFewLayersError, UserError
 from nope_probe.experiments.removals import GainFlag
-from nope_probe.runtime.places import Needs, bytes_of_maps
 from nope_probe.runtime.processes import validate_one_process
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import (
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from nope_probe.models.load import LoadedModel
 
 _arg = tyro.conf.arg
-FEWEST_STAGES = 5  # (a) to (d) and (g), which every block has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +87,6 @@ class Settings(RunSettings):
         validate_replacements((self.replacement,), self.gain)
         if not self.removed & {*WEIGHTS}:
             validate_effects(self, without_weights(("gain", "replacement")))
-
-    def needs(self, info: ModelInfo | None = None) -> Needs:
-        """Return what the run needs at least: its sequences, and the maps of its stages."""
-        maps = self.folds * bytes_of_maps(FEWEST_STAGES, self.seq_len)
-        return Needs(memory=self.bytes_of_sequences(info) + maps, disk=maps)
 
     @property
     def removed(self) -> frozenset[str]:

@@ -12,13 +12,12 @@ from textwrap import wrap
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from plotly.colors import qualitative
 
 from nope_probe.experiments.compare.analyse import PAIRED, TABLE_ORDER, Compared
 from nope_probe.experiments.compare.members import INTACT, UNITS, Member, share_sequences
 from nope_probe.experiments.sections import Report
 from nope_probe.figures.intervals import FLOOR, PALE, symmetric
-from nope_probe.figures.measures import Series, compared_measures
+from nope_probe.figures.measures import compared_measures
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.figures.words import MEASURES
 from nope_probe.maps.downsample import pool
@@ -29,7 +28,6 @@ from nope_probe.runtime.folder import Run
 MOST_MAPS = 12  # of more, those that differ most are drawn
 CLEAREST = 12  # differences that are named
 WHAT = 26  # characters in a line of a table's first column on the terminal
-COLOURS = qualitative.Safe
 TOPICS = {  # of the tables whose names are no words
     "pattern": "Positional pattern",
     "mean_covariance": "Mean and covariance term",
@@ -232,14 +230,11 @@ def _n_different(rows: pd.DataFrame) -> str:
 
 def _pattern_measures(members: Sequence[Member]) -> go.Figure:
     """Draw the measures of the intact models' patterns, layer by layer."""
-    series = []
-    for index, member in enumerate(members):
+    runs = {}
+    for member in members:
         rows = member.tables["pattern"]
-        rows = rows[rows["kept"] == INTACT] if "kept" in rows else rows
-        colour = COLOURS[index % len(COLOURS)]
-        series.append(Series(label=escape(member.label), colour=colour, rows=rows))
-    names = [name for name in MEASURES if all(name in each.rows for each in series)]
-    return compared_measures(series, names)
+        runs[escape(member.label)] = rows[rows["kept"] == INTACT] if "kept" in rows else rows
+    return compared_measures(runs)
 
 
 def _runs(members: Sequence[Member], folder: Path) -> Section:

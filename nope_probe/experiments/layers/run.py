@@ -15,7 +15,7 @@ from nope_probe.experiments.layers.expect import LENGTHS, Expectation, parse_exp
 from nope_probe.models.hub import configured_context, validate_reachable, validate_seq_len
 from nope_probe.models.names import folder_of, is_on_hub, validate_revision
 from nope_probe.runtime.identity import record_sources, threads, versions
-from nope_probe.runtime.places import Needs, bytes_of_maps, validate_room
+from nope_probe.runtime.places import validate_memory
 from nope_probe.runtime.settings import LAYERS, SEED, SEQ_LEN, BoundedSettings
 from nope_probe.runtime.terminal import status
 
@@ -88,7 +88,7 @@ class Settings(BoundedSettings):
             UserError: naming the flag.
         """
         if self.seq_len != "auto":
-            validate_room(Needs(memory=bytes_of_maps(1, self.seq_len)), None, "--seq-len")
+            validate_memory(8 * self.seq_len**2, "--seq-len")
         if self.revision is not None:
             validate_revision(self.model)
 

@@ -128,19 +128,7 @@ def _caption(found: pd.DataFrame) -> str:
     if (found["within_one"] == 1).all():
         largest = found["largest"].max()
         return f"{lead} All cells of all panels agree within one step, to {largest:.2f} steps."
-    return f"{lead} {'. '.join(_agreement_text(row) for _, row in found.iterrows())}."
-
-
-def _agreement_text(row: pd.Series) -> str:
-    """Return how well a panel agrees, from its row in the table of `agreements`."""
-    name = _sentence(row["name"].rpartition(", ")[2])
-    if row["within_one"] == 1:
-        return f"{name}: within one colour step (largest difference {row['largest']:.2f} steps)"
-    text = f"{name}: differs by {row['rms']:.2g} steps RMS, up to {row['largest']:.3g}"
-    if np.isnan(row["noise"]):
-        return text
-    expected = "as expected from noise" if row["agrees"] else "more than expected from noise"
-    return f"{text}; {expected}, {row['noise']:.2g} steps RMS"
+    return f"{lead} The table has how far each panel differs, and how far noise lets it."
 
 
 def _panels(pair: Pair) -> Iterator[Panel]:

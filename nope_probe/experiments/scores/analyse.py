@@ -26,7 +26,7 @@ from nope_probe.experiments.tables import (
     measures_table,
     offsets_table,
 )
-from nope_probe.figures.head_maps import HeadMaps, head_maps
+from nope_probe.figures.head_maps import head_maps
 from nope_probe.figures.measures import HEAD_MEASURES
 from nope_probe.hooks.layers.attention import relative_error
 from nope_probe.hooks.layers.model import Inputs, layers_of
@@ -145,7 +145,7 @@ def analyse(session: Session[RunSettings], measured: Measured) -> Run:
             maps.folds, measured.band_maps, measured.bands, skip_keys, counts=counts
         )
         tables["bands"] = bands_table(split)
-    patterns = None
+    patterns = ""
     if maps.per_head is not None:
         tables |= _head_tables(session, maps, skip_keys)
         patterns = head_patterns(maps, tables["heads"], skip_keys)
@@ -191,7 +191,7 @@ def _head_tables(
     }
 
 
-def head_patterns(maps: ScoreMaps, heads: pd.DataFrame, skip_keys: int) -> HeadMaps:
+def head_patterns(maps: ScoreMaps, heads: pd.DataFrame, skip_keys: int) -> str:
     """Return the positional pattern of every head, for the page."""
     assert maps.per_head is not None
     patterns = row_centred(pooled(maps.per_head, maps.counts), skip_keys)

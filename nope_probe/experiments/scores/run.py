@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from nope_probe.runtime.places import Needs
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import Bounds, RunSettings
 from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
-    from nope_probe.models.info import ModelInfo
+    pass
 
 _arg = tyro.conf.arg
 
@@ -33,12 +32,6 @@ class Settings(RunSettings):
         Bounds(1, 1024),
         _arg(help="Split the maps by RoPE frequency: octaves of wavelengths, or so many bands."),
     ] = None
-
-    def needs(self, info: ModelInfo | None = None) -> Needs:
-        """Return what the run needs at least: with --per-head, maps of every head too."""
-        once = super().needs(info)
-        n_heads = info.n_heads if self.per_head and info else 0
-        return Needs(memory=once.memory + n_heads * once.disk, disk=once.disk * (1 + n_heads))
 
 
 def run(settings: Settings) -> Path:

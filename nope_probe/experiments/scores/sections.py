@@ -21,7 +21,6 @@ from nope_probe.experiments.wording import (
     preferred_keys,
     strongest,
 )
-from nope_probe.figures.head_maps import HeadMaps
 from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.measures import ABOUT, head_map, pattern_measures
 from nope_probe.figures.words import MEASURES
@@ -41,7 +40,7 @@ HOW_TO_READ = (
 SHOWN = ("amplitude", "locality", "relative_r2", "edge_contrast", "edge_contrast_visible")
 
 
-def report(run: Run, heads: HeadMaps | None = None) -> Report:
+def report(run: Run, heads: str = "") -> Report:
     """Return what a run shows.
 
     Args:
@@ -61,7 +60,7 @@ def report(run: Run, heads: HeadMaps | None = None) -> Report:
         headline=headline(tables),
         sections=[
             *_map_sections(run),
-            *_head_map_sections(heads),
+            *_head_map_sections(heads, run.tables),
             *split_sections(tables),
             *_measure_sections(tables, str(run.manifest["conditions"][0])),
         ],
@@ -130,18 +129,17 @@ def _pattern_maps(score: np.ndarray, skip_keys: int, **drawn: Any) -> go.Figure:
     return term_maps({title.lower(): pattern}, title=title, skip_keys=skip_keys, **drawn)
 
 
-def _head_map_sections(heads: HeadMaps | None) -> Iterator[Section]:
-    if heads is None:
+def _head_map_sections(heads: str, tables: Mapping[str, pd.DataFrame]) -> Iterator[Section]:
+    if not heads:
         return
-    block = heads.pooled.block
-    cells = f" A cell is a mean over {block} × {block} positions." if block > 1 else ""
-    n_clear = len(heads.noise) - sum(heads.noise)
+    is_clear = tables["heads"]["amplitude_low"] > 0
     yield Section(
-        title=f"{n_clear} of {len(heads.noise)} heads have a positional pattern above the noise",
-        html=heads.html(),
+        title=f"{is_clear.sum()} of {len(is_clear)} heads have a positional pattern above the "
+        "noise",
+        html=heads,
         caption="The positional pattern of each head, in nats: red is above the row's mean, blue "
         "below. Below each: its RMS. A click or Enter enlarges a map, arrow keys go to the next "
-        f"head, Esc closes.{cells}",
+        "head, Esc closes.",
     )
 
 

@@ -11,7 +11,6 @@ import tyro
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.components import Norm
 from nope_probe.errors import UserError
-from nope_probe.runtime.places import NUMBER, Needs, bytes_of_maps
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import ALPHA, COUNT, LAYERS, SEED, Bounds, SessionSettings
 from nope_probe.runtime.terminal import status
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from nope_probe.analyses.parameter_free.simulation import Simulation
     from nope_probe.hooks.reading.streaming import StreamCheckpoint
     from nope_probe.maps.folds import State
-    from nope_probe.models.info import ModelInfo
     from nope_probe.models.load import LoadedModel
 
 _arg = tyro.conf.arg
@@ -28,8 +26,6 @@ CONTEXT = 4096
 DEFAULT_SAMPLES = 2000
 DIMENSION = Bounds(2, 2**16)  # the series in d takes as long as d is large
 N_SAMPLES = Bounds(2, 10**9)  # one sample has no variance
-N_WEIGHTS = 4  # matrices of a block: W_Q, W_K, W_V, W_O
-CHUNK, N_BLOCKS = 128, 32  # samples per forward pass, and the blocks that errors come from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,13 +109,10 @@ class Settings(SessionSettings):
                 f"expected a --target-se that float32 resolves, {resolution:.2g} nats or more"
             )
 
-    def needs(self, info: ModelInfo | None = None) -> Needs:
-        """Return what the run needs at least: weights, maps of blocks, and one chunk's scores."""
-        chunk = CHUNK if self.samples is None else min(CHUNK, self.samples)
-        weights = self.n_layers * N_WEIGHTS * self.d_model**2
-        scores = 2 * chunk * self.seq_len**2  # before and after the softmax
-        maps = bytes_of_maps(self.n_layers * min(chunk, N_BLOCKS), self.seq_len)
-        return Needs(memory=(weights + scores) * NUMBER // 2 + maps, disk=maps)
+    @property
+    def least_memory(self) -> int:
+        """The bytes of one map (float64) of each layer."""
+        return 8 * self.n_layers * self.seq_len**2
 
     def load_model(self, device: str) -> LoadedModel:
         """Build the parameter-free transformer."""

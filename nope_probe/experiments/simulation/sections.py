@@ -60,7 +60,7 @@ def _map_sections(run: Run) -> Iterator[Section]:
         shown, high = _off_diagonal(scores[words]), spec.score_scale
         noise = [float(np.nanmedian(layer)) for layer in _off_diagonal(errors[words])]
         yield Section(
-            title=scale_finding(words, shown, high),
+            title=f"Scores at {words}, on the paper's scale of 0 to {high:g} nats",
             figure=partial(
                 fixed_scale_maps,
                 scores[words],
@@ -110,14 +110,14 @@ def _line_sections(run: Run) -> Iterator[Section]:
     )
     steps = {alpha: _steps(_rows_of(alpha, run.tables["steps"])) for alpha in alphas}
     yield Section(
-        title=order_finding(layers),
+        title="The mean step towards the query, at each distance",
         figure=partial(steps_by_distance, steps),
         caption="The mean gain in score, over queries, of a key that is nearer by one. Above "
         "zero the scores increase towards the query. The lines are the mean field.",
     )
     yield Section(
-        title=variance_finding(layers),
-        caption="Per layer: the standard error with and without the control variate, the ratio of "
+        title="The numbers of every layer",
+        caption="The standard error with and without the control variate, the ratio of "
         "the variances, the gap to the mean field, and the tests of the steps in j with 95% "
         "intervals. Unfold the table.",
         table=layers,
@@ -160,19 +160,6 @@ def _off_diagonal(
 
 def _rows_of(alpha: str, table: pd.DataFrame) -> pd.DataFrame:
     return table[table["alpha"].map("alpha={:g}".format) == alpha]
-
-
-def scale_finding(name: str, scores: Maps, high: float) -> str:
-    """Return how little of the paper's colour scale the scores of a layer take up.
-
-    Args:
-        name: of the setting: `alpha = 0`.
-        scores: mean scores without their diagonal, nats; NaN where there is none.
-        high: the upper end of the paper's scale, nats.
-    """
-    spread = float(np.max(np.nanmax(scores, axis=(1, 2)) - np.nanmin(scores, axis=(1, 2))))
-    scale = f"0 to {high:g} nat{'' if high == 1 else 's'}"
-    return f"Scores at {name}, on the paper's scale of {scale}: a layer's span {spread:.2g} at most"
 
 
 def layers_finding(name: str, rows: pd.DataFrame) -> str:
@@ -227,30 +214,3 @@ def row_finding(rows: Sequence[Curves]) -> str:
     near = [np.abs(each.values - each.theory) <= each.errors for each in rows]
     share = percents(float(np.mean(near)))
     return f"The last query's scores: {share} are within two standard errors of theory"
-
-
-def order_finding(layers: pd.DataFrame) -> str:
-    """Return in which layers nearer keys score higher at every distance, for each alpha.
-
-    Args:
-        layers: `layers.csv`.
-    """
-    parts = []
-    for alpha, rows in layers.groupby("alpha", sort=False):
-        at = rows[rows["verdict"] == "increasing"]["layer"]
-        parts.append(f"{numbered_layers(at) or 'none'} at alpha = {alpha:g}")
-    return f"Layers in which nearer keys score higher: {'; '.join(parts)}"
-
-
-def variance_finding(layers: pd.DataFrame) -> str:
-    """Return by how much the control variate divides the variance, where there is any.
-
-    Args:
-        layers: `layers.csv`.
-    """
-    ratios = layers[layers["layer"] > 0]["variance_ratio"].to_numpy(float)  # L0 is exact
-    topic = "The numbers of every layer"
-    if not np.isfinite(ratios).any():
-        return topic
-    low, high = np.nanmin(ratios), np.nanmax(ratios)
-    return f"{topic}: the control variate divides the variance by {low:.0f} to {high:.0f} after L0"

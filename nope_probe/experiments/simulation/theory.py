@@ -12,7 +12,7 @@ import tyro
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.components import Norm
 from nope_probe.experiments.simulation.run import DIMENSION
-from nope_probe.runtime.places import Needs, bytes_of_maps, validate_room
+from nope_probe.runtime.places import validate_memory
 from nope_probe.runtime.settings import ALPHA, LARGEST, LAYERS, BoundedSettings, Bounds
 
 N_ALPHAS = 17  # of the grid
@@ -38,12 +38,6 @@ class Settings(BoundedSettings):
     norm: Annotated[Norm, tyro.conf.arg(help="Norm of the residual stream.")] = "l2"
     rope: Annotated[bool, tyro.conf.arg(help="Rotate queries and keys.")] = False
 
-    def needs(self) -> Needs:
-        """Return what the mean field needs at least: maps of its alphas, or of RoPE's angles."""
-        of_alphas = N_LIVE * max(N_ALPHAS, len(self.alpha))
-        of_angles = self.d_model if self.rope and self.d_model else 0  # a map and its cosine a pair
-        return Needs(memory=bytes_of_maps(max(of_alphas, of_angles), self.seq_len))
-
 
 def print_critical_alphas(settings: Settings) -> None:
     """Print each layer's critical alpha, and its smallest step at the given alphas.
@@ -52,7 +46,8 @@ def print_critical_alphas(settings: Settings) -> None:
         UserError: for settings that are not possible.
     """
     spec = ParameterFreeSpec(d_model=settings.d_model, norm=settings.norm, rope=settings.rope)
-    validate_room(settings.needs(), None, "--seq-len")
+    n_maps = N_LIVE * max(N_ALPHAS, len(settings.alpha))
+    validate_memory(8 * n_maps * settings.seq_len**2, "--seq-len")
     import torch
     from tqdm import tqdm
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, NamedTuple, cast
 
 from torch import Tensor, nn
@@ -36,66 +35,43 @@ def last(point: HookPoint, hook: Hook) -> PlacedHook:
     return PlacedHook(point, hook, "last")
 
 
-@dataclass(frozen=True, kw_only=True)
-class HookGroup:
-    """The hooks of one module.
-
-    Attributes:
-        module: the module whose forward pass the hooks belong to.
-        hooks: in the order in which those of the same place are to run.
-        start: called when the module is entered.
-    """
+class HookGroup(NamedTuple):
+    """The hooks of one module, in the order in which those of the same place are to run."""
 
     module: nn.Module
     hooks: Sequence[PlacedHook]
-    start: Callable[[], None]
 
 
 @contextmanager
-def hooks_in_place(groups: Sequence[HookGroup]) -> Iterator[None]:
+def hooks_in_place(groups: Iterable[HookGroup]) -> Iterator[None]:
     """Attach groups of hooks, keep their places, and always remove exactly these.
 
     Raises:
         RuntimeError: in a forward pass, if one of them was removed meanwhile.
     """
-    attached = [_AttachedGroup(group) for group in groups]
-    try:
-        for each in attached:
-            each.attach()
+    with ExitStack() as stack:
+        for module, hooks in groups:
+            handles = [
+                (placed, stack.enter_context(_attached(placed.point, placed.hook)))
+                for placed in hooks
+            ]
+            on_entry = module.register_forward_pre_hook(_PlacesRestored(handles))
+            stack.callback(on_entry.remove)
         yield
-    finally:
-        for each in reversed(attached):
-            each.remove()
 
 
 def restores_places(hook: object) -> bool:
     """Return whether a hook on a module is one of those that `hooks_in_place` adds."""
-    return isinstance(getattr(hook, "__self__", None), _AttachedGroup)
+    return isinstance(hook, _PlacesRestored)
 
 
-class _AttachedGroup:
-    def __init__(self, group: HookGroup) -> None:
-        self.group = group
-        self.handles: list[tuple[PlacedHook, LensHandle]] = []
-        self.on_entry: Any = None
+class _PlacesRestored:
+    """Runs when a module is entered: checks that its hooks are there, and restores their order."""
 
-    def attach(self) -> None:
-        self.on_entry = self.group.module.register_forward_pre_hook(self._enter)
-        for placed in self.group.hooks:
-            placed.point.add_hook(placed.hook)
-            self.handles.append((placed, placed.point.fwd_hooks[-1]))
+    def __init__(self, handles: Sequence[tuple[PlacedHook, LensHandle]]) -> None:
+        self.handles = handles
 
-    def remove(self) -> None:
-        if self.on_entry is not None:
-            self.on_entry.remove()
-        for placed, handle in reversed(self.handles):
-            handle.hook.remove()
-            if handle in placed.point.fwd_hooks:
-                placed.point.fwd_hooks.remove(handle)
-
-    def _enter(self, module: nn.Module, args: object) -> None:
-        """Check that the hooks are still there, and restore their order."""
-        self.group.start()
+    def __call__(self, module: nn.Module, args: object) -> None:
         for placed, handle in self.handles:
             if not any(each is handle for each in placed.point.fwd_hooks):
                 raise RuntimeError(
@@ -130,36 +106,59 @@ def keep_and_write() -> tuple[Hook, Hook]:
 
 
 @contextmanager
-def hooks_attached(hooks: Iterable[Attachment]) -> Iterator[None]:
-    """Add hooks to hook points, in order, and always remove exactly these."""
-    handles = []
-    try:
+def hooks_attached(hooks: Iterable[Attachment], *, prepend: bool = False) -> Iterator[None]:
+    """Add hooks to hook points, in order, and always remove exactly these.
+
+    Args:
+        hooks: each with its hook point.
+        prepend: whether they come before the hooks that are there now.
+    """
+    with ExitStack() as stack:
         for point, hook in hooks:
-            point.add_hook(hook)
-            handles.append((point, point.fwd_hooks[-1]))
+            stack.enter_context(_attached(point, hook, prepend=prepend))
         yield
+
+
+@contextmanager
+def _attached(point: HookPoint, hook: Hook, *, prepend: bool = False) -> Iterator[LensHandle]:
+    point.add_hook(hook, prepend=prepend)
+    handle = point.fwd_hooks[0 if prepend else -1]
+    try:
+        yield handle
     finally:
-        for point, handle in reversed(handles):
-            handle.hook.remove()
-            if handle in point.fwd_hooks:
-                point.fwd_hooks.remove(handle)
+        handle.hook.remove()
+        if handle in point.fwd_hooks:
+            point.fwd_hooks.remove(handle)
 
 
 @contextmanager
 def hooks_detached(model: HookedModel) -> Iterator[None]:
     """Run a model without any hook that is attached to it now, those of an ablation included."""
-    modules = list(cast(nn.Module, model).modules())
-    attached = [(each, each._forward_hooks) for each in modules if isinstance(each, HookPoint)]
-    entered = [(each, each._forward_pre_hooks) for each in modules if each._forward_pre_hooks]
+    before: list[tuple[Any, str, OrderedDict[int, Any]]] = []
+    for module in cast(nn.Module, model).modules():
+        if isinstance(module, HookPoint):
+            before.append((module, "_forward_hooks", OrderedDict()))
+        if module._forward_pre_hooks:
+            kept = [
+                pair for pair in module._forward_pre_hooks.items() if not restores_places(pair[1])
+            ]
+            before.append((module, "_forward_pre_hooks", OrderedDict(kept)))
+    with ExitStack() as stack:
+        for module, name, others in before:
+            stack.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, others)
+        yield
+
+
+@contextmanager
+def methods_replaced(module: object, **methods: Callable[..., Any]) -> Iterator[None]:
+    """Replace methods of one instance for as long as the context lasts."""
+    own = vars(module)  # past a bridge's __setattr__, which would pass them on to the HF module
+    before = {name: own[name] for name in methods if name in own}
+    own.update(methods)
     try:
-        for point, _ in attached:
-            point._forward_hooks = OrderedDict()
-        for module, hooks in entered:
-            others = {key: hook for key, hook in hooks.items() if not restores_places(hook)}
-            module._forward_pre_hooks = OrderedDict(others)
         yield
     finally:
-        for point, after in attached:
-            point._forward_hooks = after
-        for module, hooks in entered:
-            module._forward_pre_hooks = hooks
+        for name in methods:
+            own.pop(name, None)
+        own.update(before)

@@ -119,10 +119,6 @@ class Layer(ABC):
         """Return whether the block has a hook point of this name."""
         return find_point(self.block, name) is not None
 
-    def width(self, name: Projection) -> int:
-        """Return the width of a projection's output: d_head of W_Q, W_K, W_V, d_model of W_O."""
-        return self.d_model if name == "w_o" else self.d_head
-
     @property
     def has_post_norm(self) -> bool:
         """Whether norms also follow attention or MLP (as in Gemma-2)."""
@@ -141,6 +137,10 @@ class Layer(ABC):
     def output_point(self, name: Projection) -> str:
         """Return the name of the hook point that carries a projection's output."""
         return self.attn_out_point if name == "w_o" else f"attn.hook_{name[-1]}"
+
+    def has_matrix(self, name: Projection) -> bool:
+        """Return whether a projection is a matrix of its own, with a hook point at its output."""
+        return self.has("attn.hook_z" if name == "w_o" else self.output_point(name))
 
     def why_not_replaced(self, name: Projection) -> str | None:
         """Return why a projection cannot be replaced by another; None if it can."""

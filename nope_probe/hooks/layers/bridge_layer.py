@@ -146,8 +146,7 @@ class BridgeLayer(Layer):
         return self.attn_out_point if name == "w_o" else f"attn.{name[-1]}.hook_out"
 
     def why_not_replaced(self, name: Projection) -> str | None:
-        point = "attn.hook_z" if name == "w_o" else self.output_point(name)
-        if not self.has(point):
+        if not self.has_matrix(name):
             return "it is no matrix of its own (as in multi-head latent attention)"
         n_rows = self.weight(name).numel() // self.d_model
         if name == "w_q" and n_rows != self.n_heads * self.d_head:

@@ -149,7 +149,9 @@ class HookedLayer(Layer):
         )
 
     def norm_point(self, norm: NormName) -> str:
-        return f"{norm}.hook_normalized"
+        if self.has(f"{norm}.hook_normalized"):
+            return f"{norm}.hook_normalized"
+        return "hook_resid_pre" if norm == "ln1" else "hook_resid_mid"  # a model without norms
 
     def norm_output(self, norm: NormName, tensor: Vectors) -> Vectors:
         # hook_normalized leaves out the learned weight (and LayerNorm's bias).

@@ -104,7 +104,8 @@ def norm_between(block: nn.Module, x: Vectors, y: Vectors) -> NormMap | None:
 
 def is_norm(module: nn.Module) -> bool:
     """Return whether a module is a norm, as far as its class says."""
-    return "norm" in type(module).__name__.lower()
+    wrapped = getattr(module, "original_component", None)
+    return any("norm" in type(each).__name__.lower() for each in (module, wrapped))
 
 
 def _row(tensor: Tensor | None) -> Tensor | None:
@@ -185,10 +186,11 @@ class ProjectionMap:
 def projection_map(model: HookedModel, layer: Layer) -> ProjectionMap:
     """Return how a block makes queries and keys, from a pass in which its input is a basis."""
     basis = torch.cat((torch.zeros(1, layer.d_model), torch.eye(layer.d_model)))
-    n_seqs = -(-len(basis) // _N_POS)
-    inputs = torch.zeros(n_seqs * _N_POS, layer.d_model)
+    n_pos = min(_N_POS, getattr(layer.cfg, "n_ctx", None) or _N_POS)
+    n_seqs = -(-len(basis) // n_pos)
+    inputs = torch.zeros(n_seqs * n_pos, layer.d_model)
     inputs[: len(basis)] = basis
-    inputs = inputs.view(n_seqs, _N_POS, -1)
+    inputs = inputs.view(n_seqs, n_pos, -1)
     with tapped(model):
         with _norms_as(layer, 1.0) as norms:
             at_one = _heads_of(model, layer, inputs)[: len(basis)]

@@ -8,7 +8,7 @@ model is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from inspect import signature
 from typing import Any, TypeAlias
@@ -24,7 +24,7 @@ from nope_probe.hooks.layers.attention import Attention, Heads
 from nope_probe.hooks.layers.base_layer import Layer, Traits, find_point
 from nope_probe.hooks.layers.bridge_layer import BridgeLayer
 from nope_probe.hooks.layers.hooked_layer import HookedLayer
-from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
+from nope_probe.hooks.layers.protocols import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.layers.rotation import Angles, fit_rotary
 from nope_probe.hooks.layers.tap import StopForward, positions_far_apart, taps_read
 
@@ -76,23 +76,12 @@ def numbered_layers(model: HookedModel, numbers: Iterable[int] | None = None) ->
 def tapped(model: HookedModel) -> Iterator[list[Layer]]:
     """Let blocks attend through their taps, if they do not do so already, and yield the blocks."""
     layers = layers_of(model)
-    attached: list[Layer] = []
-    try:
+    with ExitStack() as stack:
         for layer in layers:
             if not layer.is_tapped:
                 layer.attach_tap()
-                attached.append(layer)
+                stack.callback(layer.detach_tap)
         yield layers
-    finally:
-        for layer in attached:
-            layer.detach_tap()
-
-
-def attach_taps(model: HookedModel) -> None:
-    """Let a model's blocks attend through their taps from now on."""
-    for layer in layers_of(model):
-        if not layer.is_tapped:
-            layer.attach_tap()
 
 
 @contextmanager
@@ -138,49 +127,11 @@ def validate_inputs(model: HookedModel, inputs: Inputs) -> None:
         raise UserError(f"token {wrong}: the model's tokens are from 0 to {n_tokens - 1}")
 
 
-def forward(model: HookedModel, inputs: Inputs) -> None:
-    """Run a model's blocks on tokens, or on vectors that enter the first block as they are."""
-    if is_bridge(model):
-        with _entering(model, inputs):
-            model(inputs)
-    elif inputs.is_floating_point():
-        model(inputs, start_at_layer=0, stop_at_layer=model.cfg.n_layers)
-    else:
-        model(inputs, stop_at_layer=model.cfg.n_layers)
-
-
 def logits_of(
     model: HookedModel, tokens: Int[Tensor, "batch pos"]
 ) -> Float[Tensor, "batch pos d_vocab"]:
     """Return the logits of a batch of tokens, on the model's device."""
     return model(tokens.to(next(model.parameters()).device))
-
-
-@contextmanager
-def _entering(model: HookedModel, inputs: Inputs) -> Iterator[None]:
-    """Let vectors enter a bridge's first block as they are; tokens are left alone.
-
-    A bridge takes vectors for input embeddings, to which GPT-2 adds positions. `start_at_layer`
-    would do, but TransformerLens 3.9 has it for HookedTransformers only.
-    """
-    if not inputs.is_floating_point():
-        yield
-        return
-    point = find_point(blocks_of(model)[0], "hook_resid_pre")
-    assert point is not None
-    # Before all other hooks, so that they read what enters.
-    point.add_hook(lambda tensor, hook: inputs, prepend=True)
-    handle = point.fwd_hooks[0]
-    try:
-        yield
-    finally:
-        handle.hook.remove()
-        point.fwd_hooks.remove(handle)
-
-
-def is_causal(model: HookedModel) -> bool:
-    """Return whether a model's attention has a mask."""
-    return getattr(model.cfg, "attention_dir", "causal") != "bidirectional"
 
 
 def position_point(model: HookedModel) -> HookPoint | None:
@@ -215,13 +166,22 @@ def takes_position_ids(model: HookedModel) -> bool:
 
 
 def run_forward(model: HookedModel, inputs: Inputs) -> None:
-    """Run a batch of tokens or of vectors through a model, for its hooks alone.
+    """Run a batch of tokens or of vectors through a model's blocks, for its hooks alone.
 
-    Vectors are what enters the first block, on every kind of model.
+    Vectors are what enters the first block, on every kind of model. A bridge takes them for input
+    embeddings, to which GPT-2 adds positions: there a hook writes them. (`start_at_layer` would do,
+    but TransformerLens 3.9 has it for HookedTransformers only.)
     """
     inputs = inputs.to(next(model.parameters()).device)
-    with suppress(StopForward):
-        forward(model, inputs)
+    options: dict[str, int] = {} if is_bridge(model) else {"stop_at_layer": model.cfg.n_layers}
+    entries: list[Attachment] = []
+    if inputs.is_floating_point() and is_bridge(model):
+        entries.append((block_point(model, 0, "hook_resid_pre"), lambda tensor, hook: inputs))
+    elif inputs.is_floating_point():
+        options["start_at_layer"] = 0
+    # Before all other hooks, so that they read what enters.
+    with suppress(StopForward), hooks_attached(entries, prepend=True):
+        model(inputs, **options)
 
 
 def run_blocks(model: HookedModel, inputs: Inputs) -> Float[Tensor, "batch pos d_model"]:
@@ -239,11 +199,16 @@ def run_blocks(model: HookedModel, inputs: Inputs) -> Float[Tensor, "batch pos d
         outputs.append(tensor)
         raise StopForward
 
-    point = find_point(blocks_of(model)[-1], "hook_resid_post")
-    assert point is not None
-    with hooks_attached([(point, keep)]):
+    with hooks_attached([(block_point(model, -1, "hook_resid_post"), keep)]):
         run_forward(model, inputs)
     return outputs[0]
+
+
+def block_point(model: HookedModel, number: int, name: str) -> HookPoint:
+    """Return a hook point of any block, attending or not."""
+    point = find_point(blocks_of(model)[number], name)
+    assert point is not None
+    return point
 
 
 TRAITS: WeakKeyDictionary[HookedModel, dict[int, Traits]] = WeakKeyDictionary()

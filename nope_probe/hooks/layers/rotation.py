@@ -83,16 +83,12 @@ def fit_rotary(
     angle, factor = torch.atan2(sin[1], cos[1]), float(torch.hypot(cos[0, 0], sin[0, 0]))
     fits = max(FITS, 8 * torch.finfo(turned.dtype).eps) * float(turned.abs().max())
     turned, straight = turned.double().cpu(), straight.double().cpu()
-    n = len(angle)
+    n, half = len(angle), torch.arange(len(angle) // 2)
     layouts = [torch.arange(n)]  # one column for each pair
     if (
         n % 2 == 0
-    ):  # the same pairs again behind the last (0 1 0 1), or next to each other (0 0 1 1)
-        layouts = [
-            torch.arange(n // 2).repeat(2),
-            torch.arange(n // 2).repeat_interleave(2),
-            *layouts,
-        ]
+    ):  # the same pairs again, behind the last (0 1 0 1) or next to each other (0 0 1 1)
+        layouts = [half.repeat(2), half.repeat_interleave(2), *layouts]
     for columns in layouts:
         n_pairs = int(columns.max()) + 1
         theta = angle[[columns.tolist().index(pair) for pair in range(n_pairs)]]

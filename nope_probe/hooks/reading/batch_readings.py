@@ -123,6 +123,18 @@ def visible_cells(
     return found
 
 
+def window_hides(model: HookedModel, inputs: Inputs, n_layers: int) -> bool:
+    """Return whether one of the first blocks hides an earlier key of the first sequence."""
+    found: list[bool] = []
+
+    def keep(layer: Layer, attention: Attention) -> None:
+        found.append(bool((~attention.visible_to_all).tril().any()))
+
+    with torch.inference_mode(), attention_read(model, keep, n_layers=n_layers):
+        run_forward(model, inputs)
+    return any(found)
+
+
 def read_rotations(
     model: HookedModel, inputs: Inputs, n_layers: int
 ) -> list[Float[Tensor, "two d_head d_head"]]:

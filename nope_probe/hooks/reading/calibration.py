@@ -140,7 +140,7 @@ class _OutputAccumulator(Accumulator):
         super().__init__(n_folds=1)
         self.layer = layer
         self.parts: dict[str, list[Part]] = {}
-        self.projections = [name for name in WEIGHTS if layer.has(_output_point(layer, name))]
+        self.projections = [name for name in WEIGHTS if layer.has_matrix(name)]
         self.units: dict[Replacement, dict[Projection, ReplacedWeight]] = {
             kind: {
                 name: REPLACED[kind](
@@ -226,8 +226,3 @@ class _OutputAccumulator(Accumulator):
             return torch.zeros(0).double()
         total = self.totals[f"sum/{name}"][0].cpu()
         return total[:-1] / total[-1]
-
-
-def _output_point(layer: Layer, name: Projection) -> str:
-    """Return the hook point that a block has if a projection is a matrix of its own."""
-    return "attn.hook_z" if name == "w_o" else layer.output_point(name)

@@ -27,7 +27,7 @@ from nope_probe.hooks.reading.accumulators import (
     ScoreAccumulator,
 )
 from nope_probe.hooks.reading.residual_cache import ResidualCache
-from nope_probe.hooks.reading.stages import STAGES, Stage, available
+from nope_probe.hooks.reading.stages import STAGES, available
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, restore, state_of, stream
 from nope_probe.maps.folds import State, fold_counts, folds_of, interleaved_folds
 from nope_probe.maps.maps import ScoreMaps, StageMaps
@@ -150,10 +150,14 @@ def capture_stages(
     fold_of = folds_of(len(inputs), n_folds, documents)
     counts = fold_of.bincount()
     n_folds = len(counts)
-    accumulators = {
-        letter: _accumulator(STAGES[letter], blocks[layer + STAGES[letter].block], n_folds)
-        for letter in letters
-    }
+    accumulators: dict[Letter, GramAccumulator | ScoreAccumulator] = {}
+    for letter in letters:
+        stage, block = STAGES[letter], blocks[layer + STAGES[letter].block]
+        accumulators[letter] = (
+            ScoreAccumulator(block, n_folds)
+            if stage.scores
+            else GramAccumulator(stage, block, n_folds)
+        )
     stream(
         model,
         inputs,
@@ -184,12 +188,6 @@ def _letters(
     if missing:
         raise KeyError(f"block {layer} has the stages {' '.join(names)}, not {' '.join(missing)}")
     return letters
-
-
-def _accumulator(stage: Stage, layer: Layer, n_folds: int) -> GramAccumulator | ScoreAccumulator:
-    if stage.scores:
-        return ScoreAccumulator(layer, n_folds)
-    return GramAccumulator(stage, layer, n_folds)
 
 
 def _end(letters: Sequence[Letter], blocks: Mapping[int, Layer], layer: int) -> HookPoint:

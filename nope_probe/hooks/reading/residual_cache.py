@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
 from torch import Tensor, nn
 
-from nope_probe.hooks.layers.attached_hooks import restores_places
+from nope_probe.hooks.layers.attached_hooks import methods_replaced, restores_places
 from nope_probe.hooks.layers.model import Inputs, blocks_of
 from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
 from nope_probe.hooks.removing.block_ablation import has_foreign_hooks, removed_before
@@ -65,7 +65,9 @@ class ResidualCache:
         for depth in layers if shares else ():
             if depth > start:
                 forwards[blocks[depth - 1]] = self._keeping(model, batch, depth, blocks[depth - 1])
-        with _forwards_replaced(forwards):
+        with ExitStack() as stack:
+            for block, forward in forwards.items():
+                stack.enter_context(methods_replaced(block, forward=forward))
             yield
 
     def _deepest(self, model: HookedModel, batch: Inputs, layer: int) -> int:
@@ -112,19 +114,3 @@ def _is_of_the_libraries(hook: object) -> bool:
 
 def _key(model: HookedModel, batch: Inputs, depth: int) -> Hashable:
     return batch.data_ptr(), batch.shape, batch.dtype, depth, removed_before(model, depth)
-
-
-@contextmanager
-def _forwards_replaced(forwards: dict[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """Replace the forward pass of modules for as long as the context lasts."""
-    # In the instance's dict: a bridge's own __setattr__ would pass it on to the HF module.
-    before = {each: each.__dict__["forward"] for each in forwards if "forward" in each.__dict__}
-    try:
-        for module, forward in forwards.items():
-            module.__dict__["forward"] = forward
-        yield
-    finally:
-        for module in forwards:
-            module.__dict__.pop("forward", None)
-        for module, forward in before.items():
-            module.__dict__["forward"] = forward

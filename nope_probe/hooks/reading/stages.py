@@ -73,17 +73,9 @@ def available(layers: Mapping[int, Layer], index: int) -> dict[Letter, str]:
         if index + stage.block in layers:
             layer = layers[index + stage.block]
             name = hook_name(stage, layer)
-            if layer.has(name) and not (letter in ("e", "f") and _has_no_middle(layer)):
+            if layer.has(name) and not (letter in ("e", "f") and _why_no_middle(layer)):
                 names[letter] = name
     return names
-
-
-def _has_no_middle(layer: Layer) -> bool:
-    """Return whether the hook points between attention and MLP mean something else, or nothing.
-
-    A bridge has a norm of an MLP even where it has no MLP.
-    """
-    return layer.attention_only or layer.parallel or layer.has_post_norm
 
 
 def absent_stages(layers: Mapping[int, Layer], index: int, n_layers: int) -> dict[Letter, str]:
@@ -92,21 +84,22 @@ def absent_stages(layers: Mapping[int, Layer], index: int, n_layers: int) -> dic
     is_last = index == n_layers - 1
     why = f"L{index} is the last layer" if is_last else f"L{index + 1} does not attend"
     return {
-        letter: why if stage.block else _why_no_middle(block)
+        letter: why if stage.block else _why_no_middle(block) or "this block has no such stage"
         for letter, stage in STAGES.items()
         if letter not in has
     }
 
 
-def _why_no_middle(block: Layer) -> str:
-    """Return why a block has no (e) and (f)."""
+def _why_no_middle(block: Layer) -> str | None:
+    """Return why a block has no (e) and (f), in the paper's sense; None if it may have them.
+
+    A bridge has a norm of an MLP even where it has no MLP.
+    """
     if block.attention_only:
         return "no FFN: the block ends with attention, at (g)"
     if block.parallel:
         return "attention and FFN run in parallel"
-    if block.has_post_norm:
-        return "there are norms after attention and FFN"
-    return "this block has no such stage"
+    return "there are norms after attention and FFN" if block.has_post_norm else None
 
 
 def hook_name(stage: Stage, layer: Layer) -> str:

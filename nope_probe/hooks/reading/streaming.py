@@ -8,7 +8,7 @@ share a run, and their totals are added up at the end.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from jaxtyping import Int
@@ -184,28 +184,25 @@ class BatchRunner:
 
     def _fits(self, batch: Inputs) -> bool:
         try:
-            if self.to_logits:
-                self._run_to_logits(batch)
-            else:
-                self._run_to_end(batch)
+            self._run_once(batch)
         except torch.OutOfMemoryError:
             if len(batch) == 1:
                 raise
             return False
         return True
 
-    def _run_to_end(self, batch: Inputs) -> None:
-        if self.residuals is None:
-            run_forward(self.model, batch)
+    def _run_once(self, batch: Inputs) -> None:
+        if self.to_logits:
+            logits = logits_of(self.model, batch)
+            for each in self.accumulators:
+                each.read_logits(logits, batch)
             return
-        layers = sorted({each.layer.index for each in self.accumulators})
-        with self.residuals.shared(self.model, batch, layers, self.may_skip):
+        shared: AbstractContextManager[None] = nullcontext()
+        if self.residuals is not None:
+            layers = sorted({each.layer.index for each in self.accumulators})
+            shared = self.residuals.shared(self.model, batch, layers, self.may_skip)
+        with shared:
             run_forward(self.model, batch)
-
-    def _run_to_logits(self, batch: Inputs) -> None:
-        logits = logits_of(self.model, batch)
-        for each in self.accumulators:
-            each.read_logits(logits, batch)
 
     def _halve(self, size: int) -> None:
         # Called once the error is gone, whose frames hold tensors. Blocks before the one that ran

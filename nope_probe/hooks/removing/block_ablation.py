@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from weakref import WeakKeyDictionary
 
@@ -19,61 +19,53 @@ from torch import Tensor
 from nope_probe.components import LOCAL, OF_LENGTH, Ablation, Projection
 from nope_probe.hooks.layers.attached_hooks import HookGroup, PlacedHook, first, last
 from nope_probe.hooks.layers.attention import Attention, Visible, repeat_heads
-from nope_probe.hooks.layers.base_layer import Layer, Vectors
+from nope_probe.hooks.layers.base_layer import Vectors
 from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
 from nope_probe.hooks.layers.rotation import RemovedPairs
 from nope_probe.hooks.removing.edited_weights import norm_hooks
-from nope_probe.hooks.removing.replacements import ReplacedWeight
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class BlockRemoval:
-    """What is removed from one block.
-
-    Attributes:
-        components: components, and `norms`.
-        replaced: the replacement of each weight that is removed.
-        rope: the rotary pairs that are removed, if any are.
-        heads: the query heads that lose the components; None for all.
-        prefix: how many first positions lose the mask among themselves; None for all positions.
-    """
-
-    components: frozenset[str]
-    replaced: Mapping[Projection, ReplacedWeight] = field(default_factory=dict)
-    rope: RemovedPairs | None = None
-    heads: list[int] | None = None
-    prefix: int | None = None
-
-    def in_heads(
-        self, new: Shaped[Tensor, "*shape"], old: Shaped[Tensor, "*shape"], dim: int
-    ) -> Shaped[Tensor, "*shape"]:
-        """Return the new tensor in the heads that lose the components, and the old in the rest."""
-        if self.heads is None:
-            return new
-        mixed = old.clone()
-        mixed.movedim(dim, 0)[self.heads] = new.movedim(dim, 0)[self.heads].to(old.dtype)
-        return mixed
+from nope_probe.hooks.removing.replacements import (
+    REPLACED,
+    Calibration,
+    Place,
+    ReplacedWeight,
+)
+from nope_probe.hooks.removing.targets import Target
 
 
 class BlockAblation:
     """Removes components from one block, for as long as its hooks are attached.
 
     Args:
-        layer: the block.
-        removal: what is removed from it.
+        target: the block, the query heads and the rotary pairs that lose the components.
+        ablation: what is removed.
+        calibration: what `calibrate` measured, where the ablation needs it.
     """
 
-    def __init__(self, layer: Layer, removal: BlockRemoval) -> None:
-        self.layer, self.removal = layer, removal
+    def __init__(self, target: Target, ablation: Ablation, calibration: Calibration | None) -> None:
+        self.layer, self.heads, self.rope = target.layer, target.heads, target.rope
+        self.components, self.prefix = frozenset(ablation.components), ablation.prefix
+        self.replaced: dict[Projection, ReplacedWeight] = {
+            name: REPLACED[ablation.replacement](
+                Place(
+                    layer=target.layer,
+                    name=name,
+                    ablation=ablation,
+                    calibration=calibration,
+                    heads=target.heads,
+                )
+            )
+            for name in ablation.weights
+        }
         self.inputs: list[Tensor] = []
         self.z: Tensor | None = None
 
     def group(self) -> HookGroup:
         """Return the block's hooks."""
-        return HookGroup(module=self.layer.block, hooks=list(self._hooks()), start=self.reset)
+        return HookGroup(self.layer.block, list(self._hooks()))
 
     def _hooks(self) -> Iterator[PlacedHook]:
-        point, remove = self.layer.point, self.removal.components
+        point, remove = self.layer.point, self.components
+        yield first(point("hook_resid_pre"), self.drop)  # of a pass that ended early
         if "norms" in remove:
             yield from norm_hooks(self.layer)
         if remove & {"w_q", "w_k", "w_v"}:
@@ -100,19 +92,19 @@ class BlockAblation:
 
         The model then norms and rotates it.
         """
-        new = self.removal.replaced[name].outputs(self._input(name)).to(tensor.dtype)
-        return self.removal.in_heads(new, repeat_heads(tensor, self.layer.n_heads), dim=2)
+        new = self.replaced[name].outputs(self._input(name)).to(tensor.dtype)
+        return self._in_heads(new, repeat_heads(tensor, self.layer.n_heads), dim=2)
 
     def write_attn_out(self, tensor: Tensor, hook: HookPoint) -> Tensor:
         """Replace the output of W_O; where some heads keep it, the bias stays."""
-        z, heads = self.z, self.removal.heads
+        z, heads = self.z, self.heads
         assert z is not None
         if heads is None:
             all_heads = range(self.layer.n_heads)
-            return self.removal.replaced["w_o"].summed(z, all_heads).to(tensor.dtype)
+            return self.replaced["w_o"].summed(z, all_heads).to(tensor.dtype)
         weight = self.layer.weight_per_head("w_o")[heads].to(z)
         own = torch.einsum("bphd,hdm->bpm", z[:, :, heads], weight)
-        return (tensor - own + self.removal.replaced["w_o"].summed(z, heads)).to(tensor.dtype)
+        return (tensor - own + self.replaced["w_o"].summed(z, heads)).to(tensor.dtype)
 
     def edit(self, attention: Attention) -> Attention:
         """Return attention without mask, window, ALiBi, sinks, or the RoPE of some heads.
@@ -120,20 +112,20 @@ class BlockAblation:
         Raises:
             ValueError: if keys come from a cache, or for padding which the removal would count.
         """
-        removal, remove, visible = self.removal, self.removal.components, attention.visible
+        remove, visible = self.components, attention.visible
         if not remove <= LOCAL:
             check_sequences(attention, remove)
-        if removal.rope is not None and removal.heads is not None:
-            attention = self._without_rope(attention, removal.rope)
-        new = visible_without(visible, remove, removal.prefix)
-        if removal.heads is not None:
+        if self.rope is not None and self.heads is not None:
+            attention = self._without_rope(attention, self.rope)
+        new = visible_without(visible, remove, self.prefix)
+        if self.heads is not None:
             shape = -1, attention.n_heads, -1, -1
-            new = removal.in_heads(new.expand(shape), visible.expand(shape), dim=1)
+            new = self._in_heads(new.expand(shape), visible.expand(shape), dim=1)
         bias, sinks = attention.bias, attention.sinks
         if bias is not None and "alibi" in remove:
-            bias = removal.in_heads(torch.zeros_like(bias), bias, dim=1)
+            bias = self._in_heads(torch.zeros_like(bias), bias, dim=1)
         if sinks is not None and "sink" in remove:
-            sinks = removal.in_heads(torch.full_like(sinks, -torch.inf), sinks, dim=0)
+            sinks = self._in_heads(torch.full_like(sinks, -torch.inf), sinks, dim=0)
         return replace(attention, visible=new, bias=bias, sinks=sinks)
 
     def _without_rope(self, attention: Attention, rope: RemovedPairs) -> Attention:
@@ -141,17 +133,23 @@ class BlockAblation:
         assert attention.angles is not None
         angles, q = attention.angles, attention.q
         k = repeat_heads(attention.k, attention.n_heads)
-        q, k = (self.removal.in_heads(rope.turned_back(x, angles), x, dim=2) for x in (q, k))
+        q, k = (self._in_heads(rope.turned_back(x, angles), x, dim=2) for x in (q, k))
         return replace(attention, q=q, k=k)
 
-    def reset(self) -> None:
-        """Drop what was read of a pass."""
+    def drop(self, tensor: Tensor, hook: HookPoint) -> None:
+        """Drop what was read of a pass: the inputs and values of all blocks are gigabytes."""
         self.inputs.clear()
         self.z = None
 
-    def drop(self, tensor: Tensor, hook: HookPoint) -> None:
-        """Drop what was read: the inputs and values of all blocks are gigabytes."""
-        self.reset()
+    def _in_heads(
+        self, new: Shaped[Tensor, "*shape"], old: Shaped[Tensor, "*shape"], dim: int
+    ) -> Shaped[Tensor, "*shape"]:
+        """Return the new tensor in the heads that lose the components, and the old in the rest."""
+        if self.heads is None:
+            return new
+        mixed = old.clone()
+        mixed.movedim(dim, 0)[self.heads] = new.movedim(dim, 0)[self.heads].to(old.dtype)
+        return mixed
 
     def _input(self, name: Projection) -> Vectors:
         # A HookedTransformer norms the inputs of W_Q, W_K and W_V one after the other.
@@ -262,7 +260,7 @@ def removed_before(model: HookedModel, depth: int) -> tuple[Hashable, ...]:
     ablation, removals = active.ablation, []
     for index, each in sorted(active.blocks.items()):
         if index < depth:
-            heads = each.removal.heads
+            heads = each.heads
             removals.append((index, None if heads is None else tuple(heads)))
     embeds = "pos_embed" in ablation.components
     if not (removals or embeds) or not ablation.components:

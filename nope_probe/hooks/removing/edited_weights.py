@@ -172,20 +172,16 @@ def untrained(model: Model, seed: int = 0) -> Iterator[Model]:
         seed: of the draws.
     """
     generator = torch.Generator().manual_seed(seed)
-    trained = [(parameter, parameter.detach().cpu().clone()) for _, parameter in _weights(model)]
+    trained = [(parameter, parameter.detach().cpu().clone()) for parameter in model.parameters()]
     try:
         with torch.no_grad():
-            for name, parameter in _weights(model):
+            for name, parameter in model.named_parameters():
                 parameter.copy_(_drawn(name, parameter, generator))
         yield model
     finally:
         with torch.no_grad():
             for parameter, before in trained:
                 parameter.copy_(before)
-
-
-def _weights(model: Model) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    return iter(model.named_parameters())
 
 
 def _drawn(name: str, parameter: Tensor, generator: torch.Generator) -> Tensor:

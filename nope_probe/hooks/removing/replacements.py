@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from nope_probe.components import WEIGHTS, WITH_GAIN, Ablation, Projection, Replacement
-from nope_probe.hooks.layers.attention import Heads
+from nope_probe.hooks.layers.attention import Heads, repeat_heads
 from nope_probe.hooks.layers.base_layer import Layer, Vectors
 from nope_probe.maps.folds import State
 
@@ -168,7 +168,8 @@ class ZeroWeight(ReplacedWeight):
     constant: Float[Tensor, "head width"]
 
     def __init__(self, place: Place) -> None:
-        self.constant = torch.zeros(place.layer.n_heads, place.layer.width(place.name))
+        width = place.layer.d_model if place.name == "w_o" else place.layer.d_head
+        self.constant = torch.zeros(place.layer.n_heads, width)
 
     def outputs(self, y: Vectors) -> Heads:
         self.constant = self.constant.to(y)
@@ -184,10 +185,17 @@ class MeanWeight(ZeroWeight):
 
     def __init__(self, place: Place) -> None:
         assert place.calibration is not None, "the mean output is measured first"
-        if place.name == "w_o" and place.heads is not None:
-            self.constant = mean_output_per_head(place.layer, place.calibration)
-        else:
-            self.constant = mean_output(place.layer, place.name, place.calibration)
+        layer = place.layer
+        if place.name == "w_o" and place.heads is not None:  # its bias belongs to no head
+            z = place.calibration.mean("z", layer.index).view(layer.n_heads, -1)
+            weight = layer.weight_per_head("w_o").cpu().to(z)
+            self.constant = torch.einsum("hd,hdm->hm", z, weight)
+            return
+        mean = place.calibration.mean(place.name, layer.index)
+        if place.name == "w_o":  # each head adds an equal part
+            self.constant = mean.expand(layer.n_heads, -1) / layer.n_heads
+        else:  # one per key head, or per query head
+            self.constant = repeat_heads(mean.view(1, 1, -1, layer.d_head), layer.n_heads)[0, 0]
 
 
 REPLACED: dict[Replacement, Callable[[Place], ReplacedWeight]] = {
@@ -240,24 +248,3 @@ def norm_gain(layer: Layer, name: Projection) -> float:
     n_heads = layer.n_kv_heads if name in ("w_k", "w_v") else layer.n_heads
     width = layer.d_value if name == "w_o" else layer.d_head
     return float(weight.float().norm() / (n_heads * width) ** 0.5)
-
-
-def mean_output(
-    layer: Layer, name: Projection, calibration: Calibration
-) -> Float[Tensor, "head width"]:
-    """Return the mean output of a projection for each query head.
-
-    Of W_O, whose output is a sum over heads, each head adds an equal part of the mean.
-    """
-    mean = calibration.mean(name, layer.index)
-    if name == "w_o":
-        return mean.expand(layer.n_heads, -1) / layer.n_heads
-    per_head = rearrange(mean, "(head d_head) -> head d_head", d_head=layer.d_head)
-    return per_head.repeat_interleave(layer.n_heads // len(per_head), 0)
-
-
-def mean_output_per_head(layer: Layer, calibration: Calibration) -> Float[Tensor, "head d_model"]:
-    """Return the mean of what each head adds to the output of W_O; the bias belongs to none."""
-    mean = calibration.mean("z", layer.index)
-    z = rearrange(mean, "(head d_head) -> head d_head", head=layer.n_heads)
-    return torch.einsum("hd,hdm->hm", z, layer.weight_per_head("w_o").cpu().to(z))

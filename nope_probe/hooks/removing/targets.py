@@ -16,7 +16,6 @@ from nope_probe.components import COMPONENTS, Ablation, Component, is_rope
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.model import (
     blocks_of,
-    is_causal,
     layers_of,
     numbered_layers,
     position_point,
@@ -48,35 +47,34 @@ def resolve_targets(model: HookedModel, ablation: Ablation) -> list[Target]:
         ValueError: for a component, layer, head or band that the model does not have, or a prefix
             longer than its context; the message says what there is.
     """
-    bands = [name for name in ablation.components if is_rope(name)]
-    _validate_components(model, ablation.components)
+    names = ablation.components
+    has = components(model)
+    for name in COMPONENTS:
+        if name in names and name not in has:
+            raise _lacks(model, name)
     if ablation.prefix is not None and ablation.prefix > model.cfg.n_ctx:
         raise ValueError(
             f"a prefix of {ablation.prefix} positions, but the model's context is {model.cfg.n_ctx}"
         )
-    heads = ablation.heads
-    if heads is None:
-        per_layer: Mapping[int, Sequence[int] | None] = dict.fromkeys(_numbers(model, ablation))
-    else:
-        per_layer = {index: named for index, named in heads.items() if len(named)}
-    rope = removed_pairs(model, bands)
+    heads, numbers = ablation.heads, ablation.layers
+    if heads is not None:
+        numbers = [index for index, named in heads.items() if len(named)]
+    rope = removed_pairs(model, [name for name in names if is_rope(name)])
     try:
-        layers = numbered_layers(model, per_layer) if per_layer else []
+        layers = [] if numbers is not None and not len(numbers) else numbered_layers(model, numbers)
     except IndexError as error:
         raise ValueError(str(error)) from error
     targets = [
-        Target(layer=layer, heads=_heads(layer, per_layer[layer.index]), rope=rope[layer.index])
+        Target(
+            layer=layer,
+            heads=None if heads is None else _heads(layer, heads[layer.index]),
+            rope=rope[layer.index],
+        )
         for layer in layers
     ]
     for target in targets:
         _validate_weights(target, ablation)
     return targets
-
-
-def _numbers(model: HookedModel, ablation: Ablation) -> Sequence[int]:
-    if ablation.layers is not None:
-        return ablation.layers
-    return [layer.index for layer in layers_of(model)]
 
 
 def _validate_weights(target: Target, ablation: Ablation) -> None:
@@ -93,22 +91,13 @@ def _validate_weights(target: Target, ablation: Ablation) -> None:
         )
 
 
-def _validate_components(model: HookedModel, names: Sequence[str]) -> None:
-    has = components(model)
-    for name in COMPONENTS:
-        if name in names and name not in has:
-            raise _lacks(model, name)
-
-
 def _lacks(model: HookedModel, name: str) -> ValueError:
     has = ", ".join(components(model))
     return ValueError(f"the model has no {name} to remove; it has {has}")
 
 
-def _heads(layer: Layer, named: Sequence[int] | None) -> list[int] | None:
+def _heads(layer: Layer, named: Sequence[int]) -> list[int] | None:
     """Return the named heads in order; None if these are all heads."""
-    if named is None:
-        return None
     unknown = [head for head in named if head not in range(layer.n_heads)]
     if unknown:
         raise ValueError(
@@ -142,7 +131,7 @@ def components(model: HookedModel) -> tuple[Component, ...]:
     """
     layers, traits = layers_of(model), traits_of(model).values()
     has = {
-        "mask": is_causal(model),
+        "mask": model.cfg.attention_dir != "bidirectional",
         "rope": any(each.rotary is not None for each in traits),
         "mlp": any(layer.has("hook_mlp_out") and not layer.attention_only for layer in layers),
         "pos_embed": position_point(model) is not None,

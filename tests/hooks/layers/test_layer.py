@@ -1,6 +1,5 @@
 """One block's hook points, weights and steps from q and k to scores, on each kind of model."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +7,13 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 from support.edited_model import projections
-from support.plain_scores import plain_scores
+from support.plain_attention import plain_scores
 from support.plain_states import plain_states
 from support.tiny_models import (
     CONFIGS,
     D_VOCAB,
+    ByName,
+    ModelOf,
     distance,
     plain,
     randomised,
@@ -29,8 +30,6 @@ from nope_probe.hooks.layers.rotation import RemovedPairs, fit_rotary
 from nope_probe.hooks.layers.tap import StopForward
 from nope_probe.models.load import load
 
-ModelOf = Callable[[str], tuple[Any, str]]
-
 
 def test_the_type_checks_of_shapes_are_on() -> None:
     with pytest.raises(TypeCheckError):
@@ -39,7 +38,7 @@ def test_the_type_checks_of_shapes_are_on() -> None:
 
 @pytest.mark.parametrize("spec", ["bridge:llama", "bridge:smollm3", "hooked:smollm3-rope"])
 def test_the_tap_shows_the_queries_and_keys_of_plain_transformers(
-    spec: str, model_of: ModelOf, tiny: Callable[[str], Any]
+    spec: str, model_of: ModelOf, tiny: ByName
 ) -> None:
     model, name = model_of(spec)
     shown = attentions(model, tiny(name).tokens)
@@ -95,7 +94,7 @@ def test_a_rotation_is_recognised_and_turned_back(layout: str, d_rotary: int) ->
     ["bridge:llama", "bridge:phi3", "bridge:gpt2", "hooked:smollm3-rope"],
 )
 def test_weights_per_head_are_views_that_multiply_as_transformers_projections(
-    spec: str, model_of: ModelOf, tiny: Callable[[str], Any]
+    spec: str, model_of: ModelOf, tiny: ByName
 ) -> None:
     model, name = model_of(spec)
     for layer in layers_of(model):
@@ -156,9 +155,7 @@ def test_sizes_are_those_of_the_configuration(model_of: ModelOf) -> None:
         assert layer.d_model == (42 if name == "llama" else 34)
 
 
-def test_gemma_has_its_own_scale_and_a_soft_cap(
-    bridge: Callable[[str], Any], tiny: Callable[[str], Any]
-) -> None:
+def test_gemma_has_its_own_scale_and_a_soft_cap(bridge: ByName, tiny: ByName) -> None:
     model, inputs = bridge("gemma2"), tiny("gemma2").tokens
     assert layers_of(model)[0].soft_cap == 7.0
     for attention, expected in zip(
@@ -188,7 +185,7 @@ def test_a_model_without_hook_points_is_an_error() -> None:
         layers_of(linear)
 
 
-def test_hooks_run_in_order_and_only_they_are_removed(hooked: Callable[[str], Any]) -> None:
+def test_hooks_run_in_order_and_only_they_are_removed(hooked: ByName) -> None:
     point, calls = layers_of(hooked("smollm3-rope"))[0].point("attn.hook_q"), []
 
     def note(name: str) -> Any:
@@ -207,7 +204,7 @@ def test_hooks_run_in_order_and_only_they_are_removed(hooked: Callable[[str], An
 
 
 def test_hooks_are_removed_when_a_later_one_cannot_be_attached(
-    hooked: Callable[[str], Any],
+    hooked: ByName,
 ) -> None:
     layer = layers_of(hooked("smollm3-rope"))[0]
     names = ("attn.hook_q", "attn.hook_typo")
@@ -221,7 +218,7 @@ def test_hooks_are_removed_when_a_later_one_cannot_be_attached(
 
 @pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
 def test_a_run_takes_tokens_or_their_embeddings_and_ends_when_a_hook_stops_it(
-    spec: str, model_of: ModelOf, tiny: Callable[[str], Any]
+    spec: str, model_of: ModelOf, tiny: ByName
 ) -> None:
     model, name = model_of(spec)
     kept: list[torch.Tensor] = []

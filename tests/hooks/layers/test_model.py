@@ -1,18 +1,16 @@
 """Vectors and tokens go through the blocks of every kind of model."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from support.edited_model import blocks
-from support.tiny_models import distance
+from support.tiny_models import ByName, ModelOf, distance
 
 from nope_probe.hooks.layers.attached_hooks import hooks_attached
 from nope_probe.hooks.layers.model import layers_of, run_blocks, run_forward
 from nope_probe.hooks.layers.tap import StopForward
 
-ModelOf = Callable[[str], tuple[Any, str]]
 N_SEQS, N_POS = 3, 11
 
 # The embeddings for which the vectors x enter the first block of plain transformers.
@@ -47,7 +45,7 @@ def plain_output(hf: Any, embeddings: torch.Tensor) -> torch.Tensor:
     "spec", ["bridge:llama", "bridge:gpt2", "bridge:gemma2", "hooked:smollm3-nope"]
 )
 def test_vectors_enter_the_first_block_as_they_are_whatever_is_added_to_embeddings(
-    spec: str, model_of: ModelOf, tiny: Callable[[str], Any]
+    spec: str, model_of: ModelOf, tiny: ByName
 ) -> None:
     model, name = model_of(spec)
     hf = tiny(name).hf
@@ -58,7 +56,7 @@ def test_vectors_enter_the_first_block_as_they_are_whatever_is_added_to_embeddin
 
 
 def test_the_output_of_the_last_block_on_tokens_is_that_of_transformers(
-    bridge: Callable[[str], Any], tiny: Callable[[str], Any]
+    bridge: ByName, tiny: ByName
 ) -> None:
     hf, tokens = tiny("gpt2").hf, tiny("gpt2").tokens
     with torch.inference_mode():
@@ -67,7 +65,7 @@ def test_the_output_of_the_last_block_on_tokens_is_that_of_transformers(
 
 
 def test_a_hook_at_the_first_block_reads_the_vectors_and_may_replace_them(
-    bridge: Callable[[str], Any], tiny: Callable[[str], Any]
+    bridge: ByName, tiny: ByName
 ) -> None:
     model, x = bridge("gpt2"), vectors(tiny("gpt2").hf)
     point, read = layers_of(model)[0].point("hook_resid_pre"), []
@@ -84,7 +82,7 @@ def test_a_hook_at_the_first_block_reads_the_vectors_and_may_replace_them(
 
 
 def test_no_hook_is_left_after_vectors_also_when_a_hook_raises(
-    bridge: Callable[[str], Any], tiny: Callable[[str], Any]
+    bridge: ByName, tiny: ByName
 ) -> None:
     model, x = bridge("gpt2"), vectors(tiny("gpt2").hf)
     tokens = tiny("gpt2").tokens
@@ -109,8 +107,6 @@ def test_no_hook_is_left_after_vectors_also_when_a_hook_raises(
 
 
 @pytest.mark.hooked_transformer
-def test_a_run_of_vectors_equals_one_with_start_at_layer_0(
-    hooked: Callable[[str], Any], tiny: Callable[[str], Any]
-) -> None:
+def test_a_run_of_vectors_equals_one_with_start_at_layer_0(hooked: ByName, tiny: ByName) -> None:
     model, x = hooked("smollm3-rope"), vectors(tiny("smollm3-rope").hf)
     assert run_blocks(model, x).equal(model(x, start_at_layer=0, stop_at_layer=2))

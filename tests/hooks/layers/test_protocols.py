@@ -2,12 +2,11 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from support.tiny_models import ModelOf
 
 import nope_probe
 from nope_probe.hooks.layers.model import layers_of
@@ -22,9 +21,7 @@ HOMES = (*BLOCKS, "hooks/layers/model.py", "models/")
 @pytest.mark.parametrize(
     "spec", ["bridge:llama", "bridge:gpt2", "hooked:smollm3-rope", "hooked:smollm3-nope"]
 )
-def test_models_and_their_hook_points_are_of_the_protocols(
-    spec: str, model_of: Callable[[str], tuple[Any, str]]
-) -> None:
+def test_models_and_their_hook_points_are_of_the_protocols(spec: str, model_of: ModelOf) -> None:
     model, _ = model_of(spec)
     assert isinstance(model, HookedModel)
     for layer in layers_of(model):

@@ -1,12 +1,11 @@
 """Maps of RoPE bands add up to the score map, and each is the sum over its own coordinates."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from support.plain_states import plain_states
-from support.tiny_models import tokens
+from support.tiny_models import ByName, tokens
 
 from nope_probe.analyses.recover import recover_rotation
 from nope_probe.analyses.splits import make_bands
@@ -30,7 +29,7 @@ def groups_of(bands: list[list[Any]]) -> list[list[tuple[int, ...]]]:
 
 @pytest.mark.parametrize("spec", ["bridge:llama", "bridge:phi3", "bridge:smollm3", "hooked:llama"])
 @pytest.mark.parametrize("batch_size", [7, 10, 11])
-def test_bands_add_up_to_the_map(spec: str, batch_size: int, model_of: Callable[[str], Any]):
+def test_bands_add_up_to_the_map(spec: str, batch_size: int, model_of: ByName):
     model, _ = model_of(spec)
     inputs = tokens(N_SEQS, N_POS, seed=3)
     settings = {"batch_size": batch_size, "n_folds": N_FOLDS}
@@ -41,14 +40,14 @@ def test_bands_add_up_to_the_map(spec: str, batch_size: int, model_of: Callable[
     assert (added - whole).nan_to_num().abs().max() <= 1e-5 * whole.nan_to_num().abs().max()
 
 
-def test_by_default_the_folds_are_those_of_captured_scores(bridge: Callable[[str], Any]):
+def test_by_default_the_folds_are_those_of_captured_scores(bridge: ByName):
     inputs = tokens(N_SEQS, N_POS, seed=3)
     whole = capture_scores(bridge("llama"), inputs).folds[:, :1]
     maps = capture_bands(bridge("llama"), inputs, [[tuple(range(10))]])
     torch.testing.assert_close(maps[:, :, 0], whole, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
-def test_bands_add_up_to_the_map_to_1e_9_in_float64(tiny: Callable[[str], Any]):
+def test_bands_add_up_to_the_map_to_1e_9_in_float64(tiny: ByName):
     from nope_probe.models.load import load
 
     model = load(str(tiny("phi3").folder), dtype=torch.float64).model
@@ -60,7 +59,7 @@ def test_bands_add_up_to_the_map_to_1e_9_in_float64(tiny: Callable[[str], Any]):
 
 
 def test_each_band_is_the_sum_over_its_coordinates_in_plain_transformers(
-    tiny: Callable[[str], Any], bridge: Callable[[str], Any]
+    tiny: ByName, bridge: ByName
 ):
     inputs = tokens(N_SEQS, N_POS, seed=3)
     bands = bands_of(bridge("llama"), 2)
@@ -76,6 +75,6 @@ def test_each_band_is_the_sum_over_its_coordinates_in_plain_transformers(
             assert error <= 1e-5 * true.abs().max()
 
 
-def test_soft_capped_scores_have_no_bands(bridge: Callable[[str], Any]):
+def test_soft_capped_scores_have_no_bands(bridge: ByName):
     with pytest.raises(NotImplementedError, match="soft-capped"):
         capture_bands(bridge("gemma2"), tokens(5, 5), [[(0, 5)]], n_folds=5)

@@ -1,14 +1,10 @@
 """Gains equal those of plain transformers' own projections."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from support.edited_model import WEIGHTS, norm_sizes, output_sizes, rectangular_identity
 from support.hooked_runs import hooks_left
-from support.stream_checkpoints import Recorded
-from support.tiny_models import tokens
+from support.tiny_models import ByName, ModelOf, tokens
 
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.model import layers_of
@@ -20,8 +16,6 @@ from nope_probe.hooks.removing.replacements import (
     project_identity,
     project_identity_transposed,
 )
-
-ModelOf = Callable[[str], tuple[Any, str]]
 
 ALL = (
     "bridge:llama",
@@ -37,7 +31,7 @@ ALL = (
 @pytest.mark.parametrize("batch_size", [7, 32])
 @pytest.mark.parametrize("spec", ALL)
 def test_with_the_gain_output_the_replacement_has_the_rms_of_the_weights_output(
-    spec: str, batch_size: int, model_of: ModelOf, tiny: Callable[[str], Any]
+    spec: str, batch_size: int, model_of: ModelOf, tiny: ByName
 ) -> None:
     model, name = model_of(spec)
     inputs = tokens(23, seed=9)
@@ -51,7 +45,7 @@ def test_with_the_gain_output_the_replacement_has_the_rms_of_the_weights_output(
 
 @pytest.mark.parametrize("spec", ALL)
 def test_the_gain_norm_is_the_frobenius_norm_over_the_root_of_the_rows(
-    spec: str, model_of: ModelOf, tiny: Callable[[str], Any]
+    spec: str, model_of: ModelOf, tiny: ByName
 ) -> None:
     model, name = model_of(spec)
     expected = norm_sizes(tiny(name).hf)
@@ -71,14 +65,7 @@ def test_projections_are_products_with_the_rectangular_identity_and_its_transpos
     assert torch.allclose(project_identity_transposed(z, d_model), z @ p, atol=1e-6)
 
 
-def test_calibrating_reports_progress_and_leaves_no_hook(bridge: Callable[[str], Any]) -> None:
-    recorded = Recorded()
-    calibrate(bridge("llama"), tokens(23), batch_size=10, checkpoint=recorded)
-    assert recorded.batches == [10, 10, 3]
-    assert not hooks_left(bridge("llama"))
-
-
-def test_a_calibration_survives_as_tensors(bridge: Callable[[str], Any]) -> None:
+def test_a_calibration_survives_as_tensors(bridge: ByName) -> None:
     for seed in (None, 3):
         measured = calibrate(bridge("llama"), tokens(7), seed=seed)
         again = Calibration.from_tensors(measured.to_tensors(), measured.checksum)

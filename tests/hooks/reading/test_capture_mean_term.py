@@ -1,22 +1,15 @@
 """The mean term: the part of a score that all sequences share, estimated without bias."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from support.edited_model import edited
 from support.plain_states import BlockStates, agree, per_fold, plain_states
-from support.tiny_models import N_POS, tokens
+from support.tiny_models import N_POS, ByName, ModelOf, tokens
 
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.attached_hooks import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.capture import capture_scores
-
-ModelOf = Callable[[str], tuple[Any, str]]
-TinyOf = Callable[[str], Any]
-BridgeOf = Callable[[str], Any]
 
 N_SEQS, N_FOLDS = 37, 5
 CAUSAL = torch.ones(N_POS, N_POS).tril().bool()
@@ -38,7 +31,7 @@ def mean_over_pairs(states: BlockStates, fold: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("spec", ["bridge:llama", "bridge:smollm3", "hooked:smollm3-nope"])
 def test_the_mean_term_is_the_mean_over_pairs_of_different_sequences(
-    spec: str, model_of: ModelOf, tiny: TinyOf, inputs: torch.Tensor
+    spec: str, model_of: ModelOf, tiny: ByName, inputs: torch.Tensor
 ) -> None:
     """So its expectation is <E q_i, E k_j>: q and k of different sequences are independent."""
     model, name = model_of(spec)
@@ -51,7 +44,7 @@ def test_the_mean_term_is_the_mean_over_pairs_of_different_sequences(
 
 
 def test_the_mean_term_without_mask_and_rope_is_that_of_an_edited_model(
-    bridge: BridgeOf, tiny: TinyOf, inputs: torch.Tensor
+    bridge: ByName, tiny: ByName, inputs: torch.Tensor
 ) -> None:
     with ablated(bridge("llama"), Ablation(remove=["mask", "rope"])):
         maps = capture_scores(bridge("llama"), inputs, n_folds=N_FOLDS, mean_term=True)
@@ -62,7 +55,7 @@ def test_the_mean_term_without_mask_and_rope_is_that_of_an_edited_model(
 
 
 def test_mean_term_and_covariance_of_queries_and_keys_add_up_to_the_score(
-    hooked: Callable[[str], Any], tiny: TinyOf, inputs: torch.Tensor
+    hooked: ByName, tiny: ByName, inputs: torch.Tensor
 ) -> None:
     maps = capture_scores(hooked("smollm3-nope"), inputs, n_folds=1, mean_term=True)
     assert maps.mean_term is not None
@@ -76,7 +69,7 @@ def test_mean_term_and_covariance_of_queries_and_keys_add_up_to_the_score(
 
 
 def test_key_means_are_the_mean_keys_per_position(
-    bridge: BridgeOf, tiny: TinyOf, inputs: torch.Tensor
+    bridge: ByName, tiny: ByName, inputs: torch.Tensor
 ) -> None:
     maps = capture_scores(bridge("llama"), inputs, n_folds=N_FOLDS, mean_term=True)
     assert maps.key_means is not None
@@ -84,7 +77,7 @@ def test_key_means_are_the_mean_keys_per_position(
         assert agree(maps.key_means[:, layer], per_fold(states.k.flatten(2), N_FOLDS), 1e-5)
 
 
-def test_rewritten_scores_have_no_mean_term(bridge: BridgeOf, inputs: torch.Tensor) -> None:
+def test_rewritten_scores_have_no_mean_term(bridge: ByName, inputs: torch.Tensor) -> None:
     model = bridge("llama")
     point = layers_of(model)[1].point("attn.hook_attn_scores")
     with (

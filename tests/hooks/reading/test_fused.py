@@ -2,23 +2,22 @@
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from support.edited_model import SEVEN, subsets
-from support.tiny_models import tokens
+from support.tiny_models import ByName, ModelOf, tokens
 from torch import Tensor
 
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.attention import Attention, relative_error
-from nope_probe.hooks.layers.model import layers_of, run_blocks, tapped
+from nope_probe.hooks.layers.model import layers_of, tapped
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.hooks.removing.targets import components
 
-ModelOf = Callable[[str], tuple[Any, str]]
 PLAIN = ("llama", "phi3", "qwen3", "smollm3", "mistral", "gpt2", "neox")
 SPECS = (*(f"bridge:{name}" for name in PLAIN), "hooked:smollm3-rope", "hooked:smollm3-nope")
 TOKENS = tokens(n_seqs=7, n_pos=13)
@@ -64,42 +63,29 @@ def test_every_set_of_removals_gives_the_maps_of_hooked_scores(
     for remove in [*subsets(edits), *((name,) for name in names), names]:
         with ablated(model, Ablation(remove=remove), calibration):
             assert_same_maps(*both_ways(model), remove)
-
-
-@pytest.mark.parametrize("spec", ["bridge:phi3", "hooked:smollm3-rope"])
-def test_a_prefix_without_a_mask_gives_the_maps_of_hooked_scores(
-    spec: str, model_of: ModelOf
-) -> None:
-    model, _ = model_of(spec)
     with ablated(model, Ablation(remove=["mask"], prefix=5)):
         assert_same_maps(*both_ways(model))
 
 
 @pytest.mark.parametrize("n_folds", [2, 3])  # of batches of 4: in rounds, or one by one
 @pytest.mark.parametrize("spec", SPECS)
-def test_each_heads_maps_are_those_of_hooked_scores(
+def test_each_heads_maps_and_the_mean_term_are_those_of_hooked_scores(
     spec: str, n_folds: int, model_of: ModelOf
 ) -> None:
     model, _ = model_of(spec)
     names = [name for name in ("mask", "w_k") if name in components(model)]
     for remove in ([], names):
         with ablated(model, Ablation(remove=remove, gain="norm")):
-            fused, hooked = both_ways(model, n_folds=n_folds, per_head=True)
+            fused, hooked = both_ways(model, n_folds=n_folds, per_head=True, mean_term=True)
             assert_same_maps(fused, hooked)
+        seen = hooked.visible.expand_as(hooked.folds)
+        assert relative_error(fused.mean_term[seen], hooked.mean_term[seen]) <= 1e-5
+        assert relative_error(fused.key_means, hooked.key_means) <= 1e-5
         assert fused.per_head.dtype == torch.float32
         seen = hooked.visible[:, None].expand_as(hooked.per_head)
         assert relative_error(fused.per_head[seen], hooked.per_head[seen]) <= 1e-5
         assert fused.per_head[~seen].isnan().all()
         assert torch.equal(hooked.per_head.isnan(), ~seen)
-
-
-@pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
-def test_the_mean_term_and_the_mean_keys_are_the_same(spec: str, model_of: ModelOf) -> None:
-    model, _ = model_of(spec)
-    fused, hooked = both_ways(model, mean_term=True)
-    seen = hooked.visible.expand_as(hooked.folds)
-    assert relative_error(fused.mean_term[seen], hooked.mean_term[seen]) <= 1e-5
-    assert relative_error(fused.key_means, hooked.key_means) <= 1e-5
 
 
 @pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
@@ -115,60 +101,8 @@ def test_stages_are_the_same(spec: str, model_of: ModelOf) -> None:
         assert relative_error(fused.folds[letter][numbers], folds[numbers]) <= 1e-5
 
 
-@pytest.mark.parametrize("name", ["hook_attn_scores", "hook_pattern"])
-def test_a_hook_of_the_users_on_scores_or_patterns_still_acts(
-    name: str, bridge: Callable[[str], Any]
-) -> None:
-    model = bridge("llama")
-    intact = capture_scores(model, TOKENS, n_folds=3)
-    with user_hook(layers_of(model)[0].point(f"attn.{name}"), lambda tensor, hook: tensor * 0.5):
-        changed = capture_scores(model, TOKENS, n_folds=3)
-    where = 1 if name == "hook_pattern" else 0
-    seen = intact.visible[where]
-    assert relative_error(changed.mean[where][seen], intact.mean[where][seen]) > 0.1
-
-
-def test_a_hook_of_the_users_elsewhere_acts_and_sees_the_passes_of_the_capture_alone(
-    bridge: Callable[[str], Any],
-) -> None:
-    model, sizes = bridge("qwen3"), []
-    point = layers_of(model)[0].point("attn.hook_q")
-
-    def double(tensor: Tensor, hook: Any) -> Tensor:
-        sizes.append(len(tensor))
-        return tensor * -1
-
-    intact = capture_scores(model, TOKENS, n_folds=3)
-    with user_hook(point, double):
-        turned = capture_scores(model, TOKENS, n_folds=3, batch_size=3)
-    assert sizes == [3, 3, 1]
-    seen = intact.visible[0]
-    assert relative_error(turned.mean[0][seen], -intact.mean[0][seen]) <= 1e-5
-
-
-@pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
-def test_a_hook_of_the_users_sees_what_replaces_a_removed_weight(
-    spec: str, model_of: ModelOf
-) -> None:
-    model, _ = model_of(spec)
-    block = layers_of(model)[0]
-    seen: dict[str, list[Tensor]] = {"attn.hook_q": [], block.attn_out_point: []}
-    with ExitStack() as stack:
-        for name, tensors in seen.items():
-            stack.enter_context(
-                user_hook(block.point(name), lambda x, hook, t=tensors: t.append(x))
-            )
-        stack.enter_context(ablated(model, Ablation(remove=["w_q", "w_o"], gain="norm")))
-        both_ways(model)
-    for name, (first, second, *hooked) in seen.items():  # the batches, fused and then hooked
-        assert torch.cat((first, second)).std() > 0, name
-        assert relative_error(torch.cat((first, second)), torch.cat(hooked)) <= 1e-5, name
-
-
 @pytest.mark.parametrize("spec", ["llama", "smollm3-rope"])
-def test_the_first_capture_of_a_model_may_be_one_under_an_ablation(
-    spec: str, tiny: Callable[[str], Any]
-) -> None:
+def test_the_first_capture_of_a_model_may_be_one_under_an_ablation(spec: str, tiny: ByName) -> None:
     from nope_probe.models.load import load
 
     model = load(str(tiny(spec).folder)).model
@@ -219,19 +153,6 @@ def option_model(option: str, value: Any) -> Any:
 def test_attention_of_another_formula_is_refused() -> None:
     with pytest.raises(NotImplementedError, match="clipped and log-n attention"):
         layers_of(option_model("clip_qkv", 0.05))
-
-
-@pytest.mark.parametrize("spec", ["bridge:neox", "hooked:smollm3-rope"])
-def test_a_capture_leaves_the_model_as_it_was(spec: str, model_of: ModelOf) -> None:
-    model, _ = model_of(spec)
-    before = run_blocks(model, TOKENS)
-    capture_scores(model, TOKENS, n_folds=3)
-    with (
-        pytest.raises(ValueError, match="a prefix of 14"),
-        ablated(model, Ablation(remove=["mask"], prefix=14)),
-    ):
-        capture_scores(model, TOKENS, n_folds=3)
-    assert torch.equal(run_blocks(model, TOKENS), before)
 
 
 def test_attention_without_scores_is_softmax_of_the_visible_scores_times_values() -> None:

@@ -1,10 +1,8 @@
 """Maps in float32 and bfloat16 against the same model in float64, with the error told."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
+from support.tiny_models import ByName
 from torch import Tensor
 
 from nope_probe.hooks.reading.capture import capture_scores
@@ -18,7 +16,7 @@ BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 0.05}
 
 
 @pytest.fixture(scope="module")
-def maps(tiny: Callable[[str], Any]) -> dict[torch.dtype, Tensor]:
+def maps(tiny: ByName) -> dict[torch.dtype, Tensor]:
     """Fold maps of a model's scores by precision."""
     tokens = torch.randint(1, 263, (24, N_POS), generator=torch.Generator().manual_seed(5))
     folder = str(tiny("smollm3").folder)

@@ -1,6 +1,5 @@
 """Passes that begin with a kept residual stream give the maps of passes that begin with tokens."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 from support.out_of_memory import out_of_memory_above
 from support.plain_states import agree
 from support.stream_checkpoints import Recorded, Stopped, Stopping
-from support.tiny_models import tokens
+from support.tiny_models import ModelOf, tokens
 
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.attached_hooks import hooks_attached
@@ -18,7 +17,6 @@ from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.hooks.reading.residual_cache import ResidualCache, may_skip_blocks
 from nope_probe.models.load import load
 
-ModelOf = Callable[[str], tuple[Any, str]]
 SPECS = ("bridge:llama", "bridge:phi3", "bridge:gpt2", "hooked:smollm3-rope")
 INPUTS = tokens(n_seqs=7, n_pos=13)
 N_BATCHES, N_BYTES = 3, 7 * 13 * 42 * 4  # of block 0's output on all sequences of a Llama

@@ -1,15 +1,13 @@
 """Sums for regressions on the residual stream, against plain transformers and plain arithmetic."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from support.edited_model import blocks
+from support.tiny_models import ByName, ModelOf
 
 from nope_probe.hooks.reading.residuals import capture_distances, capture_moments
-
-ModelOf = Callable[[str], tuple[Any, str]]
 
 
 def plain_residuals(hf: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -30,7 +28,7 @@ def plain_residuals(hf: Any, ids: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("batch_size", [1, 2, 3])
 @pytest.mark.parametrize("spec", ["bridge:llama", "bridge:gpt2", "hooked:smollm3-nope"])
 def test_moments_are_products_of_plain_residuals(
-    spec: str, batch_size: int, model_of: ModelOf, tiny: Callable[[str], Any]
+    spec: str, batch_size: int, model_of: ModelOf, tiny: ByName
 ) -> None:
     model, name = model_of(spec)
     ids = tiny(name).tokens
@@ -43,9 +41,7 @@ def test_moments_are_products_of_plain_residuals(
     assert xx.dtype == torch.float64
 
 
-def test_distances_are_between_predictions_and_the_index(
-    bridge: Callable[[str], Any], tiny: Callable[[str], Any]
-) -> None:
+def test_distances_are_between_predictions_and_the_index(bridge: ByName, tiny: ByName) -> None:
     ids = tiny("llama").tokens
     x = plain_residuals(tiny("llama").hf, ids)[:1, :, 3:]
     weights = torch.randn(1, x.shape[-1] + 1, 2, generator=torch.Generator().manual_seed(1))

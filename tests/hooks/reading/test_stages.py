@@ -1,12 +1,11 @@
 """The Gram map of every stage equals that of plain transformers' own states."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from support.plain_states import BlockStates, per_fold, plain_states
-from support.tiny_models import N_POS, distance, tokens
+from support.tiny_models import N_POS, ByName, ModelOf, distance, tokens
 
 from nope_probe.components import LETTERS
 from nope_probe.hooks.layers.base_layer import Layer
@@ -16,8 +15,6 @@ from nope_probe.hooks.reading.stages import STAGES, available
 
 N_SEQS, N_FOLDS = 19, 3
 CAUSAL = torch.ones(N_POS, N_POS).tril().bool()
-
-ModelOf = Callable[[str], tuple[Any, str]]
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +71,7 @@ def test_every_stage_equals_the_gram_of_plain_states(
     layer: int,
     batch_size: int,
     model_of: ModelOf,
-    tiny: Callable[[str], Any],
+    tiny: ByName,
     inputs: torch.Tensor,
 ) -> None:
     model, name = model_of(spec)
@@ -87,7 +84,7 @@ def test_every_stage_equals_the_gram_of_plain_states(
 
 
 def test_the_mean_of_a_stage_weights_every_sequence_equally(
-    bridge: Callable[[str], Any], tiny: Callable[[str], Any], inputs: torch.Tensor
+    bridge: ByName, tiny: ByName, inputs: torch.Tensor
 ) -> None:
     maps = capture_stages(bridge("llama"), inputs, stages=["g"], n_folds=N_FOLDS)
     x = plain_states(tiny("llama").hf, inputs)[0].output.double()
@@ -129,6 +126,7 @@ def test_a_stage_after_a_layer_norm_includes_its_weight_and_bias() -> None:
         ("bridge:phi3", 0, "abcdefghi"),
         ("bridge:gpt2", 0, "abcdefghi"),
         ("bridge:gemma2", 0, "abcdghi"),  # norms after attention and MLP
+        ("bridge:cohere", 0, "abcdghi"),  # attention and MLP in parallel
         ("hooked:smollm3-rope", 1, "abcdefg"),
     ],
 )
@@ -147,7 +145,7 @@ def test_an_attention_only_block_has_no_stages_e_and_f() -> None:
 
 
 def test_the_letters_are_the_papers_and_their_points_are_transformer_lens_hook_points(
-    bridge: Callable[[str], Any], hooked: Callable[[str], Any]
+    bridge: ByName, hooked: ByName
 ) -> None:
     assert tuple(STAGES) == LETTERS == tuple("abcdefghi")
     for model in (bridge("llama"), hooked("smollm3-rope")):
@@ -156,16 +154,14 @@ def test_the_letters_are_the_papers_and_their_points_are_transformer_lens_hook_p
             assert f"blocks.{STAGES[letter].block}.{name}" in model.hook_dict
 
 
-def test_a_stage_that_a_block_lacks_is_an_error(
-    bridge: Callable[[str], Any], inputs: torch.Tensor
-) -> None:
+def test_a_stage_that_a_block_lacks_is_an_error(bridge: ByName, inputs: torch.Tensor) -> None:
     with pytest.raises(KeyError, match="block 1 has the stages a b c d e f g, not h i"):
         capture_stages(bridge("llama"), inputs, layer=1, stages=["a", "h", "i"])
 
 
 @pytest.mark.parametrize("layer", [-1, 2])
 def test_a_block_that_the_model_lacks_is_an_error(
-    layer: int, bridge: Callable[[str], Any], inputs: torch.Tensor
+    layer: int, bridge: ByName, inputs: torch.Tensor
 ) -> None:
     with pytest.raises(IndexError, match=f"from 0 to 1, got {layer}"):
         capture_stages(bridge("llama"), inputs, layer=layer)

@@ -1,6 +1,6 @@
 """Sequences are counted exactly once, also after a pass that runs out of memory or is stopped."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,7 +9,7 @@ from support.hooked_runs import hooks_left
 from support.out_of_memory import out_of_memory_above
 from support.plain_states import agree
 from support.stream_checkpoints import Recorded, Stopped, Stopping
-from support.tiny_models import tokens
+from support.tiny_models import ByName, tokens
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import Ablation, ablated
@@ -19,14 +19,13 @@ from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_losses, capture_scores, capture_stages
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 
-BridgeOf = Callable[[str], Any]
 N_SEQS, N_FOLDS = 37, 5
 
 
 @pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize(("fits", "sizes"), [(16, [8]), (5, [8, 4]), (1, [8, 4, 2, 1])])
 def test_a_batch_that_does_not_fit_is_halved_and_counted_once(
-    layer: int, fits: int, sizes: list[int], bridge: BridgeOf
+    layer: int, fits: int, sizes: list[int], bridge: ByName
 ):
     model, inputs, checkpoint = bridge("smollm3"), tokens(N_SEQS, seed=3), Recorded()
     keep: dict[str, Any] = {"batch_size": 17, "n_folds": N_FOLDS, "per_head": True}
@@ -40,7 +39,7 @@ def test_a_batch_that_does_not_fit_is_halved_and_counted_once(
     assert agree(maps.per_head, expected.per_head)
 
 
-def test_mean_terms_stages_and_gains_are_halved_too(bridge: BridgeOf):
+def test_mean_terms_stages_and_gains_are_halved_too(bridge: ByName):
     model, inputs = bridge("llama"), tokens(N_SEQS, seed=3)
     means, stages, gains = (
         capture_scores(model, inputs, n_folds=N_FOLDS, mean_term=True),
@@ -84,19 +83,12 @@ def test_a_token_that_the_model_lacks_is_refused_before_anything_is_run(
 
 
 @pytest.mark.parametrize("batch_size", [0, -3])
-def test_a_batch_of_no_sequences_is_an_error(batch_size: int, bridge: BridgeOf):
+def test_a_batch_of_no_sequences_is_an_error(batch_size: int, bridge: ByName):
     with pytest.raises(ValueError, match=f"batches of 1 sequence or more, got {batch_size}"):
         capture_scores(bridge("llama"), tokens(N_SEQS), batch_size=batch_size)
 
 
-def test_fewer_than_eight_sequences_are_captured_without_naming_folds(bridge: BridgeOf):
-    maps = capture_scores(bridge("llama"), tokens(5))
-    assert maps.counts.tolist() == [1, 1, 1, 1, 1]
-    assert agree(maps.mean, capture_scores(bridge("llama"), tokens(5), n_folds=1).mean)
-    assert capture_stages(bridge("llama"), tokens(3)).counts.tolist() == [1, 1, 1]
-
-
-def test_a_single_sequence_that_does_not_fit_is_an_error(bridge: BridgeOf):
+def test_a_single_sequence_that_does_not_fit_is_an_error(bridge: ByName):
     model = bridge("llama")
     with out_of_memory_above(0, model, 0), pytest.raises(torch.OutOfMemoryError):
         capture_scores(model, tokens(7), n_folds=4)
@@ -104,7 +96,7 @@ def test_a_single_sequence_that_does_not_fit_is_an_error(bridge: BridgeOf):
 
 
 @pytest.mark.parametrize("after", [1, 2, 3, 4])
-def test_a_stream_stopped_after_any_batch_resumes_to_the_same_bytes(after: int, bridge: BridgeOf):
+def test_a_stream_stopped_after_any_batch_resumes_to_the_same_bytes(after: int, bridge: ByName):
     model, inputs, checkpoint = bridge("smollm3"), tokens(N_SEQS, seed=3), Stopping(after)
     options: dict[str, Any] = {
         "batch_size": 10,
@@ -124,7 +116,7 @@ def test_a_stream_stopped_after_any_batch_resumes_to_the_same_bytes(after: int, 
         assert torch.equal(ours.nan_to_num(), theirs.nan_to_num())
 
 
-def test_a_batch_that_was_restored_is_not_run_again(bridge: BridgeOf):
+def test_a_batch_that_was_restored_is_not_run_again(bridge: ByName):
     model, inputs, checkpoint = bridge("smollm3"), tokens(N_SEQS, seed=3), Stopping(3)
     with pytest.raises(Stopped):
         capture_scores(model, inputs, batch_size=10, n_folds=N_FOLDS, checkpoint=checkpoint)
@@ -139,7 +131,7 @@ def test_a_batch_that_was_restored_is_not_run_again(bridge: BridgeOf):
 
 
 @pytest.mark.parametrize("fits", [1, 2, 3, 4, 8])
-def test_blocks_that_have_counted_different_sequences_catch_up(fits: int, bridge: BridgeOf):
+def test_blocks_that_have_counted_different_sequences_catch_up(fits: int, bridge: ByName):
     model, inputs = bridge("smollm3"), tokens(N_SEQS, seed=3)
     options: dict[str, Any] = {"batch_size": 17, "n_folds": N_FOLDS}
     expected = capture_scores(model, inputs, **options)
@@ -160,7 +152,7 @@ class Pair(StreamCheckpoint):
         self.totals = [total.clone() for total in totals]
 
 
-def test_the_totals_of_two_processes_add_up_to_those_of_one(bridge: BridgeOf):
+def test_the_totals_of_two_processes_add_up_to_those_of_one(bridge: ByName):
     model, inputs = bridge("llama"), tokens(N_SEQS, seed=3)
     pair = [Pair(0), Pair(1)]
     for checkpoint in pair:
@@ -175,7 +167,7 @@ def test_the_totals_of_two_processes_add_up_to_those_of_one(bridge: BridgeOf):
 
 @pytest.mark.parametrize("remove", [["w_v"], ["mask", "w_q", "w_k", "w_v", "w_o"]])
 def test_tensors_that_an_ablation_reads_are_freed_after_the_block(
-    remove: list[Any], bridge: BridgeOf
+    remove: list[Any], bridge: ByName
 ):
     import gc
 

@@ -1,12 +1,12 @@
 """Sums over sequences do not depend on how the sequences are split into batches."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.tiny_models import ByName
 from torch import Tensor
 
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
@@ -88,7 +88,7 @@ def test_a_packed_triangle_holds_all_of_a_causal_map(seed: int, n: int):
 
 
 @pytest.fixture(scope="module")
-def model(bridge: Callable[[str], Any]) -> Any:
+def model(bridge: ByName) -> Any:
     return bridge("smollm3")
 
 

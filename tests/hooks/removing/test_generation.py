@@ -1,20 +1,17 @@
 """Inside an ablation, text is generated as by whole forward passes, and padding stays hidden."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from support.hooked_runs import hooked_run
-from support.tiny_models import distance, tokens
+from support.tiny_models import ByName, ModelOf, distance, tokens
 from transformers import AutoTokenizer, DynamicCache
 
 from nope_probe.components import OF_LENGTH
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.removing.targets import components
 from nope_probe.models.load import to_hooked
-
-ModelOf = Callable[[str], tuple[Any, str]]
 
 SPECS = (
     "bridge:llama",
@@ -197,7 +194,7 @@ def test_padding_stays_hidden_or_is_refused_for_every_removal(
 )
 @pytest.mark.parametrize("kind", ["bridge", "hooked"])
 def test_texts_that_are_padded_unseen_are_refused(
-    kind: str, remove: str, is_refused: bool, tiny: Callable[[str], Any], model_of: ModelOf
+    kind: str, remove: str, is_refused: bool, tiny: ByName, model_of: ModelOf
 ) -> None:
     model, _ = model_of("bridge:llama")
     if kind == "hooked":

@@ -1,11 +1,11 @@
 """A model with plain norms equals the model whose norm weights are edited to 1."""
 
-from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
-from support.tiny_models import Tiny, distance, tokens
+from support.tiny_models import ByName, ModelOf, distance, tokens
 
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.model import run_blocks
@@ -19,44 +19,30 @@ NORMS = ("input_layernorm", "post_attention_layernorm")
 
 def edited(hf: Any) -> Any:
     """Set the weights of the blocks' norms to 1 by hand, in a copy."""
-    import copy
-
-    copied = copy.deepcopy(hf)
+    copied = deepcopy(hf)
     for block in copied.model.layers:
         for name in NORMS:
             getattr(block, name).weight.data.fill_(1.0)
     return copied
 
 
-@pytest.mark.parametrize("name", ["llama", "phi3", "qwen3", "smollm3"])
-def test_a_bridge_with_plain_norms_equals_an_edited_model(
-    tiny: Callable[[str], Tiny], bridge: Callable[[str], Any], name: str
+@pytest.mark.parametrize(
+    "spec", ["bridge:llama", "bridge:phi3", "bridge:qwen3", "bridge:smollm3", "hooked:smollm3-rope"]
+)
+def test_a_model_with_plain_norms_equals_an_edited_model(
+    spec: str, tiny: ByName, model_of: ModelOf
 ):
-    model, expected = bridge(name), edited(tiny(name).hf)
+    model, name = model_of(spec)
     with torch.no_grad():
-        before, plain = model(tokens()), expected(tokens()).logits
+        before, plain = model(tokens()), edited(tiny(name).hf)(tokens()).logits
         with plain_norms(model):
-            ours = model(tokens())
-        assert distance(ours, plain) < 1e-5
+            assert distance(model(tokens()), plain) < 1e-5
         assert distance(before, plain) > 1e-3
         assert model(tokens()).equal(before)
 
 
-def test_a_hooked_transformer_with_plain_norms_equals_an_edited_model(
-    tiny: Callable[[str], Tiny], hooked: Callable[[str], Any]
-):
-    model, expected = hooked("smollm3-rope"), edited(tiny("smollm3-rope").hf)
-    with torch.no_grad():
-        before = model(tokens())
-        with plain_norms(model):
-            assert distance(model(tokens()), expected(tokens()).logits) < 1e-5
-        assert model(tokens()).equal(before)
-
-
 @pytest.mark.parametrize("letter", ["a", "f", "h"])
-def test_stages_after_a_plain_norm_have_mean_square_1(
-    hooked: Callable[[str], Any], bridge: Callable[[str], Any], letter: Any
-):
+def test_stages_after_a_plain_norm_have_mean_square_1(hooked: ByName, bridge: ByName, letter: Any):
     for model in (hooked("smollm3-nope"), bridge("llama")):
         with plain_norms(model):
             gram = capture_stages(model, tokens(), stages=[letter], n_folds=1).mean(letter)
@@ -65,7 +51,7 @@ def test_stages_after_a_plain_norm_have_mean_square_1(
 
 
 def test_an_ablation_inside_plain_norms_equals_an_ablation_of_an_edited_model(
-    tiny: Callable[[str], Tiny], hooked: Callable[[str], Any]
+    tiny: ByName, hooked: ByName
 ):
     spec = Ablation(remove=["mask", "w_q", "w_k"], gain="norm")
     model, expected = hooked("smollm3-rope"), to_hooked(edited(tiny("smollm3-rope").hf))
@@ -85,7 +71,7 @@ def test_plain_norms_change_nothing_where_norms_have_no_weights():
 
 
 @pytest.mark.hooked_transformer
-def test_a_norm_weight_of_0_is_an_error(tiny: Callable[[str], Tiny]):
+def test_a_norm_weight_of_0_is_an_error(tiny: ByName):
     model = to_hooked(tiny("smollm3-rope").hf)
     model.blocks[0].ln2.w.data[3] = 0.0
     with (

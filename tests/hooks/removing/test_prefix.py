@@ -1,19 +1,15 @@
 """Removing the mask in a prefix equals a model with an edited 4-D mask."""
 
-import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from support.edited_model import SEVEN, edited, norm_sizes, plain_run
 from support.hooked_runs import hooked_run, hooks_left, largest_error
+from support.tiny_models import ByName, ModelOf
 
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.removing.block_ablation import visible_without
-
-ModelOf = Callable[[str], tuple[Any, str]]
-TinyOf = Callable[[str], Any]
 
 
 @pytest.mark.parametrize("remove", [("mask",), ("mask", "rope", "w_k"), SEVEN], ids="+".join)
@@ -22,7 +18,7 @@ TinyOf = Callable[[str], Any]
     "spec", ["bridge:llama", "bridge:mistral", "bridge:gemma2", "hooked:smollm3-rope"]
 )
 def test_a_bidirectional_prefix_equals_an_additive_mask_that_is_zero_in_the_prefix(
-    spec: str, prefix: int, remove: tuple[Any, ...], model_of: ModelOf, tiny: TinyOf
+    spec: str, prefix: int, remove: tuple[Any, ...], model_of: ModelOf, tiny: ByName
 ) -> None:
     model, name = model_of(spec)
     hf, tokens = tiny(name).hf, tiny(name).tokens
@@ -31,9 +27,7 @@ def test_a_bidirectional_prefix_equals_an_additive_mask_that_is_zero_in_the_pref
         assert largest_error(hooked_run(model, tokens), expected) <= 1e-5
 
 
-def test_later_queries_do_not_see_what_follows_them(
-    bridge: Callable[[str], Any], tiny: TinyOf
-) -> None:
+def test_later_queries_do_not_see_what_follows_them(bridge: ByName, tiny: ByName) -> None:
     model, tokens = bridge("llama"), tiny("llama").tokens
     other = tokens.clone()
     other[:, 8] += 1
@@ -51,25 +45,8 @@ def test_a_sliding_window_stays_one_for_later_queries() -> None:
     assert found[0, 0].int().tolist() == expected
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"remove": ["mask"], "prefix": 0}, "expected a prefix of 1 position or more, got 0"),
-        (
-            {"remove": ["rope"], "prefix": 3},
-            "a prefix is for removing the mask; this removes rope",
-        ),
-    ],
-)
-def test_a_prefix_of_no_position_or_without_the_mask_is_an_error(
-    settings: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Ablation(**settings)
-
-
 def test_a_prefix_beyond_the_context_or_the_sequence_is_an_error(
-    bridge: Callable[[str], Any], tiny: TinyOf
+    bridge: ByName, tiny: ByName
 ) -> None:
     model = bridge("llama")
     context = pytest.raises(ValueError, match=r"prefix of 65 positions, but .* context is 64")

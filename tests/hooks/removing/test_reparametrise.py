@@ -1,11 +1,8 @@
 """A random reparametrisation changes the weights and nothing that the model computes."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
-from support.tiny_models import distance
+from support.tiny_models import ModelOf, distance
 from transformers.models.glm.modeling_glm import apply_rotary_pos_emb as rotate_adjacent
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as rotate_halves
 
@@ -21,6 +18,7 @@ MODELS = [
     "bridge:qwen3",
     "bridge:gpt2",
     "bridge:neox",
+    "bridge:cohere",  # adjacent pairs
 ]
 
 
@@ -29,9 +27,7 @@ def generator() -> torch.Generator:
 
 
 @pytest.mark.parametrize("spec", MODELS)
-def test_a_reparametrisation_leaves_scores_and_outputs_as_they_are(
-    model_of: Callable[[str], tuple[Any, str]], spec: str
-):
+def test_a_reparametrisation_leaves_scores_and_outputs_as_they_are(model_of: ModelOf, spec: str):
     model, _ = model_of(spec)
     tokens = torch.randint(200, (5, 11), generator=generator())
     scores, logits = capture_scores(model, tokens, n_folds=5).mean, model(tokens)
@@ -46,7 +42,7 @@ def test_a_reparametrisation_leaves_scores_and_outputs_as_they_are(
 
 @pytest.mark.parametrize("spec", ["hooked:smollm3-rope", "bridge:llama"])
 def test_it_changes_the_scores_without_a_single_matrix_but_not_without_a_circuit(
-    model_of: Callable[[str], tuple[Any, str]], spec: str
+    model_of: ModelOf, spec: str
 ):
     model, _ = model_of(spec)
     tokens = torch.randint(200, (5, 11), generator=generator())
@@ -68,7 +64,7 @@ def test_it_changes_the_scores_without_a_single_matrix_but_not_without_a_circuit
 
 
 def test_weights_are_restored_bit_by_bit_when_the_body_raises(
-    model_of: Callable[[str], tuple[Any, str]],
+    model_of: ModelOf,
 ):
     model, _ = model_of("bridge:llama")
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -1,22 +1,18 @@
 """Removing a band of RoPE equals a model whose rotary embedding is edited in these pairs."""
 
 import re
-from collections.abc import Callable
 from math import pi
-from typing import Any
 
 import pytest
 import torch
 from support.edited_model import edited, norm_sizes, plain_run
 from support.hooked_runs import hooked_run, largest_error
+from support.tiny_models import ByName, ModelOf
 
 from nope_probe.components import Ablation, equal_bands
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.rotation import RemovedPairs, Rotary
 from nope_probe.hooks.removing.targets import rope_frequencies
-
-ModelOf = Callable[[str], tuple[Any, str]]
-TinyOf = Callable[[str], Any]
 
 # Rotary pairs: 5 of Llama and SmolLM3, 4 of Phi-3's 7 (partial), 3 of Qwen3.
 N_PAIRS = {"llama": 5, "phi3": 4, "qwen3": 3, "smollm3": 5, "smollm3-rope": 5}
@@ -29,7 +25,7 @@ SCALED = ("bridge:llama-yarn", "bridge:phi3-longrope")
 @pytest.mark.parametrize("others", [(), ("mask", "w_k"), ("w_q",)], ids="+".join)
 @pytest.mark.parametrize("spec", [*SPECS, *SCALED])
 def test_a_band_equals_an_edited_rotary_embedding(
-    spec: str, others: tuple[str, ...], heads: list[int] | None, model_of: ModelOf, tiny: TinyOf
+    spec: str, others: tuple[str, ...], heads: list[int] | None, model_of: ModelOf, tiny: ByName
 ) -> None:
     model, name = model_of(spec)
     hf, tokens = tiny(name).hf, tiny(name).tokens
@@ -43,7 +39,7 @@ def test_a_band_equals_an_edited_rotary_embedding(
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_all_bands_together_are_rope(spec: str, model_of: ModelOf, tiny: TinyOf) -> None:
+def test_all_bands_together_are_rope(spec: str, model_of: ModelOf, tiny: ByName) -> None:
     model, name = model_of(spec)
     n, runs = N_PAIRS[name], []
     for remove in (
@@ -59,7 +55,7 @@ def test_all_bands_together_are_rope(spec: str, model_of: ModelOf, tiny: TinyOf)
 
 @pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
 def test_the_high_band_turns_at_least_once_in_the_sequence(
-    spec: str, model_of: ModelOf, tiny: TinyOf
+    spec: str, model_of: ModelOf, tiny: ByName
 ) -> None:
     model, name = model_of(spec)
     # 11 positions; wavelengths 6.3 and then 39.6 (Llama, base 10000) or 114 (SmolLM3, 2 million).

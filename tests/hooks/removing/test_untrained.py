@@ -1,14 +1,12 @@
 """Random weights for as long as a context lasts."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from support.tiny_models import ByName, ModelOf
 
 from nope_probe.hooks.removing.edited_weights import STD, untrained
-
-ModelOf = Callable[[str], tuple[Any, str]]
 
 
 def fail_after_reading(model: Any, drawn: dict[str, torch.Tensor]) -> None:
@@ -37,7 +35,7 @@ def test_weights_are_random_inside_and_the_trained_ones_after_an_error(
             assert not torch.equal(each, before[name])
 
 
-def test_the_same_seed_draws_the_same_weights(bridge: Callable[[str], Any]) -> None:
+def test_the_same_seed_draws_the_same_weights(bridge: ByName) -> None:
     model = bridge("llama")
     drawn = []
     for seed in (5, 5, 6):

@@ -1,0 +1,101 @@
+"""What one pass reads of every block: attention to chosen keys, visible cells, rotations."""
+
+from typing import Any
+from weakref import ref
+
+import pytest
+import torch
+from support.plain_attention import plain_scores
+from support.tiny_models import ByName, tokens
+
+from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.layers.attached_hooks import hooks_attached
+from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.reading.batch_readings import (
+    read_heads,
+    read_layers,
+    read_rotations,
+    visible_cells,
+)
+
+INPUTS, ROWS = tokens(n_seqs=3, n_pos=13), torch.arange(13)
+KEYS = torch.stack((torch.zeros_like(ROWS), (ROWS - 1).clamp_min(0), ROWS // 2))
+
+
+def leave(tensor: torch.Tensor, hook: Any) -> None:
+    """Read scores and leave them: enough to need the hooked path."""
+
+
+@pytest.mark.parametrize("rows", [5, 128])
+@pytest.mark.parametrize("way", ["fused", "hooked"])
+@pytest.mark.parametrize(
+    "spec", ["bridge:llama", "bridge:phi3", "bridge:qwen3", "hooked:smollm3-rope"]
+)
+def test_weights_are_those_of_plain_transformers(
+    spec: str, way: str, rows: int, model_of: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("nope_probe.hooks.reading.batch_readings.ROWS", rows)
+    model, name = model_of(spec)
+    true = plain_scores(tiny(name).hf, INPUTS).nan_to_num(nan=-torch.inf).softmax(-1)
+    users = [(layers_of(model)[0].point("attn.hook_attn_scores"), leave)] * (way == "hooked")
+    with hooks_attached(users):
+        readings = read_heads(model, INPUTS, KEYS, n_layers=2)
+    assert len(readings) == 2
+    for layer, reading in enumerate(readings):
+        expected = torch.stack([true[layer][..., ROWS, keys] for keys in KEYS], -1).float()
+        torch.testing.assert_close(reading.weights, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", ["bridge:phi3", "bridge:smollm3", "hooked:smollm3-rope"])
+def test_queries_keys_and_rotations_are_those_of_whole_readings(spec: str, model_of: ByName):
+    model, _ = model_of(spec)
+    readings = read_heads(model, INPUTS, KEYS, n_layers=2)
+    for ours, whole in zip(readings, read_layers(model, INPUTS), strict=False):
+        torch.testing.assert_close(ours.q, whole.q[:, -1])
+        torch.testing.assert_close(ours.k, whole.k)
+        torch.testing.assert_close(ours.rotation, whole.rotation)
+
+
+CAUSAL = torch.ones(11, 11, dtype=torch.bool).tril()
+
+
+def test_each_block_has_its_own_visible_cells(bridge: ByName) -> None:
+    windowed, causal = visible_cells(bridge("gemma2"), tokens(3, 11))
+    assert all(torch.equal(head, CAUSAL & ~CAUSAL.tril(-5)) for head in windowed)
+    assert all(torch.equal(head, CAUSAL) for head in causal)
+
+
+@pytest.mark.parametrize("head", [0, 2])
+def test_a_head_without_the_mask_sees_every_key(head: int, bridge: ByName) -> None:
+    model = bridge("llama")
+    with ablated(model, Ablation(remove=["mask"], heads={1: [head]})):
+        first, second = visible_cells(model, tokens(3, 11))
+    assert bool((first == CAUSAL).all())
+    for index, cells in enumerate(second):
+        assert torch.equal(cells, torch.ones_like(CAUSAL) if index == head else CAUSAL)
+
+
+@pytest.mark.parametrize("spec", ["bridge:llama", "bridge:phi3", "bridge:smollm3", "hooked:llama"])
+@pytest.mark.parametrize("n_layers", [1, 2])
+def test_rotations_are_those_of_the_first_two_positions(
+    spec: str, n_layers: int, model_of: ByName
+) -> None:
+    model, _ = model_of(spec)
+    found = read_rotations(model, tokens(1, 11), n_layers)
+    assert len(found) == n_layers
+    for ours, whole in zip(found, read_layers(model, tokens(1, 11)), strict=False):
+        assert torch.equal(ours, whole.rotation[:2])
+        assert ours.untyped_storage().nbytes() == ours.nbytes
+
+
+def test_no_scores_are_kept_when_the_next_block_runs(bridge: ByName) -> None:
+    model, before, alive = bridge("llama"), [], []
+
+    def watch(scores: torch.Tensor, hook: object) -> None:
+        alive.append(sum(each() is not None for each in before))
+        before.append(ref(scores))
+
+    points = [layer.point("attn.hook_attn_scores") for layer in layers_of(model)]
+    with hooks_attached([(point, watch) for point in points]):
+        read_rotations(model, tokens(1, 11), 2)
+    assert alive == [0, 0]
