@@ -18,7 +18,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from nope_probe.components import INK
-from nope_probe.figures.circuit_figure import MENU, add_switches
+from nope_probe.figures.circuit_figure import MENU, Choice, add_switches
 from nope_probe.figures.grid import axis, colour_limits, inside, keep, on, patch
 from nope_probe.figures.intervals import (
     FLOOR,
@@ -154,7 +154,7 @@ def position_circuit(
         titles[name] += [""] * (len(names) + n_dials - len(heads))
     figure = go.Figure([trace for trace, _ in traces])
     _place(figure, places, len(names), n_dials)
-    choices: dict[str, dict[str, Any]] = {}
+    choices: dict[str, Choice] = {}
     for choice in (ALL, *readers):
         below = first if choice == ALL else choice
         top = limits.get(below, FLOOR)
@@ -165,7 +165,7 @@ def position_circuit(
             for i, box in enumerate(_boxes(places))
         }
         visible = [choice in shown_in for _, shown_in in traces]
-        choices[choice] = {"visible": visible, "layout": keys}
+        choices[choice] = [{"visible": visible}, keys]
     for trace, (_, shown_in) in zip(figure.data, traces, strict=True):
         trace.visible = ALL in shown_in
     add_switches(figure, {"Reader": choices})

@@ -67,7 +67,7 @@ def writers_table() -> pd.DataFrame:
             "writer": writer,
             **interval("share", share),
             **interval("rms", abs(share)),
-            **interval("first_key", FIRST_KEY.get(writer, np.nan)),
+            **interval("first_key", share * FIRST_KEY.get(writer, np.nan), abs(share) / 20),
         }
         for reader, shares in WRITERS.items()
         for writer, share in shares.items()

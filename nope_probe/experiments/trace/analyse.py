@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -196,6 +197,11 @@ def effects_of(
 def trace_of(sums: PositionSums, skip_keys: int, effects: pd.DataFrame) -> Trace:
     """Return the tables and maps of what writers bring to each reader."""
     writers = writer_table(sums, skip_keys)
+    writers = writers.sort_values(
+        [*(name for name in ("layer", "head") if name in writers), "side", "writer"],
+        key=lambda column: column.map(writer_order) if column.name == "writer" else column,
+        ignore_index=True,
+    )
     return Trace(
         terms=term_table(sums, skip_keys),
         writers=writers,
@@ -207,6 +213,19 @@ def trace_of(sums: PositionSums, skip_keys: int, effects: pd.DataFrame) -> Trace
             for term, values in term_maps(reader).items()
         },
     )
+
+
+def writer_order(writer: str) -> tuple[int, int, int]:
+    """Return the sort key of writers: embeddings, the heads and MLP of each block, constants.
+
+    Example:
+        >>> sorted(["bias", "L1H0", "MLP0", "L0H10", "L0H2", "embed"], key=writer_order)
+        ['embed', 'L0H2', 'L0H10', 'MLP0', 'L1H0', 'bias']
+    """
+    numbers = [int(number) for number in re.findall(r"\d+", writer)]
+    if not numbers:
+        return (10**6 if writer == "bias" else -1), 0, 0
+    return numbers[0], writer.startswith("MLP"), numbers[-1]
 
 
 def analyse(session: Session[Settings], captured: Captured) -> Run:
