@@ -421,11 +421,9 @@ def _place(figure: go.Figure, places: Mapping[str, Point], n_maps: int, n_dials:
     bare = {"showgrid": False, "zeroline": False, "fixedrange": True}
     layers = {"tickvals": [_layer_of(box) for box in boxes], "ticktext": boxes}
     box = {"type": "rect", "y0": 0.22, "y1": 0.97, "line": {"width": 1.5, "color": ZERO}}
-    maps = {"colorscale": DIVERGING, "showscale": n_maps > 0, "colorbar": colour_bar("nats")}
-    dials = {"colorscale": SEQUENTIAL, "showscale": n_dials > 0, "colorbar": colour_bar("position")}
-    for colours in (maps, dials):
-        colours["colorbar"] |= {"len": 0.42, "lenmode": "fraction"}
-    dials["colorbar"] |= {"x": 1, "xanchor": "right"}
+    half = {"len": 0.42, "lenmode": "fraction"}
+    right = {"x": 1, "xanchor": "right"}
+    maps, clocks = {**colour_bar("nats"), **half}, {**colour_bar("position"), **half, **right}
     figure.update_layout(
         template=TEMPLATE,
         title={"text": TITLE},
@@ -433,8 +431,8 @@ def _place(figure: go.Figure, places: Mapping[str, Point], n_maps: int, n_dials:
         xaxis={**bare, **layers, "range": [-0.8 if "embed" in places else -0.3, len(boxes) - 0.7]},
         yaxis={**bare, "range": [-0.3, 1.35], "showticklabels": False},
         shapes=[{**box, "x0": places[name][0], "x1": places[name][0] - 2 * LEFT} for name in boxes],
-        coloraxis=maps,
-        coloraxis2=dials,
+        coloraxis={"colorscale": DIVERGING, "showscale": n_maps > 0, "colorbar": maps},
+        coloraxis2={"colorscale": SEQUENTIAL, "showscale": n_dials > 0, "colorbar": clocks},
     )
     for panel in range(1, 1 + n_maps + n_dials):
         is_map, at = panel <= n_maps, axis(panel)

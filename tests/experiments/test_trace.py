@@ -19,15 +19,15 @@ from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.trace import sections
 from nope_probe.hooks.reading.writers import capture_positions
 
-N = 17
-SMALL = ["--n-seqs", 23, "--seq-len", N, "--folds", 5, "--batch-size", 7]
+N = 23
+SMALL = ["--n-seqs", 43, "--seq-len", N, "--folds", 5, "--batch-size", 7]
 TEXT = {"effects": pd.DataFrame()}
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "nope"
-    run_command(trace, *SMALL, "--layers", 2, "--out", out, "--confirm", 0)
+    run_command(trace, *SMALL, "--layers", 3, "--out", out, "--confirm", 0)
     return out
 
 
@@ -35,11 +35,18 @@ def test_tables_and_maps_are_those_of_the_captured_sums(done: Path) -> None:
     saved = load_file(done / "tokens.safetensors")
     tokens, documents = (torch.from_numpy(saved[name]) for name in ("tokens", "documents"))
     sums = capture_positions(
-        load("nope-tiny").model, tokens, layers=[0, 1], n_folds=5, documents=documents
+        load("nope-tiny").model,
+        tokens,
+        layers=[0, 1, 2],
+        batch_size=7,
+        n_folds=5,
+        documents=documents,
     )
     run = read_run(done)
     for name, truth in (("terms", term_table(sums, 1)), ("writers", writer_table(sums, 1))):
-        pd.testing.assert_frame_equal(run.tables[name], truth, rtol=1e-5, atol=1e-7)
+        found = run.tables[name].set_index([*truth.columns[: -9 if name == "writers" else -12]])
+        expected = truth.set_index(found.index.names).loc[found.index]
+        pd.testing.assert_frame_equal(found, expected, rtol=1e-5, atol=1e-7)
     for names, reader in readers(sums, 1):
         for term, values in term_maps(reader).items():
             seen = run.maps[f"L{names['layer']}/{term}"]
@@ -47,8 +54,8 @@ def test_tables_and_maps_are_those_of_the_captured_sums(done: Path) -> None:
 
 
 def test_clocks_lie_along_axes_of_which_the_first_explains_most(done: Path) -> None:
-    clocks = read_run(done).tables["clocks"].query("layer == 1 and side == 'key'")
-    assert list(clocks["writer"].unique())[:2] == ["all", "MLP0"]
+    clocks = read_run(done).tables["clocks"].query("layer == 2 and side == 'key'")
+    assert list(clocks["writer"].unique())[:3] == ["all", "L1H1", "L1H0"]
     whole = clocks[clocks["writer"] == "all"]
     assert list(whole["position"]) == list(range(1, N))
     assert whole["axis_1"].var() > whole["axis_2"].var()
@@ -60,13 +67,13 @@ def test_a_finished_run_is_shown_again_with_its_answer(
     done: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = (done / "manifest.json").read_bytes()
-    run_command(trace, *SMALL, "--layers", 2, "--out", done, "--confirm", 0)
+    run_command(trace, *SMALL, "--layers", 3, "--out", done, "--confirm", 0)
     shown = " ".join(capsys.readouterr().out.split())
-    assert "L1's position is written by MLP0" in shown
+    assert "L2's position is written by L1H1 and L1H0; 75% of L0H0's comes from" in shown
     assert "the exact terms of each pattern" in shown
     assert (done / "manifest.json").read_bytes() == before
     page = (done / "report.html").read_text()
-    assert page.count("L1&#x27;s position is written by MLP0") >= 2
+    assert page.count("L2&#x27;s position is written by L1H1 and L1H0") >= 2
     assert '"Reader"' in page
 
 
@@ -93,12 +100,12 @@ def test_in_memory_it_gives_what_the_command_writes(done: Path) -> None:
     saved, run = load_file(done / "tokens.safetensors"), read_run(done)
     tokens, documents = (torch.from_numpy(saved[name]) for name in ("tokens", "documents"))
     data = Sequences(inputs=tokens, documents=documents, name="x", bos=True, kind="text")
-    found = run_trace(load("nope-tiny").model, data, layers=2, n_folds=5, batch_size=7)
+    found = run_trace(load("nope-tiny").model, data, layers=3, n_folds=5, batch_size=7)
     for name, table in found.tables.items():
         if name != "effects":
             pd.testing.assert_frame_equal(run.tables[name], table, rtol=1e-5, atol=1e-6)
     assert set(found.maps) == set(run.maps)
-    assert repr(found).startswith("Trace of L0, L1: L1's position is written by MLP0")
+    assert repr(found).startswith("Trace of L0, L1, L2: L2's position is written by L1H1 and L1H0")
     with pytest.raises(ValueError, match="expected at least 5 folds, got 4"):
         run_trace(load("nope-tiny").model, data, n_folds=4)
 
@@ -159,7 +166,7 @@ def test_what_cannot_be_traced_is_refused_in_one_line(
 def test_writers_that_do_not_fit_into_memory_are_refused_with_what_does(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nope_probe.experiments.trace.run.memory_here", lambda: 10**6)
-    line = refused(capfd, tmp_path, trace, "--layers", "all")
-    assert line.startswith("the heads of nope-tiny are too many writers for the memory")
-    assert "--writers layers" in line
+    monkeypatch.setattr("nope_probe.runtime.places.memory_here", lambda: 10**6)
+    line = refused(capfd, tmp_path, trace, "--layers", "all", "--n-seqs", 8, "--seq-len", 40)
+    assert line.startswith("this needs at least ")
+    assert line.endswith("; lower --layers or --seq-len, or take --writers layers")

@@ -25,7 +25,7 @@ def figure() -> go.Figure:
 
 
 def shown(figure: go.Figure, choice: str) -> list[Any]:
-    flags = figure.layout.meta["switches"]["Reader"][choice]["visible"]
+    flags = figure.layout.meta["switches"]["Reader"][choice][0]["visible"]
     return [trace for trace, flag in zip(figure.data, flags, strict=True) if flag]
 
 
@@ -34,7 +34,7 @@ def edges(figure: go.Figure, choice: str) -> dict[str, go.Scatter]:
 
 
 def titles(figure: go.Figure, choice: str) -> list[str]:
-    keys = figure.layout.meta["switches"]["Reader"][choice]["layout"]
+    keys = figure.layout.meta["switches"]["Reader"][choice][1]
     return [text for key, text in keys.items() if key.startswith("annotations")]
 
 
@@ -89,7 +89,7 @@ def test_a_choice_shows_the_maps_and_clocks_of_its_reader_on_their_own_colours(
         names = ["all", "written_key", "written_both", "covariance"]
         for trace, name in zip(maps, names, strict=True):
             np.testing.assert_array_equal(trace.z, truth[f"{reader}/{name}"])
-        keys = figure.layout.meta["switches"]["Reader"][choice]["layout"]
+        keys = figure.layout.meta["switches"]["Reader"][choice][1]
         top = np.nanmax(np.abs(truth[f"{reader}/all"]))
         assert keys["coloraxis.cmax"] == -keys["coloraxis.cmin"] == pytest.approx(top, rel=0.05)
         assert titles(figure, choice)[0] == f"<b>{reader}</b>: whole pattern"
@@ -131,7 +131,7 @@ def test_heads_can_read_and_layers_can_write() -> None:
 
 
 def test_without_the_switch_an_image_shows_what_the_first_choice_shows(figure: go.Figure) -> None:
-    flags = figure.layout.meta["switches"]["Reader"]["all"]["visible"]
+    flags = figure.layout.meta["switches"]["Reader"]["all"][0]["visible"]
     assert [trace.visible for trace in figure.data] == list(flags)
     assert [note.text for note in figure.layout.annotations] == titles(figure, "all")
 

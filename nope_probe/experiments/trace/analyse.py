@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -12,23 +12,22 @@ from jaxtyping import Float
 
 from nope_probe.analyses.positions import (
     MIN_FOLDS,
+    Side,
     clock,
     readers,
     term_maps,
     term_table,
     writer_table,
 )
-from nope_probe.errors import UserError, closed_choices
+from nope_probe.errors import closed_choices
 from nope_probe.experiments.engine import (
     Engine,
     Inputs,
     as_sequences,
     folds_for_intervals,
-    validate_first_sequence,
 )
-from nope_probe.experiments.trace.run import Settings
 from nope_probe.experiments.trace.sections import answer, headline, report
-from nope_probe.figures.position_circuit import ALL, CLOCKS, SIDES, reader_of
+from nope_probe.figures.position_circuit import ALL, CLOCKS, reader_of
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.reading.writers import WriterKind
@@ -36,6 +35,7 @@ from nope_probe.maps.positions import PositionSums
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.session import Session
+from nope_probe.runtime.settings import RunSettings
 
 EFFECTS = ["layer", "writer", "predicted", "direct", "total"]
 
@@ -151,34 +151,6 @@ class Captured:
     effects: pd.DataFrame
 
 
-def capture(session: Session[Settings]) -> Captured:
-    """Return what writers bring to each reader, from the checkpoint or captured and saved.
-
-    Raises:
-        UserError: for a model that cannot be traced, or a non-finite score.
-    """
-    settings, data = session.settings, session.sequences()
-    engine, model, keys = Engine.of(session), session.loaded.model, ["positions"]
-    n_layers = settings.n_layers_of(session.loaded)
-    if "positions" not in session.checkpoint:
-        validate_first_sequence(model, data.inputs, n_layers)
-    session.announce(1, keys, n_seqs=len(data))
-    try:
-        with session.checkpoint.progress(keys, session.n_own_seqs):
-            sums = engine.positions(
-                "positions",
-                layers=attending(model, n_layers),
-                writers=settings.writers,
-                per_head=settings.traces_heads,
-            )
-            effects = effects_of(
-                engine, sums, settings.n_skipped(data), settings.confirm, settings.reader
-            )
-    except NotImplementedError as error:
-        raise UserError(f"{session.loaded.info.name} cannot be traced: {error}") from error
-    return Captured(sums=sums, effects=effects)
-
-
 def effects_of(
     engine: Engine, sums: PositionSums, skip_keys: int, n_pairs: int, reader: str | None = None
 ) -> pd.DataFrame:
@@ -228,17 +200,24 @@ def writer_order(writer: str) -> tuple[int, int, int]:
     return numbers[0], writer.startswith("MLP"), numbers[-1]
 
 
-def analyse(session: Session[Settings], captured: Captured) -> Run:
-    """Measure what each writer brings, and return the run."""
-    inputs, settings = session.sequences(), session.settings
-    skip_keys = settings.n_skipped(inputs)
+def analyse(session: Session[RunSettings], captured: Captured, reader: str | None = None) -> Run:
+    """Measure what each writer brings, and return the run.
+
+    Args:
+        session: the run.
+        captured: what it measured.
+        reader: the layer or head that the headline is about; by default that with the strongest
+            pattern.
+    """
+    inputs = session.sequences()
+    skip_keys = session.settings.n_skipped(inputs)
     trace = trace_of(captured.sums, skip_keys, captured.effects)
     manifest: dict[str, Any] = {
         **session.provenance(),
         **input_record(inputs, skip_keys, captured.sums.counts),
-        "reader": settings.reader,
+        "reader": reader,
     }
-    manifest["headline"] = headline(trace.tables, settings.reader)
+    manifest["headline"] = headline(trace.tables, reader)
     arrays = {"maps": trace.maps, "tokens": input_arrays(inputs)}
     run = Run(manifest=manifest, arrays=arrays, tables=trace.tables)
     return replace(run, page=report(run).html(manifest))
@@ -259,7 +238,7 @@ def clock_table(sums: PositionSums, writers: pd.DataFrame, skip_keys: int) -> pd
     tables = []
     for names, reader in readers(sums, skip_keys):
         own = writers[(writers[list(names)] == pd.Series(names)).all(axis=1)]
-        for side in SIDES:
+        for side in get_args(Side):
             found = clock(reader, side)
             rows = own[own["side"] == side]
             order = rows["share"].abs().sort_values(ascending=False).index

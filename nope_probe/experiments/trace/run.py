@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from nope_probe.errors import UserError
-from nope_probe.runtime.places import NUMBER, Needs, memory_here
+from nope_probe.runtime.places import validate_memory
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import LARGEST, Bounds, RunSettings
 from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
+    from nope_probe.experiments.trace.analyse import Captured
     from nope_probe.models.info import ModelInfo
 
 _arg = tyro.conf.arg
@@ -95,32 +96,17 @@ class Settings(RunSettings):
                     f"--reader {self.reader}: {info.name} has the layers L0 to "
                     f"L{info.n_layers - 1}, with the heads H0 to H{info.n_heads - 1}"
                 )
-        if self.writers == "heads" and self.bytes_of_sums(info, info.n_heads) > memory_here():
-            raise UserError(
-                f"the heads of {info.name} are too many writers for the memory that is here; take "
-                "--writers layers, or lower --layers or --seq-len"
-            )
+        fewer = ", or take --writers layers" if self.writers == "heads" else ""
+        validate_memory(self.bytes_of_sums(info), f"--layers or --seq-len{fewer}")
 
-    def needs(self, info: ModelInfo | None = None) -> Needs:
-        """Return what the run needs at least: its sequences, and the sums of each writer."""
-        once = super().needs(info)
-        n_heads = info.n_heads if info and self.writers == "heads" else 1
-        return Needs(memory=once.memory + self.bytes_of_sums(info, n_heads), disk=once.disk)
-
-    def bytes_of_sums(self, info: ModelInfo | None, n_heads: int) -> int:
-        """Return the bytes of what each writer brings to queries and keys, per fold and position.
-
-        Args:
-            info: the model; nothing without it.
-            n_heads: how many writers a block's attention is.
-        """
-        if info is None:
-            return 0
+    def bytes_of_sums(self, info: ModelInfo) -> int:
+        """Return the bytes of what writers bring to queries and keys, by fold and position."""
         n_layers = info.n_layers if self.layers == "all" else self.layers
-        n_writers = (n_heads + 1) * n_layers * (n_layers - 1) // 2
+        n_heads = info.n_heads if self.writers == "heads" else 1
+        n_writers = (n_heads + 1) * n_layers * (n_layers - 1) // 2  # before all readers
         n_queries = info.n_heads if self.traces_heads else info.n_kv_heads
         width = (n_queries + info.n_kv_heads) * info.d_head
-        return self.folds * n_writers * self.seq_len * width * NUMBER
+        return 8 * self.folds * n_writers * self.seq_len * width
 
 
 def run(settings: Settings) -> Path:
@@ -131,10 +117,41 @@ def run(settings: Settings) -> Path:
     """
     with Session("trace", settings) as session:
         if not session.finished:
-            from nope_probe.experiments.trace.analyse import analyse, capture
-
             captured = capture(session)
             if session.is_first:
                 with status("analysing and writing"):
-                    session.write(analyse(session, captured))
+                    from nope_probe.experiments.trace.analyse import analyse
+
+                    session.write(analyse(session, captured, settings.reader))
     return session.folder
+
+
+def capture(session: Session[Settings]) -> Captured:
+    """Return what writers bring to each reader, from the checkpoint or captured and saved.
+
+    Raises:
+        UserError: for a model that cannot be traced, or a non-finite score.
+    """
+    from nope_probe.experiments.engine import Engine, validate_first_sequence
+    from nope_probe.experiments.trace.analyse import Captured, attending, effects_of
+
+    settings, data = session.settings, session.sequences()
+    engine, model, keys = Engine.of(session), session.loaded.model, ["positions"]
+    n_layers = settings.n_layers_of(session.loaded)
+    if "positions" not in session.checkpoint:
+        validate_first_sequence(model, data.inputs, n_layers)
+    session.announce(1, keys, n_seqs=len(data))
+    try:
+        with session.checkpoint.progress(keys, session.n_own_seqs):
+            sums = engine.positions(
+                "positions",
+                layers=attending(model, n_layers),
+                writers=settings.writers,
+                per_head=settings.traces_heads,
+            )
+            effects = effects_of(
+                engine, sums, settings.n_skipped(data), settings.confirm, settings.reader
+            )
+    except NotImplementedError as error:
+        raise UserError(f"{session.loaded.info.name} cannot be traced: {error}") from error
+    return Captured(sums=sums, effects=effects)

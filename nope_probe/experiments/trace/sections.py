@@ -8,7 +8,7 @@ from functools import partial
 import pandas as pd
 
 from nope_probe.experiments.sections import Report, closing_of, with_intervals
-from nope_probe.experiments.wording import NO_PATTERN, NOISE, listed, percents
+from nope_probe.experiments.wording import NO_PATTERN, NOISE, largest, listed, percents
 from nope_probe.figures.intervals import interval_of
 from nope_probe.figures.position_circuit import (
     LEAST,
@@ -55,15 +55,16 @@ def report(run: Run) -> Report:
         run: tables `terms`, `writers`, `effects` and `clocks`; maps such as `L1/rotation`, nats.
     """
     tables, name, reader = run.tables, run.manifest["model"]["name"], run.manifest["reader"]
+    terminal = {
+        f"{name}: the exact terms of each pattern, % of it": _terms_as_text(tables["terms"]),
+        "The strongest writers, % of the reader's pattern": _writers_as_text(tables["writers"]),
+    }
     return Report(
         title=f"Who writes position in {name}",
         headline=headline(tables, reader),
         sections=list(_sections(run)),
         how_to_read=HOW_TO_READ,
-        terminal={
-            f"{name}: the exact terms of each pattern, % of it": _terms_as_text(tables["terms"]),
-            "The strongest writers, % of the reader's pattern": _writers_as_text(tables["writers"]),
-        },
+        terminal={title: table for title, table in terminal.items() if len(table)},
         closing=closing_of(run.manifest),
     )
 
@@ -119,7 +120,7 @@ def answer(tables: Mapping[str, pd.DataFrame], reader: str | None = None) -> str
         return NO_PATTERN
     terms = with_readers(tables["terms"])
     terms = terms[terms["reader"] == name].set_index("term")
-    if not terms.loc["all", "rms_low"] > 0:
+    if not terms["rms_low"]["all"] > 0:
         return f"The positional pattern of {name} is {NOISE}"
     shares = terms["share"]
     if shares.get("rotation", 0.0) >= MOST:
@@ -159,7 +160,7 @@ def first_key_clause(writers: pd.DataFrame) -> str:
     heads = heads[heads["first_key_low"] > 0]
     layer = heads["writer"].str.extract(r"L(\d+)H")[0].astype(int)
     heads = heads[layer == layer.min()]
-    top = heads.loc[heads["share"].idxmax()]
+    top = largest(heads, "share")
     share = percents(top["first_key"] / top["share"])
     return f"; {share} of {top['writer']}'s comes from the first token"
 
@@ -185,7 +186,7 @@ def effect_finding(effects: pd.DataFrame) -> str:
     clear = rows[(rows["total_low"] > 0) | (rows["total_high"] < 0)]
     if clear.empty:
         return "Without any writer's position, no pattern changes by more than the noise"
-    top = clear.loc[clear["total"].abs().idxmax()]
+    top = largest(clear, "total")
     share, low, high = (100 * value for value in interval_of(top, "total"))
     does = "loses" if share > 0 else "gains"
     return (
