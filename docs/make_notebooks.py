@@ -25,7 +25,7 @@ import nbformat
 import plotly.graph_objects as go
 import plotly.io as pio
 
-from nope_probe.figures.export import without_controls
+from nope_probe.figures.grid import without_controls
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "notebooks"

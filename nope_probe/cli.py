@@ -76,7 +76,7 @@ def parse_with_image(
     parsed: Any = parse(both, examples)
     path = getattr(parsed, IMAGE)
     if path is not None:
-        validate_image_place(path, getattr(parsed, "out", None))
+        validate_image_place(path)
     own = {field.name: getattr(parsed, field.name) for field in fields(parsed)[:-1]}
     return settings(**own), path
 

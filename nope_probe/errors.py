@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache, wraps
 from inspect import signature, unwrap
@@ -20,10 +19,6 @@ from typing import (
 
 Arguments = ParamSpec("Arguments")
 Returned = TypeVar("Returned")
-
-_UNWRITABLE = frozenset(
-    (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
-)
 
 
 class UserError(ValueError):
@@ -146,11 +141,6 @@ def leaves_of(hint: object) -> Iterator[object]:
         for argument in arguments[:1] if origin is Annotated else arguments:
             if argument is not Ellipsis:
                 yield from leaves_of(argument)
-
-
-def is_unwritable(error: OSError) -> bool:
-    """Return whether a file could not be written for want of room, right or a working disk."""
-    return error.errno in _UNWRITABLE
 
 
 def line_of(error: BaseException) -> tuple[str, int] | None:

@@ -133,6 +133,39 @@ def recover_rotation(matrices: Float[Tensor, "pos d_head d_head"]) -> Rotation:
     return Rotation(pairs=torch.stack([low, high], -1), frequencies=angles, size=size)
 
 
+def turning_matrices(
+    straight: Float[Tensor, "two vector d_head"], turned: Float[Tensor, "two vector d_head"]
+) -> Float[Tensor, "two d_head d_head"] | None:
+    """Return the matrices that turn vectors at two positions, found from the vectors themselves.
+
+    Args:
+        straight: the vectors at positions 0 and 1 without RoPE.
+        turned: the same vectors with RoPE.
+
+    Returns:
+        None if no pairs of coordinates, next to each other or half of them apart, turn as one.
+
+    Example:
+        >>> x = torch.randn(2, 5, 3)
+        >>> found = turning_matrices(x, torch.stack([x[0], x[1, :, [1, 0, 2]] * x.new([-1, 1, 1])]))
+        >>> found[1].round().int().tolist()
+        [[0, -1, 0], [1, 0, 0], [0, 0, 1]]
+    """
+    moved = (straight != turned).any(0).any(0).nonzero().flatten()
+    if len(moved) % 2:
+        return None
+    for pairs in (moved.view(-1, 2), moved.view(2, -1).T):
+        low, high = pairs.T
+        before, after = (torch.complex(x[..., low], x[..., high]) for x in (straight, turned))
+        turn = (after * before.conj()).sum(1) / before.abs().square().sum(1)
+        if (turn[:, None] * before - after).abs().max() <= FOLLOWS * after.abs().max():
+            matrices = torch.eye(straight.shape[-1], dtype=turn.real.dtype).repeat(2, 1, 1)
+            matrices[:, low, low] = matrices[:, high, high] = turn.real
+            matrices[:, high, low], matrices[:, low, high] = turn.imag, -turn.imag
+            return matrices
+    return None
+
+
 def power_law(frequencies: Float[Tensor, " pair"]) -> PowerLaw:
     """Return the power law that the first frequencies follow.
 

@@ -108,37 +108,6 @@ def strongest_layer(view: SwitchedMaps) -> int:
     return int(np.argmax(np.nan_to_num(amplitudes)))
 
 
-def mean_pattern_view(
-    maps: Sequence[StoredMaps],
-    kept: Sequence[Sequence[KeptPattern]],
-    skip_keys: int,
-    max_positions: int = MAX_POSITIONS,
-) -> SwitchedMaps:
-    """Return the positional patterns of all combinations, as means over heads.
-
-    Args:
-        maps: score maps in the order of `combinations`.
-        kept: what each leaves of every layer's pattern.
-        skip_keys: how many first keys the patterns leave out.
-        max_positions: larger maps are pooled to this many positions.
-    """
-    small = [
-        [
-            pool(row_centred(layer.mean[...], skip_keys)[None].numpy(), max_positions)
-            for layer in each.layers
-        ]
-        for each in maps
-    ]
-    return SwitchedMaps(
-        kind="pattern",
-        layers=tuple(range(len(small[0]))),
-        panels=(HEADS,),
-        maps=np.stack([[layer.values for layer in each] for each in small]),
-        measures=np.stack([_intervals(each)[:, None] for each in kept]),
-        block=small[0][0].block,
-    )
-
-
 def stage_view(
     stages: Iterable[Sequence[StageMaps]],
     layers: Sequence[int],
@@ -162,16 +131,11 @@ def stage_view(
 
 def _letters(blocks: Sequence[StageMaps]) -> tuple[Folds, Mean, Int[Tensor, " fold"]]:
     """Return the stages of some blocks, from (a) to (i); those that a block lacks are NaN."""
-    counts = blocks[0].counts
-    folds = torch.stack([_panels(each) for each in blocks], 1)
-    return folds, pooled(folds, counts), counts
-
-
-def _panels(stages: StageMaps) -> Float[Tensor, "fold panel query_pos key_pos"]:
-    """Return all stages from (a) to (i); those that a block lacks are NaN."""
-    known = next(iter(stages.folds.values()))
+    counts, known = blocks[0].counts, next(iter(blocks[0].folds.values()))
     blank = torch.full_like(known, torch.nan)
-    return torch.stack([stages.folds.get(letter, blank) for letter in LETTERS], 1)
+    panels = [[block.folds.get(letter, blank) for letter in LETTERS] for block in blocks]
+    folds = torch.stack([torch.stack(of_block, 1) for of_block in panels], 1)
+    return folds, pooled(folds, counts), counts
 
 
 def explorer_of(
@@ -191,8 +155,20 @@ def explorer_of(
         kept: what each condition leaves of every layer's pattern.
     """
     found = combinations(players)
-    view = mean_pattern_view(
-        [maps[each] for each in found], [kept[each] for each in found], skip_keys
+    small = [
+        [
+            pool(row_centred(layer.mean[...], skip_keys)[None].numpy(), MAX_POSITIONS)
+            for layer in maps[condition].layers
+        ]
+        for condition in found
+    ]
+    view = SwitchedMaps(
+        kind="pattern",
+        layers=tuple(range(len(small[0]))),
+        panels=(HEADS,),
+        maps=np.stack([[layer.values for layer in layers] for layers in small]),
+        measures=np.stack([_intervals(kept[condition])[:, None] for condition in found]),
+        block=small[0][0].block,
     )
     return Explorer(
         title="Remove components, and see what is left of the positional pattern",

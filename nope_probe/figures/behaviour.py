@@ -48,7 +48,6 @@ def loss_by_position(table: pd.DataFrame, *, title: str, trained: int | None = N
                     label=label(name),
                     hover=f"position %{{x}}: %{{y:.3g}} nats {BOUNDS}",
                     line={"color": ink, "width": 1.5, "dash": _dash(name)},
-                    opacity=0.15,
                     showlegend=name != INTACT or panel == 0,
                 )
             )

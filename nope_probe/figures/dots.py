@@ -105,8 +105,7 @@ def curve_in_band(
     label: str,
     hover: str,
     line: Mapping[str, object],
-    opacity: float,
-    showlegend: bool,
+    **others: object,
 ) -> list[go.Scatter]:
     """Return estimates as a curve, and the band between their bounds.
 
@@ -117,8 +116,7 @@ def curve_in_band(
         label: the name in the legend.
         hover: the hover text; `BOUNDS` stands for the interval.
         line: its colour, width and dash.
-        opacity: the band's.
-        showlegend: whether the legend names it.
+        others: of the curve, as plotly calls them.
     """
     values, lows, highs = estimates
     band = go.Scatter(
@@ -127,18 +125,14 @@ def curve_in_band(
         fill="toself",
         mode="none",
         fillcolor=line["color"],
-        opacity=opacity,
+        opacity=0.2,
         hoverinfo="skip",
         showlegend=False,
         legendgroup=label,
         **on(panel),
     )
-    about = named(panel, label, hover) | {"showlegend": showlegend}
-    customdata = estimates[1:].T
-    return [
-        band,
-        go.Scatter(x=x, y=values, customdata=customdata, mode="lines", line=line, **about),
-    ]
+    about = {"customdata": estimates[1:].T, **named(panel, label, hover), **others}
+    return [band, go.Scatter(x=x, y=values, mode="lines", line=line, **about)]
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""The explorer: switches that remove a model's components, in one piece of HTML.
+"""Maps in one piece of HTML: the explorer, whose switches remove components, and all heads' maps.
 
-The maps of all combinations of removed components are in the page, so that its switches need no
-kernel, no library and no network: it works in notebooks, in reports and as a file. A cell is a
-16-bit code times its map's scale; equal maps are stored once.
+The maps are in the page as bytes, so that nothing needs a kernel, a library or the network: the
+explorer works in notebooks, in reports and as a file. Its cells are 16-bit codes times their map's
+scale, and equal maps are stored once. The maps of all heads are thumbnails of 8-bit codes, each of
+which a click or Enter enlarges.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from string import Template
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float
 
 from nope_probe.components import LETTERS, SCORE_STAGES, STAGE_MEANINGS, Letter, colour, words
 from nope_probe.figures.circuit_figure import formula
 from nope_probe.figures.circuit_layout import OPERATIONS, narrow, wide
+from nope_probe.figures.intervals import FLOOR, symmetric
 from nope_probe.figures.style import STOPS
 from nope_probe.figures.words import BOTH_WAYS
 from nope_probe.files import local_path
@@ -38,6 +41,11 @@ _SHOWN_MEASURES = [  # the script writes the panel's unit after the amplitude
     {"name": "locality", "label": "locality", "unit": BOTH_WAYS},
     {"name": "share", "label": "share of the intact pattern", "unit": ""},
 ]
+HEADS_BYTES = 4_000_000  # of all maps in base64
+HEADS_POSITIONS = 256
+FEW = 8  # heads, whose thumbnails are larger
+
+Patterns = Float[np.ndarray, "layer head query_pos key_pos"]
 Maps = Float[np.ndarray, "combination layer panel query_pos key_pos"]
 Shape = Literal["full", "symmetric", "lower", "below"]
 
@@ -314,3 +322,52 @@ def asset(name: str) -> str:
 def script(name: str) -> str:
     """Return a script after what draws maps, in a scope of its own: several share a page."""
     return f'"use strict";\n(() => {{\n{asset("canvas.js")}{asset(name)}}})();\n'
+
+
+def head_maps(patterns: Patterns, heads: pd.DataFrame, max_bytes: int = HEADS_BYTES) -> str:
+    """Return an element of a page with all heads' maps behind thumbnails, pooled until they fit.
+
+    Args:
+        patterns: each head's positional pattern, nats; NaN where there is nothing.
+        heads: `heads.csv`: layer, head, and the amplitude with its bounds.
+        max_bytes: how many characters all maps may take.
+    """
+    n_layers, n_heads, n, _ = patterns.shape
+    pooled = pool(patterns.reshape(-1, n, n), positions_of_heads(n_layers * n_heads, max_bytes))
+    size, block = pooled.values.shape[-1], pooled.block
+    below = pooled.values[:, np.tri(size, dtype=bool)]
+    codes, scales = zip(*(quantise(cells, "i1") for cells in below), strict=True)
+    rows = heads.sort_values(["layer", "head"])
+    content = {
+        "colours": STOPS,
+        "n": size,
+        "block": block,
+        "n_positions": n,
+        "layers": list(range(n_layers)),
+        "n_heads": n_heads,
+        "amplitudes": [float(f"{max(0.0, value):.3g}") for value in rows["amplitude"]],
+        "noise": [not low > 0 for low in rows["amplitude_low"]],
+        "cells": encoded(np.stack(codes), "i1"),
+        "scales": encoded(np.array(scales), "<f4"),
+        "limits": encoded(np.array([symmetric(cells, FLOOR) for cells in below]), "<f4"),
+    }
+    cell = f"<p>A cell is a mean over {block} × {block} positions.</p>" if block > 1 else ""
+    few = " few" if n_heads <= FEW else ""
+    return (
+        f'<div class="heads{few}"><style>{asset("head_maps.css")}</style>'
+        '<p><label><input type="checkbox"> same colours in every head</label></p>'
+        f"{cell}"
+        f'<script type="application/json">{json.dumps(content, separators=(",", ":"))}</script>'
+        f"<script>{script('head_maps.js')}</script></div>"
+    )
+
+
+def positions_of_heads(n_maps: int, max_bytes: int = HEADS_BYTES) -> int:
+    """Return how many positions each of so many maps may have.
+
+    Example:
+        >>> positions_of_heads(16), positions_of_heads(1024)
+        (256, 76)
+    """
+    cells = max_bytes * 3 / 4 / n_maps  # a byte each, those above the diagonal left out
+    return max(8, min(HEADS_POSITIONS, int(((8 * cells + 1) ** 0.5 - 1) / 2)))

@@ -28,7 +28,7 @@ from nope_probe.figures.intervals import (
     symmetric,
     widened,
 )
-from nope_probe.figures.panels import Panel, heat_map, panel_groups, place_squares
+from nope_probe.figures.panels import MAX_POSITIONS, Panel, heat_map, panel_groups, place_squares
 from nope_probe.figures.style import DIVERGING, SEQUENTIAL, ColourScale, colour_bar
 from nope_probe.maps.downsample import Pooled, pool
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from nope_probe.maps.maps import ScoreMaps
 
 Layers: TypeAlias = Float[Any, "layer query_pos key_pos"]
-MAX_POSITIONS = 256
 MAX_MULTIPLES = 4
 # Percent of a sweep's cells beyond each colour limit: the diagonal would hide the rest.
 SWEEP_CLIPPED = 5.0
@@ -119,7 +118,7 @@ def _score_maps(
 ) -> go.Figure:
     """Draw each layer's map on its own limits: side by side if they are few, else with a slider."""
     if len(limits) > multiples:
-        return _layered([pooled], [""], title, SEQUENTIAL, limits, layer)
+        return _layered([pooled], [""], [[""]] * len(limits), title, SEQUENTIAL, limits, layer)
     maps = zip(pooled.values, limits.tolist(), flat, strict=True)
     panels = [
         Panel(
@@ -177,21 +176,13 @@ def term_maps(
     tops = [symmetric(values, floor) for values, floor in zip(shown, floors, strict=True)]
     flat = flat or {}
     limits = flattened(tops, flat.get(next(iter(terms)), ()))
+    note = f"<br><i>{WITHIN}</i>"
     titles = [
-        [
-            words(name) + (f"<br><i>{WITHIN}</i>" if index in flat.get(name, ()) else "")
-            for name in terms
-        ]
-        for index in range(len(limits))
+        [words(name) + (note if number in flat.get(name, ()) else "") for name in terms]
+        for number in range(len(limits))
     ]
-    patches = None
-    if any(flat.values()):
-        patches = [{f"annotations[{i}].text": t for i, t in enumerate(each)} for each in titles]
     names = [words(name) for name in terms]
-    figure = _layered(pooled, names, title, DIVERGING, limits, layer, rows=rows, patches=patches)
-    for note, text in zip(figure.layout.annotations, titles[layer], strict=True):
-        note.text = text
-    return figure
+    return _layered(pooled, names, titles, title, DIVERGING, limits, layer, rows)
 
 
 def _pooled(maps: Layers | ScoreMaps | Pooled, max_positions: int) -> Pooled:
@@ -204,20 +195,19 @@ def _pooled(maps: Layers | ScoreMaps | Pooled, max_positions: int) -> Pooled:
 def _layered(
     pooled: Sequence[Pooled],
     names: Sequence[str],
+    titles: Sequence[Sequence[str]],
     title: str,
     colours: ColourScale,
     limits: Float[np.ndarray, "layer 2"],
     first: int,
-    *,
     rows: int = 1,
-    patches: Sequence[Mapping[str, object]] | None = None,
 ) -> go.Figure:
     """Return a figure whose slider shows one layer of each map, on that layer's colour limits.
 
-    The maps stand side by side, on a phone two in a row.
+    The maps, which have titles for each layer, stand side by side, on a phone two in a row.
     """
-    figure, n = go.Figure(), len(pooled)
-    figure.add_traces(
+    n = len(pooled)
+    figure = go.Figure(
         [
             heat_map(
                 maps.values[layer],
@@ -231,17 +221,15 @@ def _layered(
             for panel, (maps, name) in enumerate(zip(pooled, names, strict=True))
         ]
     )
-    add_slider(figure, len(limits), n, first, limits, patches)
+    texts = [{f"annotations[{i}].text": t for i, t in enumerate(each)} for each in titles]
+    add_slider(figure, len(limits), n, first, limits, texts)
     bar = {**colour_bar("nats"), "x": 0.5, "xanchor": "center"}
-    figure.layout.coloraxis = {
-        "colorscale": colours,
-        **colour_limits(limits[first]),
-        "colorbar": bar,
-    }
+    colours_and_bar = {"colorscale": colours, "colorbar": bar}
+    figure.layout.coloraxis = {**colours_and_bar, **colour_limits(limits[first])}
     place_squares(
         figure,
         title,
-        names,
+        titles[first],
         columns=n // rows if rows > 1 else n if n <= 5 else -(-n // 2),
         largest=400 if n == 1 else 300,
         row_gap=64,

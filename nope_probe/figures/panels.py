@@ -16,7 +16,9 @@ from jaxtyping import Float
 
 from nope_probe.figures.grid import Grid, axis, keep, on, patch, place, zoom_together
 from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, colour_bar
+from nope_probe.maps.downsample import pool
 
+MAX_POSITIONS = 256
 WIDTH, GAP = 1050, 0.025
 ACROSS = 6  # maps in a row of a wide screen
 BAR_DROP, BAR = 30, 58  # from a map to its colour bar, and what the bar needs, px
@@ -33,7 +35,7 @@ class Panel:
         low, high: the colour limits.
         unit: the values' unit, as the colour bar and the hover text name it.
         diverging: whether colours centre on zero: `low` is then `-high`.
-        positions: how many positions it spans, if it has fewer cells than that.
+        positions: how many positions it spans, if not one a cell.
     """
 
     name: str
@@ -50,7 +52,9 @@ class Panel:
         return self.low, self.high, self.unit, self.diverging
 
 
-def panel_groups(groups: Sequence[Sequence[Panel]], *, title: str) -> go.Figure:
+def panel_groups(
+    groups: Sequence[Sequence[Panel]], *, title: str, max_positions: int = MAX_POSITIONS
+) -> go.Figure:
     """Draw groups of maps side by side; the axes of all maps zoom together.
 
     Where all groups have the same scales there is one bar for each at the bottom, else each map has
@@ -59,11 +63,12 @@ def panel_groups(groups: Sequence[Sequence[Panel]], *, title: str) -> go.Figure:
     Args:
         groups: the maps, in groups of equal length.
         title: the title.
+        max_positions: larger maps are pooled to this many cells along an axis.
     """
     panels, size = [panel for group in groups for panel in group], len(groups[0])
     scales = [[panel.scale for panel in group] for group in groups]
     shared = len(groups) > 1 and all(group == scales[0] for group in scales)
-    figure = go.Figure([_heat(panel, index) for index, panel in enumerate(panels)])
+    figure = go.Figure([_heat(panel, index, max_positions) for index, panel in enumerate(panels)])
     across = size if size <= 3 else 2
     wide, narrow = place_squares(
         figure,
@@ -89,11 +94,11 @@ def panel_groups(groups: Sequence[Sequence[Panel]], *, title: str) -> go.Figure:
     return figure
 
 
-def _heat(panel: Panel, index: int) -> go.Heatmap:
-    cells = panel.values.astype(np.float32)
-    span = 1.0 if panel.positions is None else panel.positions / len(cells)
+def _heat(panel: Panel, index: int, max_positions: int) -> go.Heatmap:
+    small, n_cells = pool(panel.values[None], max_positions), len(panel.values)
+    span = small.block * (panel.positions or n_cells) / n_cells
     value, colours = f"%{{z:.3g}} {panel.unit}", f"coloraxis{axis(index)}"
-    return heat_map(cells, span, index, name=panel.name, coloraxis=colours, value=value)
+    return heat_map(small.values[0], span, index, name=panel.name, coloraxis=colours, value=value)
 
 
 def heat_map(

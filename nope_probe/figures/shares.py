@@ -241,8 +241,6 @@ def offset_profiles(table: pd.DataFrame) -> go.Figure:
                     label=LABELS.get(str(name), words(str(name))),
                     hover="%{x}: %{y:.3g} nats",
                     line={"color": ink, "width": 2, "dash": "dot" if name == "score" else "solid"},
-                    opacity=0.2,
-                    showlegend=panel == 0,
                 )
             )
     title = "Mean by distance from query to key"

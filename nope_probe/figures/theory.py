@@ -61,7 +61,23 @@ def _panels(curves: Mapping[str, Curves], *, title: str, x_title: str, y_title: 
     figure = go.Figure()
     for (name, series), ink in zip(curves.items(), inks, strict=False):
         for layer in range(n_layers):
-            figure.add_traces(_line_and_dots(name, series, layer, ink))
+            about = named(layer, name, "%{x}: %{y:.4g} nat")
+            theory = named(layer, f"{name}, mean field", "%{x}: %{y:.4g} nat")
+            figure.add_scatter(
+                x=series.x,
+                y=series.theory[layer],
+                mode="lines",
+                line={"color": ink, "width": 1.5},
+                **theory | {"legendgroup": name, "showlegend": False},
+            )
+            figure.add_scatter(
+                x=series.x,
+                y=series.values[layer],
+                error_y={"array": series.errors[layer], "thickness": 1, "width": 0},
+                mode="markers",
+                marker={"size": 4, "color": ink},
+                **about,
+            )
     ranges = [_noise_range(curves.values(), layer) for layer in range(n_layers)]
     wide = Grid(columns=min(4, n_layers), panel=230, x_title=x_title, y_title=y_title, bottom=110)
     phone = {"columns": min(2, n_layers), "panel": 150, "gap": 0.14, "left": 50}
@@ -85,23 +101,3 @@ def _noise_range(curves: Collection[Curves], layer: int) -> tuple[float, float] 
     floor = max(NOISE_NATS, NOISE_ERRORS * float(np.nanmedian(errors)))
     low, high, flat = widened(float(known.min()), float(known.max()), floor)
     return (low, high) if flat else None
-
-
-def _line_and_dots(name: str, curves: Curves, layer: int, ink: str) -> list[go.Scatter]:
-    hover = "%{x}: %{y:.4g} nat"
-    line = go.Scatter(
-        x=curves.x,
-        y=curves.theory[layer],
-        mode="lines",
-        line={"color": ink, "width": 1.5},
-        **named(layer, f"{name}, mean field", hover),
-    )
-    dots = go.Scatter(
-        x=curves.x,
-        y=curves.values[layer],
-        error_y={"array": curves.errors[layer], "thickness": 1, "width": 0},
-        mode="markers",
-        marker={"size": 4, "color": ink},
-        **named(layer, name, hover),
-    )
-    return [line.update(legendgroup=name, showlegend=False), dots]

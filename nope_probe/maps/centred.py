@@ -87,7 +87,7 @@ class KeptCells:
     @property
     def edge(self) -> int:
         """The key behind the first 5% of the kept ones, of which there is one at least."""
-        return edge_keys(self.n, self.skip_keys)
+        return self.skip_keys + max(1, round(EDGE * (self.n - self.skip_keys)))
 
     @cached_property
     def first_by_distance(self) -> Float[Tensor, " distance"]:
@@ -99,11 +99,6 @@ class KeptCells:
         """Return which cells of the queries start to stop - 1 are kept, of the keys before stop."""
         key = torch.arange(stop)
         return (key < torch.arange(start, stop)[:, None]) & (key >= self.first[start:stop, None])
-
-
-def edge_keys(n: int, skip_keys: int) -> int:
-    """Return the key behind the first 5% of the kept ones, of which there is one at least."""
-    return skip_keys + max(1, round(EDGE * (n - skip_keys)))
 
 
 def first_visible_keys(

@@ -66,8 +66,8 @@ class ReaderSums:
 
     q: Queries
     k: Keys
-    queries: Mapping[str, Queries]
-    keys: Mapping[str, Keys]
+    queries: Mapping[str, Queries] = field(default_factory=dict)
+    keys: Mapping[str, Keys] = field(default_factory=dict)
     first_queries: Mapping[str, Queries] = field(default_factory=dict)
     first_keys: Mapping[str, Keys] = field(default_factory=dict)
     scores: Float[Tensor, "fold *head query_pos key_pos"]

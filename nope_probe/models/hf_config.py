@@ -118,8 +118,6 @@ def _is_decoder_class(name: str) -> bool:
 
 def _keep_first_layers(source: str, config: PreTrainedConfig, n_layers: int) -> None:
     depth = config.num_hidden_layers
-    if n_layers < 1:
-        raise UserError(f"expected at least 1 layer, got {n_layers}")
     if n_layers > depth:
         raise TooFewLayersError(source, depth=depth, requested=n_layers)
     for key, value in config.to_dict().items():

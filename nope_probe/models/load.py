@@ -103,6 +103,8 @@ def load(
         (False, False, False, False)
     """
     key = name.lower()
+    if n_layers is not None and n_layers < 1:
+        raise UserError(f"expected at least 1 layer, got {n_layers}")
     if revision is not None:
         validate_revision(name)
     if device_map is not None and key in (*CHECKPOINTS, *PARAMETER_FREE):
@@ -117,8 +119,6 @@ def load(
 def _load_parameter_free(
     name: str, n_layers: int | None, device: str, dtype: torch.dtype | None
 ) -> LoadedModel:
-    if n_layers is not None and n_layers < 1:
-        raise UserError(f"expected at least 1 layer, got {n_layers}")
     config = parameter_free(n_layers or 4, rope=name == "parameter-free-rope")
     model = _placed(build(config), device, dtype)
     return LoadedModel(model=model, tokenizer=None, info=check_parity(model, describe(model, name)))

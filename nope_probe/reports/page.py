@@ -20,7 +20,7 @@ from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
 from nope_probe.figures.explorer import Explorer
-from nope_probe.figures.export import without_controls
+from nope_probe.figures.grid import without_controls
 from nope_probe.figures.intervals import NO_PATTERN
 from nope_probe.figures.maps import MAX_POSITIONS
 from nope_probe.figures.style import ON_DARK, TITLE_HEIGHT
@@ -52,17 +52,15 @@ Cell = str | Link
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """Lines of text and links, as a table that becomes a list on a phone.
+    """Lines of text and links, as a table that becomes a list on a phone, with columns' names.
 
     Attributes:
         columns: the heading of each column.
         rows: a cell for each column.
-        labelled: whether a phone, which shows cells below each other, shows their columns' names.
     """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
-    labelled: bool = False
 
     def html(self) -> str:
         """Return the listing as HTML; a row's first cell is its heading and has no label.
@@ -73,7 +71,7 @@ class Listing:
             '<tr><td><a href="figure2/report.html">Figure 2</a></td></tr></tbody></table>'
         """
         head = "".join(f'<th scope="col">{escape(name)}</th>' for name in self.columns)
-        labels = ["", *self.columns[1:]] if self.labelled else [""] * len(self.columns)
+        labels = ["", *self.columns[1:]]
         rows = ("".join(map(_cell, row, labels)) for row in self.rows)
         body = "".join(f"<tr>{cells}</tr>" for cells in rows)
         return f'<table class="listing"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'

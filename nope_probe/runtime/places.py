@@ -12,13 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryFile
 
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from nope_probe.errors import UserError
-from nope_probe.files import validate_regular
 
 IMAGE_ENDINGS = (".png", ".svg")
 NO_KALEIDO = "images need kaleido: pip install 'nope-probe[export]'"
@@ -45,41 +43,28 @@ def checkpoint_dir(out: Path) -> Path:
 
 
 def validate_folder_place(out: Path) -> None:
-    """Check that a run's folder can be made at a path, or is there and can be replaced.
+    """Check that a run's folder can be replaced by the finished run; `locked` makes its place.
 
     Raises:
-        UserError: for a path at which no folder can be made, or one that cannot be replaced by the
-            finished run: a file, a mount point or the working directory.
+        UserError: for a file, a mount point or the working directory.
     """
     if os.path.lexists(out) and not os.path.isdir(out):
         what = "file" if os.path.exists(out) else "link that leads nowhere"
         raise UserError(f"cannot write to {out}: it is a {what}")
     if os.path.isdir(out) and (out.samefile(Path.cwd()) or os.path.ismount(out)):
         raise UserError(f"cannot write to {out}: it is in use; name a new folder in it")
-    _validate_writable(out, checkpoint_dir(out).name)
 
 
-def validate_image_place(path: Path, out: Path | None = None) -> None:
-    """Check that an image can be drawn into a file at a path.
-
-    Args:
-        path: the file; one that is there is overwritten.
-        out: the run's folder, if it was named.
+def validate_image_place(path: Path) -> None:
+    """Check that an image can be drawn, before anything is computed for it.
 
     Raises:
-        UserError: for an ending other than .png or .svg, a path at which no file can be written, or
-            a machine without kaleido or Chrome.
+        UserError: for an ending other than .png or .svg, or a machine without kaleido or Chrome.
     """
     if path.suffix not in IMAGE_ENDINGS:
         endings = " or ".join(IMAGE_ENDINGS)
         raise UserError(f"cannot draw {path}: expected a name that ends in {endings}")
-    if out is not None and path.absolute() == out.absolute():
-        raise UserError(f"--image and --out are both {path}")
-    if os.path.isdir(path):
-        raise UserError(f"cannot draw {path}: it is a folder")
-    validate_regular(path)
     validate_browser()
-    _validate_writable(path, path.name)
 
 
 def validate_browser() -> None:
@@ -95,17 +80,6 @@ def validate_browser() -> None:
     browser = Chromium.find_browser(skip_local=False)
     if browser is None or not Path(browser).is_file():
         raise UserError(NO_BROWSER)
-
-
-def _validate_writable(path: Path, name: str) -> None:
-    """Check that a name is short enough, and that a file can be made above a path: make one."""
-    try:
-        with suppress(FileNotFoundError):
-            path.with_name(name).lstat()  # fails for a name that is too long
-        above = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
-        TemporaryFile(dir=above).close()  # `/proc` has permissions, and takes no file
-    except OSError as error:
-        raise UserError(f"cannot write to {path}: {error.strerror}") from error
 
 
 _CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -140,10 +114,6 @@ def memory_here() -> int:
 LOCK, HOLDER = "lock", "process.txt"
 
 
-class LockedError(UserError):
-    """Raised where another process is at work on the run."""
-
-
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold a folder for this process as long as the context lasts, and make it if need be.
@@ -153,8 +123,7 @@ def locked(folder: Path) -> Iterator[None]:
     with the folders above it that were made for it.
 
     Raises:
-        LockedError: if another process holds the folder; it is named.
-        UserError: if the folder cannot be made.
+        UserError: if another process holds the folder (it is named), or it cannot be made.
     """
     made = [parent for parent in folder.parents if not os.path.isdir(parent)]
     lock = FileLock(folder / LOCK)
@@ -162,7 +131,7 @@ def locked(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except Timeout as error:
-        raise LockedError(f"{_holder(folder)} is at work on the run in {folder}") from error
+        raise UserError(f"{_holder(folder)} is at work on the run in {folder}") from error
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}") from error
     try:

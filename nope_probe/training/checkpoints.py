@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
@@ -12,18 +13,18 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from nope_probe.errors import StorageError, UserError, is_unwritable
+from nope_probe.errors import StorageError, UserError
 from nope_probe.files import read_json
 from nope_probe.runtime.folder import atomic_write, reason
 from nope_probe.runtime.identity import file_checksum, json_checksum
 
 # torch.save reports what it cannot write as a RuntimeError of its zip writer.
 _TORCH_SAVE = re.compile("PytorchStreamWriter|inline_container")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _RUN = "run.json"
 OWN_FILES = (_RUN, f".{_RUN}.partial")  # of a training that was killed before its first checkpoint
 _WHOLE = "checksums.json"  # written last into a checkpoint
 FINISHED = "training.json"  # written last into the folder of a trained model
-MODEL_FILES = (FINISHED, "config.json", "model.safetensors")
 
 
 def write_identity(out: Path, about: Mapping[str, Any]) -> None:
@@ -92,7 +93,7 @@ def full_disk_is_one_line(out: Path) -> Iterator[None]:
     except (OSError, SafetensorError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not _TORCH_SAVE.search(str(error)):
             raise
-        if isinstance(error, OSError) and not is_unwritable(error):
+        if isinstance(error, OSError) and error.errno not in _FULL:
             raise
         for path in out.glob("checkpoint-*"):
             if not (path / _WHOLE).is_file():

@@ -19,7 +19,6 @@ from nope_probe.runtime.settings import COUNT, SEED, BoundedSettings
 from nope_probe.runtime.terminal import status
 from nope_probe.training.checkpoints import (
     FINISHED,
-    MODEL_FILES,
     OWN_FILES,
     full_disk_is_one_line,
     newest_whole,
@@ -153,12 +152,8 @@ def validate(settings: Settings, out: Path) -> None:
     if settings.resume:
         validate_same_training(out, settings.identity)
         return
-    if any(out.glob("checkpoint-*")):
-        raise UserError(f"{out} holds checkpoints of a run: take --resume, or choose another --out")
-    if any((out / name).exists() for name in MODEL_FILES):
-        raise UserError(f"{out} holds a trained model; choose another --out")
     if out.is_dir() and any(path.name not in OWN_FILES for path in out.iterdir()):
-        raise UserError(f"{out} holds other files; choose another --out")
+        raise UserError(f"{out} holds other files; take --resume, or choose another --out")
 
 
 def validate_reach(settings: Settings) -> None:

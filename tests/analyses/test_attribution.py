@@ -1,6 +1,7 @@
 """Attribution on player sets small enough to work out by hand."""
 
 import math
+from itertools import combinations
 
 import pytest
 import torch
@@ -118,6 +119,15 @@ def test_without_a_source_the_base_and_the_shares_add_to_one():
         assert math.isnan(getattr(by_name["base"], part).value)
 
 
+def powerset_values(names: list[str]) -> dict[Condition, Tensor]:
+    subsets = (each for size in range(len(names) + 1) for each in combinations(names, size))
+    return {frozenset(each): torch.randn(N, N, dtype=torch.float64) for each in subsets}
+
+
+def _without_rope(values: dict[Condition, Tensor]) -> dict[Condition, Tensor]:
+    return {removed - {"rope"}: value for removed, value in values.items()}
+
+
 def test_the_sources_are_what_each_adds_alone_and_add_up_to_the_intact_pattern():
     both = frozenset({"mask", "rope"})
     conditions = [INTACT, frozenset({"mask"}), frozenset({"rope"}), both]
@@ -130,6 +140,16 @@ def test_the_sources_are_what_each_adds_alone_and_add_up_to_the_intact_pattern()
     torch.testing.assert_close(terms["content"], values[both])
     torch.testing.assert_close(terms["mask"], values[frozenset({"rope"})] - values[both])
     torch.testing.assert_close(terms["rope"], values[frozenset({"mask"})] - values[both])
+    three = powerset_values(["mask", "rope", "window"])
+    terms = source_terms(["mask", "rope", "window"])
+    torch.testing.assert_close(
+        sum(contrast_map(term, three) for term in terms.values()), three[INTACT], rtol=0, atol=1e-9
+    )
+    of_window = {c: value for c, value in three.items() if "rope" in c}
+    torch.testing.assert_close(
+        contrast_map(terms["mask_x_window"], three),
+        contrast_map(source_terms(["mask", "window"])["mask_x_window"], _without_rope(of_window)),
+    )
     content, mask = {frozenset({"mask"}): 1}, {INTACT: 1, frozenset({"mask"}): -1}
     assert source_terms(["mask"]) == {"content": content, "mask": mask}
     assert position_term(["mask"]) == mask

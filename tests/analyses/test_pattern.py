@@ -12,7 +12,7 @@ from torch import Tensor
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.pattern import Measures, edge_contrast, measure, relative_part
 from nope_probe.analyses.trends import locality, monotonicity
-from nope_probe.maps.centred import diagonal_normalised, edge_keys, kept_cells, row_centred
+from nope_probe.maps.centred import KeptCells, diagonal_normalised, kept_cells, row_centred
 
 NAN = float("nan")
 SEEDS = st.integers(0, 2**32 - 1)
@@ -50,18 +50,6 @@ def test_only_a_non_finite_cell_below_the_diagonal_and_too_many_skipped_keys_are
     for skip in (-1, 5):
         with pytest.raises(ValueError, match="from 0 to 4 skipped keys at 7 positions"):
             kept_cells(7, skip)
-
-
-@pytest.mark.parametrize("skip", [0, 1, 3])
-def test_the_relative_part_is_the_least_squares_projection(skip: int):
-    n = 13
-    pattern, cells = random_pattern(n, skip), kept_cells(n, skip)
-    row, column = cells.nonzero().T
-    design = torch.zeros(len(row), 2 * n, dtype=torch.float64)
-    design[torch.arange(len(row)), row] = 1
-    design[torch.arange(len(row)), n + row - column] = 1
-    truth = design @ torch.linalg.lstsq(design, pattern[cells], driver="gelsd").solution
-    torch.testing.assert_close(relative_part(pattern, skip)[cells], truth)
 
 
 @pytest.mark.parametrize("skip", [0, 2])
@@ -117,7 +105,7 @@ def test_the_first_twentieth_of_the_keys_is_rounded_to_the_nearest(
     maps = torch.zeros(n, n, dtype=torch.float64)
     maps[:, skip_keys : skip_keys + n_first] = 1  # its mean is 1 and the others' 0, or less apart
     assert float(edge_contrast(maps, skip_keys)) == pytest.approx(1)
-    assert edge_keys(n, skip_keys) == skip_keys + n_first
+    assert KeptCells.of_maps(maps, skip_keys).edge == skip_keys + n_first
 
 
 def test_an_edge_contrast_can_differ_in_sign_from_that_of_the_non_relative_part():
@@ -127,22 +115,6 @@ def test_an_edge_contrast_can_differ_in_sign_from_that_of_the_non_relative_part(
     visible = row_centred(scores)
     assert float(edge_contrast(diagonal_normalised(scores))) > 0.1
     assert float(edge_contrast(visible - relative_part(visible))) < -0.1
-
-
-def test_measures_of_a_known_pattern_in_noise_are_the_true_ones():
-    n = 29
-    truth = 0.2 * torch.arange(n).double().repeat(n, 1)
-    truth[:, 4] += 1.0
-    pattern = row_centred(truth)[kept_cells(n)]
-    [measures] = measure(folds_of(truth, noise=0.3))
-    amplitude = float(pattern.square().mean()) ** 0.5
-    assert measures.amplitude.low < amplitude < measures.amplitude.high
-    assert measures.amplitude.value == pytest.approx(amplitude, rel=0.02)
-    full = row_centred(truth)
-    rest = float((full - relative_part(full))[kept_cells(n)].square().mean())
-    assert measures.relative_r2.value == pytest.approx(1 - rest / amplitude**2, abs=0.02)
-    assert measures.non_relative.value == pytest.approx(rest**0.5, rel=0.1)
-    assert measures.monotonicity.value > 0.9
 
 
 def with_trend(seed: int, n: int) -> Tensor:

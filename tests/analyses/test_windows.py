@@ -1,4 +1,4 @@
-"""Patterns of layers whose window hides earlier keys, against definitions written out."""
+"""Patterns of layers, with and without a window, against definitions written out."""
 
 from typing import Any
 
@@ -20,6 +20,7 @@ from nope_probe.maps.stored_maps import PackedFolds, TensorFolds
 N, N_FOLDS, NAN = 23, 4, float("nan")
 QUERY, KEY = torch.arange(N)[:, None], torch.arange(N)[None]
 CELLS = {
+    "causal": KEY <= QUERY,
     "window": (KEY <= QUERY) & (QUERY - KEY < 13),
     "narrow": (KEY <= QUERY) & (QUERY - KEY < 5),
     "chunks": (KEY <= QUERY) & (QUERY // 11 == KEY // 11),

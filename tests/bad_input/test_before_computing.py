@@ -112,7 +112,7 @@ PLACES = [
     ("scores --out file", "file: it is a file"),
     ("scores --out loop", "it is a link that leads nowhere"),
     ("scores --out file/x", "Not a directory"),
-    ("circuit --out /proc/x", "cannot write to /proc/x: "),
+    ("circuit --out /proc/x", "cannot write to /proc/.x.unfinished: "),
     (f"scores --out {LONG}bbbbbbbbbb/x", "File name too long"),
     ("train --preset nope-tiny --out full", "full holds other files"),
     ("train --preset nope-tiny --out .", "it is in use; name a new folder in it"),
@@ -120,8 +120,6 @@ PLACES = [
     ("scores --model https://x/y", "https://x/y is a URL"),
     ("scores --data pipe.jsonl", "pipe.jsonl is a pipe, a socket or a device: only regular files"),
     ("scores --image x.jpg", "expected a name that ends in .png or .svg"),
-    ("scores --image dir.png", "dir.png: it is a folder"),
-    ("scores --image x.png --out x.png", "--image and --out are both"),
 ]
 
 
@@ -136,7 +134,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         module, _, function = name.rpartition(".")
         monkeypatch.setattr(import_module(module), function, compute)
     monkeypatch.setattr("nope_probe.runtime.places.validate_browser", lambda: None)
-    for name in ("full", "dir.png"):
+    for name in ("full",):
         (tmp_path / name).mkdir()
     for name in ("file", "full/x"):
         (tmp_path / name).touch()

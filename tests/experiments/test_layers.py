@@ -1,15 +1,19 @@
 """The layers command is right in every row on models whose configuration is known."""
 
 import json
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.command_line import refused, run_command
+from support.decoders import write_decoder
 from support.tiny_models import tokens
 
-from nope_probe import build, layers, parameter_free
+from nope_probe import build, layers, load, parameter_free
 from nope_probe.experiments.layers.expect import parse_expectation
 from nope_probe.experiments.layers.probe import LayerFindings, differences, probe_layers
 
@@ -82,6 +86,67 @@ def test_every_row_is_right_and_a_wrong_configuration_is_told(
         assert any(line.startswith(layers_said) and field in line for line in told), told
     elif name != "cohere":
         assert told == []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheme:
+    """What is known of the last layer of a tiny decoder."""
+
+    base: int | None = 10_000
+    factor: float = 1.0
+    norm_over: str | None = None
+    mla: bool = False
+    sinks: bool = False
+    bias: float = 0.0
+
+
+N_SCHEME = 24  # positions
+SCHEMES = {
+    "bloom": Scheme(base=None, bias=0.5 * (N_SCHEME - 1)),  # the steepest of 6 slopes
+    "mpt": Scheme(base=None, bias=0.5 * (N_SCHEME - 1)),
+    "deepseek_v3": Scheme(mla=True),
+    "falcon_h1": Scheme(),  # transformers multiplies its keys after W_K
+    "gpt_oss": Scheme(base=150_000, factor=1 + 0.1 * math.log(32), sinks=True),
+    "gptj": Scheme(),  # handed positions, not angles
+    "jetmoe": Scheme(),  # W_Q in experts
+    "nanochat": Scheme(norm_over="head"),  # turns the other way
+    "olmo2": Scheme(norm_over="all heads"),
+    "qwen3_next": Scheme(norm_over="head"),
+    "recurrent_gemma": Scheme(),
+}
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_norms_biases_sinks_and_latent_attention_are_found(name: str, tmp_path: Path) -> None:
+    expected, model = SCHEMES[name], load(str(write_decoder(name, tmp_path).folder)).model
+    *_, found = findings_of(model, n=N_SCHEME)
+    assert (found.norm_over, found.mla, found.sinks) == (
+        expected.norm_over,
+        expected.mla,
+        expected.sinks,
+    )
+    assert (found.q_norm, found.k_norm) == (expected.norm_over is not None,) * 2
+    assert found.score_bias == pytest.approx(expected.bias)
+    assert found.rope_factor == pytest.approx(expected.factor)
+    assert found.rope_base == (expected.base and pytest.approx(expected.base, rel=1e-4))
+    assert found.product_error < 1e-3
+
+
+def test_a_norm_after_rope_leaves_its_pairs_unknown_and_says_so(
+    tmp_path: Path, capsys: Any
+) -> None:
+    code, out, _ = run_layers(capsys, "--model", write_decoder("hunyuan_v1_dense", tmp_path).folder)
+    assert (code, "?" in out) == (0, True)
+    assert "L0: which coordinates RoPE turns together was not recognised" in out
+
+
+def test_layers_that_do_not_attend_are_rows_of_their_own(tmp_path: Path, capsys: Any) -> None:
+    folder = write_decoder("qwen3_next", tmp_path).folder
+    expected = ["--expect", "qk_norm_layers=1,3", "--expect", "mla_layers=none"]
+    code, out, _ = run_layers(capsys, "--model", folder, *expected)
+    rows = [line.split() for line in out.splitlines() if line.strip().startswith("L")]
+    assert (code, [row[0] for row in rows]) == (0, ["L0", "L1", "L2", "L3"])
+    assert [" ".join(row[5:7]) for row in rows] == ["no attention", "causal per"] * 2
 
 
 def test_a_wrong_no_rope_layers_is_told(bridge: Callable[[str], Any], monkeypatch: Any):

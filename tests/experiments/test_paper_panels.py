@@ -16,7 +16,7 @@ from nope_probe.experiments.paper.analyse import verdicts
 from nope_probe.experiments.paper.claims import Claim
 from nope_probe.experiments.paper.panels import (
     Pair,
-    Panel,
+    Published,
     agreements,
     pairs_of,
     published,
@@ -54,7 +54,9 @@ def test_a_panels_cells_lie_in_the_middle_of_its_colours() -> None:
 
 
 def pair(published: Any, ours: Any, *, noise: float = float("nan"), same: bool = True) -> Pair:
-    panel = Panel(key="figure2/here", values=np.array(published), low=0.0, high=256.0, kind="score")
+    panel = Published(
+        key="figure2/here", values=np.array(published), low=0.0, high=256.0, kind="score"
+    )
     about = {"group": "group", "name": "layer 1", "comparable": same, "noise": noise}
     return Pair(published=panel, ours=np.array(ours), **about)
 

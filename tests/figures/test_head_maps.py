@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from support.chromium import needs_chromium, opened
 
-from nope_probe.figures.head_maps import head_maps
+from nope_probe.figures.explorer import head_maps
 from nope_probe.reports.page import Section, page
 
 LAYERS, HEADS, N = 2, 3, 11

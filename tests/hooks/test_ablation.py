@@ -14,7 +14,7 @@ from support.edited_model import (
     plain_run,
     subsets,
 )
-from support.hooked_runs import hooked_run, largest_error
+from support.hooked_runs import errors_above, hooked_run, largest_error
 from support.tiny_models import ByName, ModelOf
 
 from nope_probe.hooks.ablation import Ablation, ablated
@@ -26,35 +26,22 @@ HOOKED = ("hooked:smollm3-rope", "hooked:smollm3-nope")
 ALL = (*BRIDGES, *HOOKED)
 
 
-def errors_above(
-    bound: float, model: Any, tiny: Any, removals: list[tuple[str, ...]], gain: Any = "output"
-) -> dict[tuple[str, ...], float]:
-    """Return the removals that differ from edited models by more than a bound, and by how much."""
+def errors(
+    model: Any, tiny: Any, removals: list[tuple[str, ...]], gain: Any = "output"
+) -> dict[str, float]:
+    """Return the removals that differ from edited models by more than 1e-5, and by how much."""
     hf, tokens = tiny.hf, tiny.tokens
     sizes = {"norm": norm_sizes(hf), "output": output_sizes(hf, tokens)}.get(gain)
-    gains = calibrate(model, tokens) if gain == "output" else None
-    errors = {}
-    for remove in removals:
-        expected = plain_run(edited(hf, remove, sizes), tokens)
-        with ablated(model, Ablation(remove=remove, gain=gain), gains):
-            errors[remove] = largest_error(hooked_run(model, tokens), expected)
-    return {remove: error for remove, error in errors.items() if not error <= bound}
+    cases = ((Ablation(remove=remove, gain=gain), edited(hf, remove, sizes)) for remove in removals)
+    return errors_above(1e-5, model, tokens, cases, calibrate(model, tokens))
 
 
-@pytest.mark.parametrize("spec", [*BRIDGES, "bridge:cohere", "hooked:smollm3-rope"])
-def test_all_128_combinations_equal_an_edited_model(
-    spec: str, model_of: ModelOf, tiny: ByName
-) -> None:
+@pytest.mark.parametrize("spec", [*ALL, "bridge:cohere"])
+def test_all_combinations_equal_an_edited_model(spec: str, model_of: ModelOf, tiny: ByName) -> None:
     model, name = model_of(spec)
-    assert not errors_above(1e-5, model, tiny(name), subsets(SEVEN))
-
-
-def test_all_64_combinations_on_a_model_without_rope_equal_an_edited_model(
-    hooked: ByName, tiny: ByName
-) -> None:
-    model = hooked("smollm3-nope")
-    assert components(model) == tuple(c for c in SEVEN if c != "rope")
-    assert not errors_above(1e-5, model, tiny("smollm3-nope"), subsets(components(model)))
+    has_rope = spec != "hooked:smollm3-nope"
+    assert components(model) == tuple(c for c in SEVEN if c != "rope" or has_rope)
+    assert not errors(model, tiny(name), subsets(components(model)))
 
 
 @pytest.mark.parametrize("gain", ["identity", "norm"])
@@ -63,7 +50,7 @@ def test_the_other_gains_equal_an_edited_model_for_every_set_of_weights(
     spec: str, gain: str, model_of: ModelOf, tiny: ByName
 ) -> None:
     model, name = model_of(spec)
-    assert not errors_above(1e-5, model, tiny(name), subsets(WEIGHTS), gain)
+    assert not errors(model, tiny(name), subsets(WEIGHTS), gain)
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma2"])
@@ -71,7 +58,7 @@ def test_removals_equal_an_edited_model_with_a_sliding_window_and_a_soft_cap(
     name: str, bridge: ByName, tiny: ByName
 ) -> None:
     removals = [*subsets(("mask", "rope", "w_q", "w_k")), SEVEN]
-    assert not errors_above(1e-5, bridge(name), tiny(name), removals)
+    assert not errors(bridge(name), tiny(name), removals)
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-yarn", "phi3-longrope"])
@@ -84,7 +71,7 @@ def test_without_rope_every_query_and_key_is_rotated_as_at_position_0(
     with ablated(model, Ablation(remove=["rope"])):
         assert largest_error(hooked_run(model, tokens), plain_run(hf, tokens, **nowhere)) <= 1e-5
     removals = [*subsets(("rope", "mask", "w_q", "w_k")), SEVEN]
-    assert not errors_above(1e-5, model, tiny(name), removals)
+    assert not errors(model, tiny(name), removals)
 
 
 @pytest.mark.hooked_transformer
@@ -128,7 +115,7 @@ def test_removing_the_other_components_of_gpt2_equals_an_edited_model(
     model = bridge("gpt2")
     assert components(model) == ("mask", "w_q", "w_k", "w_o", "w_v", "mlp", "pos_embed")
     removals = subsets([c for c in SEVEN if c != "rope"])
-    assert not errors_above(1e-5, model, tiny("gpt2"), removals, "norm")
+    assert not errors(model, tiny("gpt2"), removals, "norm")
 
 
 @pytest.mark.parametrize(

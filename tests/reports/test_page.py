@@ -123,7 +123,7 @@ def test_the_page_loads_nothing_and_escapes_words(html: str) -> None:
     assert "W_Q &amp; W_K &lt; enough." in html
     assert "ablate --model &lt;tiny&gt;" in html
     assert "<tiny>" not in html
-    listing = Listing(columns=("what", "<of>"), rows=[("a", "1")], labelled=True)
+    listing = Listing(columns=("what", "<of>"), rows=[("a", "1")])
     assert '<tr><td>a</td><td data-label="&lt;of&gt;">1</td></tr>' in listing.html()
 
 

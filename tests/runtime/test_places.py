@@ -11,18 +11,9 @@ from nope_probe.errors import UserError
 from nope_probe.experiments.simulation.theory import Settings, print_critical_alphas
 from nope_probe.runtime import places
 from nope_probe.runtime.places import (
-    LockedError,
     clear,
     locked,
-    validate_folder_place,
 )
-
-
-def test_a_tested_place_is_left_as_it_was(tmp_path: Path) -> None:
-    validate_folder_place(tmp_path / "new" / "run")
-    (tmp_path / "empty").mkdir()
-    validate_folder_place(tmp_path / "empty")
-    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
 
 def lock_and_wait(folder: Path) -> int:
@@ -41,7 +32,7 @@ def test_a_held_folder_names_the_process_until_it_is_killed(tmp_path: Path) -> N
     folder = tmp_path / ".run.unfinished"
     pid = lock_and_wait(folder)
     with (
-        pytest.raises(LockedError, match=f"process {pid} on .* is at work on the run in {folder}"),
+        pytest.raises(UserError, match=f"process {pid} on .* is at work on the run in {folder}"),
         locked(folder),
     ):
         pass

@@ -11,7 +11,7 @@ from support.out_of_memory import out_of_memory_above
 from nope_probe.errors import UserError
 from nope_probe.experiments.scores.analyse import capture
 from nope_probe.experiments.scores.run import Settings, run
-from nope_probe.runtime.places import LockedError, checkpoint_dir, locked
+from nope_probe.runtime.places import checkpoint_dir, locked
 from nope_probe.runtime.session import Session
 
 SMALL = {"model": "nope-tiny", "layers": 1, "n_seqs": 13, "seq_len": 17, "folds": 4}
@@ -63,7 +63,7 @@ def test_a_second_process_is_refused_before_it_loads_a_model(
     settings = Settings(**SMALL, out=tmp_path / "run")
     with (
         locked(checkpoint_dir(settings.out)),
-        pytest.raises(LockedError, match=f"process {os.getpid()} on .* is at work on the run in"),
+        pytest.raises(UserError, match=f"process {os.getpid()} on .* is at work on the run in"),
     ):
         run(settings)
     assert not list(tmp_path.iterdir())

@@ -7,18 +7,21 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pytest
+import torch
+from safetensors.torch import load_file
 from support.full_disk import files_of_at_most
-from support.short_training import short_corpus, shorten_training
-from transformers import Trainer, TrainerCallback, TrainerState
+from support.short_training import SHORT, short_corpus, shorten_training
+from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainerState
 
 from nope_probe.errors import StorageError, UserError
-from nope_probe.runtime.places import LockedError, locked
+from nope_probe.runtime.places import locked
 from nope_probe.runtime.processes import Interrupted
 from nope_probe.training import trainer as trainer_module
 from nope_probe.training.recipes import RECIPES, split_batch
 from nope_probe.training.run import Settings, run
-from nope_probe.training.trainer import model_card
+from nope_probe.training.trainer import log_spaced, model_card
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -57,6 +60,24 @@ def results(out: Path) -> list[bytes]:
     return [(out / name).read_bytes() for name in names]
 
 
+def test_a_run_leaves_a_folder_that_plain_transformers_loads(finished: Path):
+    model = AutoModelForCausalLM.from_pretrained(finished, dtype=torch.float32)
+    assert model.config.no_rope_layers == [0, 0, 0, 0]
+    tokens = short_corpus().held_out[:]["input_ids"]
+    with torch.no_grad():
+        loss = model(tokens, labels=tokens).loss
+    # The published loss is that of the bf16 weights on disk.
+    record = json.loads((finished / "training.json").read_text())
+    assert float(loss) == pytest.approx(record["held_out_loss"], abs=1e-4)
+    assert load_file(finished / "model.safetensors")["model.norm.weight"].dtype == torch.bfloat16
+    assert f"{record['held_out_loss']:.3f} nats" in (finished / "README.md").read_text()
+    assert record["recipe"]["seq_len"] == SHORT.seq_len
+    dynamics = pd.read_csv(finished / "dynamics.csv")
+    assert sorted(set(dynamics["step"])) == sorted(log_spaced(5))
+    assert sorted(set(dynamics["layer"])) == [0, 1, 2, 3]
+    assert dynamics["amplitude"].notna().all()
+
+
 def write_half_a_checkpoint(out: Path) -> None:
     (out / "checkpoint-5" / "checksums.json").unlink()
     for name in ("optimizer.pt", "trainer_state.json"):
@@ -91,7 +112,7 @@ def test_a_finished_run_stays_as_it_is_and_other_settings_are_refused(copy: Path
     assert {path: path.stat().st_mtime_ns for path in copy.rglob("*")} == before
     for checkpoint in copy.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
-    with pytest.raises(UserError, match="holds a trained model; choose another --out"):
+    with pytest.raises(UserError, match="holds other files; take --resume, or choose"):
         resume(copy, resume=False)
     assert (copy / "model.safetensors").is_file()
 
@@ -149,7 +170,7 @@ def test_another_process_or_another_corpus_does_not_continue_a_run(
 ):
     with (
         locked(unfinished.parent / f".{unfinished.name}.unfinished"),
-        pytest.raises(LockedError, match=f"process {os.getpid()} on .* is at work on the run in"),
+        pytest.raises(UserError, match=f"process {os.getpid()} on .* is at work on the run in"),
     ):
         resume(unfinished)
     other = short_corpus(seed=2)

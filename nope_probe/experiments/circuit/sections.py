@@ -20,7 +20,6 @@ from nope_probe.figures.intervals import ValueAndBounds, interval_of
 from nope_probe.figures.measures import STAGE_MEASURES, stage_measures
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.figures.words import MEASURES
-from nope_probe.maps.downsample import pool
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, explorer_section
 from nope_probe.runtime.folder import Run
@@ -106,7 +105,10 @@ def _side_by_side(maps: Mapping[str, Any], removed: Sequence[str]) -> Iterator[S
     yield Section(
         title="Stage by stage: intact, ablated, difference",
         figure=partial(
-            panel_groups, groups, title=f"The stages of the intact model, and {without}"
+            panel_groups,
+            groups,
+            title=f"The stages of the intact model, and {without}",
+            max_positions=SIDE_BY_SIDE,
         ),
         caption="Each stage of the intact model, of the ablated one on the same colours, and the "
         "ablated less the intact, red above zero and blue below.",
@@ -125,12 +127,11 @@ def _triple(letter: str, intact: np.ndarray, ablated: np.ndarray) -> list[Panel]
     return [
         Panel(
             name=f"({letter}) {name}",
-            values=pool(values[None], SIDE_BY_SIDE).values[0],
+            values=values,
             low=low,
             high=high,
             unit=unit,
             diverging=name == "difference",
-            positions=len(values),
         )
         for name, values, (low, high) in drawn
     ]

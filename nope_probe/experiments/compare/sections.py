@@ -20,7 +20,6 @@ from nope_probe.figures.intervals import FLOOR, PALE, symmetric
 from nope_probe.figures.measures import compared_measures
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.figures.words import MEASURES
-from nope_probe.maps.downsample import pool
 from nope_probe.reports import notes
 from nope_probe.reports.page import Link, Listing, Section, positions
 from nope_probe.runtime.folder import Run
@@ -149,7 +148,7 @@ def _map_sections(
     shown = strongest(maps)
     size = positions(2 * len(members) - 1, len(shown))
     unit = UNITS.get(members[0].kind, "nats")
-    groups = [_panels(each, members, size, unit) for each in shown]
+    groups = [_panels(each, members, unit) for each in shown]
     names = ", ".join(each.name for each in shown)
     chosen = "" if len(shown) == len(maps) else f" Of {len(maps)} maps those that differ most."
     results = "; ".join(
@@ -159,7 +158,9 @@ def _map_sections(
     )
     yield Section(
         title=run.manifest["headline"][0].removesuffix("."),
-        figure=partial(panel_groups, groups, title=f"Positional patterns of {names}"),
+        figure=partial(
+            panel_groups, groups, title=f"Positional patterns of {names}", max_positions=size
+        ),
         caption=f"Each run's positional pattern, then its difference to {members[0].label}.{chosen}"
         f" RMS of the differences, {unit}: {results}.",
     )
@@ -172,7 +173,7 @@ def strongest(maps: Sequence[Compared]) -> list[Compared]:
     return [each for each in maps if each.name in kept]
 
 
-def _panels(each: Compared, members: Sequence[Member], size: int, unit: str) -> list[Panel]:
+def _panels(each: Compared, members: Sequence[Member], unit: str) -> list[Panel]:
     """Return a map of every run, all on one scale, and then the differences."""
     top = symmetric(np.stack(list(each.patterns.values())), FLOOR)
     drawn = [
@@ -186,12 +187,11 @@ def _panels(each: Compared, members: Sequence[Member], size: int, unit: str) -> 
     return [
         Panel(
             name=name,
-            values=pool(values[None], size).values[0],
+            values=values,
             low=-limit,
             high=limit,
             unit=unit,
             diverging=True,
-            positions=len(values),
         )
         for name, values, limit in drawn
     ]
@@ -207,7 +207,7 @@ def _clearest(members: Sequence[Member], table: pd.DataFrame) -> Iterator[Sectio
         yield Section(
             title=f"The clearest difference: {what}{of_run}: {difference}",
             caption="Those that are largest for their intervals; all are in the tables below.",
-            listing=Listing(columns=columns, rows=rows, labelled=True),
+            listing=Listing(columns=columns, rows=rows),
         )
 
 

@@ -19,6 +19,9 @@ LAYER_LISTS: dict[str, Callable[[LayerFindings], bool]] = {
     "no_rope_layers": lambda each: not each.rope,
     "window_layers": lambda each: each.mask.kind in ("window", "two-sided window"),
     "qk_norm_layers": lambda each: each.q_norm or each.k_norm,
+    "sink_layers": lambda each: each.sinks,
+    "bias_layers": lambda each: each.score_bias > 0,
+    "mla_layers": lambda each: each.mla,
 }
 # A number that is the same in all layers that have it, or `none` if no layer may have it.
 NUMBERS: dict[str, Callable[[LayerFindings], float | None]] = {
@@ -27,6 +30,7 @@ NUMBERS: dict[str, Callable[[LayerFindings], float | None]] = {
     "prefix": lambda each: each.mask.size if each.mask.kind == "prefix" else None,
     "rope_base": lambda each: each.rope_base if each.rope else None,
     "rotary_fraction": lambda each: each.rotary_fraction if each.rope else None,
+    "rope_factor": lambda each: each.rope_factor if each.rope else None,
     "soft_cap": lambda each: each.soft_cap,
     "scale": lambda each: each.scale,
 }

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -18,9 +19,11 @@ from nope_probe.analyses.recover import (
     mask_shape,
     power_law,
     recover_rotation,
+    turning_matrices,
 )
 from nope_probe.components import Ablation
 from nope_probe.hooks.ablation import ablated
+from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.model import Inputs, hugging_face_config, layers_of
 from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.reading.batch_readings import (
@@ -28,6 +31,7 @@ from nope_probe.hooks.reading.batch_readings import (
     hooks_scaling,
     hooks_without_learned_positions,
     read_layers,
+    scaled_point,
     visible_cells,
 )
 from nope_probe.hooks.removing.targets import components
@@ -54,14 +58,22 @@ class LayerFindings:
         rope_pairs_following: how many of the first pairs follow the base; others are slowed down.
         rotary_fraction: of each head's coordinates, the share that turns.
         rope_layout: which coordinates turn together: `halves` or `adjacent`.
+        rope_factor: what RoPE multiplies queries and keys with, 1 as a rule (YaRN has another).
         learned_positions_change: the largest change of a score when learned position embeddings are
             replaced by their mean, nats; 0 without them.
         mask: its shape.
         mask_same_in_all_heads: whether all heads have it.
         q_norm, k_norm: whether a norm undoes a scaling of q, or k.
+        norm_over: what that norm is over: each `head`, or `all heads` at once; None without.
+        mla: whether heads share their keys' rotary coordinates and have others of their own, as in
+            multi-head latent attention.
+        sinks: whether a learned sink takes a share of each row's attention.
+        score_bias: how many nats a bias such as ALiBi gives a key more than another of the same
+            query, at most; 0 without.
         soft_cap: nats, or None.
         scale: of q.k.
-        product_error: by how much scores differ from q.k, scale and soft cap, relative.
+        product_error: by how much scores less the bias differ from q.k, scale and soft cap,
+            relative.
     """
 
     layer: int
@@ -73,11 +85,16 @@ class LayerFindings:
     rope_pairs_following: int
     rotary_fraction: float
     rope_layout: str | None
+    rope_factor: float
     learned_positions_change: float
     mask: MaskShape
     mask_same_in_all_heads: bool
     q_norm: bool
     k_norm: bool
+    norm_over: Literal["head", "all heads"] | None
+    mla: bool
+    sinks: bool
+    score_bias: float
     soft_cap: float | None
     scale: float
     product_error: float
@@ -108,16 +125,21 @@ def probe_layers(
     rope = [name for name in components(model) if name == "rope"]
     with ablated(model, Ablation(remove=rope)):
         unrotated = read_layers(model, short, residuals=entering)
+    first_head = [
+        *hooks_scaling(model, "q", UPSCALED, first_head=True),
+        *hooks_scaling(model, "k", UPSCALED, first_head=True),
+    ]
     changed = {
         "rope": unrotated,
-        "q": read_layers(model, short, hooks_scaling(model, "hook_q", UPSCALED), entering),
-        "k": read_layers(model, short, hooks_scaling(model, "hook_k", UPSCALED), entering),
+        "q": read_layers(model, short, hooks_scaling(model, "q", UPSCALED), entering),
+        "k": read_layers(model, short, hooks_scaling(model, "k", UPSCALED), entering),
+        "first head": read_layers(model, short, first_head, entering),
         "learned": read_layers(model, short, hooks_without_learned_positions(model)),
     }
     masks = visible_cells(model, short[:1] if long is None else long)
     return [
         _findings(
-            layer.index,
+            layer,
             each,
             {name: some[place] for name, some in changed.items()},
             masks[place],
@@ -127,7 +149,7 @@ def probe_layers(
 
 
 def _findings(
-    index: int,
+    layer: Layer,
     intact: LayerReading,
     changed: dict[str, LayerReading],
     visible: Bool[Tensor, "head query_pos key_pos"],
@@ -135,11 +157,15 @@ def _findings(
     cells = intact.visible.expand_as(intact.scores)
     product = _score_product([intact, changed["q"]], cells)
     change = _largest_change(intact, changed["rope"], cells)
-    rotation = recover_rotation(intact.rotation)
+    rotation = _rotation(intact, changed["rope"])
+    q_norm, k_norm = (
+        scaled_point(layer, name) is not None and _undone(intact, changed[name], cells)
+        for name in ("q", "k")
+    )
     law = power_law(rotation.frequencies) if len(rotation.pairs) else None
     smallest = ACTS * float(intact.scores[cells].abs().max())
     return LayerFindings(
-        layer=index,
+        layer=layer.index,
         rope=change > smallest,
         rope_change=change,
         rope_pairs=len(rotation.pairs),
@@ -150,11 +176,16 @@ def _findings(
         rope_pairs_following=law.n_following if law else 0,
         rotary_fraction=2 * len(rotation.pairs) / intact.q.shape[-1],
         rope_layout=rotation.layout,
+        rope_factor=rotation.size,
         learned_positions_change=_largest_change(intact, changed["learned"], cells),
         mask=mask_shape(visible[0]),
         mask_same_in_all_heads=bool((visible == visible[0]).all()),
-        q_norm=_undone(intact, changed["q"], cells),
-        k_norm=_undone(intact, changed["k"], cells),
+        q_norm=q_norm,
+        k_norm=k_norm,
+        norm_over=_norm_over(intact, changed["first head"]) if q_norm or k_norm else None,
+        mla=_shares_rotary_keys(intact, rotation),
+        sinks=intact.sinks,
+        score_bias=_bias_within_rows(intact, cells),
         soft_cap=product.soft_cap,
         scale=product.scale,
         product_error=product.error,
@@ -179,11 +210,54 @@ def _undone(
     return _largest_change(intact, upscaled, cells) < 0.01 * largest
 
 
+def _rotation(intact: LayerReading, unrotated: LayerReading) -> Rotation:
+    """Return how RoPE turns queries: by the block's angles, or by what becomes of the queries."""
+    matrices = intact.rotation
+    if matrices is None:
+        straight, turned = (
+            rearrange(each.q[:, :2].double(), "batch pos head d_head -> pos (batch head) d_head")
+            for each in (unrotated, intact)
+        )
+        matrices = turning_matrices(straight, turned)
+    if matrices is None:  # neither shows which coordinates turn together
+        matrices = torch.eye(intact.q.shape[-1]).expand(2, -1, -1)
+    return recover_rotation(matrices)
+
+
+def _norm_over(
+    intact: LayerReading, first_head_scaled: LayerReading
+) -> Literal["head", "all heads"]:
+    """Return whether the last head's scores stay as they were when the first head is scaled."""
+    before, after = (
+        each.scores[:, -1][intact.visible[-1].expand(len(each.scores), -1, -1)]
+        for each in (intact, first_head_scaled)
+    )
+    alike = (after - before).abs().max() < 0.01 * before.abs().max()
+    return "head" if bool(alike) or intact.scores.shape[1] == 1 else "all heads"
+
+
+def _shares_rotary_keys(intact: LayerReading, rotation: Rotation) -> bool:
+    shared = (intact.k == intact.k[:, :, :1]).all(0).all(0).all(0)
+    return bool(len(rotation.pairs) and shared[rotation.pairs].all() and not shared.all())
+
+
+def _bias_within_rows(
+    intact: LayerReading, cells: Bool[Tensor, "batch head query_pos key_pos"]
+) -> float:
+    if intact.bias is None:
+        return 0.0
+    bias = intact.bias.float().expand(len(cells), -1, -1, -1)
+    highest = bias.masked_fill(~cells, -torch.inf).amax(-1)
+    return float((highest - bias.masked_fill(~cells, torch.inf).amin(-1)).max())
+
+
 def _score_product(
     readings: Sequence[LayerReading], cells: Bool[Tensor, "batch head query_pos key_pos"]
 ) -> ScoreProduct:
     products = torch.cat([each.products[cells] for each in readings])
-    return fit_score_product(products, torch.cat([each.scores[cells] for each in readings]))
+    biases = [0.0 if each.bias is None else each.bias.to(each.scores) for each in readings]
+    scores = [each.scores - bias for each, bias in zip(readings, biases, strict=True)]
+    return fit_score_product(products, torch.cat([each[cells] for each in scores]))
 
 
 def _pairs_acting(
@@ -265,7 +339,7 @@ def _is_visible(claim: Claim, findings: LayerFindings) -> bool:
         return (claim.value or 0) < findings.mask.n_positions
     if claim.about == "RoPE base":
         return findings.rope and findings.rope_base is not None
-    return findings.rope or claim.about != "rotary fraction"
+    return findings.rope_pairs > 0 or claim.about != "rotary fraction"
 
 
 def found_of(findings: LayerFindings) -> dict[str, Value]:

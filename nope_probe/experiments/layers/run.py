@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from nope_probe.errors import UserError
-from nope_probe.experiments.layers.expect import LENGTHS, Expectation, parse_expectation
+from nope_probe.experiments.layers.expect import (
+    LENGTHS,
+    TOLERANCE,
+    Expectation,
+    parse_expectation,
+)
 from nope_probe.models.hub import configured_context, validate_reachable, validate_seq_len
 from nope_probe.models.names import folder_of, is_on_hub, validate_revision
 from nope_probe.runtime.identity import record_sources, threads, versions
@@ -28,13 +33,19 @@ if TYPE_CHECKING:
 
 _arg = tyro.conf.arg
 COLUMNS = ("layer", "RoPE", "pairs", "base", "turned", "mask", "q/k-norm", "cap", "scale")
-LEARNED = "learned"  # a column of models that have learned position embeddings
+# Columns of models in which some layer has it, and what the legend says of them.
+RARE = {
+    "learned": "Learned: the same of learned position embeddings.",
+    "bias": "Bias: how many nats it gives a key more than another of the same query, at most.",
+    "sink": "Sink: whether a learned sink takes part of each row's attention.",
+    "MLA": "MLA: heads share their keys' rotary coordinates and have others of their own.",
+}
 LEGEND = (
-    "RoPE, learned: the largest change of a score, nats, when it is removed. Pairs: the rotary "
+    "RoPE: the largest change of a score, nats, when it is removed. Pairs: the rotary "
     "pairs that change a score, of those that turn. Turned: the share of a head's coordinates. "
-    "Mask: on {n} positions; a longer window would not show."
+    "q/k-norm: over a head or over all. Mask: on {n} positions; a longer window would not show."
 )
-NONE = "-"
+NONE, UNKNOWN, YES = "-", "?", "yes"
 N_SEQS = 2
 N_MARGIN = 16  # positions beyond a window for it to show
 N_LONGEST = 1280  # of the sequence that `auto` takes for the mask
@@ -254,12 +265,14 @@ def print_report(report: Report) -> None:
     """Print a report's table, and where the configuration says otherwise."""
     from nope_probe.experiments.sections import PlainConsole, tables_that_fit
 
-    console = PlainConsole()
-    for part in tables_that_fit(f"{report.model}: position, layer by layer", as_text(report)):
+    console, table = PlainConsole(), as_text(report)
+    for part in tables_that_fit(f"{report.model}: position, layer by layer", table):
         console.print(part)
         console.print()
     console.print(f"BOS: {'forced by the tokenizer' if report.bos == 'forced' else 'not forced'}.")
-    console.print(LEGEND.format(n=report.layers[0].mask.n_positions), style="dim")
+    rare = [about for name, about in RARE.items() if name in table]
+    legend = LEGEND.format(n=report.layers[0].mask.n_positions)
+    console.print(" ".join([legend, *rare]), style="dim")
     for title, lines in (
         ("The configuration says otherwise:", [str(each) for each in report.differences]),
         ("Not as found in a block of the usual kind:", _notes(report)),
@@ -272,26 +285,40 @@ def as_text(report: Report) -> pd.DataFrame:
     """Return what was found, a row per layer, for a table on the terminal."""
     import pandas as pd
 
-    table = pd.DataFrame([_cells(each) for each in report.layers], columns=list(COLUMNS))
-    learned = [each.learned_positions_change or None for each in report.layers]
-    if any(learned):
-        table[LEARNED] = [_number(change, ".3g") for change in learned]
-    return table
+    cells = {each.layer: _cells(each) for each in report.layers}
+    cells |= {
+        layer: {"layer": f"L{layer}", "mask": "no attention"} for layer in report.not_attending
+    }
+    table = pd.DataFrame([cells[layer] for layer in sorted(cells)], columns=[*COLUMNS, *RARE])
+    absent = [name for name in RARE if table[name].dropna().eq(NONE).all()]
+    return table.drop(columns=absent).fillna(NONE)
 
 
-def _cells(each: LayerFindings) -> list[str]:
-    norms = {(True, True): "acts", (True, False): "q only", (False, True): "k only"}
-    return [
-        f"L{each.layer}",
-        f"{each.rope_change:.3g}" if each.rope else "none",
-        f"{each.rope_pairs_acting}/{each.rope_pairs}" if each.rope else NONE,
-        _number(each.rope_base if each.rope else None, ",.6g"),
-        _number(each.rotary_fraction if each.rope else None, ".3g"),
-        str(each.mask),
-        norms.get((each.q_norm, each.k_norm), NONE),
-        _number(each.soft_cap, ".4g"),
-        f"1/√{each.scale**-2:.4g}" if each.scale > 0 else f"{each.scale:.4g}",
-    ]
+def _cells(each: LayerFindings) -> dict[str, str]:
+    """Return a layer's cells by the names of the columns."""
+    norms = {(True, False): "q only", (False, True): "k only"}
+    over = {"head": "per head", "all heads": "all heads", None: NONE}[each.norm_over]
+    rotary = each.rope and each.rope_pairs > 0
+    return {
+        "layer": f"L{each.layer}",
+        "RoPE": f"{each.rope_change:.3g}" if each.rope else "none",
+        "pairs": f"{each.rope_pairs_acting}/{each.rope_pairs}" if rotary else _unknown(each),
+        "base": _number(each.rope_base if each.rope else None, ",.6g"),
+        "turned": f"{each.rotary_fraction:.3g}" if rotary else _unknown(each),
+        "mask": str(each.mask),
+        "q/k-norm": norms.get((each.q_norm, each.k_norm), over),
+        "cap": _number(each.soft_cap, ".4g"),
+        "scale": f"1/√{each.scale**-2:.4g}" if each.scale > 0 else f"{each.scale:.4g}",
+        "learned": _number(each.learned_positions_change or None, ".3g"),
+        "bias": _number(each.score_bias or None, ".3g"),
+        "sink": YES if each.sinks else NONE,
+        "MLA": YES if each.mla else NONE,
+    }
+
+
+def _unknown(each: LayerFindings) -> str:
+    """Return the sign of what no layer without RoPE has, and of what was not recognised."""
+    return UNKNOWN if each.rope else NONE
 
 
 def _number(value: float | None, style: str) -> str:
@@ -300,13 +327,17 @@ def _number(value: float | None, style: str) -> str:
 
 def _notes(report: Report) -> list[str]:
     """Return what the table has no column for."""
-    lines = [f"L{layer}: does not attend" for layer in report.not_attending]
+    lines = []
     for each in report.layers:
         name = f"L{each.layer}"
         if not each.mask_same_in_all_heads:
             lines.append(f"{name}: heads have different masks; the table shows H0's")
         if each.product_error > 1e-3:
             lines.append(f"{name}: scores are not q.k alone: off by {each.product_error:.2g}")
+        if each.rope and not each.rope_pairs:
+            lines.append(f"{name}: which coordinates RoPE turns together was not recognised")
+        if abs(each.rope_factor - 1) > TOLERANCE:
+            lines.append(f"{name}: RoPE multiplies queries and keys by {each.rope_factor:.4g}")
         if each.rope and each.rope_pairs_following < each.rope_pairs:
             lines.append(
                 f"{name}: pairs from {each.rope_pairs_following} on do not follow the power "

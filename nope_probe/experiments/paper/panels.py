@@ -35,7 +35,7 @@ Cells = Float[np.ndarray, "row col"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Panel:
+class Published:
     """One published heat map.
 
     Attributes:
@@ -58,7 +58,7 @@ class Panel:
 
 
 @cache
-def published(figure: str) -> dict[str, Panel]:
+def published(figure: str) -> dict[str, Published]:
     """Return the published panels of a figure by the rest of their name; none where none is kept.
 
     Example:
@@ -79,13 +79,13 @@ def published(figure: str) -> dict[str, Panel]:
 
 def _panel(
     key: str, held: np.ndarray, *, low: float, high: float, kind: str, causal: bool
-) -> Panel:
+) -> Published:
     values = held.astype(np.float64)
     if held.dtype == np.uint8:  # the numbers of colours
         values = low + (values + 0.5) * (high - low) / COLOURS
     if causal:
         values = np.where(np.tri(len(values), dtype=bool), values, np.nan)
-    return Panel(key=key, values=values, low=low, high=high, kind=kind)
+    return Published(key=key, values=values, low=low, high=high, kind=kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ class Pair:
 
     group: str
     name: str
-    published: Panel
+    published: Published
     ours: Cells
     comparable: bool
     noise: float = float("nan")
@@ -195,7 +195,7 @@ def pairs_of(figure: str, runs: Mapping[str, Run]) -> list[Pair]:
     return [pair for model, run in runs.items() for pair in _trained(figure, model, run)]
 
 
-def _simulated(key: str, panel: Panel, runs: Mapping[str, Run]) -> Pair:
+def _simulated(key: str, panel: Published, runs: Mapping[str, Run]) -> Pair:
     """Return a simulated panel, whose key is [half/]alpha=A/layerN[/kind], with our map."""
     matched = SIMULATED_KEY.fullmatch(key)
     assert matched is not None
@@ -246,7 +246,7 @@ def _trained(figure: str, model: str, run: Run) -> Iterator[Pair]:
             )
 
 
-def _where_drawn(values: Cells, panel: Panel) -> Cells:
+def _where_drawn(values: Cells, panel: Published) -> Cells:
     """Return a map without the cells that the published one, if it is as large, leaves blank."""
     if values.shape != panel.values.shape:
         return values.astype(np.float64)

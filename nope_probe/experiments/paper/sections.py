@@ -15,9 +15,8 @@ from nope_probe.experiments.paper.claims import Claim
 from nope_probe.experiments.paper.panels import Pair, agreements, pairs_of
 from nope_probe.experiments.paper.settings import title_of
 from nope_probe.experiments.sections import Report, print_lines
-from nope_probe.figures.export import export
+from nope_probe.figures.grid import export
 from nope_probe.figures.panels import Panel, panel_groups
-from nope_probe.maps.downsample import pool
 from nope_probe.reports import notes
 from nope_probe.reports.page import Cell, Link, Listing, Section
 from nope_probe.runtime.folder import Run, read_manifest, read_run
@@ -102,7 +101,7 @@ def _figures(figure: str, pairs: Sequence[Pair]) -> Iterator[Section]:
         panels, found = [list(_panels(pair)) for pair in members], agreements(members)
         yield Section(
             title=_heading(f"{figure}, {group}", found),
-            figure=panel_groups(panels, title=f"{figure}: {group}"),
+            figure=panel_groups(panels, title=f"{figure}: {group}", max_positions=DRAWN),
             caption=_caption(found),
             table=None if found.empty else found,
         )
@@ -147,8 +146,7 @@ def _panels(pair: Pair) -> Iterator[Panel]:
         about: dict[str, Any] = {"low": -end, "high": end, "unit": "colour steps"}
         shown.append((f"difference{size}", pair.steps, {**about, "diverging": True}))
     for name, values, scale in shown:
-        cells = pool(values[None], DRAWN).values[0]
-        yield Panel(name=name, values=cells, positions=len(pair.ours), **scale)
+        yield Panel(name=name, values=values, positions=len(pair.ours), **scale)
 
 
 def _scale(kind: str, low: float, high: float) -> dict[str, Any]:

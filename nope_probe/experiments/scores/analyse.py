@@ -26,7 +26,7 @@ from nope_probe.experiments.tables import (
     measures_table,
     offsets_table,
 )
-from nope_probe.figures.head_maps import head_maps
+from nope_probe.figures.explorer import head_maps
 from nope_probe.figures.measures import HEAD_MEASURES
 from nope_probe.hooks.layers.attention import relative_error
 from nope_probe.hooks.layers.model import Inputs, layers_of

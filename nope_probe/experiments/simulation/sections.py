@@ -60,7 +60,7 @@ def _map_sections(run: Run) -> Iterator[Section]:
         shown, high = _off_diagonal(scores[words]), spec.score_scale
         noise = [float(np.nanmedian(layer)) for layer in _off_diagonal(errors[words])]
         yield Section(
-            title=f"Scores at {words}, on the paper's scale of 0 to {high:g} nats",
+            title=f"Scores at {words}, on the paper's scale, 0 to {high:g}",
             figure=partial(
                 fixed_scale_maps,
                 scores[words],

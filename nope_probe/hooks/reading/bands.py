@@ -54,15 +54,9 @@ class BandAccumulator(Accumulator):
         self, counts: Int[Tensor, " fold"]
     ) -> Float[Tensor, "fold band query_pos key_pos"]:
         """Return the mean map of each fold and group, nats; NaN where the model masks."""
-        known = next(iter(self.totals.values()))
-        means = torch.stack(
-            [
-                self.totals.get(f"{index}", torch.zeros_like(known)).cpu()
-                for index in range(len(self.groups))
-            ],
-            1,
-        )
-        means /= counts[:, None, None, None]
+        zeros = torch.zeros_like(next(iter(self.totals.values())))
+        sums = [self.totals.get(f"{index}", zeros).cpu() for index in range(len(self.groups))]
+        means = torch.stack(sums, 1) / counts[:, None, None, None]
         return means.masked_fill_(~self.flags["visible"].cpu(), torch.nan)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -41,7 +42,10 @@ class LayerReading:
         visible: which cells of the first sequence are not masked.
         products: q.k of every query and key, without scale and soft cap.
         q, k: queries, and keys repeated for each query head, as they are multiplied.
-        rotation: the matrix that the block applies to a query at each position.
+        rotation: the matrix that the block applies to a query at each position; None where which
+            coordinates RoPE turns together was not recognised.
+        bias: what is added to the scores, nats, or None.
+        sinks: whether a learned sink takes a share of each row's attention.
     """
 
     residual: Float[Tensor, "batch pos d_model"]
@@ -50,7 +54,9 @@ class LayerReading:
     products: Float[Tensor, "batch head query_pos key_pos"]
     q: Float[Tensor, "batch pos head d_head"]
     k: Float[Tensor, "batch pos head d_head"]
-    rotation: Float[Tensor, "pos d_head d_head"]
+    rotation: Float[Tensor, "pos d_head d_head"] | None
+    bias: Float[Tensor, "one_or_batch head query_pos key_pos"] | None = None
+    sinks: bool = False
 
 
 def read_layers(
@@ -75,6 +81,8 @@ def read_layers(
 
     def keep(layer: Layer, attention: Attention) -> None:
         q, k = attention.q, repeat_heads(attention.k, attention.n_heads)
+        rotary, bias = traits[layer.index].rotary, attention.bias
+        recognised = rotary is None or rotary.pairs is not None
         reading = LayerReading(
             residual=entering[0],
             scores=attention.scores().cpu(),
@@ -82,7 +90,9 @@ def read_layers(
             products=torch.einsum("bqhd,bkhd->bhqk", q, k).cpu(),
             q=q.cpu(),
             k=k.cpu(),
-            rotation=rotation_of(attention, traits[layer.index].rotary).cpu(),
+            rotation=rotation_of(attention, rotary).cpu() if recognised else None,
+            bias=None if bias is None else bias.cpu(),
+            sinks=attention.sinks is not None,
         )
         readings.append(reading)
 
@@ -157,14 +167,33 @@ def read_rotations(
     return found
 
 
-def hooks_scaling(model: HookedModel, name: str, factor: float) -> Iterator[Attachment]:
-    """Return the hooks that multiply a tensor of attention, such as `hook_q`, in every block."""
+def scaled_point(layer: Layer, name: Literal["q", "k"]) -> HookPoint | None:
+    """Return the hook point of a block's queries or keys before their norms, if it has one.
 
-    def scale(tensor: Tensor, hook: HookPoint) -> Tensor:
-        return factor * tensor
+    In multi-head latent attention it has the keys' part that is not rotated, with the values.
+    """
+    latent = {"q": ("q_b_proj", "q_proj"), "k": ("kv_b_proj",)}[name]
+    names = [*(f"attn.{part}.hook_out" for part in (*latent, name)), f"attn.hook_{name}"]
+    return next((layer.point(point) for point in names if layer.has(point)), None)
+
+
+def hooks_scaling(
+    model: HookedModel, name: Literal["q", "k"], factor: float, *, first_head: bool = False
+) -> Iterator[Attachment]:
+    """Return the hooks that multiply queries or keys in every block, of all heads or the first."""
+
+    def scale(n_heads: int, tensor: Tensor, hook: HookPoint) -> Tensor:
+        if not first_head:
+            return factor * tensor
+        scaled = tensor.clone()
+        heads = scaled if scaled.ndim == 4 else scaled.unflatten(-1, (n_heads, -1))
+        heads[:, :, 0] *= factor
+        return scaled
 
     for layer in layers_of(model):
-        yield layer.point(f"attn.{name}"), scale
+        point = scaled_point(layer, name)
+        if point is not None:
+            yield point, partial(scale, layer.n_heads if name == "q" else layer.n_kv_heads)
 
 
 def hooks_without_learned_positions(model: HookedModel) -> Iterator[Attachment]:

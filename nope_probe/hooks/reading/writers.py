@@ -9,7 +9,7 @@ writer; no residual stream is kept longer than a pass.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
@@ -49,7 +49,7 @@ from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
 from nope_probe.maps.folds import Part, State, folds_of, product_parts, sum_parts
 from nope_probe.maps.positions import PositionSums, ReaderSums, Turns
 
-WriterKind = Literal["heads", "layers"]
+WriterKind = Literal["heads", "layers", "none"]
 BLOCK_ROWS = 128  # queries whose attention to the first key is computed at once
 
 
@@ -71,7 +71,8 @@ def capture_positions(
         model: a HookedTransformer or TransformerBridge, ablated or not.
         inputs: token sequences of equal length, or input vectors.
         layers: the readers' block numbers, from 0; all that attend by default.
-        writers: whether heads write one by one, or a block's attention as a whole.
+        writers: whether heads write one by one, or a block's attention as a whole; `none` leaves
+            out what each of them brings.
         per_head: whether queries are kept head by head; else they are summed over the heads that
             share a key head, which is all that the mean over heads needs.
         batch_size: sequences per forward pass.
@@ -98,13 +99,17 @@ def capture_positions(
     readers = sorted(numbered_layers(model, layers), key=lambda layer: layer.index)
     fold_of = folds_of(len(inputs), n_folds, documents)
     counts = fold_of.bincount()
-    blocks = written_by_blocks(model, inputs[:1], readers[-1].index, writers)
-    residual = Residual(model, blocks)
-    accumulators = [
-        ReaderAccumulator(model, layer, residual, inputs[:1], len(counts), per_head)
-        for layer in readers
-    ]
-    first = [FirstKeyAccumulator(block, residual) for block in blocks if block.w_o is not None]
+    first: list[FirstKeyAccumulator] = []
+    if writers == "none":
+        accumulators = [MeansAccumulator(model, layer, len(counts), per_head) for layer in readers]
+    else:
+        blocks = written_by_blocks(model, inputs[:1], readers[-1].index, writers)
+        residual = Residual(model, blocks)
+        accumulators = [
+            ReaderAccumulator(model, layer, residual, inputs[:1], len(counts), per_head)
+            for layer in readers
+        ]
+        first = [FirstKeyAccumulator(block, residual) for block in blocks if block.w_o is not None]
     stream(
         model,
         inputs,
@@ -334,8 +339,119 @@ class FirstKeyAccumulator(Accumulator):
         self.n_seen = self.upto
 
 
-class ReaderAccumulator(Accumulator):
-    """Sums one layer's queries, keys and scores, and what each writer brings to them, per fold.
+class MeansAccumulator(Accumulator):
+    """Sums one layer's queries, keys and scores per fold.
+
+    Args:
+        model: the model.
+        layer: the reader.
+        n_folds: how many folds.
+        per_head: whether queries and scores are kept head by head.
+    """
+
+    reads_attention = True
+
+    def __init__(self, model: HookedModel, layer: Layer, n_folds: int, per_head: bool) -> None:
+        super().__init__(n_folds)
+        self.layer, self.per_head = layer, per_head
+        self.rotary = traits_of(model)[layer.index].rotary
+
+    def read(self, attention: Attention) -> None:
+        """Add one batch.
+
+        Raises:
+            NotImplementedError: for scores that hooks made something else of than q.k.
+        """
+        if self.already_counted:
+            return
+        if attention.hooked is not None and not attention.equals_product():
+            raise NotImplementedError(
+                f"the scores of L{self.layer.index} are not q.k: they have no positional terms"
+            )
+        self.flags = self.flags or self._flags_of(attention)
+        self.add(**self.parts(attention))
+
+    def parts(self, attention: Attention) -> dict[str, list[Part]]:
+        """Return what one batch adds to the totals."""
+        folds, q, k = (self.fold_of, self.n_folds), attention.q, attention.k
+        if not self.per_head:
+            q = sum_query_groups(q, k.shape[2])
+        return {
+            "q": sum_parts(q, *folds),
+            "k": sum_parts(k, *folds),
+            "scores": self._score_parts(attention, q),
+        }
+
+    def _flags_of(self, attention: Attention) -> State:
+        flags = {"visible": attention.visible_to_all.clone()}
+        if self.per_head:
+            flags["visible"] = attention.visible_per_head.clone()
+        flags["scale"] = torch.tensor(attention.scale, dtype=torch.float64)
+        if attention.bias is not None:
+            bias = attention.bias[0].double()
+            flags["bias"] = bias if self.per_head else bias.mean(0)
+        rope, angles = self.layer.tap.rope, attention.angles
+        if self.rotary is None or angles is None:
+            return flags
+        if self.rotary.pairs is None:
+            raise NotImplementedError(
+                f"which coordinates RoPE turns together in L{self.layer.index} was not recognised"
+            )
+        angles = angles if rope is None else rope.straightened(angles)
+        cos, sin = (each[0].double() / self.rotary.factor for each in self.rotary.turns(angles))
+        return flags | {"cos": cos.clone(), "sin": sin.clone()}
+
+    @property
+    def turns(self) -> Turns | None:
+        """How RoPE turns the layer's queries and keys."""
+        if self.rotary is None or self.rotary.pairs is None or "cos" not in self.flags:
+            return None
+        cos, sin = self.flags["cos"].cpu(), self.flags["sin"].cpu()
+        return Turns(pairs=self.rotary.pairs, cos=cos, sin=sin)
+
+    def _score_parts(self, attention: Attention, q: Tensor) -> list[Part]:
+        """Return the sums of q.k times the scale, over heads or of each."""
+        if not self.per_head:
+            scale = attention.scale / attention.n_heads
+            return product_parts(
+                q.flatten(2) * scale, attention.k.flatten(2), self.fold_of, self.n_folds
+            )
+        k = repeat_heads(attention.k, attention.n_heads)
+        return [
+            (fold, torch.einsum("bqhd,bkhd->hqk", q[rows], k[rows]) * attention.scale)
+            for fold, rows in self._folds()
+        ]
+
+    def _folds(self) -> Iterator[tuple[int, Bool[Tensor, " batch"]]]:
+        for fold in self.fold_of.unique().tolist():
+            yield fold, self.fold_of == fold
+
+    def means(self, counts: Int[Tensor, " fold"]) -> dict[str, Tensor]:
+        """Return the totals as fold means, q and k before RoPE."""
+        means = {
+            name: total.double().cpu() / counts.view(-1, *[1] * (total.ndim - 1))
+            for name, total in self.totals.items()
+        }
+        turns = self.turns
+        if turns is not None:
+            means |= {name: turns.turned_back(means[name]) for name in ("q", "k")}
+        return means
+
+    def sums(self, counts: Int[Tensor, " fold"]) -> ReaderSums:
+        """Return fold means."""
+        means, scale = self.means(counts), float(self.flags["scale"])
+        return ReaderSums(
+            q=means["q"],
+            k=means["k"],
+            scores=means["scores"].masked_fill(~self.flags["visible"].cpu(), torch.nan),
+            bias=self.flags["bias"].cpu() if "bias" in self.flags else None,
+            scale=scale if self.per_head else scale / self.layer.n_heads,
+            turns=self.turns,
+        )
+
+
+class ReaderAccumulator(MeansAccumulator):
+    """Sums what each writer brings to one layer's queries and keys too.
 
     Args:
         model: the model.
@@ -349,8 +465,6 @@ class ReaderAccumulator(Accumulator):
         NotImplementedError: where queries and keys are no linear map between norms.
     """
 
-    reads_attention = True
-
     def __init__(
         self,
         model: HookedModel,
@@ -360,9 +474,8 @@ class ReaderAccumulator(Accumulator):
         n_folds: int,
         per_head: bool,
     ) -> None:
-        super().__init__(n_folds)
-        self.layer, self.residual, self.per_head = layer, residual, per_head
-        self.rotary = traits_of(model)[layer.index].rotary
+        super().__init__(model, layer, n_folds, per_head)
+        self.residual = residual
         self.projection = projection_map(model, layer)
         if not per_head:
             self.projection = self.projection.with_grouped_queries(layer.n_kv_heads)
@@ -399,69 +512,28 @@ class ReaderAccumulator(Accumulator):
         self.y = None
         self.residual.clear()
 
-    def read(self, attention: Attention) -> None:
-        """Add one batch."""
-        if self.already_counted:
-            return
-        if attention.hooked is not None and not attention.equals_product():
-            raise NotImplementedError(
-                f"the scores of L{self.layer.index} are not q.k: they have no positional terms"
-            )
+    def parts(self, attention: Attention) -> dict[str, list[Part]]:
         assert self.y is not None
-        self.flags = self.flags or self._flags_of(attention)
-        index, folds = self.layer.index, (self.fold_of, self.n_folds)
+        index = self.layer.index
         x = self.residual.kept[index, "x"]
         y = self.layer.norm_output("ln1", self.y).to(x.dtype)
         gains = self._gains(attention, y)
         scaled = gains * rearrange(self.norm.scales(x, y), "batch pos -> batch pos 1 1")
-        q, k = attention.q, attention.k
-        if not self.per_head:
-            q = sum_query_groups(q, k.shape[2])
-        vectors = list(self.residual.vectors(index).values())
-        parts = {
-            "q": sum_parts(q, *folds),
-            "k": sum_parts(k, *folds),
-            "scores": self._score_parts(attention, q),
-            "gains": sum_parts(gains, *folds),
-            "vectors": self._brought(torch.stack(vectors, 2), scaled, self.weight[None]),
+        vectors = torch.stack(list(self.residual.vectors(index).values()), 2)
+        parts = super().parts(attention)
+        parts |= {
+            "gains": sum_parts(gains, self.fold_of, self.n_folds),
+            "vectors": self._brought(vectors, scaled, self.weight[None]),
         }
         for block in self.residual.blocks[:index]:
             if block.w_o is not None:
                 post = self.residual.post_scales(block) * block.factor
                 own = scaled * rearrange(post, "batch pos -> batch pos 1 1")
-                weight = self.through_w_o[block.index]
-                z = self.residual.heads(block)
+                weight, z = self.through_w_o[block.index], self.residual.heads(block)
                 parts[f"heads{block.index}"] = self._brought(z, own, weight)
                 first = self.residual.first[block.index]
                 parts[f"first{block.index}"] = self._brought(first, own, weight)
-        self.add(**parts)
-
-    def _flags_of(self, attention: Attention) -> State:
-        flags = {"visible": attention.visible_to_all.clone()}
-        if self.per_head:
-            flags["visible"] = attention.visible_per_head.clone()
-        flags["scale"] = torch.tensor(attention.scale, dtype=torch.float64)
-        if attention.bias is not None:
-            bias = attention.bias[0].double()
-            flags["bias"] = bias if self.per_head else bias.mean(0)
-        rope, angles = self.layer.tap.rope, attention.angles
-        if self.rotary is None or angles is None:
-            return flags
-        if self.rotary.pairs is None:
-            raise NotImplementedError(
-                f"which coordinates RoPE turns together in L{self.layer.index} was not recognised"
-            )
-        angles = angles if rope is None else rope.straightened(angles)
-        cos, sin = (each[0].double() / self.rotary.factor for each in self.rotary.turns(angles))
-        return flags | {"cos": cos.clone(), "sin": sin.clone()}
-
-    @property
-    def turns(self) -> Turns | None:
-        """How RoPE turns the layer's queries and keys."""
-        if self.rotary is None or self.rotary.pairs is None or "cos" not in self.flags:
-            return None
-        cos, sin = self.flags["cos"].cpu(), self.flags["sin"].cpu()
-        return Turns(pairs=self.rotary.pairs, cos=cos, sin=sin)
+        return parts
 
     def _gains(
         self, attention: Attention, y: Vectors
@@ -473,23 +545,6 @@ class ReaderAccumulator(Accumulator):
         turns = self.turns
         return self.projection.gains(y, heads if turns is None else turns.turned_back(heads))
 
-    def _score_parts(self, attention: Attention, q: Tensor) -> list[Part]:
-        """Return the sums of q.k times the scale, over heads or of each."""
-        if not self.per_head:
-            scale = attention.scale / attention.n_heads
-            return product_parts(
-                q.flatten(2) * scale, attention.k.flatten(2), self.fold_of, self.n_folds
-            )
-        k = repeat_heads(attention.k, attention.n_heads)
-        return [
-            (fold, torch.einsum("bqhd,bkhd->hqk", q[rows], k[rows]) * attention.scale)
-            for fold, rows in self._folds()
-        ]
-
-    def _folds(self) -> Iterator[tuple[int, Bool[Tensor, " batch"]]]:
-        for fold in self.fold_of.unique().tolist():
-            yield fold, self.fold_of == fold
-
     def _brought(
         self,
         x: Float[Tensor, "batch pos writer width"],
@@ -498,9 +553,9 @@ class ReaderAccumulator(Accumulator):
     ) -> list[Part]:
         """Return the sums of what writers bring to queries and keys: x times gains, through W."""
         parts: list[Part] = []
-        weight = weight.to(x.device)
+        weight = weight.to(gains)
         for fold, rows in self._folds():
-            sums = torch.einsum("bphr,bpwx->hrpwx", gains[rows], x[rows].to(gains)).double()
+            sums = torch.einsum("bphr,bpwx->hrpwx", gains[rows], x[rows].to(gains))
             if not self.projection.parts:
                 brought = torch.einsum(
                     "pwx,wxhd->pwhd", sums[0, 0], weight.expand(x.shape[2], -1, -1, -1)
@@ -523,45 +578,34 @@ class ReaderAccumulator(Accumulator):
         Raises:
             NotImplementedError: if what writers bring does not add up to queries and keys.
         """
-        shares = {
-            name: total.double().cpu() / counts.view(-1, *[1] * (total.ndim - 1))
-            for name, total in self.totals.items()
-        }
-        turns, names = self.turns, self.residual.names(self.layer.index)
-        q, k = (x if turns is None else turns.turned_back(x) for x in (shares["q"], shares["k"]))
-        brought = dict(zip(names, shares["vectors"].unbind(2), strict=True))
+        own, means = super().sums(counts), self.means(counts)
+        names = self.residual.names(self.layer.index)
+        brought = dict(zip(names, means["vectors"].unbind(2), strict=True))
         first: dict[str, Tensor] = {}
-        brought["bias"] = brought["bias"] + self._constants(shares["gains"])
+        brought["bias"] = brought["bias"] + self._constants(means["gains"])
         for block in self.residual.blocks[: self.layer.index]:
             if block.w_o is not None:
                 for head in range(len(block.w_o)):
                     name = f"L{block.index}H{head}"
-                    brought[name] = shares[f"heads{block.index}"][:, :, head]
-                    first[name] = shares[f"first{block.index}"][:, :, head]
-        n = q.shape[2] if self.per_head else k.shape[2]
-        if self.per_head or self.projection.parts:
-            n = self.layer.n_heads
-        queries = {name: self._queries(x[:, :, :n], k.shape[2]) for name, x in brought.items()}
+                    brought[name] = means[f"heads{block.index}"][:, :, head]
+                    first[name] = means[f"first{block.index}"][:, :, head]
+        n_kv = own.k.shape[2]
+        n = self.layer.n_heads if self.per_head or self.projection.parts else n_kv
+        queries = {name: self._queries(x[:, :, :n], n_kv) for name, x in brought.items()}
         keys = {name: x[:, :, n:] for name, x in brought.items()}
-        for whole, written in ((q, queries), (k, keys)):
+        for whole, written in ((own.q, queries), (own.k, keys)):
             error = relative_error(sum(written.values(), torch.zeros_like(whole)), whole)
             if not error <= 10 * score_tolerance(torch.float32):
                 raise NotImplementedError(
                     f"what is written does not add up to the queries and keys of "
                     f"L{self.layer.index} (relative error {error:.1e})"
                 )
-        scale, scores = float(self.flags["scale"]), shares["scores"]
-        return ReaderSums(
-            q=q,
-            k=k,
+        return replace(
+            own,
             queries=queries,
             keys=keys,
-            first_queries={n_: self._queries(x[:, :, :n], k.shape[2]) for n_, x in first.items()},
+            first_queries={name: self._queries(x[:, :, :n], n_kv) for name, x in first.items()},
             first_keys={name: x[:, :, n:] for name, x in first.items()},
-            scores=scores.masked_fill(~self.flags["visible"].cpu(), torch.nan),
-            bias=self.flags["bias"].cpu() if "bias" in self.flags else None,
-            scale=scale if self.per_head else scale / self.layer.n_heads,
-            turns=turns,
         )
 
     def _queries(self, x: Float[Tensor, "fold pos head d_head"], n_kv_heads: int) -> Tensor:

@@ -9,12 +9,11 @@ import torch
 from support.edited_model import (
     attention_inputs,
     edited,
-    plain_run,
     projections,
     rows_of,
     ungrouped,
 )
-from support.hooked_runs import hooked_run, largest_error
+from support.hooked_runs import errors_above, hooked_run
 from support.replaced_weights import replaced_weights
 from support.tiny_models import ByName, ModelOf, tokens
 
@@ -40,15 +39,14 @@ def test_a_removal_in_named_heads_equals_a_model_edited_in_these_heads(
     model, name = model_of(spec)
     hf, inputs = tiny(name).hf, tiny(name).tokens
     weights = replaced_weights(replacement, model, hf, inputs)
-    calibration, errors = calibrate(model, inputs, seed=0), {}
+    cases = []
     for remove in REMOVALS:
         ablation = Ablation(remove=remove, heads={1: HEADS}, replacement=replacement)
         oracle = edited(hf, remove, layers=[1], heads=HEADS, replaced=weights)
         if replacement == "mean" and "w_o" in remove:
             projections(oracle, 1)["w_o"].bias.add_(mean_of_heads(hf, inputs))
-        with ablated(model, ablation, calibration):
-            errors[remove] = largest_error(hooked_run(model, inputs), plain_run(oracle, inputs))
-    assert not {remove: error for remove, error in errors.items() if not error <= 1e-5}
+        cases.append((ablation, oracle))
+    assert not errors_above(1e-5, model, inputs, cases, calibrate(model, inputs, seed=0))
 
 
 def mean_of_heads(hf: Any, inputs: torch.Tensor) -> torch.Tensor:

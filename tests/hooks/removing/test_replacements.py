@@ -1,14 +1,13 @@
 """A model with a replaced projection equals one whose weights and biases are set by hand."""
 
 import re
-import sys
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from support.edited_model import SEVEN, WEIGHTS, edited, output_means, plain_run, subsets
-from support.hooked_runs import hooked_run, hooks_left, largest_error
+from support.edited_model import SEVEN, WEIGHTS, edited, output_means, subsets
+from support.hooked_runs import errors_above, hooked_run, hooks_left
 from support.replaced_weights import random_matrix, replaced_weights
 from support.tiny_models import ByName, ModelOf, tokens
 
@@ -36,7 +35,7 @@ def test_each_replacement_equals_an_edited_model(
     spec: str, replacement: Any, model_of: ModelOf, tiny: ByName
 ) -> None:
     model, name = model_of(spec)
-    assert not errors_above(1e-5, model, tiny(name), replacement, covering(components(model)))
+    assert not errors(model, tiny(name), replacement, covering(components(model)))
 
 
 @pytest.mark.every_combination
@@ -46,23 +45,23 @@ def test_every_combination_with_each_replacement_equals_an_edited_model(
     spec: str, replacement: Any, model_of: ModelOf, tiny: ByName
 ) -> None:
     model, name = model_of(spec)
-    assert not errors_above(1e-5, model, tiny(name), replacement, subsets(SEVEN))
+    assert not errors(model, tiny(name), replacement, subsets(SEVEN))
 
 
-def errors_above(
-    bound: float, model: Any, tiny: Any, replacement: Any, removals: list[tuple[Any, ...]]
-) -> dict[tuple[str, ...], float]:
-    """Return the removals that differ from edited models by more than a bound, and by how much."""
-    names = [name for name in components(model) if name != "pos_embed"]
-    removals = [each for each in removals if set(each) <= set(names)]
+def errors(
+    model: Any, tiny: Any, replacement: Any, removals: list[tuple[Any, ...]]
+) -> dict[str, float]:
+    """Return the removals that differ from edited models by more than 1e-5, and by how much."""
     weights = replaced_weights(replacement, model, tiny.hf, tiny.tokens)
-    calibration, errors = calibrate(model, tiny.tokens, seed=0), {}
-    for remove in removals:
-        expected = plain_run(edited(tiny.hf, remove, replaced=weights), tiny.tokens)
-        with ablated(model, Ablation(remove=remove, replacement=replacement), calibration):
-            errors[remove] = largest_error(hooked_run(model, tiny.tokens), expected)
-    sys.stdout.write(f"{replacement} {tiny.name} {len(errors)}: {max(errors.values()):.1e}\n")
-    return {remove: error for remove, error in errors.items() if not error <= bound}
+    cases = (
+        (
+            Ablation(remove=remove, replacement=replacement),
+            edited(tiny.hf, remove, replaced=weights),
+        )
+        for remove in removals
+        if {*remove} <= {*components(model)} - {"pos_embed"}
+    )
+    return errors_above(1e-5, model, tiny.tokens, cases, calibrate(model, tiny.tokens, seed=0))
 
 
 @pytest.mark.parametrize("spec", ["bridge:llama", "bridge:qwen3", "hooked:smollm3-rope"])
