@@ -7,7 +7,7 @@ from nope_probe.experiments.trace.run import Settings, run
 
 EXAMPLES = (
     "--model nope-tiny",
-    "--model rope-tiny --reader L2 --per-head --confirm 0",
+    "--model rope-tiny --reader L1H2 --confirm 0",
 )
 
 

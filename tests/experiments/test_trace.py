@@ -147,6 +147,7 @@ def test_effects_are_told_beside_what_was_predicted() -> None:
     ("flags", "line"),
     [
         (["--reader", "2"], "--reader 2: expected a layer or head, such as L2 or L2H1"),
+        (["--reader", "L2", "--per-head"], "--reader L2: with --per-head, readers are heads"),
         (["--reader", "L4"], "--reader L4 is not among the first --layers 4"),
         (
             ["--reader", "L5", "--layers", "all"],

@@ -30,7 +30,6 @@ from nope_probe.experiments.trace.sections import answer, headline, report
 from nope_probe.figures.position_circuit import ALL, CLOCKS, reader_of
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.layers.protocols import HookedModel
-from nope_probe.hooks.reading.writers import WriterKind
 from nope_probe.maps.positions import PositionSums
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_arrays, input_record
@@ -78,7 +77,7 @@ def run_trace(
     inputs: Inputs,
     *,
     layers: int | None = None,
-    writers: WriterKind = "heads",
+    writers: Literal["heads", "layers"] = "heads",
     per_head: bool = False,
     confirm: int = 0,
     batch_size: int = 32,

@@ -46,7 +46,9 @@ class Settings(RunSettings):
         Literal["heads", "layers"],
         _arg(help="Whether heads write one by one, or each block's attention as a whole."),
     ] = "heads"
-    per_head: Annotated[bool, _arg(help="Trace what each head reads too.")] = False
+    per_head: Annotated[bool, _arg(help="Trace what each head reads, instead of each layer.")] = (
+        False
+    )
     confirm: Annotated[
         int,
         Bounds(0, 1000),
@@ -69,6 +71,8 @@ class Settings(RunSettings):
             return
         if not re.fullmatch(r"L\d+(H\d+)?", self.reader):
             raise UserError(f"--reader {self.reader}: expected a layer or head, such as L2 or L2H1")
+        if self.per_head and len(self.reader_numbers) == 1:
+            raise UserError(f"--reader {self.reader}: with --per-head, readers are heads, as L2H1")
         if self.layers != "all" and self.reader_numbers[0] >= self.layers:
             raise UserError(f"--reader {self.reader} is not among the first --layers {self.layers}")
 
@@ -79,7 +83,7 @@ class Settings(RunSettings):
 
     @property
     def traces_heads(self) -> bool:
-        """Whether heads are readers too."""
+        """Whether the readers are heads, not layers."""
         return self.per_head or len(self.reader_numbers) == 2
 
     def validate_layers(self, info: ModelInfo) -> None:
