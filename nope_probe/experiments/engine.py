@@ -50,7 +50,7 @@ class Engine:
         checkpoint: where captures are saved; by default in memory.
         batch_size: sequences per forward pass.
         n_folds: parts of the data that intervals are made from.
-        calibration: gains and means of the replacements, from `calibrated`.
+        calibration: gains, means and positions of what is removed, from `calibrated`.
         residuals: residual streams that captures of score maps share.
 
     A capture's `key` names it in the checkpoint; with the key None it is not kept. A capture's
@@ -83,8 +83,10 @@ class Engine:
         """Return the engine of the same model on other sequences."""
         return replace(self, inputs=data.inputs, documents=data.documents)
 
-    def calibrated(self, key: str | None, ablations: Iterable[Ablation]) -> Engine:
-        """Return the engine with gains and means, if one of the ablations needs them.
+    def calibrated(
+        self, key: str | None, ablations: Iterable[Ablation], skip_keys: int | None = None
+    ) -> Engine:
+        """Return the engine with gains, means and positions, if one of the ablations needs them.
 
         The checkpoint belongs to a run of one model. Weights that are rewritten on another device
         may differ from the stored gains' in the last bit, so that no checksum is stored beside
@@ -101,6 +103,8 @@ class Engine:
                 self.inputs,
                 batch_size=self.batch_size,
                 seed=next((seed for seed in seeds if seed is not None), None),
+                writers=sorted({name for ablation in needing for name in ablation.writers}),
+                skip_keys=skip_keys,
                 checkpoint=stream,
             ).to_tensors(),
         )
