@@ -154,6 +154,8 @@ def position_circuit(
         titles[name] += [""] * (len(names) + n_dials - len(heads))
     figure = go.Figure([trace for trace, _ in traces])
     _place(figure, places, len(names), n_dials)
+    if all(edge.into for own in edges.values() for edge in own):
+        figure.layout.yaxis.range = (-0.3, 1.05)  # nothing above the boxes
     choices: dict[str, Choice] = {}
     for choice in (ALL, *readers):
         below = first if choice == ALL else choice
@@ -172,6 +174,7 @@ def position_circuit(
     above = {"x": 0.5, "y": 1, "yanchor": "bottom", "showarrow": False, "font": {"size": 12}}
     notes = [{"text": text, **inside(i + 1), **above} for i, text in enumerate(titles[first])]
     figure.layout.annotations = notes
+    figure.layout.shapes[_layer_of(first)].line.color = INK
     top = limits.get(first, FLOOR)
     patch(figure, colour_limits(np.array([-top, top]), "coloraxis."))
     return figure

@@ -134,6 +134,10 @@ def test_without_the_switch_an_image_shows_what_the_first_choice_shows(figure: g
     flags = figure.layout.meta["switches"]["Reader"]["all"][0]["visible"]
     assert [trace.visible for trace in figure.data] == list(flags)
     assert [note.text for note in figure.layout.annotations] == titles(figure, "all")
+    colours = [box.line.color for box in figure.layout.shapes]
+    keys = figure.layout.meta["switches"]["Reader"]["all"][1]
+    assert colours == [keys[f"shapes[{i}].line.color"] for i in range(4)]
+    assert colours.count(colours[2]) == 1
 
 
 @needs_chromium

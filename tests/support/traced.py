@@ -80,7 +80,7 @@ def effects_table() -> pd.DataFrame:
         {
             **layer_of(reader),
             "writer": writer,
-            "predicted": predicted,
+            **interval("predicted", predicted),
             **interval("direct", direct),
             **interval("total", total, 0.02),
         }

@@ -26,17 +26,17 @@ from nope_probe.experiments.engine import (
     as_sequences,
     folds_for_intervals,
 )
+from nope_probe.experiments.trace.effects import measure_effects
 from nope_probe.experiments.trace.sections import answer, headline, report
-from nope_probe.figures.position_circuit import ALL, CLOCKS, reader_of
+from nope_probe.figures.position_circuit import ALL, CLOCKS, reader_of, with_readers
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.layers.protocols import HookedModel
+from nope_probe.maps.folds import folds_of
 from nope_probe.maps.positions import PositionSums
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
-
-EFFECTS = ["layer", "writer", "predicted", "direct", "total"]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -129,7 +129,7 @@ def run_trace(
         None, layers=attending(model, n_layers), writers=writers, per_head=per_head
     )
     skipped = int(data.bos) if skip_keys == "auto" else skip_keys
-    return trace_of(sums, skipped, effects_of(engine, sums, skipped, confirm))
+    return trace_of(engine, sums, skip_keys=skipped, confirm=confirm)
 
 
 def attending(model: HookedModel, n_layers: int) -> list[int]:
@@ -137,42 +137,31 @@ def attending(model: HookedModel, n_layers: int) -> list[int]:
     return [layer.index for layer in layers_of(model) if layer.index < n_layers]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Captured:
-    """What a run measured.
-
-    Attributes:
-        sums: what writers bring to the queries and keys of each reader.
-        effects: what readers lose without the position of their strongest writers.
-    """
-
-    sums: PositionSums
-    effects: pd.DataFrame
-
-
-def effects_of(
-    engine: Engine, sums: PositionSums, skip_keys: int, n_pairs: int, reader: str | None = None
-) -> pd.DataFrame:
-    """Return what readers lose without the position of their strongest writers.
+def trace_of(
+    engine: Engine,
+    sums: PositionSums,
+    *,
+    skip_keys: int,
+    confirm: int = 0,
+    reader: str | None = None,
+) -> Trace:
+    """Return the tables and maps of what writers bring to each reader.
 
     Args:
         engine: the model, on the sequences of the sums.
         sums: what writers bring to each reader.
         skip_keys: how many first keys to leave out.
-        n_pairs: of how many pairs of writer and reader; 0 for none.
-        reader: the layer or head whose writers to take; by default those of all.
+        confirm: of how many pairs of writer and reader to measure the effect.
+        reader: the layer or head whose writers these are; by default those of all.
     """
-    return pd.DataFrame(columns=EFFECTS)
-
-
-def trace_of(sums: PositionSums, skip_keys: int, effects: pd.DataFrame) -> Trace:
-    """Return the tables and maps of what writers bring to each reader."""
     writers = writer_table(sums, skip_keys)
     writers = writers.sort_values(
         [*(name for name in ("layer", "head") if name in writers), "side", "writer"],
         key=lambda column: column.map(writer_order) if column.name == "writer" else column,
         ignore_index=True,
     )
+    own = writers if reader is None else writers[with_readers(writers)["reader"] == reader]
+    effects = measure_effects(engine, sums, own, skip_keys=skip_keys, n_pairs=confirm)
     return Trace(
         terms=term_table(sums, skip_keys),
         writers=writers,
@@ -180,8 +169,8 @@ def trace_of(sums: PositionSums, skip_keys: int, effects: pd.DataFrame) -> Trace
         clocks=clock_table(sums, writers, skip_keys),
         maps={
             f"{reader_of(names)}/{term}": values.float().numpy()
-            for names, reader in readers(sums, skip_keys)
-            for term, values in term_maps(reader).items()
+            for names, each in readers(sums, skip_keys)
+            for term, values in term_maps(each).items()
         },
     )
 
@@ -199,24 +188,23 @@ def writer_order(writer: str) -> tuple[int, int, int]:
     return numbers[0], writer.startswith("MLP"), numbers[-1]
 
 
-def analyse(session: Session[RunSettings], captured: Captured, reader: str | None = None) -> Run:
-    """Measure what each writer brings, and return the run.
+def analyse(session: Session[RunSettings], trace: Trace, reader: str | None = None) -> Run:
+    """Return the run of a trace.
 
     Args:
-        session: the run.
-        captured: what it measured.
+        session: the run in progress.
+        trace: what it found.
         reader: the layer or head that the headline is about; by default that with the strongest
             pattern.
     """
-    inputs = session.sequences()
-    skip_keys = session.settings.n_skipped(inputs)
-    trace = trace_of(captured.sums, skip_keys, captured.effects)
+    inputs, n_folds = session.sequences(), session.settings.folds
+    counts = folds_of(len(inputs), n_folds, inputs.documents).bincount()
     manifest: dict[str, Any] = {
         **session.provenance(),
-        **input_record(inputs, skip_keys, captured.sums.counts),
+        **input_record(inputs, session.settings.n_skipped(inputs), counts),
         "reader": reader,
+        "headline": headline(trace.tables, reader),
     }
-    manifest["headline"] = headline(trace.tables, reader)
     arrays = {"maps": trace.maps, "tokens": input_arrays(inputs)}
     run = Run(manifest=manifest, arrays=arrays, tables=trace.tables)
     return replace(run, page=report(run).html(manifest))

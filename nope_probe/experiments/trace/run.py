@@ -16,7 +16,7 @@ from nope_probe.runtime.settings import LARGEST, Bounds, RunSettings
 from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
-    from nope_probe.experiments.trace.analyse import Captured
+    from nope_probe.experiments.trace.analyse import Trace
     from nope_probe.models.info import ModelInfo
 
 _arg = tyro.conf.arg
@@ -121,23 +121,23 @@ def run(settings: Settings) -> Path:
     """
     with Session("trace", settings) as session:
         if not session.finished:
-            captured = capture(session)
+            trace = capture(session)
             if session.is_first:
-                with status("analysing and writing"):
+                with status("writing"):
                     from nope_probe.experiments.trace.analyse import analyse
 
-                    session.write(analyse(session, captured, settings.reader))
+                    session.write(analyse(session, trace, settings.reader))
     return session.folder
 
 
-def capture(session: Session[Settings]) -> Captured:
-    """Return what writers bring to each reader, from the checkpoint or captured and saved.
+def capture(session: Session[Settings]) -> Trace:
+    """Return who writes position: sums from the checkpoint, or captured and saved, and effects.
 
     Raises:
         UserError: for a model that cannot be traced, or a non-finite score.
     """
     from nope_probe.experiments.engine import Engine, validate_first_sequence
-    from nope_probe.experiments.trace.analyse import Captured, attending, effects_of
+    from nope_probe.experiments.trace.analyse import attending, trace_of
 
     settings, data = session.settings, session.sequences()
     engine, model, keys = Engine.of(session), session.loaded.model, ["positions"]
@@ -153,9 +153,13 @@ def capture(session: Session[Settings]) -> Captured:
                 writers=settings.writers,
                 per_head=settings.traces_heads,
             )
-            effects = effects_of(
-                engine, sums, settings.n_skipped(data), settings.confirm, settings.reader
+        with session.checkpoint.progress([]):
+            return trace_of(
+                engine,
+                sums,
+                skip_keys=settings.n_skipped(data),
+                confirm=settings.confirm,
+                reader=settings.reader,
             )
     except NotImplementedError as error:
         raise UserError(f"{session.loaded.info.name} cannot be traced: {error}") from error
-    return Captured(sums=sums, effects=effects)

@@ -58,6 +58,7 @@ def report(run: Run) -> Report:
     terminal = {
         f"{name}: the exact terms of each pattern, % of it": _terms_as_text(tables["terms"]),
         "The strongest writers, % of the reader's pattern": _writers_as_text(tables["writers"]),
+        "Lost without the writer's position, %": _effects_as_text(tables["effects"]),
     }
     return Report(
         title=f"Who writes position in {name}",
@@ -217,3 +218,14 @@ def _writers_as_text(writers: pd.DataFrame, most: int = 4) -> pd.DataFrame:
     rows = rows.sort_values("layer", kind="stable")
     names = {"reader": rows["reader"], "writer": rows["writer"], "into": rows["side"].map(SIDES)}
     return with_intervals(names, rows, {"share": ("share", "z.1%")})
+
+
+def _effects_as_text(effects: pd.DataFrame) -> pd.DataFrame:
+    """Return what each reader loses without a writer's position: predicted, directly, in total."""
+    rows = with_readers(effects)
+    columns = {"predicted": "predicted", "on its direct way": "direct", "on all paths": "total"}
+    return with_intervals(
+        {"reader": rows["reader"], "writer": rows["writer"]},
+        rows,
+        {heading: (column, "z.0%") for heading, column in columns.items()},
+    )
