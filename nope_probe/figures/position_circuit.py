@@ -123,14 +123,10 @@ def position_circuit(
         ['all', 'L1']
     """
     terms, writers = with_readers(terms), with_readers(writers)
-    readers = list(dict.fromkeys(terms["reader"]))
-    first = reader or strongest_reader(terms) or readers[-1]
+    first = reader or strongest_reader(terms) or terms["reader"].iloc[-1]
+    readers = shown_readers(terms, first)
     if first not in readers:
         raise ValueError(f"no reader {first!r}; there are {', '.join(readers)}")
-    if len(readers) > MOST_READERS:
-        whole = terms[terms["term"] == "all"].sort_values("rms", ascending=False)
-        kept = {first, *whole["reader"][: MOST_READERS - 1]}
-        readers = [name for name in readers if name in kept]
     edges = {name: _edges_of(name, terms, writers, effects) for name in readers}
     places = _places([edge for own in edges.values() for edge in own], readers)
     names = _terms_in(maps or {}, readers)
@@ -202,6 +198,17 @@ def strongest_reader(terms: pd.DataFrame) -> str | None:
         return None
     above = with_readers(terms[(terms["term"] == "all") & (terms["rms_low"] > 0)])
     return None if above.empty else str(above.sort_values("rms").iloc[-1]["reader"])
+
+
+def shown_readers(terms: pd.DataFrame, first: str | None = None) -> list[str]:
+    """Return the readers that are shown: all, or of many the first and the strongest."""
+    rows = with_readers(terms)
+    readers = list(dict.fromkeys(rows["reader"]))
+    if len(readers) <= MOST_READERS:
+        return readers
+    whole = rows[rows["term"] == "all"].sort_values("rms", ascending=False)
+    kept = {first, *whole["reader"][: MOST_READERS - 1]}
+    return [name for name in readers if name in kept]
 
 
 def _edges_of(

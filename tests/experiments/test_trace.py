@@ -135,12 +135,32 @@ def test_the_answer_with_rope_is_rotation_and_without_a_pattern_that_there_is_no
     )
 
 
-def test_effects_are_told_beside_what_was_predicted() -> None:
-    found = sections.effect_finding(traced.effects_table())
-    assert found.startswith("Without the position of MLP0, L1 loses 95% of its pattern [93, 97]; ")
-    assert found.endswith("its direct share is 97%")
-    gains = traced.effects_table().query("writer == 'MLP1'")
-    assert "MLP1, L2 gains 63% of its pattern [61, 65]" in sections.effect_finding(gains)
+def test_effects_are_told_of_the_main_writer_and_of_who_acts_through_others() -> None:
+    tables = {"effects": traced.effects_table(), "writers": traced.writers_table()}
+    through = (
+        "L0H0 acts through other writers: without its position, L1 loses 39% [37, 41], and 1% on "
+        "the direct way"
+    )
+    main = "Without the position of L1H0, L2 loses 60% [58, 62] of its pattern; its direct share "
+    assert sections.effect_findings(tables, "L2") == [f"{main}is 92%", through]
+    main = "Without the position of MLP0, L1 loses 95% [93, 97] of its pattern; its direct share "
+    assert sections.effect_findings(tables) == [f"{main}is 97%", through]
+    tables["effects"] = tables["effects"].query("writer == 'MLP1'")
+    [found] = sections.effect_findings(tables, "L2")
+    assert "MLP1, L2 gains 63% [61, 65] of its pattern" in found
+    noise = tables["effects"].assign(total_low=-1.0, total_high=1.0)
+    [found] = sections.effect_findings(tables | {"effects": noise})
+    assert found == "Without any writer's position, no pattern changes by more than the noise"
+
+
+def test_of_many_heads_the_strongest_are_shown() -> None:
+    whole = traced.terms_table().query("layer == 2")
+    terms = [whole.assign(head=head, rms=whole["rms"] * (head + 1)) for head in range(40)]
+    tables = {"terms": pd.concat(terms), "writers": traced.writers_table().assign(head=39)}
+    shown = sections.shown_readers(tables["terms"], "L2H0")
+    assert shown == ["L2H0", *(f"L2H{head}" for head in range(9, 40))]
+    writers = sections.strongest_writers(tables, 2).query("layer == 2")
+    assert list(writers["writer"]) == ["L1H0", "MLP1"]
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,12 @@ from nope_probe.experiments.wording import NO_PATTERN, NOISE, largest, listed, p
 from nope_probe.figures.intervals import interval_of
 from nope_probe.figures.position_circuit import (
     LEAST,
+    LEAST_BESIDE,
+    MOST_EDGES,
     SIDES,
     TERMS,
     position_circuit,
+    shown_readers,
     strongest_reader,
     with_readers,
 )
@@ -22,6 +25,7 @@ from nope_probe.reports import notes
 from nope_probe.reports.page import Section, positions
 from nope_probe.runtime.folder import Run
 
+IN_TERMINAL = 4  # writers of a reader
 MOST = 0.5  # a term that has so much of a pattern is its answer; so is so much of the top writer
 HOW_TO_READ = (
     notes.PATTERN_COLOURS,
@@ -57,7 +61,9 @@ def report(run: Run) -> Report:
     tables, name, reader = run.tables, run.manifest["model"]["name"], run.manifest["reader"]
     terminal = {
         f"{name}: the exact terms of each pattern, % of it": _terms_as_text(tables["terms"]),
-        "The strongest writers, % of the reader's pattern": _writers_as_text(tables["writers"]),
+        "The strongest writers, % of the reader's pattern": _writers_as_text(
+            strongest_writers(tables, IN_TERMINAL)
+        ),
         "Lost without the writer's position, %": _effects_as_text(tables["effects"]),
     }
     return Report(
@@ -72,7 +78,6 @@ def report(run: Run) -> Report:
 
 def _sections(run: Run) -> Iterator[Section]:
     tables, reader = run.tables, run.manifest["reader"]
-    n_readers = tables["terms"].groupby(["layer"]).ngroups
     yield Section(
         title=answer(tables, reader),
         figure=partial(
@@ -83,12 +88,12 @@ def _sections(run: Run) -> Iterator[Section]:
             maps=run.maps,
             clocks=tables["clocks"],
             reader=reader,
-            max_positions=positions(len(TERMS), n_readers),
+            max_positions=positions(len(TERMS), len(shown_readers(tables["terms"]))),
         ),
         caption="An edge is as wide as the writer's share of the reader's pattern; choose a reader "
         "to see its weaker edges too. Below: the terms of one reader's pattern, on one scale, and "
         "its mean keys along their two principal axes, as all writers and the strongest make them.",
-        table=tables["writers"],
+        table=strongest_writers(tables, MOST_EDGES).drop(columns="reader"),
     )
     yield Section(
         title=terms_finding(tables["terms"], reader),
@@ -98,7 +103,7 @@ def _sections(run: Run) -> Iterator[Section]:
     )
     if len(tables["effects"]):
         yield Section(
-            title=effect_finding(tables["effects"]),
+            title=effect_findings(tables, _reader(tables, reader))[0],
             caption="What a reader loses when a writer's position is taken away: only on the "
             "writer's direct way into the reader's queries and keys, which the exact share "
             "predicts, and everywhere.",
@@ -110,13 +115,18 @@ def headline(tables: Mapping[str, pd.DataFrame], reader: str | None = None) -> l
     """Return who writes the position of one reader, of all readers, and what was confirmed."""
     sentences = [answer(tables, reader), terms_finding(tables["terms"], reader)]
     if len(tables["effects"]):
-        sentences.append(effect_finding(tables["effects"]))
+        sentences += effect_findings(tables, _reader(tables, reader))
     return [f"{sentence}." for sentence in dict.fromkeys(sentences)]
+
+
+def _reader(tables: Mapping[str, pd.DataFrame], reader: str | None) -> str | None:
+    """Return the layer or head that the headline is about, if any pattern exceeds its noise."""
+    return reader or strongest_reader(tables["terms"])
 
 
 def answer(tables: Mapping[str, pd.DataFrame], reader: str | None = None) -> str:
     """Return where one reader's pattern comes from; by default that of the strongest pattern."""
-    name = reader or strongest_reader(tables["terms"])
+    name = _reader(tables, reader)
     if name is None:
         return NO_PATTERN
     terms = with_readers(tables["terms"])
@@ -181,25 +191,57 @@ def terms_finding(terms: pd.DataFrame, reader: str | None = None) -> str:
     return f"The pattern of {name} is {listed(words)}"
 
 
-def effect_finding(effects: pd.DataFrame) -> str:
-    """Return what the reader loses that loses the most, and what its direct share predicted."""
-    rows = with_readers(effects)
+def effect_findings(tables: Mapping[str, pd.DataFrame], reader: str | None = None) -> list[str]:
+    """Return what a reader loses without its main writer, and who acts through other writers.
+
+    Args:
+        tables: `effects` and `writers`.
+        reader: a layer or head; the first sentence is about it, if its main writer was measured.
+    """
+    rows = with_readers(tables["effects"])
     clear = rows[(rows["total_low"] > 0) | (rows["total_high"] < 0)]
     if clear.empty:
-        return "Without any writer's position, no pattern changes by more than the noise"
-    top = largest(clear, "total")
-    share, low, high = (100 * value for value in interval_of(top, "total"))
-    does = "loses" if share > 0 else "gains"
-    return (
-        f"Without the position of {top['writer']}, {top['reader']} {does} {abs(share):.0f}% of its "
-        f"pattern [{min(abs(low), abs(high)):.0f}, {max(abs(low), abs(high)):.0f}]; its direct "
-        f"share is {percents(top['predicted'])}"
-    )
+        return ["Without any writer's position, no pattern changes by more than the noise"]
+    main = [] if reader is None else main_writers(tables["writers"], reader)
+    own = clear[(clear["reader"] == reader) & clear["writer"].isin(main)]
+    top = largest(clear if own.empty else own, "total")
+    does = "loses" if top["total"] > 0 else "gains"
+    sentences = [
+        f"Without the position of {top['writer']}, {top['reader']} {does} {_size(top, 'total')} of "
+        f"its pattern; its direct share is {percents(top['predicted'])}"
+    ]
+    indirect = clear[clear["direct"].abs() < MOST * clear["total"].abs()]
+    indirect = indirect[indirect["total"].abs() >= LEAST_BESIDE]
+    if len(indirect):
+        top = largest(indirect, "total")
+        does = "loses" if top["total"] > 0 else "gains"
+        sentences.append(
+            f"{top['writer']} acts through other writers: without its position, {top['reader']} "
+            f"{does} {_size(top, 'total')}, and {percents(top['direct'])} on the direct way"
+        )
+    return sentences
+
+
+def _size(row: pd.Series, column: str) -> str:
+    """Return a share without its sign, and its interval."""
+    ends = sorted(100 * abs(value) for value in interval_of(row, column)[1:])
+    return f"{100 * abs(row[column]):.0f}% [{ends[0]:.0f}, {ends[1]:.0f}]"
+
+
+def strongest_writers(tables: Mapping[str, pd.DataFrame], most: int) -> pd.DataFrame:
+    """Return the rows of the strongest writers of the shown readers, if told from zero."""
+    rows = with_readers(tables["writers"])
+    rows = rows[rows["reader"].isin(shown_readers(tables["terms"]))]
+    rows = rows[(rows["share_low"] > 0) | (rows["share_high"] < 0)]
+    order = rows["share"].abs().sort_values(ascending=False).index
+    rows = rows.loc[order].groupby("reader", sort=False).head(most)
+    return rows.sort_values("layer", kind="stable")
 
 
 def _terms_as_text(terms: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each reader: the RMS of its pattern, and the shares of the terms."""
     rows = with_readers(terms)
+    rows = rows[rows["reader"].isin(shown_readers(terms))]
     whole = rows[rows["term"] == "all"]
     texts = with_intervals({"reader": whole["reader"]}, whole, {"RMS, nats": ("rms", "z.2f")})
     for term, heading in TERMS.items():
@@ -209,13 +251,8 @@ def _terms_as_text(terms: pd.DataFrame) -> pd.DataFrame:
     return texts
 
 
-def _writers_as_text(writers: pd.DataFrame, most: int = 4) -> pd.DataFrame:
-    """Return the strongest writers of each reader, as far as they are told from zero."""
-    rows = with_readers(writers)
-    rows = rows[(rows["share_low"] > 0) | (rows["share_high"] < 0)]
-    order = rows["share"].abs().sort_values(ascending=False).index
-    rows = rows.loc[order].groupby("reader", sort=False).head(most)
-    rows = rows.sort_values("layer", kind="stable")
+def _writers_as_text(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return some rows of writers: who writes how much into what."""
     names = {"reader": rows["reader"], "writer": rows["writer"], "into": rows["side"].map(SIDES)}
     return with_intervals(names, rows, {"share": ("share", "z.1%")})
 
