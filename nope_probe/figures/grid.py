@@ -181,13 +181,13 @@ def draw_guide(figure: go.Figure, panel: int, **at: float) -> None:
 
 
 def patch(figure: go.Figure, keys: Mapping[str, Any]) -> None:
-    """Set layout keys in plotly.js's dotted form, such as `xaxis2.domain`."""
+    """Set layout keys in plotly.js's form, such as `xaxis2.domain` or `annotations[0].text`."""
     layout = figure.layout.to_plotly_json()
     for key, value in keys.items():
-        *path, last = key.split(".")
+        *path, last = key.replace("]", "").replace("[", ".").split(".")
         at = layout
         for part in path:
-            at = at.setdefault(part, {})
+            at = at[int(part)] if part.isdigit() else at.setdefault(part, {})
         at[last] = value
     figure.layout = layout  # at once: plotly's `update_layout` takes several times as long
 

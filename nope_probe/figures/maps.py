@@ -231,10 +231,9 @@ def _layered(
         title,
         titles[first],
         columns=n // rows if rows > 1 else n if n <= 5 else -(-n // 2),
-        largest=400 if n == 1 else 300,
+        phone=min(2, n),
         row_gap=64,
         bottom=124,
-        phone={"columns": min(2, n), "panel": 145 if n > 1 else 300},
     )
     return figure
 

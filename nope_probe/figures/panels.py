@@ -6,7 +6,7 @@ difference.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor, log10
 
@@ -69,18 +69,14 @@ def panel_groups(
     scales = [[panel.scale for panel in group] for group in groups]
     shared = len(groups) > 1 and all(group == scales[0] for group in scales)
     figure = go.Figure([_heat(panel, index, max_positions) for index, panel in enumerate(panels)])
-    across = size if size <= 3 else 2
     wide, narrow = place_squares(
         figure,
         title,
         [panel.name for panel in panels],
         columns=max(size, size * min(len(groups), ACROSS // size)),
-        largest=330,
+        phone=size if size <= 3 else 2,
         row_gap=52 if shared else 52 + BAR,
         bottom=BAR_DROP + BAR + AXES,
-        left=50,
-        phone={"columns": across, "panel": 300 // across},
-        nticks=4,
     )
     figure.update_annotations(font={"size": 12})
     for index, panel in enumerate(panels):
@@ -88,9 +84,8 @@ def panel_groups(
         limits = {"cmin": panel.low, "cmax": panel.high}
         figure.layout[f"coloraxis{axis(index)}"] = {"colorscale": colours, **limits}
     patch(figure, _bars(panels, size, wide, shared))
-    few = {f"{xy}axis{axis(i)}.nticks": 3 for i in range(len(panels)) for xy in "xy"}
     bars = _bars(panels, size, narrow, shared)
-    keep(figure, narrow={**figure.layout.meta["narrow"], **bars, **few})
+    keep(figure, narrow={**figure.layout.meta["narrow"], **bars})
     return figure
 
 
@@ -150,12 +145,9 @@ def place_squares(
     names: Sequence[str],
     *,
     columns: int,
-    largest: int,
+    phone: int,
     row_gap: int,
     bottom: int,
-    phone: Mapping[str, int],
-    left: int = 60,
-    **ticks: object,
 ) -> tuple[Grid, Grid]:
     """Place square maps, with queries downwards, that all zoom and pan together.
 
@@ -164,16 +156,14 @@ def place_squares(
         title: its title.
         names: the maps' titles.
         columns: maps in a row.
-        largest: the largest side of a map, px.
+        phone: maps in a row on a phone.
         row_gap: height between two rows, px.
         bottom: margin, px.
-        phone: `columns` and `panel`, the side of a map in px, on a phone.
-        left: margin, px.
-        ticks: of all axes, as plotly calls them.
 
     Returns:
         The layouts for a wide and a narrow screen.
     """
+    largest = 400 if len(names) == 1 else 330
     wide = Grid(
         columns=columns,
         panel=int(min(largest, WIDTH * (1 - GAP * (columns - 1)) / columns)),
@@ -183,12 +173,15 @@ def place_squares(
         y_title="query position",
         row_gap=row_gap,
         bottom=bottom,
-        left=left,
+        left=50,
     )
-    grids = place(figure, title, names, wide, **phone, left=50)
-    same = {"constrain": "domain", "showgrid": False, "zeroline": False, **ticks}
+    grids = place(figure, title, names, wide, columns=phone, panel=300 // phone)
+    same = {"constrain": "domain", "showgrid": False, "zeroline": False}
+    same["nticks"] = 4 if columns > 2 else None
     figure.update_xaxes(same)
     figure.update_yaxes(same, autorange="reversed", constraintoward="top")
+    few = {f"{xy}axis{axis(i)}.nticks": 3 for i in range(len(names)) for xy in "xy"}
+    keep(figure, narrow={**figure.layout.meta["narrow"], **few})
     zoom_together(figure)
     # All maps are square, since the first is, and match it.
     figure.update_layout(plot_bgcolor=BLANK, yaxis={"scaleanchor": "x"})

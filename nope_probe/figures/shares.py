@@ -160,9 +160,7 @@ def interactions(table: pd.DataFrame, layer: int = 0) -> go.Figure:
     figure.update_layout(showlegend=False)
     first = layers.index(layer)
     add_slider(figure, len(layers), len(groups), first, patches=patches)
-    shown = dict(patches[first])
-    figure.layout.annotations[-1].visible = shown.pop(f"annotations[{len(groups)}].visible")
-    patch(figure, shown)
+    patch(figure, patches[first])
     return figure
 
 

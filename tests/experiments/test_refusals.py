@@ -145,3 +145,11 @@ def test_a_quantised_checkpoint_is_read_as_its_plain_weights(tmp_path: Path) -> 
     first: Any = load(str(folder), n_layers=1).model
     weight = first.blocks[0].attn.q.original_component.weight
     torch.testing.assert_close(weight, meant[f"model.layers.0.{name}"])
+
+
+def test_a_flag_of_weights_is_refused_where_the_model_has_none_to_remove(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    free = ["--model", "parameter-free", "--data", "gaussian", "--reparametrise", 1]
+    line = refused(capfd, tmp_path, ablate, *SMALL, *free)
+    assert line == "--reparametrise has no effect where no weight is removed"

@@ -259,24 +259,18 @@ def test_an_explorer_is_used_by_keyboard_alone(tmp_path: Path) -> None:
             tab.press(key)
             return tab.evaluate(look)
 
-        first = press("Tab")
-        assert (first["at"], first["removed"]) == ("mask", 0)
+        assert press("Tab")["at"] == "mask"
         assert press(" ")["removed"] == 1, "Space flips a switch"
         assert press("ArrowRight")["at"] == "rope", "arrows move between the switches"
         assert press("Enter")["removed"] == 3, "Enter flips a switch"
-        assert press(" ")["removed"] == 1, "and back"
         assert press("ArrowLeft")["at"] == "mask"
         assert press("ArrowLeft")["at"] == "reset", "arrows go round"
         assert press("Enter")["removed"] == 0
         assert press("Tab")["at"] == "INPUT"
         assert press("ArrowRight")["layer"] == 1, "arrows move the layer"
-        assert press("ArrowLeft")["layer"] == 0
         assert press("Tab")["at"] == "panels"
-        found = press("ArrowDown")
-        assert (found["view"], found["panel"]) == (0, 1), "arrows move the head"
-        for _ in range(HEADS):
-            found = press("ArrowDown")
-        assert (found["view"], found["panel"]) == (1, 1), "and go on to the stages"
+        found = [press("ArrowDown") for _ in range(HEADS + 1)]
+        assert [(each["view"], each["panel"]) for each in found] == [(0, 1), (0, 2), (1, 0), (1, 1)]
         assert tab.said == []
 
 

@@ -44,10 +44,10 @@ class Settings(RunSettings):
     players: Annotated[
         tuple[str, ...] | None,
         _arg(
-            help="What is kept or removed as a whole: of mask rope w_q w_k w_o w_v mlp pos_embed, "
-            "the circuits qk ov, rope_high and rope_low (pairs whose wavelength is below the "
-            "sequence's length, and the rest), unions such as w_q+mlp; or `sources` alone. By "
-            "default mask rope w_q w_k w_o, and in a second set mask rope qk ov."
+            help="What is kept or removed as a whole: of mask rope w_q w_k w_o w_v mlp pos_embed "
+            "window alibi sink, the circuits qk ov, rope_high and rope_low (pairs whose wavelength "
+            "is below the sequence's length, and the rest), unions such as w_q+mlp; or `sources` "
+            "alone. By default mask rope w_q w_k w_o, and in a second set mask rope qk ov."
         ),
     ] = None
     bands: Annotated[

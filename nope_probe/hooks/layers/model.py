@@ -1,8 +1,8 @@
 """A model as a whole: its blocks, what enters them, and a forward pass for its hooks.
 
 What differs between a HookedTransformer and a TransformerBridge as a whole is here; what differs
-between their blocks is in `hooked_layer.py` and `bridge_layer.py`; no other file asks which kind a
-model is.
+between their blocks is in `hooked_layer.py` and `bridge_layer.py` (and, of what a block wraps, in
+`linear_maps.py`); no other file asks which kind a model is.
 """
 
 from __future__ import annotations

@@ -563,26 +563,37 @@ class ReaderAccumulator(MeansAccumulator):
         gains: Float[Tensor, "batch pos one_or_head part"],
         weight: Float[Tensor, "one_or_writer width head d_head"],
     ) -> list[Part]:
-        """Return the sums of what writers bring to queries and keys: x times gains, through W."""
+        """Return the sums of what writers bring to queries and keys: x times gains, through W.
+
+        Where all heads have one gain, W is left for the end: it then meets each sum once.
+        """
         parts: list[Part] = []
-        weight = weight.to(gains)
         for fold, rows in self._folds():
             sums = torch.einsum("bphr,bpwx->hrpwx", gains[rows], x[rows].to(gains))
             if not self.projection.parts:
-                brought = torch.einsum(
-                    "pwx,wxhd->pwhd", sums[0, 0], weight.expand(x.shape[2], -1, -1, -1)
-                )
-            else:
-                brought = sums.new_empty(*sums.shape[2:4], *weight.shape[2:])
-                for head in range(weight.shape[2]):
-                    for index, part in enumerate(self.projection.parts):
-                        brought[:, :, head, part] = torch.einsum(
-                            "pwx,wxd->pwd",
-                            sums[head, index],
-                            weight[:, :, head][..., part].expand(x.shape[2], -1, -1),
-                        )
+                parts.append((fold, sums[0, 0]))
+                continue
+            own = weight.to(gains).expand(x.shape[2], -1, -1, -1)
+            brought = sums.new_empty(*sums.shape[2:4], *weight.shape[2:])
+            for head in range(weight.shape[2]):
+                for index, part in enumerate(self.projection.parts):
+                    through = own[:, :, head][..., part]
+                    brought[:, :, head, part] = torch.einsum(
+                        "pwx,wxd->pwd", sums[head, index], through
+                    )
             parts.append((fold, brought))
         return parts
+
+    def _through(
+        self,
+        means: Float[Tensor, "fold pos writer *rest"],
+        weight: Float[Tensor, "one_or_writer width head d_head"],
+    ) -> Float[Tensor, "fold pos writer head d_head"]:
+        """Return what writers bring, from fold means of `_brought`."""
+        if self.projection.parts:
+            return means
+        own = weight.expand(means.shape[2], -1, -1, -1)
+        return torch.einsum("fpwx,wxhd->fpwhd", means, own)
 
     def sums(self, counts: Int[Tensor, " fold"]) -> ReaderSums:
         """Return fold means.
@@ -592,15 +603,19 @@ class ReaderAccumulator(MeansAccumulator):
         """
         own, means = super().sums(counts), self.means(counts)
         names = self.residual.names(self.layer.index)
-        brought = dict(zip(names, means["vectors"].unbind(2), strict=True))
+        vectors = self._through(means["vectors"], self.weight[None])
+        brought = dict(zip(names, vectors.unbind(2), strict=True))
         first: dict[str, Tensor] = {}
         brought["bias"] = brought["bias"] + self._constants(means["gains"])
         for block in self.residual.blocks[: self.layer.index]:
             if block.w_o is not None:
-                for head in range(len(block.w_o)):
-                    name = f"L{block.index}H{head}"
-                    brought[name] = means[f"heads{block.index}"][:, :, head]
-                    first[name] = means[f"first{block.index}"][:, :, head]
+                weight = self.through_w_o[block.index]
+                heads, firsts = (
+                    self._through(means[f"{kind}{block.index}"], weight).unbind(2)
+                    for kind in ("heads", "first")
+                )
+                brought |= zip(block.names, heads, strict=False)
+                first |= zip(block.names, firsts, strict=False)
         n_kv = own.k.shape[2]
         n = self.layer.n_heads if self.per_head or self.projection.parts else n_kv
         queries = {name: self._queries(x[:, :, :n], n_kv) for name, x in brought.items()}

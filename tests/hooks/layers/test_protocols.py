@@ -15,7 +15,7 @@ from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
 # Names by which a file asks which kind a model is, and the files that may.
 KINDS = ("is_bridge", "HookedLayer", "BridgeLayer", "original_model", "original_component")
 BLOCKS = ("hooks/layers/hooked_layer.py", "hooks/layers/bridge_layer.py")
-HOMES = (*BLOCKS, "hooks/layers/model.py", "models/")
+HOMES = (*BLOCKS, "hooks/layers/linear_maps.py", "hooks/layers/model.py", "models/")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 """Fused attention gives the maps that hooked scores give, and gives way to hooks on scores."""
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,6 +10,7 @@ from support.tiny_models import ByName, ModelOf, tokens
 from torch import Tensor
 
 from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.layers.attached_hooks import hooks_attached
 from nope_probe.hooks.layers.attention import Attention, relative_error
 from nope_probe.hooks.layers.model import layers_of, tapped
 from nope_probe.hooks.reading.calibration import calibrate
@@ -23,15 +22,6 @@ SPECS = (*(f"bridge:{name}" for name in PLAIN), "hooked:smollm3-rope", "hooked:s
 TOKENS = tokens(n_seqs=7, n_pos=13)
 
 
-@contextmanager
-def user_hook(point: Any, hook: Callable[..., Tensor | None]) -> Iterator[None]:
-    point.add_hook(hook)
-    try:
-        yield
-    finally:
-        point.remove_hooks()
-
-
 def leave(tensor: Tensor, hook: Any) -> None:
     """Read scores and leave them: enough to need the hooked path."""
 
@@ -40,7 +30,7 @@ def both_ways(model: Any, **options: Any) -> tuple[Any, Any]:
     """Capture scores fused, and with a hook on the first block's scores."""
     options = {"n_folds": 3, **options}
     fused = capture_scores(model, TOKENS, batch_size=4, **options)
-    with user_hook(layers_of(model)[0].point("attn.hook_attn_scores"), leave):
+    with hooks_attached([(layers_of(model)[0].point("attn.hook_attn_scores"), leave)]):
         hooked = capture_scores(model, TOKENS, batch_size=4, **options)
     return fused, hooked
 
@@ -92,7 +82,7 @@ def test_each_heads_maps_and_the_mean_term_are_those_of_hooked_scores(
 def test_stages_are_the_same(spec: str, model_of: ModelOf) -> None:
     model, _ = model_of(spec)
     fused = capture_stages(model, TOKENS, n_folds=3)
-    with user_hook(layers_of(model)[0].point("attn.hook_pattern"), leave):
+    with hooks_attached([(layers_of(model)[0].point("attn.hook_pattern"), leave)]):
         hooked = capture_stages(model, TOKENS, n_folds=3)
     assert set(fused.folds) == set("abcdefghi")
     for letter, folds in hooked.folds.items():
