@@ -115,6 +115,10 @@ def test_the_answer_names_the_main_writers_and_what_comes_from_the_first_token()
     first = "79% of L0H0's comes from the first token"
     assert sections.answer(tables) == f"L2's position is written by L1H0 and L1H1; {first}"
     assert sections.answer(tables, "L1") == f"L1's position is written by MLP0; {first}"
+    learned = tables["writers"].replace({"writer": {"MLP0": "pos_embed"}})
+    assert sections.answer(tables | {"writers": learned}, "L1") == (
+        "L1's position is written by pos_embed"
+    )
     assert sections.terms_finding(tables["terms"], "L3") == (
         "The pattern of L3 is 0% rotation, 95% written and 5% covariance"
     )

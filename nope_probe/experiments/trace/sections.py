@@ -166,7 +166,7 @@ def first_key_clause(writers: pd.DataFrame) -> str:
     It is where position begins without position embeddings: attention to the first key fades.
     """
     heads = writers[writers["writer"].str.fullmatch(r"L\d+H\d+")]
-    if "first_key" not in heads or not (heads["first_key_low"] > 0).any():
+    if "pos_embed" in set(writers["writer"]) or not (heads["first_key_low"] > 0).any():
         return ""
     heads = heads[heads["first_key_low"] > 0]
     layer = heads["writer"].str.extract(r"L(\d+)H")[0].astype(int)
