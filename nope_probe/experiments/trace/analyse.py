@@ -106,12 +106,12 @@ def run_trace(
 
     Example:
         >>> from nope_probe import load, run_trace, sequences
-        >>> loaded = load("nope-tiny", n_layers=2)
+        >>> loaded = load("nope-tiny", n_layers=3)
         >>> data = sequences(tokenizer=loaded.tokenizer, n_seqs=64, seq_len=24)
         >>> found = run_trace(loaded.model, data)
-        >>> keys = found.writers.query("layer == 1 and side == 'key'").set_index("writer")
-        >>> keys["share"].idxmax()
-        'MLP0'
+        >>> shares = found.writers.query("layer == 2").groupby("writer")["share"].sum()
+        >>> sorted(shares[shares > 0.5].index)
+        ['L1H0', 'L1H1']
     """
     data = as_sequences(inputs)
     n_folds = folds_for_intervals(data, n_folds)
