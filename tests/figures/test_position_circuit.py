@@ -9,7 +9,7 @@ import pytest
 from support import traced
 from support.chromium import needs_chromium, opened
 
-from nope_probe.figures.position_circuit import position_circuit
+from nope_probe.figures.position_figure import position_circuit
 from nope_probe.reports.page import Section, page
 
 

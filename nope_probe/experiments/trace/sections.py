@@ -10,7 +10,7 @@ import pandas as pd
 from nope_probe.experiments.sections import Report, closing_of, with_intervals
 from nope_probe.experiments.wording import NO_PATTERN, NOISE, largest, listed, percents
 from nope_probe.figures.intervals import interval_of
-from nope_probe.figures.position_circuit import (
+from nope_probe.figures.position_figure import (
     LEAST,
     LEAST_BESIDE,
     MOST_EDGES,
