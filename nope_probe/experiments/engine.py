@@ -25,10 +25,12 @@ from nope_probe.hooks.reading.calibration import calibrate, capture_written, wei
 from nope_probe.hooks.reading.capture import capture_losses, capture_scores, capture_stages
 from nope_probe.hooks.reading.residual_cache import ResidualCache
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.hooks.reading.writers import WriterKind, capture_positions
 from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.hooks.removing.written_positions import WrittenPosition, in_order
 from nope_probe.maps.folds import State, default_folds
 from nope_probe.maps.maps import ScoreMaps, StageMaps
+from nope_probe.maps.positions import PositionSums
 from nope_probe.maps.stored_maps import StoredMaps, packed_tensors
 from nope_probe.runtime.checkpoint import RunCheckpoint
 from nope_probe.runtime.session import Session
@@ -243,6 +245,33 @@ class Engine:
             ablation,
         )
         return StageMaps.from_tensors(found)
+
+    def positions(
+        self,
+        key: str | None,
+        ablation: Ablation | None = None,
+        *,
+        layers: Sequence[int],
+        writers: WriterKind = "heads",
+        per_head: bool = False,
+    ) -> PositionSums:
+        """Return what writers bring to the queries and keys of layers; see `capture_positions`."""
+        found = self.once(
+            key,
+            lambda stream: capture_positions(
+                self.model,
+                self.inputs,
+                layers=layers,
+                writers=writers,
+                per_head=per_head,
+                batch_size=self.batch_size,
+                n_folds=self.n_folds,
+                documents=self.documents,
+                checkpoint=stream,
+            ).to_tensors(),
+            ablation,
+        )
+        return PositionSums.from_tensors(found)
 
     def losses(
         self, key: str | None, ablation: Ablation | None = None
