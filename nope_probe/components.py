@@ -163,6 +163,10 @@ ROPE_HALVES = ("rope_high", "rope_low")
 # What is removed depends on how long a sequence is, so that padding would change it.
 OF_LENGTH = frozenset((*ROPE_HALVES, "pos_embed"))
 BAND = re.compile(r"rope\[(\d+):(\d+)\]")
+# Which writers' output a component makes.
+_OUTPUTS = {"mlp": r"MLP\d+", "w_o": r"L\d+H\d+|ATTN\d+", "pos_embed": "pos_embed"}
+_WRITERS = {"embed": "the token embeddings", "pos_embed": "the learned embeddings"}
+WRITER = re.compile(r"position\[(embed|pos_embed|L\d+H\d+|(?:ATTN|MLP|BLOCK)\d+)\]")
 
 Norm = Literal["l2", "layernorm-sqrt-d", "layernorm-d"]
 Letter = Literal["a", "b", "c", "d", "e", "f", "g", "h", "i"]
@@ -192,6 +196,9 @@ def words(name: str) -> str:
     for sign, between in (("_x_", " × "), ("+", " + ")):
         if sign in name:
             return between.join(_short(part) for part in name.split(sign))
+    writer = writer_of(name)
+    if writer is not None:
+        return f"position of {_WRITERS.get(writer, writer)}"
     return TABLE[name].label if name in TABLE else name
 
 
@@ -205,7 +212,11 @@ def phrase(name: str) -> str:
     Example:
         >>> phrase("mask"), phrase("w_q+mlp"), phrase("mask_x_rope")
         ('the causal mask', 'W_Q + MLP', 'mask and RoPE together')
+        >>> phrase("position[L1H0]")
+        'the position of L1H0'
     """
+    if writer_of(name) is not None:
+        return f"the {words(name)}"
     if "_x_" in name:
         *others, last = (_short(part) for part in name.split("_x_"))
         return f"{', '.join(others)} and {last} together"
@@ -234,8 +245,8 @@ def _drawn_as(name: str) -> Entry:
 
 def removal_order(name: str) -> tuple[int, str]:
     """Return the sort key of components, of bands of RoPE where RoPE is, and of `norms`, last."""
-    component = "rope" if name.startswith("rope") else name
-    return [*COMPONENTS, "norms"].index(component), name
+    component = next((c for c in ("rope", "position") if name.startswith(c)), name)
+    return [*COMPONENTS, "norms", "position"].index(component), name
 
 
 def kept_name(kept: Collection[str]) -> str:
@@ -259,6 +270,49 @@ def is_rope(name: str) -> bool:
         (True, True, True, False)
     """
     return name in ("rope", *ROPE_HALVES) or BAND.fullmatch(name) is not None
+
+
+def writer_of(name: str) -> str | None:
+    """Return the component whose position a name stands for; None for any other name.
+
+    `position[L1H0]` is the mean output of head 0 in block 1 at each position, less its mean over
+    positions. Writers are heads (`L1H0`), a block's attention (`ATTN1`) or MLP (`MLP1`), a block
+    that adds up otherwise (`BLOCK1`), token embeddings (`embed`) and learned positions
+    (`pos_embed`).
+
+    Example:
+        >>> writer_of("position[L1H0]"), writer_of("position[mask]"), writer_of("mlp")
+        ('L1H0', None, None)
+    """
+    named = WRITER.fullmatch(name)
+    return None if named is None else named[1]
+
+
+def depends_on_length(name: str) -> bool:
+    """Return whether what is removed depends on a sequence's length, so that padding changes it.
+
+    Example:
+        >>> depends_on_length("rope_low"), depends_on_length("position[MLP0]")
+        (True, True)
+    """
+    return name in OF_LENGTH or writer_of(name) is not None
+
+
+def share_output(one: str, other: str) -> bool:
+    """Return whether one name removes the position of what the other removes or holds.
+
+    Example:
+        >>> share_output("position[MLP1]", "mlp"), share_output("position[MLP1]", "w_o")
+        (True, False)
+        >>> share_output("position[ATTN1]", "position[L1H0]")
+        True
+    """
+    for name, holder in ((one, other), (other, one)):
+        writer, attention = writer_of(name), re.fullmatch(r"position\[ATTN(\d+)\]", holder)
+        pattern = rf"L{attention[1]}H\d+" if attention else _OUTPUTS.get(holder)
+        if writer is not None and pattern is not None and re.fullmatch(pattern, writer):
+            return True
+    return False
 
 
 def share_pairs(one: str, other: str) -> bool:
@@ -313,9 +367,11 @@ class Ablation:
 
     Attributes:
         remove: components; the circuits `qk` and `ov`; `norms`, the learned weights of the norms
-            before attention and MLP; or bands of RoPE: `rope_high`, the pairs whose wavelength
+            before attention and MLP; bands of RoPE: `rope_high`, the pairs whose wavelength
             2 pi / theta is below the length of the sequences, `rope_low`, the rest, and
-            `rope[a:b]`, the pairs a to b - 1, the fastest first.
+            `rope[a:b]`, the pairs a to b - 1, the fastest first; or `position[L1H0]`, the position
+            that a component writes into the residual stream: its mean output at each position,
+            which `calibrate` measures, becomes its mean over positions. See `writer_of`.
         layers: block numbers from 0; None for all.
         heads: per block, the query heads (from 0) that lose the components; other blocks and heads
             keep them. A key head that several query heads share stays for the others.
@@ -333,8 +389,8 @@ class Ablation:
 
     Raises:
         ValueError: for a component, replacement or gain that does not exist, names that share a
-            component, layers that are no numbers, heads of a component that has none, or a prefix
-            without the mask.
+            component, layers that are no numbers, heads of a component that has none, layers of a
+            writer, or a prefix without the mask.
 
     Example:
         >>> from nope_probe import Ablation
@@ -361,6 +417,8 @@ class Ablation:
             if isinstance(layer, bool):
                 raise ValueError(f"expected the numbers of layers, such as [0, 1], got {layer}")
         validate_choices(get_type_hints(type(self)), vars(self))
+        if self.layers is not None and self.writers:
+            raise ValueError(f"position[{self.writers[0]}] is of one place: it takes no layers")
         if self.heads is not None:
             self._validate_heads(names)
         if self.prefix is not None:
@@ -391,10 +449,16 @@ class Ablation:
         return tuple(name for name in WEIGHTS if name in self.components)
 
     @property
+    def writers(self) -> tuple[str, ...]:
+        """The components whose position is removed."""
+        return tuple(w for name in self.components if (w := writer_of(name)) is not None)
+
+    @property
     def needs_calibration(self) -> bool:
-        """Whether gains or means have to be measured first."""
+        """Whether gains, means or positions have to be measured first."""
         needs = NEEDS[self.replacement]
-        return bool(self.weights) and (needs.mean or (needs.gain and self.gain == "output"))
+        of_weights = needs.mean or (needs.gain and self.gain == "output")
+        return bool(self.writers) or (bool(self.weights) and of_weights)
 
     @property
     def calibration_seed(self) -> int | None:
@@ -459,6 +523,8 @@ def validate_disjoint(names: Sequence[str]) -> None:
         for first, second in parts:
             if first == second:
                 raise ValueError(f"{one} and {other} share {first}")
+            if share_output(first, second):
+                raise ValueError(f"{one} and {other} share the output of a component")
             if share_pairs(first, second):
                 is_certain = "rope" in (first, second) or not {first, second} & {*ROPE_HALVES}
                 share = "share" if is_certain else "can share"
@@ -466,7 +532,7 @@ def validate_disjoint(names: Sequence[str]) -> None:
 
 
 def expanded(names: Iterable[str]) -> tuple[str, ...]:
-    """Return components, `norms` and bands of RoPE, with circuits taken apart.
+    """Return components, `norms`, bands of RoPE and positions, with circuits taken apart.
 
     Raises:
         ValueError: for a name that does not exist.
@@ -482,8 +548,9 @@ def expanded(names: Iterable[str]) -> tuple[str, ...]:
             and name not in CIRCUITS
             and name != "norms"
             and not is_rope(name)
+            and writer_of(name) is None
         ):
-            known = ", ".join([*COMPONENTS, "norms", *CIRCUITS, *ROPE_HALVES, "rope[a:b]"])
-            raise ValueError(f"unknown component {name!r}; there are {known}")
+            known = [*COMPONENTS, "norms", *CIRCUITS, *ROPE_HALVES, "rope[a:b]", "position[L1H0]"]
+            raise ValueError(f"unknown component {name!r}; there are {', '.join(known)}")
         found += CIRCUITS.get(name, (name,))
     return tuple(dict.fromkeys(found))

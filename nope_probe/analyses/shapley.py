@@ -23,6 +23,7 @@ from nope_probe.components import (
     SOURCES,
     is_rope,
     validate_disjoint,
+    writer_of,
 )
 
 Condition = frozenset[str]  # of components, and of bands of RoPE where these play
@@ -34,6 +35,8 @@ MOST_CONDITIONS = 1024  # the coalitions of 10 players
 
 def removal(names: Iterable[str], bands: Iterable[str] = ROPE_HALVES) -> Condition:
     """Return the condition that removes some components: all bands of RoPE together are `rope`.
+
+    Without position embeddings there is no position that they write.
 
     Every condition of player sets, plans and explorers is made here, so that a map is looked up
     under the name that it was captured under.
@@ -47,6 +50,8 @@ def removal(names: Iterable[str], bands: Iterable[str] = ROPE_HALVES) -> Conditi
         (['mask', 'rope_high'], ['rope'])
     """
     condition, whole = frozenset(names), frozenset(bands)
+    if "pos_embed" in condition:
+        condition -= {"position[pos_embed]"}
     if "rope" not in condition and not (whole and whole <= condition):
         return condition
     return frozenset(name for name in condition if not is_rope(name)) | {"rope"}
@@ -112,10 +117,10 @@ def player(name: str) -> Player:
     for part in parts:
         if part in CIRCUITS:
             components |= set(CIRCUITS[part])
-        elif part in COMPONENTS or is_rope(part):
+        elif part in COMPONENTS or is_rope(part) or writer_of(part):
             components |= {part}
         else:
-            known = ", ".join([*COMPONENTS, *CIRCUITS, *ROPE_HALVES])
+            known = ", ".join([*COMPONENTS, *CIRCUITS, *ROPE_HALVES, "position[L1H0]"])
             raise ValueError(
                 f"unknown player {part!r}; there are {known}, and unions such as w_q+w_k"
             )

@@ -25,9 +25,11 @@ from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
 from nope_probe.hooks.reading.capture import capture_losses, capture_scores, capture_stages
 from nope_probe.hooks.reading.residual_cache import ResidualCache
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.hooks.reading.writers import WriterKind, capture_positions
 from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.maps.folds import State, default_folds
 from nope_probe.maps.maps import ScoreMaps, StageMaps
+from nope_probe.maps.positions import PositionSums
 from nope_probe.maps.stored_maps import StoredMaps, packed_tensors
 from nope_probe.runtime.checkpoint import RunCheckpoint
 from nope_probe.runtime.session import Session
@@ -48,7 +50,7 @@ class Engine:
         checkpoint: where captures are saved; by default in memory.
         batch_size: sequences per forward pass.
         n_folds: parts of the data that intervals are made from.
-        calibration: gains and means of the replacements, from `calibrated`.
+        calibration: gains, means and positions of what is removed, from `calibrated`.
         residuals: residual streams that captures of score maps share.
 
     A capture's `key` names it in the checkpoint; with the key None it is not kept. A capture's
@@ -81,8 +83,10 @@ class Engine:
         """Return the engine of the same model on other sequences."""
         return replace(self, inputs=data.inputs, documents=data.documents)
 
-    def calibrated(self, key: str | None, ablations: Iterable[Ablation]) -> Engine:
-        """Return the engine with gains and means, if one of the ablations needs them.
+    def calibrated(
+        self, key: str | None, ablations: Iterable[Ablation], skip_keys: int | None = None
+    ) -> Engine:
+        """Return the engine with gains, means and positions, if one of the ablations needs them.
 
         The checkpoint belongs to a run of one model. Weights that are rewritten on another device
         may differ from the stored gains' in the last bit, so that no checksum is stored beside
@@ -99,6 +103,8 @@ class Engine:
                 self.inputs,
                 batch_size=self.batch_size,
                 seed=next((seed for seed in seeds if seed is not None), None),
+                writers=sorted({name for ablation in needing for name in ablation.writers}),
+                skip_keys=skip_keys,
                 checkpoint=stream,
             ).to_tensors(),
         )
@@ -200,6 +206,33 @@ class Engine:
             ablation,
         )
         return StageMaps.from_tensors(found)
+
+    def positions(
+        self,
+        key: str | None,
+        ablation: Ablation | None = None,
+        *,
+        layers: Sequence[int],
+        writers: WriterKind = "heads",
+        per_head: bool = False,
+    ) -> PositionSums:
+        """Return what writers bring to the queries and keys of layers; see `capture_positions`."""
+        found = self.once(
+            key,
+            lambda stream: capture_positions(
+                self.model,
+                self.inputs,
+                layers=layers,
+                writers=writers,
+                per_head=per_head,
+                batch_size=self.batch_size,
+                n_folds=self.n_folds,
+                documents=self.documents,
+                checkpoint=stream,
+            ).to_tensors(),
+            ablation,
+        )
+        return PositionSums.from_tensors(found)
 
     def losses(
         self, key: str | None, ablation: Ablation | None = None

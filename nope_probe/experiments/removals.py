@@ -15,6 +15,7 @@ from nope_probe.components import (
     equal_bands,
     is_rope,
     removal_order,
+    writer_of,
 )
 from nope_probe.errors import UserError
 
@@ -31,22 +32,24 @@ def validate_components(wanted: Collection[str], has: Sequence[Component]) -> No
     Raises:
         UserError: naming the first that it lacks, and those that it has.
     """
-    ordered = sorted(wanted, key=removal_order)
+    ordered = [name for name in sorted(wanted, key=removal_order) if not writer_of(name)]
     lacking = [name for name in ordered if ("rope" if is_rope(name) else name) not in has]
     if lacking:
         raise UserError(f"the model has no {lacking[0]}; it has {', '.join(has)}")
 
 
 def validate_removable(model: HookedModel, names: Collection[str]) -> None:
-    """Check that a model has some bands of RoPE, and some weights as matrices of their own.
+    """Check that a model has bands of RoPE, weights as matrices of their own, and writers.
 
     Raises:
         UserError: naming one that cannot be removed, and why.
     """
+    from nope_probe.hooks.reading.calibration import blocks_that_write
     from nope_probe.hooks.removing.targets import removed_pairs, resolve_targets
 
     try:
         removed_pairs(model, [name for name in names if is_rope(name)])
+        blocks_that_write(model, [writer for name in names if (writer := writer_of(name))])
     except ValueError as error:
         raise UserError(str(error)) from error
     try:

@@ -14,7 +14,7 @@ from functools import cache, wraps
 from inspect import signature
 from typing import Any
 
-from nope_probe.components import LOCAL, NEEDS, OF_LENGTH, Ablation
+from nope_probe.components import LOCAL, NEEDS, Ablation, depends_on_length
 from nope_probe.hooks.layers.attached_hooks import (
     HookGroup,
     first,
@@ -32,6 +32,7 @@ from nope_probe.hooks.removing.block_ablation import (
 )
 from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.hooks.removing.targets import resolve_targets
+from nope_probe.hooks.removing.written_positions import without_position
 
 
 @contextmanager
@@ -53,7 +54,7 @@ def ablated(
         model: a HookedTransformer or TransformerBridge; its outputs are bit-identical afterwards.
         ablation: what to remove, and where.
         calibration: what `calibrate` returned for this model; needed for the gain `output` and the
-            replacement `mean` when a weight is removed.
+            replacement `mean` when a weight is removed, and for the position of a component.
         tokens: instead of a calibration, the tokens (or vectors) on which to `calibrate` first.
 
     Raises:
@@ -81,6 +82,9 @@ def ablated(
     point = position_point(model) if "pos_embed" in ablation.components else None
     if point is not None:
         groups.append(HookGroup(position_module(model), [first(point, mean_over_positions)]))
+    for writer in ablation.writers:
+        assert calibration is not None
+        groups.append(without_position(model, writer, calibration.positions[writer]))
     ABLATED[model] = ActiveAblation(
         ablation=ablation,
         calibration=calibration,
@@ -125,7 +129,7 @@ def _calibration(
         raise ValueError("expected a calibration or tokens to calibrate on, not both")
     seed = ablation.calibration_seed
     if tokens is not None:
-        return calibrate(model, tokens, seed=seed)
+        return calibrate(model, tokens, seed=seed, writers=ablation.writers)
     if calibration is None:
         raise ValueError(_how_to_calibrate(ablation))
     if calibration.checksum != weights_checksum(model):
@@ -138,11 +142,21 @@ def _calibration(
             f"the {ablation.replacement} replacement of seed {seed} is not calibrated: pass "
             f"calibrate(model, tokens, seed={seed})"
         )
+    missing = [writer for writer in ablation.writers if writer not in calibration.positions]
+    if missing:
+        raise ValueError(
+            f"the position of {missing[0]} is not calibrated: pass "
+            f"calibrate(model, tokens, writers={list(ablation.writers)})"
+        )
     return calibration
 
 
 def _how_to_calibrate(ablation: Ablation) -> str:
-    name, ways = ablation.weights[0], "pass tokens=tokens or calibration=calibrate(model, tokens)"
+    ways = "pass tokens=tokens or calibration=calibrate(model, tokens)"
+    if ablation.writers:
+        ways = f"{ways[:-1]}, writers={list(ablation.writers)})"
+        return f"the position of {ablation.writers[0]} has to be measured first: {ways}"
+    name = ablation.weights[0]
     if NEEDS[ablation.replacement].mean:
         return f"the mean output of {name} has to be measured first: {ways}"
     return (
@@ -155,7 +169,7 @@ def _how_to_calibrate(ablation: Ablation) -> str:
 def _whole_sequences(model: HookedModel, ablation: Ablation) -> Iterator[None]:
     """Generate without a cache, and refuse texts that are padded unseen, where either is wrong."""
     removed = [name for name in ablation.components if name not in LOCAL]
-    seen = [name for name in removed if name == "mask" or name in OF_LENGTH]
+    seen = [name for name in removed if name == "mask" or depends_on_length(name)]
     methods: dict[str, Callable[..., Any]] = {}
     if removed:
 

@@ -21,6 +21,7 @@ from nope_probe.components import (
     Substitute,
     is_rope,
     kept_name,
+    writer_of,
 )
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
@@ -80,8 +81,9 @@ class Plan:
 
     @property
     def ablations(self) -> list[Ablation]:
-        """The removal of all weights that some condition removes, by each substitute."""
-        return [each.without(self.removable & {*WEIGHTS}) for each in self.substitutes]
+        """The removal of all that some condition removes and calibrates, by each substitute."""
+        calibrated = {name for name in self.removable if name in WEIGHTS or writer_of(name)}
+        return [each.without(calibrated) for each in self.substitutes]
 
     @property
     def replacing(self) -> list[Condition]:

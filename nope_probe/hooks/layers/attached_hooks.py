@@ -106,23 +106,18 @@ def keep_and_write() -> tuple[Hook, Hook]:
 
 
 @contextmanager
-def hooks_attached(hooks: Iterable[Attachment], *, prepend: bool = False) -> Iterator[None]:
-    """Add hooks to hook points, in order, and always remove exactly these.
-
-    Args:
-        hooks: each with its hook point.
-        prepend: whether they come before the hooks that are there now.
-    """
+def hooks_attached(hooks: Iterable[Attachment]) -> Iterator[None]:
+    """Add hooks to hook points, in order, and always remove exactly these."""
     with ExitStack() as stack:
         for point, hook in hooks:
-            stack.enter_context(_attached(point, hook, prepend=prepend))
+            stack.enter_context(_attached(point, hook))
         yield
 
 
 @contextmanager
-def _attached(point: HookPoint, hook: Hook, *, prepend: bool = False) -> Iterator[LensHandle]:
-    point.add_hook(hook, prepend=prepend)
-    handle = point.fwd_hooks[0 if prepend else -1]
+def _attached(point: HookPoint, hook: Hook) -> Iterator[LensHandle]:
+    point.add_hook(hook)
+    handle = point.fwd_hooks[-1]
     try:
         yield handle
     finally:

@@ -19,12 +19,18 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.layers.attached_hooks import hooks_attached, hooks_detached
+from nope_probe.hooks.layers.attached_hooks import (
+    HookGroup,
+    first,
+    hooks_attached,
+    hooks_detached,
+    hooks_in_place,
+)
 from nope_probe.hooks.layers.attention import Attention, Heads
 from nope_probe.hooks.layers.base_layer import Layer, Traits, find_point
 from nope_probe.hooks.layers.bridge_layer import BridgeLayer
 from nope_probe.hooks.layers.hooked_layer import HookedLayer
-from nope_probe.hooks.layers.protocols import Attachment, HookedModel, HookPoint
+from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
 from nope_probe.hooks.layers.rotation import Angles, fit_rotary
 from nope_probe.hooks.layers.tap import StopForward, positions_far_apart, taps_read
 
@@ -174,13 +180,14 @@ def run_forward(model: HookedModel, inputs: Inputs) -> None:
     """
     inputs = inputs.to(next(model.parameters()).device)
     options: dict[str, int] = {} if is_bridge(model) else {"stop_at_layer": model.cfg.n_layers}
-    entries: list[Attachment] = []
+    entries: list[HookGroup] = []
     if inputs.is_floating_point() and is_bridge(model):
-        entries.append((block_point(model, 0, "hook_resid_pre"), lambda tensor, hook: inputs))
+        enter = first(block_point(model, 0, "hook_resid_pre"), lambda tensor, hook: inputs)
+        entries.append(HookGroup(blocks_of(model)[0], [enter]))
     elif inputs.is_floating_point():
         options["start_at_layer"] = 0
-    # Before all other hooks, so that they read what enters.
-    with suppress(StopForward), hooks_attached(entries, prepend=True):
+    # Before all other hooks, those of an ablation included, so that they read what enters.
+    with suppress(StopForward), hooks_in_place(entries):
         model(inputs, **options)
 
 
@@ -281,5 +288,5 @@ class _SecondStraight:
     def _second(angles: Tensor) -> Tensor:
         if angles.dtype == torch.long:  # positions
             return torch.cat((angles[:1], torch.zeros_like(angles[:1])))
-        first = angles[..., :1, :, :]
-        return torch.cat((first, first[..., :1, :].expand_as(first)), -3)
+        one = angles[..., :1, :, :]
+        return torch.cat((one, one[..., :1, :].expand_as(one)), -3)

@@ -1,8 +1,9 @@
-"""One pass of the intact model for what replacements need: gains and mean outputs."""
+"""One pass of the intact model for what removals need: gains, mean outputs, written positions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from functools import partial
 from hashlib import sha256
 from math import nan
@@ -21,11 +22,23 @@ from nope_probe.components import (
     Projection,
     Replacement,
 )
-from nope_probe.hooks.layers.base_layer import Layer
-from nope_probe.hooks.layers.model import Inputs, blocks_of, layers_of
+from nope_probe.hooks.layers.base_layer import Layer, Vectors, find_point
+from nope_probe.hooks.layers.model import (
+    Inputs,
+    begins_alike,
+    block_point,
+    blocks_of,
+    layers_of,
+)
 from nope_probe.hooks.layers.protocols import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
+from nope_probe.hooks.reading.writers import (
+    BlockWriting,
+    Residual,
+    learned_positions,
+    written_by_blocks,
+)
 from nope_probe.hooks.removing.block_ablation import ABLATED
 from nope_probe.hooks.removing.replacements import (
     MEANS,
@@ -34,6 +47,7 @@ from nope_probe.hooks.removing.replacements import (
     Place,
     ReplacedWeight,
 )
+from nope_probe.hooks.removing.written_positions import WrittenPosition, block_of_writer
 from nope_probe.maps.folds import Part
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
@@ -45,19 +59,27 @@ def calibrate(
     *,
     batch_size: int = 32,
     seed: int | None = None,
+    writers: Sequence[str] = (),
+    skip_keys: int | None = None,
     checkpoint: StreamCheckpoint | None = None,
 ) -> Calibration:
     """Measure the gains `output` and mean outputs of all projections in one pass.
+
+    Of components that are named as writers, it also measures what they write at each position.
 
     Args:
         model: a HookedTransformer or TransformerBridge, intact.
         inputs: the tokens of the run (or vectors), on which outputs are to have the same RMS.
         batch_size: sequences per forward pass.
         seed: of the replacement `random`, to measure its gains too.
+        writers: the components whose position is to be removed, such as `L1H0` or `MLP1`.
+        skip_keys: how many first positions keep what writers write there, and are left out of its
+            mean over positions; by default 1 where all sequences begin with the same token, else 0.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
 
     Raises:
         RuntimeError: inside `ablated` on this model: gains are those of the intact model.
+        ValueError: for a writer that the model does not have.
 
     Example:
         >>> from nope_probe import Ablation, ablated, calibrate, load
@@ -72,15 +94,21 @@ def calibrate(
         )
     layers = layers_of(model)
     accumulators = [_OutputAccumulator(layer, seed) for layer in layers]
+    written = [
+        _PositionAccumulator(Residual(model, [block], learned_positions(model, inputs)), names)
+        for block, names in blocks_that_write(model, writers, inputs[:1]).items()
+    ]
+    last = max([layers[-1].index, *(each.block.index for each in written)])
     stream(
         model,
         inputs,
-        accumulators,
+        [*accumulators, *written],
         fold_of=torch.zeros(len(inputs), dtype=torch.long),
-        end=layers[-1].point("hook_resid_post"),
+        end=block_point(model, last, "hook_resid_post"),
         batch_size=batch_size,
         checkpoint=checkpoint,
     )
+    skip = int(begins_alike(inputs)) if skip_keys is None else skip_keys
     measured = {each.layer.index: each for each in accumulators}
     blocks = [measured.get(number) for number in range(len(blocks_of(model)))]
     means = {
@@ -98,7 +126,51 @@ def calibrate(
         },
         seed=seed,
         means={name: pad_sequence(rows, True, nan) for name, rows in means.items()},
+        positions={
+            writer: each.written(writer, len(inputs), skip)
+            for each in written
+            for writer in each.writers
+        },
     )
+
+
+def blocks_that_write(
+    model: HookedModel, writers: Sequence[str], inputs: Inputs | None = None
+) -> dict[BlockWriting, list[str]]:
+    """Return the blocks that some writers belong to, and the writers of each; see `writer_of`.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge.
+        writers: such as `L1H0`, `MLP1` or `embed`.
+        inputs: a sequence on which blocks are run; by default some tokens.
+
+    Raises:
+        ValueError: for a writer that the model does not have; the message says which there are.
+    """
+    if not writers:
+        return {}
+    if inputs is None:
+        inputs = torch.arange(1, 17)[None].remainder(model.cfg.d_vocab)
+    n = len(blocks_of(model))
+    by_head, by_layer = (written_by_blocks(model, inputs, n, k) for k in ("heads", "layers"))
+    known = ["embed"]
+    if learned_positions(model, inputs) is not None:
+        known.append("pos_embed")
+    known += dict.fromkeys(name for block in (*by_head, *by_layer) for name in block.names)
+    unknown = [writer for writer in writers if writer not in known]
+    if unknown:
+        kinds: dict[str, list[str]] = {}
+        for name in known:
+            kinds.setdefault(re.sub(r"\d.*", "", name), []).append(name)
+        has = [f"{one[0]} to {one[-1]}" if len(one) > 1 else one[0] for one in kinds.values()]
+        raise ValueError(
+            f"{unknown[0]} writes nothing in this model; the components that do are "
+            f"{', '.join(has)}"
+        )
+    found: dict[BlockWriting, list[str]] = {}
+    for writer in dict.fromkeys(writers):
+        found.setdefault(by_head[block_of_writer(writer)], []).append(writer)
+    return found
 
 
 def weights_checksum(model: HookedModel | nn.Module) -> str:
@@ -126,6 +198,70 @@ def _row_sums(weight: Tensor) -> Tensor:
     size = rows.element_size()
     aligned = all(n * size % 8 == 0 for n in (rows.shape[-1], rows.storage_offset()))
     return rows.view(_INTEGERS[8 if aligned else size]).sum(-1, dtype=torch.int64)
+
+
+class _PositionAccumulator(Accumulator):
+    """Sums what components of one block write into the residual stream at each position.
+
+    Args:
+        residual: keeps what that block alone writes. Embeddings are written before the first.
+        writers: the components.
+    """
+
+    def __init__(self, residual: Residual, writers: Sequence[str]) -> None:
+        super().__init__(n_folds=1)
+        self.residual, self.writers = residual, writers
+        [self.block] = residual.blocks
+
+    def hooks(self) -> Iterator[Attachment]:
+        index, names = self.block.index, {"x": "hook_resid_pre", "z": "attn.hook_z"}
+        model, positions = self.residual.model, self.residual.positions
+        for key, name in {**names, "attn": "hook_attn_out", "mlp": "hook_mlp_out"}.items():
+            point = find_point(blocks_of(model)[index], name)
+            if point is not None:
+                yield point, partial(self.residual.keep, (index, key))
+        if positions is not None:
+            yield positions, partial(self.residual.keep, (0, "pos"))
+        yield block_point(model, index, "hook_resid_post"), self.update
+
+    def reset(self) -> None:
+        self.residual.clear()
+
+    def update(self, after: Vectors, hook: HookPoint) -> None:
+        """Add the sums over a batch of what was written."""
+        if not self.already_counted:
+            self.add(**{name: [(0, self._sum(name, after))] for name in self.writers})
+        self.reset()
+
+    def _sum(self, writer: str, after: Vectors) -> Float[Tensor, "pos width"]:
+        """Return the sum over a batch of what a component writes; of a head, of its values."""
+        block, kept = self.block, self.residual.kept
+        x, positions = kept[block.index, "x"], kept.get((0, "pos"))
+        if writer.startswith("L"):
+            head, scales = int(writer.partition("H")[2]), self.residual.post_scales(block)
+            output = self.residual.heads(block)[:, :, head] * scales[..., None]
+        elif writer == "pos_embed":
+            assert positions is not None
+            output = positions.expand_as(x)
+        elif writer == "embed":
+            output = x if positions is None else x - positions
+        elif writer.startswith("BLOCK"):
+            output = after - x
+        else:
+            output = kept[block.index, writer.rstrip("0123456789").lower()] * block.factor
+        return output.sum(0, dtype=torch.float64)
+
+    def written(self, writer: str, n_seqs: int, skip: int) -> WrittenPosition:
+        """Return what a component writes at each position, less its mean over the kept ones."""
+        block, mean = self.block, self.totals[writer][0].cpu() / n_seqs
+        if writer.startswith("L"):
+            assert block.w_o is not None
+            w_o = block.w_o[int(writer.partition("H")[2])].to(mean)
+            mean = block.post_norm.linear(mean @ w_o) * block.factor
+        vectors = mean - mean[skip:].mean(0)
+        vectors[:skip] = 0
+        is_output = writer.startswith(("L", "ATTN", "MLP"))
+        return WrittenPosition(vectors=vectors, factor=block.factor if is_output else 1.0)
 
 
 class _OutputAccumulator(Accumulator):

@@ -104,7 +104,7 @@ def capture_positions(
         accumulators = [MeansAccumulator(model, layer, len(counts), per_head) for layer in readers]
     else:
         blocks = written_by_blocks(model, inputs[:1], readers[-1].index, writers)
-        residual = Residual(model, blocks)
+        residual = Residual(model, blocks, learned_positions(model, inputs))
         accumulators = [
             ReaderAccumulator(model, layer, residual, inputs[:1], len(counts), per_head)
             for layer in readers
@@ -168,11 +168,11 @@ def written_by_blocks(
     def keep(key: tuple[int, str], tensor: Tensor, hook: HookPoint) -> None:
         kept[key] = tensor.detach()
 
-    names = ("hook_resid_pre", "attn.hook_z", "attn.o.hook_out", "hook_attn_out", "hook_mlp_out")
+    names = ("attn.hook_z", "attn.o.hook_out", "hook_attn_out", "hook_mlp_out")
     hooks = [
         (point, partial(keep, (index, name)))
         for index, block in enumerate(blocks_of(model)[: n_blocks + 1])
-        for name in names
+        for name in ("hook_resid_pre", *names, "hook_resid_post")
         if (point := find_point(block, name)) is not None
     ]
     with torch.inference_mode(), tapped(model), hooks_attached(hooks):
@@ -190,32 +190,42 @@ def _written_by_block(
     kept: Mapping[tuple[int, str], Tensor],
     writers: WriterKind,
 ) -> BlockWriting:
-    added = kept[index + 1, "hook_resid_pre"] - kept[index, "hook_resid_pre"]
+    after = kept.get((index + 1, "hook_resid_pre"), kept.get((index, "hook_resid_post")))
+    assert after is not None
+    added = after - kept[index, "hook_resid_pre"]
     attn, mlp = (kept.get((index, name)) for name in ("hook_attn_out", "hook_mlp_out"))
     if layer is None or attn is None or (mlp is None and not layer.attention_only):
         return BlockWriting(index=index)
-    outputs = attn if mlp is None else attn + mlp
-    factor = float((outputs * added).sum() / outputs.square().sum().clamp_min(1e-30))
-    if not relative_error(factor * outputs, added) <= score_tolerance(added.dtype):
+    factor = scalar_between(attn if mlp is None else attn + mlp, added)
+    if factor is None:
         return BlockWriting(index=index)
-    one = abs(factor - 1) < 1e-5
     written = partial(
-        BlockWriting,
-        index=index,
-        layer=layer,
-        factor=1.0 if one else factor,
-        has_mlp=mlp is not None,
+        BlockWriting, index=index, layer=layer, factor=factor, has_mlp=mlp is not None
     )
     z, behind = kept.get((index, "attn.hook_z")), kept.get((index, "attn.o.hook_out"), attn)
-    post_norm = norm_between(layer.block, behind, attn)
+    gain = scalar_between(behind, attn)  # of Granite's attention, the block's factor
+    post_norm = norm_between(layer.block, behind, attn) if gain is None else NormMap()
     if writers == "layers" or z is None or post_norm is None or layer.why_not_replaced("w_o"):
         return written()
-    w_o = layer.weight_per_head("w_o")
+    w_o, behind = layer.weight_per_head("w_o") * (gain or 1.0), behind * (gain or 1.0)
     rest = behind - torch.einsum("bphd,hdm->bpm", by_head(z, w_o), w_o)
     b_o = rest.mean((0, 1))
     if relative_error(rest - b_o + behind, behind) > score_tolerance(added.dtype):
         return written()
     return written(w_o=w_o, b_o=b_o, post_norm=post_norm)
+
+
+def learned_positions(model: HookedModel, inputs: Inputs) -> HookPoint | None:
+    """Return the hook point of position embeddings; None where vectors are the whole input."""
+    return None if inputs.is_floating_point() else position_point(model)
+
+
+def scalar_between(x: Vectors, y: Vectors) -> float | None:
+    """Return the number that makes y of x, 1 within rounding; None if there is none."""
+    factor = float((x * y).sum() / x.square().sum().clamp_min(1e-30))
+    if not relative_error(factor * x, y) <= score_tolerance(y.dtype):
+        return None
+    return 1.0 if abs(factor - 1) < 1e-5 else factor
 
 
 def by_head(
@@ -231,10 +241,13 @@ class Residual:
     Args:
         model: whose residual stream it is.
         blocks: how the blocks before the last reader write.
+        positions: the hook point of learned position embeddings; None without them.
     """
 
-    def __init__(self, model: HookedModel, blocks: Sequence[BlockWriting]) -> None:
-        self.model, self.blocks = model, blocks
+    def __init__(
+        self, model: HookedModel, blocks: Sequence[BlockWriting], positions: HookPoint | None
+    ) -> None:
+        self.model, self.blocks, self.positions = model, blocks, positions
         self.kept: dict[tuple[int, str], Tensor] = {}
         self.first: dict[int, Tensor] = {}
 
@@ -250,9 +263,8 @@ class Residual:
                 yield layer.point("hook_attn_out"), partial(self.keep, (writing.index, "attn"))
             if layer is not None and writing.w_o is not None:
                 yield layer.point("attn.hook_z"), partial(self.keep, (writing.index, "z"))
-        point = position_point(self.model)
-        if point is not None:
-            yield point, partial(self.keep, (0, "pos"))
+        if self.positions is not None:
+            yield self.positions, partial(self.keep, (0, "pos"))
 
     def keep(self, key: tuple[int, str], tensor: Tensor, hook: HookPoint) -> None:
         """Keep a tensor of this pass."""
@@ -265,7 +277,7 @@ class Residual:
 
     def names(self, index: int) -> list[str]:
         """Return the names of the writers whose output `vectors` returns, in its order."""
-        names = ["embed", *(["pos_embed"] if position_point(self.model) else [])]
+        names = ["embed", *(["pos_embed"] if self.positions else [])]
         for block in self.blocks[:index]:
             names += [name for name in block.names if "H" not in name]
         return [*names, "bias"]

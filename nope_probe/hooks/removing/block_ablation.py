@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from nope_probe.components import LOCAL, OF_LENGTH, Ablation, Projection
+from nope_probe.components import LOCAL, Ablation, Projection, depends_on_length
 from nope_probe.hooks.layers.attached_hooks import HookGroup, PlacedHook, first, last
 from nope_probe.hooks.layers.attention import Attention, Visible, repeat_heads
 from nope_probe.hooks.layers.base_layer import Vectors
@@ -170,7 +170,7 @@ def check_sequences(attention: Attention, remove: frozenset[str]) -> None:
             f"{n_keys} keys for {n_queries} queries: in this ablation a position depends on all "
             "others, so that no cache of keys and values holds; pass whole sequences"
         )
-    names = sorted(remove & OF_LENGTH)
+    names = sorted(filter(depends_on_length, remove))
     if names and not real_positions(attention.visible).all():
         raise ValueError(
             f"removing {' and '.join(names)} depends on the length of the sequences, which "
@@ -262,7 +262,7 @@ def removed_before(model: HookedModel, depth: int) -> tuple[Hashable, ...]:
         if index < depth:
             heads = each.heads
             removals.append((index, None if heads is None else tuple(heads)))
-    embeds = "pos_embed" in ablation.components
+    embeds = "pos_embed" in ablation.components or ablation.writers
     if not (removals or embeds) or not ablation.components:
         return ()
     names = tuple(sorted(ablation.components))

@@ -21,6 +21,7 @@ from torch.nn.functional import pad
 from nope_probe.components import WEIGHTS, WITH_GAIN, Ablation, Projection, Replacement
 from nope_probe.hooks.layers.attention import Heads, repeat_heads
 from nope_probe.hooks.layers.base_layer import Layer, Vectors
+from nope_probe.hooks.removing.written_positions import WrittenPosition
 from nope_probe.maps.folds import State
 
 MEANS = ("w_q", "w_k", "w_v", "w_o", "z")
@@ -39,12 +40,14 @@ class Calibration:
         means: the mean over tokens and positions of each projection's output, bias included, and of
             `z`, the input of W_O; heads are concatenated (key heads for w_k and w_v). Blocks whose
             projection is narrower than another's, or that have none, end in NaN.
+        positions: what the writers that were named write at each position.
     """
 
     checksum: str
     gains: Mapping[Replacement, Mapping[Projection, tuple[float, ...]]]
     seed: int | None = None
     means: Mapping[str, Float[Tensor, "layer width"]] = field(default_factory=dict)
+    positions: Mapping[str, WrittenPosition] = field(default_factory=dict)
 
     def mean(self, name: str, layer: int) -> Float[Tensor, " width"]:
         """Return the mean output of a block's projection, or of `z`, in the block's own width."""
@@ -52,8 +55,11 @@ class Calibration:
         return mean[~mean.isnan()]
 
     def to_tensors(self) -> State:
-        """Return gains and means as tensors, for `from_tensors`."""
+        """Return gains, means and positions as tensors, for `from_tensors`."""
         state = {f"mean/{name}": mean for name, mean in self.means.items()}
+        for writer, written in self.positions.items():
+            state[f"position/{writer}"] = written.vectors
+            state[f"factor/{writer}"] = torch.tensor(written.factor, dtype=torch.float64)
         for replacement, gains in self.gains.items():
             for name, c in gains.items():
                 state[f"gain/{replacement}/{name}"] = torch.tensor(c, dtype=torch.float64)
@@ -76,7 +82,14 @@ class Calibration:
         }
         means = {name: state[f"mean/{name}"] for name in MEANS}
         seed = int(state["seed"]) if "seed" in state else None
-        return cls(checksum=checksum, gains=gains, seed=seed, means=means)
+        writers = [name.partition("/")[2] for name in state if name.startswith("position/")]
+        positions = {
+            name: WrittenPosition(
+                vectors=state[f"position/{name}"], factor=float(state[f"factor/{name}"])
+            )
+            for name in writers
+        }
+        return cls(checksum=checksum, gains=gains, seed=seed, means=means, positions=positions)
 
 
 @dataclass(frozen=True, kw_only=True)

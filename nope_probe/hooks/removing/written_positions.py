@@ -1,0 +1,78 @@
+"""The removal of the position that a component writes into the residual stream.
+
+A component's mean output differs between positions. What remains of its output, once that mean has
+become its mean over positions, says as much about content as before, and nothing about position.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from nope_probe.hooks.layers.attached_hooks import HookGroup, first
+from nope_probe.hooks.layers.base_layer import Vectors
+from nope_probe.hooks.layers.model import block_point, blocks_of
+from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
+
+_POINTS = {
+    "L": "hook_attn_out",
+    "ATTN": "hook_attn_out",
+    "MLP": "hook_mlp_out",
+    "BLOCK": "hook_resid_post",
+}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WrittenPosition:
+    """What a component writes on average at each position, less its mean over the kept ones.
+
+    Attributes:
+        vectors: in the residual stream; 0 at positions that are not kept.
+        factor: what the component's output is multiplied with before it is added.
+    """
+
+    vectors: Float[Tensor, "pos d_model"]
+    factor: float = 1.0
+
+
+def block_of_writer(writer: str) -> int:
+    """Return the number of the block that a writer belongs to; of embeddings, the first.
+
+    Example:
+        >>> block_of_writer("L2H11"), block_of_writer("MLP3"), block_of_writer("pos_embed")
+        (2, 3, 0)
+    """
+    named = re.match(r"[A-Z]+(\d+)", writer)
+    return 0 if named is None else int(named[1])
+
+
+def without_position(
+    model: HookedModel, writer: str, written: WrittenPosition, reader: int | None = None
+) -> HookGroup:
+    """Return the hook that takes a component's position out of the residual stream.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge.
+        writer: the component, such as `L1H0`.
+        written: what it writes.
+        reader: the block from whose input alone it is taken; by default it is taken from the
+            component's output, so that all blocks that follow lose it.
+    """
+    kind = re.sub(r"\d.*", "", writer)
+    name = "hook_resid_pre" if reader is not None else _POINTS.get(kind, "hook_resid_pre")
+    number, n = block_of_writer(writer) if reader is None else reader, len(written.vectors)
+    vectors = written.vectors / (1.0 if reader is not None else written.factor)
+
+    def subtract(tensor: Vectors, hook: HookPoint) -> Vectors:
+        if tensor.shape[1] != n:
+            raise ValueError(
+                f"sequences of {tensor.shape[1]} tokens, but the position of {writer} was "
+                f"calibrated on sequences of {n}: pass calibrate(model, tokens) of that length"
+            )
+        return tensor - vectors.to(tensor)
+
+    block, point = blocks_of(model)[number], block_point(model, number, name)
+    return HookGroup(block, [first(point, subtract)])

@@ -1,0 +1,91 @@
+"""What a pattern loses without a writer's position, against exact shares and a model by hand."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from support.built_clock import bos_reader
+from support.tiny_models import N_POS, tokens
+
+from nope_probe import load, sequences
+from nope_probe.analyses.positions import writer_table
+from nope_probe.experiments.engine import Engine
+from nope_probe.experiments.trace.effects import measure_effects, strongest_pairs
+from nope_probe.hooks.layers.attached_hooks import hooks_attached
+from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.reading.writers import capture_positions
+
+BridgeOf = Callable[[str], Any]
+N_FOLDS = 5
+
+
+def effects(
+    model: Any, text: torch.Tensor, skip_keys: int = 0, per_head: bool = False, **options: Any
+) -> pd.DataFrame:
+    sums = capture_positions(model, text, n_folds=N_FOLDS, per_head=per_head)
+    engine = Engine(model=model, inputs=text, n_folds=N_FOLDS)
+    writers = writer_table(sums, skip_keys)
+    return measure_effects(engine, sums, writers, skip_keys=skip_keys, **options)
+
+
+@pytest.mark.parametrize(
+    ("spec", "per_head"),
+    [("bridge:gpt2", False), ("hooked:smollm3-rope", False), ("hooked:smollm3-rope", True)],
+)
+def test_the_direct_effect_is_the_exact_share_where_the_scale_of_the_norm_stays(
+    spec: str, per_head: bool, model_of: Callable[[str], tuple[Any, str]]
+) -> None:
+    """Every fold holds the same sequences, so that means over folds do not differ either."""
+    model, _ = model_of(spec)
+    text = tokens(7, seed=3).repeat_interleave(N_FOLDS, 0)
+    points = [layer.point("ln1.hook_scale") for layer in layers_of(model)]
+    with hooks_attached([(point, lambda scale, hook: torch.ones_like(scale)) for point in points]):
+        found = effects(model, text, skip_keys=2, per_head=per_head, n_pairs=9)
+    assert found["writer"].nunique() > 3
+    assert found["direct"].to_list() == pytest.approx(found["predicted"].to_list(), abs=1e-5)
+    assert found["total"].sub(found["direct"]).abs().max() > 1e-3
+
+
+@pytest.mark.hooked_transformer
+def test_a_clock_built_by_hand_loses_all_without_the_head_that_writes_it() -> None:
+    text = torch.randint(1, 17, (40, N_POS), generator=torch.Generator().manual_seed(5))
+    text[:, 0] = 0
+    table = effects(bos_reader((2.0, -1.0)), text, skip_keys=1, n_pairs=2)
+    assert table[["layer", "writer"]].to_numpy().tolist() == [[1, "L0H0"], [1, "L0H1"]]
+    for measure in ("predicted", "direct", "total"):
+        assert table[measure].to_list() == pytest.approx([2, -1], abs=1e-5)
+
+
+def test_heads_act_through_the_mlp_that_reads_them() -> None:
+    """L1 of nope-tiny reads MLP0, and nearly nothing of heads, which MLP0 reads (issue's table)."""
+    loaded = load("nope-tiny", n_layers=2)
+    data = sequences(tokenizer=loaded.tokenizer, n_seqs=64, seq_len=48)
+    table = effects(loaded.model, data.inputs, skip_keys=1, n_pairs=1).set_index("writer")
+    assert table.index.to_list()[0] == "MLP0"
+    assert {*table.index[1:]} == {"L0H0", "L0H1", "L0H2", "L0H3"}
+    assert table.loc["MLP0", ["direct", "total"]].min() > 0.8
+    for head in ("L0H0", "L0H1"):
+        assert abs(table.loc[head, "direct"]) < 0.05
+        assert table.loc[head, "total_low"] > 0.2
+
+
+def test_pairs_are_chosen_by_the_share_of_both_sides() -> None:
+    rows = [
+        (1, "key", "MLP0", 0.5),
+        (1, "query", "MLP0", -0.4),
+        (1, "key", "L0H0", 0.2),
+        (1, "key", "bias", 0.9),
+        (2, "key", "L1H0", float("nan")),
+        (2, "key", "L1H1", -0.3),
+    ]
+    writers = pd.DataFrame(rows, columns=["layer", "side", "writer", "share"])
+    assert strongest_pairs(writers, 5) == [(2, None, "L1H1"), (1, None, "L0H0"), (1, None, "MLP0")]
+    assert strongest_pairs(writers, 1) == [(2, None, "L1H1")]
+
+
+def test_no_pairs_make_an_empty_table(bridge: BridgeOf) -> None:
+    table = effects(bridge("llama"), tokens(7), n_pairs=0)
+    assert table.empty
+    assert [*table.columns[:4]] == ["layer", "writer", "predicted", "predicted_low"]

@@ -1,0 +1,236 @@
+"""The position that a component writes is taken away, against hooks on plain transformers."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.built_clock import bos_reader
+from support.decoders import write_decoder
+from support.edited_model import Outputs, attention, blocks, edited, plain_run
+from support.hooked_runs import hooked_run, hooks_left, largest_error
+from support.tiny_models import N_POS, distance, tokens
+
+from nope_probe import load
+from nope_probe.components import Ablation
+from nope_probe.hooks.ablation import ablated
+from nope_probe.hooks.reading.calibration import calibrate
+from nope_probe.hooks.reading.capture import capture_scores
+
+ModelOf = Callable[[str], tuple[Any, str]]
+TinyOf = Callable[[str], Any]
+BridgeOf = Callable[[str], Any]
+
+SPECS = [
+    *("bridge:llama", "bridge:phi3", "bridge:gpt2", "bridge:gemma2", "bridge:neox"),
+    *("hooked:smollm3-nope", "hooked:smollm3-rope"),
+]
+WRITERS = ["embed", "L0H1", "ATTN0", "MLP0", "L1H2", "MLP1"]
+
+
+def blocks_of_any(hf: Any) -> Any:
+    return hf.gpt_neox.layers if hasattr(hf, "gpt_neox") else blocks(hf)
+
+
+def writing_module(hf: Any, writer: str) -> Any:
+    """Return the module of plain transformers whose output is added to the residual stream."""
+    if writer in ("embed", "pos_embed"):
+        body = getattr(hf, hf.base_model_prefix)
+        names = ("embed_tokens", "embed_in", "wte") if writer == "embed" else ("wpe",)
+        return next(getattr(body, name) for name in names if hasattr(body, name))
+    block = blocks_of_any(hf)[int(writer.split("H")[0].strip("LATNMP"))]
+    if writer.startswith("MLP"):
+        return getattr(block, "post_feedforward_layernorm", block.mlp)
+    if hf.config.model_type in ("gemma2", "olmo2"):
+        return block.post_attention_layernorm
+    return output_projection(block)
+
+
+def output_projection(block: Any) -> Any:
+    attn = block.attention if hasattr(block, "attention") else attention(block)
+    names = ("o_proj", "c_proj", "dense")
+    return next(getattr(attn, name) for name in names if hasattr(attn, name))
+
+
+def outputs_of(hf: Any, writer: str, text: torch.Tensor) -> torch.Tensor:
+    """Return what a component writes: of a head, its values through W_O, as a norm scales it."""
+    kept: dict[str, torch.Tensor] = {}
+    module, hooks = writing_module(hf, writer), []
+    hooks.append(module.register_forward_hook(lambda m, i, o: kept.update(written=o)))
+    if writer.startswith("L"):
+        layer, head = map(int, writer[1:].split("H"))
+        projection = output_projection(blocks_of_any(hf)[layer])
+        hooks.append(
+            projection.register_forward_hook(lambda m, i, o: kept.update(z=i[0], behind=o))
+        )
+    with torch.inference_mode():
+        hf(text)
+    for hook in hooks:
+        hook.remove()
+    if not writer.startswith("L"):
+        return kept["written"]
+    weight = projection.weight if hasattr(projection, "out_features") else projection.weight.T
+    width = weight.shape[1] // hf.config.num_attention_heads
+    columns = slice(head * width, (head + 1) * width)
+    own = kept["z"][..., columns] @ weight[:, columns].T
+    return own * (kept["written"] / kept["behind"])  # 1 but for a norm without mean or bias
+
+
+@contextmanager
+def output_less(module: Any, vectors: torch.Tensor) -> Iterator[None]:
+    handle = module.register_forward_hook(lambda m, i, o: o - vectors)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def about_mean(outputs: torch.Tensor, skip: int) -> torch.Tensor:
+    """Return the mean output at each position, less its mean over those that are not skipped."""
+    mean = outputs.double().expand(-1, N_POS, -1).mean(0)
+    vectors = mean - mean[skip:].mean(0)
+    vectors[:skip] = 0
+    return vectors.float()
+
+
+def edited_run(hf: Any, writer: str, text: torch.Tensor, skip: int = 0) -> Outputs:
+    vectors = about_mean(outputs_of(hf, writer, text), skip)
+    with output_less(writing_module(hf, writer), vectors):
+        return plain_run(hf, text)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_model_equals_plain_transformers_whose_outputs_lose_the_same_vectors(
+    spec: str, model_of: ModelOf, tiny: TinyOf
+) -> None:
+    model, name = model_of(spec)
+    hf, text = tiny(name).hf, tokens(13, seed=7)
+    before = hooked_run(model, text)
+    writers = [*WRITERS, "pos_embed"] if name == "gpt2" else WRITERS
+    calibration = calibrate(model, text, batch_size=5, writers=writers, skip_keys=2)
+    for writer in writers:
+        with ablated(model, Ablation(remove=[f"position[{writer}]"]), calibration):
+            run = hooked_run(model, text)
+        assert largest_error(run, edited_run(hf, writer, text, skip=2)) <= 1e-5, writer
+        assert distance(run.logits, before.logits) > 1e-3, writer
+    assert all(map(torch.equal, hooked_run(model, text), before))
+    assert not hooks_left(model)
+
+
+@pytest.mark.parametrize("name", ["olmo2", "granite"])
+def test_norms_behind_attention_and_a_factor_count(name: str, tmp_path: Path) -> None:
+    model = write_decoder(name, tmp_path, residual_multiplier=0.3) if name == "granite" else None
+    tiny = model or write_decoder(name, tmp_path)
+    model = load(str(tiny.folder)).model
+    for writer in ("L0H1", "ATTN1", "MLP0"):
+        with ablated(model, Ablation(remove=[f"position[{writer}]"]), tokens=tiny.tokens):
+            run = hooked_run(model, tiny.tokens)
+        assert largest_error(run, edited_run(tiny.hf, writer, tiny.tokens)) <= 1e-5, writer
+
+
+def test_the_position_of_embeddings_is_that_of_learned_positions(bridge: BridgeOf) -> None:
+    model, text = bridge("gpt2"), tokens(5)
+    with ablated(model, Ablation(remove=["position[pos_embed]"]), tokens=text):
+        written = hooked_run(model, text)
+    with ablated(model, Ablation(remove=["pos_embed"])):
+        assert largest_error(hooked_run(model, text), written) <= 1e-5
+
+
+def test_a_block_that_does_not_attend_writes_as_a_whole(tmp_path: Path) -> None:
+    tiny = write_decoder("qwen3_next", tmp_path)
+    model, kept = load(str(tiny.folder)).model, {}
+    block, reader = (tiny.hf.model.layers[index] for index in (0, 1))
+    handle = block.register_forward_hook(lambda m, i, o: kept.update(x=i[0], after=o))
+    with torch.inference_mode():
+        tiny.hf(tiny.tokens)
+    handle.remove()
+    vectors = about_mean(kept["after"] - kept["x"], 0)
+    with ablated(model, Ablation(remove=["position[BLOCK0]"]), tokens=tiny.tokens):
+        logits = model(tiny.tokens)
+    handle = reader.register_forward_pre_hook(lambda m, i: (i[0] - vectors, *i[1:]))
+    with torch.inference_mode():
+        assert distance(logits, tiny.hf(tiny.tokens).logits) <= 1e-5
+    handle.remove()
+
+
+@pytest.mark.parametrize("spec", ["bridge:gpt2", "hooked:smollm3-rope"])
+def test_vectors_that_enter_a_model_lose_their_position(spec: str, model_of: ModelOf) -> None:
+    model, _ = model_of(spec)
+    x = torch.randn(7, N_POS, model.cfg.d_model, generator=torch.Generator().manual_seed(3))
+    with ablated(model, Ablation(remove=["position[embed]"]), tokens=x):
+        maps = capture_scores(model, x, n_folds=1)
+    expected = capture_scores(model, x - about_mean(x, 0), n_folds=1)
+    assert distance(maps.mean.nan_to_num(), expected.mean.nan_to_num()) <= 1e-5
+
+
+@pytest.mark.hooked_transformer
+def test_a_clock_built_by_hand_stops_without_the_head_that_writes_it() -> None:
+    model = bos_reader((1.0, 0.0))
+    text = torch.randint(1, 17, (16, N_POS), generator=torch.Generator().manual_seed(5))
+    text[:, 0] = 0
+    calibration = calibrate(model, text, writers=["L0H0", "L0H1"])
+    fading = 1 / torch.arange(1, N_POS + 1)
+    head = calibration.positions["L0H0"].vectors[:, 1]
+    assert torch.allclose(head[1:], (fading - fading[1:].mean())[1:].double(), atol=1e-6)
+    assert head[0] == 0
+    assert not calibration.positions["L0H1"].vectors.any()
+    with ablated(model, Ablation(remove=["position[L0H0]"]), calibration):
+        scores = capture_scores(model, text, layers=[1]).mean[0, 1:, 1:]
+    visible = scores[scores.isfinite()]
+    assert visible.max() - visible.min() <= 1e-6
+
+
+@pytest.mark.parametrize("bad", ["L9H0", "MLP9", "pos_embed", "BLOCK0"])
+def test_a_writer_that_a_model_does_not_have_is_named_beside_those_that_it_has(
+    bad: str, bridge: BridgeOf
+) -> None:
+    with pytest.raises(ValueError, match=f"{bad} .* embed, L0H0 to L1H5, MLP0 to MLP1, ATTN0 to"):
+        calibrate(bridge("llama"), tokens(), writers=["MLP0", bad])
+
+
+def test_other_lengths_padding_and_other_calibrations_are_refused(bridge: BridgeOf) -> None:
+    model, text = bridge("llama"), tokens()
+    removed = Ablation(remove=["position[MLP0]"])
+    with pytest.raises(ValueError, match="position of MLP0 has to be measured first"):
+        ablated(model, removed).__enter__()
+    with pytest.raises(ValueError, match="position of MLP0 is not calibrated"):
+        ablated(model, removed, calibrate(model, text, writers=["L0H0"])).__enter__()
+    with ablated(model, removed, tokens=text):
+        with pytest.raises(ValueError, match=f"sequences of {N_POS - 1} tokens"):
+            model(text[:, 1:])
+        mask = torch.ones_like(text)
+        mask[:, 0] = 0
+        with pytest.raises(ValueError, match="without padding"):
+            model(text, attention_mask=mask)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"remove": ["position[MLP1]", "mlp"]}, "share the output"),
+        ({"remove": ["position[ATTN1]", "position[L1H0]"]}, "share the output"),
+        ({"remove": ["position[L1H0]"], "layers": [1]}, "takes no layers"),
+        ({"remove": ["position[L1H0]"], "heads": {1: [0]}}, "has no heads"),
+        ({"remove": ["position[head]"]}, "unknown component"),
+    ],
+)
+def test_what_an_ablation_of_position_does_not_combine_with(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Ablation(**options)
+
+
+def test_it_combines_with_other_removals(bridge: BridgeOf, tiny: TinyOf) -> None:
+    """Two heads of a block, mask and RoPE: what the heads wrote is that of the intact model."""
+    model, hf, text = bridge("llama"), tiny("llama").hf, tokens()
+    calibration = calibrate(model, text, writers=["L0H0", "L0H3"])
+    vectors = sum(about_mean(outputs_of(hf, name, text), 0) for name in ("L0H0", "L0H3"))
+    without = edited(hf, ("mask", "rope"), None)
+    with output_less(writing_module(without, "L0H0"), vectors):
+        expected = plain_run(without, text)
+    removed = Ablation(remove=["mask", "rope", "position[L0H0]", "position[L0H3]"])
+    with ablated(model, removed, calibration):
+        assert largest_error(hooked_run(model, text), expected) <= 1e-5
