@@ -96,7 +96,8 @@ def test_patterns_sources_and_shapley_maps_add_up_on_disk(maps: dict[str, np.nda
 
 def test_the_mean_term_is_the_sum_of_rotation_and_what_was_written(default_run: Path):
     table = pd.read_csv(default_run / "mean_covariance.csv")
-    shares = table.pivot(index="layer", columns="term", values="share")
+    shares = table.pivot(index="layer", columns="term", values="share").dropna()
+    assert 1 in shares.index
     parts = shares[["rotation", "written_key", "written_query", "written_both"]].sum(axis=1)
     np.testing.assert_allclose(parts, shares["mean"], atol=1e-6)
     np.testing.assert_allclose(shares["mean"] + shares["covariance"], 1, atol=1e-6)
