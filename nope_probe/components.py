@@ -153,6 +153,27 @@ TABLE: dict[str, Entry] = {
     "covariance_term": Entry(
         label="covariance term", phrase="the covariance term", colour="#8d6620"
     ),
+    "rotation": Entry(
+        label="rotation", phrase="RoPE's rotation alone", colour="#0070e3", marker="diamond"
+    ),
+    "written_key": Entry(
+        label="written into keys",
+        phrase="position written into keys",
+        colour="#18753a",
+        marker="triangle-down",
+    ),
+    "written_query": Entry(
+        label="written into queries",
+        phrase="position written into queries",
+        colour="#1da2a5",
+        marker="triangle-up",
+    ),
+    "written_both": Entry(
+        label="written into both",
+        phrase="position written into queries and keys",
+        colour="#8952a0",
+        marker="hexagon",
+    ),
     "intact": Entry(label="intact model", phrase="the intact model"),
 }
 SOURCES: tuple[Component, ...] = tuple(n for n in COMPONENTS if TABLE[n].breaks_symmetry)

@@ -162,28 +162,42 @@ def measures_table(
     return pd.DataFrame(rows, columns=["layer", *labels, *interval_names(*names)])
 
 
-def mean_covariance_table(layers: Sequence[MeanCovariance]) -> pd.DataFrame:
+def mean_covariance_table(
+    layers: Sequence[MeanCovariance], terms: pd.DataFrame | None = None
+) -> pd.DataFrame:
     """Return the table of the mean and covariance terms: share, RMS (nats), dimensions.
 
     Args:
         layers: the two terms of each layer.
+        terms: the exact terms of the same layers (`term_table`), which stand in place of the two:
+            the mean term's row is then the sum of the four before it.
     """
-    rows = [
-        {
-            "layer": each.layer,
-            "term": name,
-            **interval_columns(share),
-            **interval_columns(rms, "rms"),
-            **interval_columns(each.dimensions, "dimensions"),
-        }
-        for each in layers
-        for name, share, rms in (
-            ("mean", each.mean, each.mean_rms),
-            ("covariance", each.covariance, each.covariance_rms),
-        )
-    ]
-    columns = ["layer", "term", *interval_names("share", "rms", "dimensions")]
-    return pd.DataFrame(rows, columns=columns)
+    named = ["share", "rms", "dimensions"]
+    columns = ["layer", "term", *interval_names(*named)]
+    if terms is not None:
+        rows = terms[~terms["term"].isin(("all", "alibi"))].reindex(columns=columns)
+        for each in layers:
+            of_mean = (rows["layer"] == each.layer) & (rows["term"] == "mean")
+            dimensions = interval_columns(each.dimensions, "dimensions")
+            rows.loc[of_mean, list(dimensions)] = list(dimensions.values())
+        return rows.reset_index(drop=True)
+    return pd.DataFrame(
+        [
+            {
+                "layer": each.layer,
+                "term": name,
+                **interval_columns(share),
+                **interval_columns(rms, "rms"),
+                **interval_columns(each.dimensions, "dimensions"),
+            }
+            for each in layers
+            for name, share, rms in (
+                ("mean", each.mean, each.mean_rms),
+                ("covariance", each.covariance, each.covariance_rms),
+            )
+        ],
+        columns=columns,
+    )
 
 
 def bands_table(patterns: Sequence[BandPattern]) -> pd.DataFrame:

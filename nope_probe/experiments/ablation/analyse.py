@@ -18,6 +18,7 @@ from nope_probe.analyses.jackknife import mean_intervals
 from nope_probe.analyses.pattern import Measures, layer_folds, measure
 from nope_probe.analyses.pattern_changes import KeptPattern, MaskEffect, mask_effect
 from nope_probe.analyses.pattern_rows import distance_sums, pattern_distance_sums
+from nope_probe.analyses.positions import term_table
 from nope_probe.analyses.shapley import INTACT, MASK, Condition, source_terms
 from nope_probe.analyses.splits import split_mean_covariance
 from nope_probe.analyses.trends import query_stride
@@ -188,7 +189,9 @@ class Analysis:
         return measures_table(rows, self.plan.layers, labels=("tokens", "skip_keys", "kept"))
 
     def _mean_covariance_table(self) -> pd.DataFrame:
-        counts = self.measured.intact.counts
+        """Return the mean and covariance terms, and where they are known the mean term's four."""
+        counts, positions = self.measured.intact.counts, self.measured.positions
+        terms = None if positions is None else term_table(positions, self.skip_keys)
         return mean_covariance_table(
             [
                 split_mean_covariance(
@@ -201,7 +204,8 @@ class Analysis:
                 )
                 for layer in self.measured.intact.layers
                 if layer.mean_term is not None and layer.key_means is not None
-            ]
+            ],
+            terms,
         )
 
     def _offsets_table(self) -> pd.DataFrame:

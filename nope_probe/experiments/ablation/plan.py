@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 
+from nope_probe.analyses.positions import MIN_FOLDS
 from nope_probe.analyses.shapley import INTACT, MASK, Condition, PlayerSet, player_set
 from nope_probe.components import (
     CIRCUITS,
@@ -31,6 +32,7 @@ from nope_probe.hooks.reading.residual_cache import GIGABYTE, ResidualCache
 from nope_probe.hooks.removing.edited_weights import reparametrised
 from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.maps.folds import folds_of
+from nope_probe.maps.positions import PositionSums
 from nope_probe.maps.stored_maps import StoredMaps, concatenate_layers
 
 Scope = Literal["both", "upstream", "own"]
@@ -229,6 +231,7 @@ class Measured:
         layer_passes: passes of one batch through one block, up to its scores or whole: how many
             this process has run, and how many it would need if each layer's scores were captured
             from the embeddings on. Finished conditions of an interrupted run are not among them.
+        positions: the intact model's mean queries and keys, where its scores split into terms.
     """
 
     maps: ConditionMaps
@@ -237,6 +240,7 @@ class Measured:
     shuffled: ConditionMaps = field(default_factory=dict)
     reparametrised: tuple[ConditionMaps, ...] = ()
     layer_passes: dict[str, int] = field(default_factory=dict)
+    positions: PositionSums | None = None
 
     @property
     def intact(self) -> StoredMaps:
@@ -281,7 +285,20 @@ def measure_conditions(
         shuffled=controls,
         reparametrised=tuple(_reparametrisations(engine, plan, residuals)),
         layer_passes={"run": residuals.n_run, "needed": residuals.n_needed},
+        positions=_positions(engine, maps[INTACT]),
     )
+
+
+def _positions(engine: Engine, intact: StoredMaps) -> PositionSums | None:
+    """Return the intact model's mean queries and keys, if its scores are q.k of known rotations."""
+    if engine.n_folds < MIN_FOLDS or intact.layers[0].mean_term is None:
+        return None
+    try:
+        return engine.positions(
+            "positions", layers=[each.index for each in intact.layers], writers="none"
+        )
+    except NotImplementedError:
+        return None
 
 
 def _intact_maps(engine: Engine, plan: Plan) -> StoredMaps:
