@@ -124,17 +124,12 @@ def run_trace(
         batch_size=batch_size,
         n_folds=n_folds,
     )
-    n_layers = len(layers_of(model)) if layers is None else layers
-    sums = engine.positions(
-        None, layers=attending(model, n_layers), writers=writers, per_head=per_head
-    )
+    numbers = [layer.index for layer in layers_of(model)]  # of the blocks that attend
+    if layers is not None:
+        numbers = [number for number in numbers if number < layers]
+    sums = engine.positions(None, layers=numbers, writers=writers, per_head=per_head)
     skipped = int(data.bos) if skip_keys == "auto" else skip_keys
     return trace_of(engine, sums, skip_keys=skipped, confirm=confirm)
-
-
-def attending(model: HookedModel, n_layers: int) -> list[int]:
-    """Return the numbers of the first blocks that attend."""
-    return [layer.index for layer in layers_of(model) if layer.index < n_layers]
 
 
 def trace_of(

@@ -137,19 +137,19 @@ def capture(session: Session[Settings]) -> Trace:
         UserError: for a model that cannot be traced, or a non-finite score.
     """
     from nope_probe.experiments.engine import Engine, validate_first_sequence
-    from nope_probe.experiments.trace.analyse import attending, trace_of
+    from nope_probe.experiments.trace.analyse import trace_of
 
     settings, data = session.settings, session.sequences()
     engine, model, keys = Engine.of(session), session.loaded.model, ["positions"]
-    n_layers = settings.n_layers_of(session.loaded)
+    layers = settings.layers_of(session.loaded.info)
     if "positions" not in session.checkpoint:
-        validate_first_sequence(model, data.inputs, n_layers)
+        validate_first_sequence(model, data.inputs, layers)
     session.announce(1, keys, n_seqs=len(data))
     try:
         with session.checkpoint.progress(keys, session.n_own_seqs):
             sums = engine.positions(
                 "positions",
-                layers=attending(model, n_layers),
+                layers=layers,
                 writers=settings.writers,
                 per_head=settings.traces_heads,
             )
