@@ -124,17 +124,11 @@ def run_trace(
         batch_size=batch_size,
         n_folds=n_folds,
     )
-    n_layers = len(layers_of(model)) if layers is None else layers
-    sums = engine.positions(
-        None, layers=attending(model, n_layers), writers=writers, per_head=per_head
-    )
+    attending = [layer.index for layer in layers_of(model)]
+    first = [layer for layer in attending if layers is None or layer < layers]
+    sums = engine.positions(None, layers=first, writers=writers, per_head=per_head)
     skipped = int(data.bos) if skip_keys == "auto" else skip_keys
     return trace_of(engine, sums, skip_keys=skipped, confirm=confirm)
-
-
-def attending(model: HookedModel, n_layers: int) -> list[int]:
-    """Return the numbers of the first blocks that attend."""
-    return [layer.index for layer in layers_of(model) if layer.index < n_layers]
 
 
 def trace_of(

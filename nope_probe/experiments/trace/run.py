@@ -95,10 +95,11 @@ class Settings(RunSettings):
         super().validate_layers(info)
         if self.reader is not None:
             layer, head = (*self.reader_numbers, 0)[:2]
-            if layer >= info.n_layers or head >= info.n_heads:
+            if layer not in self.layers_of(info) or head >= info.n_heads:
+                there = ", ".join(f"L{layer}" for layer in self.layers_of(info))
                 raise UserError(
-                    f"--reader {self.reader}: {info.name} has the layers L0 to "
-                    f"L{info.n_layers - 1}, with the heads H0 to H{info.n_heads - 1}"
+                    f"--reader {self.reader}: there are {there}, with the heads H0 to "
+                    f"H{info.n_heads - 1}"
                 )
         fewer = ", or take --writers layers" if self.writers == "heads" else ""
         validate_memory(self.bytes_of_sums(info), f"--layers or --seq-len{fewer}")
@@ -137,19 +138,19 @@ def capture(session: Session[Settings]) -> Trace:
         UserError: for a model that cannot be traced, or a non-finite score.
     """
     from nope_probe.experiments.engine import Engine, validate_first_sequence
-    from nope_probe.experiments.trace.analyse import attending, trace_of
+    from nope_probe.experiments.trace.analyse import trace_of
 
     settings, data = session.settings, session.sequences()
     engine, model, keys = Engine.of(session), session.loaded.model, ["positions"]
-    n_layers = settings.n_layers_of(session.loaded)
+    layers = settings.layers_of(session.loaded.info)
     if "positions" not in session.checkpoint:
-        validate_first_sequence(model, data.inputs, n_layers)
+        validate_first_sequence(model, data.inputs, layers)
     session.announce(1, keys, n_seqs=len(data))
     try:
         with session.checkpoint.progress(keys, session.n_own_seqs):
             sums = engine.positions(
                 "positions",
-                layers=attending(model, n_layers),
+                layers=layers,
                 writers=settings.writers,
                 per_head=settings.traces_heads,
             )
