@@ -12,6 +12,7 @@ import torch
 from safetensors.numpy import load_file
 from support import traced
 from support.command_line import refused, run_command
+from support.decoders import write_decoder
 
 from nope_probe import load, read_run, run_trace, trace
 from nope_probe.analyses.positions import readers, term_maps, term_table, writer_table
@@ -96,6 +97,23 @@ def test_heads_read_and_whole_attentions_write(
     assert "error" not in capsys.readouterr().err
 
 
+def test_a_hybrid_is_read_where_it_attends_and_its_other_blocks_write_as_a_whole(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = write_decoder("jamba", tmp_path)
+    flags = ["--model", model.folder, "--data", "random", "--layers", "all", "--confirm", 1]
+    run_command(trace, *SMALL, *flags, "--out", tmp_path / "run")
+    run = read_run(tmp_path / "run")
+    readers = sorted(run.tables["terms"]["layer"].unique())
+    others = run.manifest["model"]["not_attending"]
+    assert not {*readers} & {*others}
+    last = run.tables["writers"].query("layer == @readers[-1]")
+    assert {f"BLOCK{layer}" for layer in others if layer < readers[-1]} <= {*last["writer"]}
+    elsewhere = tmp_path / "elsewhere"
+    line = refused(capfd, elsewhere, trace, *flags, "--reader", f"L{others[0]}")
+    assert line.startswith(f"--reader L{others[0]}: there are L{readers[0]}")
+
+
 def test_in_memory_it_gives_what_the_command_writes(done: Path) -> None:
     saved, run = load_file(done / "tokens.safetensors"), read_run(done)
     tokens, documents = (torch.from_numpy(saved[name]) for name in ("tokens", "documents"))
@@ -175,9 +193,9 @@ def test_of_many_heads_the_strongest_are_shown() -> None:
         (["--reader", "L4"], "--reader L4 is not among the first --layers 4"),
         (
             ["--reader", "L5", "--layers", "all"],
-            "--reader L5: nope-tiny has the layers L0 to L3, with the heads H0 to H3",
+            "--reader L5: there are L0, L1, L2, L3, with the heads H0 to H3",
         ),
-        (["--reader", "L1H4"], "--reader L1H4: nope-tiny has the layers L0 to L3, with the heads"),
+        (["--reader", "L1H4"], "--reader L1H4: there are L0, L1, L2, L3, with the heads H0 to H3"),
         (["--folds", 4], "--folds 4: expected 5 <= folds <= 2147483647"),
         (["--writers", "head"], "invalid choice 'head'"),
     ],

@@ -9,7 +9,7 @@ import pytest
 from support import traced
 from support.chromium import needs_chromium, opened
 
-from nope_probe.figures.position_figure import position_circuit
+from nope_probe.figures.position_figure import AGAINST, WITH, position_circuit
 from nope_probe.reports.page import Section, page
 
 
@@ -46,8 +46,8 @@ def test_an_edge_is_as_wide_as_its_share_and_blue_against_the_pattern(figure: go
     assert widths["L1H0"] / widths["MLP0"] == pytest.approx(0.92 / 0.13)
     assert widths["MLP1"] / widths["MLP0"] == pytest.approx(0.72 / 0.13)
     colours = {name: trace.line.color for name, trace in found.items()}
-    assert colours["L1H0 to L2, keys"] == colours["MLP0 to L2, keys"]
-    assert colours["MLP1 to L2, keys"] != colours["L1H0 to L2, keys"]
+    assert colours["L1H0 to L2, keys"] == colours["MLP0 to L2, keys"] == WITH
+    assert colours["MLP1 to L2, keys"] == AGAINST
     assert "92.0% [91.6, 92.4] of its pattern" in found["L1H0 to L2, keys"].hovertemplate
 
 

@@ -124,10 +124,9 @@ def run_trace(
         batch_size=batch_size,
         n_folds=n_folds,
     )
-    numbers = [layer.index for layer in layers_of(model)]  # of the blocks that attend
-    if layers is not None:
-        numbers = [number for number in numbers if number < layers]
-    sums = engine.positions(None, layers=numbers, writers=writers, per_head=per_head)
+    attending = [layer.index for layer in layers_of(model)]
+    first = [layer for layer in attending if layers is None or layer < layers]
+    sums = engine.positions(None, layers=first, writers=writers, per_head=per_head)
     skipped = int(data.bos) if skip_keys == "auto" else skip_keys
     return trace_of(engine, sums, skip_keys=skipped, confirm=confirm)
 

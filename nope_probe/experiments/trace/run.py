@@ -95,10 +95,11 @@ class Settings(RunSettings):
         super().validate_layers(info)
         if self.reader is not None:
             layer, head = (*self.reader_numbers, 0)[:2]
-            if layer >= info.n_layers or head >= info.n_heads:
+            if layer not in self.layers_of(info) or head >= info.n_heads:
+                there = ", ".join(f"L{layer}" for layer in self.layers_of(info))
                 raise UserError(
-                    f"--reader {self.reader}: {info.name} has the layers L0 to "
-                    f"L{info.n_layers - 1}, with the heads H0 to H{info.n_heads - 1}"
+                    f"--reader {self.reader}: there are {there}, with the heads H0 to "
+                    f"H{info.n_heads - 1}"
                 )
         fewer = ", or take --writers layers" if self.writers == "heads" else ""
         validate_memory(self.bytes_of_sums(info), f"--layers or --seq-len{fewer}")
