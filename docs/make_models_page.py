@@ -192,6 +192,10 @@ def _introduction(runs: list[dict[str, Any]], counts: Counter[str]) -> list[str]
         "ALiBi or sinks, without MLPs, and with an identity in the place of W_Q, W_K, W_V or W_O "
         "where these are matrices of their own.",
         "",
+        "In a hybrid model only some blocks attend. Every command measures these, and tables, "
+        "figures and files name them by their own numbers. MLPs are removed from every block. The "
+        "layers that do not attend are named by `layers`, and in a note of every other command.",
+        "",
         "- *models*: how many models of the architecture TransformerLens's registry lists.",
         "- The columns of TransformerLens show the largest difference of any of these maps, "
         "relative to the map's largest score. A map counts as exact up to 1e-5.",

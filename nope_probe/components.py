@@ -153,6 +153,27 @@ TABLE: dict[str, Entry] = {
     "covariance_term": Entry(
         label="covariance term", phrase="the covariance term", colour="#8d6620"
     ),
+    "rotation": Entry(
+        label="rotation", phrase="RoPE's rotation alone", colour="#0070e3", marker="diamond"
+    ),
+    "written_key": Entry(
+        label="written into keys",
+        phrase="position written into keys",
+        colour="#18753a",
+        marker="triangle-down",
+    ),
+    "written_query": Entry(
+        label="written into queries",
+        phrase="position written into queries",
+        colour="#1da2a5",
+        marker="triangle-up",
+    ),
+    "written_both": Entry(
+        label="written into both",
+        phrase="position written into queries and keys",
+        colour="#8952a0",
+        marker="hexagon",
+    ),
     "intact": Entry(label="intact model", phrase="the intact model"),
 }
 SOURCES: tuple[Component, ...] = tuple(n for n in COMPONENTS if TABLE[n].breaks_symmetry)
@@ -372,7 +393,7 @@ class Ablation:
             `rope[a:b]`, the pairs a to b - 1, the fastest first; or `position[L1H0]`, the position
             that a component writes into the residual stream: its mean output at each position,
             which `calibrate` measures, becomes its mean over positions. See `writer_of`.
-        layers: block numbers from 0; None for all.
+        layers: block numbers from 0; None for all. Blocks that do not attend lose their MLP alone.
         heads: per block, the query heads (from 0) that lose the components; other blocks and heads
             keep them. A key head that several query heads share stays for the others.
         replacement: what stands for a removed projection. `identity`: c * P, where row r of P reads

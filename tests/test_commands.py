@@ -27,6 +27,7 @@ COMMANDS = (
     "scores",
     "simulate",
     "theory",
+    "trace",
     "train",
 )
 SLOW = {"torch", "transformer_lens", "transformers", "pandas", "numpy", "scipy", "plotly"}

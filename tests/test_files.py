@@ -26,6 +26,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "repeat": {"run": "~/a"},
     "scores": {},
     "simulation": {},
+    "trace": {},
 }
 
 

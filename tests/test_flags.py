@@ -52,6 +52,7 @@ SIZES: dict[str, dict[str, str]] = {
     "behaviour": {**RUN_SIZES, "--n-seqs": "8", "--batch-size": "8", "--seq-len": "20"},
     "simulate": {"--n-samples": "32", "--seq-len": "5", "--d-model": "8"},
     "theory": {"--seq-len": "9"},
+    "trace": {**RUN_SIZES, "--n-seqs": "10", "--folds": "5", "--layers": "2", "--confirm": "1"},
     "train": {"--steps": "2"},
 }
 FIGURE_SIZES: dict[str, dict[str, str]] = {
@@ -116,6 +117,11 @@ simulate --alpha 0.1 --norm layernorm-d --no-rope --no-causal --no-control-varia
 simulate --rope --causal --control-variate --norm layernorm-sqrt-d
 theory --d-model 8 --norm layernorm-d --rope --n-layers 2
 theory --d-model 7 --norm l2 --no-rope --alpha 0 0.9
+trace --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never --shuffle
+    --device cpu --dtype float64 --batch-size 3 --skip-keys 1 --seed 3 --checkpoint-every 1
+    --reader L1H1 --writers layers --out runs/w --image w.svg
+trace --model models/qwen3-8b --device-map auto --data short.jsonl --pack --no-per-head
+trace --model parameter-free-rope --data gaussian --alpha 0.3 --no-pack --no-shuffle --per-head
 train --preset rope-tiny --seed 3 --no-resume --out runs/t
 train --preset nope-tiny --resume --out runs/trained
 reproduce figure9 --seed 3 --out runs/figure9 --image figure9.svg

@@ -132,7 +132,7 @@ class LayerAttribution:
         return len(shares) > 1 and all(abs(s - equal) < CONJUNCTION_TOLERANCE for s in shares)
 
 
-@closed_choices("skip_keys")
+@closed_choices("sources", "skip_keys")
 def attribute(
     maps: Mapping[Removed, AnyMaps],
     player_sets: Sequence[PlayerSet] = (),
@@ -183,7 +183,7 @@ def attribute(
             skipped,
             counts,
         )
-        for layer in range(len(folds[INTACT]))
+        for layer in folds[INTACT]
     ]
 
 
@@ -244,8 +244,10 @@ def attribute_interactions(gram: ContrastGram, players: PlayerSet) -> Iterator[I
                 )
 
 
-def folds_by_condition(maps: Mapping[Removed, AnyMaps]) -> dict[Condition, list[LayerFolds]]:
-    """Return the fold means of each layer in each condition.
+def folds_by_condition(
+    maps: Mapping[Removed, AnyMaps],
+) -> dict[Condition, dict[int, LayerFolds]]:
+    """Return the fold means of each layer, by its number, in each condition.
 
     Raises:
         ValueError: for a name that does not exist, two names of one condition, or no maps.

@@ -93,7 +93,7 @@ def measure(
     *,
     counts: FoldCounts | None = None,
 ) -> list[Measures]:
-    """Measure the pattern of each layer.
+    """Measure the pattern of each layer, in the order of the maps.
 
     Above 512 positions, locality and monotonicity are of every (n/256)-th query, rounded up.
 
@@ -115,7 +115,7 @@ def measure(
     """
     skipped = skipped_keys([maps], skip_keys)
     counts = fold_counts_of([maps]) if counts is None else counts
-    return [_measure(folds, skipped, counts) for folds in layer_folds(maps)]
+    return [_measure(folds, skipped, counts) for folds in layer_folds(maps).values()]
 
 
 def _measure(folds: Folds, skip_keys: int, counts: FoldCounts | None) -> Measures:
@@ -136,12 +136,15 @@ def _measure(folds: Folds, skip_keys: int, counts: FoldCounts | None) -> Measure
     )
 
 
-def layer_folds(maps: AnyMaps) -> list[LayerFolds]:
-    """Return the fold means of each layer's scores, in nats."""
+def layer_folds(maps: AnyMaps) -> dict[int, LayerFolds]:
+    """Return the fold means of each layer's scores, in nats, by the layer's number."""
     if isinstance(maps, StoredMaps):
-        return [each.folds for each in maps.layers]
-    folds = maps.folds if isinstance(maps, ScoreMaps) else maps
-    return [TensorFolds(folds[:, layer]) for layer in range(folds.shape[1])]
+        return {each.index: each.folds for each in maps.layers}
+    if isinstance(maps, ScoreMaps):
+        folds, layers = maps.folds, maps.layers
+    else:
+        folds, layers = maps, tuple(range(maps.shape[1]))
+    return {layer: TensorFolds(folds[:, place]) for place, layer in enumerate(layers)}
 
 
 def skipped_keys(maps: Iterable[AnyMaps], skip_keys: int | Literal["auto"]) -> int:

@@ -76,7 +76,12 @@ class BandPattern:
     share: Interval
 
 
-def make_bands(rotations: Sequence[Rotation], d_head: int, choice: BandChoice) -> list[list[Band]]:
+def make_bands(
+    rotations: Sequence[Rotation],
+    d_head: int,
+    choice: BandChoice,
+    layers: Sequence[int] | None = None,
+) -> list[list[Band]]:
     """Return the bands of each layer, of the same names in all.
 
     Args:
@@ -84,6 +89,7 @@ def make_bands(rotations: Sequence[Rotation], d_head: int, choice: BandChoice) -
         d_head: coordinates of a head.
         choice: `octaves` (wavelengths from 2^k to 2^(k+1) positions), or how many bands of
             consecutive pairs.
+        layers: the layers' numbers; from 0 by default.
 
     Raises:
         ValueError: if no layer has RoPE, or for more bands than pairs.
@@ -105,10 +111,12 @@ def make_bands(rotations: Sequence[Rotation], d_head: int, choice: BandChoice) -
     has_rest = any(2 * len(each.pairs) < d_head for each in rotations)
     return [
         [
-            *(_band(layer, turns, key, keys[layer], choice) for key in names),
+            *(_band(layer, turns, key, of_pairs, choice) for key in names),
             *([_rest(layer, turns, d_head)] if has_rest else []),
         ]
-        for layer, turns in enumerate(rotations)
+        for layer, turns, of_pairs in zip(
+            range(len(rotations)) if layers is None else layers, rotations, keys, strict=True
+        )
     ]
 
 
@@ -161,10 +169,10 @@ def split_bands(
     """
     found: list[BandPattern] = []
     band, whole = {"band": 1.0}, {"scores": 1.0}
-    for layer, of_layer in enumerate(bands):
+    for place, of_layer in enumerate(bands):
         for index, each in enumerate(of_layer):
             if each.coordinates:
-                folds = {"band": maps[:, layer, index], "scores": scores[:, layer]}
+                folds = {"band": maps[:, place, index], "scores": scores[:, place]}
                 layers = {name: TensorFolds(tensor) for name, tensor in folds.items()}
                 gram = ContrastGram.of_layers(layers, skip_keys, counts)
                 amplitude, share = gram.rms(band), gram.share(band, whole)

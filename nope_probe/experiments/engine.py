@@ -25,10 +25,12 @@ from nope_probe.hooks.reading.calibration import calibrate, capture_written, wei
 from nope_probe.hooks.reading.capture import capture_losses, capture_scores, capture_stages
 from nope_probe.hooks.reading.residual_cache import ResidualCache
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.hooks.reading.writers import WriterKind, capture_positions
 from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.hooks.removing.written_positions import WrittenPosition, in_order
 from nope_probe.maps.folds import State, default_folds
 from nope_probe.maps.maps import ScoreMaps, StageMaps
+from nope_probe.maps.positions import PositionSums
 from nope_probe.maps.stored_maps import StoredMaps, packed_tensors
 from nope_probe.runtime.checkpoint import RunCheckpoint
 from nope_probe.runtime.session import Session
@@ -244,6 +246,33 @@ class Engine:
         )
         return StageMaps.from_tensors(found)
 
+    def positions(
+        self,
+        key: str | None,
+        ablation: Ablation | None = None,
+        *,
+        layers: Sequence[int],
+        writers: WriterKind = "heads",
+        per_head: bool = False,
+    ) -> PositionSums:
+        """Return what writers bring to the queries and keys of layers; see `capture_positions`."""
+        found = self.once(
+            key,
+            lambda stream: capture_positions(
+                self.model,
+                self.inputs,
+                layers=layers,
+                writers=writers,
+                per_head=per_head,
+                batch_size=self.batch_size,
+                n_folds=self.n_folds,
+                documents=self.documents,
+                checkpoint=stream,
+            ).to_tensors(),
+            ablation,
+        )
+        return PositionSums.from_tensors(found)
+
     def losses(
         self, key: str | None, ablation: Ablation | None = None
     ) -> Float[Tensor, "seq target"]:
@@ -279,10 +308,11 @@ def validate_finite(maps: ScoreMaps, condition: str) -> None:
     """
     n = maps.folds.shape[-1]
     below = torch.ones(n, n, dtype=torch.bool).tril()
-    for layer, visible in enumerate(maps.visible):
-        if not are_finite(maps.folds[:, layer], visible & below):
+    for place, layer in enumerate(maps.layers):
+        cells = maps.visible[place] & below
+        if not are_finite(maps.folds[:, place], cells):
             raise UserError(f"non-finite scores in L{layer}, {condition}")
-        if maps.per_head is not None and not are_finite(maps.per_head[:, layer], visible & below):
+        if maps.per_head is not None and not are_finite(maps.per_head[:, place], cells):
             raise UserError(f"non-finite scores of a head in L{layer}, {condition}")
 
 
@@ -305,13 +335,13 @@ def are_finite(
     return bool(maps[..., cells].isfinite().all())
 
 
-def validate_first_sequence(model: HookedModel, inputs: Tensor, n_layers: int) -> None:
-    """Check on one sequence, before all are run, that the first layers have a pattern to measure.
+def validate_first_sequence(model: HookedModel, inputs: Tensor, layers: Sequence[int]) -> None:
+    """Check on one sequence, before all are run, that some layers have a pattern to measure.
 
     Raises:
         UserError: for a score that is not finite.
     """
-    maps = capture_scores(model, inputs[:1], layers=range(n_layers), batch_size=1, n_folds=1)
+    maps = capture_scores(model, inputs[:1], layers=layers, batch_size=1, n_folds=1)
     validate_finite(maps, "the intact model")
 
 

@@ -93,9 +93,10 @@ def explore(
         n_folds=folds_for_intervals(data, n_folds),
     ).calibrated(None, ablations)
     scores = (engine.scores(None, each, per_head=True) for each in progress(ablations, "patterns"))
-    views = [pattern_view(scores, skipped)]
+    layers = [layer.index for layer in layers_of(model)]
+    views = [pattern_view(scores, layers, skipped)]
     if circuit:
-        views.append(circuit_view(engine, ablations, range(len(layers_of(model))), skipped))
+        views.append(circuit_view(engine, ablations, layers, skipped))
     return Explorer(
         title=f"The positional pattern of {name or 'a model'}, component by component",
         players={each.name: sorted(each.components) for each in players_of_switches.players},

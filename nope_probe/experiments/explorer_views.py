@@ -75,20 +75,24 @@ def _intervals(kept: Sequence[KeptPattern]) -> Float[np.ndarray, "panel 3 3"]:
 
 
 def pattern_view(
-    maps: Iterable[ScoreMaps], skip_keys: int, max_positions: int = MAX_POSITIONS
+    maps: Iterable[ScoreMaps],
+    layers: Sequence[int],
+    skip_keys: int,
+    max_positions: int = MAX_POSITIONS,
 ) -> SwitchedMaps:
     """Return the positional patterns of all combinations, of each head where heads were kept.
 
     Args:
         maps: score maps in the order of `combinations`.
+        layers: the layers' numbers.
         skip_keys: how many first keys the patterns leave out.
         max_positions: larger maps are pooled to this many positions.
     """
     arrays = _arrays((_heads(each, skip_keys) for each in maps), skip_keys, max_positions)
-    n_layers, n_panels = arrays["maps"].shape[1:3]
+    n_panels = arrays["maps"].shape[2]
     return SwitchedMaps(
         kind="pattern",
-        layers=tuple(range(n_layers)),
+        layers=tuple(layers),
         panels=(HEADS, *(f"H{head}" for head in range(n_panels - 1))),
         **arrays,
     )
@@ -164,7 +168,7 @@ def explorer_of(
     ]
     view = SwitchedMaps(
         kind="pattern",
-        layers=tuple(range(len(small[0]))),
+        layers=tuple(layer.index for layer in maps[found[0]].layers),
         panels=(HEADS,),
         maps=np.stack([[layer.values for layer in layers] for layers in small]),
         measures=np.stack([_intervals(kept[condition])[:, None] for condition in found]),

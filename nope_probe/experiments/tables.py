@@ -68,17 +68,20 @@ def sources_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["layer", "term", *interval_names("rms", "share")])
 
 
-def non_relative_table(effects: Mapping[str, Sequence[MaskEffect]]) -> pd.DataFrame:
+def non_relative_table(
+    effects: Mapping[str, Sequence[MaskEffect]], layers: Sequence[int]
+) -> pd.DataFrame:
     """Return the table of the non-relative part's RMS with and without the mask, nats, paired.
 
     Args:
         effects: per kind of tokens (text, shuffled), the effect in each layer.
+        layers: the layers' numbers.
     """
     names = ("with_mask", "without_mask", "difference")
     rows = [
         {"layer": layer, "tokens": tokens, **columns_of(effect, names)}
-        for tokens, layers in effects.items()
-        for layer, effect in enumerate(layers)
+        for tokens, of_tokens in effects.items()
+        for layer, effect in zip(layers, of_tokens, strict=True)
     ]
     return pd.DataFrame(rows, columns=["layer", "tokens", *interval_names(*names)])
 
@@ -140,45 +143,61 @@ def interactions_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:
 
 def measures_table(
     measured: Iterable[tuple[Mapping[str, Any], Sequence[Measures]]],
+    layers: Sequence[int],
     labels: Sequence[str] = ("kept",),
 ) -> pd.DataFrame:
     """Return the table of pattern measures: layer, the labels, and each measure with its bounds.
 
     Args:
         measured: groups of layers, each with its values of the labels.
+        layers: the layers' numbers.
         labels: the columns that tell the groups apart.
     """
     names = tuple(Measures.__dataclass_fields__)
     rows = [
         {"layer": layer, **values, **columns_of(measures, names)}
-        for values, layers in measured
-        for layer, measures in enumerate(layers)
+        for values, of_group in measured
+        for layer, measures in zip(layers, of_group, strict=True)
     ]
     return pd.DataFrame(rows, columns=["layer", *labels, *interval_names(*names)])
 
 
-def mean_covariance_table(layers: Sequence[MeanCovariance]) -> pd.DataFrame:
+def mean_covariance_table(
+    layers: Sequence[MeanCovariance], terms: pd.DataFrame | None = None
+) -> pd.DataFrame:
     """Return the table of the mean and covariance terms: share, RMS (nats), dimensions.
 
     Args:
         layers: the two terms of each layer.
+        terms: the exact terms of the same layers (`term_table`), which stand in place of the two:
+            the mean term's row is then the sum of the four before it.
     """
-    rows = [
-        {
-            "layer": each.layer,
-            "term": name,
-            **interval_columns(share),
-            **interval_columns(rms, "rms"),
-            **interval_columns(each.dimensions, "dimensions"),
-        }
-        for each in layers
-        for name, share, rms in (
-            ("mean", each.mean, each.mean_rms),
-            ("covariance", each.covariance, each.covariance_rms),
-        )
-    ]
-    columns = ["layer", "term", *interval_names("share", "rms", "dimensions")]
-    return pd.DataFrame(rows, columns=columns)
+    named = ["share", "rms", "dimensions"]
+    columns = ["layer", "term", *interval_names(*named)]
+    if terms is not None:
+        rows = terms[~terms["term"].isin(("all", "alibi"))].reindex(columns=columns)
+        for each in layers:
+            of_mean = (rows["layer"] == each.layer) & (rows["term"] == "mean")
+            dimensions = interval_columns(each.dimensions, "dimensions")
+            rows.loc[of_mean, list(dimensions)] = list(dimensions.values())
+        return rows.reset_index(drop=True)
+    return pd.DataFrame(
+        [
+            {
+                "layer": each.layer,
+                "term": name,
+                **interval_columns(share),
+                **interval_columns(rms, "rms"),
+                **interval_columns(each.dimensions, "dimensions"),
+            }
+            for each in layers
+            for name, share, rms in (
+                ("mean", each.mean, each.mean_rms),
+                ("covariance", each.covariance, each.covariance_rms),
+            )
+        ],
+        columns=columns,
+    )
 
 
 def bands_table(patterns: Sequence[BandPattern]) -> pd.DataFrame:
@@ -210,6 +229,7 @@ def offsets_table(
     terms: Mapping[str, Float[Tensor, "fold layer query_pos key_pos"]],
     counts: Int[Tensor, " fold"],
     skip_keys: int,
+    layers: Sequence[int],
 ) -> pd.DataFrame:
     """Return the table of offset profiles: layer, term, offset, and the mean with its bounds.
 
@@ -217,21 +237,22 @@ def offsets_table(
         terms: fold maps by name, nats.
         counts: sequences per fold.
         skip_keys: how many first keys to leave out.
+        layers: the layers' numbers.
     """
-    return profiles_table(
-        {name: offset_profile(folds, skip_keys, counts=counts) for name, folds in terms.items()}
-    )
+    profiles = {
+        name: offset_profile(folds, skip_keys, counts=counts) for name, folds in terms.items()
+    }
+    return profiles_table(profiles, layers)
 
 
-def profiles_table(profiles: Mapping[str, Intervals]) -> pd.DataFrame:
+def profiles_table(profiles: Mapping[str, Intervals], layers: Sequence[int]) -> pd.DataFrame:
     """Return the table of offset profiles from those of each term, [layer, offset].
 
     Offsets beyond a layer's window have no row.
     """
-    n_layers = next(iter(profiles.values())).value.shape[0]
     parts = [
-        _profile_rows(profile, layer).assign(layer=layer, term=name)
-        for layer in range(n_layers)
+        _profile_rows(profile, place).assign(layer=layer, term=name)
+        for place, layer in enumerate(layers)
         for name, profile in profiles.items()
     ]
     return pd.concat(parts, ignore_index=True)[["layer", "term", "offset", *interval_names("mean")]]
@@ -241,14 +262,14 @@ def head_offsets_table(
     per_head: Float[Tensor, "fold layer head query_pos key_pos"],
     counts: Int[Tensor, " fold"],
     skip_keys: int,
+    layers: Sequence[int],
 ) -> pd.DataFrame:
     """Return the table of each head's offset profile of its scores: layer, head, offset, mean."""
     profile = offset_profile(per_head, skip_keys, counts=counts)
-    n_layers, n_heads = profile.value.shape[:2]
     parts = [
-        _profile_rows(profile, layer, head).assign(layer=layer, head=head)
-        for layer in range(n_layers)
-        for head in range(n_heads)
+        _profile_rows(profile, place, head).assign(layer=layer, head=head)
+        for place, layer in enumerate(layers)
+        for head in range(profile.value.shape[1])
     ]
     return pd.concat(parts, ignore_index=True)[["layer", "head", "offset", *interval_names("mean")]]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import isnan
 from typing import Any, SupportsFloat
 
@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from nope_probe.figures.intervals import interval_of, interval_text
+from nope_probe.figures.words import numbered_layers
 
 NOISE = "not distinguishable from noise"
 NO_PATTERN = f"The positional pattern is {NOISE} in any layer"
@@ -44,25 +45,6 @@ def percents(share: SupportsFloat) -> str:
     """
     value = 100 * float(share)
     return f"{value:.1f}%" if 0.05 <= abs(value) < 0.95 else f"{value:z.0f}%"
-
-
-def numbered_layers(numbers: Iterable[int]) -> str:
-    """Return layers by number, runs of three and more as such.
-
-    Example:
-        >>> numbered_layers([1, 2, 3, 7])
-        'L1 to L3, L7'
-    """
-    runs: list[list[int]] = []
-    for number in sorted({int(each) for each in numbers}):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(
-        f"L{run[0]} to L{run[-1]}" if len(run) > 2 else ", ".join(f"L{each}" for each in run)
-        for run in runs
-    )
 
 
 def strongest(rows: pd.DataFrame) -> pd.Series | None:

@@ -22,6 +22,7 @@ _NAMES = {
     "nope_probe.figures.maps": "fixed_scale_maps score_maps sweep_maps term_maps",
     "nope_probe.figures.measures": "controls head_map mask_effect pattern_measures stage_measures "
     "training_dynamics",
+    "nope_probe.figures.position_figure": "position_circuit",
     "nope_probe.figures.shares": "band_amplitudes interactions mean_covariance_shares "
     "offset_profiles player_shares source_shares",
 }

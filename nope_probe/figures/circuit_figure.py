@@ -28,6 +28,7 @@ Of = Literal["shown", "reference", "difference"]
 Kind = Literal["raw", "cosines", "less diagonal means"]
 Stage = tuple[Letter, Of, Kind]
 Scale = tuple[float, float]
+Choice = list[dict[str, Any]]  # of a switch: keys of the traces, and keys of the layout
 RAW: Kind = "raw"
 COSINES: Kind = "cosines"
 DIAGONAL: Kind = "less diagonal means"
@@ -123,7 +124,7 @@ def circuit(
         layouts.append({**_layout(flow, maps, axes), "shapes": shapes, "annotations": notes})
     patch(figure, layouts[0])
     keep(figure, narrow=layouts[1])
-    _add_switches(figure, axes, shown, scales)
+    add_switches(figure, _switches(axes, shown, scales))
     return figure
 
 
@@ -320,17 +321,13 @@ def _captions(flow: Flow, absent: Mapping[str, str]) -> list[dict[str, Any]]:
     return captions
 
 
-def _add_switches(
-    figure: go.Figure,
+def _switches(
     axes: Mapping[Stage, str],
     shown: Mapping[str, Collection[Stage]],
     scales: Mapping[str, Mapping[Stage, Scale]],
-) -> None:
-    """Add the switches: as menus for notebooks, and in the metadata for the report page.
-
-    A choice is what `Plotly.update` takes: keys of the traces, and keys of the layout.
-    """
-    switches: dict[str, dict[str, list[dict[str, Any]]]] = {"Maps": {}, "Colours": {}}
+) -> dict[str, dict[str, Choice]]:
+    """Return the switches of the maps and of their colours."""
+    switches: dict[str, dict[str, Choice]] = {"Maps": {}, "Colours": {}}
     for name, view in shown.items():
         switches["Maps"][name] = [{"visible": [stage in view for stage in axes]}, {}]
     for name, of_choice in scales.items():
@@ -338,6 +335,14 @@ def _add_switches(
         for stage, (low, high) in of_choice.items():
             keys |= {f"{axes[stage]}.cmin": low, f"{axes[stage]}.cmax": high}
         switches["Colours"][name] = [{}, keys]
+    return switches
+
+
+def add_switches(figure: go.Figure, switches: Mapping[str, Mapping[str, Choice]]) -> None:
+    """Add switches: as menus for notebooks, and in the metadata for the report page.
+
+    A choice is what `Plotly.update` takes: keys of the traces, and keys of the layout.
+    """
     menus = []
     for index, choices in enumerate(switches.values()):
         buttons = [

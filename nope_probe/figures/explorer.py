@@ -343,7 +343,7 @@ def head_maps(patterns: Patterns, heads: pd.DataFrame, max_bytes: int = HEADS_BY
         "n": size,
         "block": block,
         "n_positions": n,
-        "layers": list(range(n_layers)),
+        "layers": [int(layer) for layer in rows["layer"].unique()],
         "n_heads": n_heads,
         "amplitudes": [float(f"{max(0.0, value):.3g}") for value in rows["amplitude"]],
         "noise": [not low > 0 for low in rows["amplitude_low"]],

@@ -199,7 +199,7 @@ def keep(figure: go.Figure, **entries: Any) -> None:
 
 def add_slider(
     figure: go.Figure,
-    n_layers: int,
+    layers: Sequence[int],
     panels: int,
     first: int,
     scales: Float[np.ndarray, "layer 2"] | None = None,
@@ -209,20 +209,20 @@ def add_slider(
 
     Args:
         figure: the figure.
-        n_layers: how many layers its traces show.
+        layers: the numbers of the layers that its traces show.
         panels: traces per layer.
-        first: the layer that is shown first.
+        first: the place of the layer that is shown first.
         scales: each layer's colour limits.
         patches: each layer's own layout keys, in plotly.js's dotted form.
     """
     steps = []
-    for layer in range(n_layers):
-        visible = [each == layer for each in range(n_layers) for _ in range(panels)]
+    for place, layer in enumerate(layers):
+        visible = [each == layer for each in layers for _ in range(panels)]
         limits: dict[str, object] = {}
         if scales is not None:
-            limits |= colour_limits(scales[layer], "coloraxis.")
+            limits |= colour_limits(scales[place], "coloraxis.")
         if patches is not None:
-            limits |= patches[layer]
+            limits |= patches[place]
         step = {"label": str(layer), "method": "update", "args": [{"visible": visible}, limits]}
         steps.append(step)
     slider = {"active": first, "currentvalue": {"prefix": "L"}, "steps": steps}
@@ -230,7 +230,7 @@ def add_slider(
     figure.update_layout(sliders=[{**slider, "x": 0.5, "len": 0.5, "pad": {"t": 44}}])
     kept = None if scales is None else scales.tolist()
     own = None if patches is None else [dict(each) for each in patches]
-    keep(figure, n_layers=n_layers, first=first, scales=kept, patches=own)
+    keep(figure, n_layers=len(layers), first=first, scales=kept, patches=own)
 
 
 def colour_limits(scale: Float[np.ndarray, "2"], prefix: str = "") -> dict[str, float]:

@@ -46,7 +46,8 @@ def score_maps(
     maps: Layers | ScoreMaps | Pooled,
     *,
     title: str = "Mean attention score of each query for each key",
-    layer: int = 0,
+    layer: int | None = None,
+    layers: Sequence[int] | None = None,
     max_positions: int = MAX_POSITIONS,
     multiples: int = MAX_MULTIPLES,
     clipped: float = CLIPPED,
@@ -61,7 +62,8 @@ def score_maps(
     Args:
         maps: what `capture_scores` returned, or mean scores in nats, pooled or not.
         title: the figure's title.
-        layer: which layer a slider shows first.
+        layer: the number of the layer that a slider shows first; the first by default.
+        layers: the layers' numbers; those of captured maps, else from 0, by default.
         max_positions: larger maps are pooled to this many positions.
         multiples: up to how many layers stand side by side.
         clipped: percentage of the cells beyond each colour limit.
@@ -85,7 +87,8 @@ def score_maps(
         *ends, is_flat = widened(float(low), float(high), floor)
         limits.append(ends)
         flat.append(is_flat)
-    return _score_maps(pooled, title, np.array(limits), flat, layer, multiples)
+    numbers = _numbers(maps, layers, len(limits))
+    return _score_maps(pooled, title, np.array(limits), flat, numbers, layer, multiples)
 
 
 def fixed_scale_maps(
@@ -105,7 +108,8 @@ def fixed_scale_maps(
     """
     pooled = _pooled(maps, max_positions)
     limits = np.array([[0.0, high]] * len(pooled.values))
-    return _score_maps(pooled, title, limits, [False] * len(limits), 0, MAX_MULTIPLES)
+    numbers, flat = _numbers(maps, None, len(limits)), [False] * len(limits)
+    return _score_maps(pooled, title, limits, flat, numbers, None, MAX_MULTIPLES)
 
 
 def _score_maps(
@@ -113,22 +117,24 @@ def _score_maps(
     title: str,
     limits: Float[np.ndarray, "layer 2"],
     flat: Sequence[bool],
-    layer: int,
+    layers: Sequence[int],
+    layer: int | None,
     multiples: int,
 ) -> go.Figure:
     """Draw each layer's map on its own limits: side by side if they are few, else with a slider."""
     if len(limits) > multiples:
-        return _layered([pooled], [""], [[""]] * len(limits), title, SEQUENTIAL, limits, layer)
-    maps = zip(pooled.values, limits.tolist(), flat, strict=True)
+        first, names = 0 if layer is None else layers.index(layer), [[""]] * len(limits)
+        return _layered([pooled], [""], names, title, SEQUENTIAL, limits, layers, first)
+    maps = zip(layers, pooled.values, limits.tolist(), flat, strict=True)
     panels = [
         Panel(
-            name=f"L{index}{FLAT_WORDS if is_flat else ''}",
+            name=f"L{number}{FLAT_WORDS if is_flat else ''}",
             values=values,
             low=low,
             high=high,
             positions=pooled.block * len(values),
         )
-        for index, (values, (low, high), is_flat) in enumerate(maps)
+        for number, values, (low, high), is_flat in maps
     ]
     return panel_groups([panels], title=title)
 
@@ -138,7 +144,8 @@ def term_maps(
     terms: Mapping[str, Layers | ScoreMaps | Pooled],
     *,
     title: str,
-    layer: int = 0,
+    layer: int | None = None,
+    layers: Sequence[int] | None = None,
     max_positions: int = MAX_POSITIONS,
     skip_keys: int | Literal["auto"] = "auto",
     noise: Sequence[float] = (),
@@ -153,12 +160,14 @@ def term_maps(
         terms: maps by name (sources, players, mean and covariance terms, `all`), nats, of one
             shape; pooled or not.
         title: the figure's title.
-        layer: which layer the slider shows first.
+        layer: the number of the layer that the slider shows first; the first by default.
+        layers: the layers' numbers; those of captured maps, else from 0, by default.
         max_positions: larger maps are pooled to this many positions.
         skip_keys: first keys that the colour limits leave out, as in `score_maps`.
         noise: each layer's standard error of a cell; colours span at least three of them, so that
             noise is pale.
-        flat: by term, the layers in which it does not exceed its noise, which its title says.
+        flat: by term, the numbers of the layers in which it does not exceed its noise, which its
+            title says.
         rows: in how many rows of equal length the terms stand.
 
     Example:
@@ -174,15 +183,24 @@ def term_maps(
     shown = by_layer[..., -(-first // pooled[0].block) :]
     floors = [max(NOISE_NATS, PALE * error) for error in noise or [0.0] * len(shown)]
     tops = [symmetric(values, floor) for values, floor in zip(shown, floors, strict=True)]
+    numbers = _numbers(next(iter(terms.values())), layers, len(tops))
+    first_shown = 0 if layer is None else numbers.index(layer)
     flat = flat or {}
-    limits = flattened(tops, flat.get(next(iter(terms)), ()))
+    flat_first = flat.get(next(iter(terms)), ())
+    limits = flattened(tops, [i for i, number in enumerate(numbers) if number in flat_first])
     note = f"<br><i>{WITHIN}</i>"
     titles = [
         [words(name) + (note if number in flat.get(name, ()) else "") for name in terms]
-        for number in range(len(limits))
+        for number in numbers
     ]
     names = [words(name) for name in terms]
-    return _layered(pooled, names, titles, title, DIVERGING, limits, layer, rows)
+    return _layered(pooled, names, titles, title, DIVERGING, limits, numbers, first_shown, rows)
+
+
+def _numbers(maps: object, layers: Sequence[int] | None, n_layers: int) -> Sequence[int]:
+    """Return the numbers of the layers of some maps."""
+    known = getattr(maps, "layers", range(n_layers)) if layers is None else layers
+    return [int(layer) for layer in known]
 
 
 def _pooled(maps: Layers | ScoreMaps | Pooled, max_positions: int) -> Pooled:
@@ -199,6 +217,7 @@ def _layered(
     title: str,
     colours: ColourScale,
     limits: Float[np.ndarray, "layer 2"],
+    layers: Sequence[int],
     first: int,
     rows: int = 1,
 ) -> go.Figure:
@@ -210,19 +229,19 @@ def _layered(
     figure = go.Figure(
         [
             heat_map(
-                maps.values[layer],
+                maps.values[place],
                 float(maps.block),
                 panel,
-                name=name or f"L{layer}",
+                name=name or f"L{number}",
                 coloraxis="coloraxis",
-                visible=layer == first,
+                visible=place == first,
             )
-            for layer in range(len(limits))
+            for place, number in enumerate(layers)
             for panel, (maps, name) in enumerate(zip(pooled, names, strict=True))
         ]
     )
     texts = [{f"annotations[{i}].text": t for i, t in enumerate(each)} for each in titles]
-    add_slider(figure, len(limits), n, first, limits, texts)
+    add_slider(figure, layers, n, first, limits, texts)
     bar = {**colour_bar("nats"), "x": 0.5, "xanchor": "center"}
     colours_and_bar = {"colorscale": colours, "colorbar": bar}
     figure.layout.coloraxis = {**colours_and_bar, **colour_limits(limits[first])}
@@ -254,19 +273,20 @@ def unfold_layers(figure: go.Figure) -> go.Figure:
     if len(scales) < 2:
         return figure
     n_terms = len(figure.data) // len(scales)
+    labels = [step.label for step in figure.layout.sliders[0].steps]
     groups: list[list[Panel]] = [[] for _ in scales]
     for index, trace in enumerate(figure.data):
-        layer = index // n_terms
-        low, high = scales[layer]
+        place = index // n_terms
+        name, (low, high) = f"L{labels[place]}", scales[place]
         panel = Panel(
-            name=f"L{layer}, {trace.name}" if n_terms > 1 else f"L{layer}",
+            name=f"{name}, {trace.name}" if n_terms > 1 else name,
             values=np.asarray(trace.z),
             low=low,
             high=high,
             diverging=figure.layout.coloraxis.colorscale == tuple(DIVERGING),
             positions=round(trace.dx * len(trace.z)),
         )
-        groups[layer].append(panel)
+        groups[place].append(panel)
     return panel_groups(groups, title=figure.layout.title.text or "")
 
 

@@ -101,13 +101,13 @@ def _by_replacement(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def mean_covariance_shares(table: pd.DataFrame) -> go.Figure:
-    """Draw the mean and covariance terms' shares and RMS, per layer, and the mean's dimensions.
+    """Draw the exact terms' shares and RMS, per layer, and the dimensions of the mean keys.
 
     Args:
         table: `mean_covariance.csv`: layer, term, and share, rms (nats) and dimensions, each with
             its bounds.
     """
-    named = table.assign(term=table["term"].astype(str) + "_term")
+    named = table.assign(term=table["term"].map(term_entry))
     panels = {
         "share of the pattern": _by_name(named, "term", "share"),
         "RMS, nats": _by_name(named, "term", "rms"),
@@ -115,7 +115,12 @@ def mean_covariance_shares(table: pd.DataFrame) -> go.Figure:
             named[named["term"] == "mean_term"], "term", "dimensions"
         ),
     }
-    return over_layers(panels, title="The mean term and the covariance term of the scores")
+    return over_layers(panels, title="The exact terms of the scores")
+
+
+def term_entry(term: str) -> str:
+    """Return the name that a term of `mean_covariance.csv` has in the table of components."""
+    return f"{term}_term" if term in ("mean", "covariance") else term
 
 
 def interactions(table: pd.DataFrame, layer: int = 0) -> go.Figure:
@@ -159,7 +164,7 @@ def interactions(table: pd.DataFrame, layer: int = 0) -> go.Figure:
     zoom_together(figure)
     figure.update_layout(showlegend=False)
     first = layers.index(layer)
-    add_slider(figure, len(layers), len(groups), first, patches=patches)
+    add_slider(figure, layers, len(groups), first, patches=patches)
     patch(figure, patches[first])
     return figure
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 BOTH_WAYS = "-1 to 1"
@@ -118,3 +119,22 @@ ATTENTION = {  # what a head attends to
         bounded=True,
     ),
 }
+
+
+def numbered_layers(numbers: Iterable[int]) -> str:
+    """Return layers by number, runs of three and more as such.
+
+    Example:
+        >>> numbered_layers([1, 2, 3, 7])
+        'L1 to L3, L7'
+    """
+    runs: list[list[int]] = []
+    for number in sorted({int(each) for each in numbers}):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(
+        f"L{run[0]} to L{run[-1]}" if len(run) > 2 else ", ".join(f"L{each}" for each in run)
+        for run in runs
+    )

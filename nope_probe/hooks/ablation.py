@@ -21,7 +21,13 @@ from nope_probe.hooks.layers.attached_hooks import (
     hooks_in_place,
     methods_replaced,
 )
-from nope_probe.hooks.layers.model import Inputs, position_module, position_point, tapped
+from nope_probe.hooks.layers.model import (
+    Inputs,
+    blocks_of,
+    position_module,
+    position_point,
+    tapped,
+)
 from nope_probe.hooks.layers.protocols import HookedModel, Model
 from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
 from nope_probe.hooks.removing.block_ablation import (
@@ -29,9 +35,10 @@ from nope_probe.hooks.removing.block_ablation import (
     ActiveAblation,
     BlockAblation,
     mean_over_positions,
+    zeros,
 )
 from nope_probe.hooks.removing.replacements import Calibration
-from nope_probe.hooks.removing.targets import resolve_targets
+from nope_probe.hooks.removing.targets import lone_mlps, resolve_targets
 from nope_probe.hooks.removing.written_positions import without_position
 
 
@@ -78,7 +85,11 @@ def ablated(
         raise RuntimeError("the model is ablated already: name all components in one Ablation")
     calibration = _calibration(model, ablation, calibration, tokens)
     blocks = [BlockAblation(target, ablation, calibration) for target in targets]
+    mlps = lone_mlps(model, ablation)
     groups = [block.group() for block in blocks]
+    groups += [
+        HookGroup(blocks_of(model)[number], [first(mlp, zeros)]) for number, mlp in mlps.items()
+    ]
     point = position_point(model) if "pos_embed" in ablation.components else None
     if point is not None:
         groups.append(HookGroup(position_module(model), [first(point, mean_over_positions)]))
@@ -88,7 +99,7 @@ def ablated(
     ABLATED[model] = ActiveAblation(
         ablation=ablation,
         calibration=calibration,
-        blocks={each.layer.index: each for each in blocks},
+        heads=dict.fromkeys(mlps) | {each.layer.index: each.heads for each in blocks},
         groups=groups,
     )
     try:

@@ -21,6 +21,7 @@ class ScoreMaps:
         folds: fold means; masked cells are NaN (j > i, unless the mask is removed).
         visible: which cells the model does not mask.
         counts: sequences per fold.
+        layers: the number of each layer's block, in the order of the maps.
         mean_term: per fold, an unbiased estimate of <E q_i, E k_j> times the scale, the part of a
             score that comes from each position's own mean query and key; or None.
         key_means: per fold, the mean key of each position, key heads concatenated; or None.
@@ -31,6 +32,7 @@ class ScoreMaps:
     folds: Float[Tensor, "fold layer query_pos key_pos"]
     visible: Bool[Tensor, "layer query_pos key_pos"]
     counts: Int[Tensor, " fold"]
+    layers: tuple[int, ...]
     mean_term: Float[Tensor, "fold layer query_pos key_pos"] | None = None
     key_means: Float[Tensor, "fold layer pos width"] | None = None
     per_head: Float[Tensor, "fold layer head query_pos key_pos"] | None = None
@@ -40,7 +42,9 @@ class ScoreMaps:
         """Return sizes, and how strong each layer's positional pattern is."""
         n_layers, n = self.folds.shape[1:3]
         strength = pattern_rms(self.mean, int(self.bos)).tolist()
-        shown = ", ".join(f"L{layer} {value:.3g}" for layer, value in enumerate(strength))
+        shown = ", ".join(
+            f"L{layer} {value:.3g}" for layer, value in zip(self.layers, strength, strict=True)
+        )
         heads = "" if self.per_head is None else f", {self.per_head.shape[2]} heads each"
         return (
             f"ScoreMaps: {n_layers} layers{heads}, {n} queries × {n} keys, in nats\n"
@@ -56,14 +60,15 @@ class ScoreMaps:
     def to_tensors(self) -> State:
         """Return the maps by name, for `from_tensors`."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
-        values["bos"] = torch.tensor(self.bos)
+        values |= {"bos": torch.tensor(self.bos), "layers": torch.tensor(self.layers)}
         return {name: value for name, value in values.items() if value is not None}
 
     @classmethod
     def from_tensors(cls, tensors: State) -> ScoreMaps:
         """Return the maps from which `to_tensors` made the tensors."""
-        others = {name: each for name, each in tensors.items() if name != "bos"}
-        return cls(**others, bos=bool(tensors["bos"]))
+        others = {name: each for name, each in tensors.items() if name not in ("bos", "layers")}
+        layers = tuple(tensors["layers"].tolist())
+        return cls(**others, layers=layers, bos=bool(tensors["bos"]))
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -27,12 +27,14 @@ class StoredLayer:
     """The score maps of one layer, nats.
 
     Attributes:
+        index: the block's number.
         folds: fold means at and below the diagonal.
         mean: [query_pos, key_pos], the mean over all sequences; masked cells are NaN.
         mean_term: the fold means of the mean term, where it was kept.
         key_means: [fold, pos, width], the mean key of each position, where it was kept.
     """
 
+    index: int
     folds: PackedFolds
     mean: Stored
     mean_term: PackedFolds | None = None
@@ -83,32 +85,33 @@ class StoredMaps:
     @classmethod
     def from_stored(cls, stored: Mapping[str, Stored]) -> StoredMaps:
         """Return the maps from the tensors of `packed_tensors`, wherever they are."""
-        n_layers = sum(name.endswith("/mean") for name in stored)
-        layers = tuple(_layer(stored, f"{layer}/") for layer in range(n_layers))
+        numbers = sorted(int(name.split("/")[0]) for name in stored if name.endswith("/mean"))
+        layers = tuple(_layer(stored, number) for number in numbers)
         return cls(layers=layers, counts=stored["counts"][...], bos=bool(stored["bos"][...]))
 
 
-def _layer(stored: Mapping[str, Stored], prefix: str) -> StoredLayer:
-    mean_term = stored.get(f"{prefix}mean_term")
+def _layer(stored: Mapping[str, Stored], number: int) -> StoredLayer:
+    mean_term = stored.get(f"{number}/mean_term")
     return StoredLayer(
-        folds=PackedFolds(stored[f"{prefix}folds"]),
-        mean=stored[f"{prefix}mean"],
+        index=number,
+        folds=PackedFolds(stored[f"{number}/folds"]),
+        mean=stored[f"{number}/mean"],
         mean_term=None if mean_term is None else PackedFolds(mean_term),
-        key_means=stored.get(f"{prefix}key_means"),
+        key_means=stored.get(f"{number}/key_means"),
     )
 
 
 def packed_tensors(maps: ScoreMaps) -> State:
     """Return the tensors of score maps by name, folds as lower triangles, for `from_stored`."""
     tensors = {"counts": maps.counts, "bos": torch.tensor(maps.bos)}
-    for layer in range(maps.folds.shape[1]):
-        folds = maps.folds[:, layer]
+    for place, layer in enumerate(maps.layers):
+        folds = maps.folds[:, place]
         tensors[f"{layer}/folds"] = pack_triangle(folds)
         tensors[f"{layer}/mean"] = pooled(folds, maps.counts)
         if maps.mean_term is not None:
-            tensors[f"{layer}/mean_term"] = pack_triangle(maps.mean_term[:, layer])
+            tensors[f"{layer}/mean_term"] = pack_triangle(maps.mean_term[:, place])
         if maps.key_means is not None:
-            tensors[f"{layer}/key_means"] = maps.key_means[:, layer]
+            tensors[f"{layer}/key_means"] = maps.key_means[:, place]
     return tensors
 
 
@@ -219,9 +222,13 @@ def shared_cells(layers: Iterable[LayerFolds], skip_keys: int) -> KeptCells:
     return KeptCells.of(first, skip_keys)
 
 
-def windows_of(layers: Iterable[LayerFolds]) -> dict[str, int]:
-    """Return how many keys a query sees at most, itself included, of the layers with a window."""
-    cells = {f"L{layer}": KeptCells.of(folds.first_keys, 0) for layer, folds in enumerate(layers)}
+def windows_of(layers: Mapping[int, LayerFolds]) -> dict[str, int]:
+    """Return how many keys a query sees at most, itself included, of the layers with a window.
+
+    Args:
+        layers: the fold maps of each layer by its number.
+    """
+    cells = {f"L{layer}": KeptCells.of(folds.first_keys, 0) for layer, folds in layers.items()}
     return {name: 1 + int(kept.n_keys.max()) for name, kept in cells.items() if kept.first.any()}
 
 

@@ -126,7 +126,8 @@ def validate_attention(source: str, model: TransformerBridge) -> None:
     if not layers:
         raise UserError(
             f"{source} has no attention in a form that can be read (one module of a block, with "
-            "hook points of TransformerLens): there are no scores to map"
+            "hook points of TransformerLens): there are no scores to map; a hybrid model may "
+            "attend in later layers"
         )
 
 

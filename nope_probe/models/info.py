@@ -68,6 +68,11 @@ class ModelInfo:
     parity: dict[str, float] = field(default_factory=dict)
 
     @property
+    def attending(self) -> tuple[int, ...]:
+        """The numbers of the blocks that attend: all of them, except in hybrid models."""
+        return tuple(layer for layer in range(self.n_layers) if layer not in self.not_attending)
+
+    @property
     def parameter_free(self) -> bool:
         """Whether the weights are identities."""
         return self.name.startswith("parameter-free")
@@ -118,7 +123,9 @@ def describe(
         n_ctx=model.cfg.n_ctx,
         d_vocab=model.cfg.d_vocab,
         rope_layers=rope_layers(model),
-        not_attending=tuple({*range(len(blocks_of(model)))} - {layer.index for layer in layers}),
+        not_attending=tuple(
+            sorted({*range(len(blocks_of(model)))} - {each.index for each in layers})
+        ),
     )
 
 

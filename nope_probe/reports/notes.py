@@ -61,7 +61,8 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
         manifest: what was run: `documents` (how many; None where each sequence is drawn by itself),
             `fold_sizes` (sequences per fold) and `query_stride` (between queries whose keys are
             ranked), `windows` (of layers with one: how many keys a query sees at most), `left_out`
-            (components that are not removed by default, and why).
+            (components that are not removed by default, and why), and the `not_attending` layers of
+            its `model`.
 
     Example:
         >>> run_notes({"documents": 40, "fold_sizes": [64] * 8, "query_stride": 1})
@@ -70,6 +71,8 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
         'The intervals come from only 6 documents, so they are rough'
         >>> run_notes({"query_stride": 4})[0].split(". ")[0]
         'Locality and monotonicity use 1 query in 4, from query 0'
+        >>> run_notes({"model": {"not_attending": [0, 2]}})
+        ['L0, L2 do not attend: no scores, no rows.']
         >>> run_notes({"windows": {"L0": 512, "L2": 512}})[0].split(". ")[0]
         'A sliding window or chunk leaves a query at most 512 keys in L0, 512 keys in L2'
         >>> run_notes({"left_out": {"window": "it hides no key in sequences of 64 tokens"}})
@@ -78,6 +81,9 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
     documents, sizes = manifest.get("documents"), manifest.get("fold_sizes", [])
     stride = manifest.get("query_stride", 1)
     found = []
+    if without := (manifest.get("model") or {}).get("not_attending"):
+        verb = "does" if len(without) == 1 else "do"
+        found.append(f"{words.numbered_layers(without)} {verb} not attend: no scores, no rows.")
     if documents is not None and documents < MANY_DOCUMENTS:
         found.append(
             f"The intervals come from only {documents} documents, so they are rough. They say "

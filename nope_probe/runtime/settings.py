@@ -413,15 +413,16 @@ class RunSettings(SessionSettings):
         return loaded
 
     def validate_layers(self, info: ModelInfo) -> None:
-        """Check that the layers that the run measures attend.
+        """Check that some layer that the run measures attends.
 
         Raises:
-            UserError: if one does not.
+            UserError: if none does.
         """
-        if info.not_attending:
+        if not self.layers_of(info):
+            first = info.attending[0]
             raise UserError(
-                f"{self.model} has layers that do not attend, such as L{info.not_attending[0]}: "
-                "capture_scores(model, inputs, layers=...), circuit and layers read the others"
+                f"the first {self.layers} layers of {info.name} do not attend: L{first} is the "
+                f"first that does, try --layers {first + 1}"
             )
 
     def make_sequences(self, loaded: LoadedModel, *, shuffle: bool | None = None) -> Sequences:
@@ -469,6 +470,7 @@ class RunSettings(SessionSettings):
         """Return how many first keys the positional patterns leave out."""
         return int(inputs.bos) if self.skip_keys == "auto" else self.skip_keys
 
-    def n_layers_of(self, loaded: LoadedModel) -> int:
-        """Return how many layers the run has maps of."""
-        return loaded.info.n_layers if self.layers == "all" else self.layers
+    def layers_of(self, info: ModelInfo) -> tuple[int, ...]:
+        """Return the numbers of the layers that the run has maps of: the first that attend."""
+        n_layers = info.n_layers if self.layers == "all" else self.layers
+        return tuple(layer for layer in info.attending if layer < n_layers)

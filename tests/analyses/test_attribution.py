@@ -205,6 +205,7 @@ MAPS = {
         folds=torch.randn(5, 2, 11, 11, generator=torch.Generator().manual_seed(seed)).double(),
         visible=torch.ones(2, 11, 11, dtype=torch.bool),
         counts=torch.full((5,), 3),
+        layers=(0, 1),
     )
     for seed, removed in enumerate(map(frozenset, ((), ("mask",), ("rope",), ("mask", "rope"))))
 }

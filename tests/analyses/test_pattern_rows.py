@@ -75,6 +75,7 @@ def test_stored_maps_have_the_attribution_of_the_captured_ones() -> None:
             folds=torch.stack([folds(seed), folds(seed + 7)], 1),
             visible=torch.ones(2, N, N, dtype=torch.bool).tril(),
             counts=COUNTS,
+            layers=(0, 1),
         )
         for seed, condition in enumerate(CONDITIONS)
     }

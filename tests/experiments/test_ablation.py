@@ -21,7 +21,7 @@ from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.maps.centred import row_centred
 
 N = 13
-SMALL = ["--n-seqs", "16", "--seq-len", str(N), "--folds", "4", "--batch-size", "11"]
+SMALL = ["--n-seqs", "16", "--seq-len", str(N), "--folds", "5", "--batch-size", "11"]
 INTACT = "score/mask+rope+w_q+w_k+w_o+w_v"
 KEPT = np.tril(np.ones((N, N), bool), -1) & (np.arange(N) > 0)  # the BOS key is left out
 
@@ -92,6 +92,18 @@ def test_patterns_sources_and_shapley_maps_add_up_on_disk(maps: dict[str, np.nda
         added = sum(maps[name] for name in names)
         assert np.array_equal(np.isfinite(added), [KEPT] * 2), names
         np.testing.assert_allclose(added[:, KEPT], total, atol=1e-4)
+
+
+def test_the_mean_term_is_the_sum_of_rotation_and_what_was_written(default_run: Path):
+    table = pd.read_csv(default_run / "mean_covariance.csv")
+    shares = table.pivot(index="layer", columns="term", values="share").dropna()
+    assert 1 in shares.index
+    parts = shares[["rotation", "written_key", "written_query", "written_both"]].sum(axis=1)
+    np.testing.assert_allclose(parts, shares["mean"], atol=1e-6)
+    np.testing.assert_allclose(shares["mean"] + shares["covariance"], 1, atol=1e-6)
+    assert shares.loc[1, "rotation"] > 0.9
+    page = (default_run / "report.html").read_text()
+    assert re.search("The exact split and the removal (agree|differ) in L1: its rotation", page)
 
 
 def test_a_finished_run_is_shown_again_and_not_recomputed(

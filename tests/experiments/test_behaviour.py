@@ -183,12 +183,14 @@ def test_positions_are_averaged_in_bins_that_begin_with_the_first_one_scored() -
         conditions={"intact": Ablation(), "mask": Ablation(remove=["mask"])},
         heads={},
         sources=frozenset({"mask"}),
+        layers=(0,),
         measures=("loss",),
         probes={"text": probe},
         skipped={},
         bos=False,
         trained=12,
         uniform=1.0,
+        left_out={},
     )
     measured = Measured(losses={("intact", "text"): losses, ("mask", "text"): losses})
     table = position_table(plan, measured, "text", width=4)

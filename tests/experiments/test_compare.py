@@ -57,7 +57,9 @@ def write(
         "kind": "scores",
         **manifest,
     }
-    tables = {"pattern": measures_table([({"kept": "intact"}, measure(folds))])}
+    tables = {
+        "pattern": measures_table([({"kept": "intact"}, measure(folds))], range(folds.shape[1]))
+    }
     write_run(folder, Run(manifest=about, arrays=arrays, tables=tables, page="a page"))
     return folder
 

@@ -133,7 +133,7 @@ class Listing(RunCheckpoint):
 )
 def test_keys_are_those_of_all_streams_in_the_order_of_the_run(scope: Any, players: list[str]):
     plan = make_plan(LLAMA, players)
-    plan = replace(plan, n_layers=2, scope=scope, reparametrise=2)
+    plan = replace(plan, layers=(0, 1), scope=scope, reparametrise=2)
     tokens, checkpoint = random_tokens(), Listing()
     measured(small_model(), tokens, plan, shuffled=tokens, checkpoint=checkpoint)
     assert checkpoint.streams == plan.keys(has_shuffled=True)
@@ -164,7 +164,7 @@ def test_position_is_taken_away_as_it_is_written_without_all_else():
 @pytest.mark.parametrize(("scope", "n_run"), [("own", 36), ("upstream", 52)])
 def test_shared_residual_streams_change_no_map_and_save_layer_passes(scope: Any, n_run: int):
     model, tokens, other = small_model(), random_tokens(), random_tokens()
-    plan = replace(make_plan(LLAMA, ["sources"]), n_layers=3, scope=scope)
+    plan = replace(make_plan(LLAMA, ["sources"]), layers=(0, 1, 2), scope=scope)
     alone, shared = (
         measured(model, tokens, plan, shuffled=other, max_residual_bytes=n_bytes)
         for n_bytes in (0, 10**6)
@@ -201,7 +201,7 @@ def overflowing_norm(model: Any) -> None:
 )
 def test_a_non_finite_score_stops_the_run_and_is_named(spoil: Any, players: Any, message: str):
     substitutes = (Substitute(gain="norm"),)
-    plan = replace(make_plan(LLAMA, players), n_layers=2, substitutes=substitutes)
+    plan = replace(make_plan(LLAMA, players), layers=(0, 1), substitutes=substitutes)
     model = small_model()
     spoil(model)
     with pytest.raises(UserError, match=message):

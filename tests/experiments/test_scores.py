@@ -184,12 +184,12 @@ def test_sequences_without_bos_are_measured_with_one_beside(
     bridge: Callable[[str], Any], tiny: Callable[[str], Any]
 ):
     inputs = Sequences(inputs=tokens(8, N_POS), name="tokens")
-    heads, sinks = head_columns(bridge("mistral"), inputs, tokenizer(), 1, 4)
+    heads, sinks = head_columns(bridge("mistral"), inputs, tokenizer(), [0], 4)
     assert sinks["bos"].tolist() == ["without", "with"]
     longer = torch.nn.functional.pad(inputs.inputs[:, :-1], (1, 0), value=0)
     found = attention(tiny("mistral").hf, longer)[:1]
     np.testing.assert_allclose(heads["first_key_with_bos"], first_key(found), rtol=1e-4)
-    alone, _ = head_columns(bridge("mistral"), inputs, None, 1, 4)
+    alone, _ = head_columns(bridge("mistral"), inputs, None, [0], 4)
     assert "first_key" in alone
     assert "first_key_with_bos" not in alone
 

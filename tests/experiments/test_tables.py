@@ -63,10 +63,13 @@ LABELS = ("tokens", "kept")
 LABELLED = ({"tokens": "text", "kept": "mask"}, [MEASURES])
 TABLES = {
     "sources": (sources_table([layer()]), sources_table([])),
-    "non_relative": (non_relative_table({"text": [EFFECT]}), non_relative_table({"text": []})),
+    "non_relative": (
+        non_relative_table({"text": [EFFECT]}, [0]),
+        non_relative_table({"text": []}, []),
+    ),
     "players": (players_table([layer()]), players_table([])),
     "interactions": (interactions_table([layer()]), interactions_table([])),
-    "pattern": (measures_table([LABELLED], LABELS), measures_table([], LABELS)),
+    "pattern": (measures_table([LABELLED], [0], LABELS), measures_table([], [], LABELS)),
     "mean_covariance": (mean_covariance_table([TERMS]), mean_covariance_table([])),
 }
 FIRST_ROWS = {

@@ -40,7 +40,7 @@ def test_the_recording_function_attends_as_transformers_itself_does(
     tiny = write_decoder(model_type, tmp_path)
     with torch.inference_mode():
         logits = tiny.hf(tiny.tokens).logits
-        with recording(tiny.hf, Recorder(None)):
+        with recording(tiny.hf, Recorder([])):
             recorded = tiny.hf(tiny.tokens).logits
     assert distance(recorded, logits) <= 1e-5
 

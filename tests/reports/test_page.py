@@ -139,9 +139,9 @@ def test_sections_go_from_sources_over_weights_to_controls_and_only_the_first_ar
     where = [html.index(part) for part in ("RoPE brings 97%", "<figure>", 'id="manifest"')]
     assert where == sorted(where)
     folded = re.findall(r'<section id="section-(\d+)"[^>]*><details class="fold">', html)
-    assert [int(number) for number in folded] == list(range(2, 13))
+    assert [int(number) for number in folded] == list(range(3, 13))
     contents = [link["href"] for link in reader.all("a")]
-    assert contents == ["#main", "#section-0", "#section-1", "#how", "#manifest"]
+    assert contents == ["#main", "#section-0", "#section-1", "#section-2", "#how", "#manifest"]
 
 
 def test_maps_are_drawn_as_they_are_given(html: str) -> None:

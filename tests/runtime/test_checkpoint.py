@@ -151,6 +151,7 @@ def test_stored_maps_come_back_from_a_checkpoint(tmp_path: Path) -> None:
         folds=folds.masked_fill(~visible, torch.nan),
         visible=visible,
         counts=torch.tensor([3, 1, 2, 7, 5]),
+        layers=(1, 12),
         bos=True,
     )
     with RunCheckpoint(tmp_path / "run") as run:
@@ -160,6 +161,7 @@ def test_stored_maps_come_back_from_a_checkpoint(tmp_path: Path) -> None:
         torch.testing.assert_close(found.mean, maps.mean, rtol=0, atol=0, equal_nan=True)
         assert found.bos
         assert torch.equal(found.counts, maps.counts)
+        assert [layer.index for layer in found.layers] == [1, 12]
 
 
 def test_blocks_in_any_order_make_the_file_that_safetensors_reads(tmp_path: Path) -> None:

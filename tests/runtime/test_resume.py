@@ -14,6 +14,7 @@ SHORT = {
     "ablate": [*TEXT, "--layers", "2", "--seq-len", "11", "--players", "mask", "w_q"],
     "circuit": [*TEXT, "--layer", "1", "--seq-len", "11", "--remove", "w_q"],
     "behaviour": [*TEXT, "--seq-len", "23", "--measures", "copy", "--remove", "mask"],
+    "trace": [*TEXT, "--layers", "3", "--seq-len", "11", "--confirm", "1"],
     "simulate": ["--rope", "--n-layers", "2", "--seq-len", "11", "--n-samples", "397"],
 }
 SHORT["simulate"] += ["--checkpoint-every", "1"]
@@ -23,6 +24,7 @@ CHANGES = {
     "ablate": "17,19,23",
     "circuit": "13,14,17",
     "behaviour": "13,17,19",
+    "trace": "13,17,19",
     "simulate": "10,11,13",
 }
 # Of the campaign. Those of `reproduce` and `compare` share experiments and runs.
@@ -32,6 +34,7 @@ LONG = {
     "circuit": [*SHORT["circuit"], "--remove", "w_q", "mlp"],
     "behaviour": [*SHORT["behaviour"], "--measures", "copy", "position"],
     "simulate": [*SHORT["simulate"], "--alpha", "0", "0.3", "--n-samples", "2999"],
+    "trace": [*SHORT["trace"], "--confirm", "3"],
     "train": ["--preset", "nope-tiny"],
     "layers": ["--model", "nope-tiny"],
     "reproduce": ["figure2", "--n-samples", "397"],

@@ -30,14 +30,14 @@ def removals_of(tiny: Tiny) -> list[str]:
 
     A projection counts if each block that attends has it as a matrix of its own, and if plain
     transformers runs with an identity in its place: a norm over all key heads at once does not.
-    MLPs count where each block attends and has one. A model without attention has no removals.
+    MLPs count where each block has one module for them. A model without attention has no removals.
     """
     sources = components_of(tiny.hf, tiny.tokens)
     attention = plain_attention(tiny.hf, tiny.tokens)
     names = ["intact", *sources] if sources else []
     names += [name for name in PROJECTIONS if sources and _is_editable(tiny, attention, name)]
     blocks = blocks_of(tiny.hf)
-    return [*names, "mlp"] if len(attention) == len(blocks) == len(_mlps(tiny)) else names
+    return [*names, "mlp"] if sources and len(blocks) == len(_mlps(tiny)) else names
 
 
 def _is_editable(tiny: Tiny, attention: dict[int, PlainAttention], name: str) -> bool:
@@ -61,7 +61,7 @@ def map_error(model: Any, tiny: Tiny, removal: str) -> float:
 
     The difference is infinite where other cells are visible than in plain transformers.
     """
-    edits = {"mlp": _zero_mlps(tiny)} | {name: _identities(tiny, name) for name in PROJECTIONS}
+    edits = {"mlp": zero_mlps(tiny)} | {name: _identities(tiny, name) for name in PROJECTIONS}
     with edits.get(removal, nullcontext()):
         without = None if removal in edits else removal
         plain = plain_attention(tiny.hf, tiny.tokens, without=without)
@@ -108,7 +108,7 @@ def _projection(tiny: Tiny, layer: int, name: str) -> Any:
 
 
 @contextmanager
-def _zero_mlps(tiny: Tiny) -> Iterator[None]:
+def zero_mlps(tiny: Tiny) -> Iterator[None]:
     """Let every MLP return 0."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         for mlp in _mlps(tiny):
@@ -117,7 +117,7 @@ def _zero_mlps(tiny: Tiny) -> Iterator[None]:
 
 
 def _mlps(tiny: Tiny) -> list[nn.Module]:
-    names = ("mlp", "feed_forward", "block_sparse_moe", "ffn")
+    names = ("mlp", "feed_forward", "block_sparse_moe", "shared_mlp", "ffn")
     blocks = [dict(block.named_children()) for block in blocks_of(tiny.hf)]
     return [block[name] for block in blocks for name in names if name in block]
 

@@ -245,8 +245,8 @@ def share_among(
 def prepare() -> None:
     """Import what commands need, so that their forks have it, and shorten training."""
     torch.set_num_threads(1)
-    names = ["scores", "ablate", "circuit", "simulate", "layers", "compare", "reproduce"]
-    names += [f"experiments.{name}.analyse" for name in ("ablation", "circuit", "scores")]
+    names = ["scores", "ablate", "circuit", "simulate", "layers", "compare", "reproduce", "trace"]
+    names += [f"experiments.{name}.analyse" for name in ("ablation", "circuit", "scores", "trace")]
     names += ["experiments.simulation.analyse", "experiments.behaviour.analyse"]
     for name in names:
         import_module(f"nope_probe.{name}")

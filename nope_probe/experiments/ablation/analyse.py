@@ -15,9 +15,10 @@ from torch import Tensor
 from nope_probe.analyses.attribution import LayerAttribution, attribute
 from nope_probe.analyses.contrasts import contrast_map
 from nope_probe.analyses.jackknife import mean_intervals
-from nope_probe.analyses.pattern import Measures, measure
+from nope_probe.analyses.pattern import Measures, layer_folds, measure
 from nope_probe.analyses.pattern_changes import KeptPattern, MaskEffect, mask_effect
 from nope_probe.analyses.pattern_rows import distance_sums, pattern_distance_sums
+from nope_probe.analyses.positions import term_table
 from nope_probe.analyses.shapley import INTACT, MASK, Condition, source_terms
 from nope_probe.analyses.splits import split_mean_covariance
 from nope_probe.analyses.trends import query_stride
@@ -57,7 +58,8 @@ def analyse(session: Session[RunSettings], plan: Plan, measured: Measured) -> Ru
         **session.provenance(),
         **input_record(inputs, skip_keys, measured.intact.counts),
         "query_stride": query_stride(measured.intact.n),
-        "windows": windows_of(layer.folds for layer in measured.intact.layers),
+        "layers": list(plan.layers),
+        "windows": windows_of(layer_folds(measured.intact)),
         **analysis.record(),
     }
     run = Run(
@@ -115,12 +117,15 @@ class Analysis:
         interactions = {name: interactions_table(layers) for name, layers in others.items()}
         return {
             "sources": sources_table(self.layers),
-            "non_relative": non_relative_table(self._mask_effects()),
+            "non_relative": non_relative_table(self._mask_effects(), self.plan.layers),
             "players": side_by_side({first: players_table(self.layers, again)} | players),
             "interactions": side_by_side({first: interactions_table(self.layers)} | interactions),
             "pattern": measures_table(
-                ({"kept": self.plan.name(condition)}, layers)
-                for condition, layers in self.measures.items()
+                (
+                    ({"kept": self.plan.name(condition)}, layers)
+                    for condition, layers in self.measures.items()
+                ),
+                self.plan.layers,
             ),
             "controls": self._controls_table(),
             "mean_covariance": self._mean_covariance_table(),
@@ -181,23 +186,26 @@ class Analysis:
             labels = {"tokens": "shuffled", "skip_keys": self.skip_keys}
             labels["kept"] = self.plan.name(condition)
             rows.append((labels, measure(maps, self.skip_keys)))
-        return measures_table(rows, labels=("tokens", "skip_keys", "kept"))
+        return measures_table(rows, self.plan.layers, labels=("tokens", "skip_keys", "kept"))
 
     def _mean_covariance_table(self) -> pd.DataFrame:
-        counts = self.measured.intact.counts
+        """Return the mean and covariance terms, and where they are known the mean term's four."""
+        counts, positions = self.measured.intact.counts, self.measured.positions
+        terms = None if positions is None else term_table(positions, self.skip_keys)
         return mean_covariance_table(
             [
                 split_mean_covariance(
-                    index,
+                    layer.index,
                     layer.folds,
                     layer.mean_term,
                     layer.key_means[...],
                     self.skip_keys,
                     counts,
                 )
-                for index, layer in enumerate(self.measured.intact.layers)
+                for layer in self.measured.intact.layers
                 if layer.mean_term is not None and layer.key_means is not None
-            ]
+            ],
+            terms,
         )
 
     def _offsets_table(self) -> pd.DataFrame:
@@ -212,9 +220,8 @@ class Analysis:
         patterns = {key: _pattern_means(self.measured.maps[key], cells) for key in needed}
         terms = {"score": _score_means(intact, cells), "all": patterns[INTACT]}
         terms |= {name: contrast_map(term, patterns) for name, term in contrasts.items()}
-        return profiles_table(
-            {name: mean_intervals(means, intact.counts) for name, means in terms.items()}
-        )
+        profiles = {name: mean_intervals(means, intact.counts) for name, means in terms.items()}
+        return profiles_table(profiles, self.plan.layers)
 
 
 def _pattern_means(maps: StoredMaps, cells: Sequence[KeptCells]) -> Means:

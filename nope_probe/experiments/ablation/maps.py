@@ -61,16 +61,16 @@ class RunMaps:
         return dict.fromkeys(names, (len(self.intact.layers), self.intact.n, self.intact.n))
 
     def blocks(self, n_bytes: int = MAPS_BYTES) -> Iterator[tuple[str, int, int, Rows]]:
-        """Yield all maps by blocks of rows: name, layer, first row, and rows with all keys.
+        """Yield all maps by blocks of rows: name, the layer's place, first row, and rows.
 
         Args:
             n_bytes: as many as one row block of all conditions takes.
         """
-        for layer, intact in enumerate(self.intact.layers):
+        for place, intact in enumerate(self.intact.layers):
             cells = shared_cells([intact.folds], self.skip_keys)
             for start, stop in row_blocks(self.intact.n, self.n_conditions + 1, n_bytes):
-                for name, rows in self._rows(layer, start, stop, cells):
-                    yield name, layer, start, rows
+                for name, rows in self._rows(place, start, stop, cells):
+                    yield name, place, start, rows
 
     def _rows(
         self, layer: int, start: int, stop: int, cells: KeptCells

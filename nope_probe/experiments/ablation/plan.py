@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 
+from nope_probe.analyses.positions import MIN_FOLDS
 from nope_probe.analyses.shapley import INTACT, MASK, Condition, PlayerSet, player_set
 from nope_probe.components import (
     CIRCUITS,
@@ -31,6 +32,7 @@ from nope_probe.hooks.reading.residual_cache import GIGABYTE, ResidualCache
 from nope_probe.hooks.removing.edited_weights import reparametrised
 from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.maps.folds import folds_of
+from nope_probe.maps.positions import PositionSums
 from nope_probe.maps.stored_maps import StoredMaps, concatenate_layers
 
 Scope = Literal["both", "upstream", "own"]
@@ -45,7 +47,7 @@ class Plan:
         player_sets: the players; empty if only the sources are wanted.
         sources: the mask, and the window and position encodings that the model has beside it.
         conditions: the components removed in each condition, the intact model first.
-        n_layers: how many first layers to map.
+        layers: the numbers of the layers to map.
         substitutes: what stands for removed weights; each in turn.
         scope: whether to remove, for a layer's scores, in the layers before it (`upstream`), in
             itself (`own`), or in both.
@@ -56,7 +58,7 @@ class Plan:
     player_sets: tuple[PlayerSet, ...]
     sources: tuple[Component, ...]
     conditions: tuple[Condition, ...]
-    n_layers: int = 1
+    layers: tuple[int, ...] = (0,)
     substitutes: tuple[Substitute, ...] = (Substitute(),)
     scope: Scope = "both"
     reparametrise: int = 0
@@ -107,7 +109,7 @@ class Plan:
         self, prefix: str, condition: Condition, substitute: Substitute | None = None
     ) -> Iterator[tuple[str, Ablation | None, Sequence[int]]]:
         """Yield per pass of a condition its key, what it ablates, and the layers that it maps."""
-        key, layers = f"{prefix}/{self.name(condition)}", range(self.n_layers)
+        key, layers = f"{prefix}/{self.name(condition)}", self.layers
         without = (substitute or self.substitutes[0]).without
         if not condition:
             yield key, None, layers
@@ -115,7 +117,10 @@ class Plan:
             yield key, without(condition), layers
         else:
             for layer in layers:
-                where = (layer,) if self.scope == "own" else tuple(range(layer))
+                where = [layer]
+                if self.scope == "upstream":  # blocks that do not attend have an MLP alone
+                    has_mlp = "mlp" in condition
+                    where = [each for each in range(layer) if has_mlp or each in self.layers]
                 yield f"{key}/L{layer}", without(condition, where), [layer]
 
     def keys(self, has_shuffled: bool) -> list[str]:
@@ -226,6 +231,7 @@ class Measured:
         layer_passes: passes of one batch through one block, up to its scores or whole: how many
             this process has run, and how many it would need if each layer's scores were captured
             from the embeddings on. Finished conditions of an interrupted run are not among them.
+        positions: the intact model's mean queries and keys, where its scores split into terms.
     """
 
     maps: ConditionMaps
@@ -234,6 +240,7 @@ class Measured:
     shuffled: ConditionMaps = field(default_factory=dict)
     reparametrised: tuple[ConditionMaps, ...] = ()
     layer_passes: dict[str, int] = field(default_factory=dict)
+    positions: PositionSums | None = None
 
     @property
     def intact(self) -> StoredMaps:
@@ -278,7 +285,20 @@ def measure_conditions(
         shuffled=controls,
         reparametrised=tuple(_reparametrisations(engine, plan, residuals)),
         layer_passes={"run": residuals.n_run, "needed": residuals.n_needed},
+        positions=_positions(engine, maps[INTACT]),
     )
+
+
+def _positions(engine: Engine, intact: StoredMaps) -> PositionSums | None:
+    """Return the intact model's mean queries and keys, if its scores are q.k of known rotations."""
+    if engine.n_folds < MIN_FOLDS or intact.layers[0].mean_term is None:
+        return None
+    try:
+        return engine.positions(
+            "positions", layers=[each.index for each in intact.layers], writers="none"
+        )
+    except NotImplementedError:
+        return None
 
 
 def _intact_maps(engine: Engine, plan: Plan) -> StoredMaps:

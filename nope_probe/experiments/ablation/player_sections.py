@@ -22,7 +22,6 @@ from nope_probe.experiments.wording import (
     largest,
     listed,
     noisy_layers,
-    numbered_layers,
     of_layer,
     percents,
     strongest,
@@ -30,6 +29,7 @@ from nope_probe.experiments.wording import (
 from nope_probe.figures import shares
 from nope_probe.figures.intervals import interval_of, interval_text, percent
 from nope_probe.figures.maps import term_maps
+from nope_probe.figures.words import numbered_layers
 from nope_probe.maps.downsample import Pooled, pool
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, positions
@@ -99,6 +99,11 @@ class Findings:
             return self.layer
         rows = self.intact_rows().fillna({"amplitude": 0.0}).sort_values("amplitude")
         return int(rows.iloc[-1]["layer"])
+
+    @property
+    def layers(self) -> list[int]:
+        """The numbers of the layers, in the order of the maps."""
+        return self.intact_rows()["layer"].tolist()
 
     def intact_rows(self) -> pd.DataFrame:
         """Return the measures of the intact model's pattern, a row per layer."""
@@ -203,6 +208,7 @@ def _shapley_figure(found: Findings, table: pd.DataFrame, group: str) -> go.Figu
         drawn,
         title="What each player adds to the positional pattern (Shapley maps)",
         layer=found.shown,
+        layers=found.layers,
         flat=flat,
         rows=n_rows,
     )

@@ -186,7 +186,7 @@ def plan_of(session: Session[Settings]) -> Plan:
     from nope_probe.hooks.removing.targets import components
 
     settings, loaded = session.settings, session.loaded
-    n_layers = settings.n_layers_of(loaded)
+    layers = settings.layers_of(loaded.info)
     players = settings.player_names
     bands: tuple[str, ...] = ROPE_HALVES
     if settings.bands:
@@ -198,14 +198,14 @@ def plan_of(session: Session[Settings]) -> Plan:
         loaded.info.parameter_free,
         bands,
         left_out=irreplaceable(loaded.model)
-        | without_effect(loaded.model, session.sequences().inputs, n_layers),
+        | without_effect(loaded.model, session.sequences().inputs, len(layers)),
     )
     validate_removable(loaded.model, plan.removable)
     if not plan.removes_weights:
         validate_effects(settings, without_weights(FLAGS_OF_WEIGHTS))
     return replace(
         plan,
-        n_layers=n_layers,
+        layers=layers,
         substitutes=settings.substitutes,
         scope=settings.scope,
         reparametrise=settings.reparametrise,
@@ -227,7 +227,7 @@ def measure(session: Session[Settings], plan: Plan) -> Measured:
         shuffled = session.sequences("shuffled-inputs", shuffle=True)
     keys = plan.keys(shuffled is not None)
     if f"score/{plan.name(plan.conditions[0])}" not in session.checkpoint:
-        validate_first_sequence(engine.model, engine.inputs, plan.n_layers)
+        validate_first_sequence(engine.model, engine.inputs, plan.layers)
     session.announce(len(plan.conditions), keys, n_seqs=len(engine.inputs))
     with session.checkpoint.progress(keys, session.n_own_seqs):
         return measure_conditions(

@@ -31,7 +31,6 @@ from nope_probe.experiments.wording import (
     measure_finding,
     nats,
     no_pattern,
-    numbered_layers,
     of_layer,
     percents,
     preference,
@@ -41,11 +40,13 @@ from nope_probe.figures import measures, shares
 from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import interval_of, interval_text, percent
 from nope_probe.figures.maps import score_maps, term_maps
+from nope_probe.figures.words import numbered_layers
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, explorer_section
 from nope_probe.runtime.folder import Run
 
 MOST = 0.5  # of the pattern
+AGREES = 0.05  # of the pattern: two shares that differ by less
 
 
 def report(run: Run, explorer: Explorer | None = None) -> Report:
@@ -66,6 +67,7 @@ def report(run: Run, explorer: Explorer | None = None) -> Report:
         sections=[
             *explorer_section(explorer),
             *_sources(found),
+            *_exact_terms(found),
             *(replace(section, folded=True) for section in _details(found)),
         ],
         terminal={
@@ -165,6 +167,7 @@ def _source_maps(found: Findings) -> go.Figure:
         {"all": found.pooled("pattern/all"), **found.terms("source")},
         title="The positional pattern and what each source brings",
         layer=found.shown,
+        layers=found.layers,
         flat=found.noise(found.tables["sources"], "term", "rms"),
     )
 
@@ -179,23 +182,29 @@ def _details(found: Findings) -> Iterator[Section]:
     yield _scores(found)
 
 
+def _exact_terms(found: Findings) -> Iterator[Section]:
+    if "mean_covariance" in found.tables:
+        table = found.tables["mean_covariance"]
+        yield Section(
+            title=mean_covariance_finding(table, found.layer),
+            figure=partial(shares.mean_covariance_shares, table),
+            caption="No removal is needed for these terms. The mean and the covariance term add up "
+            "to 1. The mean term is the sum of rotation (RoPE on vectors that know nothing of "
+            "position) and of position that was written into keys, queries or both. Dimensions: "
+            "the number of directions in which the positions' mean keys spread; 1 is a line. "
+            f"{exact_and_removed(found)}",
+            table=table,
+        )
+
+
 def _mean_covariance(found: Findings) -> Iterator[Section]:
-    if "mean_covariance" not in found.tables:
-        return
-    table = found.tables["mean_covariance"]
-    yield Section(
-        title="Maps of the mean and the covariance term",
-        figure=partial(_term_maps, found),
-        caption="The mean term: each position has a mean query and a mean key of its own. "
-        "The covariance term: tokens that share their past are alike. Nothing is ablated.",
-    )
-    yield Section(
-        title=mean_covariance_finding(table, found.layer),
-        figure=partial(shares.mean_covariance_shares, table),
-        caption="The two shares add up to 1. Dimensions: the number of directions in which "
-        "the positions' mean keys spread; 1 is a line.",
-        table=table,
-    )
+    if "mean_covariance" in found.tables:
+        yield Section(
+            title="Maps of the mean and the covariance term",
+            figure=partial(_term_maps, found),
+            caption="The mean term: each position has a mean query and a mean key of its own. "
+            "The covariance term: tokens that share their past are alike. Nothing is ablated.",
+        )
 
 
 def _term_maps(found: Findings) -> go.Figure:
@@ -204,7 +213,14 @@ def _term_maps(found: Findings) -> go.Figure:
         found.terms("pattern"),
         title="The mean term and the covariance term",
         layer=found.shown,
-        flat=found.noise(table.assign(map=table["term"] + "_term"), "map", "rms"),
+        layers=found.layers,
+        flat=found.noise(
+            table[table["term"].isin(("mean", "covariance"))].assign(
+                map=lambda rows: rows["term"] + "_term"
+            ),
+            "map",
+            "rms",
+        ),
     )
 
 
@@ -249,7 +265,9 @@ def _scores(found: Findings) -> Section:
 
 def _score_maps(found: Findings) -> go.Figure:
     scores = found.pooled(f"score/{found.intact}")
-    return score_maps(scores, layer=found.shown, skip_keys=found.manifest["skip_keys"])
+    return score_maps(
+        scores, layer=found.shown, layers=found.layers, skip_keys=found.manifest["skip_keys"]
+    )
 
 
 def source_finding(sources: pd.DataFrame, layer: int | None) -> str:
@@ -286,16 +304,43 @@ def layers_finding(sources: pd.DataFrame) -> str:
 
 
 def mean_covariance_finding(table: pd.DataFrame, layer: int | None) -> str:
-    """Return which of the two terms carries the strongest layer's positional pattern."""
+    """Return which of the exact terms carries the strongest layer's positional pattern."""
     rows = of_layer(table, layer).set_index("term")
     if rows.empty or rows["share"].isna().all():
         return f"Mean and covariance terms: {NOISE}"
     for name, row in rows.iterrows():
         if row["share_low"] > MOST:
-            share = percents(row["share"])
-            return f"The {name} term carries {share} of L{layer}'s positional pattern"
+            share, term = percents(row["share"]), phrase(shares.term_entry(str(name)))
+            return f"{capitalised(term)} carries {share} of L{layer}'s positional pattern"
+    rows = rows.loc[["mean", "covariance"]]
     parts = [f"{name} term {percents(row['share'])}" for name, row in rows.iterrows()]
     return f"No term alone carries L{layer}'s positional pattern: {', '.join(parts)}"
+
+
+def exact_and_removed(found: Findings) -> str:
+    """Return how the exact split of the strongest layer differs from what removals take."""
+    table, sources = found.tables["mean_covariance"], found.tables["sources"]
+    if found.layer is None or "rotation" not in set(table["term"]):
+        return ""
+    exact = of_layer(table, found.layer).set_index("term")["share"]
+    removed = of_layer(sources, found.layer).set_index("term")["share"]
+    if exact.isna().all():
+        return ""
+    source, term, share = "mask", "what was written", exact.filter(like="written").sum()
+    if "rope" in removed:
+        source, term, share = "rope", "its rotation", exact["rotation"]
+    lost = removed.filter(regex=rf"(^|_){source}(_|$)").sum()
+    verb = "agree" if abs(lost - share) < AGREES else "differ"
+    reason = (
+        ""
+        if verb == "agree"
+        else " A removal takes the model off the text that it was trained on, and takes what other "
+        "blocks write because of the source; the split changes nothing."
+    )
+    return (
+        f"The exact split and the removal {verb} in L{found.layer}: {term} is {percents(share)} "
+        f"of the pattern, and {percents(lost)} of it goes without {phrase(source)}.{reason}"
+    )
 
 
 def mask_effect_finding(non_relative: pd.DataFrame) -> str:

@@ -30,7 +30,6 @@ from nope_probe.experiments.engine import (
     validate_first_sequence,
 )
 from nope_probe.experiments.removals import irreplaceable, without_effect
-from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.centred import kept_cells
@@ -123,7 +122,7 @@ def run_ablations(
         players: what is kept or removed: components, the circuits `qk` and `ov`, unions such as
             `w_q+mlp`, at most 10; or `["sources"]` alone. By default mask, rope, w_q, w_k and w_o,
             and the circuits beside.
-        n_layers: how many first layers to map; all by default.
+        n_layers: of how many first layers to map those that attend; all by default.
         batch_size: sequences per forward pass.
         n_folds: parts of the data that intervals are made from, 4 or more; the sequences of one
             document share one. By default 8, or as many as there are documents if these are fewer.
@@ -152,34 +151,37 @@ def run_ablations(
         >>> study.maps["source/mask"].shape
         (3, 16, 16)
     """
-    data, depth = as_sequences(tokens), len(layers_of(model))
+    data, info = as_sequences(tokens), describe(model, name_of(model))
     skipped = int(data.bos) if skip_keys == "auto" else skip_keys
     control = None if shuffled is None else as_sequences(shuffled)
     n_folds = folds_for_intervals(data, n_folds)
-    if n_layers is not None and not 1 <= n_layers <= depth:
-        raise ValueError(f"expected from 1 to {depth} layers, got {n_layers}")
+    fewest, depth = 1 + info.attending[0], info.n_layers
+    if n_layers is not None and not fewest <= n_layers <= depth:
+        raise ValueError(f"expected from {fewest} to {depth} layers, got {n_layers}")
     if control is not None and data.kind == "shuffled":
         raise ValueError("the tokens are shuffled already: shuffled tokens are no control for them")
     kept_cells(data.inputs.shape[1], skipped)  # raises where no keys are left
-    depth = depth if n_layers is None else n_layers
+    layers = tuple(layer for layer in info.attending if layer < (n_layers or depth))
     plan = make_plan(
         components(model),
         players,
-        describe(model, name_of(model)).parameter_free,
-        left_out=irreplaceable(model) | without_effect(model, data.inputs, depth),
+        info.parameter_free,
+        left_out=irreplaceable(model) | without_effect(model, data.inputs, len(layers)),
     )
     if reparametrise and not plan.removes_weights:
         raise ValueError("reparametrise has no effect where no weight is removed")
     names = (replacement,) if isinstance(replacement, str) else replacement
     plan = replace(
         plan,
-        n_layers=depth,
+        layers=layers,
         substitutes=tuple(Substitute(replacement=name, gain=gain, seed=seed) for name in names),
         scope=scope,
         reparametrise=reparametrise,
     )
-    validate_first_sequence(model, data.inputs, plan.n_layers)
-    n_cells_of_run = len(plan.conditions) * plan.n_layers * n_folds * n_cells(data.inputs.shape[1])
+    validate_first_sequence(model, data.inputs, plan.layers)
+    n_cells_of_run = (
+        len(plan.conditions) * len(plan.layers) * n_folds * n_cells(data.inputs.shape[1])
+    )
     with _checkpoint(n_bytes=8 * n_cells_of_run) as checkpoint:
         engine = Engine(
             model=model,

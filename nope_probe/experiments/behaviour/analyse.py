@@ -222,12 +222,12 @@ def decodability_table(plan: Plan, measured: Measured, skip: int) -> pd.DataFram
             distances - measured.distances[INTACT],
             measured.untrained.get(condition),
         )
-        for layer in range(distances.shape[1]):
+        for place, layer in enumerate(plan.layers):
             intervals = (
-                mean_interval(distances[:, layer, 0]),
-                mean_interval(distances[:, layer, 1]),
-                UNDEFINED if untrained is None else mean_interval(untrained[:, layer, 0]),
-                UNDEFINED if condition == INTACT else mean_interval(changes[:, layer, 0]),
+                mean_interval(distances[:, place, 0]),
+                mean_interval(distances[:, place, 1]),
+                UNDEFINED if untrained is None else mean_interval(untrained[:, place, 0]),
+                UNDEFINED if condition == INTACT else mean_interval(changes[:, place, 0]),
             )
             numbers = [end for each in intervals for end in (each.value, each.low, each.high)]
             rows.append(
@@ -265,9 +265,8 @@ def bridge_table(
     for condition, ablation in plan.conditions.items() if measured.maps else ():
         if condition == INTACT:
             continue
-        n_layers = measured.maps[map_key(ablation)].folds.shape[1]
-        for layer in range(n_layers):
-            lost = _pattern_lost(plan, measured, ablation, layer, skip)
+        for place, layer in enumerate(plan.layers):
+            lost = _pattern_lost(plan, measured, ablation, place, skip)
             rows.append(
                 {"condition": condition, "layer": layer, **interval_columns(lost, "pattern")}
             )
@@ -283,15 +282,15 @@ def bridge_table(
 
 
 def _pattern_lost(
-    plan: Plan, measured: Measured, ablation: Ablation, layer: int, skip: int
+    plan: Plan, measured: Measured, ablation: Ablation, place: int, skip: int
 ) -> Interval:
     """Return what a removal takes from the positional part of one layer, nats."""
     intact, counts = plan.conditions[INTACT], measured.maps[map_key(ablation)].counts
-    masked = measured.maps[map_key(intact)].folds[:, layer].isnan()
+    masked = measured.maps[map_key(intact)].folds[:, place].isnan()
     whole, left = (
         positional_part(
-            measured.maps[map_key(each)].folds[:, layer].masked_fill(masked, torch.nan),
-            measured.maps[map_key(plan.without_sources(each))].folds[:, layer],
+            measured.maps[map_key(each)].folds[:, place].masked_fill(masked, torch.nan),
+            measured.maps[map_key(plan.without_sources(each))].folds[:, place],
             skip,
             counts,
         )

@@ -81,7 +81,6 @@ class _Runner:
 
     def __init__(self, session: Session[Settings], plan: Plan) -> None:
         self.settings, self.plan, self.processes = session.settings, plan, session.processes
-        self.layers = range(self.settings.n_layers_of(session.loaded))
         self.skip = self.settings.n_skipped(session.sequences())
         self.engine = Engine.of(session)
         self.fit, self.held_out = (plan.text.subset(half) for half in halves(plan.text.documents))
@@ -169,7 +168,7 @@ class _Runner:
         return Measured(
             losses={(name, probe): self.losses(name, probe) for name, probe in self.scored},
             maps={
-                key: text.scores(key, ablation, layers=self.layers)
+                key: text.scores(key, ablation, layers=self.plan.layers)
                 for key, ablation in self.maps.items()
             },
             head_patterns={layer: self.head_patterns(layer) for layer in self.n_heads},
@@ -233,7 +232,7 @@ class _Runner:
                 fit.model,
                 fit.inputs,
                 targets,
-                n_layers=len(self.layers),
+                n_layers=len(self.plan.layers),
                 skip=self.skip,
                 batch_size=fit.batch_size,
                 checkpoint=stream,

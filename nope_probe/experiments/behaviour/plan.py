@@ -24,7 +24,7 @@ from nope_probe.experiments.behaviour.measures import QUANTITIES, Measure, make_
 from nope_probe.experiments.behaviour.settings import Settings
 from nope_probe.experiments.engine import validate_first_sequence
 from nope_probe.experiments.removals import irreplaceable, validate_removable
-from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.layers.model import numbered_layers
 from nope_probe.hooks.removing.targets import components
 from nope_probe.runtime.session import Session
 
@@ -59,6 +59,7 @@ class Plan:
         conditions: what is removed, by name; the intact model first.
         heads: what removes the W_Q of a single head, by layer and head, if these are wanted.
         sources: the mask and the position encoding of the model.
+        layers: the numbers of the layers in which position and pattern are read.
         measures: the names of the measures.
         probes: the sequences by name.
         skipped: per measure that the model or the data cannot show, the reason.
@@ -71,6 +72,7 @@ class Plan:
     conditions: dict[str, Ablation]
     heads: dict[tuple[int, int], Ablation]
     sources: Condition
+    layers: tuple[int, ...]
     measures: tuple[Measure, ...]
     probes: dict[str, Probe]
     skipped: dict[str, str]
@@ -122,7 +124,7 @@ def make_plan(session: Session[Settings]) -> Plan:
     settings.validate_removals(conditions)
     removed = {name for each in conditions.values() for name in each.remove}
     validate_removable(model, removed | ({"w_q"} if settings.heads else set()))
-    n_layers = settings.n_layers_of(session.loaded)  # refused before anything is run
+    layers = settings.layers_of(session.loaded.info)  # refused before anything is run
     if text.n_documents < MIN_DOCUMENTS:
         raise UserError(
             f"{len(text)} sequences from {text.n_documents} documents: {MIN_DOCUMENTS} documents "
@@ -138,11 +140,12 @@ def make_plan(session: Session[Settings]) -> Plan:
     return Plan(
         conditions=conditions,
         heads={
-            (layer, head): replace(w_q, heads={layer: [head]})
-            for layer, block in enumerate(layers_of(model)[:n_layers])
+            (block.index, head): replace(w_q, heads={block.index: [head]})
+            for block in numbered_layers(model, layers)
             for head in range(block.n_heads if settings.heads else 0)
         },
         sources=frozenset(name for name in SOURCES if name in has),
+        layers=layers,
         measures=settings.measures,
         probes=probes,
         skipped=skipped,
@@ -191,9 +194,9 @@ def make_probes(
         except UserError as error:
             skipped["extrapolation"] = str(error)
     if "pattern" in settings.measures:
-        n_layers = settings.n_layers_of(session.loaded)
+        layers = settings.layers_of(session.loaded.info)
         try:
-            validate_first_sequence(session.loaded.model, data.inputs, n_layers)
+            validate_first_sequence(session.loaded.model, data.inputs, layers)
         except UserError as error:
             skipped["pattern"] = str(error)
     taken = [about for about in QUANTITIES.values() if about.measure in settings.measures]

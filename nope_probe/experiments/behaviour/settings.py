@@ -36,6 +36,7 @@ from nope_probe.runtime.settings import (
 )
 
 if TYPE_CHECKING:
+    from nope_probe.models.info import ModelInfo
     from nope_probe.models.load import LoadedModel
 
 _arg = tyro.conf.arg
@@ -185,12 +186,15 @@ class Settings(RunSettings):
         """Return how many tokens the extrapolation's windows have, for a model's context."""
         return min(TIMES * self.trained_len_of(n_ctx), self.max_len)
 
-    def n_layers_of(self, loaded: LoadedModel) -> int:
-        """Return in how many first layers position and pattern are read."""
-        depth = loaded.info.n_layers
-        if self.layers != "all" and self.layers > depth:
-            raise TooFewLayersError(loaded.info.name, depth=depth, requested=self.layers)
-        return super().n_layers_of(loaded)
+    def validate_layers(self, info: ModelInfo) -> None:
+        """Check that there are the layers in which position and pattern are read.
+
+        Raises:
+            UserError: if there are not, or none of them attends.
+        """
+        if self.layers != "all" and self.layers > info.n_layers:
+            raise TooFewLayersError(info.name, depth=info.n_layers, requested=self.layers)
+        super().validate_layers(info)
 
     def long_windows(self, n_ctx: int) -> Settings:
         """Return the settings that make the extrapolation's windows: about as many tokens."""

@@ -119,6 +119,7 @@ def stages_table(maps: Sequence[StageMaps], layer: int, skip_keys: int) -> pd.Da
             for model, each in zip((INTACT, ABLATED), maps, strict=False)
             for letter, folds in each.folds.items()
         ),
+        [layer],
         labels=("model", "stage"),
     )
     table["layer"] = [layer + STAGES[letter].block for letter in table["stage"]]

@@ -127,8 +127,7 @@ class Settings(RunSettings):
             UserError: if it does not.
         """
         if self.layer in info.not_attending:
-            attending = sorted({*range(info.n_layers)} - {*info.not_attending})
-            named = ", ".join(f"L{layer}" for layer in attending)
+            named = ", ".join(f"L{layer}" for layer in info.attending)
             raise UserError(f"--layer {self.layer} of {info.name} does not attend; {named} do")
 
     @property

@@ -32,13 +32,13 @@ class StoredMap:
         mean: over all sequences, nats (inner products for a Gram map).
         errors: the standard errors of its cells; None if the run did not keep them.
         key: the name of its fold means among the run's.
-        layer: its place in these; None if they are of one map.
+        place: of its layer in these; None if they are of one map.
     """
 
     mean: Map
     errors: Map | None
     key: str
-    layer: int | None = None
+    place: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,12 +108,14 @@ class Member:
         found = {}
         for about, key in keys.items():
             errors = held.get(key.replace("score", "se", 1))
-            for layer, mean in enumerate(held.get(key, ())):
+            means = held.get(key, ())
+            layers = self.manifest.get("layers", range(len(means)))
+            for place, (layer, mean) in enumerate(zip(layers, means, strict=True)):
                 found[f"{about}L{layer}"] = StoredMap(
                     mean=mean,
-                    errors=None if errors is None else errors[layer],
+                    errors=None if errors is None else errors[place],
                     key=key,
-                    layer=layer,
+                    place=place,
                 )
         return found
 
@@ -139,7 +141,7 @@ class Member:
             if key not in file.keys():  # noqa: SIM118
                 return None
             cells = file.get_slice(key)
-            cells = cells[:] if stored.layer is None else cells[:, stored.layer]
+            cells = cells[:] if stored.place is None else cells[:, stored.place]
         return unpack_triangle(torch.from_numpy(cells))
 
     @cached_property

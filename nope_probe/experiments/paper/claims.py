@@ -326,11 +326,12 @@ def _joined(values: PerLayer, sign: str = "") -> str:
 def _scale(run: Run, name: str, bound: float, paper: str) -> Claim:
     spans = np.array([np.nanquantile(layer, [0.01, 0.99]) for layer in run.maps[name]])
     low, high = int(spans[:, 0].argmin()), int(spans[:, 1].argmax())
+    layers = run.tables["pattern"]["layer"].tolist()
     return Claim(
         paper=paper,
         reproduced=bool((np.abs(spans) <= bound).all()),
-        evidence=f"98% of a layer's cells are between {spans[low, 0]:.2g} (L{low}) and "
-        f"{spans[high, 1]:.2g} nats (L{high}), with a standard error of "
+        evidence=f"98% of a layer's cells are between {spans[low, 0]:.2g} (L{layers[low]}) and "
+        f"{spans[high, 1]:.2g} nats (L{layers[high]}), with a standard error of "
         f"{np.nanmedian(run.maps['se']):.2g} nats",
     )
 

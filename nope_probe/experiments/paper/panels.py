@@ -230,7 +230,8 @@ def _trained(figure: str, model: str, run: Run) -> Iterator[Pair]:
     else:
         kind = "score" if figure == "figure8" else "normalised"
         group = "scores of each layer"
-        maps = {f"layer{number}": values for number, values in enumerate(run.maps[kind], 1)}
+        layers = run.manifest.get("layers", range(len(run.maps[kind])))
+        maps = {f"layer{layer + 1}": run.maps[kind][place] for place, layer in enumerate(layers)}
     if FIGURES[figure].maps:
         shown = papers or LANGUAGE_MODELS[0]
         group, beside = shown if papers else f"{shown} beside {model}", f"{shown}/"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,7 +30,7 @@ from nope_probe.experiments.tables import (
 from nope_probe.figures.explorer import head_maps
 from nope_probe.figures.measures import HEAD_MEASURES
 from nope_probe.hooks.layers.attention import relative_error
-from nope_probe.hooks.layers.model import Inputs, layers_of
+from nope_probe.hooks.layers.model import Inputs, numbered_layers
 from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.reading.bands import capture_bands
 from nope_probe.hooks.reading.batch_readings import read_rotations
@@ -76,14 +77,15 @@ def capture(
         UserError: for a non-finite score, or bands that the scores of the model cannot be split
             into.
     """
-    inputs, n_layers = session.sequences().inputs, session.settings.n_layers_of(session.loaded)
-    bands = [] if choice is None else bands_of(session.loaded.model, inputs, n_layers, choice)
+    inputs, model = session.sequences().inputs, session.loaded.model
+    layers = session.settings.layers_of(session.loaded.info)
+    bands = [] if choice is None else bands_of(model, inputs, layers, choice)
     if "scores" not in session.checkpoint:
-        validate_first_sequence(session.loaded.model, inputs, n_layers)
+        validate_first_sequence(model, inputs, layers)
     engine, keys = Engine.of(session), ["scores", "bands"] if bands else ["scores"]
     session.announce(1, keys, n_seqs=len(inputs))
     with session.checkpoint.progress(keys, session.n_own_seqs):
-        maps = engine.scores("scores", layers=range(n_layers), per_head=per_head)
+        maps = engine.scores("scores", layers=layers, per_head=per_head)
         validate_finite(maps, "the intact model")
         if not bands:
             return Measured(maps=maps, bands=bands)
@@ -102,30 +104,31 @@ def capture(
                 )
             },
         )["folds"]
-    for layer, visible in enumerate(maps.visible):
-        added = band_maps[:, layer].sum(1)[..., visible]
-        if not relative_error(added, maps.folds[:, layer][..., visible]) < ADDS_UP:
+    for place, layer in enumerate(layers):
+        visible = maps.visible[place]
+        added = band_maps[:, place].sum(1)[..., visible]
+        if not relative_error(added, maps.folds[:, place][..., visible]) < ADDS_UP:
             raise UserError(f"--bands: the scores of L{layer} are not q.k, so they have no bands")
     return Measured(maps=maps, bands=bands, band_maps=band_maps)
 
 
 def bands_of(
-    model: HookedModel, inputs: Inputs, n_layers: int, choice: BandChoice
+    model: HookedModel, inputs: Inputs, layers: Sequence[int], choice: BandChoice
 ) -> list[list[Band]]:
-    """Return the bands of each layer, from the rotation that it applies.
+    """Return the bands of the first layers that attend, from the rotation that each applies.
 
     Raises:
         UserError: if no layer has RoPE, if scores are soft-capped, or for too many bands.
     """
-    layers = layers_of(model)[:n_layers]
-    for layer in layers:
+    blocks = numbered_layers(model, layers)
+    for layer in blocks:
         if layer.soft_cap is not None:
             raise UserError(
                 f"--bands: the scores of L{layer.index} are soft-capped, so they are no sum"
             )
-    rotations = [recover_rotation(each) for each in read_rotations(model, inputs[:1], n_layers)]
+    rotations = [recover_rotation(each) for each in read_rotations(model, inputs[:1], len(blocks))]
     try:
-        return make_bands(rotations, layers[0].d_head, choice)
+        return make_bands(rotations, blocks[0].d_head, choice, layers)
     except ValueError as error:
         raise UserError(f"--bands: {error}") from error
 
@@ -137,8 +140,8 @@ def analyse(session: Session[RunSettings], measured: Measured) -> Run:
     folds, counts = maps.folds.double(), maps.counts
     terms = {"score": folds, "all": row_centred(folds, skip_keys)}
     tables = {
-        "pattern": measures_table([({"kept": INTACT}, measure(maps, skip_keys))]),
-        "offsets": offsets_table(terms, counts, skip_keys),
+        "pattern": measures_table([({"kept": INTACT}, measure(maps, skip_keys))], maps.layers),
+        "offsets": offsets_table(terms, counts, skip_keys, maps.layers),
     }
     if measured.band_maps is not None:
         split = split_bands(
@@ -153,6 +156,7 @@ def analyse(session: Session[RunSettings], measured: Measured) -> Run:
         **session.provenance(),
         **input_record(inputs, skip_keys, counts),
         "query_stride": query_stride(maps.folds.shape[-1]),
+        "layers": list(maps.layers),
         "windows": windows_of(layer_folds(maps)),
         "conditions": [INTACT],
     }
@@ -170,23 +174,22 @@ def _head_tables(
     """
     per_head, counts = maps.per_head, maps.counts
     assert per_head is not None
-    n_layers, settings = per_head.shape[1], session.settings
     rows = [
         {"layer": layer, "head": head, **columns_of(measures, HEAD_MEASURES)}
-        for layer in range(n_layers)
-        for head, measures in enumerate(measure(per_head[:, layer], skip_keys, counts=counts))
+        for place, layer in enumerate(maps.layers)
+        for head, measures in enumerate(measure(per_head[:, place], skip_keys, counts=counts))
     ]
     heads = pd.DataFrame(rows, columns=["layer", "head", *interval_names(*HEAD_MEASURES)])
     attended, sinks = head_columns(
         session.loaded.model,
         session.sequences(),
         session.loaded.tokenizer,
-        n_layers,
-        settings.folds,
+        maps.layers,
+        session.settings.folds,
     )
     return {
         "heads": pd.concat([heads, attended], axis=1),
-        "head_offsets": head_offsets_table(per_head, counts, skip_keys),
+        "head_offsets": head_offsets_table(per_head, counts, skip_keys, maps.layers),
         "sinks": sinks,
     }
 

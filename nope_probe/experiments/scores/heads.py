@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
@@ -63,7 +63,7 @@ def head_columns(
     model: HookedModel,
     inputs: Sequences,
     tokenizer: PreTrainedTokenizerBase | None,
-    n_layers: int,
+    layers: Sequence[int],
     n_folds: int,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return further columns of the heads' table, and the table of sinks.
@@ -75,7 +75,7 @@ def head_columns(
         model: the model.
         inputs: the run's sequences.
         tokenizer: the model's; None for a parameter-free model.
-        n_layers: how many first layers to measure.
+        layers: the numbers of the layers to measure, the first that attend.
         n_folds: parts of the sequences that intervals are made from.
     """
     variants = {"": inputs}
@@ -90,13 +90,11 @@ def head_columns(
     columns, sinks = [], []
     for suffix, variant in variants.items():
         given = _head_inputs(variant, tokenizer, chosen, fold_of)
-        measured, counts = measure_heads(model, given, n_layers), given.fold_of.bincount()
+        measured, counts = measure_heads(model, given, len(layers)), given.fold_of.bincount()
         columns.append(_columns(measured, counts, suffix))
         shares = sink_share(pooled(measured["first_key"], counts)).tolist()
         bos = "with" if variant.bos else "without"
-        sinks.append(
-            {"layer": range(n_layers), "bos": bos, "threshold": SINK, "sink_score": shares}
-        )
+        sinks.append({"layer": layers, "bos": bos, "threshold": SINK, "sink_score": shares})
     return pd.concat(columns, axis=1), pd.concat(map(pd.DataFrame, sinks), ignore_index=True)
 
 

@@ -81,11 +81,13 @@ def headline(tables: Mapping[str, pd.DataFrame]) -> list[str]:
 def _map_sections(run: Run) -> Iterator[Section]:
     table, skip_keys = run.tables["pattern"], int(run.manifest["skip_keys"])
     score, best = run.maps["score"], strongest(table)
-    layer = 0 if best is None else int(best["layer"])
+    layers = table["layer"].tolist()
+    layer = layers[0] if best is None else int(best["layer"])
     drawn: dict[str, Any] = {
         "max_positions": positions(3, len(score)),
         "skip_keys": skip_keys,
         "layer": layer,
+        "layers": layers,
         "noise": [float(np.sqrt(np.nanmean(errors**2))) for errors in run.maps["se"]],
     }
     left_out = ""
@@ -100,7 +102,7 @@ def _map_sections(run: Run) -> Iterator[Section]:
         f"less.{left_out}",
     )
     yield Section(
-        title=level_finding(score[layer], skip_keys, layer),
+        title=level_finding(score[layers.index(layer)], skip_keys, layer),
         figure=partial(score_maps, score, multiples=1, clipped=PERCENT, **drawn),
         caption="The mean score that each query gives each key, over sequences and heads. Softmax "
         f"ignores the level of a row, and so the sign of a score.{left_out}",

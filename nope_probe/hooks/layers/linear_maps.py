@@ -231,7 +231,7 @@ def _heads_of(
         return tuple(replaced(value) for value in args), new
 
     rotary, tap = traits_of(model)[layer.index].rotary, layer.tap
-    tokens = torch.ones(inputs.shape[:2], dtype=torch.long)
+    tokens = torch.full(inputs.shape[:2], min(1, model.cfg.d_vocab - 1))
     with torch.inference_mode(), hooks_detached(model):
         before = tap.rope, tap.edit
         tap.rope = None if rotary is None else RemovedPairs(bands=("rope",), rotary=rotary)

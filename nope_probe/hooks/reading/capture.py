@@ -53,7 +53,7 @@ def capture_scores(
     Args:
         model: a HookedTransformer or TransformerBridge, ablated or not.
         inputs: token sequences of equal length, or input vectors.
-        layers: block numbers from 0; all by default.
+        layers: block numbers from 0; all that attend by default.
         batch_size: sequences per forward pass.
         n_folds: into how many parts the sequences are dealt, for intervals; by default 8, or as
             many as there are sequences (documents) if these are fewer.
@@ -105,6 +105,7 @@ def capture_scores(
         visible=torch.stack([each.flags["visible"].cpu() for each in scores]),
         folds=_stacked((each.fold_means(counts) for each in _freed(scores)), n),
         counts=counts,
+        layers=tuple(layer.index for layer in blocks),
         bos=begins_alike(inputs),
     )
 

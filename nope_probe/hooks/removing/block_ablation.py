@@ -77,7 +77,7 @@ class BlockAblation:
         if "w_o" in remove:
             yield last(point("attn.hook_z"), self.read_z)
             yield first(point(self.layer.attn_out_point), self.write_attn_out)
-        if "mlp" in remove:
+        if "mlp" in remove and self.layer.has("hook_mlp_out"):
             yield first(point("hook_mlp_out"), zeros)
         yield last(point("hook_resid_post"), self.drop)
 
@@ -232,13 +232,13 @@ class ActiveAblation:
     Attributes:
         ablation: what is removed.
         calibration: the gains and means of its replacements, compared by identity.
-        blocks: the removals in each block.
+        heads: the query heads that lose components, None for all, by the block's number.
         groups: the hooks that are attached.
     """
 
     ablation: Ablation
     calibration: Hashable
-    blocks: Mapping[int, BlockAblation]  # by the block's number
+    heads: Mapping[int, list[int] | None]
     groups: Sequence[HookGroup]
 
 
@@ -258,9 +258,8 @@ def removed_before(model: HookedModel, depth: int) -> tuple[Hashable, ...]:
     if active is None:
         return ()
     ablation, removals = active.ablation, []
-    for index, each in sorted(active.blocks.items()):
+    for index, heads in sorted(active.heads.items()):
         if index < depth:
-            heads = each.heads
             removals.append((index, None if heads is None else tuple(heads)))
     embeds = "pos_embed" in ablation.components or ablation.writers
     if not (removals or embeds) or not ablation.components:

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.components import COMPONENTS, Ablation, Component, is_rope
-from nope_probe.hooks.layers.base_layer import Layer
+from nope_probe.hooks.layers.base_layer import Layer, find_point
 from nope_probe.hooks.layers.model import (
     blocks_of,
     layers_of,
@@ -21,7 +21,7 @@ from nope_probe.hooks.layers.model import (
     position_point,
     traits_of,
 )
-from nope_probe.hooks.layers.protocols import HookedModel
+from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
 from nope_probe.hooks.layers.rotation import RemovedPairs
 
 
@@ -56,9 +56,12 @@ def resolve_targets(model: HookedModel, ablation: Ablation) -> list[Target]:
         raise ValueError(
             f"a prefix of {ablation.prefix} positions, but the model's context is {model.cfg.n_ctx}"
         )
-    heads, numbers = ablation.heads, ablation.layers
+    heads, numbers, lone = ablation.heads, ablation.layers, lone_mlps(model, ablation)
     if heads is not None:
         numbers = [index for index, named in heads.items() if len(named)]
+    elif lone:
+        known = [layer.index for layer in layers_of(model)] if numbers is None else numbers
+        numbers = [number for number in known if number not in lone]
     rope = removed_pairs(model, [name for name in names if is_rope(name)])
     try:
         layers = [] if numbers is not None and not len(numbers) else numbered_layers(model, numbers)
@@ -75,6 +78,19 @@ def resolve_targets(model: HookedModel, ablation: Ablation) -> list[Target]:
     for target in targets:
         _validate_weights(target, ablation)
     return targets
+
+
+def lone_mlps(model: HookedModel, ablation: Ablation) -> dict[int, HookPoint]:
+    """Return the MLPs to remove in blocks that do not attend: their outputs, by block number."""
+    if "mlp" not in ablation.components:
+        return {}
+    attending = {layer.index for layer in layers_of(model)}
+    points = {
+        number: find_point(block, "hook_mlp_out")
+        for number, block in enumerate(blocks_of(model))
+        if number not in attending and (ablation.layers is None or number in ablation.layers)
+    }
+    return {number: point for number, point in points.items() if point is not None}
 
 
 def _validate_weights(target: Target, ablation: Ablation) -> None:
@@ -133,7 +149,8 @@ def components(model: HookedModel) -> tuple[Component, ...]:
     has = {
         "mask": model.cfg.attention_dir != "bidirectional",
         "rope": any(each.rotary is not None for each in traits),
-        "mlp": any(layer.has("hook_mlp_out") and not layer.attention_only for layer in layers),
+        "mlp": not layers[0].attention_only
+        and any(find_point(block, "hook_mlp_out") is not None for block in blocks_of(model)),
         "pos_embed": position_point(model) is not None,
         "alibi": any(each.alibi for each in traits),
         "window": any(each.window for each in traits),

@@ -1,0 +1,235 @@
+"""From what writers bring to each reader to tables, maps and a run; the same in memory."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from nope_probe.analyses.positions import (
+    MIN_FOLDS,
+    Side,
+    clock,
+    readers,
+    term_maps,
+    term_table,
+    writer_table,
+)
+from nope_probe.errors import closed_choices
+from nope_probe.experiments.engine import (
+    Engine,
+    Inputs,
+    as_sequences,
+    folds_for_intervals,
+)
+from nope_probe.experiments.trace.effects import measure_effects
+from nope_probe.experiments.trace.sections import answer, headline, report
+from nope_probe.figures.position_figure import ALL, CLOCKS, reader_of, with_readers
+from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.layers.protocols import HookedModel
+from nope_probe.maps.folds import folds_of
+from nope_probe.maps.positions import PositionSums
+from nope_probe.runtime.folder import Run
+from nope_probe.runtime.identity import input_arrays, input_record
+from nope_probe.runtime.session import Session
+from nope_probe.runtime.settings import RunSettings
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Trace:
+    """Who writes the position that each layer (or head) of a model reads.
+
+    Attributes:
+        terms: a row for each term of a reader's pattern: its RMS in nats, share, and how much of it
+            is a function of the distance.
+        writers: a row for each reader, side (key or query) and writer: its share of the pattern.
+        effects: of the strongest writers, the share that is lost without their position; empty
+            unless it was measured.
+        clocks: a reader's mean keys and queries along their two principal axes, by position.
+        maps: the patterns of the terms by name, such as `L1/rotation`, nats.
+    """
+
+    terms: pd.DataFrame
+    writers: pd.DataFrame
+    effects: pd.DataFrame
+    clocks: pd.DataFrame
+    maps: dict[str, Float[np.ndarray, "query_pos key_pos"]]
+
+    @property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The tables by the names of a run's CSV files."""
+        names = ("terms", "writers", "effects", "clocks")
+        return {name: getattr(self, name) for name in names}
+
+    def __repr__(self) -> str:
+        """Return who writes the position of the strongest pattern, and what there is."""
+        readers = ", ".join(f"L{layer}" for layer in self.terms["layer"].unique())
+        return f"Trace of {readers}: {answer(self.tables)}"
+
+
+@closed_choices("writers", "skip_keys")
+def run_trace(
+    model: HookedModel,
+    inputs: Inputs,
+    *,
+    layers: int | None = None,
+    writers: Literal["heads", "layers"] = "heads",
+    per_head: bool = False,
+    confirm: int = 0,
+    batch_size: int = 32,
+    n_folds: int | None = None,
+    skip_keys: int | Literal["auto"] = "auto",
+) -> Trace:
+    """Find who writes the position that each layer reads, as the `trace` command does.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge.
+        inputs: sequences of equal length; vectors for a parameter-free model.
+        layers: how many first blocks to read; all by default.
+        writers: whether heads write one by one, or each block's attention as a whole.
+        per_head: whether each head is a reader, not each layer.
+        confirm: for how many of the strongest writers to measure what the reader loses without
+            their position.
+        batch_size: sequences per forward pass.
+        n_folds: parts of the data that intervals are made from, 5 or more; by default 8, or as many
+            as there are documents if these are fewer.
+        skip_keys: first keys to leave out; `auto`: 1 where all sequences begin with the same token.
+
+    Raises:
+        ValueError: for too few sequences or folds.
+        NotImplementedError: for a family whose residual stream, RoPE or projections have another
+            form than a sum, pairs that turn, and linear maps between norms.
+
+    Example:
+        >>> from nope_probe import load, run_trace, sequences
+        >>> loaded = load("nope-tiny", n_layers=3)
+        >>> data = sequences(tokenizer=loaded.tokenizer, n_seqs=64, seq_len=24)
+        >>> found = run_trace(loaded.model, data)
+        >>> shares = found.writers.query("layer == 2").groupby("writer")["share"].sum()
+        >>> sorted(shares[shares > 0.5].index)
+        ['L1H0', 'L1H1']
+    """
+    data = as_sequences(inputs)
+    n_folds = folds_for_intervals(data, n_folds)
+    if n_folds < MIN_FOLDS:
+        raise ValueError(f"expected at least {MIN_FOLDS} folds, got {n_folds}")
+    engine = Engine(
+        model=model,
+        inputs=data.inputs,
+        documents=data.documents,
+        batch_size=batch_size,
+        n_folds=n_folds,
+    )
+    attending = [layer.index for layer in layers_of(model)]
+    first = [layer for layer in attending if layers is None or layer < layers]
+    sums = engine.positions(None, layers=first, writers=writers, per_head=per_head)
+    skipped = int(data.bos) if skip_keys == "auto" else skip_keys
+    return trace_of(engine, sums, skip_keys=skipped, confirm=confirm)
+
+
+def trace_of(
+    engine: Engine,
+    sums: PositionSums,
+    *,
+    skip_keys: int,
+    confirm: int = 0,
+    reader: str | None = None,
+) -> Trace:
+    """Return the tables and maps of what writers bring to each reader.
+
+    Args:
+        engine: the model, on the sequences of the sums.
+        sums: what writers bring to each reader.
+        skip_keys: how many first keys to leave out.
+        confirm: of how many pairs of writer and reader to measure the effect.
+        reader: the layer or head whose writers these are; by default those of all.
+    """
+    writers = writer_table(sums, skip_keys)
+    writers = writers.sort_values(
+        [*(name for name in ("layer", "head") if name in writers), "side", "writer"],
+        key=lambda column: column.map(writer_order) if column.name == "writer" else column,
+        ignore_index=True,
+    )
+    own = writers if reader is None else writers[with_readers(writers)["reader"] == reader]
+    effects = measure_effects(engine, sums, own, skip_keys=skip_keys, n_pairs=confirm)
+    return Trace(
+        terms=term_table(sums, skip_keys),
+        writers=writers,
+        effects=effects,
+        clocks=clock_table(sums, writers, skip_keys),
+        maps={
+            f"{reader_of(names)}/{term}": values.float().numpy()
+            for names, each in readers(sums, skip_keys)
+            for term, values in term_maps(each).items()
+        },
+    )
+
+
+def writer_order(writer: str) -> tuple[int, int, int]:
+    """Return the sort key of writers: embeddings, the heads and MLP of each block, constants.
+
+    Example:
+        >>> sorted(["bias", "L1H0", "MLP0", "L0H10", "L0H2", "embed"], key=writer_order)
+        ['embed', 'L0H2', 'L0H10', 'MLP0', 'L1H0', 'bias']
+    """
+    numbers = [int(number) for number in re.findall(r"\d+", writer)]
+    if not numbers:
+        return (10**6 if writer == "bias" else -1), 0, 0
+    return numbers[0], writer.startswith("MLP"), numbers[-1]
+
+
+def analyse(session: Session[RunSettings], trace: Trace, reader: str | None = None) -> Run:
+    """Return the run of a trace.
+
+    Args:
+        session: the run in progress.
+        trace: what it found.
+        reader: the layer or head that the headline is about; by default that with the strongest
+            pattern.
+    """
+    inputs, n_folds = session.sequences(), session.settings.folds
+    counts = folds_of(len(inputs), n_folds, inputs.documents).bincount()
+    manifest: dict[str, Any] = {
+        **session.provenance(),
+        **input_record(inputs, session.settings.n_skipped(inputs), counts),
+        "reader": reader,
+        "headline": headline(trace.tables, reader),
+    }
+    arrays = {"maps": trace.maps, "tokens": input_arrays(inputs)}
+    run = Run(manifest=manifest, arrays=arrays, tables=trace.tables)
+    return replace(run, page=report(run).html(manifest))
+
+
+def clock_table(sums: PositionSums, writers: pd.DataFrame, skip_keys: int) -> pd.DataFrame:
+    """Return the table of clocks: mean keys and queries along their two principal axes.
+
+    Args:
+        sums: what writers bring to each reader.
+        writers: `writers.csv`, which says who are the strongest.
+        skip_keys: how many first positions to leave out.
+
+    Returns:
+        layer (head), side, writer (`all` and the strongest), position, axis_1 and axis_2, and
+        `explained`: both axes' share of the variance of all writers' sum between positions.
+    """
+    tables = []
+    for names, reader in readers(sums, skip_keys):
+        own = writers[(writers[list(names)] == pd.Series(names)).all(axis=1)]
+        for side in get_args(Side):
+            found = clock(reader, side)
+            rows = own[own["side"] == side]
+            order = rows["share"].abs().sort_values(ascending=False).index
+            strongest = rows.loc[order, "writer"][: CLOCKS - 1]
+            for writer in (ALL, *strongest):
+                points = (found.whole if writer == ALL else found.writers[writer])[skip_keys:]
+                place = {"position": range(skip_keys, skip_keys + len(points))}
+                axes = {"axis_1": points[:, 0], "axis_2": points[:, 1]}
+                where = {**names, "side": side, "writer": writer}
+                table = pd.DataFrame({**place, **axes})
+                tables.append(table.assign(**where, explained=float(found.explained.sum())))
+    columns = [*names, "side", "writer", "position", "axis_1", "axis_2", "explained"]
+    return pd.concat(tables, ignore_index=True)[columns]

@@ -1,0 +1,166 @@
+"""The `trace` command's run: from settings to a folder."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from nope_probe.errors import UserError
+from nope_probe.runtime.places import validate_memory
+from nope_probe.runtime.session import Session
+from nope_probe.runtime.settings import LARGEST, Bounds, RunSettings
+from nope_probe.runtime.terminal import status
+
+if TYPE_CHECKING:
+    from nope_probe.experiments.trace.analyse import Trace
+    from nope_probe.models.info import ModelInfo
+
+_arg = tyro.conf.arg
+MIN_FOLDS = 5  # a share multiplies queries, keys and pattern of different folds, less one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(RunSettings):
+    """Trace who writes the position that each layer reads, without removing anything.
+
+    Splits each layer's positional pattern exactly into rotation (RoPE on vectors that know nothing
+    of position), written position and covariance, and the written position into what each
+    embedding, head and MLP before the layer wrote.
+    """
+
+    model: Annotated[
+        str, _arg(help="A shipped or friendly name, a Hub id or a local Hugging Face folder.")
+    ] = "nope-tiny"
+    reader: Annotated[
+        str | None,
+        _arg(
+            help="The layer (L2) or head (L2H1) that the headline, the maps and --confirm are "
+            "about [the one with the strongest pattern]; a head turns --per-head on."
+        ),
+    ] = None
+    writers: Annotated[
+        Literal["heads", "layers"],
+        _arg(help="Whether heads write one by one, or each block's attention as a whole."),
+    ] = "heads"
+    per_head: Annotated[bool, _arg(help="Trace what each head reads, instead of each layer.")] = (
+        False
+    )
+    confirm: Annotated[
+        int,
+        Bounds(0, 1000),
+        _arg(help="For how many of the strongest writers to take their position away and measure."),
+    ] = 6
+    folds: Annotated[
+        int,
+        Bounds(MIN_FOLDS, LARGEST),
+        _arg(help="Parts of the data that intervals are made from."),
+    ] = 8
+
+    def validate(self) -> None:
+        """Check what can be checked without the model.
+
+        Raises:
+            UserError: naming the flag.
+        """
+        super().validate()
+        if self.reader is None:
+            return
+        if not re.fullmatch(r"L\d+(H\d+)?", self.reader):
+            raise UserError(f"--reader {self.reader}: expected a layer or head, such as L2 or L2H1")
+        if self.per_head and len(self.reader_numbers) == 1:
+            raise UserError(f"--reader {self.reader}: with --per-head, readers are heads, as L2H1")
+        if self.layers != "all" and self.reader_numbers[0] >= self.layers:
+            raise UserError(f"--reader {self.reader} is not among the first --layers {self.layers}")
+
+    @property
+    def reader_numbers(self) -> list[int]:
+        """The numbers of the reader's layer and, of a head, of the head."""
+        return [int(number) for number in re.findall(r"\d+", self.reader or "")]
+
+    @property
+    def traces_heads(self) -> bool:
+        """Whether the readers are heads, not layers."""
+        return self.per_head or len(self.reader_numbers) == 2
+
+    def validate_layers(self, info: ModelInfo) -> None:
+        """Check that the reader exists, and that the sums of all writers fit into memory.
+
+        Raises:
+            UserError: naming the readers that there are, or what takes less memory.
+        """
+        super().validate_layers(info)
+        if self.reader is not None:
+            layer, head = (*self.reader_numbers, 0)[:2]
+            if layer not in self.layers_of(info) or head >= info.n_heads:
+                there = ", ".join(f"L{layer}" for layer in self.layers_of(info))
+                raise UserError(
+                    f"--reader {self.reader}: there are {there}, with the heads H0 to "
+                    f"H{info.n_heads - 1}"
+                )
+        fewer = ", or take --writers layers" if self.writers == "heads" else ""
+        validate_memory(self.bytes_of_sums(info), f"--layers or --seq-len{fewer}")
+
+    def bytes_of_sums(self, info: ModelInfo) -> int:
+        """Return the bytes of what writers bring to queries and keys, by fold and position."""
+        n_layers = info.n_layers if self.layers == "all" else self.layers
+        n_heads = info.n_heads if self.writers == "heads" else 1
+        n_writers = (n_heads + 1) * n_layers * (n_layers - 1) // 2  # before all readers
+        n_queries = info.n_heads if self.traces_heads else info.n_kv_heads
+        width = (n_queries + info.n_kv_heads) * info.d_head
+        return 8 * self.folds * n_writers * self.seq_len * width
+
+
+def run(settings: Settings) -> Path:
+    """Trace position unless that is finished, and return the run's folder.
+
+    Raises:
+        UserError: for what cannot be done.
+    """
+    with Session("trace", settings) as session:
+        if not session.finished:
+            trace = capture(session)
+            if session.is_first:
+                with status("writing"):
+                    from nope_probe.experiments.trace.analyse import analyse
+
+                    session.write(analyse(session, trace, settings.reader))
+    return session.folder
+
+
+def capture(session: Session[Settings]) -> Trace:
+    """Return who writes position: sums from the checkpoint, or captured and saved, and effects.
+
+    Raises:
+        UserError: for a model that cannot be traced, or a non-finite score.
+    """
+    from nope_probe.experiments.engine import Engine, validate_first_sequence
+    from nope_probe.experiments.trace.analyse import trace_of
+
+    settings, data = session.settings, session.sequences()
+    engine, model, keys = Engine.of(session), session.loaded.model, ["positions"]
+    layers = settings.layers_of(session.loaded.info)
+    if "positions" not in session.checkpoint:
+        validate_first_sequence(model, data.inputs, layers)
+    session.announce(1, keys, n_seqs=len(data))
+    try:
+        with session.checkpoint.progress(keys, session.n_own_seqs):
+            sums = engine.positions(
+                "positions",
+                layers=layers,
+                writers=settings.writers,
+                per_head=settings.traces_heads,
+            )
+        with session.checkpoint.progress([]):
+            return trace_of(
+                engine,
+                sums,
+                skip_keys=settings.n_skipped(data),
+                confirm=settings.confirm,
+                reader=settings.reader,
+            )
+    except NotImplementedError as error:
+        raise UserError(f"{session.loaded.info.name} cannot be traced: {error}") from error

@@ -1,0 +1,20 @@
+"""Trace who writes the position that each layer reads, without removing anything."""
+
+from __future__ import annotations
+
+from nope_probe.cli import run_and_show
+from nope_probe.experiments.trace.run import Settings, run
+
+EXAMPLES = (
+    "--model nope-tiny",
+    "--model rope-tiny --reader L1H2 --confirm 0",
+)
+
+
+def main() -> None:
+    """Run the command line."""
+    run_and_show(Settings, run, EXAMPLES)
+
+
+if __name__ == "__main__":
+    main()

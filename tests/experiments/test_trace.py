@@ -1,0 +1,215 @@
+"""The trace command as a user types it: its tables and maps, its sentences, its refusals."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.numpy import load_file
+from support import traced
+from support.command_line import refused, run_command
+from support.decoders import write_decoder
+
+from nope_probe import load, read_run, run_trace, trace
+from nope_probe.analyses.positions import readers, term_maps, term_table, writer_table
+from nope_probe.data.sequences import Sequences
+from nope_probe.experiments.trace import sections
+from nope_probe.hooks.reading.writers import capture_positions
+
+N = 23
+SMALL = ["--n-seqs", 43, "--seq-len", N, "--folds", 5, "--batch-size", 7]
+TEXT = {"effects": pd.DataFrame()}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "nope"
+    run_command(trace, *SMALL, "--layers", 3, "--out", out, "--confirm", 0)
+    return out
+
+
+def test_tables_and_maps_are_those_of_the_captured_sums(done: Path) -> None:
+    saved = load_file(done / "tokens.safetensors")
+    tokens, documents = (torch.from_numpy(saved[name]) for name in ("tokens", "documents"))
+    sums = capture_positions(
+        load("nope-tiny").model,
+        tokens,
+        layers=[0, 1, 2],
+        batch_size=7,
+        n_folds=5,
+        documents=documents,
+    )
+    run = read_run(done)
+    for name, truth in (("terms", term_table(sums, 1)), ("writers", writer_table(sums, 1))):
+        found = run.tables[name].set_index([*truth.columns[: -9 if name == "writers" else -12]])
+        expected = truth.set_index(found.index.names).loc[found.index]
+        pd.testing.assert_frame_equal(found, expected, rtol=1e-5, atol=1e-7)
+    for names, reader in readers(sums, 1):
+        for term, values in term_maps(reader).items():
+            seen = run.maps[f"L{names['layer']}/{term}"]
+            np.testing.assert_allclose(seen, values.float(), rtol=1e-5, atol=1e-6)
+
+
+def test_clocks_lie_along_axes_of_which_the_first_explains_most(done: Path) -> None:
+    clocks = read_run(done).tables["clocks"].query("layer == 2 and side == 'key'")
+    assert list(clocks["writer"].unique())[:3] == ["all", "L1H1", "L1H0"]
+    whole = clocks[clocks["writer"] == "all"]
+    assert list(whole["position"]) == list(range(1, N))
+    assert whole["axis_1"].var() > whole["axis_2"].var()
+    assert abs(np.corrcoef(whole["axis_1"], whole["axis_2"])[0, 1]) < 1e-5
+    assert whole["explained"].between(0, 1).all()
+
+
+def test_a_finished_run_is_shown_again_with_its_answer(
+    done: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (done / "manifest.json").read_bytes()
+    run_command(trace, *SMALL, "--layers", 3, "--out", done, "--confirm", 0)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "L2's position is written by L1H1 and L1H0; 75% of L0H0's comes from" in shown
+    assert "the exact terms of each pattern" in shown
+    assert (done / "manifest.json").read_bytes() == before
+    page = (done / "report.html").read_text()
+    assert page.count("L2&#x27;s position is written by L1H1 and L1H0") >= 2
+    assert '"Reader"' in page
+
+
+def test_heads_read_and_whole_attentions_write(
+    tiny: Callable[[str], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--model", tiny("llama").folder, "--data", "random", "--layers", 2, "--confirm", 0]
+    flags += ["--reader", "L1H3", "--writers", "layers"]
+    run_command(trace, *SMALL, *flags, "--out", tmp_path / "run")
+    run = read_run(tmp_path / "run")
+    terms, writers = run.tables["terms"], run.tables["writers"]
+    assert sorted(set(zip(terms["layer"], terms["head"], strict=True))) == [
+        (layer, head) for layer in (0, 1) for head in range(6)
+    ]
+    names = {"embed", "bias", "ATTN0", "MLP0"}
+    assert set(writers[writers["layer"] == 1]["writer"]) == names
+    assert "L1H3/rotation" in run.maps
+    assert "L1H3" in " ".join(run.manifest["headline"])
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["reader"] == "L1H3"
+    assert "error" not in capsys.readouterr().err
+
+
+def test_a_hybrid_is_read_where_it_attends_and_its_other_blocks_write_as_a_whole(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = write_decoder("jamba", tmp_path)
+    flags = ["--model", model.folder, "--data", "random", "--layers", "all", "--confirm", 1]
+    run_command(trace, *SMALL, *flags, "--out", tmp_path / "run")
+    run = read_run(tmp_path / "run")
+    readers = sorted(run.tables["terms"]["layer"].unique())
+    others = run.manifest["model"]["not_attending"]
+    assert not {*readers} & {*others}
+    last = run.tables["writers"].query("layer == @readers[-1]")
+    assert {f"BLOCK{layer}" for layer in others if layer < readers[-1]} <= {*last["writer"]}
+    elsewhere = tmp_path / "elsewhere"
+    line = refused(capfd, elsewhere, trace, *flags, "--reader", f"L{others[0]}")
+    assert line.startswith(f"--reader L{others[0]}: there are L{readers[0]}")
+
+
+def test_in_memory_it_gives_what_the_command_writes(done: Path) -> None:
+    saved, run = load_file(done / "tokens.safetensors"), read_run(done)
+    tokens, documents = (torch.from_numpy(saved[name]) for name in ("tokens", "documents"))
+    data = Sequences(inputs=tokens, documents=documents, name="x", bos=True, kind="text")
+    found = run_trace(load("nope-tiny").model, data, layers=3, n_folds=5, batch_size=7)
+    for name, table in found.tables.items():
+        if name != "effects":
+            pd.testing.assert_frame_equal(run.tables[name], table, rtol=1e-5, atol=1e-6)
+    assert set(found.maps) == set(run.maps)
+    assert repr(found).startswith("Trace of L0, L1, L2: L2's position is written by L1H1 and L1H0")
+    with pytest.raises(ValueError, match="expected at least 5 folds, got 4"):
+        run_trace(load("nope-tiny").model, data, n_folds=4)
+
+
+def test_the_answer_names_the_main_writers_and_what_comes_from_the_first_token() -> None:
+    tables = {"terms": traced.terms_table(), "writers": traced.writers_table(), **TEXT}
+    first = "79% of L0H0's comes from the first token"
+    assert sections.answer(tables) == f"L2's position is written by L1H0 and L1H1; {first}"
+    assert sections.answer(tables, "L1") == f"L1's position is written by MLP0; {first}"
+    learned = tables["writers"].replace({"writer": {"MLP0": "pos_embed"}})
+    assert sections.answer(tables | {"writers": learned}, "L1") == (
+        "L1's position is written by pos_embed"
+    )
+    assert sections.terms_finding(tables["terms"], "L3") == (
+        "The pattern of L3 is 0% rotation, 95% written and 5% covariance"
+    )
+
+
+def test_the_answer_with_rope_is_rotation_and_without_a_pattern_that_there_is_none() -> None:
+    tables = {"terms": traced.terms_table("rope"), "writers": traced.writers_table(), **TEXT}
+    assert sections.answer(tables, "L1") == (
+        "99.7% of L1's pattern is rotation: RoPE at work on vectors that know nothing of position"
+    )
+    noise = tables["terms"].assign(rms_low=-1.0)
+    tables |= {"terms": noise}
+    assert sections.answer(tables) == (
+        "The positional pattern is not distinguishable from noise in any layer"
+    )
+    assert sections.answer(tables, "L1") == (
+        "The positional pattern of L1 is not distinguishable from noise"
+    )
+
+
+def test_effects_are_told_of_the_main_writer_and_of_who_acts_through_others() -> None:
+    tables = {"effects": traced.effects_table(), "writers": traced.writers_table()}
+    through = (
+        "L0H0 acts through other writers: without its position, L1 loses 39% [37, 41], and 1% on "
+        "the direct way"
+    )
+    main = "Without the position of L1H0, L2 loses 60% [58, 62] of its pattern; its direct share "
+    assert sections.effect_findings(tables, "L2") == [f"{main}is 92%", through]
+    main = "Without the position of MLP0, L1 loses 95% [93, 97] of its pattern; its direct share "
+    assert sections.effect_findings(tables) == [f"{main}is 97%", through]
+    tables["effects"] = tables["effects"].query("writer == 'MLP1'")
+    [found] = sections.effect_findings(tables, "L2")
+    assert "MLP1, L2 gains 63% [61, 65] of its pattern" in found
+    noise = tables["effects"].assign(total_low=-1.0, total_high=1.0)
+    [found] = sections.effect_findings(tables | {"effects": noise})
+    assert found == "Without any writer's position, no pattern changes by more than the noise"
+
+
+def test_of_many_heads_the_strongest_are_shown() -> None:
+    whole = traced.terms_table().query("layer == 2")
+    terms = [whole.assign(head=head, rms=whole["rms"] * (head + 1)) for head in range(40)]
+    tables = {"terms": pd.concat(terms), "writers": traced.writers_table().assign(head=39)}
+    shown = sections.shown_readers(tables["terms"], "L2H0")
+    assert shown == ["L2H0", *(f"L2H{head}" for head in range(9, 40))]
+    writers = sections.strongest_writers(tables, 2).query("layer == 2")
+    assert list(writers["writer"]) == ["L1H0", "MLP1"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--reader", "2"], "--reader 2: expected a layer or head, such as L2 or L2H1"),
+        (["--reader", "L2", "--per-head"], "--reader L2: with --per-head, readers are heads"),
+        (["--reader", "L4"], "--reader L4 is not among the first --layers 4"),
+        (
+            ["--reader", "L5", "--layers", "all"],
+            "--reader L5: there are L0, L1, L2, L3, with the heads H0 to H3",
+        ),
+        (["--reader", "L1H4"], "--reader L1H4: there are L0, L1, L2, L3, with the heads H0 to H3"),
+        (["--folds", 4], "--folds 4: expected 5 <= folds <= 2147483647"),
+        (["--writers", "head"], "invalid choice 'head'"),
+    ],
+)
+def test_what_cannot_be_traced_is_refused_in_one_line(
+    flags: list[Any], line: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert line in refused(capfd, tmp_path, trace, *flags)
+
+
+def test_writers_that_do_not_fit_into_memory_are_refused_with_what_does(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nope_probe.runtime.places.memory_here", lambda: 10**6)
+    line = refused(capfd, tmp_path, trace, "--layers", "all", "--n-seqs", 8, "--seq-len", 40)
+    assert line.startswith("this needs at least ")
+    assert line.endswith("; lower --layers or --seq-len, or take --writers layers")

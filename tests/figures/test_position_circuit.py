@@ -1,0 +1,150 @@
+"""The figure of who writes position: nodes, edges, and what each choice of a reader shows."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+from support import traced
+from support.chromium import needs_chromium, opened
+
+from nope_probe.figures.position_figure import AGAINST, WITH, position_circuit
+from nope_probe.reports.page import Section, page
+
+
+@pytest.fixture
+def figure() -> go.Figure:
+    return position_circuit(
+        traced.terms_table(),
+        traced.writers_table(),
+        traced.effects_table(),
+        maps=traced.maps(),
+        clocks=traced.clocks_table(),
+    )
+
+
+def shown(figure: go.Figure, choice: str) -> list[Any]:
+    flags = figure.layout.meta["switches"]["Reader"][choice][0]["visible"]
+    return [trace for trace, flag in zip(figure.data, flags, strict=True) if flag]
+
+
+def edges(figure: go.Figure, choice: str) -> dict[str, go.Scatter]:
+    return {trace.name: trace for trace in shown(figure, choice) if " to " in (trace.name or "")}
+
+
+def titles(figure: go.Figure, choice: str) -> list[str]:
+    keys = figure.layout.meta["switches"]["Reader"][choice][1]
+    return [text for key, text in keys.items() if key.startswith("annotations")]
+
+
+def test_an_edge_is_as_wide_as_its_share_and_blue_against_the_pattern(figure: go.Figure) -> None:
+    found = edges(figure, "L2")
+    direct = {name for name in found if "all paths" not in name}
+    assert direct == {f"{name} to L2, keys" for name in ("L1H0", "L1H1", "MLP0", "MLP1")}
+    widths = {name: found[f"{name} to L2, keys"].line.width for name in ("L1H0", "MLP0", "MLP1")}
+    assert widths["L1H0"] / widths["MLP0"] == pytest.approx(0.92 / 0.13)
+    assert widths["MLP1"] / widths["MLP0"] == pytest.approx(0.72 / 0.13)
+    colours = {name: trace.line.color for name, trace in found.items()}
+    assert colours["L1H0 to L2, keys"] == colours["MLP0 to L2, keys"] == WITH
+    assert colours["MLP1 to L2, keys"] == AGAINST
+    assert "92.0% [91.6, 92.4] of its pattern" in found["L1H0 to L2, keys"].hovertemplate
+
+
+def test_edges_lead_from_the_writer_to_the_left_of_the_readers_box(figure: go.Figure) -> None:
+    [nodes] = [trace for trace in figure.data if "L0H1" in (trace.hovertext or ())]
+    where = dict(zip(nodes.hovertext, zip(nodes.x, nodes.y, strict=True), strict=True))
+    assert {"L0H0", "L0H1", "MLP0", "L3H0", "L3H1", "MLP2"} <= where.keys()
+    assert "MLP3" not in where, "nothing reads it"
+    edge = edges(figure, "L2")["L1H1 to L2, keys"]
+    assert (edge.x[0], edge.y[0]) == where["L1H1"]
+    box = figure.layout.shapes[2]
+    assert edge.x[-1] == box.x0
+    assert box.y0 < edge.y[-1] < box.y1
+
+
+def test_a_total_effect_is_dashed_where_it_differs_from_the_direct_one(figure: go.Figure) -> None:
+    totals = {name for name, edge in edges(figure, "L1").items() if edge.line.dash == "dash"}
+    assert totals == {"L0H0 to L1, all paths", "L0H1 to L1, all paths"}
+    assert "MLP0 to L1, all paths" not in edges(figure, "L1"), "95 is within 97's interval"
+
+
+def test_beside_other_readers_only_strong_edges_and_totals_of_indirect_paths(
+    figure: go.Figure,
+) -> None:
+    together = edges(figure, "all")
+    assert "L0H0 to L1, keys" not in together
+    assert "L0H0 to L1, keys" in edges(figure, "L1")
+    assert "L0H0 to L1, all paths" in together
+    assert "L1H0 to L2, all paths" not in together
+    assert {name.split(" to ")[1][:2] for name in together} == {"L1", "L2", "L3"}
+
+
+def test_a_choice_shows_the_maps_and_clocks_of_its_reader_on_their_own_colours(
+    figure: go.Figure,
+) -> None:
+    truth = traced.maps()
+    for choice, reader in {"all": "L2", "L1": "L1", "L2": "L2", "L3": "L3"}.items():
+        maps = [trace for trace in shown(figure, choice) if isinstance(trace, go.Heatmap)]
+        names = ["all", "written_key", "written_both", "covariance"]
+        for trace, name in zip(maps, names, strict=True):
+            np.testing.assert_array_equal(trace.z, truth[f"{reader}/{name}"])
+        keys = figure.layout.meta["switches"]["Reader"][choice][1]
+        top = np.nanmax(np.abs(truth[f"{reader}/all"]))
+        assert keys["coloraxis.cmax"] == -keys["coloraxis.cmin"] == pytest.approx(top, rel=0.05)
+        assert titles(figure, choice)[0] == f"<b>{reader}</b>: whole pattern"
+        lines = [trace for trace in shown(figure, choice) if isinstance(trace, go.Scatter)]
+        assert sum(trace.marker.coloraxis == "coloraxis2" for trace in lines) == 4
+    assert titles(figure, "L1")[-4:] == [
+        "<b>L1</b>: its mean keys",
+        *(f"what {name} adds" for name in ("MLP0", "L0H0", "L0H1")),
+    ]
+
+
+def test_rope_has_an_edge_of_its_own_into_each_reader() -> None:
+    writers = traced.writers_table()
+    numbers = ["share", "share_low", "share_high"]
+    writers[numbers] *= 0.05
+    figure = position_circuit(traced.terms_table("rope"), writers, maps=traced.maps("rope"))
+    rope = edges(figure, "all")["RoPE to L2"]
+    assert "RoPE +103%" in rope.text
+    assert list(rope.x) == [2, 2]
+    assert rope.y[-1] == figure.layout.shapes[2].y1
+    assert not {name for name in edges(figure, "all") if "keys" in name}
+
+
+def test_an_edge_that_is_not_told_from_zero_is_not_drawn() -> None:
+    writers = traced.writers_table()
+    writers.loc[writers["writer"] == "MLP0", "share_low"] = -1.0
+    figure = position_circuit(traced.terms_table(), writers)
+    assert set(edges(figure, "L2")) == {f"{name} to L2, keys" for name in ("L1H0", "L1H1", "MLP1")}
+
+
+def test_heads_can_read_and_layers_can_write() -> None:
+    terms = traced.terms_table().query("layer == 2").assign(head=1)
+    writers = traced.writers_table().query("layer == 2 and writer in ('L1H0', 'MLP1')")
+    writers = writers.assign(head=1, writer=["ATTN1", "embed"])
+    figure = position_circuit(terms, writers)
+    assert set(edges(figure, "L2H1")) == {"ATTN1 to L2H1, keys", "embed to L2H1, keys"}
+    with pytest.raises(ValueError, match="no reader 'L7'; there are L2H1"):
+        position_circuit(terms, writers, reader="L7")
+
+
+def test_without_the_switch_an_image_shows_what_the_first_choice_shows(figure: go.Figure) -> None:
+    flags = figure.layout.meta["switches"]["Reader"]["all"][0]["visible"]
+    assert [trace.visible for trace in figure.data] == list(flags)
+    assert [note.text for note in figure.layout.annotations] == titles(figure, "all")
+    colours = [box.line.color for box in figure.layout.shapes]
+    keys = figure.layout.meta["switches"]["Reader"]["all"][1]
+    assert colours == [keys[f"shapes[{i}].line.color"] for i in range(4)]
+    assert colours.count(colours[2]) == 1
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [1200, 390])
+def test_a_page_draws_it_and_has_the_switch(figure: go.Figure, tmp_path: Path, width: int) -> None:
+    html = page("title", [], [Section(title="found", figure=figure, caption="")], {})
+    dom = opened(html, tmp_path, width)
+    assert dom.count('type="radio"') == 4
+    assert "+92%" in dom
+    assert "what L1H0 adds" in dom
