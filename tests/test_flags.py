@@ -186,7 +186,8 @@ def line_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> Line:
             small = {**small, "--max-len": "24"}
         else:
             chosen["--measures"] = ("position",)
-    if chosen.get("--scope") == ("upstream",):
+    names_a_writer = any("position[L1" in name for name in chosen.get("--players", ()))
+    if chosen.get("--scope") == ("upstream",) or names_a_writer:
         small = {**small, "--layers": "2"}
     if "--target-se" in chosen:
         small = {name: size for name, size in small.items() if name != "--n-samples"}
