@@ -13,15 +13,16 @@ from nope_probe.analyses.jackknife import Interval, ProductSums, rms, rms_ratio,
 from nope_probe.analyses.pattern_rows import beyond_rounding, mean_squares
 from nope_probe.analyses.shapley import Condition, Contrast
 from nope_probe.maps.centred import centred_rows
-from nope_probe.maps.stored_maps import LayerFolds, row_blocks, shared_cells
+from nope_probe.maps.rows import row_blocks
+from nope_probe.maps.stored_maps import LayerFolds, shared_cells
 
 GRAM_BYTES = 1 << 26
 Name = TypeVar("Name", bound=Hashable)  # of a map: a condition, or a term of a split
 
 
 def contrast_map(
-    contrast: Contrast, maps: Mapping[Condition, Float[Tensor, "*batch query_pos key_pos"]]
-) -> Float[Tensor, "*batch query_pos key_pos"]:
+    contrast: Contrast, maps: Mapping[Condition, Float[Tensor, "*batch row key_pos"]]
+) -> Float[Tensor, "*batch row key_pos"]:
     """Return the map of a contrast, nats: the weighted sum of the conditions' maps."""
     total = torch.zeros_like(next(iter(maps.values())))
     for condition, weight in contrast.items():
@@ -76,7 +77,8 @@ class ContrastGram(Generic[Name]):
         n, n_folds = layers[0].n, layers[0].n_folds
         cells = shared_cells(layers, skip_keys)
         squares = torch.zeros(len(layers), dtype=torch.float64)
-        for start, stop in row_blocks(n, len(layers) * n_folds, n_bytes):
+        queries = cells.query_positions
+        for start, stop in row_blocks(queries, n, len(layers) * n_folds, n_bytes):
             patterns = torch.empty(len(layers), n_folds, stop - start, stop, dtype=torch.float64)
             for index, layer in enumerate(layers):
                 rows = layer.rows(start, stop).double()

@@ -39,20 +39,19 @@ from nope_probe.analyses.pattern_rows import (
     pattern_rows,
     relative_fit,
 )
-from nope_probe.analyses.trends import LAG, TrendSums, query_stride
+from nope_probe.analyses.trends import LAG, TrendSums
 from nope_probe.errors import closed_choices
 from nope_probe.maps.centred import KeptCells, centred_rows
 from nope_probe.maps.maps import ScoreMaps
+from nope_probe.maps.rows import BLOCK_BYTES, QueryPositions, row_blocks
 from nope_probe.maps.stored_maps import (
-    BLOCK_BYTES,
     LayerFolds,
     StoredMaps,
     TensorFolds,
-    row_blocks,
     shared_cells,
 )
 
-FoldMeans: TypeAlias = Float[Tensor, "fold layer query_pos key_pos"]
+FoldMeans: TypeAlias = Float[Tensor, "fold layer row key_pos"]
 AnyMaps: TypeAlias = ScoreMaps | StoredMaps | FoldMeans
 FoldCounts: TypeAlias = Int[Tensor, " fold"]
 
@@ -92,16 +91,18 @@ def measure(
     skip_keys: int | Literal["auto"] = "auto",
     *,
     counts: FoldCounts | None = None,
+    query_positions: QueryPositions = None,
 ) -> list[Measures]:
     """Measure the pattern of each layer, in the order of the maps.
 
-    Above 512 positions, locality and monotonicity are of every (n/256)-th query, rounded up.
+    Of more than 512 rows, locality and monotonicity are of every (rows/256)-th, rounded up.
 
     Args:
         maps: what `capture_scores` returns, or fold means of scores, in nats.
         skip_keys: how many first keys to leave out, of the row mean too; `auto`: 1 where captured
             sequences all begin with the same token (BOS, an attention sink), else 0.
         counts: of fold means, the sequences per fold; all the same by default.
+        query_positions: of fold means, the queries of the rows; all by default.
 
     Raises:
         ValueError: for a non-finite cell among j < i, fewer than 4 folds or too few keys.
@@ -115,7 +116,9 @@ def measure(
     """
     skipped = skipped_keys([maps], skip_keys)
     counts = fold_counts_of([maps]) if counts is None else counts
-    return [_measure(folds, skipped, counts) for folds in layer_folds(maps).values()]
+    return [
+        _measure(folds, skipped, counts) for folds in layer_folds(maps, query_positions).values()
+    ]
 
 
 def _measure(folds: Folds, skip_keys: int, counts: FoldCounts | None) -> Measures:
@@ -136,15 +139,16 @@ def _measure(folds: Folds, skip_keys: int, counts: FoldCounts | None) -> Measure
     )
 
 
-def layer_folds(maps: AnyMaps) -> dict[int, LayerFolds]:
+def layer_folds(maps: AnyMaps, query_positions: QueryPositions = None) -> dict[int, LayerFolds]:
     """Return the fold means of each layer's scores, in nats, by the layer's number."""
     if isinstance(maps, StoredMaps):
         return {each.index: each.folds for each in maps.layers}
+    queries: QueryPositions
     if isinstance(maps, ScoreMaps):
-        folds, layers = maps.folds, maps.layers
+        folds, layers, queries = maps.folds, maps.layers, maps.query_positions
     else:
-        folds, layers = maps, tuple(range(maps.shape[1]))
-    return {layer: TensorFolds(folds[:, place]) for place, layer in enumerate(layers)}
+        folds, layers, queries = maps, tuple(range(maps.shape[1])), query_positions
+    return {layer: TensorFolds(folds[:, place], queries) for place, layer in enumerate(layers)}
 
 
 def skipped_keys(maps: Iterable[AnyMaps], skip_keys: int | Literal["auto"]) -> int:
@@ -192,8 +196,8 @@ def measure_estimates(
     cells = shared_cells([layer], skip_keys)
     score_square = torch.zeros((), dtype=torch.float64)
     scores, patterns = _ScoreSums(layer, cells), _PatternSums(layer, cells)
-    trends = TrendSums(1 + layer.n_folds, skip_keys, query_stride(layer.n))
-    for start, stop in row_blocks(layer.n, layer.n_folds, n_bytes):
+    trends = TrendSums(1 + layer.n_folds, layer.query_positions)
+    for start, stop in row_blocks(layer.query_positions, layer.n, layer.n_folds, n_bytes):
         raw = layer.rows(start, stop).double()
         rows = centred_rows(raw, cells.rows(start, stop))
         scores.add(raw, start)

@@ -38,10 +38,11 @@ from nope_probe.analyses.pattern_rows import (
 )
 from nope_probe.analyses.trends import locality, query_stride
 from nope_probe.maps.centred import KeptCells, centred_rows
-from nope_probe.maps.stored_maps import LayerFolds, TensorFolds, row_blocks, shared_cells
+from nope_probe.maps.rows import QueryPositions, row_blocks
+from nope_probe.maps.stored_maps import LayerFolds, TensorFolds, shared_cells
 
-FoldMaps = Float[Tensor, "fold query_pos key_pos"]
-OtherFoldMaps = Float[Tensor, "other_fold query_pos key_pos"]
+FoldMaps = LayerFolds | Float[Tensor, "fold row key_pos"]
+OtherFoldMaps = LayerFolds | Float[Tensor, "other_fold row key_pos"]
 BothCounts = tuple[FoldCounts | None, FoldCounts | None]
 
 
@@ -51,7 +52,7 @@ class KeptPattern:
 
     Attributes:
         amplitude: RMS of v, corrected for noise; nats for scores.
-        locality: as `Measures.locality`, -1 to 1; of every `query_stride(n)`-th query.
+        locality: as `Measures.locality`, -1 to 1; of every `query_stride(n_rows)`-th row.
         share: <v, u> / <u, u>, the share of the intact positional pattern that is left: 1 for the
             intact model, undefined where u cannot be told from noise.
     """
@@ -75,10 +76,11 @@ class MaskEffect:
 
 
 def kept_patterns(
-    maps: Float[Tensor, "fold map query_pos key_pos"],
-    intact: Float[Tensor, "fold map query_pos key_pos"],
+    maps: Float[Tensor, "fold map row key_pos"],
+    intact: Float[Tensor, "fold map row key_pos"],
     skip_keys: int = 0,
     counts: FoldCounts | None = None,
+    query_positions: QueryPositions = None,
 ) -> list[KeptPattern]:
     """Measure the positional pattern of each map, beside the intact model's.
 
@@ -89,6 +91,7 @@ def kept_patterns(
         intact: the same of the intact model, on the same sequences.
         skip_keys: how many first keys to leave out.
         counts: sequences per fold; all the same by default.
+        query_positions: the queries of the rows; all by default.
 
     Example:
         >>> folds = torch.randn(4, 1, 11, 11)
@@ -99,23 +102,28 @@ def kept_patterns(
         2.0
     """
     return [
-        _kept(maps[:, index].double(), intact[:, index].double(), skip_keys, counts)
+        _kept(
+            TensorFolds(maps[:, index].double(), query_positions),
+            TensorFolds(intact[:, index].double(), query_positions),
+            skip_keys,
+            counts,
+        )
         for index in range(maps.shape[1])
     ]
 
 
 def _kept(
-    maps: FoldMaps, intact: FoldMaps, skip_keys: int, counts: FoldCounts | None
+    maps: TensorFolds, intact: TensorFolds, skip_keys: int, counts: FoldCounts | None
 ) -> KeptPattern:
-    layers = {"v": TensorFolds(maps), "u": TensorFolds(intact)}
-    cells, n = shared_cells(layers.values(), skip_keys), maps.shape[-1]
-    kept = cells.rows(0, n)
-    if not (maps[:, kept].isfinite().all() and intact[:, kept].isfinite().all()):
+    layers = {"v": maps, "u": intact}
+    cells = shared_cells(layers.values(), skip_keys)
+    if not all(layer.folds[:, cells.mask].isfinite().all() for layer in layers.values()):
         return KeptPattern(amplitude=UNDEFINED, locality=UNDEFINED, share=UNDEFINED)
     gram = ContrastGram.of_layers(layers, skip_keys, counts)
     amplitude = gram.rms({"v": 1.0})
-    patterns = leave_one_out(centred_rows(maps, kept).where(kept, torch.nan), counts)
-    trend = locality(patterns, skip_keys, query_stride(n))
+    patterns = centred_rows(maps.folds, cells.mask).where(cells.mask, torch.nan)
+    queries, stride = maps.query_positions, query_stride(len(maps.query_positions))
+    trend = locality(leave_one_out(patterns, counts), skip_keys, stride, queries)
     return KeptPattern(
         amplitude=amplitude,
         locality=jackknife(trend, counts) if amplitude.value else UNDEFINED,
@@ -139,10 +147,10 @@ def positional_part(
         skip_keys: how many first keys to leave out.
         counts: sequences per fold; all the same by default.
     """
-    cells, both = _shared(scores, content, skip_keys), (scores.double(), content.double())
+    cells = _shared(scores, content, skip_keys)
+    both = [as_layer(folds).maps.double() for folds in (scores, content)]
     part = _pattern_cells(both[0] - both[1], cells)
-    kept = cells.rows(0, cells.n)
-    score_square = sum(maps[..., kept].square().mean() for maps in both)
+    score_square = sum(maps[..., cells.mask].square().mean() for maps in both)
     exceeds = exceeds_rounding(_inner(part, part, counts), score_square)
     return part if exceeds else torch.zeros_like(part)
 
@@ -202,7 +210,7 @@ def non_relative_squares(
     products = ProductSums()
     rest = NonRelativeRows(pattern_distance_sums(folds, cells), cells)
     score_square = torch.zeros((), dtype=torch.float64)
-    for start, stop in row_blocks(folds.n, folds.n_folds):
+    for start, stop in row_blocks(folds.query_positions, folds.n, folds.n_folds):
         raw = folds.rows(start, stop).double()
         score_square += mean_squares(raw, start, cells).mean()
         products.add(rest.of(centred_rows(raw, cells.rows(start, stop)), start)[None])
@@ -236,8 +244,8 @@ def measure_differences(
         >>> abs(found["amplitude"].value) < 1e-6, abs(found["locality"].value) < 1e-6
         (True, True)
     """
-    x = _measure_estimates(one.double(), skip_keys, counts[0])
-    y = _measure_estimates(other.double(), skip_keys, counts[1])
+    x = _measure_estimates(one, skip_keys, counts[0])
+    y = _measure_estimates(other, skip_keys, counts[1])
     found = {"relative_r2": UNDEFINED}
     for name in (name for name in x if name in y):
         if paired:
@@ -261,7 +269,7 @@ def pattern_difference(
     Arguments are those of `measure_differences`.
     """
     cells = _shared(one, other, skip_keys)
-    x, y = _pattern_cells(one, cells), _pattern_cells(other, cells)
+    x, y = (_pattern_cells(as_layer(folds).maps, cells) for folds in (one, other))
     n_x, n_y = counts
     if paired:
         return rms(_inner(x - y, x - y, n_x), n_x)
@@ -313,15 +321,14 @@ def _measure_estimates(
 
 def _shared(one: FoldMaps, other: OtherFoldMaps, skip_keys: int) -> KeptCells:
     """Return the cells that both maps have."""
-    return shared_cells((TensorFolds(one), TensorFolds(other)), skip_keys)
+    return shared_cells((as_layer(one), as_layer(other)), skip_keys)
 
 
 def _pattern_cells(
-    maps: Float[Tensor, "fold query_pos key_pos"], cells: KeptCells
+    maps: Float[Tensor, "fold row key_pos"], cells: KeptCells
 ) -> Float[Tensor, "fold cell"]:
     """Return the patterns of fold maps in the kept cells, in float64."""
-    kept = cells.rows(0, cells.n)
-    return centred_rows(maps.double(), kept)[:, kept]
+    return centred_rows(maps.double(), cells.mask)[:, cells.mask]
 
 
 def _inner(

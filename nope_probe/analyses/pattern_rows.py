@@ -22,10 +22,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from nope_probe.analyses.jackknife import Estimates, Intervals, mean_intervals
-from nope_probe.maps.centred import KeptCells, centred_rows, kept_cells
-from nope_probe.maps.stored_maps import BLOCK_BYTES, LayerFolds, TensorFolds, row_blocks
+from nope_probe.maps.centred import KeptCells, centred_rows
+from nope_probe.maps.rows import BLOCK_BYTES, QueryPositions, row_blocks, rows_of
+from nope_probe.maps.stored_maps import LayerFolds, TensorFolds
 
-Folds: TypeAlias = LayerFolds | Float[Tensor, "fold query_pos key_pos"]
+Folds: TypeAlias = LayerFolds | Float[Tensor, "fold row key_pos"]
 # Of the RMS score. Models in float32 leave up to half of it (one token at all of 128 positions).
 ROUNDING = 8 * torch.finfo(torch.float32).eps
 
@@ -39,7 +40,7 @@ def pattern_rows(
     folds: LayerFolds, cells: KeptCells, n_bytes: int = BLOCK_BYTES
 ) -> Iterator[tuple[int, Float[Tensor, "fold row key_pos"]]]:
     """Yield the fold patterns of a layer by blocks of rows, each with its first row, in float64."""
-    for start, stop in row_blocks(folds.n, folds.n_folds, n_bytes):
+    for start, stop in row_blocks(folds.query_positions, folds.n, folds.n_folds, n_bytes):
         yield start, centred_rows(folds.rows(start, stop).double(), cells.rows(start, stop))
 
 
@@ -179,20 +180,23 @@ def _factor(n_rows: tuple[int, ...]) -> Float[Tensor, "distance distance2"]:
 
 
 def offset_means(
-    maps: Float[Tensor, "*batch query_pos key_pos"], skip_keys: int = 0
+    maps: Float[Tensor, "*batch row key_pos"],
+    skip_keys: int = 0,
+    query_positions: QueryPositions = None,
 ) -> Float[Tensor, "*batch offset"]:
     """Return the mean of maps over skip_keys <= j < i at each distance i - j, from 1 on.
 
-    It is NaN at distances of which a window hides all cells.
+    It is NaN at distances of which a window hides all cells, or no row has any.
 
     Example:
         >>> offset_means(torch.tensor([[0., 0, 0], [5, 0, 0], [1, 3, 0]]))
         tensor([4., 1.])
     """
-    n = maps.shape[-1]
-    cells = kept_cells(n, skip_keys)
-    position = torch.arange(n)
-    offset = (position[:, None] - position[None, :])[cells] - 1
+    n_rows, n = maps.shape[-2:]
+    queries = rows_of(n_rows, query_positions)
+    unhidden = torch.zeros(n_rows, dtype=torch.long)
+    cells = KeptCells.of(unhidden, skip_keys, queries, n).mask
+    offset = (queries[:, None] - torch.arange(n))[cells] - 1
     values = maps[..., cells]
     sums, counts = (values.new_zeros(*maps.shape[:-2], n - 1 - skip_keys) for _ in range(2))
     known = ~values.isnan()
@@ -202,10 +206,11 @@ def offset_means(
 
 
 def offset_profile(
-    folds: Float[Tensor, "fold *batch query_pos key_pos"],
+    folds: Float[Tensor, "fold *batch row key_pos"],
     skip_keys: int = 0,
     *,
     counts: Int[Tensor, " fold"] | None = None,
+    query_positions: QueryPositions = None,
 ) -> Intervals:
     """Return f(tau), the mean of a map at i - j = tau, for tau = 1, 2, ..., with its interval.
 
@@ -213,5 +218,6 @@ def offset_profile(
         folds: fold maps, nats.
         skip_keys: how many first keys to leave out.
         counts: sequences per fold; all the same by default.
+        query_positions: the queries of the rows; all by default.
     """
-    return mean_intervals(offset_means(folds.double(), skip_keys), counts)
+    return mean_intervals(offset_means(folds.double(), skip_keys, query_positions), counts)

@@ -35,6 +35,7 @@ from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.jackknife import UNDEFINED, Interval, fold_weights, jackknife
 from nope_probe.analyses.pattern_rows import Folds, as_layer, exceeds_rounding
 from nope_probe.analyses.recover import Rotation
+from nope_probe.maps.rows import QueryPositions
 from nope_probe.maps.stored_maps import TensorFolds
 
 UNROTATED = "unrotated"
@@ -149,12 +150,13 @@ def _rest(layer: int, turns: Rotation, d_head: int) -> Band:
 
 
 def split_bands(
-    scores: Float[Tensor, "fold layer query_pos key_pos"],
-    maps: Float[Tensor, "fold layer band query_pos key_pos"],
+    scores: Float[Tensor, "fold layer row key_pos"],
+    maps: Float[Tensor, "fold layer band row key_pos"],
     bands: Sequence[Sequence[Band]],
     skip_keys: int = 0,
     *,
     counts: Int[Tensor, " fold"] | None = None,
+    query_positions: QueryPositions = None,
 ) -> list[BandPattern]:
     """Return what each band has of its layer's pattern; a layer's empty bands are left out.
 
@@ -166,6 +168,7 @@ def split_bands(
         bands: the bands of each layer.
         skip_keys: how many first keys to leave out.
         counts: sequences per fold; all the same by default.
+        query_positions: the queries of the rows; all by default.
     """
     found: list[BandPattern] = []
     band, whole = {"band": 1.0}, {"scores": 1.0}
@@ -173,7 +176,9 @@ def split_bands(
         for index, each in enumerate(of_layer):
             if each.coordinates:
                 folds = {"band": maps[:, place, index], "scores": scores[:, place]}
-                layers = {name: TensorFolds(tensor) for name, tensor in folds.items()}
+                layers = {
+                    name: TensorFolds(cells, query_positions) for name, cells in folds.items()
+                }
                 gram = ContrastGram.of_layers(layers, skip_keys, counts)
                 amplitude, share = gram.rms(band), gram.share(band, whole)
                 found.append(BandPattern(band=each, amplitude=amplitude, share=share))

@@ -1,6 +1,6 @@
 """Locality and monotonicity: how a pattern's values are ordered along the keys of each query.
 
-Above 512 positions `measure` takes both on every (n/256)-th query, rounded up: ordering all keys of
+Of more than 512 rows `measure` takes both on every (rows/256)-th, rounded up: ordering all keys of
 all queries would take longer than the model does, and neighbouring queries have similar patterns.
 """
 
@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.maps.centred import KeptCells, first_visible_keys
+from nope_probe.maps.rows import QueryPositions, rows_of
 
 LAG = 8
 MIN_KEYS = 8
-EXACT_POSITIONS = 512  # up to so many positions, all queries are ordered
-ORDERED_QUERIES = 256  # above, about so many
+EXACT_ROWS = 512  # up to so many rows, the keys of all queries are ordered
+ORDERED_ROWS = 256  # of more, those of about so many
 Rows = Float[Tensor, "*map row key_pos"]
 
 
-def query_stride(n: int) -> int:
-    """Return of how many queries one is ordered, at n positions.
+def query_stride(n_rows: int) -> int:
+    """Return the step between the rows whose keys are put in order, of a map of so many rows.
 
     Example:
         >>> [query_stride(n) for n in (64, 512, 513, 1024, 4096)]
         [1, 1, 3, 4, 16]
     """
-    return 1 if n <= EXACT_POSITIONS else -(-n // ORDERED_QUERIES)
+    return 1 if n_rows <= EXACT_ROWS else -(-n_rows // ORDERED_ROWS)
 
 
 class TrendSums:
@@ -35,19 +36,20 @@ class TrendSums:
 
     Args:
         n_maps: how many patterns there are.
-        skip_keys: how many first keys they leave out.
-        stride: of how many queries one is taken, the first being 0.
+        query_positions: the queries of their rows.
     """
 
-    def __init__(self, n_maps: int, skip_keys: int, stride: int = 1) -> None:
-        self.skip_keys, self.stride = skip_keys, stride
+    def __init__(self, n_maps: int, query_positions: Int[Tensor, " row"]) -> None:
+        self.queries = query_positions[:: query_stride(len(query_positions))]
         self.n_rows, self.n_pairs = 0, {1: 0, LAG: 0}
         self.correlations = torch.zeros(n_maps, dtype=torch.float64)
         self.signs = {lag: torch.zeros(n_maps, dtype=torch.float64) for lag in self.n_pairs}
 
-    def chosen(self, start: int, stop: int) -> range:
-        """Return which of some queries are taken."""
-        return range(-(-start // self.stride) * self.stride, stop, self.stride)
+    def chosen(self, start: int, stop: int) -> list[int]:
+        """Return the queries from start to stop - 1 whose keys are put in order."""
+        first, behind = torch.searchsorted(self.queries, torch.tensor([start, stop])).tolist()
+        chosen: list[int] = self.queries[first:behind].tolist()
+        return chosen
 
     def add(self, row: Float[Tensor, "map key_pos"]) -> None:
         """Add the kept keys before one query."""
@@ -72,7 +74,10 @@ class TrendSums:
 
 
 def locality(
-    patterns: Float[Tensor, "*batch query_pos key_pos"], skip_keys: int = 0, stride: int = 1
+    patterns: Float[Tensor, "*batch row key_pos"],
+    skip_keys: int = 0,
+    stride: int = 1,
+    query_positions: QueryPositions = None,
 ) -> Float[Tensor, "*batch"]:
     """Return the Spearman correlation of P[i, j] with j, averaged over rows of 8 keys or more.
 
@@ -81,12 +86,13 @@ def locality(
     Args:
         patterns: patterns, nats.
         skip_keys: how many first keys to leave out.
-        stride: between the queries that are taken, the first being 0.
+        stride: between the rows that are taken, the first being 0.
+        query_positions: the queries of the rows; all by default.
     """
-    cells = _kept_cells(patterns, skip_keys)
+    cells = _kept_cells(patterns, skip_keys, query_positions)
     rows = [
-        spearman_with_order(patterns[..., query, int(cells.first[query]) : query])
-        for query in range(0, patterns.shape[-1], stride)
+        spearman_with_order(patterns[..., row, int(cells.first[query]) : query])
+        for row, query in list(enumerate(cells.query_positions.tolist()))[::stride]
         if cells.n_keys[query] >= MIN_KEYS
     ]
     if not rows:
@@ -118,10 +124,13 @@ def _ranks(values: Float[Tensor, "*batch key"]) -> Float[Tensor, "*batch key"]:
 
 
 def monotonicity(
-    patterns: Float[Tensor, "*batch query_pos key_pos"], lag: int = LAG, skip_keys: int = 0
+    patterns: Float[Tensor, "*batch row key_pos"],
+    lag: int = LAG,
+    skip_keys: int = 0,
+    query_positions: QueryPositions = None,
 ) -> Float[Tensor, "*batch"]:
     """Return the share of pairs of kept keys with P[i, j+lag] > P[i, j]; a tie counts as half."""
-    cells = _kept_cells(patterns, skip_keys).rows(0, patterns.shape[-1])
+    cells = _kept_cells(patterns, skip_keys, query_positions).mask
     pairs = cells[:, lag:] & cells[:, :-lag]
     if not pairs.any():
         return torch.full(patterns.shape[:-2], torch.nan, dtype=patterns.dtype)
@@ -129,7 +138,13 @@ def monotonicity(
     return (step.sign() + 1).mean(-1) / 2
 
 
-def _kept_cells(patterns: Float[Tensor, "*batch query_pos key_pos"], skip_keys: int) -> KeptCells:
+def _kept_cells(
+    patterns: Float[Tensor, "*batch row key_pos"], skip_keys: int, query_positions: QueryPositions
+) -> KeptCells:
     """Return the cells that all patterns have, of which there may be none."""
-    first = first_visible_keys(patterns).reshape(-1, patterns.shape[-1]).amax(0)
-    return KeptCells(first=first.clamp_min(skip_keys), skip_keys=skip_keys)
+    n_rows, n = patterns.shape[-2:]
+    queries = rows_of(n_rows, query_positions)
+    visible = first_visible_keys(patterns, queries).reshape(-1, n_rows).amax(0)
+    first = torch.arange(n)
+    first[queries] = visible.clamp_min(skip_keys)
+    return KeptCells(first=first, query_positions=queries, skip_keys=skip_keys)

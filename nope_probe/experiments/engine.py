@@ -54,6 +54,7 @@ class Engine:
         calibration: gains, means and positions of what is removed, from `calibrated`.
         residuals: residual streams that captures of score maps share.
         skip_keys: how many first positions keep what writers write there; see `calibrate`.
+        query_rows: how many rows maps have; see `capture_scores`.
 
     A capture's `key` names it in the checkpoint; with the key None it is not kept. A capture's
     `ablation` is what the model is run without; None for the intact model.
@@ -68,6 +69,7 @@ class Engine:
     calibration: Calibration | None = None
     residuals: ResidualCache | None = None
     skip_keys: int | None = None
+    query_rows: int | None = None
 
     @classmethod
     def of(cls, session: Session[RunSettings]) -> Engine:
@@ -80,6 +82,7 @@ class Engine:
             checkpoint=session.checkpoint,
             batch_size=settings.seqs_per_batch,
             n_folds=settings.folds,
+            query_rows=settings.query_rows,
         )
 
     def on(self, data: Sequences) -> Engine:
@@ -224,6 +227,7 @@ class Engine:
             documents=self.documents,
             checkpoint=stream,
             residuals=self.residuals,
+            query_rows=self.query_rows,
             **options,
         )
 
@@ -240,6 +244,7 @@ class Engine:
                 batch_size=self.batch_size,
                 n_folds=self.n_folds,
                 documents=self.documents,
+                query_rows=self.query_rows,
                 checkpoint=stream,
             ).to_tensors(),
             ablation,
@@ -306,8 +311,7 @@ def validate_finite(maps: ScoreMaps, condition: str) -> None:
     Raises:
         UserError: naming layer and condition.
     """
-    n = maps.folds.shape[-1]
-    below = torch.ones(n, n, dtype=torch.bool).tril()
+    below = torch.arange(maps.folds.shape[-1]) <= maps.query_positions[:, None]
     for place, layer in enumerate(maps.layers):
         cells = maps.visible[place] & below
         if not are_finite(maps.folds[:, place], cells):

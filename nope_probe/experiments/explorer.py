@@ -26,6 +26,7 @@ from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.reading.stages import absent_stages
 from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.centred import kept_cells
+from nope_probe.maps.rows import choose_rows
 from nope_probe.models.info import describe
 
 
@@ -129,10 +130,11 @@ def progress(ablations: Sequence[Ablation], what: str) -> Iterable[Ablation]:
 def note_on(engine: Engine, substitute: Substitute, skip_keys: int) -> str:
     """Return what an explorer's maps are, in a few sentences."""
     n_seqs, n_pos = engine.inputs.shape[:2]
+    n_rows = len(choose_rows(n_pos, engine.query_rows))
     skipped = {0: "", 1: ", the first key left out"}.get(
         skip_keys, f", the first {skip_keys} keys left out"
     )
-    stride = query_stride(n_pos)
+    stride = query_stride(n_rows)
     ordered = "" if stride == 1 else f" Locality is of 1 query in {stride}, counted from query 0."
     return (
         f"Means over {n_seqs} sequences of {n_pos} positions{skipped}. A switch removes its "

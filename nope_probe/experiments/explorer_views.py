@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.pattern_changes import KeptPattern, kept_patterns
@@ -15,16 +15,18 @@ from nope_probe.analyses.shapley import Condition, PlayerSet
 from nope_probe.components import LETTERS, Letter
 from nope_probe.figures.explorer import MEASURES, Explorer, SwitchedMaps
 from nope_probe.maps.centred import row_centred
-from nope_probe.maps.downsample import pool
+from nope_probe.maps.downsample import Pooled, pool
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.maps import ScoreMaps, StageMaps
-from nope_probe.maps.stored_maps import StoredMaps
+from nope_probe.maps.stored_maps import StoredLayer, StoredMaps
 
 PAGE_BYTES = 900_000  # beside all other maps of a report
 MAX_POSITIONS = 64  # of a map in the explorer, however long the sequences are
 HEADS = "mean over heads"
-Folds = Float[Tensor, "fold layer panel query_pos key_pos"]
-Mean = Float[Tensor, "layer panel query_pos key_pos"]
+Folds = Float[Tensor, "fold layer panel row key_pos"]
+Mean = Float[Tensor, "layer panel row key_pos"]
+# The folds that panels are measured from, the panels as they are shown, and what they are of.
+Measured = tuple[Folds, Mean, ScoreMaps | StageMaps]
 
 
 def combinations(players: PlayerSet) -> list[Condition]:
@@ -44,25 +46,26 @@ def combinations(players: PlayerSet) -> list[Condition]:
 
 
 def _arrays(
-    combinations: Iterable[tuple[Folds, Mean, Int[Tensor, " fold"]]],
+    combinations: Iterable[Measured],
     skip_keys: int,
     max_positions: int,
 ) -> dict[str, Any]:
     """Return `maps`, `measures` and `block` of all combinations, as `SwitchedMaps` holds them.
 
     Args:
-        combinations: per combination, the intact model first, the fold means that panels are
-            measured from, the panels as they are shown, and sequences per fold. No folds are held
-            but the intact model's.
+        combinations: of each combination, the intact model first. No folds are held but the intact
+            model's.
         skip_keys: how many first keys the measures leave out.
         max_positions: larger maps are pooled to this many positions.
     """
     intact: Folds | None = None
     maps, measures, block = [], [], 1
-    for folds, shown, counts in combinations:
-        intact = folds if intact is None else intact
-        kept = kept_patterns(folds.flatten(1, 2), intact.flatten(1, 2), skip_keys, counts)
-        small = pool(shown.flatten(0, 1).cpu().double().numpy(), max_positions)
+    for folds, shown, source in combinations:
+        intact, queries = folds if intact is None else intact, source.query_positions
+        both = folds.flatten(1, 2), intact.flatten(1, 2)
+        kept = kept_patterns(*both, skip_keys, source.counts, queries)
+        cells = shown.flatten(0, 1).cpu().double().numpy()
+        small = pool(cells, max_positions, queries.numpy())
         maps.append(small.values.reshape(*shown.shape[:2], *small.values.shape[1:]))
         measures.append(_intervals(kept).reshape(*shown.shape[:2], 3, 3))
         block = small.block
@@ -98,12 +101,12 @@ def pattern_view(
     )
 
 
-def _heads(maps: ScoreMaps, skip_keys: int) -> tuple[Folds, Mean, Int[Tensor, " fold"]]:
+def _heads(maps: ScoreMaps, skip_keys: int) -> Measured:
     """Return the mean over heads and each head, as folds of scores and as patterns."""
     folds = maps.folds[:, :, None]
     if maps.per_head is not None and maps.per_head.shape[2] > 1:
         folds = torch.cat([folds, maps.per_head], 2)
-    return folds, row_centred(pooled(folds, maps.counts), skip_keys), maps.counts
+    return folds, row_centred(pooled(folds, maps.counts), skip_keys, maps.query_positions), maps
 
 
 def strongest_layer(view: SwitchedMaps) -> int:
@@ -133,13 +136,12 @@ def stage_view(
     return SwitchedMaps(kind="circuit", layers=tuple(layers), panels=LETTERS, absent=why, **arrays)
 
 
-def _letters(blocks: Sequence[StageMaps]) -> tuple[Folds, Mean, Int[Tensor, " fold"]]:
+def _letters(blocks: Sequence[StageMaps]) -> Measured:
     """Return the stages of some blocks, from (a) to (i); those that a block lacks are NaN."""
-    counts, known = blocks[0].counts, next(iter(blocks[0].folds.values()))
-    blank = torch.full_like(known, torch.nan)
+    blank = torch.full_like(next(iter(blocks[0].folds.values())), torch.nan)
     panels = [[block.folds.get(letter, blank) for letter in LETTERS] for block in blocks]
     folds = torch.stack([torch.stack(of_block, 1) for of_block in panels], 1)
-    return folds, pooled(folds, counts), counts
+    return folds, pooled(folds, blocks[0].counts), blocks[0]
 
 
 def explorer_of(
@@ -160,10 +162,7 @@ def explorer_of(
     """
     found = combinations(players)
     small = [
-        [
-            pool(row_centred(layer.mean[...], skip_keys)[None].numpy(), MAX_POSITIONS)
-            for layer in maps[condition].layers
-        ]
+        [_pooled_pattern(layer, skip_keys) for layer in maps[condition].layers]
         for condition in found
     ]
     view = SwitchedMaps(
@@ -183,3 +182,9 @@ def explorer_of(
         note="A switch removes its component as the run did; brackets are 95% intervals.",
         max_bytes=PAGE_BYTES,
     )
+
+
+def _pooled_pattern(layer: StoredLayer, skip_keys: int) -> Pooled:
+    queries = layer.folds.query_positions
+    pattern = row_centred(layer.mean[...], skip_keys, queries)
+    return pool(pattern[None].numpy(), MAX_POSITIONS, queries.numpy())

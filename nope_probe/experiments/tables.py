@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.attribution import LayerAttribution, PlayerAttribution
@@ -19,6 +19,7 @@ from nope_probe.analyses.pattern_changes import MaskEffect
 from nope_probe.analyses.pattern_rows import offset_profile
 from nope_probe.analyses.splits import BandPattern, MeanCovariance
 from nope_probe.figures.intervals import bound_columns
+from nope_probe.maps.maps import ScoreMaps
 
 Row = dict[str, Any]
 PARTS = ("share", "lost", "alone", "amplification")  # of a player
@@ -226,23 +227,18 @@ def bands_table(patterns: Sequence[BandPattern]) -> pd.DataFrame:
 
 
 def offsets_table(
-    terms: Mapping[str, Float[Tensor, "fold layer query_pos key_pos"]],
-    counts: Int[Tensor, " fold"],
-    skip_keys: int,
-    layers: Sequence[int],
+    terms: Mapping[str, Float[Tensor, "fold layer row key_pos"]], maps: ScoreMaps, skip_keys: int
 ) -> pd.DataFrame:
     """Return the table of offset profiles: layer, term, offset, and the mean with its bounds.
 
     Args:
         terms: fold maps by name, nats.
-        counts: sequences per fold.
+        maps: the score maps whose terms they are.
         skip_keys: how many first keys to leave out.
-        layers: the layers' numbers.
     """
-    profiles = {
-        name: offset_profile(folds, skip_keys, counts=counts) for name, folds in terms.items()
-    }
-    return profiles_table(profiles, layers)
+    of_maps = {"counts": maps.counts, "query_positions": maps.query_positions}
+    profiles = {name: offset_profile(folds, skip_keys, **of_maps) for name, folds in terms.items()}
+    return profiles_table(profiles, maps.layers)
 
 
 def profiles_table(profiles: Mapping[str, Intervals], layers: Sequence[int]) -> pd.DataFrame:
@@ -258,17 +254,15 @@ def profiles_table(profiles: Mapping[str, Intervals], layers: Sequence[int]) -> 
     return pd.concat(parts, ignore_index=True)[["layer", "term", "offset", *interval_names("mean")]]
 
 
-def head_offsets_table(
-    per_head: Float[Tensor, "fold layer head query_pos key_pos"],
-    counts: Int[Tensor, " fold"],
-    skip_keys: int,
-    layers: Sequence[int],
-) -> pd.DataFrame:
+def head_offsets_table(maps: ScoreMaps, skip_keys: int) -> pd.DataFrame:
     """Return the table of each head's offset profile of its scores: layer, head, offset, mean."""
-    profile = offset_profile(per_head, skip_keys, counts=counts)
+    assert maps.per_head is not None
+    profile = offset_profile(
+        maps.per_head, skip_keys, counts=maps.counts, query_positions=maps.query_positions
+    )
     parts = [
         _profile_rows(profile, place, head).assign(layer=layer, head=head)
-        for place, layer in enumerate(layers)
+        for place, layer in enumerate(maps.layers)
         for head in range(profile.value.shape[1])
     ]
     return pd.concat(parts, ignore_index=True)[["layer", "head", "offset", *interval_names("mean")]]

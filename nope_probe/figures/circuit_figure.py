@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import plotly.graph_objects as go
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from nope_probe.components import INK, LETTERS, SCORE_STAGES, STAGE_MEANINGS, Letter, words
 from nope_probe.figures.circuit_layout import BAR, MENU, Flow, arrows, narrow, wide
@@ -59,6 +59,7 @@ def circuit(
     components: Sequence[str] | None = None,
     absent: Mapping[str, str] | None = None,
     max_positions: int = MAX_POSITIONS,
+    query_positions: Int[np.ndarray, " row"] | None = None,
 ) -> go.Figure:
     """Draw a block's stages along the flow of data, joined by named arrows.
 
@@ -77,6 +78,8 @@ def circuit(
         components: the components that the model has; by default mask, weights, MLP and `removed`.
         absent: why a stage does not exist in this block, per letter.
         max_positions: larger maps are pooled to this many positions, in a comparison to fewer.
+        query_positions: the queries of the maps' rows, if not all have one; captured stages know.
+            There are no cosines then, for lack of the other vectors' lengths.
 
     Raises:
         ValueError: if there is no map, or a letter that is no stage.
@@ -97,7 +100,9 @@ def circuit(
     shown = views(maps, _stage_maps(reference), _stage_maps(normalised, normalised=True))
     held = {stage: cells for view in shown.values() for stage, cells in view.items()}
     size = min(max_positions, int((MAX_CELLS / len(held)) ** 0.5))
-    pooled = {stage: pool(cells[None], size) for stage, cells in held.items()}
+    if query_positions is None and not isinstance(stages, Mapping):
+        query_positions = stages.query_positions.numpy()
+    pooled = {stage: pool(cells[None], size, query_positions) for stage, cells in held.items()}
     # Each map has a colour axis of its own, so that the switches need not exchange limits.
     axes = {stage: f"coloraxis{axis(place)}" for place, stage in enumerate(held)}
     first = next(iter(shown.values()))
@@ -154,7 +159,8 @@ def views(
         normalised: the same maps less the mean of each diagonal; empty for no such view.
     """
     found: dict[str, dict[Stage, np.ndarray]] = {}
-    for kind in COMPARED:
+    n_rows, n = next(iter(maps.values())).shape
+    for kind in COMPARED if n_rows == n else (RAW,):
         shown, intact = (
             {
                 letter: cosines(cells) if kind == COSINES and letter not in SCORE_STAGES else cells
@@ -210,7 +216,8 @@ def limits(values: Sequence[np.ndarray], signed: bool) -> Scale:
 
 
 def _limits(values: np.ndarray, signed: bool) -> Scale:
-    off = values[np.isfinite(values) & ~np.eye(len(values), dtype=bool)]
+    n_rows, n = values.shape
+    off = values[np.isfinite(values) & (np.arange(n_rows)[:, None] != np.arange(n))]
     off = off if off.size else values[np.isfinite(values)]
     if not off.size:
         return 0.0, 1.0

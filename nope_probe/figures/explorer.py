@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from nope_probe.components import LETTERS, SCORE_STAGES, STAGE_MEANINGS, Letter, colour, words
 from nope_probe.figures.circuit_figure import formula
@@ -324,16 +324,23 @@ def script(name: str) -> str:
     return f'"use strict";\n(() => {{\n{asset("canvas.js")}{asset(name)}}})();\n'
 
 
-def head_maps(patterns: Patterns, heads: pd.DataFrame, max_bytes: int = HEADS_BYTES) -> str:
+def head_maps(
+    patterns: Patterns,
+    heads: pd.DataFrame,
+    query_positions: Int[np.ndarray, " row"] | None = None,
+    max_bytes: int = HEADS_BYTES,
+) -> str:
     """Return an element of a page with all heads' maps behind thumbnails, pooled until they fit.
 
     Args:
         patterns: each head's positional pattern, nats; NaN where there is nothing.
         heads: `heads.csv`: layer, head, and the amplitude with its bounds.
+        query_positions: the queries of the rows; all by default.
         max_bytes: how many characters all maps may take.
     """
-    n_layers, n_heads, n, _ = patterns.shape
-    pooled = pool(patterns.reshape(-1, n, n), positions_of_heads(n_layers * n_heads, max_bytes))
+    n_layers, n_heads, n_rows, n = patterns.shape
+    most = positions_of_heads(n_layers * n_heads, max_bytes)
+    pooled = pool(patterns.reshape(-1, n_rows, n), most, query_positions)
     size, block = pooled.values.shape[-1], pooled.block
     below = pooled.values[:, np.tri(size, dtype=bool)]
     codes, scales = zip(*(quantise(cells, "i1") for cells in below), strict=True)

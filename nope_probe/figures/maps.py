@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import plotly.graph_objects as go
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from nope_probe.components import words
 from nope_probe.errors import closed_choices
@@ -35,7 +35,8 @@ from nope_probe.maps.downsample import Pooled, pool
 if TYPE_CHECKING:
     from nope_probe.maps.maps import ScoreMaps
 
-Layers: TypeAlias = Float[Any, "layer query_pos key_pos"]
+Layers: TypeAlias = Float[Any, "layer row key_pos"]
+Queries: TypeAlias = Int[np.ndarray, " row"] | None
 MAX_MULTIPLES = 4
 # Percent of a sweep's cells beyond each colour limit: the diagonal would hide the rest.
 SWEEP_CLIPPED = 5.0
@@ -53,6 +54,7 @@ def score_maps(
     clipped: float = CLIPPED,
     skip_keys: int | Literal["auto"] = "auto",
     noise: Sequence[float] = (),
+    query_positions: Queries = None,
 ) -> go.Figure:
     """Draw the score map of each layer: side by side up to 4 layers, else with a layer slider.
 
@@ -70,6 +72,7 @@ def score_maps(
         skip_keys: first keys that the colour limits leave out; `auto`: 1 for captured maps of
             sequences that begin with BOS, whose scores would hide all others.
         noise: each layer's standard error of a cell, nats.
+        query_positions: the queries of the maps' rows, if not all have one; captured maps know.
 
     Example:
         >>> from nope_probe import capture_scores, figures, gaussian, load
@@ -78,7 +81,7 @@ def score_maps(
         >>> [panel.name for panel in figures.score_maps(maps).data]
         ['L0', 'L1']
     """
-    pooled = _pooled(maps, max_positions)
+    pooled = _pooled(maps, max_positions, query_positions)
     shown = pooled.values[..., -(-keys_left_out(maps, skip_keys) // pooled.block) :]
     limits, flat = [], []
     for layer_values, error in zip(shown, noise or [0.0] * len(shown), strict=True):
@@ -151,6 +154,7 @@ def term_maps(
     noise: Sequence[float] = (),
     flat: Mapping[str, Collection[int]] | None = None,
     rows: int = 1,
+    query_positions: Queries = None,
 ) -> go.Figure:
     """Draw terms of a pattern side by side, on one zero-centred scale, with a layer slider.
 
@@ -169,6 +173,7 @@ def term_maps(
         flat: by term, the numbers of the layers in which it does not exceed its noise, which its
             title says.
         rows: in how many rows of equal length the terms stand.
+        query_positions: the queries of the maps' rows, if not all have one; captured maps know.
 
     Example:
         >>> import numpy as np
@@ -177,7 +182,7 @@ def term_maps(
         >>> len(figures.term_maps(maps, title="Sources").data)
         6
     """
-    pooled = [_pooled(maps, max_positions) for maps in terms.values()]
+    pooled = [_pooled(maps, max_positions, query_positions) for maps in terms.values()]
     by_layer = np.stack([maps.values for maps in pooled], axis=1)
     first = max(keys_left_out(maps, skip_keys) for maps in terms.values())
     shown = by_layer[..., -(-first // pooled[0].block) :]
@@ -203,11 +208,15 @@ def _numbers(maps: object, layers: Sequence[int] | None, n_layers: int) -> Seque
     return [int(layer) for layer in known]
 
 
-def _pooled(maps: Layers | ScoreMaps | Pooled, max_positions: int) -> Pooled:
+def _pooled(
+    maps: Layers | ScoreMaps | Pooled, max_positions: int, query_positions: Queries = None
+) -> Pooled:
     """Return maps of layers pooled; captured maps' mean over sequences."""
     if isinstance(maps, Pooled):
         return maps
-    return pool(np.asarray(maps.mean if hasattr(maps, "folds") else maps), max_positions)
+    if hasattr(maps, "folds"):
+        return pool(maps.mean.numpy(), max_positions, maps.query_positions.numpy())
+    return pool(np.asarray(maps), max_positions, query_positions)
 
 
 def _layered(

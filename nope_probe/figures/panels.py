@@ -12,7 +12,7 @@ from math import floor, log10
 
 import numpy as np
 import plotly.graph_objects as go
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from nope_probe.figures.grid import Grid, axis, keep, on, patch, place, zoom_together
 from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, colour_bar
@@ -36,15 +36,17 @@ class Panel:
         unit: the values' unit, as the colour bar and the hover text name it.
         diverging: whether colours centre on zero: `low` is then `-high`.
         positions: how many positions it spans, if not one a cell.
+        query_positions: the queries of its rows, if not all have one.
     """
 
     name: str
-    values: Float[np.ndarray, "query_pos key_pos"]
+    values: Float[np.ndarray, "row key_pos"]
     low: float
     high: float
     unit: str = "nats"
     diverging: bool = False
     positions: int | None = None
+    query_positions: Int[np.ndarray, " row"] | None = None
 
     @property
     def scale(self) -> tuple[float, float, str, bool]:
@@ -90,7 +92,8 @@ def panel_groups(
 
 
 def _heat(panel: Panel, index: int, max_positions: int) -> go.Heatmap:
-    small, n_cells = pool(panel.values[None], max_positions), len(panel.values)
+    small = pool(panel.values[None], max_positions, panel.query_positions)
+    n_cells = panel.values.shape[1]
     span = small.block * (panel.positions or n_cells) / n_cells
     value, colours = f"%{{z:.3g}} {panel.unit}", f"coloraxis{axis(index)}"
     return heat_map(small.values[0], span, index, name=panel.name, coloraxis=colours, value=value)

@@ -15,51 +15,75 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from nope_probe.maps.rows import QueryPositions, rows_of
+
 Rows: TypeAlias = Float[Tensor, "*map row key_pos"]
 EDGE = 0.05  # of the kept keys
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KeptCells:
-    """The cells on which patterns are defined: first[i] <= j < i.
+    """The cells on which patterns are defined: first[i] <= j < i, of the queries that maps have.
 
     Attributes:
-        first: the first kept key of each query.
+        first: the first kept key of every query; of a query without a row, the query itself.
+        query_positions: the queries of which maps have rows.
         skip_keys: how many first keys are left out for all queries.
 
     Example:
         >>> KeptCells.of(torch.tensor([0, 0, 0, 1, 2]), 1).n_keys.tolist()
         [0, 0, 1, 2, 2]
+        >>> KeptCells.of(torch.tensor([0, 0]), 0, torch.tensor([2, 4]), 5).n_keys.tolist()
+        [0, 0, 2, 0, 4]
     """
 
-    first: Int[Tensor, " query_pos"]
+    first: Int[Tensor, " pos"]
+    query_positions: Int[Tensor, " row"]
     skip_keys: int
 
     @classmethod
-    def of(cls, first_visible: Int[Tensor, " query_pos"], skip_keys: int) -> KeptCells:
-        """Return the cells of a layer, from the first key that each query sees.
+    def of(
+        cls,
+        first_visible: Int[Tensor, " row"],
+        skip_keys: int,
+        query_positions: QueryPositions = None,
+        n: int | None = None,
+    ) -> KeptCells:
+        """Return the cells of a layer, from the first key that the query of each row sees.
+
+        Args:
+            first_visible: the first key that a row's query sees.
+            skip_keys: how many first keys to leave out.
+            query_positions: the queries of the rows; all by default.
+            n: how many positions; as many as rows by default.
 
         Raises:
             ValueError: if no row has two of them.
         """
-        n = len(first_visible)
+        n = len(first_visible) if n is None else n
+        queries = rows_of(len(first_visible), query_positions)
         if not 0 <= skip_keys <= n - 3:
             raise ValueError(
                 f"expected from 0 to {n - 3} skipped keys at {n} positions, got {skip_keys}"
             )
-        return cls(first=first_visible.clamp_min(skip_keys), skip_keys=skip_keys)
+        first = torch.arange(n)
+        first[queries] = first_visible.clamp_min(skip_keys)
+        return cls(first=first, query_positions=queries, skip_keys=skip_keys)
 
     @classmethod
     def of_maps(
-        cls, maps: Float[Tensor, "*batch query_pos key_pos"], skip_keys: int = 0
+        cls,
+        maps: Float[Tensor, "*batch row key_pos"],
+        skip_keys: int = 0,
+        query_positions: QueryPositions = None,
     ) -> KeptCells:
         """Return the cells that all of some maps have.
 
         Raises:
             ValueError: if no row has two of them.
         """
-        n = maps.shape[-1]
-        return cls.of(first_visible_keys(maps).reshape(-1, n).amax(0), skip_keys)
+        first = first_visible_keys(maps, query_positions).reshape(-1, maps.shape[-2]).amax(0)
+        return cls.of(first, skip_keys, query_positions, maps.shape[-1])
 
     @property
     def n(self) -> int:
@@ -67,7 +91,7 @@ class KeptCells:
         return len(self.first)
 
     @cached_property
-    def n_keys(self) -> Int[Tensor, " query_pos"]:
+    def n_keys(self) -> Int[Tensor, " pos"]:
         """How many keys of each query are kept."""
         return (torch.arange(self.n) - self.first).clamp_min(0)
 
@@ -97,14 +121,22 @@ class KeptCells:
 
     def rows(self, start: int, stop: int) -> Bool[Tensor, "row key_pos"]:
         """Return which cells of the queries start to stop - 1 are kept, of the keys before stop."""
+        return self._of(torch.arange(start, stop), stop)
+
+    @cached_property
+    def mask(self) -> Bool[Tensor, "row key_pos"]:
+        """Which cells of all rows are kept."""
+        return self._of(self.query_positions, self.n)
+
+    def _of(self, queries: Int[Tensor, " row"], stop: int) -> Bool[Tensor, "row key_pos"]:
         key = torch.arange(stop)
-        return (key < torch.arange(start, stop)[:, None]) & (key >= self.first[start:stop, None])
+        return (key < queries[:, None]) & (key >= self.first[queries, None])
 
 
 def first_visible_keys(
-    maps: Float[Tensor, "*batch query_pos key_pos"],
-) -> Int[Tensor, "*batch query_pos"]:
-    """Return the first key j < i that each query sees: masked cells are NaN.
+    maps: Float[Tensor, "*batch row key_pos"], query_positions: QueryPositions = None
+) -> Int[Tensor, "*batch row"]:
+    """Return the first key j < i that the query i of each row sees: masked cells are NaN.
 
     A map whose NaN are not those of windows or chunks counts as without any.
 
@@ -113,10 +145,11 @@ def first_visible_keys(
         >>> first_visible_keys(torch.tensor([[1, nan, nan], [2, 3, nan], [nan, 4, 5]])).tolist()
         [0, 0, 1]
     """
-    n = maps.shape[-1]
-    visible = ~maps.isnan() & torch.ones(n, n, dtype=torch.bool, device=maps.device).tril(-1)
+    queries = rows_of(maps.shape[-2], query_positions).to(maps.device)
+    before = torch.arange(maps.shape[-1], device=maps.device) < queries[:, None]
+    visible = ~maps.isnan() & before
     first = visible.to(torch.uint8).argmax(-1)
-    first = first.where(visible.any(-1), torch.arange(n, device=maps.device))
+    first = first.where(visible.any(-1), queries)
     return first.where((first.diff(dim=-1) >= 0).all(-1, keepdim=True), 0).cpu()
 
 
@@ -126,15 +159,22 @@ def kept_cells(n: int, skip_keys: int = 0) -> Bool[Tensor, "query_pos key_pos"]:
     Raises:
         ValueError: if no row has two of them.
     """
-    return KeptCells.of(torch.zeros(n, dtype=torch.long), skip_keys).rows(0, n)
+    return KeptCells.of(torch.zeros(n, dtype=torch.long), skip_keys).mask
 
 
 def row_centred(
-    maps: Float[Tensor, "*batch query_pos key_pos"], skip_keys: int = 0
-) -> Float[Tensor, "*batch query_pos key_pos"]:
+    maps: Float[Tensor, "*batch row key_pos"],
+    skip_keys: int = 0,
+    query_positions: QueryPositions = None,
+) -> Float[Tensor, "*batch row key_pos"]:
     """Subtract from each row its mean over skip_keys <= j < i: the pattern in a score map.
 
     Other cells become NaN. Cells that a window hides are NaN, and no part of a mean.
+
+    Args:
+        maps: score maps, nats.
+        skip_keys: how many first keys to leave out.
+        query_positions: the queries of the rows; all by default.
 
     Raises:
         ValueError: for a non-finite cell among j < i that no window hides.
@@ -145,8 +185,11 @@ def row_centred(
                 [ 0., nan, nan],
                 [-1.,  1., nan]])
     """
-    visible = torch.arange(maps.shape[-1]) >= first_visible_keys(maps)[..., None]
-    cells = visible & kept_cells(maps.shape[-1], skip_keys)
+    n_rows, n = maps.shape[-2:]
+    first = first_visible_keys(maps, query_positions)
+    visible = torch.arange(n) >= first[..., None]
+    unhidden = torch.zeros(n_rows, dtype=torch.long)
+    cells = visible & KeptCells.of(unhidden, skip_keys, query_positions, n).mask
     return centred_rows(maps, cells).where(cells, torch.nan)
 
 
@@ -171,7 +214,9 @@ def centred_rows(rows: Rows, cells: Bool[Tensor, "*#map row key_pos"]) -> Rows:
 
 
 def pattern_rms(
-    maps: Float[Tensor, "layer query_pos key_pos"], skip_keys: int = 0
+    maps: Float[Tensor, "layer row key_pos"],
+    skip_keys: int = 0,
+    query_positions: QueryPositions = None,
 ) -> Float[Tensor, " layer"]:
     """Return the RMS of maps less each row's mean over the keys skip_keys <= j < i.
 
@@ -181,27 +226,31 @@ def pattern_rms(
         >>> pattern_rms(torch.tensor([[[0.0, 0, 0], [5, 0, 0], [1, 3, 0]]]))
         tensor([0.8165])
     """
-    cells = torch.ones(maps.shape[-2:], dtype=torch.bool).tril(-1)
-    cells[:, :skip_keys] = False
+    queries, key = rows_of(maps.shape[-2], query_positions), torch.arange(maps.shape[-1])
+    cells = (key < queries[:, None]) & (key >= skip_keys)
     inside = maps.where(cells, torch.nan)
     centred = inside - inside.nanmean(-1, keepdim=True)
     return centred.square().flatten(-2).nanmean(-1).sqrt()
 
 
 def diagonal_normalised(
-    maps: Float[Tensor, "*batch query_pos key_pos"],
-) -> Float[Tensor, "*batch query_pos key_pos"]:
+    maps: Float[Tensor, "*batch row key_pos"], query_positions: QueryPositions = None
+) -> Float[Tensor, "*batch row key_pos"]:
     """Subtract from each cell the mean of its diagonal (the paper's Figures 4 and 5).
 
     Means are over the cells that hold a number; the others, such as masked ones, become NaN.
+
+    Args:
+        maps: score maps, or Gram maps.
+        query_positions: the queries of the rows; all by default.
 
     Example:
         >>> diagonal_normalised(torch.tensor([[1.0, torch.nan], [5.0, 3.0]]))
         tensor([[-1., nan],
                 [ 0.,  1.]])
     """
-    n, position = maps.shape[-1], torch.arange(maps.shape[-1])
-    known, diagonal = maps.isfinite(), position[:, None] - position[None, :] + n - 1
+    n, queries = maps.shape[-1], rows_of(maps.shape[-2], query_positions)
+    known, diagonal = maps.isfinite(), queries[:, None] - torch.arange(n) + n - 1
     sums, counts = (torch.zeros(*maps.shape[:-2], 2 * n - 1, dtype=maps.dtype) for _ in range(2))
     sums.index_add_(-1, diagonal.flatten(), maps.where(known, 0.0).flatten(-2))
     counts.index_add_(-1, diagonal.flatten(), known.to(maps.dtype).flatten(-2))

@@ -186,34 +186,3 @@ def fold_counts(n_seqs: int, n_folds: int) -> Int[Tensor, " fold"]:
     if not 1 <= n_folds <= n_seqs:
         raise ValueError(f"expected from 1 to {n_seqs} folds for {n_seqs} sequences, got {n_folds}")
     return torch.bincount(torch.arange(n_seqs) % n_folds, minlength=n_folds)
-
-
-def pack_triangle(
-    maps: Float[Tensor, "*batch query_pos key_pos"],
-) -> Float[Tensor, "*batch cell"]:
-    """Return the lower triangles of maps, diagonal included, row by row.
-
-    Example:
-        >>> pack_triangle(torch.tensor([[1.0, torch.nan], [2.0, 3.0]]))
-        tensor([1., 2., 3.])
-    """
-    n = maps.shape[-1]
-    row, column = torch.tril_indices(n, n)
-    return maps[..., row, column]
-
-
-def unpack_triangle(
-    cells: Float[Tensor, "*batch cell"],
-) -> Float[Tensor, "*batch query_pos key_pos"]:
-    """Return the maps whose lower triangles are given, NaN above the diagonal.
-
-    Example:
-        >>> unpack_triangle(torch.tensor([1.0, 2.0, 3.0]))
-        tensor([[1., nan],
-                [2., 3.]])
-    """
-    n = int((8 * cells.shape[-1] + 1) ** 0.5 - 1) // 2
-    row, column = torch.tril_indices(n, n)
-    maps = cells.new_full((*cells.shape[:-1], n, n), torch.nan)
-    maps[..., row, column] = cells
-    return maps

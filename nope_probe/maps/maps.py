@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,6 +11,11 @@ from torch import Tensor
 from nope_probe.components import LETTERS, Letter
 from nope_probe.maps.centred import diagonal_normalised, pattern_rms
 from nope_probe.maps.folds import State, pooled
+from nope_probe.maps.rows import rows_of
+
+
+def _all_rows() -> Int[Tensor, " row"]:
+    return torch.empty(0, dtype=torch.long)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -27,33 +32,45 @@ class ScoreMaps:
         key_means: per fold, the mean key of each position, key heads concatenated; or None.
         per_head: the same fold means for each query head; or None.
         bos: whether all sequences begin with the same token, an attention sink.
+        query_positions: the queries of the rows; all by default.
     """
 
-    folds: Float[Tensor, "fold layer query_pos key_pos"]
-    visible: Bool[Tensor, "layer query_pos key_pos"]
+    folds: Float[Tensor, "fold layer row key_pos"]
+    visible: Bool[Tensor, "layer row key_pos"]
     counts: Int[Tensor, " fold"]
     layers: tuple[int, ...]
-    mean_term: Float[Tensor, "fold layer query_pos key_pos"] | None = None
+    mean_term: Float[Tensor, "fold layer row key_pos"] | None = None
     key_means: Float[Tensor, "fold layer pos width"] | None = None
-    per_head: Float[Tensor, "fold layer head query_pos key_pos"] | None = None
+    per_head: Float[Tensor, "fold layer head row key_pos"] | None = None
     bos: bool = False
+    query_positions: Int[Tensor, " row"] = field(default_factory=_all_rows)
+
+    def __post_init__(self) -> None:
+        """Set the queries of the rows where they are not given: all."""
+        given = self.query_positions if len(self.query_positions) else None
+        object.__setattr__(self, "query_positions", rows_of(self.folds.shape[-2], given))
+
+    @property
+    def has_all_rows(self) -> bool:
+        """Whether every query has a row."""
+        return self.folds.shape[-2] == self.folds.shape[-1]
 
     def __repr__(self) -> str:
         """Return sizes, and how strong each layer's positional pattern is."""
-        n_layers, n = self.folds.shape[1:3]
-        strength = pattern_rms(self.mean, int(self.bos)).tolist()
+        n_layers, n_rows, n = self.folds.shape[1:]
+        strength = pattern_rms(self.mean, int(self.bos), self.query_positions).tolist()
         shown = ", ".join(
             f"L{layer} {value:.3g}" for layer, value in zip(self.layers, strength, strict=True)
         )
         heads = "" if self.per_head is None else f", {self.per_head.shape[2]} heads each"
         return (
-            f"ScoreMaps: {n_layers} layers{heads}, {n} queries × {n} keys, in nats\n"
+            f"ScoreMaps: {n_layers} layers{heads}, {n_rows} queries × {n} keys, in nats\n"
             f"{_data(self.counts, self.bos)}\n"
             f"RMS of the positional pattern, nats, noise included: {shown}"
         )
 
     @property
-    def mean(self) -> Float[Tensor, "layer query_pos key_pos"]:
+    def mean(self) -> Float[Tensor, "layer row key_pos"]:
         """The mean over all sequences."""
         return pooled(self.folds, self.counts)
 
@@ -80,34 +97,48 @@ class StageMaps:
         visible: of score maps, which cells the model does not mask.
         counts: sequences per fold.
         bos: whether all sequences begin with the same token, an attention sink.
+        query_positions: the positions of the rows; all by default.
     """
 
-    folds: dict[Letter, Float[Tensor, "fold row_pos col_pos"]]
-    visible: dict[Letter, Bool[Tensor, "query_pos key_pos"]]
+    folds: dict[Letter, Float[Tensor, "fold row col_pos"]]
+    visible: dict[Letter, Bool[Tensor, "row key_pos"]]
     counts: Int[Tensor, " fold"]
     bos: bool = False
+    query_positions: Int[Tensor, " row"] = field(default_factory=_all_rows)
+
+    def __post_init__(self) -> None:
+        """Set the positions of the rows where they are not given: all."""
+        n_rows = next(iter(self.folds.values())).shape[-2]
+        given = self.query_positions if len(self.query_positions) else None
+        object.__setattr__(self, "query_positions", rows_of(n_rows, given))
 
     def __repr__(self) -> str:
         """Return which stages there are, and how much data they are means of."""
-        n = next(iter(self.folds.values())).shape[-1]
+        n_rows, n = next(iter(self.folds.values())).shape[-2:]
         return (
-            f"StageMaps: stages {' '.join(self.folds)}, {n} × {n} positions; (b) and (i) in nats\n"
+            f"StageMaps: stages {' '.join(self.folds)}, {n_rows} × {n} positions; (b) and (i) "
+            "in nats\n"
             f"{_data(self.counts, self.bos)}"
         )
 
-    def mean(self, letter: Letter) -> Float[Tensor, "row_pos col_pos"]:
+    def mean(self, letter: Letter) -> Float[Tensor, "row col_pos"]:
         """Return the mean over all sequences of one stage's map."""
         return pooled(self.folds[letter], self.counts)
 
-    def normalised(self, letter: Letter) -> Float[Tensor, "row_pos col_pos"]:
+    def normalised(self, letter: Letter) -> Float[Tensor, "row col_pos"]:
         """Return the mean map of one stage, less the mean of each diagonal."""
-        return diagonal_normalised(self.mean(letter))
+        return diagonal_normalised(self.mean(letter), self.query_positions)
 
     def to_tensors(self) -> State:
         """Return the maps by name, for `from_tensors`."""
         folds = {f"folds/{letter}": each for letter, each in self.folds.items()}
         visible = {f"visible/{letter}": each for letter, each in self.visible.items()}
-        return {"counts": self.counts, "bos": torch.tensor(self.bos), **folds, **visible}
+        others = {
+            "counts": self.counts,
+            "bos": torch.tensor(self.bos),
+            "query_positions": self.query_positions,
+        }
+        return {**others, **folds, **visible}
 
     @classmethod
     def from_tensors(cls, tensors: State) -> StageMaps:
@@ -120,7 +151,13 @@ class StageMaps:
             }
             for kind in ("folds", "visible")
         )
-        return cls(folds=folds, visible=visible, counts=tensors["counts"], bos=bool(tensors["bos"]))
+        return cls(
+            folds=folds,
+            visible=visible,
+            counts=tensors["counts"],
+            bos=bool(tensors["bos"]),
+            query_positions=tensors["query_positions"],
+        )
 
 
 def _data(counts: Int[Tensor, " fold"], bos: bool) -> str:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -18,8 +18,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.maps.centred import KeptCells, first_visible_keys
-from nope_probe.maps.folds import State, pack_triangle, pooled, unpack_triangle
+from nope_probe.maps.folds import State, pooled
 from nope_probe.maps.maps import ScoreMaps
+from nope_probe.maps.rows import (
+    QueryPositions,
+    cell_starts,
+    pack_rows,
+    rows_of,
+    triangle_size,
+    unpack_rows,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +37,7 @@ class StoredLayer:
     Attributes:
         index: the block's number.
         folds: fold means at and below the diagonal.
-        mean: [query_pos, key_pos], the mean over all sequences; masked cells are NaN.
+        mean: [row, key_pos], the mean over all sequences; masked cells are NaN.
         mean_term: the fold means of the mean term, where it was kept.
         key_means: [fold, pos, width], the mean key of each position, where it was kept.
     """
@@ -58,8 +66,9 @@ class StoredMaps:
     def __repr__(self) -> str:
         """Return sizes."""
         return (
-            f"StoredMaps: {len(self.layers)} layers of {self.n} positions, "
-            f"means over {int(self.counts.sum())} sequences in {len(self.counts)} folds"
+            f"StoredMaps: {len(self.layers)} layers, {len(self.query_positions)} queries × "
+            f"{self.n} keys, means over {int(self.counts.sum())} sequences in "
+            f"{len(self.counts)} folds"
         )
 
     @property
@@ -68,14 +77,19 @@ class StoredMaps:
         return self.layers[0].folds.n
 
     @property
-    def mean(self) -> Float[Tensor, "layer query_pos key_pos"]:
+    def query_positions(self) -> Int[Tensor, " row"]:
+        """The queries of the rows."""
+        return self.layers[0].folds.query_positions
+
+    @property
+    def mean(self) -> Float[Tensor, "layer row key_pos"]:
         """The mean over all sequences, of all layers."""
         return torch.stack([layer.mean[...] for layer in self.layers])
 
     @property
-    def folds(self) -> Float[Tensor, "fold layer query_pos key_pos"]:
+    def folds(self) -> Float[Tensor, "fold layer row key_pos"]:
         """All fold means in memory at once; NaN above the diagonal."""
-        return torch.stack([unpack_triangle(each.folds.cells[...]) for each in self.layers], 1)
+        return torch.stack([layer.folds.maps for layer in self.layers], 1)
 
     @classmethod
     def of(cls, maps: ScoreMaps) -> StoredMaps:
@@ -91,25 +105,32 @@ class StoredMaps:
 
 
 def _layer(stored: Mapping[str, Stored], number: int) -> StoredLayer:
+    queries = stored["query_positions"][...] if "query_positions" in stored else None
     mean_term = stored.get(f"{number}/mean_term")
     return StoredLayer(
         index=number,
-        folds=PackedFolds(stored[f"{number}/folds"]),
+        folds=PackedFolds(stored[f"{number}/folds"], queries),
         mean=stored[f"{number}/mean"],
-        mean_term=None if mean_term is None else PackedFolds(mean_term),
+        mean_term=None if mean_term is None else PackedFolds(mean_term, queries),
         key_means=stored.get(f"{number}/key_means"),
     )
 
 
 def packed_tensors(maps: ScoreMaps) -> State:
-    """Return the tensors of score maps by name, folds as lower triangles, for `from_stored`."""
+    """Return the tensors of score maps by name, folds as cells j <= i, for `from_stored`.
+
+    The queries of the rows are among them where the maps do not have all.
+    """
     tensors = {"counts": maps.counts, "bos": torch.tensor(maps.bos)}
+    queries = maps.query_positions
+    if not maps.has_all_rows:
+        tensors["query_positions"] = queries
     for place, layer in enumerate(maps.layers):
         folds = maps.folds[:, place]
-        tensors[f"{layer}/folds"] = pack_triangle(folds)
+        tensors[f"{layer}/folds"] = pack_rows(folds, queries)
         tensors[f"{layer}/mean"] = pooled(folds, maps.counts)
         if maps.mean_term is not None:
-            tensors[f"{layer}/mean_term"] = pack_triangle(maps.mean_term[:, place])
+            tensors[f"{layer}/mean_term"] = pack_rows(maps.mean_term[:, place], queries)
         if maps.key_means is not None:
             tensors[f"{layer}/key_means"] = maps.key_means[:, place]
     return tensors
@@ -123,8 +144,6 @@ def concatenate_layers(maps: Sequence[StoredMaps]) -> StoredMaps:
         bos=maps[0].bos,
     )
 
-
-BLOCK_BYTES = 1 << 22  # of a block of rows, so that what is done with it stays in the cache
 
 Index = int | slice | EllipsisType
 
@@ -147,19 +166,39 @@ class LayerFolds(ABC):
     Attributes:
         n_folds: how many folds.
         n: how many positions.
+        query_positions: the queries of the rows.
     """
 
     n_folds: int
     n: int
+    query_positions: Int[Tensor, " row"]
 
-    @cached_property
+    @property
     @abstractmethod
-    def first_keys(self) -> Int[Tensor, " query_pos"]:
-        """The first key that each query sees, 0 without a window."""
+    def maps(self) -> Float[Tensor, "fold row key_pos"]:
+        """All rows in memory."""
 
     @abstractmethod
     def rows(self, start: int, stop: int) -> Float[Tensor, "fold row key_pos"]:
-        """Return the queries from start to stop - 1, with the keys before `stop`."""
+        """Return the queries from start to stop - 1, which have rows, and keys before `stop`."""
+
+    def kept_cells(self, skip_keys: int) -> KeptCells:
+        """Return the cells on which the patterns are defined.
+
+        Raises:
+            ValueError: if no row has two of them.
+        """
+        return KeptCells.of(self.first_keys, skip_keys, self.query_positions, self.n)
+
+    @cached_property
+    @abstractmethod
+    def first_keys(self) -> Int[Tensor, " row"]:
+        """The first key that the query of each row sees, 0 without a window."""
+
+    def _rows_between(self, start: int, stop: int) -> slice:
+        """Return where the rows of consecutive queries are."""
+        first = int(torch.searchsorted(self.query_positions, start))
+        return slice(first, first + stop - start)
 
 
 class TensorFolds(LayerFolds):
@@ -170,41 +209,58 @@ class TensorFolds(LayerFolds):
         torch.Size([4, 3, 5])
     """
 
-    def __init__(self, folds: Float[Tensor, "fold query_pos key_pos"]) -> None:
+    def __init__(
+        self, folds: Float[Tensor, "fold row key_pos"], query_positions: QueryPositions = None
+    ) -> None:
         self.folds, self.n_folds, self.n = folds, folds.shape[0], folds.shape[-1]
+        self.query_positions = rows_of(folds.shape[-2], query_positions)
+
+    @property
+    def maps(self) -> Float[Tensor, "fold row key_pos"]:
+        return self.folds
 
     @cached_property
-    def first_keys(self) -> Int[Tensor, " query_pos"]:
-        return first_visible_keys(self.folds[0])
+    def first_keys(self) -> Int[Tensor, " row"]:
+        return first_visible_keys(self.folds[0], self.query_positions)
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "fold row key_pos"]:
-        return self.folds[:, start:stop, :stop]
+        return self.folds[:, self._rows_between(start, stop), :stop]
 
 
 class PackedFolds(LayerFolds):
-    """Lower triangles of fold maps, as `pack_triangle` returns them, in memory or in a file.
+    """The cells j <= i of fold maps, as `pack_rows` returns them, in memory or in a file.
 
     Args:
         cells: [fold, cell], row by row; what is above the diagonal is NaN in `rows`.
+        query_positions: the queries of the rows; all by default.
     """
 
-    def __init__(self, cells: Stored) -> None:
+    def __init__(self, cells: Stored, query_positions: QueryPositions = None) -> None:
         self.cells, self.n_folds = cells, cells.shape[0]
-        self.n = triangle_size(cells.shape[1])
+        if query_positions is None:
+            query_positions = torch.arange(triangle_size(cells.shape[1]))
+        self.query_positions, self.n = query_positions, int(query_positions[-1]) + 1
+        self.starts = cell_starts(query_positions).tolist()
+
+    @property
+    def maps(self) -> Float[Tensor, "fold row key_pos"]:
+        return unpack_rows(self.cells[...], self.query_positions)
 
     @cached_property
-    def first_keys(self) -> Int[Tensor, " query_pos"]:
+    def first_keys(self) -> Int[Tensor, " row"]:
         cells = self.cells[0]
         if not cells.isnan().any():
-            return torch.zeros(self.n, dtype=torch.long)
-        return first_visible_keys(unpack_triangle(cells))
+            return torch.zeros(len(self.query_positions), dtype=torch.long)
+        maps = unpack_rows(cells, self.query_positions)
+        return first_visible_keys(maps, self.query_positions)
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "fold row key_pos"]:
-        first = n_cells(start)
-        cells = self.cells[:, first : n_cells(stop)]
+        places = self._rows_between(start, stop)
+        first = self.starts[places.start]
+        cells = self.cells[:, first : self.starts[places.stop]]
         rows = cells.new_full((self.n_folds, stop - start, stop), torch.nan)
         for row in range(start, stop):  # a copy per row is faster than one by index
-            place = n_cells(row) - first
+            place = self.starts[places.start + row - start] - first
             rows[:, row - start, : row + 1] = cells[:, place : place + row + 1]
         return rows
 
@@ -218,8 +274,9 @@ def shared_cells(layers: Iterable[LayerFolds], skip_keys: int) -> KeptCells:
     Raises:
         ValueError: if no row has two of them.
     """
+    layers = list(layers)
     first = torch.stack([layer.first_keys for layer in layers]).amax(0)
-    return KeptCells.of(first, skip_keys)
+    return KeptCells.of(first, skip_keys, layers[0].query_positions, layers[0].n)
 
 
 def windows_of(layers: Mapping[int, LayerFolds]) -> dict[str, int]:
@@ -228,32 +285,8 @@ def windows_of(layers: Mapping[int, LayerFolds]) -> dict[str, int]:
     Args:
         layers: the fold maps of each layer by its number.
     """
-    cells = {f"L{layer}": KeptCells.of(folds.first_keys, 0) for layer, folds in layers.items()}
-    return {name: 1 + int(kept.n_keys.max()) for name, kept in cells.items() if kept.first.any()}
-
-
-def n_cells(n: int) -> int:
-    """Return the number of cells of a triangle of n rows, diagonal included."""
-    return n * (n + 1) // 2
-
-
-def triangle_size(cells: int) -> int:
-    """Return the number of rows of a triangle, from that of its cells.
-
-    Example:
-        >>> triangle_size(n_cells(1024))
-        1024
-    """
-    return (int((8 * cells + 1) ** 0.5) - 1) // 2
-
-
-def row_blocks(n: int, n_maps: int, n_bytes: int = BLOCK_BYTES) -> Iterator[tuple[int, int]]:
-    """Yield the blocks (start, stop) of rows of which n_maps float64 maps fit into some bytes.
-
-    Example:
-        >>> list(row_blocks(7, n_maps=2, n_bytes=400))
-        [(0, 3), (3, 6), (6, 7)]
-    """
-    size = max(1, n_bytes // (8 * n_maps * n))
-    for start in range(0, n, size):
-        yield start, min(start + size, n)
+    return {
+        f"L{layer}": 1 + int(folds.kept_cells(0).n_keys.max())
+        for layer, folds in layers.items()
+        if folds.first_keys.any()
+    }

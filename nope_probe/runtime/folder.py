@@ -31,6 +31,7 @@ from nope_probe.runtime.places import (
 if TYPE_CHECKING:  # importing pandas takes half a second
     import numpy as np
     import pandas as pd
+    from jaxtyping import Int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,12 @@ class Run:
     def maps(self) -> Mapping[str, np.ndarray]:
         """The arrays of maps.safetensors."""
         return self.arrays["maps"]
+
+    @property
+    def query_positions(self) -> Int[np.ndarray, " row"] | None:
+        """The queries of the maps' rows; None where the maps have the rows of all."""
+        queries = self.arrays.get("maps", {}).get("query_positions")
+        return None if queries is None else queries.astype("int64")
 
 
 def write_run(out: Path, run: Run) -> None:

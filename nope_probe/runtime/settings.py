@@ -256,6 +256,11 @@ class RunSettings(SessionSettings):
         Bounds(MIN_FOLDS, LARGEST),
         _arg(help="Parts of the data that intervals are made from."),
     ] = 8
+    query_rows: Annotated[
+        int | None,
+        COUNT,
+        _arg(help="Rows of the maps: evenly spread queries; all up to 2,048 tokens, 512 above."),
+    ] = None
     skip_keys: Annotated[
         int | Literal["auto"],
         Bounds(0, LARGEST),
@@ -298,6 +303,8 @@ class RunSettings(SessionSettings):
     def recorded(self) -> dict[str, Any]:
         """Return the settings that identify the run, as its manifest holds them."""
         settings = {"format": FORMAT, **asdict(self), "batch_size": self.seqs_per_batch}
+        if self.query_rows is None:
+            del settings["query_rows"]  # older runs have no such setting
         return {key: value for key, value in settings.items() if key not in self.unrecorded}
 
     def validate(self) -> None:
@@ -308,6 +315,8 @@ class RunSettings(SessionSettings):
         """
         if self.n_seqs < self.folds:
             raise UserError(f"{self.n_seqs} sequences do not fill {self.folds} folds")
+        if self.query_rows is not None and self.query_rows > self.seq_len:
+            raise UserError(f"--query-rows {self.query_rows} is more than {self.seq_len} tokens")
         if self.skip_keys != "auto" and self.skip_keys > self.seq_len - 3:
             raise UserError(f"--skip-keys {self.skip_keys} leaves no keys of {self.seq_len}")
         self._validate_devices()

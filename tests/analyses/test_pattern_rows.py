@@ -13,9 +13,9 @@ from nope_probe.analyses.pattern_rows import offset_means, offset_profile
 from nope_probe.analyses.shapley import player_set
 from nope_probe.analyses.trends import TrendSums, locality, monotonicity
 from nope_probe.maps.centred import diagonal_normalised, kept_cells, row_centred
-from nope_probe.maps.folds import pack_triangle
 from nope_probe.maps.maps import ScoreMaps
-from nope_probe.maps.stored_maps import PackedFolds, StoredMaps, TensorFolds, row_blocks
+from nope_probe.maps.rows import pack_rows, row_blocks
+from nope_probe.maps.stored_maps import PackedFolds, StoredMaps, TensorFolds
 
 N, FOLDS = 23, 5
 COUNTS = torch.tensor([3, 7, 2, 5, 11])
@@ -35,7 +35,7 @@ def folds(seed: int) -> torch.Tensor:
 def test_any_block_size_gives_the_gram_matrix_of_whole_maps(n_bytes: int, skip: int) -> None:
     maps = {condition: folds(seed) for seed, condition in enumerate(CONDITIONS)}
     cells = torch.stack([row_centred(each, skip)[:, kept_cells(N, skip)] for each in maps.values()])
-    packed = {key: PackedFolds(pack_triangle(each)) for key, each in maps.items()}
+    packed = {key: PackedFolds(pack_rows(each)) for key, each in maps.items()}
     found = ContrastGram.of_layers(packed, skip, COUNTS, n_bytes=4 * n_bytes)
     expected = cross_products(cells, cells, COUNTS)
     torch.testing.assert_close(found.gram, expected, rtol=1e-11, atol=1e-12)
@@ -61,7 +61,7 @@ def test_any_block_size_gives_the_estimates_of_whole_maps(n_bytes: int, skip: in
         "edge_contrast": edge_contrast(diagonal, skip),
         "edge_contrast_visible": edge_contrast(leave_one_out(rest, COUNTS), skip),
     }
-    for layer in (TensorFolds(scores), PackedFolds(pack_triangle(scores))):
+    for layer in (TensorFolds(scores), PackedFolds(pack_rows(scores))):
         found = measure_estimates(layer, skip, COUNTS, n_bytes=n_bytes)
         assert list(found) == list(expected)
         for name, values in expected.items():
@@ -88,10 +88,10 @@ def test_stored_maps_have_the_attribution_of_the_captured_ones() -> None:
     assert shares == pytest.approx([each.share.value for each in expected[1].players], rel=1e-9)
 
 
-def test_of_long_sequences_every_so_manieth_query_is_ordered() -> None:
+def test_trends_are_those_of_the_queries_that_have_rows() -> None:
     pattern = row_centred(folds(0))[:2]
-    sums = TrendSums(2, 0, stride=5)
-    for start, stop in row_blocks(N, 2, 8 * 2 * N * 7):
+    sums = TrendSums(2, torch.arange(0, N, 5))
+    for start, stop in row_blocks(torch.arange(N), N, 2, 8 * 2 * N * 7):
         for query in sums.chosen(start, stop):
             sums.add(pattern[:, query, :query])
     by_query = [

@@ -14,7 +14,7 @@ from nope_probe.analyses.jackknife import signed_root
 from nope_probe.analyses.pattern_changes import kept_patterns, pattern_difference
 from nope_probe.analyses.pattern_rows import offset_means
 from nope_probe.maps.centred import first_visible_keys
-from nope_probe.maps.folds import pack_triangle
+from nope_probe.maps.rows import pack_rows
 from nope_probe.maps.stored_maps import PackedFolds, TensorFolds
 
 N, N_FOLDS, NAN = 23, 4, float("nan")
@@ -101,7 +101,7 @@ def test_the_first_visible_keys_are_those_of_the_window(name: str) -> None:
     maps = folds(name)
     expected = [min(*(CELLS[name][i].nonzero().flatten().tolist()), i) for i in range(N)]
     assert first_visible_keys(maps[0]).tolist() == expected
-    assert PackedFolds(pack_triangle(maps)).first_keys.tolist() == expected
+    assert PackedFolds(pack_rows(maps)).first_keys.tolist() == expected
     pattern = row_centred(maps)
     assert pattern.isfinite()[0].equal(CELLS[name] & (KEY < QUERY))
     assert pattern.nansum(-1).abs().max() < 1e-12

@@ -19,7 +19,7 @@ from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.pattern_changes import pattern_difference
 from nope_probe.experiments.compare.run import Settings
 from nope_probe.experiments.tables import measures_table
-from nope_probe.maps.folds import pack_triangle
+from nope_probe.maps.rows import pack_rows
 from nope_probe.runtime.folder import Run, read_manifest, read_run, write_run
 from nope_probe.runtime.session import Session
 
@@ -47,7 +47,7 @@ def write(
         "maps": {"score": folds.mean(0).numpy(), "se": standard_error(folds).numpy()}
     }
     if kept:
-        arrays["folds"] = {"score": pack_triangle(folds).numpy()}
+        arrays["folds"] = {"score": pack_rows(folds).numpy()}
     about = {
         "model": {"name": model},
         "data": {"sha256": tokens},

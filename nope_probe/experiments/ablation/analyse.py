@@ -38,7 +38,8 @@ from nope_probe.experiments.tables import (
     sources_table,
 )
 from nope_probe.maps.centred import KeptCells
-from nope_probe.maps.stored_maps import StoredMaps, row_blocks, shared_cells, windows_of
+from nope_probe.maps.rows import row_blocks
+from nope_probe.maps.stored_maps import StoredMaps, shared_cells, windows_of
 from nope_probe.runtime.folder import Run, StoredArrays
 from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.session import Session
@@ -57,7 +58,7 @@ def analyse(session: Session[RunSettings], plan: Plan, measured: Measured) -> Ru
     manifest = {
         **session.provenance(),
         **input_record(inputs, skip_keys, measured.intact.counts),
-        "query_stride": query_stride(measured.intact.n),
+        "query_stride": query_stride(len(measured.intact.query_positions)),
         "layers": list(plan.layers),
         "windows": windows_of(layer_folds(measured.intact)),
         **analysis.record(),
@@ -237,7 +238,7 @@ def _score_means(maps: StoredMaps, cells: Sequence[KeptCells]) -> Means:
     """Return the means of fold scores at each distance, on the kept cells of each layer."""
     sums = torch.zeros(len(maps.counts), len(maps.layers), maps.n, dtype=torch.float64)
     for index, layer in enumerate(maps.layers):
-        for start, stop in row_blocks(maps.n, len(maps.counts)):
+        for start, stop in row_blocks(maps.query_positions, maps.n, len(maps.counts)):
             rows = layer.folds.rows(start, stop).double()
             kept = rows.where(cells[index].rows(start, stop), 0.0)
             sums[:, index] += distance_sums(kept, start, maps.n)

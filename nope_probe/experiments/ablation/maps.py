@@ -15,10 +15,12 @@ from nope_probe.analyses.shapley import INTACT, Condition, Contrast, base, shapl
 from nope_probe.experiments.ablation.plan import ConditionMaps, Measured, Plan
 from nope_probe.maps.centred import KeptCells, centred_rows
 from nope_probe.maps.folds import pooled
-from nope_probe.maps.stored_maps import StoredMaps, row_blocks, shared_cells
+from nope_probe.maps.rows import row_blocks
+from nope_probe.maps.stored_maps import StoredMaps, shared_cells
 from nope_probe.runtime.checkpoint import tensor_writer
 
 MAPS_BYTES = 1 << 26
+QUERIES = "query_positions"  # exact in float32: below 2**24
 Rows = Float[Tensor, "row key_pos"]
 
 
@@ -30,7 +32,8 @@ class RunMaps:
     `pattern/covariance_term`, `source/<term>` and `shapley/<player>` (of further player sets
     `shapley_<set>/<player>`, of further replacements these with `_<replacement>` before the slash)
     are patterns. The Shapley maps of a set, with that of `base` where no source plays, add up to
-    the positional part of the pattern.
+    the positional part of the pattern. Where they do not have the rows of all queries,
+    `query_positions` are the queries of the rows.
 
     Args:
         plan: the conditions.
@@ -51,14 +54,15 @@ class RunMaps:
 
     @property
     def shapes(self) -> dict[str, tuple[int, int, int]]:
-        """The shape [layer, query_pos, key_pos] of each map."""
+        """The shape [layer, row, key_pos] of each map."""
         names = [*self.scores]
         for _, contrasts in self.contrasts:
             names += contrasts
         if self.has_mean_term:
             for term in ("mean", "covariance"):
                 names += [f"mean_covariance/{term}", f"pattern/{term}_term"]
-        return dict.fromkeys(names, (len(self.intact.layers), self.intact.n, self.intact.n))
+        n_layers, n_rows = len(self.intact.layers), len(self.intact.query_positions)
+        return dict.fromkeys(names, (n_layers, n_rows, self.intact.n))
 
     def blocks(self, n_bytes: int = MAPS_BYTES) -> Iterator[tuple[str, int, int, Rows]]:
         """Yield all maps by blocks of rows: name, the layer's place, first row, and rows.
@@ -68,25 +72,28 @@ class RunMaps:
         """
         for place, intact in enumerate(self.intact.layers):
             cells = shared_cells([intact.folds], self.skip_keys)
-            for start, stop in row_blocks(self.intact.n, self.n_conditions + 1, n_bytes):
-                for name, rows in self._rows(place, start, stop, cells):
-                    yield name, place, start, rows
+            queries, row = self.intact.query_positions, 0
+            for start, stop in row_blocks(queries, self.intact.n, self.n_conditions + 1, n_bytes):
+                for name, rows in self._rows(place, start, stop, row, cells):
+                    yield name, place, row, rows
+                row += stop - start
 
     def _rows(
-        self, layer: int, start: int, stop: int, cells: KeptCells
+        self, layer: int, start: int, stop: int, row: int, cells: KeptCells
     ) -> Iterator[tuple[str, Rows]]:
-        """Yield some rows of one layer of each map. The intact model sees the fewest keys."""
+        """Yield some queries of one layer of each map. The intact model sees the fewest keys."""
+        rows_of_block = slice(row, row + stop - start)
         for name, maps in self.scores.items():
-            yield name, maps.layers[layer].mean[start:stop]
+            yield name, maps.layers[layer].mean[rows_of_block]
         patterns: dict[Condition, Rows] = {}
         for condition_maps, contrasts in self.contrasts:
             for condition, maps in condition_maps.items():
-                patterns[condition] = _pattern(maps.layers[layer].mean[start:stop], start, cells)
+                patterns[condition] = _pattern(maps.layers[layer].mean[rows_of_block], start, cells)
             for name, contrast in contrasts.items():
                 yield name, contrast_map(contrast, patterns)
         intact = self.intact.layers[layer]
         if intact.mean_term is not None:
-            score = intact.mean[start:stop]
+            score = intact.mean[rows_of_block]
             mean = torch.full_like(score, torch.nan)
             mean[:, :stop] = pooled(intact.mean_term.rows(start, stop), self.intact.counts)
             for term, rows in (("mean", mean), ("covariance", score - mean)):
@@ -132,14 +139,20 @@ def named_scores(plan: Plan, measured: Measured) -> dict[str, StoredMaps]:
 
 
 def write_maps(path: Path, maps: RunMaps) -> None:
-    """Write all maps to a file, in float32.
+    """Write all maps to a file, in float32, and the queries of their rows where some have none.
 
     Raises:
         StorageError: if it cannot be written.
     """
-    with tensor_writer(path, maps.shapes) as write:
-        for name, layer, start, rows in maps.blocks():
-            write(name, (layer, start), rows.float().numpy())
+    shapes: dict[str, tuple[int, ...]] = {**maps.shapes}
+    queries, n = maps.intact.query_positions, maps.intact.n
+    if len(queries) < n:
+        shapes[QUERIES] = (len(queries),)
+    with tensor_writer(path, shapes) as write:
+        for name, layer, row, rows in maps.blocks():
+            write(name, (layer, row), rows.float().numpy())
+        if QUERIES in shapes:
+            write(QUERIES, (0,), queries.float().numpy())
 
 
 def write_folds(path: Path, plan: Plan, measured: Measured) -> None:

@@ -61,6 +61,7 @@ class Findings:
 
     def __init__(self, run: Run) -> None:
         self.manifest, self.maps = run.manifest, run.arrays.get("maps", {})
+        self.query_positions = run.query_positions
         self.intact = str(self.manifest["conditions"][0])
         self.replacements = self.manifest.get("replacements", ["identity"])
         self.several = {name: table for name, table in run.tables.items() if len(table)}
@@ -79,7 +80,7 @@ class Findings:
         """Return a map with as many positions as the page has room for."""
         n_drawn = sum(len(keys) + 1 for keys in self.names.values())  # a whole beside its terms
         cells = np.asarray(self.maps[key])
-        return pool(cells, positions(n_drawn, len(cells)))
+        return pool(cells, positions(n_drawn, len(cells)), self.query_positions)
 
     def terms(self, group: str) -> dict[str, Pooled]:
         """Return the maps of a group by their names within it."""

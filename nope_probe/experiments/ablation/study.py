@@ -13,7 +13,8 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from nope_probe.analyses.attribution import LayerAttribution
 from nope_probe.components import Gain, Replacement, Substitute
@@ -33,7 +34,7 @@ from nope_probe.experiments.removals import irreplaceable, without_effect
 from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.centred import kept_cells
-from nope_probe.maps.stored_maps import n_cells
+from nope_probe.maps.rows import choose_rows
 from nope_probe.models.info import describe
 from nope_probe.runtime.checkpoint import RunCheckpoint
 
@@ -47,16 +48,18 @@ class AblationStudy:
     Attributes:
         tables: per name of a run's CSV file, its table: `sources`, `players`, `interactions`,
             `pattern`, `non_relative`, `controls`, `mean_covariance`, `offsets`.
-        maps: under the names of a run's maps.safetensors, float32 [layer, query_pos, key_pos] in
+        maps: under the names of a run's maps.safetensors, float32 [layer, row, key_pos] in
             nats: `score/<kept>`, `pattern/all`, `source/<term>`, `shapley/<player>`, ...
         layers: the attribution of each layer, which the tables are made from.
         skip_keys: how many first keys the patterns leave out.
+        query_positions: the queries of the maps' rows.
     """
 
     tables: dict[str, pd.DataFrame]
-    maps: dict[str, Float[np.ndarray, "layer query_pos key_pos"]]
+    maps: dict[str, Float[np.ndarray, "layer row key_pos"]]
     layers: list[LayerAttribution]
     skip_keys: int
+    query_positions: Int[Tensor, " row"]
 
     def __repr__(self) -> str:
         """Return the shares of the sources per layer, and what else there is."""
@@ -106,6 +109,7 @@ def run_ablations(
     gain: Gain = "output",
     scope: Scope = "both",
     skip_keys: int | Literal["auto"] = "auto",
+    query_rows: int | None = None,
     shuffled: Inputs | None = None,
     reparametrise: int = 0,
     seed: int = 0,
@@ -132,6 +136,7 @@ def run_ablations(
         scope: for a layer's scores, remove in the layers before it, in itself, or in both.
         skip_keys: first keys to leave out; `auto`: 1 where all sequences begin with the same token
             (a BOS token, which is an attention sink), else 0.
+        query_rows: how many rows the maps have; see `capture_scores`.
         shuffled: the same sequences with their tokens permuted, for a control that has no content.
         reparametrise: in how many random reparametrisations to repeat the first set of players.
         seed: the seed of these, and of the replacement random.
@@ -179,9 +184,8 @@ def run_ablations(
         reparametrise=reparametrise,
     )
     validate_first_sequence(model, data.inputs, plan.layers)
-    n_cells_of_run = (
-        len(plan.conditions) * len(plan.layers) * n_folds * n_cells(data.inputs.shape[1])
-    )
+    queries = choose_rows(data.inputs.shape[1], query_rows)
+    n_cells_of_run = len(plan.conditions) * len(plan.layers) * n_folds * int((queries + 1).sum())
     with _checkpoint(n_bytes=8 * n_cells_of_run) as checkpoint:
         engine = Engine(
             model=model,
@@ -190,6 +194,7 @@ def run_ablations(
             checkpoint=checkpoint,
             batch_size=batch_size,
             n_folds=n_folds,
+            query_rows=query_rows,
         )
         with checkpoint.progress(plan.keys(control is not None), len(data)):
             measured = measure_conditions(engine, plan, control)
@@ -199,6 +204,7 @@ def run_ablations(
             maps=_maps(RunMaps(plan, measured, skipped)),
             layers=analysis.layers,
             skip_keys=skipped,
+            query_positions=queries,
         )
 
 
@@ -215,7 +221,7 @@ def _checkpoint(n_bytes: int) -> Iterator[RunCheckpoint]:
         yield checkpoint
 
 
-def _maps(maps: RunMaps) -> dict[str, Float[np.ndarray, "layer query_pos key_pos"]]:
+def _maps(maps: RunMaps) -> dict[str, Float[np.ndarray, "layer row key_pos"]]:
     arrays = {name: np.empty(shape, np.float32) for name, shape in maps.shapes.items()}
     for name, layer, start, rows in maps.blocks():
         arrays[name][layer, start : start + len(rows)] = rows.float().numpy()

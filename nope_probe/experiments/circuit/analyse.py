@@ -26,8 +26,8 @@ from nope_probe.figures.explorer import Explorer
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.stages import STAGES, absent_stages
 from nope_probe.hooks.removing.targets import components
-from nope_probe.maps.folds import pack_triangle
 from nope_probe.maps.maps import StageMaps
+from nope_probe.maps.rows import pack_rows
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.session import Session
@@ -64,7 +64,7 @@ def analyse(session: Session[RunSettings], stages: Stages, explorer: Explorer | 
     manifest = {
         **session.provenance(),
         **input_record(inputs, skip_keys, stages.intact.counts),
-        "query_stride": query_stride(inputs.inputs.shape[1]),
+        "query_stride": query_stride(len(stages.intact.query_positions)),
         "layer": layer,
         "components": list(components(model)),
         "removed": list(stages.removed),
@@ -80,7 +80,7 @@ def analyse(session: Session[RunSettings], stages: Stages, explorer: Explorer | 
     return replace(run, page=report(run, explorer).html(manifest))
 
 
-def _arrays(maps: Sequence[StageMaps]) -> dict[str, Float[Tensor, "row_pos col_pos"]]:
+def _arrays(maps: Sequence[StageMaps]) -> dict[str, Tensor]:
     """Return a run's maps; the intact model's are the reference if there is an ablated one."""
     shown = maps[-1]
     means = {letter: shown.mean(letter) for letter in shown.folds}
@@ -91,13 +91,15 @@ def _arrays(maps: Sequence[StageMaps]) -> dict[str, Float[Tensor, "row_pos col_p
     }
     if len(maps) > 1:
         found |= {f"reference/{letter}": maps[0].mean(letter) for letter in maps[0].folds}
+    if len(shown.query_positions) < next(iter(shown.folds.values())).shape[-1]:
+        found["query_positions"] = shown.query_positions
     return found
 
 
 def _folds(maps: StageMaps) -> dict[str, Float[np.ndarray, "fold cell"]]:
     """Return the fold means of each stage as lower triangles, from which `compare` pairs runs."""
     return {
-        f"gram/{letter}": pack_triangle(folds).float().cpu().numpy()
+        f"gram/{letter}": pack_rows(folds, maps.query_positions).float().cpu().numpy()
         for letter, folds in maps.folds.items()
     }
 
@@ -114,7 +116,12 @@ def stages_table(maps: Sequence[StageMaps], layer: int, skip_keys: int) -> pd.Da
         (
             (
                 {"model": model, "stage": letter},
-                measure(folds[:, None], skip_keys, counts=each.counts),
+                measure(
+                    folds[:, None],
+                    skip_keys,
+                    counts=each.counts,
+                    query_positions=each.query_positions,
+                ),
             )
             for model, each in zip((INTACT, ABLATED), maps, strict=False)
             for letter, folds in each.folds.items()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+from jaxtyping import Int
 
 from nope_probe.components import SCORE_STAGES, phrase
 from nope_probe.experiments.sections import Report, with_intervals
@@ -79,12 +80,12 @@ def _sections(run: Run) -> Iterator[Section]:
     compared = ": of the ablated model, of the intact one, and their difference" if removed else ""
     yield Section(
         title=flow_finding(table, removed),
-        figure=partial(circuit_figure, maps, manifest),
+        figure=partial(circuit_figure, run),
         caption="Each map is at the point of the data flow at which it is read. The first "
         f"switch shows the maps, their cosines, or the maps less the mean of each diagonal"
         f"{compared}. What is removed is struck through.",
     )
-    yield from _side_by_side(maps, removed)
+    yield from _side_by_side(maps, removed, run.query_positions)
     if len(table):
         yield Section(
             title="Which keys each stage prefers",
@@ -95,13 +96,20 @@ def _sections(run: Run) -> Iterator[Section]:
         )
 
 
-def _side_by_side(maps: Mapping[str, Any], removed: Sequence[str]) -> Iterator[Section]:
+def _side_by_side(
+    maps: Mapping[str, Any],
+    removed: Sequence[str],
+    query_positions: Int[np.ndarray, " row"] | None,
+) -> Iterator[Section]:
     """Yield the section of all stages of the intact and the ablated model, if there are both."""
     intact, ablated = _group(maps, "reference"), _group(maps, "gram")
     if not intact:
         return
     without = f"without {' and '.join(map(phrase, removed))}"
-    groups = [_triple(letter, intact[letter], ablated[letter]) for letter in sorted(ablated)]
+    groups = [
+        _triple(letter, intact[letter], ablated[letter], query_positions)
+        for letter in sorted(ablated)
+    ]
     yield Section(
         title="Stage by stage: intact, ablated, difference",
         figure=partial(
@@ -115,7 +123,12 @@ def _side_by_side(maps: Mapping[str, Any], removed: Sequence[str]) -> Iterator[S
     )
 
 
-def _triple(letter: str, intact: np.ndarray, ablated: np.ndarray) -> list[Panel]:
+def _triple(
+    letter: str,
+    intact: np.ndarray,
+    ablated: np.ndarray,
+    query_positions: Int[np.ndarray, " row"] | None,
+) -> list[Panel]:
     """Return a stage's maps of both models, on one scale, and their difference."""
     unit = "nats" if letter in SCORE_STAGES else "inner product"
     both, change = limits([intact, ablated], False), limits([ablated - intact], True)
@@ -132,13 +145,15 @@ def _triple(letter: str, intact: np.ndarray, ablated: np.ndarray) -> list[Panel]
             high=high,
             unit=unit,
             diverging=name == "difference",
+            query_positions=query_positions,
         )
         for name, values, (low, high) in drawn
     ]
 
 
-def circuit_figure(maps: Mapping[str, Any], manifest: Mapping[str, Any]) -> go.Figure:
+def circuit_figure(run: Run) -> go.Figure:
     """Draw the circuit figure of a run from its maps and manifest."""
+    maps, manifest = run.maps, run.manifest
     return circuit(
         _group(maps, "gram"),
         layer=manifest["layer"],
@@ -147,6 +162,7 @@ def circuit_figure(maps: Mapping[str, Any], manifest: Mapping[str, Any]) -> go.F
         normalised=_group(maps, "normalised"),
         components=manifest["components"],
         absent=manifest["absent"],
+        query_positions=run.query_positions,
     )
 
 

@@ -74,11 +74,13 @@ class Compared:
         name: its name, such as `L2` or `(f)`.
         patterns: by run, the map less each row's mean over the kept keys.
         differences: by run but the first.
+        query_positions: the queries of the maps' rows; None where they have the rows of all.
     """
 
     name: str
     patterns: dict[str, Map]
     differences: dict[str, Difference]
+    query_positions: Int[np.ndarray, " row"] | None = None
 
 
 def compare_maps(members: Sequence[Member]) -> list[Compared]:
@@ -98,7 +100,9 @@ def compare_maps(members: Sequence[Member]) -> list[Compared]:
         maps = {each.label: torch.from_numpy(each.maps[name].mean).double() for each in members}
         hidden = torch.stack([each.isnan() for each in maps.values()]).any(0)
         patterns = {
-            label: row_centred(each.masked_fill(hidden, torch.nan), base.skip_keys).numpy()
+            label: row_centred(
+                each.masked_fill(hidden, torch.nan), base.skip_keys, base.query_positions
+            ).numpy()
             for label, each in maps.items()
         }
         differences = {
@@ -107,7 +111,14 @@ def compare_maps(members: Sequence[Member]) -> list[Compared]:
             )
             for other in members[1:]
         }
-        compared.append(Compared(name=name, patterns=patterns, differences=differences))
+        compared.append(
+            Compared(
+                name=name,
+                patterns=patterns,
+                differences=differences,
+                query_positions=base.run.query_positions,
+            )
+        )
     return compared
 
 
@@ -119,9 +130,9 @@ def _difference(name: str, base: Member, other: Member, values: Map) -> Differen
     counts, paired = (_counts(other), _counts(base)), share_sequences([base, other])
     rms = pattern_difference(x, y, skip_keys=base.skip_keys, paired=paired, counts=counts)
     if paired:
-        errors = [standard_error(x - y, counts[0])]
+        errors = [standard_error(x.folds - y.folds, counts[0])]
     else:
-        errors = [standard_error(x, counts[0]), standard_error(y, counts[1])]
+        errors = [standard_error(x.folds, counts[0]), standard_error(y.folds, counts[1])]
     noise = float(np.sqrt(sum(float(each.square().nanmean()) for each in errors)))
     return Difference(values=values, rms=rms, noise=noise, paired=paired)
 

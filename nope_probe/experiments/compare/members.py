@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from nope_probe.errors import UserError
 from nope_probe.runtime.folder import Run, checkpoint_dir, read_run
@@ -18,10 +18,12 @@ from nope_probe.runtime.folder import Run, checkpoint_dir, read_run
 if TYPE_CHECKING:  # comparisons are shown again without torch
     from torch import Tensor
 
+    from nope_probe.maps.stored_maps import TensorFolds
+
 NOT_COMPARED = ("reproduce", "compare")
 INTACT = "intact"
 UNITS = {"circuit": "inner product"}  # of a command's maps, if not nats
-Map: TypeAlias = Float[np.ndarray, "query_pos key_pos"]
+Map: TypeAlias = Float[np.ndarray, "row key_pos"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,9 +121,15 @@ class Member:
                 )
         return found
 
-    def folds(
-        self, name: str, kept: str = INTACT
-    ) -> Float[Tensor, "fold query_pos key_pos"] | None:
+    @property
+    def query_positions(self) -> Int[Tensor, " row"] | None:
+        """The queries of the maps' rows; None where the maps have the rows of all."""
+        import torch
+
+        queries = self.run.query_positions
+        return None if queries is None else torch.from_numpy(queries)
+
+    def folds(self, name: str, kept: str = INTACT) -> TensorFolds | None:
         """Return the fold means of a map; None if the run did not keep them.
 
         Args:
@@ -131,7 +139,8 @@ class Member:
         import torch
         from safetensors import safe_open
 
-        from nope_probe.maps.folds import unpack_triangle
+        from nope_probe.maps.rows import unpack_rows
+        from nope_probe.maps.stored_maps import TensorFolds
 
         path, stored = self.folder / "folds.safetensors", self.maps[name]
         if path.name not in self.manifest.get("checksums", {}):
@@ -142,7 +151,8 @@ class Member:
                 return None
             cells = file.get_slice(key)
             cells = cells[:] if stored.place is None else cells[:, stored.place]
-        return unpack_triangle(torch.from_numpy(cells))
+        queries = self.query_positions
+        return TensorFolds(unpack_rows(torch.from_numpy(cells), queries), queries)
 
     @cached_property
     def tables(self) -> dict[str, pd.DataFrame]:
@@ -207,13 +217,21 @@ def _validate(base: Member, other: Member) -> None:
             f"{pair} skip different numbers of keys, {base.skip_keys} and {other.skip_keys}; "
             "run one again with the --skip-keys of the other"
         )
-    lengths = [{len(stored.mean) for stored in each.maps.values()} for each in (base, other)]
+    lengths = [{stored.mean.shape[-1] for stored in each.maps.values()} for each in (base, other)]
     if lengths[0] != lengths[1]:
         said = " and ".join(", ".join(map(str, sorted(some))) or "none" for some in lengths)
         raise UserError(f"{pair} have sequences of different lengths, {said}")
+    if not np.array_equal(_rows(base), _rows(other)):
+        raise UserError(f"{pair} have maps of different rows; run one again with --query-rows")
     if other.kind == "circuit" and other.manifest["layer"] != base.manifest["layer"]:
         layers = f"L{base.manifest['layer']} and L{other.manifest['layer']}"
         raise UserError(f"{pair} are of different blocks, {layers}")
+
+
+def _rows(member: Member) -> Int[np.ndarray, " row"]:
+    """Return the queries of chosen rows; nothing where the maps have all."""
+    queries = member.run.query_positions
+    return np.empty(0, dtype=np.int64) if queries is None else queries
 
 
 def share_sequences(members: Sequence[Member]) -> bool:

@@ -192,6 +192,7 @@ def _panels(each: Compared, members: Sequence[Member], unit: str) -> list[Panel]
             high=limit,
             unit=unit,
             diverging=True,
+            query_positions=each.query_positions,
         )
         for name, values, limit in drawn
     ]

@@ -35,8 +35,9 @@ from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.reading.bands import capture_bands
 from nope_probe.hooks.reading.batch_readings import read_rotations
 from nope_probe.maps.centred import diagonal_normalised, row_centred
-from nope_probe.maps.folds import pack_triangle, pooled
+from nope_probe.maps.folds import pooled
 from nope_probe.maps.maps import ScoreMaps
+from nope_probe.maps.rows import pack_rows
 from nope_probe.maps.stored_maps import windows_of
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_arrays, input_record
@@ -60,7 +61,7 @@ class Measured:
 
     maps: ScoreMaps
     bands: list[list[Band]]
-    band_maps: Float[Tensor, "fold layer band query_pos key_pos"] | None = None
+    band_maps: Float[Tensor, "fold layer band row key_pos"] | None = None
 
 
 def capture(
@@ -100,6 +101,7 @@ def capture(
                     batch_size=engine.batch_size,
                     n_folds=engine.n_folds,
                     documents=engine.documents,
+                    query_rows=engine.query_rows,
                     checkpoint=stream,
                 )
             },
@@ -138,14 +140,19 @@ def analyse(session: Session[RunSettings], measured: Measured) -> Run:
     inputs, maps = session.sequences(), measured.maps
     skip_keys = session.settings.n_skipped(inputs)
     folds, counts = maps.folds.double(), maps.counts
-    terms = {"score": folds, "all": row_centred(folds, skip_keys)}
+    terms = {"score": folds, "all": row_centred(folds, skip_keys, maps.query_positions)}
     tables = {
         "pattern": measures_table([({"kept": INTACT}, measure(maps, skip_keys))], maps.layers),
-        "offsets": offsets_table(terms, counts, skip_keys, maps.layers),
+        "offsets": offsets_table(terms, maps, skip_keys),
     }
     if measured.band_maps is not None:
         split = split_bands(
-            maps.folds, measured.band_maps, measured.bands, skip_keys, counts=counts
+            maps.folds,
+            measured.band_maps,
+            measured.bands,
+            skip_keys,
+            counts=counts,
+            query_positions=maps.query_positions,
         )
         tables["bands"] = bands_table(split)
     patterns = ""
@@ -155,7 +162,7 @@ def analyse(session: Session[RunSettings], measured: Measured) -> Run:
     manifest = {
         **session.provenance(),
         **input_record(inputs, skip_keys, counts),
-        "query_stride": query_stride(maps.folds.shape[-1]),
+        "query_stride": query_stride(len(maps.query_positions)),
         "layers": list(maps.layers),
         "windows": windows_of(layer_folds(maps)),
         "conditions": [INTACT],
@@ -177,7 +184,11 @@ def _head_tables(
     rows = [
         {"layer": layer, "head": head, **columns_of(measures, HEAD_MEASURES)}
         for place, layer in enumerate(maps.layers)
-        for head, measures in enumerate(measure(per_head[:, place], skip_keys, counts=counts))
+        for head, measures in enumerate(
+            measure(
+                per_head[:, place], skip_keys, counts=counts, query_positions=maps.query_positions
+            )
+        )
     ]
     heads = pd.DataFrame(rows, columns=["layer", "head", *interval_names(*HEAD_MEASURES)])
     attended, sinks = head_columns(
@@ -189,7 +200,7 @@ def _head_tables(
     )
     return {
         "heads": pd.concat([heads, attended], axis=1),
-        "head_offsets": head_offsets_table(per_head, counts, skip_keys, maps.layers),
+        "head_offsets": head_offsets_table(maps, skip_keys),
         "sinks": sinks,
     }
 
@@ -197,22 +208,24 @@ def _head_tables(
 def head_patterns(maps: ScoreMaps, heads: pd.DataFrame, skip_keys: int) -> str:
     """Return the positional pattern of every head, for the page."""
     assert maps.per_head is not None
-    patterns = row_centred(pooled(maps.per_head, maps.counts), skip_keys)
-    return head_maps(patterns.float().numpy(), heads)
+    queries = maps.query_positions
+    patterns = row_centred(pooled(maps.per_head, maps.counts), skip_keys, queries)
+    return head_maps(patterns.float().numpy(), heads, queries.numpy())
 
 
 def map_arrays(measured: Measured) -> dict[str, np.ndarray]:
     """Return the maps that a run keeps, float32, in nats, NaN where the model masks.
 
     `score`, `se` (its standard error, from folds), `normalised` (less each diagonal's mean, the
-    paper's Figure 5) and `band/<name>` are [n_layers, query_pos, key_pos]; `score_per_head`, where
-    heads were kept, is [n_layers, head, query_pos, key_pos].
+    paper's Figure 5) and `band/<name>` are [n_layers, row, key_pos]; `score_per_head`, where heads
+    were kept, is [n_layers, head, row, key_pos]. Where the maps do not have the rows of all
+    queries, `query_positions` are the queries of the rows.
     """
     maps, counts = measured.maps, measured.maps.counts
     arrays = {
         "score": maps.mean,
         "se": standard_error(maps.folds, counts),
-        "normalised": diagonal_normalised(maps.mean),
+        "normalised": diagonal_normalised(maps.mean, maps.query_positions),
     }
     if maps.per_head is not None:
         arrays["score_per_head"] = pooled(maps.per_head, counts)
@@ -220,6 +233,8 @@ def map_arrays(measured: Measured) -> dict[str, np.ndarray]:
         means = pooled(measured.band_maps, counts)
         for index, band in enumerate(measured.bands[0]):
             arrays[f"band/{band.name}"] = means[:, index]
+    if not maps.has_all_rows:
+        arrays["query_positions"] = maps.query_positions  # exact in float32: below 2**24
     return {name: array.float().numpy() for name, array in arrays.items()}
 
 
@@ -228,7 +243,8 @@ def _folds(maps: ScoreMaps) -> dict[str, dict[str, np.ndarray]]:
 
     Beyond MAX_FOLD_BYTES they would take more space than the maps.
     """
-    n_folds, n_layers, n, _ = maps.folds.shape
-    if 4 * n_folds * n_layers * n * (n + 1) / 2 > MAX_FOLD_BYTES:
+    n_folds, n_layers = maps.folds.shape[:2]
+    n_cells = int((maps.query_positions + 1).sum())
+    if 4 * n_folds * n_layers * n_cells > MAX_FOLD_BYTES:
         return {}
-    return {"folds": {"score": pack_triangle(maps.folds).float().numpy()}}
+    return {"folds": {"score": pack_rows(maps.folds, maps.query_positions).float().numpy()}}

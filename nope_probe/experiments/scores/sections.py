@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from nope_probe.experiments.sections import Report, closing_of, split_sections, with_intervals
 from nope_probe.experiments.wording import (
@@ -83,8 +83,10 @@ def _map_sections(run: Run) -> Iterator[Section]:
     score, best = run.maps["score"], strongest(table)
     layers = table["layer"].tolist()
     layer = layers[0] if best is None else int(best["layer"])
+    queries = run.query_positions
     drawn: dict[str, Any] = {
         "max_positions": positions(3, len(score)),
+        "query_positions": queries,
         "skip_keys": skip_keys,
         "layer": layer,
         "layers": layers,
@@ -102,7 +104,7 @@ def _map_sections(run: Run) -> Iterator[Section]:
         f"less.{left_out}",
     )
     yield Section(
-        title=level_finding(score[layers.index(layer)], skip_keys, layer),
+        title=level_finding(score[layers.index(layer)], skip_keys, layer, queries),
         figure=partial(score_maps, score, multiples=1, clipped=PERCENT, **drawn),
         caption="The mean score that each query gives each key, over sequences and heads. Softmax "
         f"ignores the level of a row, and so the sign of a score.{left_out}",
@@ -121,14 +123,21 @@ def _map_sections(run: Run) -> Iterator[Section]:
     )
 
 
-def _pattern_maps(score: np.ndarray, skip_keys: int, **drawn: Any) -> go.Figure:
+def _pattern_maps(
+    score: np.ndarray,
+    skip_keys: int,
+    query_positions: Int[np.ndarray, " row"] | None,
+    **drawn: Any,
+) -> go.Figure:
     import torch  # drawn for pages and images alone: a run is shown again without torch
 
     from nope_probe.maps.centred import row_centred
 
-    pattern = row_centred(torch.from_numpy(score).double(), skip_keys).float().numpy()
+    queries = None if query_positions is None else torch.from_numpy(query_positions)
+    pattern = row_centred(torch.from_numpy(score).double(), skip_keys, queries).float().numpy()
     title = "Positional pattern"
-    return term_maps({title.lower(): pattern}, title=title, skip_keys=skip_keys, **drawn)
+    drawn |= {"title": title, "skip_keys": skip_keys, "query_positions": query_positions}
+    return term_maps({title.lower(): pattern}, **drawn)
 
 
 def _head_map_sections(heads: str, tables: Mapping[str, pd.DataFrame]) -> Iterator[Section]:
@@ -179,7 +188,10 @@ def pattern_finding(pattern: pd.DataFrame) -> str:
 
 
 def level_finding(
-    scores: Float[np.ndarray, "query_pos key_pos"], skip_keys: int, layer: int
+    scores: Float[np.ndarray, "row key_pos"],
+    skip_keys: int,
+    layer: int,
+    query_positions: Int[np.ndarray, " row"] | None = None,
 ) -> str:
     """Return how much of the variance of a layer's mean scores is that of its row means.
 
@@ -187,9 +199,11 @@ def level_finding(
         scores: the layer's mean scores, nats.
         skip_keys: how many first keys to leave out.
         layer: its number.
+        query_positions: the queries of the rows; all by default.
     """
-    before = np.tri(len(scores), k=-1, dtype=bool)
-    kept = np.where(before, scores, np.nan)[skip_keys + 1 :, skip_keys:].astype(float)
+    queries = np.arange(len(scores)) if query_positions is None else query_positions
+    before = np.arange(scores.shape[1]) < queries[:, None]
+    kept = np.where(before, scores, np.nan)[queries > skip_keys, skip_keys:].astype(float)
     variance = np.nanvar(kept)
     if not variance > 0:
         return f"Mean scores: those of L{layer} do not differ"

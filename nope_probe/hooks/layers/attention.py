@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from einops import rearrange, reduce
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -78,7 +78,7 @@ class Attention:
         """The cells that are visible in each head of the first sequence."""
         return self.visible[0].expand(self.n_heads, -1, -1)
 
-    def scores(self, rows: slice = slice(None)) -> Scores:
+    def scores(self, rows: slice | Int[Tensor, " row"] = slice(None)) -> Scores:
         """Return the scores of some queries with every key, masked ones too."""
         if self.hooked is not None:
             return self.hooked[:, :, rows]

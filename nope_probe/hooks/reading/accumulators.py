@@ -6,7 +6,7 @@ from abc import ABC
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nope_probe.hooks.layers.attention import Attention, repeat_heads, sum_query_groups
@@ -14,6 +14,7 @@ from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.protocols import Attachment, HookPoint
 from nope_probe.hooks.reading.stages import Stage, hook_name, vectors
 from nope_probe.maps.folds import Part, State, head_products, product_parts, sum_parts
+from nope_probe.maps.rows import QueryPositions, RowGroup, join_groups, row_groups
 
 
 class Accumulator(ABC):
@@ -90,12 +91,55 @@ class Accumulator(ABC):
         self.totals[name] = self.totals[name].to(tensor.device)
 
 
-class GramAccumulator(Accumulator):
+class MapAccumulator(Accumulator):
+    """Sums the rows of a map: of all queries, or of chosen ones.
+
+    Attributes:
+        flags: `visible`: which cells the model does not mask, of the rows.
+    """
+
+    def __init__(self, layer: Layer, n_folds: int, query_positions: QueryPositions = None) -> None:
+        super().__init__(n_folds)
+        self.layer, self.query_positions = layer, query_positions
+
+    @property
+    def groups(self) -> list[RowGroup]:
+        """The groups of rows that are added up together."""
+        return row_groups(self.query_positions, self.flags["visible"].shape[-1])
+
+    def see(self, visible: Bool[Tensor, "query_pos key_pos"]) -> None:
+        """Keep which cells of the rows are visible, as the first sequence shows it."""
+        if "visible" in self.flags:
+            return
+        if self.query_positions is None:
+            self.flags["visible"] = visible.clone()
+        else:
+            key = torch.arange(visible.shape[-1])
+            causal = key <= self.query_positions[:, None]
+            self.flags["visible"] = visible[self.query_positions] & causal.to(visible.device)
+
+    def joined(
+        self, blocks: Iterable[Float[Tensor, "*batch row key_pos"]]
+    ) -> Float[Tensor, "*batch row key_pos"]:
+        """Return the map whose rows are given by groups, NaN where the model masks."""
+        return join_groups(blocks, self.groups, self.flags["visible"].cpu())
+
+    def means(
+        self, name: str, counts: Int[Tensor, " fold"]
+    ) -> Iterator[Float[Tensor, "fold row key_pos"]]:
+        """Yield the fold means of a total by groups of rows."""
+        for group in self.groups:
+            yield self.totals[name + group.name].cpu() / counts[:, None, None]
+
+
+class GramAccumulator(MapAccumulator):
     """Sums inner products of one stage's vectors, per fold."""
 
-    def __init__(self, stage: Stage, layer: Layer, n_folds: int) -> None:
-        super().__init__(n_folds)
-        self.stage, self.layer = stage, layer
+    def __init__(
+        self, stage: Stage, layer: Layer, n_folds: int, query_positions: QueryPositions = None
+    ) -> None:
+        super().__init__(layer, n_folds, query_positions)
+        self.stage = stage
         self.latest: Tensor | None = None
 
     def hooks(self) -> Iterator[Attachment]:
@@ -111,18 +155,25 @@ class GramAccumulator(Accumulator):
         """Add the inner products of the tensor that was kept."""
         if self.latest is not None and not self.already_counted:
             x = vectors(self.stage, self.layer, self.latest)
-            self.add(products=product_parts(x, x, self.fold_of, self.n_folds))
+            self.see(torch.ones(x.shape[1], x.shape[1], dtype=torch.bool))
+            parts = {
+                f"products{group.name}": product_parts(
+                    x[:, group.queries], x[:, : group.stop], self.fold_of, self.n_folds
+                )
+                for group in self.groups
+            }
+            self.add(**parts)
         self.reset()
 
     def reset(self) -> None:
         self.latest = None
 
-    def fold_means(self, counts: Int[Tensor, " fold"]) -> Float[Tensor, "fold row_pos col_pos"]:
+    def fold_means(self, counts: Int[Tensor, " fold"]) -> Float[Tensor, "fold row col_pos"]:
         """Return the mean Gram map of each fold."""
-        return self.totals["products"].cpu() / counts[:, None, None]
+        return self.joined(self.means("products", counts))
 
 
-class ScoreAccumulator(Accumulator):
+class ScoreAccumulator(MapAccumulator):
     """Sums one layer's scores over heads and sequences, per fold.
 
     Where q.k gives the scores, their mean over heads and sequences is one matrix product.
@@ -134,9 +185,15 @@ class ScoreAccumulator(Accumulator):
 
     reads_attention = True
 
-    def __init__(self, layer: Layer, n_folds: int, mean_term: bool = False) -> None:
-        super().__init__(n_folds)
-        self.layer, self.keeps_means = layer, mean_term
+    def __init__(
+        self,
+        layer: Layer,
+        n_folds: int,
+        mean_term: bool = False,
+        query_positions: QueryPositions = None,
+    ) -> None:
+        super().__init__(layer, n_folds, query_positions)
+        self.keeps_means = mean_term
 
     def read(self, attention: Attention) -> None:
         """Add one batch's scores.
@@ -147,14 +204,15 @@ class ScoreAccumulator(Accumulator):
         if self.already_counted:
             return
         scale = attention.scale / attention.n_heads
-        self.flags = self.flags or {
-            "visible": attention.visible_to_all.clone(),
-            "scale": torch.tensor(scale, dtype=torch.float64),
-        }
-        folds = self.fold_of, self.n_folds
+        self.see(attention.visible_to_all)
+        self.flags.setdefault("scale", torch.tensor(scale, dtype=torch.float64))
+        folds, parts = (self.fold_of, self.n_folds), dict[str, list[Part]]()
         if not (attention.is_product or self.keeps_means):
-            over_heads = attention.scores().mean(dim=1, dtype=torch.float64)
-            self.add(scores=sum_parts(over_heads, *folds))
+            for group in self.groups:
+                scores = attention.scores(group.queries)[..., : group.stop]
+                over_heads = scores.mean(dim=1, dtype=torch.float64)
+                parts[f"scores{group.name}"] = sum_parts(over_heads, *folds)
+            self.add(**parts)
             return
         if not attention.equals_product():
             raise NotImplementedError(
@@ -162,32 +220,37 @@ class ScoreAccumulator(Accumulator):
             )
         q = sum_query_groups(attention.q, attention.k.shape[2]).flatten(2)
         k = attention.k.flatten(2)
-        parts = {"scores": product_parts(q * scale, k, *folds)}
+        for group in self.groups:
+            rows = q[:, group.queries] * scale
+            parts[f"scores{group.name}"] = product_parts(rows, k[:, : group.stop], *folds)
         if self.keeps_means:
             parts |= {"q": sum_parts(q, *folds), "k": sum_parts(k, *folds)}
         self.add(**parts)
 
-    def fold_means(self, counts: Int[Tensor, " fold"]) -> Float[Tensor, "fold query_pos key_pos"]:
+    def fold_means(self, counts: Int[Tensor, " fold"]) -> Float[Tensor, "fold row key_pos"]:
         """Return the mean scores of each fold, in nats; NaN where the model masks."""
-        return self._masked(self.totals["scores"].cpu() / counts[:, None, None])
+        return self.joined(self.means("scores", counts))
 
-    def mean_term(self, counts: Int[Tensor, " fold"]) -> Float[Tensor, "fold query_pos key_pos"]:
+    def mean_term(self, counts: Int[Tensor, " fold"]) -> Float[Tensor, "fold row key_pos"]:
         """Return M = (N qbar.kbar - S) / (N - 1), without bias in each fold."""
-        scores, q, k = (self.totals[name].cpu() for name in ("scores", "q", "k"))
-        n = counts[:, None, None].double()
-        product = torch.einsum("fqw,fkw->fqk", q / n, k / n)
-        product = product * self.flags["scale"].cpu()
-        return self._masked((n * product - scores / n) / (n - 1))
+        return self.joined(self._mean_terms(counts))
+
+    def _mean_terms(
+        self, counts: Int[Tensor, " fold"]
+    ) -> Iterator[Float[Tensor, "fold row key_pos"]]:
+        n, scale = counts[:, None, None].double(), self.flags["scale"].cpu()
+        q, k = (self.totals[name].cpu() / n for name in ("q", "k"))
+        for group in self.groups:
+            scores = self.totals[f"scores{group.name}"].cpu()
+            product = torch.einsum("fqw,fkw->fqk", q[:, group.queries], k[:, : group.stop])
+            yield (n * (product * scale) - scores / n) / (n - 1)
 
     def key_means(self, counts: Int[Tensor, " fold"]) -> Float[Tensor, "fold pos width"]:
         """Return each position's mean key, key heads concatenated."""
         return self.totals["k"].cpu() / counts[:, None, None]
 
-    def _masked(self, means: Tensor) -> Tensor:
-        return means.masked_fill_(~self.flags["visible"].cpu(), torch.nan)
 
-
-class HeadAccumulator(Accumulator):
+class HeadAccumulator(MapAccumulator):
     """Sums one layer's scores over sequences, per fold and head, at 4 bytes a cell.
 
     Sums of N terms in float32 are off by sqrt(N) 3e-8 of their RMS as a rule, N 6e-8 at most.
@@ -196,36 +259,43 @@ class HeadAccumulator(Accumulator):
     reads_attention = True
     sum_dtype = torch.float32
 
-    def __init__(self, layer: Layer, n_folds: int) -> None:
-        super().__init__(n_folds)
-        self.layer = layer
-
     def read(self, attention: Attention) -> None:
         """Add one batch's scores."""
         if self.already_counted:
             return
-        self.flags = self.flags or {"visible": attention.visible_to_all.clone()}
+        self.see(attention.visible_to_all)
         if not attention.is_product:
             # Sequence by sequence: n_folds sums of heads would take as much memory again.
-            self.add(scores=list(zip(self.fold_of.tolist(), attention.scores(), strict=True)))
+            parts = dict[str, list[Part]]()
+            for group in self.groups:
+                scores = attention.scores(group.queries)[..., : group.stop]
+                of_group = list(zip(self.fold_of.tolist(), scores, strict=True))
+                parts[f"scores{group.name}"] = of_group
+            self.add(**parts)
             return
         q, n_heads = attention.q, attention.n_heads
         left = q.to(torch.promote_types(q.dtype, self.sum_dtype))
         right = repeat_heads(attention.k.to(left.dtype), n_heads)
-        self._make_room("scores", 0, left.new_empty(1).expand(n_heads, q.shape[1], q.shape[1]))
-        # Added by the products themselves: no further tensor has these cells for every head.
-        for total, product in head_products(self.totals["scores"], left, right, self.fold_of):
-            total.baddbmm_(*product, alpha=attention.scale)
+        for group in self.groups:
+            rows, keys, name = left[:, group.queries], right[:, : group.stop], f"scores{group.name}"
+            shape = n_heads, rows.shape[1], group.stop
+            self._make_room(name, 0, left.new_empty(1).expand(shape))
+            # Added by the products themselves: no further tensor has these cells for every head.
+            for total, product in head_products(self.totals[name], rows, keys, self.fold_of):
+                total.baddbmm_(*product, alpha=attention.scale)
         self.n_seen = self.upto
 
-    def fold_means(
-        self, counts: Int[Tensor, " fold"]
-    ) -> Float[Tensor, "fold head query_pos key_pos"]:
+    def fold_means(self, counts: Int[Tensor, " fold"]) -> Float[Tensor, "fold head row key_pos"]:
         """Return the mean scores of each fold and head, in nats, and forget the sums.
 
         They are NaN where the model masks.
         """
         with torch.inference_mode():  # in place, since they are gigabytes
-            sums = self.totals.pop("scores").cpu()
-            means = sums.div_(counts[:, None, None, None].to(sums.dtype))
-            return means.masked_fill_(~self.flags["visible"].cpu(), torch.nan)
+            return self.joined(self._means(counts))
+
+    def _means(
+        self, counts: Int[Tensor, " fold"]
+    ) -> Iterator[Float[Tensor, "fold head row key_pos"]]:
+        for group in self.groups:
+            sums = self.totals.pop(f"scores{group.name}").cpu()
+            yield sums.div_(counts[:, None, None, None].to(sums.dtype))

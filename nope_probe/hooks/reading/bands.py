@@ -15,49 +15,60 @@ from nope_probe.hooks.layers.attention import Attention, sum_query_groups
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.model import Inputs, layers_of
 from nope_probe.hooks.layers.protocols import HookedModel
-from nope_probe.hooks.reading.accumulators import Accumulator
+from nope_probe.hooks.reading.accumulators import MapAccumulator
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
 from nope_probe.maps.folds import folds_of, product_parts
+from nope_probe.maps.rows import QueryPositions, chosen_rows
 
 Groups = Sequence[Sequence[int]]  # the coordinates of each group, of one layer
 
 
-class BandAccumulator(Accumulator):
+class BandAccumulator(MapAccumulator):
     """Sums one layer's scores per fold and group of coordinates, over heads and sequences."""
 
     reads_attention = True
 
-    def __init__(self, layer: Layer, n_folds: int, groups: Groups) -> None:
-        super().__init__(n_folds)
-        self.layer, self.groups = layer, groups
+    def __init__(
+        self,
+        layer: Layer,
+        n_folds: int,
+        coordinates: Groups,
+        query_positions: QueryPositions = None,
+    ) -> None:
+        super().__init__(layer, n_folds, query_positions)
+        self.coordinates = coordinates
 
     def read(self, attention: Attention) -> None:
         """Add one batch's scores."""
         if self.already_counted:
             return
-        self.flags = self.flags or {"visible": attention.visible_to_all.clone()}
+        self.see(attention.visible_to_all)
         k, scale = attention.k, attention.scale / attention.n_heads
         q = sum_query_groups(attention.q, k.shape[2]) * scale
         parts = {
-            f"{index}": product_parts(
-                q[..., list(group)].flatten(2),
-                k[..., list(group)].flatten(2),
+            f"{index}/{group.name}": product_parts(
+                q[:, group.queries][..., list(chosen)].flatten(2),
+                k[:, : group.stop][..., list(chosen)].flatten(2),
                 self.fold_of,
                 self.n_folds,
             )
-            for index, group in enumerate(self.groups)
-            if group
+            for index, chosen in enumerate(self.coordinates)
+            if chosen
+            for group in self.groups
         }
         self.add(**parts)
 
-    def fold_means(
-        self, counts: Int[Tensor, " fold"]
-    ) -> Float[Tensor, "fold band query_pos key_pos"]:
-        """Return the mean map of each fold and group, nats; NaN where the model masks."""
-        zeros = torch.zeros_like(next(iter(self.totals.values())))
-        sums = [self.totals.get(f"{index}", zeros).cpu() for index in range(len(self.groups))]
-        means = torch.stack(sums, 1) / counts[:, None, None, None]
-        return means.masked_fill_(~self.flags["visible"].cpu(), torch.nan)
+    def fold_means(self, counts: Int[Tensor, " fold"]) -> Float[Tensor, "fold band row key_pos"]:
+        """Return the mean map of each fold and group, nats; NaN where the model masks.
+
+        A group without coordinates adds nothing to a score.
+        """
+        bands = [
+            self.joined(self.means(f"{index}/", counts)) if chosen else None
+            for index, chosen in enumerate(self.coordinates)
+        ]
+        zeros = next(0 * band for band in bands if band is not None)
+        return torch.stack([zeros if band is None else band for band in bands], 1)
 
 
 def capture_bands(
@@ -68,8 +79,9 @@ def capture_bands(
     batch_size: int = 32,
     n_folds: int | None = None,
     documents: Int[Tensor, " seq"] | None = None,
+    query_rows: int | None = None,
     checkpoint: StreamCheckpoint | None = None,
-) -> Float[Tensor, "fold layer band query_pos key_pos"]:
+) -> Float[Tensor, "fold layer band row key_pos"]:
     """Average the scores of the first layers by groups of coordinates, over sequences and heads.
 
     Args:
@@ -81,6 +93,7 @@ def capture_bands(
         n_folds: into how many parts the sequences are dealt, for intervals; by default 8, or as
             many as there are sequences (documents) if these are fewer.
         documents: the document of each sequence: those of one document share a fold.
+        query_rows: how many rows the maps have; see `capture_scores`.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
 
     Raises:
@@ -91,9 +104,9 @@ def capture_bands(
     if capped:
         raise NotImplementedError(f"the scores of L{capped[0]} are soft-capped: they are no sum")
     fold_of = folds_of(len(inputs), n_folds, documents)
-    counts = fold_of.bincount()
+    counts, queries = fold_of.bincount(), chosen_rows(inputs.shape[1], query_rows)
     accumulators = [
-        BandAccumulator(layer, len(counts), of_layer)
+        BandAccumulator(layer, len(counts), of_layer, queries)
         for layer, of_layer in zip(layers, groups, strict=True)
     ]
     stream(

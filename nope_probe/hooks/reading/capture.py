@@ -31,6 +31,7 @@ from nope_probe.hooks.reading.stages import STAGES, available
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, restore, state_of, stream
 from nope_probe.maps.folds import State, fold_counts, folds_of, interleaved_folds
 from nope_probe.maps.maps import ScoreMaps, StageMaps
+from nope_probe.maps.rows import choose_rows, chosen_rows
 
 Each = TypeVar("Each", bound=Accumulator)
 
@@ -45,6 +46,7 @@ def capture_scores(
     documents: Int[Tensor, " seq"] | None = None,
     mean_term: bool = False,
     per_head: bool = False,
+    query_rows: int | None = None,
     checkpoint: StreamCheckpoint | None = None,
     residuals: ResidualCache | None = None,
 ) -> ScoreMaps:
@@ -61,6 +63,8 @@ def capture_scores(
             fold; by default each sequence is independent.
         mean_term: whether to keep the mean term too (needs 2 sequences in every fold).
         per_head: whether to keep each head's map too (n_heads times the memory).
+        query_rows: of how many queries the maps have rows: evenly spread ones, and a run at the
+            end; by default of all up to 2,048 positions, and of 512 above.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
         residuals: residual streams that captures of the same inputs share; none by default.
 
@@ -69,8 +73,8 @@ def capture_scores(
 
     Raises:
         IndexError: for a layer that the model does not have.
-        ValueError: for no token of the model, an empty fold, or the mean term of a fold of one
-            sequence.
+        ValueError: for no token of the model, an empty fold, more rows than positions, or the mean
+            term of a fold of one sequence.
         NotImplementedError: for the mean term of scores that are not q.k (soft-capped ones).
 
     Example:
@@ -85,8 +89,9 @@ def capture_scores(
     n_folds = len(counts)
     if mean_term and counts.min() < 2:
         raise ValueError("the mean term needs 2 sequences in every fold: a fold has only one")
-    scores = [ScoreAccumulator(layer, n_folds, mean_term) for layer in blocks]
-    heads = [HeadAccumulator(layer, n_folds) for layer in blocks] if per_head else []
+    queries = chosen_rows(inputs.shape[1], query_rows)
+    scores = [ScoreAccumulator(layer, n_folds, mean_term, queries) for layer in blocks]
+    heads = [HeadAccumulator(layer, n_folds, queries) for layer in blocks] if per_head else []
     stream(
         model,
         inputs,
@@ -107,6 +112,7 @@ def capture_scores(
         counts=counts,
         layers=tuple(layer.index for layer in blocks),
         bos=begins_alike(inputs),
+        query_positions=choose_rows(inputs.shape[1], query_rows),
     )
 
 
@@ -120,6 +126,7 @@ def capture_stages(
     batch_size: int = 32,
     n_folds: int | None = None,
     documents: Int[Tensor, " seq"] | None = None,
+    query_rows: int | None = None,
     checkpoint: StreamCheckpoint | None = None,
 ) -> StageMaps:
     """Average the Gram maps of stages (a) to (i) around one block (the paper's Figure 3).
@@ -134,6 +141,7 @@ def capture_stages(
             many as there are sequences (documents) if these are fewer.
         documents: the document of each sequence (`Sequences.documents`), whose sequences go to one
             fold; by default each sequence is independent.
+        query_rows: how many rows the maps have; see `capture_scores`.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
 
     Raises:
@@ -150,14 +158,14 @@ def capture_stages(
     letters = _letters(blocks, layer, stages)
     fold_of = folds_of(len(inputs), n_folds, documents)
     counts = fold_of.bincount()
-    n_folds = len(counts)
+    n_folds, queries = len(counts), chosen_rows(inputs.shape[1], query_rows)
     accumulators: dict[Letter, GramAccumulator | ScoreAccumulator] = {}
     for letter in letters:
         stage, block = STAGES[letter], blocks[layer + STAGES[letter].block]
         accumulators[letter] = (
-            ScoreAccumulator(block, n_folds)
+            ScoreAccumulator(block, n_folds, query_positions=queries)
             if stage.scores
-            else GramAccumulator(stage, block, n_folds)
+            else GramAccumulator(stage, block, n_folds, queries)
         )
     stream(
         model,
@@ -177,6 +185,7 @@ def capture_stages(
         },
         counts=counts,
         bos=begins_alike(inputs),
+        query_positions=choose_rows(inputs.shape[1], query_rows),
     )
 
 

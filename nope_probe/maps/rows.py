@@ -1,0 +1,204 @@
+"""The rows of maps: of which queries a map is kept, and how its cells are stored.
+
+Up to 2,048 positions, a map has the row of every query. Above, it has those of some: a positional
+pattern is a function of query and key, of which a reader sees no more in 32,768 rows than in 512.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+QueryPositions: TypeAlias = Int[Tensor, " row"] | None  # None: the map has the row of every query
+
+ALL_ROWS = 2048  # up to so many positions, maps have all rows by default
+DEFAULT_ROWS = 512  # above, so many
+LAST_ROWS = 64  # of these, the last follow each other, so that neighbours can be compared
+GROUP_ROWS = 64  # are added up together
+BLOCK_BYTES = 1 << 22  # of a block of rows, so that what is done with it stays in the cache
+
+
+def choose_rows(n: int, query_rows: int | None = None) -> Int[Tensor, " row"]:
+    """Return the queries of which maps are kept: evenly spread ones, and the last in a run.
+
+    Args:
+        n: how many positions there are.
+        query_rows: how many rows; by default all up to 2,048 positions, and 512 above.
+
+    Raises:
+        ValueError: for no rows, or more than positions.
+
+    Example:
+        >>> choose_rows(19, 8).tolist()
+        [2, 6, 10, 14, 15, 16, 17, 18]
+    """
+    if query_rows is None:
+        query_rows = n if n <= ALL_ROWS else DEFAULT_ROWS
+    if not 1 <= query_rows <= n:
+        raise ValueError(f"expected from 1 to {n} rows at {n} positions, got {query_rows}")
+    n_last = min(LAST_ROWS, (query_rows + 1) // 2)
+    n_spread = query_rows - n_last
+    spread = (torch.arange(n_spread) + 1) * (n - n_last) // max(1, n_spread) - 1
+    return torch.cat((spread, torch.arange(n - n_last, n)))
+
+
+def chosen_rows(n: int, query_rows: int | None) -> QueryPositions:
+    """Return the queries of which maps are kept, or None for all; see `choose_rows`."""
+    queries = choose_rows(n, query_rows)
+    return None if len(queries) == n else queries
+
+
+def rows_of(n_rows: int, query_positions: QueryPositions) -> Int[Tensor, " row"]:
+    """Return the queries of the rows: those given, or 0, 1, 2, ...
+
+    Raises:
+        ValueError: if there are not as many as rows.
+    """
+    if query_positions is None:
+        return torch.arange(n_rows)
+    if len(query_positions) != n_rows:
+        raise ValueError(f"expected {n_rows} query positions, got {len(query_positions)}")
+    return query_positions
+
+
+def row_blocks(
+    query_positions: Int[Tensor, " row"], n_keys: int, n_maps: int, n_bytes: int = BLOCK_BYTES
+) -> Iterator[tuple[int, int]]:
+    """Yield blocks of consecutive queries, from start to stop - 1, that all have rows.
+
+    Args:
+        query_positions: the queries of the rows, in order.
+        n_keys: how many keys a row has.
+        n_maps: how many float64 maps
+        n_bytes: are to fit into so many bytes.
+
+    Example:
+        >>> list(row_blocks(torch.arange(7), 7, n_maps=2, n_bytes=400))
+        [(0, 3), (3, 6), (6, 7)]
+        >>> list(row_blocks(torch.tensor([2, 4, 5, 6]), 7, n_maps=2, n_bytes=400))
+        [(2, 3), (4, 7)]
+    """
+    size = max(1, n_bytes // (8 * n_maps * n_keys))
+    ends = (query_positions.diff() > 1).nonzero().flatten() + 1
+    for run in query_positions.tensor_split(ends):
+        first, behind = int(run[0]), int(run[-1]) + 1
+        for start in range(first, behind, size):
+            yield start, min(start + size, behind)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RowGroup:
+    """Rows that are added up together, with the keys up to the last of their queries.
+
+    Attributes:
+        name: of the group's sums.
+        queries: the queries of the rows, or all.
+        stop: how many first keys the rows have.
+    """
+
+    name: str
+    queries: Int[Tensor, " row"] | slice
+    stop: int
+
+
+def row_groups(query_positions: QueryPositions, n: int) -> list[RowGroup]:
+    """Return the groups of rows: one of all queries and keys, or one of every 64 chosen queries.
+
+    Chosen rows have no keys j > i, of which a short row would hold many.
+    """
+    if query_positions is None:
+        return [RowGroup(name="", queries=slice(None), stop=n)]
+    return [
+        RowGroup(name=str(index), queries=queries, stop=int(queries[-1]) + 1)
+        for index, queries in enumerate(query_positions.split(GROUP_ROWS))
+    ]
+
+
+def join_groups(
+    blocks: Iterable[Float[Tensor, "*batch row key_pos"]],
+    groups: Sequence[RowGroup],
+    visible: Bool[Tensor, "row key_pos"],
+) -> Float[Tensor, "*batch row key_pos"]:
+    """Return the maps whose blocks are the rows of groups, NaN where the model masks.
+
+    Maps of chosen rows, which are those of long sequences, are in float32.
+
+    Args:
+        blocks: the rows of each group, with its keys.
+        groups: what `row_groups` returns.
+        visible: which cells are not masked.
+    """
+    if len(groups) == 1 and isinstance(groups[0].queries, slice):
+        (whole,) = blocks
+        return whole.masked_fill_(~visible, torch.nan)
+    first, joined = 0, torch.empty(0)
+    for block in blocks:
+        if not first:
+            joined = torch.full((*block.shape[:-2], *visible.shape), torch.nan)
+        rows = slice(first, first + block.shape[-2])
+        hidden = ~visible[rows, : block.shape[-1]]
+        joined[..., rows, : block.shape[-1]] = block.float().masked_fill_(hidden, torch.nan)
+        first = rows.stop
+    return joined
+
+
+def cell_starts(query_positions: Int[Tensor, " row"]) -> Int[Tensor, " row_plus_one"]:
+    """Return where each row's cells begin in packed maps, and behind the last how many there are.
+
+    Example:
+        >>> cell_starts(torch.tensor([0, 1, 4])).tolist()
+        [0, 1, 3, 8]
+    """
+    return torch.cat((query_positions.new_zeros(1), (query_positions + 1).cumsum(0)))
+
+
+def pack_rows(
+    maps: Float[Tensor, "*batch row key_pos"], query_positions: QueryPositions = None
+) -> Float[Tensor, "*batch cell"]:
+    """Return the cells j <= i of maps, row by row.
+
+    Example:
+        >>> pack_rows(torch.tensor([[1.0, torch.nan], [2.0, 3.0]]))
+        tensor([1., 2., 3.])
+    """
+    return maps[..., *_cells(rows_of(maps.shape[-2], query_positions))]
+
+
+def unpack_rows(
+    cells: Float[Tensor, "*batch cell"], query_positions: QueryPositions = None
+) -> Float[Tensor, "*batch row key_pos"]:
+    """Return the maps whose cells j <= i are given, NaN above the diagonal.
+
+    Example:
+        >>> unpack_rows(torch.tensor([1.0, 2.0, 3.0]))
+        tensor([[1., nan],
+                [2., 3.]])
+    """
+    if query_positions is None:
+        query_positions = torch.arange(triangle_size(cells.shape[-1]))
+    shape = len(query_positions), int(query_positions[-1]) + 1
+    maps = cells.new_full((*cells.shape[:-1], *shape), torch.nan)
+    maps[..., *_cells(query_positions)] = cells
+    return maps
+
+
+def _cells(query_positions: Int[Tensor, " row"]) -> tuple[Tensor, Tensor]:
+    """Return row and key of the cells j <= i."""
+    key = torch.arange(int(query_positions[-1]) + 1)
+    row, column = (key <= query_positions[:, None]).nonzero().T
+    return row, column
+
+
+def triangle_size(n_cells: int) -> int:
+    """Return how many rows a triangle has, diagonal included, from the number of its cells.
+
+    Example:
+        >>> triangle_size(1024 * 1025 // 2)
+        1024
+    """
+    return (int((8 * n_cells + 1) ** 0.5) - 1) // 2

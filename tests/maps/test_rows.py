@@ -1,0 +1,146 @@
+"""Which queries have rows, how rows are stored, and that what is measured of them is theirs."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import spearmanr
+
+from nope_probe.analyses.jackknife import cross_products
+from nope_probe.analyses.pattern import measure_estimates
+from nope_probe.analyses.pattern_changes import kept_patterns
+from nope_probe.analyses.pattern_rows import offset_means
+from nope_probe.analyses.trends import LAG
+from nope_probe.maps.centred import KeptCells, diagonal_normalised, row_centred
+from nope_probe.maps.downsample import pool
+from nope_probe.maps.rows import choose_rows, pack_rows, row_blocks, unpack_rows
+from nope_probe.maps.stored_maps import PackedFolds, TensorFolds
+
+N, FOLDS = 37, 5
+QUERIES = choose_rows(N, 13)
+COUNTS = torch.tensor([3, 7, 2, 5, 11])
+
+
+def folds(window: int = N) -> torch.Tensor:
+    """Scores of all queries with a trend, in a sliding window."""
+    position = torch.arange(N)
+    distance = position[:, None] - position
+    generator = torch.Generator().manual_seed(window)
+    scores = 0.3 * position.double() + torch.randn(
+        FOLDS, N, N, generator=generator, dtype=torch.float64
+    )
+    return scores.masked_fill((distance < 0) | (distance >= window), torch.nan)
+
+
+@given(st.integers(3, 5000), st.data())
+def test_chosen_rows_are_distinct_end_with_a_run_and_leave_no_large_gap(n: int, data) -> None:
+    n_rows = data.draw(st.integers(1, n))
+    queries = choose_rows(n, n_rows)
+    n_last = min(64, (n_rows + 1) // 2)
+    assert len(queries) == n_rows
+    assert (queries.diff() > 0).all()
+    assert queries[-n_last:].tolist() == list(range(n - n_last, n))
+    if n_rows > n_last:
+        gaps = queries[: n_rows - n_last + 1].diff(prepend=torch.tensor([-1]))
+        assert gaps.max() - gaps[:-1].min() <= gaps.max() / 2 + 1
+
+
+def test_maps_have_all_rows_up_to_2048_positions_and_512_above() -> None:
+    assert [len(choose_rows(n)) for n in (5, 2048, 2049, 32768)] == [5, 2048, 512, 512]
+
+
+@pytest.mark.parametrize("n_rows", [0, N + 1])
+def test_no_rows_and_more_than_positions_are_refused(n_rows: int) -> None:
+    with pytest.raises(ValueError, match=f"from 1 to {N} rows at {N} positions, got {n_rows}"):
+        choose_rows(N, n_rows)
+
+
+@pytest.mark.parametrize("n_bytes", [1, 8 * 3 * N * 4, 1 << 20])
+def test_blocks_hold_every_chosen_query_once_and_no_other(n_bytes: int) -> None:
+    blocks = list(row_blocks(QUERIES, N, 3, n_bytes))
+    assert [query for block in blocks for query in range(*block)] == QUERIES.tolist()
+
+
+def test_packed_rows_are_the_cells_up_to_the_diagonal() -> None:
+    rows = folds()[:, QUERIES]
+    packed = pack_rows(rows, QUERIES)
+    assert packed.shape == (FOLDS, int((QUERIES + 1).sum()))
+    torch.testing.assert_close(unpack_rows(packed, QUERIES), rows, equal_nan=True, rtol=0, atol=0)
+    stored = PackedFolds(packed, QUERIES)
+    for start, stop in row_blocks(QUERIES, N, FOLDS):
+        expected = folds()[:, start:stop, :stop]
+        torch.testing.assert_close(stored.rows(start, stop), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("window", [N, 11])
+@pytest.mark.parametrize("skip", [0, 2])
+def test_measures_of_chosen_rows_are_those_of_their_cells_by_brute_force(
+    window: int, skip: int
+) -> None:
+    scores = folds(window)[:, QUERIES]
+    found = measure_estimates(TensorFolds(scores, QUERIES), skip, COUNTS)
+    first = (QUERIES - window + 1).clamp_min(skip)
+    cells = [
+        (row, query, key)
+        for row, query in enumerate(QUERIES.tolist())
+        for key in range(int(first[row]), query)
+    ]
+    row, query, key = torch.tensor(cells).T
+    patterns = torch.stack(
+        [
+            torch.cat(
+                [
+                    fold[r, f:q] - fold[r, f:q].mean() if q > f else fold[r, :0]
+                    for r, (f, q) in enumerate(zip(first.tolist(), QUERIES.tolist(), strict=True))
+                ]
+            )
+            for fold in scores
+        ]
+    )
+    design = torch.zeros(len(cells), len(QUERIES) + N, dtype=torch.float64)
+    design[torch.arange(len(cells)), row] = 1
+    design[torch.arange(len(cells)), len(QUERIES) + query - key] = 1
+    fit = design @ torch.linalg.lstsq(design, patterns.T, driver="gelsd").solution
+    rest = patterns - fit.T
+    for name, values in (("amplitude_squared", patterns), ("non_relative_squared", rest)):
+        expected = cross_products(values[None], values[None], COUNTS)[:, 0, 0]
+        torch.testing.assert_close(found[name], expected, rtol=1e-9, atol=1e-12)
+    mean = (COUNTS.double() / COUNTS.sum()) @ patterns
+    by_row = [mean[row == r] for r in range(len(QUERIES)) if (row == r).sum() > 0]
+    ranks = [spearmanr(values, range(len(values)))[0] for values in by_row if len(values) >= 8]
+    assert float(found["locality"][0]) == pytest.approx(np.mean(ranks))
+    rises = torch.cat([values[LAG:] > values[:-LAG] for values in by_row if len(values) > LAG])
+    assert float(found["monotonicity"][0]) == pytest.approx(float(rises.double().mean()))
+
+
+def test_centred_and_normalised_rows_are_those_of_their_cells() -> None:
+    whole = folds()[0]
+    rows = whole[QUERIES]
+    centred = row_centred(rows, 2, QUERIES)
+    torch.testing.assert_close(centred, row_centred(whole, 2)[QUERIES], equal_nan=True)
+    assert KeptCells.of_maps(rows, 2, QUERIES).count == int(centred.isfinite().sum())
+    normalised = diagonal_normalised(rows, QUERIES)
+    distance = QUERIES[:, None] - torch.arange(N)
+    of_distance = [normalised[distance == d].nansum().abs() for d in range(N)]
+    assert max(map(float, of_distance)) < 1e-9
+    means = offset_means(rows, 2, QUERIES)
+    kept = (distance == 3) & (torch.arange(N) >= 2)
+    assert float(means[2]) == pytest.approx(float(rows[kept].mean()))
+
+
+def test_what_a_removal_leaves_of_chosen_rows_is_a_share_of_their_pattern() -> None:
+    scores = folds()[:, None, QUERIES]
+    kept = kept_patterns(0.5 * scores, scores, 1, COUNTS, QUERIES)[0]
+    assert kept.share.value == pytest.approx(0.5)
+
+
+def test_a_cell_of_a_pooled_map_is_the_mean_of_the_rows_in_it() -> None:
+    rows = folds()[0, QUERIES].numpy()
+    pooled = pool(rows[None], 8, QUERIES.numpy())
+    assert pooled.block == 5
+    inside = QUERIES.numpy() // 5
+    for block in range(8):
+        cells = rows[inside == block][:, 5:10]
+        expected = np.nanmean(cells) if np.isfinite(cells).any() else np.nan
+        assert pooled.values[0, block, 1] == pytest.approx(expected, nan_ok=True, rel=1e-6)
