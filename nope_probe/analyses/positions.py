@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -26,16 +25,17 @@ from nope_probe.analyses.jackknife import (
     UNDEFINED,
     Estimates,
     Interval,
+    ProductSums,
     fold_weights,
+    leave_one_out,
     rms,
     share,
 )
 from nope_probe.analyses.pattern_rows import (
+    NonRelativeRows,
     beyond_rounding,
-    distance_rows,
     distance_sums,
     mean_squares,
-    relative_fit,
 )
 from nope_probe.maps.centred import KeptCells, centred_rows
 from nope_probe.maps.folds import pooled
@@ -107,11 +107,6 @@ class Reader:
         return self.pattern_of(self.scores)
 
     @cached_property
-    def non_relative_patterns(self) -> Float[Tensor, "fold query_pos key_pos"]:
-        """The part of each fold's pattern that is not of the form a(i) + f(i - j)."""
-        return self.non_relative(self.patterns)
-
-    @cached_property
     def score_square(self) -> Float[Tensor, ""]:
         """The mean square of the scores, squared nats: patterns within their rounding are 0."""
         return mean_squares(self.scores, 0, self.cells).mean()
@@ -122,10 +117,8 @@ class Reader:
 
     def non_relative(self, patterns: Maps) -> Maps:
         """Return patterns less their projection on a(i) + f(i - j), 0 outside the kept cells."""
-        n = self.cells.n
-        a, f = relative_fit(distance_sums(patterns, 0, n), self.cells)
-        fit = distance_rows(f, 0, n) + a[:, :, None]
-        return (patterns - fit).where(self.cells.rows(0, n), 0.0)
+        by_distance = distance_sums(patterns, 0, self.cells.n)
+        return NonRelativeRows(by_distance, self.cells).of(patterns, 0)
 
     def pair_maps(self, q: Vectors, k: Vectors) -> Float[Tensor, "pair query_pos key_pos"]:
         """Return the patterns of <R_i q_i, R_j k_j> for queries and keys of different folds."""
@@ -148,17 +141,16 @@ class Reader:
         triples = torch.einsum("aix,cbix->abc", left, through)
         return self._over_triples(triples * self.sums.scale)
 
-    def readings(self, side: Side, patterns: Tensor | None = None) -> Tensor:
+    def readings(self, side: Side) -> Float[Tensor, "a c pos head d_head"]:
         """Return what a vector in a key (query) adds to <T, V>, for each other fold pair.
 
         The queries that keys meet are all of E q_i; the keys that queries meet are k0, so that
         what both sides carry is counted once, with the keys.
         """
-        patterns = self.patterns if patterns is None else patterns
         other = self.part(self.sums.q, "all") if side == "key" else self.mean(self.sums.k)
         vectors = self.turned(other).double()
         cells = "cij,aihd->acjhd" if side == "key" else "cji,aihd->acjhd"
-        return self.turned_back(torch.einsum(cells, patterns, vectors)) * self.sums.scale
+        return self.turned_back(torch.einsum(cells, self.patterns, vectors)) * self.sums.scale
 
     def written_products(self, readings: Tensor, x: Vectors) -> Estimates:
         """Return <T, V> of what a writer brings to keys or queries, less its mean over positions.
@@ -177,17 +169,13 @@ class Reader:
     @cached_property
     def square(self) -> Estimates:
         """<V, V>, squared nats; 0 within rounding."""
-        return beyond_rounding(self._pattern_square(self.patterns), self.score_square)
+        return beyond_rounding(self.pattern_square(self.patterns), self.score_square)
 
-    @cached_property
-    def non_relative_square(self) -> Estimates:
-        """The same of the non-relative part."""
-        return self._pattern_square(self.non_relative_patterns)
-
-    def _pattern_square(self, patterns: Float[Tensor, "fold query_pos key_pos"]) -> Estimates:
-        weights = _pair_weights(fold_weights(len(self.counts), self.counts))
-        flat = patterns.flatten(1)
-        return torch.einsum("fab,ab->f", weights, flat @ flat.T) / self.cells.count
+    def pattern_square(self, patterns: Float[Tensor, "fold query_pos key_pos"]) -> Estimates:
+        """Return <P, P> of the patterns of folds, over two different folds."""
+        sums = ProductSums()
+        sums.add(patterns[None])
+        return sums.cross_products(self.cells.count, self.counts)[:, 0, 0]
 
     def pair_square(self, maps: Float[Tensor, "pair query_pos key_pos"]) -> Estimates:
         """Return <T, T> of the maps that `pair_maps` returns, over four different folds."""
@@ -227,34 +215,30 @@ def position_terms(reader: Reader) -> dict[str, Term]:
 
     Shares of the four add up to that of the mean term; with the covariance term (and ALiBi) to 1.
     """
-    products, squares, rests = {}, {}, {}
+    whole = reader.square
+    products, squares = {"all": whole}, {"all": whole}
+    rests = {"all": reader.pattern_square(reader.non_relative(reader.patterns))}
     for name in _PARTS:
         q, k = reader.term(name)
         maps = reader.pair_maps(q, k)
         products[name] = reader.products(q, k, reader.patterns)
         squares[name] = reader.pair_square(maps)
         rests[name] = reader.pair_square(reader.non_relative(maps))
-    whole, whole_rest = reader.square, reader.non_relative_square
+    products["covariance"] = whole - products["mean"]
+    without_bias = reader.pattern_of(reader.sums.scores.double())
     q, k = reader.term("mean")
-    mean_rest = reader.products(q, k, reader.non_relative_patterns)
-    alibi, alibi_square, alibi_rest, alibi_mean, alibi_whole_rest, alibi_mean_rest = _alibi(reader)
-    products |= {"covariance": whole - products["mean"] - alibi, "all": whole}
-    # |V - M - B|^2 and the same of the non-relative parts.
-    squares["covariance"] = (
-        whole + squares["mean"] + alibi_square + 2 * (alibi_mean - products["mean"] - alibi)
-    )
-    rests["covariance"] = (
-        whole_rest
-        + rests["mean"]
-        + alibi_rest
-        + 2 * (alibi_mean_rest - mean_rest - alibi_whole_rest)
-    )
-    squares["all"], rests["all"] = whole, whole_rest
-    names = ["all", *_PARTS, "covariance"]
+    for parts, patterns in ((squares, without_bias), (rests, reader.non_relative(without_bias))):
+        # The square of the pattern less the mean term.
+        crossed = reader.products(q, k, patterns)
+        parts["covariance"] = reader.pattern_square(patterns) + parts["mean"] - 2 * crossed
     if reader.sums.bias is not None:
-        products["alibi"], squares["alibi"], rests["alibi"] = alibi, alibi_square, alibi_rest
-        names.append("alibi")
-    return {name: _term(reader, products[name], squares[name], rests[name]) for name in names}
+        bias, n_cells = reader.pattern_of(reader.sums.bias[None].double()), reader.cells.count
+        by_fold = (bias * reader.patterns).sum((1, 2)) / n_cells
+        products["alibi"] = leave_one_out(by_fold, reader.counts)
+        products["covariance"] = products["covariance"] - products["alibi"]
+        for parts, pattern in ((squares, bias), (rests, reader.non_relative(bias))):
+            parts["alibi"] = (pattern.square().sum() / n_cells).expand_as(whole)
+    return {name: _term(reader, products[name], squares[name], rests[name]) for name in products}
 
 
 def _term(reader: Reader, product: Estimates, square: Estimates, rest: Estimates) -> Term:
@@ -269,80 +253,48 @@ def _term(reader: Reader, product: Estimates, square: Estimates, rest: Estimates
     )
 
 
-def _alibi(reader: Reader) -> tuple[Estimates, ...]:
-    """Return <B, V>, <B, B>, that of its non-relative part, <B, M>, and the last two of rests."""
-    zeros = torch.zeros_like(reader.square)
-    if reader.sums.bias is None:
-        return (zeros,) * 6
-    bias = reader.pattern_of(reader.sums.bias[None].double().expand(len(reader.counts), -1, -1))
-    rest = reader.non_relative(bias)
-    q, k = reader.term("mean")
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What a writer brings to the keys or queries of a layer (or head).
 
-    def product(one: Tensor, other: Tensor) -> Estimates:
-        weights = fold_weights(len(reader.counts), reader.counts)
-        each = (one * other).sum((1, 2)) / reader.cells.count
-        without = ((weights * each).sum() - weights * each) / (1 - weights)
-        return torch.cat(((weights * each).sum()[None], without))
+    Attributes:
+        share: of the whole pattern.
+        rms: of the pattern that it makes with the other side, nats.
+        first_key: the share that a head has from the first key; undefined for other writers.
+    """
 
-    return (
-        product(bias, reader.patterns),
-        product(bias, bias),
-        product(rest, rest),
-        reader.products(q, k, bias),
-        product(rest, reader.non_relative_patterns),
-        reader.products(q, k, rest),
-    )
+    share: Interval
+    rms: Interval
+    first_key: Interval
 
 
-def term_table(sums: PositionSums, skip_keys: int) -> pd.DataFrame:
-    """Return the terms of every reader (layer, and head if heads were kept), a row each."""
-    rows = []
-    for names, reader in readers(sums, skip_keys):
-        for name, term in position_terms(reader).items():
-            rows.append(names | {"term": name} | _columns(vars(term)))
-    return pd.DataFrame(rows)
-
-
-def writer_table(sums: PositionSums, skip_keys: int) -> pd.DataFrame:
-    """Return what each writer brings to the written terms of every reader, a row per side.
+def written_terms(reader: Reader, side: Side) -> dict[str, Written]:
+    """Return what each writer brings to the written terms of keys or queries.
 
     Shares of the key side are those of <R_i E q_i, R_j dk_j>, of the query side those of
-    <R_i dq_i, R_j k0>: all rows of a reader add up to its three written terms.
+    <R_i dq_i, R_j k0>: the shares of both sides add up to the three written terms.
     """
-    rows = []
-    for names, reader in readers(sums, skip_keys):
-        rows += [
-            names | {"side": side, "writer": writer} | _columns(found)
-            for side in ("key", "query")
-            for writer, found in _written(reader, side)
-        ]
-    return pd.DataFrame(rows)
-
-
-def _written(reader: Reader, side: Side) -> Iterator[tuple[str, dict[str, Interval]]]:
-    """Yield the share and RMS of what each writer brings to keys or queries."""
     sums, counts = reader.sums, reader.counts
     brought, first = (
         (sums.keys, sums.first_keys) if side == "key" else (sums.queries, sums.first_queries)
     )
-    readings = reader.readings(side)
+    readings, terms = reader.readings(side), {}
     for writer, x in brought.items():
         written = reader.part(x, "written")
         pair = (sums.q, written) if side == "key" else (written, reader.mean(sums.k))
         square = beyond_rounding(reader.pair_square(reader.pair_maps(*pair)), reader.score_square)
-        product = reader.written_products(readings, x) * float(square.any())
+        exceeds_rounding = float(square.any())
+        product = reader.written_products(readings, x) * exceeds_rounding
         from_first = UNDEFINED
         if writer in first:
-            first_product = reader.written_products(readings, first[writer])
-            from_first = share(first_product * float(square.any()), reader.square, counts)
-        yield (
-            writer,
-            {
-                "share": share(product, reader.square, counts),
-                "rms": rms(square, counts),
-                "first_key": from_first,
-            },
+            first_product = reader.written_products(readings, first[writer]) * exceeds_rounding
+            from_first = share(first_product, reader.square, counts)
+        terms[writer] = Written(
+            share=share(product, reader.square, counts),
+            rms=rms(square, counts),
+            first_key=from_first,
         )
+    return terms
 
 
 def direct_share(reader: Reader, writer: str) -> Interval:
@@ -415,17 +367,6 @@ def readers(sums: PositionSums, skip_keys: int) -> Iterator[tuple[dict[str, int]
             yield names, Reader(sums=one, counts=sums.counts, skip_keys=skip_keys)
 
 
-def _columns(intervals: Mapping[str, Interval]) -> dict[str, float]:
-    columns: dict[str, float] = {}
-    for name, interval in intervals.items():
-        columns |= {
-            name: interval.value,
-            f"{name}_low": interval.low,
-            f"{name}_high": interval.high,
-        }
-    return columns
-
-
 def _pairs(n_folds: int) -> Int[Tensor, "pair two"]:
     return (~torch.eye(n_folds, dtype=torch.bool)).nonzero()
 
@@ -435,12 +376,6 @@ def _without_each(weights: Float[Tensor, " fold"]) -> Float[Tensor, "one_plus_fo
     n = len(weights)
     keep = torch.cat((torch.ones(1, n, dtype=weights.dtype), 1 - torch.eye(n, dtype=weights.dtype)))
     return keep * weights
-
-
-def _pair_weights(weights: Float[Tensor, " fold"]) -> Float[Tensor, "one_plus_folds a b"]:
-    w = _without_each(weights)
-    different = ~torch.eye(len(weights), dtype=torch.bool)
-    return _normalised(torch.einsum("fa,fb->fab", w, w) * different)
 
 
 def _triple_weights(weights: Float[Tensor, " fold"]) -> Float[Tensor, "one_plus_folds a b c"]:

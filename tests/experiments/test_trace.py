@@ -15,8 +15,9 @@ from support.command_line import refused, run_command
 from support.decoders import write_decoder
 
 from nope_probe import load, read_run, run_trace, trace
-from nope_probe.analyses.positions import readers, term_maps, term_table, writer_table
+from nope_probe.analyses.positions import readers, term_maps
 from nope_probe.data.sequences import Sequences
+from nope_probe.experiments.tables import term_table, writer_table
 from nope_probe.experiments.trace import sections
 from nope_probe.hooks.reading.writers import capture_positions
 
