@@ -23,9 +23,9 @@ from nope_probe.hooks.layers.model import begins_alike
 from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.reading.calibration import calibrate, capture_written, weights_checksum
 from nope_probe.hooks.reading.capture import capture_losses, capture_scores, capture_stages
+from nope_probe.hooks.reading.readers import WriterKind, capture_positions
 from nope_probe.hooks.reading.residual_cache import ResidualCache
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
-from nope_probe.hooks.reading.writers import WriterKind, capture_positions
 from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.hooks.removing.written_positions import WrittenPosition, in_order
 from nope_probe.maps.folds import State, default_folds

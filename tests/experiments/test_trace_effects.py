@@ -15,7 +15,7 @@ from nope_probe.experiments.tables import writer_table
 from nope_probe.experiments.trace.effects import measure_effects, strongest_pairs
 from nope_probe.hooks.layers.attached_hooks import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.hooks.reading.writers import capture_positions
+from nope_probe.hooks.reading.readers import capture_positions
 
 BridgeOf = Callable[[str], Any]
 N_FOLDS = 5
