@@ -11,7 +11,7 @@ from fused import plain_model, plain_pass
 from rounds import interleaved_times, ratios
 from rows import Row, row, show
 
-from nope_probe.hooks.reading.writers import capture_positions
+from nope_probe.hooks.reading.readers import capture_positions
 
 SIZES = capture.Settings(n_kv_heads=4, n_seqs=32, batch_size=8, seq_len=256)
 AGAINST = "plain SDPA passes over the data, 4 layers, 256 tokens"

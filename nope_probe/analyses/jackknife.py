@@ -174,8 +174,8 @@ class ProductSums:
         True
     """
 
-    def __init__(self) -> None:
-        self.sums: Float[Tensor, "x fold y fold2"] | None = None
+    def __init__(self, sums: Float[Tensor, "x fold y fold2"] | None = None) -> None:
+        self.sums = sums
 
     def add(
         self, x: Float[Tensor, "x fold *cell"], y: Float[Tensor, "y fold *cell"] | None = None

@@ -12,12 +12,11 @@ pattern: three folds for a share, four for a mean square.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -26,26 +25,37 @@ from nope_probe.analyses.jackknife import (
     UNDEFINED,
     Estimates,
     Interval,
+    ProductSums,
     fold_weights,
+    leave_one_out,
     rms,
     share,
 )
 from nope_probe.analyses.pattern_rows import (
+    NonRelativeRows,
     beyond_rounding,
-    distance_rows,
     distance_sums,
-    mean_squares,
     relative_fit,
 )
 from nope_probe.maps.centred import KeptCells, centred_rows
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.positions import PositionSums, ReaderSums
+from nope_probe.maps.rows import row_blocks
 
 MIN_FOLDS = 5  # four are multiplied, and one is left out
 TERMS = ("rotation", "written_key", "written_query", "written_both")
 Side = Literal["key", "query"]
 Vectors = Float[Tensor, "fold pos head d_head"]
-Maps = Float[Tensor, "map query_pos key_pos"]
+Maps = Float[Tensor, "map row key_pos"]
+PAIR_BYTES = 1 << 29  # of the maps of pairs of folds that are in memory at once
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Squares:
+    """Mean squares of a pattern and of its rest, which is not relative, squared nats."""
+
+    whole: Estimates
+    rest: Estimates
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -93,72 +103,76 @@ class Reader:
     @cached_property
     def cells(self) -> KeptCells:
         """The cells of the pattern."""
-        return KeptCells.of_maps(self.sums.scores, self.skip_keys)
+        return KeptCells.of_maps(self.sums.scores, self.skip_keys, self.sums.query_positions)
+
+    def at_rows(self, x: Vectors) -> Float[Tensor, "fold row head d_head"]:
+        """Return the queries that have rows, as RoPE turns them."""
+        return self.turned(x)[:, self.cells.query_positions]
 
     @cached_property
-    def scores(self) -> Float[Tensor, "fold query_pos key_pos"]:
+    def scores(self) -> Float[Tensor, "fold row key_pos"]:
         """The fold means of the scores, with a bias that is added to them, nats."""
         bias = self.sums.bias
         return (self.sums.scores if bias is None else self.sums.scores + bias).double()
 
     @cached_property
-    def patterns(self) -> Float[Tensor, "fold query_pos key_pos"]:
+    def patterns(self) -> Float[Tensor, "fold row key_pos"]:
         """The pattern of each fold, 0 outside the kept cells."""
         return self.pattern_of(self.scores)
 
     @cached_property
-    def non_relative_patterns(self) -> Float[Tensor, "fold query_pos key_pos"]:
-        """The part of each fold's pattern that is not of the form a(i) + f(i - j)."""
-        return self.non_relative(self.patterns)
-
-    @cached_property
     def score_square(self) -> Float[Tensor, ""]:
         """The mean square of the scores, squared nats: patterns within their rounding are 0."""
-        return mean_squares(self.scores, 0, self.cells).mean()
+        kept = self.scores.where(self.cells.mask, 0.0)
+        return (kept.square().sum((1, 2)) / self.cells.count).mean()
 
     def pattern_of(self, maps: Maps) -> Maps:
         """Return maps less each row's mean over the kept cells, 0 outside of them."""
-        return centred_rows(maps.tril(), self.cells.rows(0, self.cells.n))
+        return centred_rows(maps, self.cells.mask)
 
     def non_relative(self, patterns: Maps) -> Maps:
         """Return patterns less their projection on a(i) + f(i - j), 0 outside the kept cells."""
-        n = self.cells.n
-        a, f = relative_fit(distance_sums(patterns, 0, n), self.cells)
-        fit = distance_rows(f, 0, n) + a[:, :, None]
-        return (patterns - fit).where(self.cells.rows(0, n), 0.0)
+        by_distance = sum(
+            (distance_sums(rows, start, self.cells.n) for start, rows in self._blocks(patterns)),
+            torch.zeros(()),
+        )
+        fit, rest = NonRelativeRows(by_distance, self.cells), torch.zeros_like(patterns)
+        for start, stop, rows in self._row_blocks(len(patterns)):
+            rest[:, rows, :stop] = fit.of(patterns[:, rows, :stop], start)
+        return rest
 
-    def pair_maps(self, q: Vectors, k: Vectors) -> Float[Tensor, "pair query_pos key_pos"]:
-        """Return the patterns of <R_i q_i, R_j k_j> for queries and keys of different folds."""
-        left, right = (self.turned(x).double().flatten(2) for x in (q, k))
-        first, second = _pairs(len(q)).T
-        return self.pattern_of(left[first] @ right[second].mT * self.sums.scale)
-
-    def mean_map(self, q: Vectors, k: Vectors) -> Float[Tensor, "query_pos key_pos"]:
+    def mean_map(self, q: Vectors, k: Vectors) -> Float[Tensor, "row key_pos"]:
         """Return the pattern of <R_i q_i, R_j k_j> over all sequences, nats; NaN elsewhere."""
-        left, right = (pooled(self.turned(x).double(), self.counts).flatten(1) for x in (q, k))
+        left, right = (
+            pooled(x.double(), self.counts).flatten(1) for x in (self.at_rows(q), self.turned(k))
+        )
         pattern = self.pattern_of((left @ right.T * self.sums.scale)[None])[0]
-        return pattern.where(self.cells.rows(0, self.cells.n), torch.nan)
+        return pattern.where(self.cells.mask, torch.nan)
 
     def products(
-        self, q: Vectors, k: Vectors, patterns: Float[Tensor, "fold query_pos key_pos"]
+        self, q: Vectors, k: Vectors, patterns: Float[Tensor, "fold row key_pos"]
     ) -> Estimates:
         """Return <T(q, k), V>, a mean over cells, of queries, keys and a pattern."""
-        left, right = (self.turned(x).double().flatten(2) for x in (q, k))
+        left, right = (x.double().flatten(2) for x in (self.at_rows(q), self.turned(k)))
         through = torch.einsum("cij,bjx->cbix", patterns, right)
         triples = torch.einsum("aix,cbix->abc", left, through)
         return self._over_triples(triples * self.sums.scale)
 
-    def readings(self, side: Side, patterns: Tensor | None = None) -> Tensor:
+    def readings(self, side: Side) -> Float[Tensor, "a c pos head d_head"]:
         """Return what a vector in a key (query) adds to <T, V>, for each other fold pair.
 
         The queries that keys meet are all of E q_i; the keys that queries meet are k0, so that
         what both sides carry is counted once, with the keys.
         """
-        patterns = self.patterns if patterns is None else patterns
-        other = self.part(self.sums.q, "all") if side == "key" else self.mean(self.sums.k)
-        vectors = self.turned(other).double()
-        cells = "cij,aihd->acjhd" if side == "key" else "cji,aihd->acjhd"
-        return self.turned_back(torch.einsum(cells, patterns, vectors)) * self.sums.scale
+        if side == "key":
+            met = self.at_rows(self.part(self.sums.q, "all")).double()
+            readings = torch.einsum("cij,aihd->acjhd", self.patterns, met)
+        else:
+            met = self.turned(self.mean(self.sums.k)).double()
+            at_rows = torch.einsum("cij,ajhd->acihd", self.patterns, met)
+            readings = at_rows.new_zeros(*at_rows.shape[:2], self.cells.n, *at_rows.shape[3:])
+            readings[:, :, self.cells.query_positions] = at_rows
+        return self.turned_back(readings) * self.sums.scale
 
     def written_products(self, readings: Tensor, x: Vectors) -> Estimates:
         """Return <T, V> of what a writer brings to keys or queries, less its mean over positions.
@@ -177,23 +191,65 @@ class Reader:
     @cached_property
     def square(self) -> Estimates:
         """<V, V>, squared nats; 0 within rounding."""
-        return beyond_rounding(self._pattern_square(self.patterns), self.score_square)
+        return beyond_rounding(self.pattern_squares(self.patterns).whole, self.score_square)
 
-    @cached_property
-    def non_relative_square(self) -> Estimates:
-        """The same of the non-relative part."""
-        return self._pattern_square(self.non_relative_patterns)
+    def pattern_squares(self, patterns: Float[Tensor, "fold row key_pos"]) -> Squares:
+        """Return <P, P> of the patterns of folds, and of their rests, over two different folds."""
+        sums = []
+        for gram in self._grams(self._blocks(patterns)):
+            products = ProductSums(gram[None, :, None])
+            sums.append(products.cross_products(self.cells.count, self.counts)[:, 0, 0])
+        return Squares(whole=sums[0], rest=sums[1])
 
-    def _pattern_square(self, patterns: Float[Tensor, "fold query_pos key_pos"]) -> Estimates:
-        weights = _pair_weights(fold_weights(len(self.counts), self.counts))
-        flat = patterns.flatten(1)
-        return torch.einsum("fab,ab->f", weights, flat @ flat.T) / self.cells.count
+    def pair_squares(self, q: Vectors, k: Vectors) -> Squares:
+        """Return <T, T> of the patterns T of <R_i q_i, R_j k_j>, and of their rests.
 
-    def pair_square(self, maps: Float[Tensor, "pair query_pos key_pos"]) -> Estimates:
-        """Return <T, T> of the maps that `pair_maps` returns, over four different folds."""
+        Queries and keys are of different folds, and a product is over four different ones.
+        """
+        first, second = _pairs(len(q)).T
+        left, right = (x.double().flatten(2) for x in (self.at_rows(q), self.turned(k)))
         weights = _quad_weights(fold_weights(len(self.counts), self.counts))
-        flat = maps.flatten(1)
-        return torch.einsum("fxy,xy->f", weights, flat @ flat.T) / self.cells.count
+        grams = self._grams(self._pair_blocks(left[first], right[second]))
+        whole, rest = (
+            torch.einsum("fxy,xy->f", weights, gram) / self.cells.count for gram in grams
+        )
+        return Squares(whole=whole, rest=rest)
+
+    def _pair_blocks(
+        self,
+        left: Float[Tensor, "pair row width"],
+        right: Float[Tensor, "pair key_pos width"],
+    ) -> Iterator[tuple[int, Maps]]:
+        for start, stop, rows in self._row_blocks(len(left)):
+            products = left[:, rows] @ right[:, :stop].mT * self.sums.scale
+            yield start, centred_rows(products, self.cells.rows(start, stop))
+
+    def _blocks(self, patterns: Maps) -> Iterator[tuple[int, Maps]]:
+        for start, stop, rows in self._row_blocks(len(patterns)):
+            yield start, patterns[:, rows, :stop]
+
+    def _row_blocks(self, n_maps: int) -> Iterator[tuple[int, int, slice]]:
+        """Yield blocks of consecutive queries, each with where their rows are."""
+        cells, row = self.cells, 0
+        for start, stop in row_blocks(cells.query_positions, cells.n, n_maps, PAIR_BYTES):
+            yield start, stop, slice(row, row + stop - start)
+            row += stop - start
+
+    def _grams(
+        self, blocks: Iterable[tuple[int, Maps]]
+    ) -> tuple[Float[Tensor, "map map2"], Float[Tensor, "map map2"]]:
+        """Return the inner products of patterns, and of their parts that are not relative.
+
+        The projection on a(i) + f(i - j) of a pattern whose rows have mean 0 meets another such
+        pattern in f alone, with the other's sums over each distance.
+        """
+        gram, by_distance = torch.zeros(()), torch.zeros(())
+        for start, rows in blocks:
+            cells = rows.flatten(1)
+            gram = gram + cells @ cells.T
+            by_distance = by_distance + distance_sums(rows, start, self.cells.n)
+        _, f = relative_fit(by_distance, self.cells)
+        return gram, gram - f @ by_distance.T
 
 
 _PARTS: dict[str, tuple[Literal["all", "mean", "written"], Literal["all", "mean", "written"]]] = {
@@ -227,39 +283,40 @@ def position_terms(reader: Reader) -> dict[str, Term]:
 
     Shares of the four add up to that of the mean term; with the covariance term (and ALiBi) to 1.
     """
-    products, squares, rests = {}, {}, {}
+    whole, of_whole = reader.square, reader.pattern_squares(reader.patterns)
+    products, squares = {"all": whole}, {"all": of_whole}
     for name in _PARTS:
         q, k = reader.term(name)
-        maps = reader.pair_maps(q, k)
         products[name] = reader.products(q, k, reader.patterns)
-        squares[name] = reader.pair_square(maps)
-        rests[name] = reader.pair_square(reader.non_relative(maps))
-    whole, whole_rest = reader.square, reader.non_relative_square
+        squares[name] = reader.pair_squares(q, k)
+    products["covariance"] = whole - products["mean"]
+    without_bias = reader.pattern_of(reader.sums.scores.double())
+    of_scores, of_mean = reader.pattern_squares(without_bias), squares["mean"]
     q, k = reader.term("mean")
-    mean_rest = reader.products(q, k, reader.non_relative_patterns)
-    alibi, alibi_square, alibi_rest, alibi_mean, alibi_whole_rest, alibi_mean_rest = _alibi(reader)
-    products |= {"covariance": whole - products["mean"] - alibi, "all": whole}
-    # |V - M - B|^2 and the same of the non-relative parts.
-    squares["covariance"] = (
-        whole + squares["mean"] + alibi_square + 2 * (alibi_mean - products["mean"] - alibi)
+    crossed, rest_crossed = (
+        reader.products(q, k, patterns)
+        for patterns in (without_bias, reader.non_relative(without_bias))
     )
-    rests["covariance"] = (
-        whole_rest
-        + rests["mean"]
-        + alibi_rest
-        + 2 * (alibi_mean_rest - mean_rest - alibi_whole_rest)
+    squares["covariance"] = Squares(  # of the pattern less the mean term
+        whole=of_scores.whole + of_mean.whole - 2 * crossed,
+        rest=of_scores.rest + of_mean.rest - 2 * rest_crossed,
     )
-    squares["all"], rests["all"] = whole, whole_rest
-    names = ["all", *_PARTS, "covariance"]
     if reader.sums.bias is not None:
-        products["alibi"], squares["alibi"], rests["alibi"] = alibi, alibi_square, alibi_rest
-        names.append("alibi")
-    return {name: _term(reader, products[name], squares[name], rests[name]) for name in names}
+        bias, n_cells = reader.pattern_of(reader.sums.bias[None].double()), reader.cells.count
+        by_fold = (bias * reader.patterns).sum((1, 2)) / n_cells
+        products["alibi"] = leave_one_out(by_fold, reader.counts)
+        products["covariance"] = products["covariance"] - products["alibi"]
+        of_bias, of_rest = (
+            (pattern.square().sum() / n_cells).expand_as(whole)
+            for pattern in (bias, reader.non_relative(bias))
+        )
+        squares["alibi"] = Squares(whole=of_bias, rest=of_rest)
+    return {name: _term(reader, products[name], squares[name]) for name in products}
 
 
-def _term(reader: Reader, product: Estimates, square: Estimates, rest: Estimates) -> Term:
-    square = beyond_rounding(square, reader.score_square)
-    rest = beyond_rounding(rest, reader.score_square)
+def _term(reader: Reader, product: Estimates, squares: Squares) -> Term:
+    square = beyond_rounding(squares.whole, reader.score_square)
+    rest = beyond_rounding(squares.rest, reader.score_square)
     product = product if square.any() else torch.zeros_like(product)
     return Term(
         rms=rms(square, reader.counts),
@@ -269,80 +326,48 @@ def _term(reader: Reader, product: Estimates, square: Estimates, rest: Estimates
     )
 
 
-def _alibi(reader: Reader) -> tuple[Estimates, ...]:
-    """Return <B, V>, <B, B>, that of its non-relative part, <B, M>, and the last two of rests."""
-    zeros = torch.zeros_like(reader.square)
-    if reader.sums.bias is None:
-        return (zeros,) * 6
-    bias = reader.pattern_of(reader.sums.bias[None].double().expand(len(reader.counts), -1, -1))
-    rest = reader.non_relative(bias)
-    q, k = reader.term("mean")
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What a writer brings to the keys or queries of a layer (or head).
 
-    def product(one: Tensor, other: Tensor) -> Estimates:
-        weights = fold_weights(len(reader.counts), reader.counts)
-        each = (one * other).sum((1, 2)) / reader.cells.count
-        without = ((weights * each).sum() - weights * each) / (1 - weights)
-        return torch.cat(((weights * each).sum()[None], without))
+    Attributes:
+        share: of the whole pattern.
+        rms: of the pattern that it makes with the other side, nats.
+        first_key: the share that a head has from the first key; undefined for other writers.
+    """
 
-    return (
-        product(bias, reader.patterns),
-        product(bias, bias),
-        product(rest, rest),
-        reader.products(q, k, bias),
-        product(rest, reader.non_relative_patterns),
-        reader.products(q, k, rest),
-    )
+    share: Interval
+    rms: Interval
+    first_key: Interval
 
 
-def term_table(sums: PositionSums, skip_keys: int) -> pd.DataFrame:
-    """Return the terms of every reader (layer, and head if heads were kept), a row each."""
-    rows = []
-    for names, reader in readers(sums, skip_keys):
-        for name, term in position_terms(reader).items():
-            rows.append(names | {"term": name} | _columns(vars(term)))
-    return pd.DataFrame(rows)
-
-
-def writer_table(sums: PositionSums, skip_keys: int) -> pd.DataFrame:
-    """Return what each writer brings to the written terms of every reader, a row per side.
+def written_terms(reader: Reader, side: Side) -> dict[str, Written]:
+    """Return what each writer brings to the written terms of keys or queries.
 
     Shares of the key side are those of <R_i E q_i, R_j dk_j>, of the query side those of
-    <R_i dq_i, R_j k0>: all rows of a reader add up to its three written terms.
+    <R_i dq_i, R_j k0>: the shares of both sides add up to the three written terms.
     """
-    rows = []
-    for names, reader in readers(sums, skip_keys):
-        rows += [
-            names | {"side": side, "writer": writer} | _columns(found)
-            for side in ("key", "query")
-            for writer, found in _written(reader, side)
-        ]
-    return pd.DataFrame(rows)
-
-
-def _written(reader: Reader, side: Side) -> Iterator[tuple[str, dict[str, Interval]]]:
-    """Yield the share and RMS of what each writer brings to keys or queries."""
     sums, counts = reader.sums, reader.counts
     brought, first = (
         (sums.keys, sums.first_keys) if side == "key" else (sums.queries, sums.first_queries)
     )
-    readings = reader.readings(side)
+    readings, terms = reader.readings(side), {}
     for writer, x in brought.items():
         written = reader.part(x, "written")
         pair = (sums.q, written) if side == "key" else (written, reader.mean(sums.k))
-        square = beyond_rounding(reader.pair_square(reader.pair_maps(*pair)), reader.score_square)
-        product = reader.written_products(readings, x) * float(square.any())
+        square = beyond_rounding(reader.pair_squares(*pair).whole, reader.score_square)
+        exceeds_rounding = float(square.any())
+        product = reader.written_products(readings, x) * exceeds_rounding
         from_first = UNDEFINED
         if writer in first:
-            first_product = reader.written_products(readings, first[writer])
-            from_first = share(first_product * float(square.any()), reader.square, counts)
-        yield (
-            writer,
-            {
-                "share": share(product, reader.square, counts),
-                "rms": rms(square, counts),
-                "first_key": from_first,
-            },
+            first_product = reader.written_products(readings, first[writer]) * exceeds_rounding
+            from_first = share(first_product, reader.square, counts)
+        terms[writer] = Written(
+            share=share(product, reader.square, counts),
+            rms=rms(square, counts),
+            first_key=from_first,
         )
+    return terms
 
 
 def direct_share(reader: Reader, writer: str) -> Interval:
@@ -359,10 +384,10 @@ def direct_share(reader: Reader, writer: str) -> Interval:
     return share(lost, reader.square, reader.counts)
 
 
-def term_maps(reader: Reader) -> dict[str, Float[Tensor, "query_pos key_pos"]]:
+def term_maps(reader: Reader) -> dict[str, Float[Tensor, "row key_pos"]]:
     """Return the patterns of the whole and of each term over all sequences, nats; NaN elsewhere."""
     maps = {name: reader.mean_map(*reader.term(name)) for name in _PARTS}
-    cells = reader.cells.rows(0, reader.cells.n)
+    cells = reader.cells.mask
     whole = pooled(reader.patterns, reader.counts).where(cells, torch.nan)
     rest = whole - maps["mean"]
     if reader.sums.bias is not None:
@@ -415,17 +440,6 @@ def readers(sums: PositionSums, skip_keys: int) -> Iterator[tuple[dict[str, int]
             yield names, Reader(sums=one, counts=sums.counts, skip_keys=skip_keys)
 
 
-def _columns(intervals: Mapping[str, Interval]) -> dict[str, float]:
-    columns: dict[str, float] = {}
-    for name, interval in intervals.items():
-        columns |= {
-            name: interval.value,
-            f"{name}_low": interval.low,
-            f"{name}_high": interval.high,
-        }
-    return columns
-
-
 def _pairs(n_folds: int) -> Int[Tensor, "pair two"]:
     return (~torch.eye(n_folds, dtype=torch.bool)).nonzero()
 
@@ -435,12 +449,6 @@ def _without_each(weights: Float[Tensor, " fold"]) -> Float[Tensor, "one_plus_fo
     n = len(weights)
     keep = torch.cat((torch.ones(1, n, dtype=weights.dtype), 1 - torch.eye(n, dtype=weights.dtype)))
     return keep * weights
-
-
-def _pair_weights(weights: Float[Tensor, " fold"]) -> Float[Tensor, "one_plus_folds a b"]:
-    w = _without_each(weights)
-    different = ~torch.eye(len(weights), dtype=torch.bool)
-    return _normalised(torch.einsum("fa,fb->fab", w, w) * different)
 
 
 def _triple_weights(weights: Float[Tensor, " fold"]) -> Float[Tensor, "one_plus_folds a b c"]:

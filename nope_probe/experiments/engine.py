@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -23,9 +23,9 @@ from nope_probe.hooks.layers.model import begins_alike
 from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.reading.calibration import calibrate, capture_written, weights_checksum
 from nope_probe.hooks.reading.capture import capture_losses, capture_scores, capture_stages
+from nope_probe.hooks.reading.readers import WriterKind, capture_positions
 from nope_probe.hooks.reading.residual_cache import ResidualCache
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
-from nope_probe.hooks.reading.writers import WriterKind, capture_positions
 from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.hooks.removing.written_positions import WrittenPosition, in_order
 from nope_probe.maps.folds import State, default_folds
@@ -38,6 +38,7 @@ from nope_probe.runtime.settings import RunSettings
 
 Inputs = Sequences | Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
 Capture = Callable[[StreamCheckpoint | None], State]
+Sums = TypeVar("Sums", ScoreMaps, StageMaps, PositionSums)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,13 +188,11 @@ class Engine:
         per_head: bool = False,
     ) -> ScoreMaps:
         """Return the score maps of some layers (all by default); see `capture_scores`."""
-        return ScoreMaps.from_tensors(
-            self.once(
-                key,
-                lambda stream: self._scores(stream, layers=layers, per_head=per_head).to_tensors(),
-                ablation,
-            )
-        )
+
+        def capture(stream: StreamCheckpoint | None) -> State:
+            return self._scores(stream, layers=layers, per_head=per_head).to_tensors()
+
+        return ScoreMaps.from_tensors(self.once(key, capture, ablation))
 
     def stored_scores(
         self,
@@ -219,37 +218,17 @@ class Engine:
         return StoredMaps.from_stored(self.checkpoint.open(key))
 
     def _scores(self, stream: StreamCheckpoint | None, **options: Any) -> ScoreMaps:
-        return capture_scores(
-            self.model,
-            self.inputs,
-            batch_size=self.batch_size,
-            n_folds=self.n_folds,
-            documents=self.documents,
-            checkpoint=stream,
-            residuals=self.residuals,
-            query_rows=self.query_rows,
-            **options,
-        )
+        return self._by_fold(capture_scores, stream, residuals=self.residuals, **options)
 
     def stages(
         self, key: str | None, ablation: Ablation | None = None, *, layer: int = 0
     ) -> StageMaps:
         """Return the stage maps of one block; see `capture_stages`."""
-        found = self.once(
-            key,
-            lambda stream: capture_stages(
-                self.model,
-                self.inputs,
-                layer=layer,
-                batch_size=self.batch_size,
-                n_folds=self.n_folds,
-                documents=self.documents,
-                query_rows=self.query_rows,
-                checkpoint=stream,
-            ).to_tensors(),
-            ablation,
-        )
-        return StageMaps.from_tensors(found)
+
+        def capture(stream: StreamCheckpoint | None) -> State:
+            return self._by_fold(capture_stages, stream, layer=layer).to_tensors()
+
+        return StageMaps.from_tensors(self.once(key, capture, ablation))
 
     def positions(
         self,
@@ -261,22 +240,27 @@ class Engine:
         per_head: bool = False,
     ) -> PositionSums:
         """Return what writers bring to the queries and keys of layers; see `capture_positions`."""
-        found = self.once(
-            key,
-            lambda stream: capture_positions(
-                self.model,
-                self.inputs,
-                layers=layers,
-                writers=writers,
-                per_head=per_head,
-                batch_size=self.batch_size,
-                n_folds=self.n_folds,
-                documents=self.documents,
-                checkpoint=stream,
-            ).to_tensors(),
-            ablation,
+        options = {"layers": layers, "writers": writers, "per_head": per_head}
+
+        def capture(stream: StreamCheckpoint | None) -> State:
+            return self._by_fold(capture_positions, stream, **options).to_tensors()
+
+        return PositionSums.from_tensors(self.once(key, capture, ablation))
+
+    def _by_fold(
+        self, capture: Callable[..., Sums], stream: StreamCheckpoint | None, **options: Any
+    ) -> Sums:
+        """Return what a capture of `hooks.reading` sums over the sequences of each fold."""
+        return capture(
+            self.model,
+            self.inputs,
+            batch_size=self.batch_size,
+            n_folds=self.n_folds,
+            documents=self.documents,
+            query_rows=self.query_rows,
+            checkpoint=stream,
+            **options,
         )
-        return PositionSums.from_tensors(found)
 
     def losses(
         self, key: str | None, ablation: Ablation | None = None

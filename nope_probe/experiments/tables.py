@@ -6,7 +6,7 @@ A table without rows keeps its columns.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import pandas as pd
 from jaxtyping import Float
@@ -17,9 +17,16 @@ from nope_probe.analyses.jackknife import Interval, Intervals
 from nope_probe.analyses.pattern import Measures
 from nope_probe.analyses.pattern_changes import MaskEffect
 from nope_probe.analyses.pattern_rows import offset_profile
+from nope_probe.analyses.positions import (
+    Side,
+    position_terms,
+    readers,
+    written_terms,
+)
 from nope_probe.analyses.splits import BandPattern, MeanCovariance
 from nope_probe.figures.intervals import bound_columns
 from nope_probe.maps.maps import ScoreMaps
+from nope_probe.maps.positions import PositionSums
 
 Row = dict[str, Any]
 PARTS = ("share", "lost", "alone", "amplification")  # of a player
@@ -42,7 +49,7 @@ def interval_names(*names: str) -> list[str]:
     return [column for name in names for column in (name, *bound_columns(name))]
 
 
-def columns_of(holder: object, names: Sequence[str]) -> Row:
+def columns_of(holder: object, names: Iterable[str]) -> Row:
     """Return the columns of the intervals that an object has as attributes of these names."""
     return {
         column: value
@@ -198,6 +205,32 @@ def mean_covariance_table(
             )
         ],
         columns=columns,
+    )
+
+
+def term_table(sums: PositionSums, skip_keys: int) -> pd.DataFrame:
+    """Return the terms of every reader (layer, and head if heads were kept), a row each."""
+    return pd.DataFrame(
+        [
+            {**names, "term": name, **columns_of(term, vars(term))}
+            for names, reader in readers(sums, skip_keys)
+            for name, term in position_terms(reader).items()
+        ]
+    )
+
+
+def writer_table(sums: PositionSums, skip_keys: int) -> pd.DataFrame:
+    """Return what each writer brings to the written terms of every reader, a row per side.
+
+    All rows of a reader add up to its three written terms; see `written_terms`.
+    """
+    return pd.DataFrame(
+        [
+            {**names, "side": side, "writer": writer, **columns_of(written, vars(written))}
+            for names, reader in readers(sums, skip_keys)
+            for side in get_args(Side)
+            for writer, written in written_terms(reader, side).items()
+        ]
     )
 
 

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.maps.folds import State
+from nope_probe.maps.rows import QueryPositions
 
 Queries = Float[Tensor, "fold pos head d_head"]
 Keys = Float[Tensor, "fold pos kv_head d_head"]
@@ -62,6 +63,7 @@ class ReaderSums:
         bias: what is added to it (ALiBi), nats; None for nothing.
         scale: the factor between the sum of q.k over the heads of `q` and `scores`.
         turns: how RoPE turns q and k; None without it.
+        query_positions: the queries of the rows of scores; all by default.
     """
 
     q: Queries
@@ -70,10 +72,11 @@ class ReaderSums:
     keys: Mapping[str, Keys] = field(default_factory=dict)
     first_queries: Mapping[str, Queries] = field(default_factory=dict)
     first_keys: Mapping[str, Keys] = field(default_factory=dict)
-    scores: Float[Tensor, "fold *head query_pos key_pos"]
-    bias: Float[Tensor, "*head query_pos key_pos"] | None = None
+    scores: Float[Tensor, "fold *head row key_pos"]
+    bias: Float[Tensor, "*head row key_pos"] | None = None
     scale: float
     turns: Turns | None = None
+    query_positions: QueryPositions = None
 
     @property
     def per_head(self) -> bool:
@@ -101,6 +104,7 @@ class ReaderSums:
                     bias=None if self.bias is None else self.bias[head],
                     scale=self.scale,
                     turns=self.turns,
+                    query_positions=self.query_positions,
                 ),
             )
 
@@ -170,4 +174,5 @@ def _reader(tensors: State, prefix: str) -> ReaderSums:
         bias=values.get("bias"),
         scale=float(values["scale"]),
         turns=Turns(**turns) if turns else None,
+        query_positions=values.get("query_positions"),
     )

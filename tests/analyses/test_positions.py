@@ -10,8 +10,8 @@ from nope_probe.analyses.positions import (
     direct_share,
     position_terms,
     term_maps,
-    writer_table,
 )
+from nope_probe.experiments.tables import writer_table
 from nope_probe.maps.positions import PositionSums, ReaderSums, Turns
 
 N_FOLDS, N_POS, N_HEADS, D_HEAD = 7, 13, 2, 6

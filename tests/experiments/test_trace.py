@@ -15,10 +15,11 @@ from support.command_line import refused, run_command
 from support.decoders import write_decoder
 
 from nope_probe import load, read_run, run_trace, trace
-from nope_probe.analyses.positions import readers, term_maps, term_table, writer_table
+from nope_probe.analyses.positions import readers, term_maps
 from nope_probe.data.sequences import Sequences
+from nope_probe.experiments.tables import term_table, writer_table
 from nope_probe.experiments.trace import sections
-from nope_probe.hooks.reading.writers import capture_positions
+from nope_probe.hooks.reading.readers import capture_positions
 
 N = 23
 SMALL = ["--n-seqs", 43, "--seq-len", N, "--folds", 5, "--batch-size", 7]

@@ -10,12 +10,12 @@ from support.built_clock import bos_reader
 from support.tiny_models import N_POS, tokens
 
 from nope_probe import load, sequences
-from nope_probe.analyses.positions import writer_table
 from nope_probe.experiments.engine import Engine
+from nope_probe.experiments.tables import writer_table
 from nope_probe.experiments.trace.effects import measure_effects, strongest_pairs
 from nope_probe.hooks.layers.attached_hooks import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.hooks.reading.writers import capture_positions
+from nope_probe.hooks.reading.readers import capture_positions
 
 BridgeOf = Callable[[str], Any]
 N_FOLDS = 5

@@ -18,7 +18,6 @@ from nope_probe.analyses.jackknife import mean_intervals
 from nope_probe.analyses.pattern import Measures, layer_folds, measure
 from nope_probe.analyses.pattern_changes import KeptPattern, MaskEffect, mask_effect
 from nope_probe.analyses.pattern_rows import distance_sums, pattern_distance_sums
-from nope_probe.analyses.positions import term_table
 from nope_probe.analyses.shapley import INTACT, MASK, Condition, source_terms
 from nope_probe.analyses.splits import split_mean_covariance
 from nope_probe.analyses.trends import query_stride
@@ -36,6 +35,7 @@ from nope_probe.experiments.tables import (
     players_table,
     profiles_table,
     sources_table,
+    term_table,
 )
 from nope_probe.maps.centred import KeptCells
 from nope_probe.maps.rows import row_blocks

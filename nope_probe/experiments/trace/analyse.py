@@ -10,15 +10,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from nope_probe.analyses.positions import (
-    MIN_FOLDS,
-    Side,
-    clock,
-    readers,
-    term_maps,
-    term_table,
-    writer_table,
-)
+from nope_probe.analyses.positions import MIN_FOLDS, Side, clock, readers, term_maps
 from nope_probe.errors import closed_choices
 from nope_probe.experiments.engine import (
     Engine,
@@ -26,6 +18,7 @@ from nope_probe.experiments.engine import (
     as_sequences,
     folds_for_intervals,
 )
+from nope_probe.experiments.tables import term_table, writer_table
 from nope_probe.experiments.trace.effects import measure_effects
 from nope_probe.experiments.trace.sections import answer, headline, report
 from nope_probe.figures.position_figure import ALL, CLOCKS, reader_of, with_readers

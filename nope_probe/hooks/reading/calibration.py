@@ -169,8 +169,8 @@ def blocks_that_write(
         return {}
     if inputs is None:
         inputs = torch.arange(1, 17)[None].remainder(model.cfg.d_vocab)
-    n = len(blocks_of(model))
-    by_head, by_layer = (written_by_blocks(model, inputs, n, k) for k in ("heads", "layers"))
+    by_head = written_by_blocks(model, inputs, len(blocks_of(model)))
+    by_layer = [block.with_whole_attention for block in by_head]
     known = ["embed"]
     if learned_positions(model, inputs) is not None:
         known.append("pos_embed")

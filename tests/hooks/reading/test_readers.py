@@ -12,10 +12,10 @@ from support.plain_states import per_fold, plain_states
 from support.tiny_models import N_POS, distance, tokens
 
 from nope_probe import load
-from nope_probe.analyses.positions import term_table, writer_table
+from nope_probe.experiments.tables import term_table, writer_table
 from nope_probe.hooks.layers.attached_hooks import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.hooks.reading.writers import capture_positions
+from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.maps.positions import PositionSums, ReaderSums
 
 ModelOf = Callable[[str], tuple[Any, str]]

@@ -1,0 +1,418 @@
+"""Stream the queries and keys of readers, and what each component brings to them: their means.
+
+With the scales of norms kept as they were for each token, a reader's queries and keys are the sum
+of what each writer brings to them. Sums over sequences are kept per position and writer; no
+residual stream is kept longer than a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from nope_probe.hooks.layers.attention import (
+    Attention,
+    relative_error,
+    repeat_heads,
+    score_tolerance,
+    sum_query_groups,
+)
+from nope_probe.hooks.layers.base_layer import Layer, Vectors
+from nope_probe.hooks.layers.linear_maps import projection_map
+from nope_probe.hooks.layers.model import Inputs, begins_alike, numbered_layers, traits_of
+from nope_probe.hooks.layers.protocols import Attachment, HookedModel
+from nope_probe.hooks.reading.accumulators import Accumulator
+from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
+from nope_probe.hooks.reading.writers import (
+    FirstKeyAccumulator,
+    Residual,
+    learned_positions,
+    norm_before,
+    written_by_blocks,
+)
+from nope_probe.maps.folds import Part, State, folds_of, product_parts, sum_parts
+from nope_probe.maps.positions import PositionSums, ReaderSums, Turns
+from nope_probe.maps.rows import choose_rows
+
+WriterKind = Literal["heads", "layers", "none"]
+
+
+def capture_positions(
+    model: HookedModel,
+    inputs: Inputs,
+    *,
+    layers: Sequence[int] | None = None,
+    writers: WriterKind = "heads",
+    per_head: bool = False,
+    batch_size: int = 32,
+    n_folds: int | None = None,
+    documents: Int[Tensor, " seq"] | None = None,
+    query_rows: int | None = None,
+    checkpoint: StreamCheckpoint | None = None,
+) -> PositionSums:
+    """Average the queries and keys of some layers at each position, and each writer's part of them.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge, ablated or not.
+        inputs: token sequences of equal length, or input vectors.
+        layers: the readers' block numbers, from 0; all that attend by default.
+        writers: whether heads write one by one, or a block's attention as a whole; `none` leaves
+            out what each of them brings.
+        per_head: whether queries are kept head by head; else they are summed over the heads that
+            share a key head, which is all that the mean over heads needs.
+        batch_size: sequences per forward pass.
+        n_folds: into how many parts the sequences are dealt; by default 8, or as many as there are
+            sequences (documents) if these are fewer.
+        documents: the document of each sequence, whose sequences go to one fold.
+        query_rows: how many rows the maps of scores have; see `capture_scores`.
+        checkpoint: deals out batches to processes and saves sums; see `stream`.
+
+    Returns:
+        Fold means on the CPU, float64.
+
+    Raises:
+        IndexError: for a layer that the model does not have.
+        NotImplementedError: for a family whose residual stream, RoPE or projections have another
+            form than a sum, pairs that turn, and linear maps between norms.
+
+    Example:
+        >>> from nope_probe import load
+        >>> from nope_probe.hooks.reading.readers import capture_positions
+        >>> sums = capture_positions(load("nope-tiny").model, torch.randint(9, (8, 7)), layers=[1])
+        >>> sorted(sums.readers[1].keys)[:3]
+        ['L0H0', 'L0H1', 'L0H2']
+    """
+    readers = sorted(numbered_layers(model, layers), key=lambda layer: layer.index)
+    fold_of = folds_of(len(inputs), n_folds, documents)
+    counts, queries = fold_of.bincount(), choose_rows(inputs.shape[1], query_rows)
+    first: list[FirstKeyAccumulator] = []
+    if writers == "none":
+        accumulators = [
+            MeansAccumulator(model, layer, len(counts), per_head, queries) for layer in readers
+        ]
+    else:
+        blocks = written_by_blocks(model, inputs[:1], readers[-1].index)
+        if writers == "layers":
+            blocks = [block.with_whole_attention for block in blocks]
+        residual = Residual(model, blocks, learned_positions(model, inputs))
+        accumulators = [
+            ReaderAccumulator(model, layer, residual, inputs[:1], len(counts), per_head, queries)
+            for layer in readers
+        ]
+        first = [FirstKeyAccumulator(block, residual) for block in blocks if block.w_o is not None]
+    stream(
+        model,
+        inputs,
+        [*accumulators, *first],
+        fold_of=fold_of,
+        end=readers[-1].point("attn.hook_attn_scores"),
+        batch_size=batch_size,
+        checkpoint=checkpoint,
+    )
+    return PositionSums(
+        readers={each.layer.index: each.sums(counts) for each in accumulators},
+        counts=counts,
+        bos=begins_alike(inputs),
+    )
+
+
+class MeansAccumulator(Accumulator):
+    """Sums one layer's queries, keys and scores per fold.
+
+    Args:
+        model: the model.
+        layer: the reader.
+        n_folds: how many folds.
+        per_head: whether queries and scores are kept head by head.
+        query_positions: the queries of the rows of scores.
+    """
+
+    reads_attention = True
+
+    def __init__(
+        self,
+        model: HookedModel,
+        layer: Layer,
+        n_folds: int,
+        per_head: bool,
+        query_positions: Int[Tensor, " row"],
+    ) -> None:
+        super().__init__(n_folds)
+        self.layer, self.per_head, self.query_positions = layer, per_head, query_positions
+        self.rotary = traits_of(model)[layer.index].rotary
+
+    def read(self, attention: Attention) -> None:
+        """Add one batch.
+
+        Raises:
+            NotImplementedError: for scores that hooks made something else of than q.k.
+        """
+        if self.already_counted:
+            return
+        if attention.hooked is not None and not attention.equals_product():
+            raise NotImplementedError(
+                f"the scores of L{self.layer.index} are not q.k: they have no positional terms"
+            )
+        self.flags = self.flags or self._flags_of(attention)
+        self.add(**self.parts(attention))
+
+    def parts(self, attention: Attention) -> dict[str, list[Part]]:
+        """Return what one batch adds to the totals."""
+        folds, q, k = (self.fold_of, self.n_folds), attention.q, attention.k
+        if not self.per_head:
+            q = sum_query_groups(q, k.shape[2])
+        return {
+            "q": sum_parts(q, *folds),
+            "k": sum_parts(k, *folds),
+            "scores": self._score_parts(attention, q),
+        }
+
+    def _flags_of(self, attention: Attention) -> State:
+        queries = self.query_positions
+        flags = {"visible": attention.visible_to_all[queries]}
+        if self.per_head:
+            flags["visible"] = attention.visible_per_head[:, queries]
+        flags["scale"] = torch.tensor(attention.scale, dtype=torch.float64)
+        if attention.bias is not None:
+            bias = attention.bias[0, :, queries].double()
+            flags["bias"] = bias if self.per_head else bias.mean(0)
+        rope, angles = self.layer.tap.rope, attention.angles
+        if self.rotary is None or angles is None:
+            return flags
+        if self.rotary.pairs is None:
+            raise NotImplementedError(
+                f"which coordinates RoPE turns together in L{self.layer.index} was not recognised"
+            )
+        angles = angles if rope is None else rope.straightened(angles)
+        cos, sin = (each[0].double() / self.rotary.factor for each in self.rotary.turns(angles))
+        return flags | {"cos": cos.clone(), "sin": sin.clone()}
+
+    @property
+    def turns(self) -> Turns | None:
+        """How RoPE turns the layer's queries and keys."""
+        if self.rotary is None or self.rotary.pairs is None or "cos" not in self.flags:
+            return None
+        cos, sin = self.flags["cos"].cpu(), self.flags["sin"].cpu()
+        return Turns(pairs=self.rotary.pairs, cos=cos, sin=sin)
+
+    def _score_parts(self, attention: Attention, q: Tensor) -> list[Part]:
+        """Return the sums of q.k times the scale, over heads or of each."""
+        q = q[:, self.query_positions]
+        if not self.per_head:
+            q = q * (attention.scale / attention.n_heads)
+            return product_parts(q.flatten(2), attention.k.flatten(2), self.fold_of, self.n_folds)
+        k = repeat_heads(attention.k, attention.n_heads)
+        return [
+            (fold, torch.einsum("bqhd,bkhd->hqk", q[rows], k[rows]) * attention.scale)
+            for fold, rows in self._folds()
+        ]
+
+    def _folds(self) -> Iterator[tuple[int, Bool[Tensor, " batch"]]]:
+        for fold in self.fold_of.unique().tolist():
+            yield fold, self.fold_of == fold
+
+    def sums(self, counts: Int[Tensor, " fold"]) -> ReaderSums:
+        """Return fold means, of q and k before RoPE."""
+        means = {
+            name: total.double().cpu() / counts.view(-1, *[1] * (total.ndim - 1))
+            for name, total in self.totals.items()
+        }
+        turns = self.turns
+        if turns is not None:
+            means |= {name: turns.turned_back(means[name]) for name in ("q", "k")}
+        return self.sums_of(means)
+
+    def sums_of(self, means: State) -> ReaderSums:
+        """Return what is read, from the totals as fold means."""
+        scale = float(self.flags["scale"])
+        return ReaderSums(
+            q=means["q"],
+            k=means["k"],
+            scores=means["scores"].masked_fill(~self.flags["visible"].cpu(), torch.nan),
+            bias=self.flags["bias"].cpu() if "bias" in self.flags else None,
+            scale=scale if self.per_head else scale / self.layer.n_heads,
+            turns=self.turns,
+            query_positions=self.query_positions,
+        )
+
+
+class ReaderAccumulator(MeansAccumulator):
+    """Sums what each writer brings to one layer's queries and keys too.
+
+    Args:
+        model: the model.
+        layer: the reader.
+        residual: keeps what the blocks before it write.
+        inputs: a sequence on which the reader's norm is recognised.
+        n_folds: how many folds.
+        per_head: whether queries and scores are kept head by head.
+        query_positions: the queries of the rows of scores.
+
+    Raises:
+        NotImplementedError: where queries and keys are no linear map between norms.
+    """
+
+    def __init__(
+        self,
+        model: HookedModel,
+        layer: Layer,
+        residual: Residual,
+        inputs: Inputs,
+        n_folds: int,
+        per_head: bool,
+        query_positions: Int[Tensor, " row"],
+    ) -> None:
+        super().__init__(model, layer, n_folds, per_head, query_positions)
+        self.residual = residual
+        self.projection = projection_map(model, layer)
+        if not per_head:
+            self.projection = self.projection.with_grouped_queries(layer.n_kv_heads)
+        self.norm = norm_before(model, layer, inputs)
+        self.weight = torch.einsum(
+            "mn,nhd->mhd",
+            self.norm.linear(torch.eye(layer.d_model, dtype=torch.float64)),
+            self.projection.weight,
+        )
+        self.through_w_o = {
+            block.index: torch.einsum(
+                "hvm,mkd->hvkd", block.post_norm.linear(block.w_o.double().cpu()), self.weight
+            )
+            for block in residual.blocks[: layer.index]
+            if block.w_o is not None
+        }
+        self.owns_hooks = layer.index == len(residual.blocks)  # one reader's hooks serve all
+
+    def start_batch(self, fold_of: Int[Tensor, " batch"], upto: int) -> None:
+        super().start_batch(fold_of, upto)
+        self.residual.clear()
+
+    def hooks(self) -> Iterator[Attachment]:
+        if self.owns_hooks:
+            yield from self.residual.hooks()
+        normed = self.layer.point(self.layer.norm_point("ln1"))
+        yield normed, partial(self.residual.keep, (self.layer.index, "normed"))
+
+    def reset(self) -> None:
+        self.residual.clear()
+
+    def parts(self, attention: Attention) -> dict[str, list[Part]]:
+        index, kept = self.layer.index, self.residual.kept
+        x = kept[index, "x"]
+        y = self.layer.norm_output("ln1", kept[index, "normed"]).to(x.dtype)
+        gains = self._gains(attention, y)
+        scaled = gains * rearrange(self.norm.scales(x, y), "batch pos -> batch pos 1 1")
+        vectors = torch.stack(list(self.residual.vectors(index).values()), 2)
+        parts = super().parts(attention)
+        parts |= {
+            "gains": sum_parts(gains, self.fold_of, self.n_folds),
+            "vectors": self._brought(vectors, scaled, self.weight[None]),
+        }
+        for writing, weight in self.through_w_o.items():
+            block = self.residual.blocks[writing]
+            post = self.residual.post_scales(block) * block.factor
+            own = scaled * rearrange(post, "batch pos -> batch pos 1 1")
+            parts[f"heads{writing}"] = self._brought(self.residual.heads(block), own, weight)
+            parts[f"first{writing}"] = self._brought(self.residual.first[writing], own, weight)
+        return parts
+
+    def _gains(
+        self, attention: Attention, y: Vectors
+    ) -> Float[Tensor, "batch pos one_or_head part"]:
+        """Return the scales of the norms inside attention."""
+        if not self.projection.parts:
+            return y.new_ones(*y.shape[:2], 1, 1)
+        heads = torch.cat((attention.q, attention.k), 2)
+        turns = self.turns
+        return self.projection.gains(y, heads if turns is None else turns.turned_back(heads))
+
+    def _brought(
+        self,
+        x: Float[Tensor, "batch pos writer width"],
+        gains: Float[Tensor, "batch pos one_or_head part"],
+        weight: Float[Tensor, "one_or_writer width head d_head"],
+    ) -> list[Part]:
+        """Return the sums of what writers bring to queries and keys: x times gains, through W.
+
+        Where all heads have one gain, W is left for the end: it then meets each sum once.
+        """
+        parts: list[Part] = []
+        for fold, rows in self._folds():
+            sums = torch.einsum("bphr,bpwx->hrpwx", gains[rows], x[rows].to(gains))
+            if not self.projection.parts:
+                parts.append((fold, sums[0, 0]))
+                continue
+            own = weight.to(gains).expand(x.shape[2], -1, -1, -1)
+            brought = sums.new_empty(*sums.shape[2:4], *weight.shape[2:])
+            for head in range(weight.shape[2]):
+                for index, part in enumerate(self.projection.parts):
+                    through = own[:, :, head][..., part]
+                    brought[:, :, head, part] = torch.einsum(
+                        "pwx,wxd->pwd", sums[head, index], through
+                    )
+            parts.append((fold, brought))
+        return parts
+
+    def _through(
+        self,
+        means: Float[Tensor, "fold pos writer *rest"],
+        weight: Float[Tensor, "one_or_writer width head d_head"],
+    ) -> Float[Tensor, "fold pos writer head d_head"]:
+        """Return what writers bring, from fold means of `_brought`."""
+        if self.projection.parts:
+            return means
+        own = weight.expand(means.shape[2], -1, -1, -1)
+        return torch.einsum("fpwx,wxhd->fpwhd", means, own)
+
+    def sums_of(self, means: State) -> ReaderSums:
+        """Return what is read and what writers bring to it, from the totals as fold means.
+
+        Raises:
+            NotImplementedError: if what writers bring does not add up to queries and keys.
+        """
+        own, names = super().sums_of(means), self.residual.names(self.layer.index)
+        vectors = self._through(means["vectors"], self.weight[None])
+        brought = dict(zip(names, vectors.unbind(2), strict=True))
+        brought["bias"] = brought["bias"] + self._constants(means["gains"])
+        first: dict[str, Tensor] = {}
+        for index, weight in self.through_w_o.items():
+            for kind, written in (("heads", brought), ("first", first)):
+                vectors = self._through(means[f"{kind}{index}"], weight)
+                written |= zip(self.residual.blocks[index].names, vectors.unbind(2), strict=False)
+        n_kv = own.k.shape[2]
+        n = self.layer.n_heads if self.per_head or self.projection.parts else n_kv
+        queries = {name: self._queries(x[:, :, :n], n_kv) for name, x in brought.items()}
+        keys = {name: x[:, :, n:] for name, x in brought.items()}
+        for whole, written in ((own.q, queries), (own.k, keys)):
+            error = relative_error(sum(written.values(), torch.zeros_like(whole)), whole)
+            if not error <= 10 * score_tolerance(torch.float32):
+                raise NotImplementedError(
+                    f"what is written does not add up to the queries and keys of "
+                    f"L{self.layer.index} (relative error {error:.1e})"
+                )
+        return replace(
+            own,
+            queries=queries,
+            keys=keys,
+            first_queries={name: self._queries(x[:, :, :n], n_kv) for name, x in first.items()},
+            first_keys={name: x[:, :, n:] for name, x in first.items()},
+        )
+
+    def _queries(self, x: Float[Tensor, "fold pos head d_head"], n_kv_heads: int) -> Tensor:
+        return x if self.per_head else sum_query_groups(x, n_kv_heads)
+
+    def _constants(
+        self, gains: Float[Tensor, "fold pos one_or_head part"]
+    ) -> Float[Tensor, "fold pos head d_head"]:
+        """Return what the biases of the reader's own norm and projections bring."""
+        own, projection = self.norm.bias, self.projection
+        bias = projection.bias
+        if own is not None:
+            bias = bias + torch.einsum("m,mhd->hd", own.double().cpu(), projection.weight)
+        return projection.spread(gains) * bias + projection.constant
