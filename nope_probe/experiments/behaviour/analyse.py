@@ -31,6 +31,7 @@ from nope_probe.experiments.behaviour.sections import report
 from nope_probe.experiments.behaviour.settings import Settings
 from nope_probe.experiments.tables import Row, interval_columns, interval_names
 from nope_probe.maps.folds import folds_of
+from nope_probe.maps.stored_maps import TensorFolds
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_record
 from nope_probe.runtime.session import Session
@@ -287,15 +288,13 @@ def _pattern_lost(
     """Return what a removal takes from the positional part of one layer, nats."""
     intact, counts = plan.conditions[INTACT], measured.maps[map_key(ablation)].counts
     masked = measured.maps[map_key(intact)].folds[:, place].isnan()
-    whole, left = (
-        positional_part(
-            measured.maps[map_key(each)].folds[:, place].masked_fill(masked, torch.nan),
-            measured.maps[map_key(plan.without_sources(each))].folds[:, place],
-            skip,
-            counts,
-        )
-        for each in (intact, ablation)
-    )
+    queries, parts = measured.maps[map_key(intact)].query_positions, []
+    for removed in (intact, ablation):
+        scores = measured.maps[map_key(removed)].folds[:, place].masked_fill(masked, torch.nan)
+        content = measured.maps[map_key(plan.without_sources(removed))].folds[:, place]
+        layers = TensorFolds(scores, queries), TensorFolds(content, queries)
+        parts.append(positional_part(*layers, skip, counts))
+    whole, left = parts
     return pattern_lost(whole, left, counts)
 
 

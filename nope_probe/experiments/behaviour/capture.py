@@ -23,6 +23,7 @@ from nope_probe.hooks.reading.streaming import StreamCheckpoint, batches_of
 from nope_probe.hooks.removing.edited_weights import untrained
 from nope_probe.maps.folds import State
 from nope_probe.maps.maps import ScoreMaps
+from nope_probe.maps.stored_maps import TensorFolds
 from nope_probe.runtime.session import Session
 
 HEAD_PROBES = ("text", "copy_text")  # on which single heads are removed
@@ -207,7 +208,10 @@ class _Runner:
         assert content.per_head is not None
         counts, patterns = whole.counts, []
         for head in range(self.n_heads[layer]):
-            scores, rest = (each[:, 0, head] for each in (whole.per_head, content.per_head))
+            scores, rest = (
+                TensorFolds(folds[:, 0, head], whole.query_positions)
+                for folds in (whole.per_head, content.per_head)
+            )
             part = positional_part(scores, rest, self.skip, counts)[None]
             patterns.append(rms(cross_products(part, part, counts)[:, 0, 0], counts))
         return patterns

@@ -76,6 +76,7 @@ def run_trace(
     batch_size: int = 32,
     n_folds: int | None = None,
     skip_keys: int | Literal["auto"] = "auto",
+    query_rows: int | None = None,
 ) -> Trace:
     """Find who writes the position that each layer reads, as the `trace` command does.
 
@@ -91,6 +92,7 @@ def run_trace(
         n_folds: parts of the data that intervals are made from, 5 or more; by default 8, or as many
             as there are documents if these are fewer.
         skip_keys: first keys to leave out; `auto`: 1 where all sequences begin with the same token.
+        query_rows: how many rows the maps have; see `capture_scores`.
 
     Raises:
         ValueError: for too few sequences or folds.
@@ -116,6 +118,7 @@ def run_trace(
         documents=data.documents,
         batch_size=batch_size,
         n_folds=n_folds,
+        query_rows=query_rows,
     )
     attending = [layer.index for layer in layers_of(model)]
     first = [layer for layer in attending if layers is None or layer < layers]
@@ -148,18 +151,28 @@ def trace_of(
         ignore_index=True,
     )
     own = writers if reader is None else writers[with_readers(writers)["reader"] == reader]
+    maps = {
+        f"{reader_of(names)}/{term}": values.float().numpy()
+        for names, of_reader in readers(sums, skip_keys)
+        for term, values in term_maps(of_reader).items()
+    }
     effects = measure_effects(engine, sums, own, skip_keys=skip_keys, n_pairs=confirm)
     return Trace(
         terms=term_table(sums, skip_keys),
         writers=writers,
         effects=effects,
         clocks=clock_table(sums, writers, skip_keys),
-        maps={
-            f"{reader_of(names)}/{term}": values.float().numpy()
-            for names, each in readers(sums, skip_keys)
-            for term, values in term_maps(each).items()
-        },
+        maps=maps | queries_of(sums),
     )
+
+
+def queries_of(sums: PositionSums) -> dict[str, np.ndarray]:
+    """Return the queries of the maps' rows as an array of the run; none where all have rows."""
+    reader = next(iter(sums.readers.values()))
+    n_rows, n = reader.scores.shape[-2:]
+    if n_rows == n or reader.query_positions is None:
+        return {}
+    return {"query_positions": reader.query_positions.numpy()}
 
 
 def writer_order(writer: str) -> tuple[int, int, int]:

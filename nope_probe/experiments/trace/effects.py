@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pandas as pd
-from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.contrasts import ContrastGram
@@ -23,10 +22,9 @@ from nope_probe.hooks.layers.attached_hooks import hooks_in_place
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.removing.written_positions import block_of_writer, without_position
 from nope_probe.maps.positions import PositionSums
-from nope_probe.maps.stored_maps import TensorFolds
+from nope_probe.maps.stored_maps import LayerFolds, TensorFolds
 
 MOST_HEADS = 4  # per MLP that are measured because it may have passed on what they wrote
-FoldMaps = Float[Tensor, "fold query_pos key_pos"]
 
 
 class Pair(NamedTuple):
@@ -84,12 +82,16 @@ def measure_effects(
 
     def maps(
         key: str, layers: list[int], ablation: Ablation | None = None
-    ) -> dict[tuple[int, int | None], FoldMaps]:
+    ) -> dict[tuple[int, int | None], TensorFolds]:
         found = engine.scores(f"effects-{key}", ablation, layers=layers, per_head=per_head)
+        queries = found.query_positions
         if found.per_head is None:
-            return {(layer, None): found.folds[:, at] for at, layer in enumerate(layers)}
+            folds = found.folds.unbind(1)
+            return {
+                (layer, None): TensorFolds(folds[at], queries) for at, layer in enumerate(layers)
+            }
         return {
-            (layer, head): found.per_head[:, at, head]
+            (layer, head): TensorFolds(found.per_head[:, at, head], queries)
             for at, layer in enumerate(layers)
             for head in range(found.per_head.shape[2])
         }
@@ -100,7 +102,7 @@ def measure_effects(
         own = [pair for pair in pairs if pair.writer == writer]
         layers = sorted({pair.layer for pair in own})
         total = maps(writer, layers, Ablation(remove=[f"position[{writer}]"]))
-        direct: dict[tuple[int, int | None], FoldMaps] = {}
+        direct: dict[tuple[int, int | None], TensorFolds] = {}
         for layer in layers:
             hook = without_position(engine.model, writer, positions[writer], layer)
             with hooks_in_place([hook]):
@@ -146,8 +148,7 @@ def heads_read_by(engine: Engine, sums: PositionSums, pair: Pair) -> list[str]:
     return [name for name in names if name == f"ATTN{block}" or name.startswith(f"L{block}H")]
 
 
-def share_lost(intact: FoldMaps, without: FoldMaps, skip_keys: int, counts: Tensor) -> Interval:
+def share_lost(intact: LayerFolds, without: LayerFolds, skip_keys: int, counts: Tensor) -> Interval:
     """Return the share of a pattern v that is lost where it becomes w, <v - w, v> / <v, v>."""
-    folds = {"v": TensorFolds(intact), "w": TensorFolds(without)}
-    gram = ContrastGram.of_layers(folds, skip_keys, counts)
+    gram = ContrastGram.of_layers({"v": intact, "w": without}, skip_keys, counts)
     return gram.share({"v": 1.0, "w": -1.0}, {"v": 1.0})
