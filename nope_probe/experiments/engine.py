@@ -311,7 +311,11 @@ def validate_finite_stages(maps: StageMaps, model: str) -> None:
         UserError: naming stage and model.
     """
     for letter, folds in maps.folds.items():
-        cells = maps.visible.get(letter, torch.ones(folds.shape[-2:], dtype=torch.bool))
+        n_rows, n = folds.shape[-2:]
+        held = torch.ones(n_rows, n, dtype=torch.bool)
+        if n_rows < n:  # chosen rows have no cells j > i
+            held = torch.arange(n) <= maps.query_positions[:, None]
+        cells = maps.visible.get(letter, held)
         if not are_finite(folds, cells):
             raise UserError(f"non-finite values at stage ({letter}) of {model}")
 

@@ -239,7 +239,7 @@ class MeansAccumulator(Accumulator):
             bias=self.flags["bias"].cpu() if "bias" in self.flags else None,
             scale=scale if self.per_head else scale / self.layer.n_heads,
             turns=self.turns,
-            query_positions=self.query_positions,
+            query_positions=self.query_positions.clone(),  # each reader is saved by itself
         )
 
 
