@@ -30,6 +30,7 @@ from huggingface_hub import constants
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from support.command_line import run_command
+from support.fake_hub import put_into_cache
 from support.short_training import shorten_training
 from support.tiny_models import CONFIGS, smollm3_config, write_tiny
 
@@ -41,7 +42,6 @@ from nope_probe.reports.page import Section
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = tuple(find_commands())
-COMMIT = "5" * 40
 
 # What every line is made small by: the flags that take the place of a documented line's own.
 RUN_SIZES = {"--n-seqs": "4", "--seq-len": "8", "--folds": "4", "--batch-size": "4"}
@@ -260,10 +260,7 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         shorten_training(patch.setattr, patch.setitem)
         made = {name: write_tiny(name, tmp_path_factory.mktemp("made")) for name in {*HUB.values()}}
         for name, tiny in HUB.items():
-            folder = cache / f"models--{name.replace('/', '--')}"
-            copytree(made[tiny].folder, folder / "snapshots" / COMMIT)
-            (folder / "refs").mkdir()
-            (folder / "refs" / "main").write_text(COMMIT)
+            put_into_cache(cache, name, made[tiny].folder)
         yield
 
 

@@ -33,9 +33,12 @@ from nope_probe.hooks.layers.linear_maps import (
     projection_map,
 )
 from nope_probe.hooks.layers.model import (
+    Given,
     Inputs,
+    as_inputs,
     begins_alike,
     blocks_of,
+    documents_of,
     layers_of,
     numbered_layers,
     position_point,
@@ -55,7 +58,7 @@ BLOCK_ROWS = 128  # queries whose attention to the first key is computed at once
 
 def capture_positions(
     model: HookedModel,
-    inputs: Inputs,
+    inputs: Given,
     *,
     layers: Sequence[int] | None = None,
     writers: WriterKind = "heads",
@@ -96,6 +99,7 @@ def capture_positions(
         >>> sorted(sums.readers[1].keys)[:3]
         ['L0H0', 'L0H1', 'L0H2']
     """
+    documents, inputs = documents_of(inputs, documents), as_inputs(model, inputs)
     readers = sorted(numbered_layers(model, layers), key=lambda layer: layer.index)
     fold_of = folds_of(len(inputs), n_folds, documents)
     counts = fold_of.bincount()
