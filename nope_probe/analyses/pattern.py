@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, overload
 
 import torch
 from jaxtyping import Float, Int
@@ -40,7 +40,7 @@ from nope_probe.analyses.pattern_rows import (
     relative_fit,
 )
 from nope_probe.analyses.trends import LAG, TrendSums, query_stride
-from nope_probe.errors import closed_choices
+from nope_probe.errors import UserError, closed_choices
 from nope_probe.maps.centred import KeptCells, centred_rows
 from nope_probe.maps.maps import ScoreMaps
 from nope_probe.maps.stored_maps import (
@@ -86,14 +86,35 @@ class Measures:
     edge_contrast_visible: Interval
 
 
+@overload
+def measure(
+    maps: AnyMaps,
+    skip_keys: int | Literal["auto"] = "auto",
+    *,
+    counts: FoldCounts | None = None,
+    per_head: Literal[False] = False,
+) -> list[Measures]: ...
+
+
+@overload
+def measure(
+    maps: AnyMaps,
+    skip_keys: int | Literal["auto"] = "auto",
+    *,
+    counts: FoldCounts | None = None,
+    per_head: Literal[True],
+) -> list[list[Measures]]: ...
+
+
 @closed_choices("skip_keys")
 def measure(
     maps: AnyMaps,
     skip_keys: int | Literal["auto"] = "auto",
     *,
     counts: FoldCounts | None = None,
-) -> list[Measures]:
-    """Measure the pattern of each layer, in the order of the maps.
+    per_head: bool = False,
+) -> list[Measures] | list[list[Measures]]:
+    """Measure the pattern of each layer, in the order of the maps, or of each of its heads.
 
     Above 512 positions, locality and monotonicity are of every (n/256)-th query, rounded up.
 
@@ -102,9 +123,12 @@ def measure(
         skip_keys: how many first keys to leave out, of the row mean too; `auto`: 1 where captured
             sequences all begin with the same token (BOS, an attention sink), else 0.
         counts: of fold means, the sequences per fold; all the same by default.
+        per_head: whether to measure each head: the result is a list of heads for each layer. The
+            maps are then to be captured with `per_head=True`.
 
     Raises:
-        ValueError: for a non-finite cell among j < i, fewer than 4 folds or too few keys.
+        ValueError: for a non-finite cell among j < i, fewer than 4 folds, too few keys, or heads of
+            maps that were captured without them.
 
     Example:
         >>> from nope_probe import capture_scores, gaussian, load, measure
@@ -115,7 +139,15 @@ def measure(
     """
     skipped = skipped_keys([maps], skip_keys)
     counts = fold_counts_of([maps]) if counts is None else counts
-    return [_measure(folds, skipped, counts) for folds in layer_folds(maps).values()]
+    if not per_head:
+        return [_measure(folds, skipped, counts) for folds in layer_folds(maps).values()]
+    heads = maps.per_head if isinstance(maps, ScoreMaps) else None
+    if heads is None:
+        raise UserError("the maps have no heads: capture_scores(..., per_head=True) keeps them")
+    return [
+        [_measure(TensorFolds(head), skipped, counts) for head in layer.unbind(1)]
+        for layer in heads.unbind(1)
+    ]
 
 
 def _measure(folds: Folds, skip_keys: int, counts: FoldCounts | None) -> Measures:

@@ -19,7 +19,7 @@ from nope_probe.components import Ablation, writer_of
 from nope_probe.data.sequences import Kind, Sequences
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import ablated
-from nope_probe.hooks.layers.model import Given, as_inputs, begins_alike
+from nope_probe.hooks.layers.model import Given, as_inputs, begins_alike, blocks_of, layers_of
 from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.reading.calibration import calibrate, capture_written, weights_checksum
 from nope_probe.hooks.reading.capture import capture_losses, capture_scores, capture_stages
@@ -356,6 +356,18 @@ def as_sequences(model: HookedModel, given: Given) -> Sequences:
         return given
     kind: Kind = "vectors" if inputs.is_floating_point() else "text"
     return Sequences(inputs=inputs.cpu(), name="tokens", bos=begins_alike(inputs), kind=kind)
+
+
+def first_layers(model: HookedModel, n_layers: int | None) -> tuple[int, ...]:
+    """Return the numbers of the layers that attend among some first ones, or among all.
+
+    Raises:
+        ValueError: for more layers than there are, or none that attends.
+    """
+    attending, depth = [layer.index for layer in layers_of(model)], len(blocks_of(model))
+    if n_layers is not None and not 1 + attending[0] <= n_layers <= depth:
+        raise ValueError(f"expected from {1 + attending[0]} to {depth} layers, got {n_layers}")
+    return tuple(layer for layer in attending if layer < (n_layers or depth))
 
 
 def name_of(model: HookedModel) -> str:

@@ -24,6 +24,7 @@ from nope_probe.experiments.ablation.plan import Scope, make_plan, measure_condi
 from nope_probe.experiments.engine import (
     Engine,
     as_sequences,
+    first_layers,
     folds_for_intervals,
     name_of,
     validate_first_sequence,
@@ -155,13 +156,10 @@ def run_ablations(
     skipped = int(data.bos) if skip_keys == "auto" else skip_keys
     control = None if shuffled is None else as_sequences(model, shuffled)
     n_folds = folds_for_intervals(data, n_folds)
-    fewest, depth = 1 + info.attending[0], info.n_layers
-    if n_layers is not None and not fewest <= n_layers <= depth:
-        raise ValueError(f"expected from {fewest} to {depth} layers, got {n_layers}")
+    layers = first_layers(model, n_layers)
     if control is not None and data.kind == "shuffled":
         raise ValueError("the tokens are shuffled already: shuffled tokens are no control for them")
     kept_cells(data.inputs.shape[1], skipped)  # raises where no keys are left
-    layers = tuple(layer for layer in info.attending if layer < (n_layers or depth))
     plan = make_plan(
         components(model),
         players,

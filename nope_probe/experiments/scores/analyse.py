@@ -176,8 +176,10 @@ def _head_tables(
     assert per_head is not None
     rows = [
         {"layer": layer, "head": head, **columns_of(measures, HEAD_MEASURES)}
-        for place, layer in enumerate(maps.layers)
-        for head, measures in enumerate(measure(per_head[:, place], skip_keys, counts=counts))
+        for layer, of_layer in zip(
+            maps.layers, measure(maps, skip_keys, per_head=True), strict=True
+        )
+        for head, measures in enumerate(of_layer)
     ]
     heads = pd.DataFrame(rows, columns=["layer", "head", *interval_names(*HEAD_MEASURES)])
     attended, sinks = head_columns(
