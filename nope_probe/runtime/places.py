@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from nope_probe.errors import UserError
 
-IMAGE_ENDINGS = (".png", ".svg")
+IMAGE_ENDINGS = (".pdf", ".png", ".svg")
 NO_KALEIDO = "images need kaleido: pip install 'nope-probe[export]'"
 NO_BROWSER = (
     "images need Chrome or Chromium, which could not be started: install it, or set BROWSER_PATH "
@@ -59,11 +59,10 @@ def validate_image_place(path: Path) -> None:
     """Check that an image can be drawn, before anything is computed for it.
 
     Raises:
-        UserError: for an ending other than .png or .svg, or a machine without kaleido or Chrome.
+        UserError: unless it ends in .pdf, .png or .svg, or without kaleido or Chrome.
     """
     if path.suffix not in IMAGE_ENDINGS:
-        endings = " or ".join(IMAGE_ENDINGS)
-        raise UserError(f"cannot draw {path}: expected a name that ends in {endings}")
+        raise UserError(f"cannot draw {path}: expected a name that ends in .pdf, .png or .svg")
     validate_browser()
 
 
