@@ -24,12 +24,8 @@ from nope_probe.data.documents import (
 )
 from nope_probe.errors import UserError, leaves_of, validate_choices
 from nope_probe.files import local_path
-from nope_probe.models.hub import (
-    configured_context,
-    validate_hub_answers,
-    validate_reachable,
-    validate_seq_len,
-)
+from nope_probe.models.context import beyond_context, validate_context
+from nope_probe.models.hub import validate_hub_answers, validate_reachable
 from nope_probe.models.names import (
     CHECKPOINTS,
     PARAMETER_FREE,
@@ -246,6 +242,10 @@ class RunSettings(SessionSettings):
     ] = 4
     n_seqs: Annotated[int, COUNT, _arg(help="How many sequences.")] = 512
     seq_len: Annotated[int, SEQ_LEN, _arg(help="Tokens in a sequence.")] = 64
+    beyond_context: Annotated[
+        bool,
+        _arg(help="Take a --seq-len beyond the model's context; no table of positions does."),
+    ] = False
     batch_size: Annotated[
         int | Literal["auto"],
         COUNT,
@@ -298,7 +298,9 @@ class RunSettings(SessionSettings):
     def recorded(self) -> dict[str, Any]:
         """Return the settings that identify the run, as its manifest holds them."""
         settings = {"format": FORMAT, **asdict(self), "batch_size": self.seqs_per_batch}
-        return {key: value for key, value in settings.items() if key not in self.unrecorded}
+        # Runs within the context are the same runs as before there was the flag.
+        left_out = self.unrecorded if self.beyond_context else (*self.unrecorded, "beyond_context")
+        return {key: value for key, value in settings.items() if key not in left_out}
 
     def validate(self) -> None:
         """Check what can be checked without the model.
@@ -322,15 +324,13 @@ class RunSettings(SessionSettings):
             UserError: naming what works offline; for sequences beyond the model's context.
         """
         validate_reachable(self.model, self.revision)
-        self.validate_context(self.configured_context())
+        validate_context(
+            self.model, self.seq_len, beyond=self.beyond_context, revision=self.revision
+        )
         if not is_data_set(self.data):
             validate_readable(self.data)
         elif file_of(self.data) is None:
             validate_hub_answers(f"the data set {self.data}")
-
-    def configured_context(self) -> int | None:
-        """Return how many positions the model takes, by its config.json; None if that is silent."""
-        return configured_context(self.model, self.revision)
 
     def without_effect(self) -> dict[str, str]:
         """Return which settings have no effect beside the others, by name, and why."""
@@ -393,7 +393,8 @@ class RunSettings(SessionSettings):
     def load_layers(
         self, device: str, n_layers: int | None, n_ctx: int | None = None
     ) -> LoadedModel:
-        """Load some first layers of the model, all for None; see `load` for n_ctx."""
+        """Load some first layers of the model, all for None, with `n_ctx` positions or more."""
+        takes = max(n_ctx or 0, self.seq_len if self.beyond_context else 0)
         doing = f"loading TransformerLens and {self.model}"
         with status(doing, has_bars=is_on_hub(self.model)):
             import torch
@@ -407,7 +408,7 @@ class RunSettings(SessionSettings):
                 dtype=None if self.dtype == "auto" else getattr(torch, self.dtype),
                 revision=self.revision,
                 device_map=self.device_map,
-                n_ctx=n_ctx,
+                n_ctx=takes or None,
             )
         self.validate_layers(loaded.info)
         return loaded
@@ -438,7 +439,8 @@ class RunSettings(SessionSettings):
         from nope_probe.data.sequences import gaussian, sequences
 
         info = loaded.info
-        self.validate_context(info.n_ctx)
+        if self.seq_len > info.n_ctx and not self.beyond_context:
+            raise beyond_context(self.seq_len, info.n_ctx)
         if (self.data == "gaussian") != info.parameter_free:
             kind = "gaussian vectors" if info.parameter_free else "text or random tokens"
             raise UserError(f"{info.name} takes {kind}, not --data {self.data}")
@@ -457,14 +459,6 @@ class RunSettings(SessionSettings):
         )
         validate_folds(self.data, made.n_documents, self.folds)
         return made
-
-    def validate_context(self, n_ctx: int | None) -> None:
-        """Check that sequences are no longer than a model's context.
-
-        Raises:
-            UserError: if they are.
-        """
-        validate_seq_len(self.seq_len, n_ctx)
 
     def n_skipped(self, inputs: Sequences) -> int:
         """Return how many first keys the positional patterns leave out."""
