@@ -339,10 +339,12 @@ class RunSettings(SessionSettings):
 
     @property
     def least_memory(self) -> int:
-        """The bytes of the sequences (int64) and of the fold maps (float64) of the layers."""
-        n_layers = 1 if self.layers == "all" else self.layers
-        n_cells = self.n_seqs * self.seq_len + self.folds * n_layers * self.seq_len**2
-        return 8 * n_cells
+        """The bytes of the sequences and of the layers' fold maps, before the model is known."""
+        return memory_of(self, n_maps=1 if self.layers == "all" else self.layers)
+
+    def n_maps(self, info: ModelInfo) -> int:
+        """Return how many maps (of float64, in every fold) the run holds at a time."""
+        return len(self.layers_of(info))
 
     def _validate_data(self) -> None:
         if self.pack:
@@ -468,3 +470,30 @@ class RunSettings(SessionSettings):
         """Return the numbers of the layers that the run has maps of: the first that attend."""
         n_layers = info.n_layers if self.layers == "all" else self.layers
         return tuple(layer for layer in info.attending if layer < n_layers)
+
+
+# Vectors of d_model numbers that a block holds for each token: residual stream, q, k, v, z and MLP.
+VECTORS_OF_BLOCK = 16
+
+
+def memory_of(
+    settings: RunSettings, *, n_maps: int, n_rows: int | None = None, d_model: int = 0
+) -> int:
+    """Return the bytes that a run needs above its model: sequences, fold maps and a batch.
+
+    Args:
+        settings: the run's.
+        n_maps: how many maps it holds at a time.
+        n_rows: how many queries a map has; every position by default.
+        d_model: the width of the model, for the activations of a batch; 0 leaves these out.
+
+    Example:
+        >>> from nope_probe.scores import Settings
+        >>> memory_of(Settings(n_seqs=8, seq_len=100, folds=4), n_maps=2)
+        646400
+    """
+    n_rows = settings.seq_len if n_rows is None else n_rows
+    cells = settings.folds * n_maps * n_rows * settings.seq_len
+    tokens = settings.seqs_per_batch * settings.seq_len
+    inputs = settings.n_seqs * settings.seq_len
+    return 8 * (inputs + cells) + 4 * tokens * VECTORS_OF_BLOCK * d_model

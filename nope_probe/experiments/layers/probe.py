@@ -265,6 +265,8 @@ def with_lengths(
             low, high = n_short, n_long  # of a length that keeps them, and of one that does not
             while high - low > 1:
                 middle = (low + high) // 2
+                # A dynamic scaling keeps the frequencies of the longest sequence until a short one.
+                read_queries(model, repeated[:, :n_short], place + 1)
                 on_middle = read_queries(model, repeated[:, :middle], place + 1)[place].rotation
                 keeps = _rescaling(before[place].rotation, on_middle) == 1
                 low, high = (middle, high) if keeps else (low, middle)
