@@ -112,6 +112,18 @@ behaviour --model models/qwen3-8b --device-map auto --data short.jsonl --pack --
 behaviour --measures pattern bos --no-pack --no-shuffle --no-heads --alpha 0 --remove mask mlp
 compare runs/one runs/two --out runs/compared --image compared.svg
 layers --model llama-3.1-8b --revision main --layers 1 --seq-len 19 --seed 3 --device cpu --no-json
+layers --model rope-tiny --layers 1 --seq-len 300 --beyond-context
+layers --model rope-tiny --layers 1 --seq-len 30 --no-beyond-context
+scores --beyond-context
+ablate --players mask --beyond-context
+circuit --beyond-context --explore 0
+trace --beyond-context
+behaviour --measures loss --remove mlp --beyond-context
+scores --no-beyond-context
+ablate --players mask --no-beyond-context
+circuit --no-beyond-context --explore 0
+trace --no-beyond-context
+behaviour --measures loss --remove mlp --no-beyond-context
 simulate --alpha 0.1 --norm layernorm-d --no-rope --no-causal --no-control-variate --n-layers 2
     --seed 3 --checkpoint-every 1 --out runs/m --image m.svg
 simulate --rope --causal --control-variate --norm layernorm-sqrt-d

@@ -343,7 +343,7 @@ def _traits(model: HookedModel) -> dict[int, Traits]:
     def compare(layer: Layer, attention: Attention) -> None:
         found[layer.index] = Traits(
             rotary=fit_rotary(attention.angles, *attention.q[:, 1]),
-            window=not bool(attention.visible[0, 0, 1, 0])
+            window=not bool(attention.visible_rows(slice(1, 2))[0, 0, 0, 0])
             or getattr(layer.attending, "attention_type", "") == "local",  # of GPT-Neo
             sinks=attention.sinks is not None,
             alibi=attention.bias is not None,
