@@ -10,6 +10,10 @@ PINS := constraints.txt
 else
 $(error TL is 3.9 or 4, not $(TL))
 endif
+# Another Python has an environment of its own too.
+ifneq ($(PYTHON),python3)
+VENV := $(VENV)-$(notdir $(PYTHON))
+endif
 BIN := $(VENV)/bin
 
 .PHONY: ablate test check lint types docs package bench install versions models notebooks clean
@@ -66,5 +70,5 @@ $(VENV)/.installed: pyproject.toml constraints-shared.txt $(PINS)
 	touch $@
 
 clean:
-	rm -rf .venv .venv-tl4 build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-* build *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from nope_probe.data.sequences import sequences as sequences
     from nope_probe.experiments.ablation.study import run_ablations as run_ablations
     from nope_probe.experiments.behaviour.run import run_behaviour as run_behaviour
+    from nope_probe.experiments.compare.analyse import difference as difference
+    from nope_probe.experiments.scores.heads import head_scores as head_scores
     from nope_probe.experiments.trace.analyse import run_trace as run_trace
     from nope_probe.hooks.ablation import ablated as ablated
     from nope_probe.hooks.reading.calibration import calibrate as calibrate
@@ -39,6 +41,8 @@ _NAMES = {
     "nope_probe.data.sequences": "gaussian sequences",
     "nope_probe.experiments.ablation.study": "run_ablations",
     "nope_probe.experiments.behaviour.run": "run_behaviour",
+    "nope_probe.experiments.compare.analyse": "difference",
+    "nope_probe.experiments.scores.heads": "head_scores",
     "nope_probe.experiments.trace.analyse": "run_trace",
     "nope_probe.hooks.ablation": "ablated",
     "nope_probe.hooks.reading.calibration": "calibrate",

@@ -37,7 +37,9 @@ from nope_probe.runtime.terminal import discard_output, open_standard_streams
 Settings = TypeVar("Settings")
 _subcommand: ContextVar[str | None] = ContextVar("subcommand", default=None)
 IMAGE = "image"
-IMAGE_HELP = "Draw the first figure of the page into this .png or .svg file too (needs Chrome)."
+IMAGE_HELP = (
+    "Draw the first figure of the page into this .pdf, .png or .svg file too (needs Chrome)."
+)
 
 
 def parse(settings: type[Settings], examples: Sequence[str] = ()) -> Settings:

@@ -30,6 +30,7 @@ from huggingface_hub import constants
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from support.command_line import run_command
+from support.fake_hub import put_into_cache
 from support.short_training import shorten_training
 from support.tiny_models import CONFIGS, smollm3_config, write_tiny
 
@@ -41,7 +42,6 @@ from nope_probe.reports.page import Section
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = tuple(find_commands())
-COMMIT = "5" * 40
 
 # What every line is made small by: the flags that take the place of a documented line's own.
 RUN_SIZES = {"--n-seqs": "4", "--seq-len": "8", "--folds": "4", "--batch-size": "4"}
@@ -112,6 +112,18 @@ behaviour --model models/qwen3-8b --device-map auto --data short.jsonl --pack --
 behaviour --measures pattern bos --no-pack --no-shuffle --no-heads --alpha 0 --remove mask mlp
 compare runs/one runs/two --out runs/compared --image compared.svg
 layers --model llama-3.1-8b --revision main --layers 1 --seq-len 19 --seed 3 --device cpu --no-json
+layers --model rope-tiny --layers 1 --seq-len 300 --beyond-context
+layers --model rope-tiny --layers 1 --seq-len 30 --no-beyond-context
+scores --beyond-context
+ablate --players mask --beyond-context
+circuit --beyond-context --explore 0
+trace --beyond-context
+behaviour --measures loss --remove mlp --beyond-context
+scores --no-beyond-context
+ablate --players mask --no-beyond-context
+circuit --no-beyond-context --explore 0
+trace --no-beyond-context
+behaviour --measures loss --remove mlp --no-beyond-context
 simulate --alpha 0.1 --norm layernorm-d --no-rope --no-causal --no-control-variate --n-layers 2
     --seed 3 --checkpoint-every 1 --out runs/m --image m.svg
 simulate --rope --causal --control-variate --norm layernorm-sqrt-d
@@ -260,10 +272,7 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         shorten_training(patch.setattr, patch.setitem)
         made = {name: write_tiny(name, tmp_path_factory.mktemp("made")) for name in {*HUB.values()}}
         for name, tiny in HUB.items():
-            folder = cache / f"models--{name.replace('/', '--')}"
-            copytree(made[tiny].folder, folder / "snapshots" / COMMIT)
-            (folder / "refs").mkdir()
-            (folder / "refs" / "main").write_text(COMMIT)
+            put_into_cache(cache, name, made[tiny].folder)
         yield
 
 

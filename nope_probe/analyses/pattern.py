@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, overload
 
 import torch
 from jaxtyping import Float, Int
@@ -40,7 +40,7 @@ from nope_probe.analyses.pattern_rows import (
     relative_fit,
 )
 from nope_probe.analyses.trends import LAG, TrendSums
-from nope_probe.errors import closed_choices
+from nope_probe.errors import UserError, closed_choices
 from nope_probe.maps.centred import KeptCells, centred_rows
 from nope_probe.maps.maps import ScoreMaps
 from nope_probe.maps.rows import BLOCK_BYTES, QueryPositions, row_blocks
@@ -85,6 +85,28 @@ class Measures:
     edge_contrast_visible: Interval
 
 
+@overload
+def measure(
+    maps: AnyMaps,
+    skip_keys: int | Literal["auto"] = "auto",
+    *,
+    counts: FoldCounts | None = None,
+    query_positions: QueryPositions = None,
+    per_head: Literal[False] = False,
+) -> list[Measures]: ...
+
+
+@overload
+def measure(
+    maps: AnyMaps,
+    skip_keys: int | Literal["auto"] = "auto",
+    *,
+    counts: FoldCounts | None = None,
+    query_positions: QueryPositions = None,
+    per_head: Literal[True],
+) -> list[list[Measures]]: ...
+
+
 @closed_choices("skip_keys")
 def measure(
     maps: AnyMaps,
@@ -92,8 +114,9 @@ def measure(
     *,
     counts: FoldCounts | None = None,
     query_positions: QueryPositions = None,
-) -> list[Measures]:
-    """Measure the pattern of each layer, in the order of the maps.
+    per_head: bool = False,
+) -> list[Measures] | list[list[Measures]]:
+    """Measure the pattern of each layer, in the order of the maps, or of each of its heads.
 
     Of more than 512 rows, locality and monotonicity are of every (rows/256)-th, rounded up.
 
@@ -103,9 +126,12 @@ def measure(
             sequences all begin with the same token (BOS, an attention sink), else 0.
         counts: of fold means, the sequences per fold; all the same by default.
         query_positions: of fold means, the queries of the rows; all by default.
+        per_head: whether to measure each head: the result is a list of heads for each layer. The
+            maps are then to be captured with `per_head=True`.
 
     Raises:
-        ValueError: for a non-finite cell among j < i, fewer than 4 folds or too few keys.
+        ValueError: for a non-finite cell among j < i, fewer than 4 folds, too few keys, or heads of
+            maps that were captured without them.
 
     Example:
         >>> from nope_probe import capture_scores, gaussian, load, measure
@@ -116,8 +142,17 @@ def measure(
     """
     skipped = skipped_keys([maps], skip_keys)
     counts = fold_counts_of([maps]) if counts is None else counts
+    if not per_head:
+        layers = layer_folds(maps, query_positions)
+        return [_measure(folds, skipped, counts) for folds in layers.values()]
+    if not isinstance(maps, ScoreMaps) or maps.per_head is None:
+        raise UserError("the maps have no heads: capture_scores(..., per_head=True) keeps them")
     return [
-        _measure(folds, skipped, counts) for folds in layer_folds(maps, query_positions).values()
+        [
+            _measure(TensorFolds(head, maps.query_positions), skipped, counts)
+            for head in layer.unbind(1)
+        ]
+        for layer in maps.per_head.unbind(1)
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +15,7 @@ Kind = Literal["causal", "window", "chunks", "prefix", "bidirectional", "two-sid
 Layout = Literal["halves", "adjacent", "other"]
 SLOWEST = 1e-10  # radians per position; below it a coordinate does not turn
 FOLLOWS = 1e-3  # relative deviation of a frequency that still follows the power law
+ROWS = 256  # queries whose mask is compared at once
 LINEAR = 1e-4  # relative error up to which scores are a multiple of q.k
 
 
@@ -38,34 +40,43 @@ class MaskShape:
         return self.kind if self.size is None else f"{self.kind} of {self.size}"
 
 
-def mask_shape(visible: Bool[Tensor, "query_pos key_pos"]) -> MaskShape:
-    """Return the shape of a mask.
+def mask_shape(
+    rows: Callable[[slice], Bool[Tensor, "query_pos key_pos"]], n_positions: int
+) -> MaskShape:
+    """Return the shape of a mask, of which the cells of some queries are in memory at a time.
+
+    Args:
+        rows: returns which keys some queries attend to.
+        n_positions: how many queries and keys there are.
 
     Example:
-        >>> str(mask_shape(torch.ones(5, 5, dtype=torch.bool).tril().triu(-2)))
+        >>> cells = torch.ones(5, 5, dtype=torch.bool).tril().triu(-2)
+        >>> str(mask_shape(cells.__getitem__, 5))
         'window of 3'
     """
-    n = len(visible)
-    i, j = torch.arange(n)[:, None], torch.arange(n)[None, :]
-    causal, reach = j <= i, int(((i - j) * visible).max()) + 1
-    chunk, prefix = _first_row_without_key_0(visible), int(visible[0].sum())
-    shapes: list[tuple[Kind, int | None, Tensor]] = [
-        ("causal", None, causal),
-        ("bidirectional", None, torch.ones_like(causal)),
-        ("window", reach, causal & (i - j < reach)),
-        ("chunks", chunk, causal & (i // chunk == j // chunk)),
-        ("prefix", prefix, causal | (j < prefix)),
-        ("two-sided window", reach, (i - j).abs() < reach),
-    ]
-    for kind, size, cells in shapes:
-        if torch.equal(cells, visible):
-            return MaskShape(kind=kind, size=size, n_positions=n)
-    return MaskShape(kind="other", n_positions=n)
-
-
-def _first_row_without_key_0(visible: Bool[Tensor, "query_pos key_pos"]) -> int:
-    hidden = (~visible[:, 0]).nonzero()
-    return int(hidden[0]) if len(hidden) and int(hidden[0]) else len(visible)
+    j = torch.arange(n_positions)[None]
+    blocks = [slice(i, min(i + ROWS, n_positions)) for i in range(0, n_positions, ROWS)]
+    reach, chunk, prefix = 1, 0, 0
+    for block in blocks:
+        i, cells = torch.arange(n_positions)[block][:, None], rows(block).cpu()
+        reach = max(reach, int(((i - j) * cells).max()) + 1)
+        hidden = i[~cells[:, 0]]
+        chunk = chunk or (int(hidden[0]) if len(hidden) else 0)
+        prefix = prefix or int(cells[0].sum())
+    chunk = chunk or n_positions
+    shapes: dict[tuple[Kind, int | None], Callable[[Tensor], Tensor]] = {
+        ("causal", None): lambda i: j <= i,
+        ("bidirectional", None): lambda i: (j >= 0) & (i >= 0),
+        ("window", reach): lambda i: (j <= i) & (i - j < reach),
+        ("chunks", chunk): lambda i: (j <= i) & (i // chunk == j // chunk),
+        ("prefix", prefix): lambda i: (j <= i) | (j < prefix),
+        ("two-sided window", reach): lambda i: (i - j).abs() < reach,
+    }
+    for block in blocks:
+        i, cells = torch.arange(n_positions)[block][:, None], rows(block).cpu()
+        shapes = {shape: f for shape, f in shapes.items() if torch.equal(f(i), cells)}
+    kind, size = next(iter(shapes), ("other", None))
+    return MaskShape(kind=kind, size=size, n_positions=n_positions)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 WindowStart = Literal["random", "start"]
 Bos = Literal["auto", "always", "never"]
 Kind = Literal["text", "shuffled", "random", "vectors"]
+N_SEQS = 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +88,10 @@ class Sequences:
 
 @closed_choices("start", "bos")
 def sequences(
-    source: str = "shipped",
+    source: str | Sequence[str] = "shipped",
     *,
     tokenizer: PreTrainedTokenizerBase | None,
-    n_seqs: int = 512,
+    n_seqs: int | None = None,
     seq_len: int = 64,
     seed: int = 0,
     shuffle: bool = False,
@@ -103,9 +104,10 @@ def sequences(
     Args:
         source: `shipped` (held-out standard library text), `stdlib` (this Python's library),
             `random` (i.i.d. tokens), a .txt, .jsonl or .parquet file (with a `text` column),
-            `fineweb-edu` (a held-out slice, streamed), another Hub data set or a folder of one.
+            `fineweb-edu` (a held-out slice, streamed), another Hub data set or a folder of one; or
+            a list of texts, which are documents.
         tokenizer: the model's.
-        n_seqs: how many sequences.
+        n_seqs: how many sequences; by default 512, or as many as a list of texts gives.
         seq_len: tokens in each, BOS included.
         seed: of every random choice.
         shuffle: permute the tokens within each sequence (not BOS), which makes positions
@@ -123,21 +125,31 @@ def sequences(
         >>> from nope_probe import load, sequences
         >>> sequences(tokenizer=load("rope-tiny").tokenizer, n_seqs=8).inputs.shape
         torch.Size([8, 64])
+        >>> texts = ["the first text", "another text, which is longer"]
+        >>> len(sequences(texts, tokenizer=load("rope-tiny").tokenizer, seq_len=4))
+        4
     """
     if tokenizer is None:
         raise UserError("a model without tokenizer takes no text: use --data gaussian")
     generator = torch.Generator().manual_seed(seed)
     begins = begins_with_bos(tokenizer, bos)
     length = seq_len - int(begins)
+    if not source:
+        raise UserError("expected a source of text or a list of texts, got nothing")
+    ids = [] if isinstance(source, str) else list(tokenised(source, tokenizer))
+    if n_seqs is None:
+        n_seqs = N_SEQS if isinstance(source, str) else _n_fitting(ids, length, start, pack)
     if n_seqs < 1 or length < 2:
         raise UserError(f"expected at least 1 sequence of 3 tokens, got {n_seqs} of {seq_len}")
+    source = source if isinstance(source, str) else "texts"
     if pack:
         validate_packing(source, start)
     windows = None
     if source == "random":
         tokens = _random_tokens(tokenizer, n_seqs, length, generator)
     else:
-        windows = _windows(source, tokenizer, n_seqs, length, start, pack, generator)
+        ids = ids or _read(source, tokenizer, n_seqs, length, pack)
+        windows = _windows(ids, tokenizer, n_seqs, length, start, pack, generator)
         tokens = windows.tokens
     if shuffle:
         order = torch.rand(tokens.shape, generator=generator).argsort(-1)
@@ -150,8 +162,19 @@ def sequences(
     return Sequences(inputs=tokens, name=name, bos=begins, kind=kind, documents=from_documents)
 
 
+def _read(
+    source: str, tokenizer: PreTrainedTokenizerBase, n_seqs: int, length: int, is_packed: bool
+) -> list[list[int]]:
+    """Return the tokens of a source's documents, of a data set no more than are needed."""
+    if not is_data_set(source):
+        return list(tokenised(documents(source), tokenizer))
+    if is_packed:
+        return first_documents(source, tokenizer, n_seqs * length)
+    return long_documents(source, tokenizer, n_seqs, length)
+
+
 def _windows(
-    source: str,
+    ids: list[list[int]],
     tokenizer: PreTrainedTokenizerBase,
     n_seqs: int,
     length: int,
@@ -159,16 +182,18 @@ def _windows(
     is_packed: bool,
     generator: Generator,
 ) -> Windows:
-    """Cut sequences out of a source's documents, of a data set no more than are needed."""
-    if not is_data_set(source):
-        ids = list(tokenised(documents(source), tokenizer))
-    elif is_packed:
-        ids = first_documents(source, tokenizer, n_seqs * length)
-    else:
-        ids = long_documents(source, tokenizer, n_seqs, length)
+    """Cut sequences out of documents."""
     if is_packed:
         return pack_documents(ids, n_seqs, length, separator_of(tokenizer), generator)
     return (cut if start == "random" else cut_at_start)(ids, n_seqs, length, generator)
+
+
+def _n_fitting(ids: list[list[int]], length: int, start: WindowStart, is_packed: bool) -> int:
+    """Return how many sequences some documents give."""
+    if is_packed:
+        return max(1, sum(len(document) + 1 for document in ids) // length)
+    fitting = [len(document) // length for document in ids]
+    return max(1, sum(fitting) if start == "random" else sum(map(bool, fitting)))
 
 
 def gaussian(

@@ -19,7 +19,7 @@ from nope_probe.components import Ablation, writer_of
 from nope_probe.data.sequences import Kind, Sequences
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import ablated
-from nope_probe.hooks.layers.model import begins_alike
+from nope_probe.hooks.layers.model import Given, as_inputs, begins_alike, blocks_of, layers_of
 from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.reading.calibration import calibrate, capture_written, weights_checksum
 from nope_probe.hooks.reading.capture import capture_losses, capture_scores, capture_stages
@@ -36,7 +36,6 @@ from nope_probe.runtime.checkpoint import RunCheckpoint
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 
-Inputs = Sequences | Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
 Capture = Callable[[StreamCheckpoint | None], State]
 Sums = TypeVar("Sums", ScoreMaps, StageMaps, PositionSums)
 
@@ -337,12 +336,30 @@ def validate_first_sequence(model: HookedModel, inputs: Tensor, layers: Sequence
     validate_finite(maps, "the intact model")
 
 
-def as_sequences(tokens: Inputs) -> Sequences:
-    """Return tokens with what is known of them; a first token that all share is a BOS token."""
-    if isinstance(tokens, Sequences):
-        return tokens
-    kind: Kind = "vectors" if tokens.is_floating_point() else "text"
-    return Sequences(inputs=tokens.cpu(), name="tokens", bos=begins_alike(tokens), kind=kind)
+def as_sequences(model: HookedModel, given: Given) -> Sequences:
+    """Return sequences with what is known of them; a first token that all share is a BOS token.
+
+    Raises:
+        TypeError: for a model or inputs of another kind.
+        UserError: for inputs that the model cannot take.
+    """
+    inputs = as_inputs(model, given)
+    if isinstance(given, Sequences):
+        return given
+    kind: Kind = "vectors" if inputs.is_floating_point() else "text"
+    return Sequences(inputs=inputs.cpu(), name="tokens", bos=begins_alike(inputs), kind=kind)
+
+
+def first_layers(model: HookedModel, n_layers: int | None) -> tuple[int, ...]:
+    """Return the numbers of the layers that attend among some first ones, or among all.
+
+    Raises:
+        ValueError: for more layers than there are, or none that attends.
+    """
+    attending, depth = [layer.index for layer in layers_of(model)], len(blocks_of(model))
+    if n_layers is not None and not 1 + attending[0] <= n_layers <= depth:
+        raise ValueError(f"expected from {1 + attending[0]} to {depth} layers, got {n_layers}")
+    return tuple(layer for layer in attending if layer < (n_layers or depth))
 
 
 def name_of(model: HookedModel) -> str:

@@ -12,7 +12,7 @@ from nope_probe.analyses.trends import query_stride
 from nope_probe.components import Ablation, Gain, Replacement, Substitute
 from nope_probe.errors import closed_choices
 from nope_probe.experiments.ablation.plan import make_plan
-from nope_probe.experiments.engine import Engine, Inputs, as_sequences, folds_for_intervals, name_of
+from nope_probe.experiments.engine import Engine, as_sequences, folds_for_intervals, name_of
 from nope_probe.experiments.explorer_views import (
     combinations,
     pattern_view,
@@ -21,7 +21,7 @@ from nope_probe.experiments.explorer_views import (
 )
 from nope_probe.experiments.removals import irreplaceable, without_effect
 from nope_probe.figures.explorer import Explorer, SwitchedMaps
-from nope_probe.hooks.layers.model import blocks_of, layers_of
+from nope_probe.hooks.layers.model import Given, blocks_of, layers_of
 from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.reading.stages import absent_stages
 from nope_probe.hooks.removing.targets import components
@@ -33,7 +33,7 @@ from nope_probe.models.info import describe
 @closed_choices("replacement", "gain", "skip_keys")
 def explore(
     model: HookedModel,
-    tokens: Inputs,
+    tokens: Given,
     *,
     players: Sequence[str] | None = None,
     circuit: bool = True,
@@ -51,7 +51,8 @@ def explore(
 
     Args:
         model: a HookedTransformer or TransformerBridge.
-        tokens: sequences of equal length; vectors for a parameter-free model. Some dozens suffice.
+        tokens: `Sequences`, or what `capture_scores` takes; vectors for a parameter-free model.
+            Some dozens of sequences suffice.
         players: what each switch removes: components, the circuits `qk` and `ov`, unions such as
             `w_q+mlp`; `["sources"]` for the mask and the position encoding. At most 10. By default
             mask, rope, w_q, w_k and w_o, as far as the model has them.
@@ -78,7 +79,7 @@ def explore(
         >>> explorer.views[0].maps.shape  # combination, layer, head and their mean, query, key
         (4, 2, 5, 12, 12)
     """
-    data, has, name = as_sequences(tokens), components(model), name_of(model)
+    data, has, name = as_sequences(model, tokens), components(model), name_of(model)
     skipped = int(data.bos) if skip_keys == "auto" else skip_keys
     kept_cells(data.inputs.shape[1], skipped)  # raises where no keys are left
     left_out = irreplaceable(model) | without_effect(model, data.inputs, len(layers_of(model)))

@@ -83,7 +83,7 @@ def show(report_of: Callable[[Run], Report], folder: Path, image: Path | None = 
     Args:
         report_of: what a run of this command shows.
         folder: the finished run.
-        image: a .png or .svg file, which is overwritten; None for no image.
+        image: a .pdf, .png or .svg file, which is overwritten; None for no image.
 
     Raises:
         UserError: if the image cannot be drawn or written.

@@ -22,7 +22,7 @@ from nope_probe.figures.style import TEMPLATE, ZERO
 from nope_probe.files import local_path
 
 Extent = tuple[float, float]
-ENDINGS = (".png", ".svg")
+ENDINGS = (".pdf", ".png", ".svg")
 IMAGE_WIDTH = 1200  # px
 IMAGE_SCALE = 2  # a PNG's pixels per px
 
@@ -242,18 +242,22 @@ def validate_image_path(path: Path) -> None:
     """Check that a path is one for an image.
 
     Raises:
-        UserError: unless it ends in .png or .svg.
+        UserError: unless it ends in .pdf, .png or .svg.
     """
     if path.suffix not in ENDINGS:
-        raise UserError(f"cannot draw {path}: expected a name that ends in {' or '.join(ENDINGS)}")
+        raise UserError(f"cannot draw {path}: expected a name that ends in .pdf, .png or .svg")
 
 
-def export(figure: go.Figure, path: Path) -> None:
-    """Draw a figure into a file, without its buttons and sliders.
+def export(figure: go.Figure, path: Path, width: int = IMAGE_WIDTH) -> Path:
+    """Draw a figure into a file, on white and without its buttons and sliders.
 
     Args:
         figure: any figure of this project; it is not changed.
-        path: a .png or .svg file, which is overwritten.
+        path: a .pdf, .png or .svg file, which is overwritten.
+        width: of the image, px.
+
+    Returns:
+        The path, absolute.
 
     Raises:
         UserError: if kaleido or Chrome is missing, or the file cannot be written.
@@ -263,9 +267,10 @@ def export(figure: go.Figure, path: Path) -> None:
     if find_spec("kaleido") is None:
         raise UserError("images need kaleido: pip install 'nope-probe[export]'")
     still = without_controls(figure)
+    still.layout.paper_bgcolor = "white"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        still.write_image(path, width=IMAGE_WIDTH, height=still.layout.height, scale=IMAGE_SCALE)
+        still.write_image(path, width=width, height=still.layout.height, scale=IMAGE_SCALE)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
     except RuntimeError as error:
@@ -273,6 +278,7 @@ def export(figure: go.Figure, path: Path) -> None:
             "images need Chrome or Chromium, which could not be started: install it, or set "
             "BROWSER_PATH to its path"
         ) from error
+    return path
 
 
 def without_controls(figure: go.Figure) -> go.Figure:

@@ -282,11 +282,12 @@ def unfold_layers(figure: go.Figure) -> go.Figure:
     if len(scales) < 2:
         return figure
     n_terms = len(figure.data) // len(scales)
-    labels = [step.label for step in figure.layout.sliders[0].steps]
+    slider = figure.layout.sliders[0]
+    labels = [f"{slider.currentvalue.prefix}{step.label}" for step in slider.steps]
     groups: list[list[Panel]] = [[] for _ in scales]
     for index, trace in enumerate(figure.data):
         place = index // n_terms
-        name, (low, high) = f"L{labels[place]}", scales[place]
+        name, (low, high) = labels[place], scales[place]
         panel = Panel(
             name=f"{name}, {trace.name}" if n_terms > 1 else name,
             values=np.asarray(trace.z),

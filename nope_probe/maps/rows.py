@@ -14,11 +14,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from nope_probe.maps import default_rows
+
 QueryPositions: TypeAlias = Int[Tensor, " row"] | None  # None: the map has the row of every query
 
-ALL_ROWS = 2048  # up to so many positions, maps have all rows by default
-DEFAULT_ROWS = 512  # above, so many
-LAST_ROWS = 64  # of these, the last follow each other, so that neighbours can be compared
+LAST_ROWS = 64  # of chosen rows, the last follow each other, so that neighbours can be compared
 GROUP_ROWS = 64  # are added up together
 BLOCK_BYTES = 1 << 22  # of a block of rows, so that what is done with it stays in the cache
 
@@ -38,7 +38,7 @@ def choose_rows(n: int, query_rows: int | None = None) -> Int[Tensor, " row"]:
         [2, 6, 10, 14, 15, 16, 17, 18]
     """
     if query_rows is None:
-        query_rows = n if n <= ALL_ROWS else DEFAULT_ROWS
+        query_rows = default_rows(n)
     if not 1 <= query_rows <= n:
         raise ValueError(f"expected from 1 to {n} rows at {n} positions, got {query_rows}")
     n_last = min(LAST_ROWS, (query_rows + 1) // 2)

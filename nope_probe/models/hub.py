@@ -20,7 +20,6 @@ from nope_probe.files import reading
 from nope_probe.models.names import (
     CHECKPOINTS,
     PARAMETER_FREE,
-    PARAMETER_FREE_CONTEXT,
     is_on_hub,
     resolve,
 )
@@ -124,40 +123,6 @@ def not_cached(source: str) -> UserError:
         f"network {ours} and local folders work, and with one, {which} gated: accept its licence "
         "on the Hub and set HF_TOKEN"
     )
-
-
-def validate_seq_len(seq_len: int, n_ctx: int | None) -> None:
-    """Check that sequences are no longer than a model's context, if it is known.
-
-    Raises:
-        UserError: with both lengths.
-    """
-    if n_ctx is not None and seq_len > n_ctx:
-        raise UserError(f"--seq-len {seq_len} is beyond the model's context {n_ctx}")
-
-
-def configured_context(name: str, revision: str | None = None) -> int | None:
-    """Return how many positions a model takes, by its config.json; None where it does not say.
-
-    Args:
-        name: a model's name, as `load` takes it.
-        revision: a Hub revision.
-
-    Raises:
-        UserError: for a configuration that cannot be read, or is that of no causal decoder.
-
-    Example:
-        >>> configured_context("rope-tiny"), configured_context("parameter-free")
-        (256, 4096)
-    """
-    if name.lower() in PARAMETER_FREE:
-        return PARAMETER_FREE_CONTEXT
-    from nope_probe.models.hf_config import read_config
-
-    source = str(CHECKPOINTS.get(name.lower()) or resolve(name))
-    with offline_if_unreachable(source), reading_model(source, "config.json"):
-        config = read_config(source, revision=revision)
-    return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
 @contextmanager

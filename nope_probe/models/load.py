@@ -11,6 +11,7 @@ import torch
 
 from nope_probe.errors import UserError
 from nope_probe.models.bridge import boot_bridge, wrap_in_bridge
+from nope_probe.models.context import validate_context
 from nope_probe.models.hub import reading_model
 from nope_probe.models.huggingface import DeviceMap, load_hugging_face
 from nope_probe.models.info import ModelInfo, check_parity, describe, reference_of
@@ -90,12 +91,12 @@ def load(
         revision: a Hub revision.
         device_map: how Hugging Face places a large model on several devices (`auto`, `balanced`,
             `sequential`, or a device per part); `device` is then only their kind.
-        n_ctx: how many positions a shipped model takes, if more than by its configuration; it has
-            no learned ones. Other models with RoPE have no limit of this kind.
+        n_ctx: how many positions the model is to take, if more than by its configuration; a model
+            with a table of positions (learned ones, for example) cannot.
 
     Raises:
-        UserError: if there is no such model, it is not on the Hub and a revision is given, or it
-            fails parity.
+        UserError: if there is no such model, it is not on the Hub and a revision is given, it
+            has no positions up to n_ctx, or it fails parity.
 
     Example:
         >>> from nope_probe import load
@@ -109,17 +110,24 @@ def load(
         validate_revision(name)
     if device_map is not None and key in (*CHECKPOINTS, *PARAMETER_FREE):
         raise UserError(f"{name} is small and stays on one device: --device-map is for others")
+    if n_ctx is not None:
+        validate_context(name, n_ctx, beyond=True, revision=revision)
     if key in PARAMETER_FREE:
-        return _load_parameter_free(key, n_layers, device, dtype)
+        return _load_parameter_free(key, n_layers, device, dtype, n_ctx)
     if key in CHECKPOINTS:
         return _load_shipped(key, n_layers, device, dtype, n_ctx)
-    return _load_bridge(name, n_layers, device, dtype, revision, device_map)
+    return _load_bridge(name, n_layers, device, dtype, revision, device_map, n_ctx)
 
 
 def _load_parameter_free(
-    name: str, n_layers: int | None, device: str, dtype: torch.dtype | None
+    name: str,
+    n_layers: int | None,
+    device: str,
+    dtype: torch.dtype | None,
+    n_ctx: int | None = None,
 ) -> LoadedModel:
     config = parameter_free(n_layers or 4, rope=name == "parameter-free-rope")
+    config.n_ctx = max(n_ctx or 0, config.n_ctx)
     model = _placed(build(config), device, dtype)
     return LoadedModel(model=model, tokenizer=None, info=check_parity(model, describe(model, name)))
 
@@ -156,6 +164,7 @@ def _load_bridge(
     dtype: torch.dtype | None,
     revision: str | None,
     device_map: DeviceMap | None,
+    n_ctx: int | None = None,
 ) -> LoadedModel:
     source = resolve(name)
     on_gpu = torch.device(device).type == "cuda"
@@ -177,4 +186,5 @@ def _load_bridge(
         revision=getattr(hf.config, "_commit_hash", None) or revision,
     )
     info = check_parity(model, info, reference)
+    model.cfg.n_ctx = max(n_ctx or 0, model.cfg.n_ctx)
     return LoadedModel(model=model, tokenizer=tokenizer, info=info)

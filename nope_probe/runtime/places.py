@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from nope_probe.errors import UserError
 
-IMAGE_ENDINGS = (".png", ".svg")
+IMAGE_ENDINGS = (".pdf", ".png", ".svg")
 NO_KALEIDO = "images need kaleido: pip install 'nope-probe[export]'"
 NO_BROWSER = (
     "images need Chrome or Chromium, which could not be started: install it, or set BROWSER_PATH "
@@ -59,11 +59,10 @@ def validate_image_place(path: Path) -> None:
     """Check that an image can be drawn, before anything is computed for it.
 
     Raises:
-        UserError: for an ending other than .png or .svg, or a machine without kaleido or Chrome.
+        UserError: unless it ends in .pdf, .png or .svg, or without kaleido or Chrome.
     """
     if path.suffix not in IMAGE_ENDINGS:
-        endings = " or ".join(IMAGE_ENDINGS)
-        raise UserError(f"cannot draw {path}: expected a name that ends in {endings}")
+        raise UserError(f"cannot draw {path}: expected a name that ends in .pdf, .png or .svg")
     validate_browser()
 
 
@@ -82,11 +81,12 @@ def validate_browser() -> None:
         raise UserError(NO_BROWSER)
 
 
+_MEMORY = Path("/proc/meminfo")
 _CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def validate_memory(n_bytes: int, lower: str) -> None:
-    """Check that the machine has the memory that a run cannot do without.
+    """Check that the memory is free that a run cannot do without.
 
     Args:
         n_bytes: at one time, at least.
@@ -95,17 +95,21 @@ def validate_memory(n_bytes: int, lower: str) -> None:
     Raises:
         UserError: with the estimate, and what is here.
     """
-    memory = memory_here()
+    memory = free_memory()
     if n_bytes > memory:
         raise UserError(
             f"this needs at least {tqdm.format_sizeof(n_bytes, 'B')} of memory, and "
-            f"{tqdm.format_sizeof(memory, 'B')} are here; lower {lower}"
+            f"{tqdm.format_sizeof(memory, 'B')} are free; lower {lower}"
         )
 
 
-def memory_here() -> int:
-    """Return how much memory the machine, or the container, has in bytes."""
+def free_memory() -> int:
+    """Return how much memory of the machine, or of the container, is free, in bytes."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, KeyError):  # a system without this file
+        lines = _MEMORY.read_text(encoding="ascii").splitlines()
+        kilobytes = dict(line.split(":") for line in lines)["MemAvailable"].removesuffix("kB")
+        memory = 1024 * int(kilobytes)
     with suppress(OSError, ValueError):  # no container, or one without a limit
         memory = min(memory, int(_CONTAINER_LIMIT.read_text(encoding="ascii")))
     return memory

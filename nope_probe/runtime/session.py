@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from tqdm import tqdm
+
 from nope_probe.errors import UserError, printable
 from nope_probe.runtime.folder import (
     Run,
@@ -45,7 +47,7 @@ from nope_probe.runtime.processes import (
     own_device,
     process_group,
 )
-from nope_probe.runtime.settings import RunSettings, SessionSettings
+from nope_probe.runtime.settings import RunSettings, SessionSettings, memory_of
 from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
@@ -211,26 +213,33 @@ class Session(Generic[Settings_co]):
         return Sequences.from_tensors(self.checkpoint.load(key))
 
     def announce(
-        self,
+        self: Session[RunSettings],
         n_conditions: int,
         passes: Collection[str],
         *,
         n_seqs: int | None = None,
         what: str = "condition",
     ) -> None:
-        """Print on stderr how much is about to be run.
+        """Print on stderr how much is about to be run, and refuse what does not fit into memory.
 
         Args:
             n_conditions: models that differ in what is removed.
             passes: the checkpoint's keys of all passes over sequences.
             n_seqs: how many sequences each pass has; None where they differ.
             what: what a condition is called, in the singular.
+
+        Raises:
+            UserError: for maps and a batch that are larger than the memory that is free.
         """
+        settings, info = self.settings, self.loaded.info
+        n_bytes = memory_of(settings, n_maps=settings.n_maps(info), d_model=info.d_model)
+        validate_memory(n_bytes, SIZES)
         n_done = sum(key in self.checkpoint for key in passes)
         over = "" if n_seqs is None else f" over {_counted(n_seqs, 'sequence')}"
         done = f", {n_done:,} of them done before" if n_done else ""
         runs = f"{_counted(n_conditions, what)} in {_counted(len(passes), 'pass', 'passes')}"
-        _report(f"running {runs}{over}{done}")
+        memory = f"; about {tqdm.format_sizeof(n_bytes, 'B')} of memory above the model"
+        _report(f"running {runs}{over}{done}{memory}")
 
     @property
     def n_own_seqs(self: Session[RunSettings]) -> int:

@@ -24,12 +24,9 @@ from nope_probe.data.documents import (
 )
 from nope_probe.errors import UserError, leaves_of, validate_choices
 from nope_probe.files import local_path
-from nope_probe.models.hub import (
-    configured_context,
-    validate_hub_answers,
-    validate_reachable,
-    validate_seq_len,
-)
+from nope_probe.maps import default_rows
+from nope_probe.models.context import beyond_context, validate_context
+from nope_probe.models.hub import validate_hub_answers, validate_reachable
 from nope_probe.models.names import (
     CHECKPOINTS,
     PARAMETER_FREE,
@@ -246,6 +243,10 @@ class RunSettings(SessionSettings):
     ] = 4
     n_seqs: Annotated[int, COUNT, _arg(help="How many sequences.")] = 512
     seq_len: Annotated[int, SEQ_LEN, _arg(help="Tokens in a sequence.")] = 64
+    beyond_context: Annotated[
+        bool,
+        _arg(help="Take a --seq-len beyond the model's context; no table of positions does."),
+    ] = False
     batch_size: Annotated[
         int | Literal["auto"],
         COUNT,
@@ -303,9 +304,11 @@ class RunSettings(SessionSettings):
     def recorded(self) -> dict[str, Any]:
         """Return the settings that identify the run, as its manifest holds them."""
         settings = {"format": FORMAT, **asdict(self), "batch_size": self.seqs_per_batch}
-        if self.query_rows is None:
-            del settings["query_rows"]  # older runs have no such setting
-        return {key: value for key, value in settings.items() if key not in self.unrecorded}
+        # Runs that these settings leave as they were are the same runs as before there were any.
+        defaults = {"query_rows": None, "beyond_context": False}
+        unset = [name for name, default in defaults.items() if settings[name] == default]
+        left_out = {*self.unrecorded, *unset}
+        return {key: value for key, value in settings.items() if key not in left_out}
 
     def validate(self) -> None:
         """Check what can be checked without the model.
@@ -331,15 +334,13 @@ class RunSettings(SessionSettings):
             UserError: naming what works offline; for sequences beyond the model's context.
         """
         validate_reachable(self.model, self.revision)
-        self.validate_context(self.configured_context())
+        validate_context(
+            self.model, self.seq_len, beyond=self.beyond_context, revision=self.revision
+        )
         if not is_data_set(self.data):
             validate_readable(self.data)
         elif file_of(self.data) is None:
             validate_hub_answers(f"the data set {self.data}")
-
-    def configured_context(self) -> int | None:
-        """Return how many positions the model takes, by its config.json; None if that is silent."""
-        return configured_context(self.model, self.revision)
 
     def without_effect(self) -> dict[str, str]:
         """Return which settings have no effect beside the others, by name, and why."""
@@ -348,10 +349,12 @@ class RunSettings(SessionSettings):
 
     @property
     def least_memory(self) -> int:
-        """The bytes of the sequences (int64) and of the fold maps (float64) of the layers."""
-        n_layers = 1 if self.layers == "all" else self.layers
-        n_cells = self.n_seqs * self.seq_len + self.folds * n_layers * self.seq_len**2
-        return 8 * n_cells
+        """The bytes of the sequences and of the layers' fold maps, before the model is known."""
+        return memory_of(self, n_maps=1 if self.layers == "all" else self.layers)
+
+    def n_maps(self, info: ModelInfo) -> int:
+        """Return how many maps (of float64, in every fold) the run holds at a time."""
+        return len(self.layers_of(info))
 
     def _validate_data(self) -> None:
         if self.pack:
@@ -402,7 +405,8 @@ class RunSettings(SessionSettings):
     def load_layers(
         self, device: str, n_layers: int | None, n_ctx: int | None = None
     ) -> LoadedModel:
-        """Load some first layers of the model, all for None; see `load` for n_ctx."""
+        """Load some first layers of the model, all for None, with `n_ctx` positions or more."""
+        takes = max(n_ctx or 0, self.seq_len if self.beyond_context else 0)
         doing = f"loading TransformerLens and {self.model}"
         with status(doing, has_bars=is_on_hub(self.model)):
             import torch
@@ -416,7 +420,7 @@ class RunSettings(SessionSettings):
                 dtype=None if self.dtype == "auto" else getattr(torch, self.dtype),
                 revision=self.revision,
                 device_map=self.device_map,
-                n_ctx=n_ctx,
+                n_ctx=takes or None,
             )
         self.validate_layers(loaded.info)
         return loaded
@@ -447,7 +451,8 @@ class RunSettings(SessionSettings):
         from nope_probe.data.sequences import gaussian, sequences
 
         info = loaded.info
-        self.validate_context(info.n_ctx)
+        if self.seq_len > info.n_ctx and not self.beyond_context:
+            raise beyond_context(self.seq_len, info.n_ctx)
         if (self.data == "gaussian") != info.parameter_free:
             kind = "gaussian vectors" if info.parameter_free else "text or random tokens"
             raise UserError(f"{info.name} takes {kind}, not --data {self.data}")
@@ -467,14 +472,6 @@ class RunSettings(SessionSettings):
         validate_folds(self.data, made.n_documents, self.folds)
         return made
 
-    def validate_context(self, n_ctx: int | None) -> None:
-        """Check that sequences are no longer than a model's context.
-
-        Raises:
-            UserError: if they are.
-        """
-        validate_seq_len(self.seq_len, n_ctx)
-
     def n_skipped(self, inputs: Sequences) -> int:
         """Return how many first keys the positional patterns leave out."""
         return int(inputs.bos) if self.skip_keys == "auto" else self.skip_keys
@@ -483,3 +480,27 @@ class RunSettings(SessionSettings):
         """Return the numbers of the layers that the run has maps of: the first that attend."""
         n_layers = info.n_layers if self.layers == "all" else self.layers
         return tuple(layer for layer in info.attending if layer < n_layers)
+
+
+# Vectors of d_model numbers that a block holds for each token: residual stream, q, k, v, z and MLP.
+VECTORS_OF_BLOCK = 16
+
+
+def memory_of(settings: RunSettings, *, n_maps: int, d_model: int = 0) -> int:
+    """Return the bytes that a run needs above its model: sequences, fold maps and a batch.
+
+    Args:
+        settings: the run's.
+        n_maps: how many maps it holds at a time.
+        d_model: the width of the model, for the activations of a batch; 0 leaves these out.
+
+    Example:
+        >>> from nope_probe.scores import Settings
+        >>> memory_of(Settings(n_seqs=8, seq_len=100, folds=4), n_maps=2)
+        646400
+    """
+    n_rows = settings.query_rows or default_rows(settings.seq_len)
+    cells = settings.folds * n_maps * n_rows * settings.seq_len
+    tokens = settings.seqs_per_batch * settings.seq_len
+    inputs = settings.n_seqs * settings.seq_len
+    return 8 * (inputs + cells) + 4 * tokens * VECTORS_OF_BLOCK * d_model

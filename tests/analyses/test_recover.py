@@ -29,7 +29,7 @@ ROW, J = torch.arange(N)[:, None], torch.arange(N)[None, :]
     ],
 )
 def test_a_mask_has_its_kind_and_size(visible: torch.Tensor, kind: str, size: int | None):
-    shape = mask_shape(visible)
+    shape = mask_shape(visible.__getitem__, len(visible))
     assert (shape.kind, shape.size, shape.n_positions) == (kind, size, N)
 
 

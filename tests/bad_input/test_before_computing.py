@@ -125,7 +125,7 @@ PLACES = [
     ("scores --out http://x/y", "http:/x/y is a URL: name a path on this machine"),
     ("scores --model https://x/y", "https://x/y is a URL"),
     ("scores --data pipe.jsonl", "pipe.jsonl is a pipe, a socket or a device: only regular files"),
-    ("scores --image x.jpg", "expected a name that ends in .png or .svg"),
+    ("scores --image x.jpg", "expected a name that ends in .pdf, .png or .svg"),
 ]
 
 

@@ -57,7 +57,7 @@ def test_an_image_without_kaleido_or_chrome_is_refused_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     figure = go.Figure()
-    with pytest.raises(UserError, match=r"ends in \.png or \.svg"):
+    with pytest.raises(UserError, match=r"ends in \.pdf, \.png or \.svg"):
         export(figure, tmp_path / "figure.jpg")
     monkeypatch.setattr("nope_probe.figures.grid.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"need kaleido: pip install 'nope-probe\[export\]'"):

@@ -3,22 +3,30 @@
 import json
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
+import torch
 from huggingface_hub import constants
+from support.decoders import SIZES, tiny_config
 from support.fake_hub import HubHandler, online, serving
-from transformers import Gemma3TextConfig, GPT2Config, LlamaConfig, OPTConfig, PretrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    OPTConfig,
+    PretrainedConfig,
+)
 
 from nope_probe.errors import UserError
+from nope_probe.models.context import configured_context, has_position_table, validate_context
 from nope_probe.models.hub import (
     answers,
-    configured_context,
     offline_if_unreachable,
     validate_hub_answers,
     validate_reachable,
-    validate_seq_len,
 )
 
 CLOSED = "http://127.0.0.1:9"  # the discard port, at which nothing listens
@@ -104,11 +112,43 @@ def test_a_context_is_known_by_the_name_that_a_family_gives_it(
     assert configured_context(str(tmp_path)) == 31
 
 
-def test_a_sequence_as_long_as_the_context_fits() -> None:
-    validate_seq_len(31, 31)
-    validate_seq_len(10**9, None)
-    with pytest.raises(UserError, match="--seq-len 32 is beyond the model's context 31"):
-        validate_seq_len(32, 31)
+@pytest.mark.parametrize(
+    ("model_type", "has_table"),
+    [
+        ("gpt2", True),
+        ("opt", True),
+        ("gptj", True),
+        ("mpt", True),
+        ("xglm", False),
+        ("bloom", False),
+        ("llama", False),
+        ("falcon-with-alibi", False),
+    ],
+)
+def test_a_model_has_a_table_of_positions_where_transformers_ends_at_its_context(
+    model_type: str, has_table: bool, tmp_path: Path
+) -> None:
+    config = tiny_config(model_type)
+    config.save_pretrained(tmp_path)
+    assert has_position_table(str(tmp_path)) == has_table
+    beyond = torch.ones(1, SIZES["max_position_embeddings"] + 7, dtype=torch.long)
+    ends = pytest.raises((IndexError, RuntimeError)) if has_table else nullcontext()
+    with ends, torch.inference_mode():
+        AutoModelForCausalLM.from_config(config)(beyond)
+
+
+def test_a_sequence_as_long_as_the_context_fits_and_a_longer_one_if_asked_for(
+    tmp_path: Path,
+) -> None:
+    LlamaConfig(max_position_embeddings=31).save_pretrained(tmp_path / "llama")
+    GPT2Config(n_positions=31).save_pretrained(tmp_path / "gpt2")
+    validate_context(str(tmp_path / "llama"), 31)
+    validate_context(str(tmp_path / "llama"), 32, beyond=True)
+    with pytest.raises(UserError, match="beyond the model's context 31: take --beyond-context"):
+        validate_context(str(tmp_path / "llama"), 32)
+    for beyond in (False, True):
+        with pytest.raises(UserError, match="context 31, where its table of positions ends"):
+            validate_context(str(tmp_path / "gpt2"), 32, beyond=beyond)
 
 
 class OneFile(HubHandler):
@@ -137,6 +177,7 @@ def test_of_a_model_on_the_hub_only_its_configuration_is_downloaded(tmp_path: Pa
             command, env=online(hub, tmp_path), cwd=tmp_path, capture_output=True, text=True
         )
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr == "error: --seq-len 64 is beyond the model's context 31\n"
+    context = "error: --seq-len 64 is beyond the model's context 31: "
+    assert ended.stderr == f"{context}take --beyond-context, or shorter sequences\n"
     of_the_model = [path for path in OneFile.requests if path.startswith("/owner/model")]
     assert of_the_model == ["/owner/model/resolve/main/config.json"]

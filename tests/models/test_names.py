@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from huggingface_hub import constants
 from support.decoders import DECODERS, write_decoder
+from support.fake_hub import put_into_cache
 from support.refused_models import change, write
-from support.tiny_models import D_VOCAB, randomised
+from support.tiny_models import D_VOCAB, ByName, randomised
 from transformer_lens.supported_models import MODEL_ALIASES, OFFICIAL_MODEL_NAMES
 from transformer_lens.tools.model_registry import HF_SUPPORTED_ARCHITECTURES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -17,6 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from nope_probe.errors import UserError
 from nope_probe.models.hf_config import read_config
 from nope_probe.models.huggingface import load_hugging_face
+from nope_probe.models.load import load
 from nope_probe.models.names import resolve
 
 
@@ -43,6 +46,25 @@ def test_every_name_and_alias_of_transformer_lens_resolves_to_its_hub_id() -> No
     names = {source: source for source in OFFICIAL_MODEL_NAMES} | aliases
     assert len(names) > 500
     assert {name: resolve(name) for name in names} == names
+
+
+@pytest.mark.parametrize("name", ["gpt2", "GPT2-small"])
+def test_a_name_of_transformer_lens_loads_its_model(
+    name: str, tiny: ByName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    put_into_cache(tmp_path, "gpt2", tiny("gpt2").folder)
+    tokens, model = tiny("gpt2").tokens, load(name).model
+    with torch.inference_mode():
+        assert (model(tokens) - tiny("gpt2").hf(tokens).logits).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("typo", "name"), [("gtp2", "gpt2"), ("pythia-70", "pythia-70m"), ("rope-tny", "rope-tiny")]
+)
+def test_a_typo_lists_the_names_near_to_it(typo: str, name: str) -> None:
+    with pytest.raises(UserError, match=rf"unknown model '{typo}'; .* are .*\b{name}\b"):
+        resolve(typo)
 
 
 def test_resolving_a_name_imports_neither_torch_nor_transformer_lens() -> None:

@@ -1,4 +1,4 @@
-"""A server on this machine that answers in place of the Hugging Face Hub."""
+"""A server on this machine that answers in place of the Hugging Face Hub, and its cache."""
 
 import os
 import threading
@@ -6,7 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from shutil import copytree
 from typing import Any
+
+COMMIT = "5" * 40
+
+
+def put_into_cache(cache: Path, name: str, model: Path) -> None:
+    """Copy a model's folder into a cache of the Hub, as if it had been downloaded."""
+    folder = cache / f"models--{name.replace('/', '--')}"
+    copytree(model, folder / "snapshots" / COMMIT)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(COMMIT)
 
 
 class HubHandler(BaseHTTPRequestHandler):

@@ -24,13 +24,14 @@ from nope_probe.experiments.ablation.maps import RunMaps
 from nope_probe.experiments.ablation.plan import Scope, make_plan, measure_conditions
 from nope_probe.experiments.engine import (
     Engine,
-    Inputs,
     as_sequences,
+    first_layers,
     folds_for_intervals,
     name_of,
     validate_first_sequence,
 )
 from nope_probe.experiments.removals import irreplaceable, without_effect
+from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.centred import kept_cells
@@ -99,7 +100,7 @@ class AblationStudy:
 @closed_choices("replacement", "gain", "scope", "skip_keys")
 def run_ablations(
     model: HookedModel,
-    tokens: Inputs,
+    tokens: Given,
     *,
     players: Sequence[str] | None = None,
     n_layers: int | None = None,
@@ -110,7 +111,7 @@ def run_ablations(
     scope: Scope = "both",
     skip_keys: int | Literal["auto"] = "auto",
     query_rows: int | None = None,
-    shuffled: Inputs | None = None,
+    shuffled: Given | None = None,
     reparametrise: int = 0,
     seed: int = 0,
 ) -> AblationStudy:
@@ -122,7 +123,7 @@ def run_ablations(
 
     Args:
         model: a HookedTransformer or TransformerBridge.
-        tokens: sequences of equal length; vectors for a parameter-free model.
+        tokens: `Sequences`, or what `capture_scores` takes; vectors for a parameter-free model.
         players: what is kept or removed: components, the circuits `qk` and `ov`, unions such as
             `w_q+mlp`, at most 10; or `["sources"]` alone. By default mask, rope, w_q, w_k and w_o,
             and the circuits beside.
@@ -156,17 +157,14 @@ def run_ablations(
         >>> study.maps["source/mask"].shape
         (3, 16, 16)
     """
-    data, info = as_sequences(tokens), describe(model, name_of(model))
+    data, info = as_sequences(model, tokens), describe(model, name_of(model))
     skipped = int(data.bos) if skip_keys == "auto" else skip_keys
-    control = None if shuffled is None else as_sequences(shuffled)
+    control = None if shuffled is None else as_sequences(model, shuffled)
     n_folds = folds_for_intervals(data, n_folds)
-    fewest, depth = 1 + info.attending[0], info.n_layers
-    if n_layers is not None and not fewest <= n_layers <= depth:
-        raise ValueError(f"expected from {fewest} to {depth} layers, got {n_layers}")
+    layers = first_layers(model, n_layers)
     if control is not None and data.kind == "shuffled":
         raise ValueError("the tokens are shuffled already: shuffled tokens are no control for them")
     kept_cells(data.inputs.shape[1], skipped)  # raises where no keys are left
-    layers = tuple(layer for layer in info.attending if layer < (n_layers or depth))
     plan = make_plan(
         components(model),
         players,

@@ -171,13 +171,6 @@ class Settings(RunSettings):
         n_ctx = None if trained is None else self.extrapolated_len(trained)
         return self.load_layers(device, None, n_ctx=n_ctx)
 
-    def configured_context(self) -> int | None:
-        """Return how many positions the model takes: a shipped one those of the extrapolation."""
-        trained, n_ctx = trained_length(self.model), super().configured_context()
-        if trained is None or n_ctx is None:
-            return n_ctx
-        return max(self.extrapolated_len(trained), n_ctx)
-
     def trained_len_of(self, n_ctx: int) -> int:
         """Return the length that the model was trained at: as set, as recorded, or its context."""
         return self.trained_len or trained_length(self.model) or n_ctx
@@ -200,17 +193,10 @@ class Settings(RunSettings):
         """Return the settings that make the extrapolation's windows: about as many tokens."""
         length = self.extrapolated_len(n_ctx)
         n_seqs = max(self.folds, self.n_seqs * self.seq_len // length)
-        return LongWindows(**{**vars(self), "n_seqs": n_seqs, "seq_len": length})
+        return replace(self, n_seqs=n_seqs, seq_len=length, beyond_context=True)
 
     def random_segments(self, length: int) -> Settings:
         """Return the settings that make sequences of random tokens."""
         return replace(
             self, data="random", seq_len=length, windows="random", pack=False, shuffle=False
         )
-
-
-class LongWindows(Settings):
-    """The extrapolation's windows, which may be longer than the context of the configuration."""
-
-    def validate_context(self, n_ctx: int | None) -> None:
-        """Accept any length: RoPE has no last position."""

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from nope_probe.models.load import LoadedModel
 
 _arg = tyro.conf.arg
+N_STAGES = 9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +130,10 @@ class Settings(RunSettings):
         if self.layer in info.not_attending:
             named = ", ".join(f"L{layer}" for layer in info.attending)
             raise UserError(f"--layer {self.layer} of {info.name} does not attend; {named} do")
+
+    def n_maps(self, info: ModelInfo) -> int:
+        """Return how many maps the run holds: of the stages (a) to (i), intact and without."""
+        return N_STAGES * (1 + bool(self.remove))
 
     @property
     def substitute(self) -> Substitute:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -11,18 +12,20 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from nope_probe.analyses.jackknife import Interval, standard_error
+from nope_probe.analyses.jackknife import UNDEFINED, Interval, standard_error
+from nope_probe.analyses.pattern import Measures, measure, skipped_keys
 from nope_probe.analyses.pattern_changes import (
     independent_difference,
     measure_differences,
     pattern_difference,
 )
-from nope_probe.errors import UserError
+from nope_probe.errors import UserError, closed_choices
 from nope_probe.experiments.compare.members import INTACT, Map, Member, StoredMap, share_sequences
 from nope_probe.experiments.tables import Row, interval_columns
 from nope_probe.figures.intervals import bound_columns, interval_text
 from nope_probe.figures.words import MEASURES
 from nope_probe.maps.centred import row_centred
+from nope_probe.maps.maps import ScoreMaps
 
 PAIRED, UNPAIRED = "paired", "unpaired"
 OF_OTHER = " of other"  # ends the columns of the second run
@@ -151,6 +154,75 @@ def _without_folds(base: StoredMap, other: StoredMap, values: Map) -> tuple[Inte
     return Interval(value=rms, low=float("nan"), high=float("nan")), noise
 
 
+@closed_choices("skip_keys")
+def difference(
+    base: ScoreMaps,
+    other: ScoreMaps,
+    skip_keys: int | Literal["auto"] = "auto",
+    *,
+    paired: bool = True,
+) -> pd.DataFrame:
+    """Compare the positional patterns of two models, or of two states of one, as `compare` does.
+
+    Differences are `other` less `base`. Paired ones are taken fold by fold, so that what the
+    sequences have in common cancels.
+
+    Args:
+        base: the maps to compare with, as `capture_scores` returns them.
+        other: the maps of the other model, of as many positions.
+        skip_keys: how many first keys to leave out; `auto`: 1 where the sequences of one of the
+            maps all begin with the same token, else 0.
+        paired: whether both were captured on the same sequences, dealt to the same folds.
+
+    Returns:
+        A row for each layer that both have and each measure of `measure`, under the column names of
+        `compare`'s differences.csv: `item`, `measure`, `value` with its bounds, `base_value`,
+        `difference` with its bounds, and `method`. The row `pattern` has the RMS of the difference
+        of the two patterns, in nats, and no values.
+
+    Raises:
+        ValueError: for maps without a common layer, of unlike positions, or of other folds than
+            pairs need.
+
+    Example:
+        >>> from nope_probe import Ablation, ablated, capture_scores, difference, load, sequences
+        >>> loaded = load("nope-tiny", n_layers=3)
+        >>> data = sequences(tokenizer=loaded.tokenizer, n_seqs=64, seq_len=24)
+        >>> intact = capture_scores(loaded.model, data)
+        >>> with ablated(loaded.model, Ablation(remove=["mask"])):
+        ...     table = difference(intact, capture_scores(loaded.model, data))
+        >>> amplitudes = table[table["measure"] == "amplitude"].set_index("item")
+        >>> bool(amplitudes.loc["L2", "difference_high"] < 0)
+        True
+    """
+    layers = [layer for layer in base.layers if layer in other.layers]
+    if not layers:
+        raise UserError(f"no layer in common: {[*base.layers]} and {[*other.layers]}")
+    if base.folds.shape[2:] != other.folds.shape[2:]:
+        n, m = base.folds.shape[-1], other.folds.shape[-1]
+        raise UserError(f"the maps are of {n} and {m} positions: capture both on as many")
+    if paired and not base.counts.equal(other.counts):
+        raise UserError("the maps have unlike folds: pass paired=False for other sequences")
+    skipped, counts = skipped_keys([base, other], skip_keys), (other.counts, base.counts)
+    rows: list[Row] = []
+    for layer in layers:
+        x, y = (each.folds[:, each.layers.index(layer)] for each in (other, base))
+        options: dict[str, Any] = {"skip_keys": skipped, "paired": paired, "counts": counts}
+        changes = {"pattern": pattern_difference(x, y, **options)}
+        changes |= measure_differences(x, y, **options)
+        after, before = (
+            vars(measure(folds[:, None], skipped, counts=of_folds)[0])
+            for folds, of_folds in zip((x, y), counts, strict=True)
+        )
+        for name in ("pattern", *Measures.__dataclass_fields__):
+            value = after.get(name, UNDEFINED)
+            row = {"item": f"L{layer}", "measure": name, **interval_columns(value, "value")}
+            row |= {"base_value": before.get(name, UNDEFINED).value}
+            row |= interval_columns(changes[name], "difference")
+            rows.append({**row, "method": PAIRED if paired else UNPAIRED})
+    return pd.DataFrame(rows).rename(columns={"value_low": "low", "value_high": "high"})
+
+
 def differences_table(members: Sequence[Member]) -> pd.DataFrame:
     """Return every number that the runs share, profiles aside, and its difference to the first's.
 
@@ -171,23 +243,23 @@ def _rows(base: Member, other: Member) -> Iterator[Row]:
     for name in sorted(shared, key=lambda name: (*TABLE_ORDER, name).index(name)):
         one, two = base.tables[name], other.tables[name]
         keys = [key for key in _keys(one) if key in two]
-        measures = [measure for measure in _measures(one) if measure in two]
+        measures = [column for column in _measures(one) if column in two]
         if not keys or not measures or not len(one) or not len(two):
             continue
         for _, row in one.merge(two, on=keys, suffixes=("", OF_OTHER), how="inner").iterrows():
             fold_by_fold = _paired(base, other, name, row) if paired else {}
-            for measure in measures:
-                before, after = _interval(row, measure), _interval(row, measure, OF_OTHER)
-                difference = fold_by_fold.get(measure) or independent_difference(after, before)
+            for column in measures:
+                before, after = _interval(row, column), _interval(row, column, OF_OTHER)
+                change = fold_by_fold.get(column) or independent_difference(after, before)
                 yield {
                     "table": name,
                     "item": _item(row, keys),
-                    "measure": measure,
+                    "measure": column,
                     "run": other.label,
                     **{"value": after.value, "low": after.low, "high": after.high},
                     "base_value": before.value,
-                    **interval_columns(difference, "difference"),
-                    "method": PAIRED if measure in fold_by_fold else UNPAIRED,
+                    **interval_columns(change, "difference"),
+                    "method": PAIRED if column in fold_by_fold else UNPAIRED,
                 }
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -23,16 +24,24 @@ from nope_probe.analyses.recover import (
 )
 from nope_probe.components import Ablation
 from nope_probe.hooks.ablation import ablated
+from nope_probe.hooks.layers.attention import Attention, query_blocks
 from nope_probe.hooks.layers.base_layer import Layer
-from nope_probe.hooks.layers.model import Inputs, hugging_face_config, layers_of
+from nope_probe.hooks.layers.model import (
+    Inputs,
+    attention_read,
+    hugging_face_config,
+    layers_of,
+    run_forward,
+    traits_of,
+)
 from nope_probe.hooks.layers.protocols import HookedModel
+from nope_probe.hooks.layers.rotation import Rotary, cos_and_sin
 from nope_probe.hooks.reading.batch_readings import (
     LayerReading,
     hooks_scaling,
     hooks_without_learned_positions,
     read_layers,
     scaled_point,
-    visible_cells,
 )
 from nope_probe.hooks.removing.targets import components
 
@@ -40,6 +49,7 @@ N_SHORT = 48  # positions of the batch on which everything but the mask is found
 UPSCALED = 64.0  # q and k times this: a norm undoes it, and a soft cap shows
 ACTS = 1e-5  # of the largest score: a smaller change is rounding
 TOLERANCE = 1e-3  # relative, of numbers
+RESCALED = 1e-5  # relative, of frequencies that float32 turns into angles
 Value = bool | int | float | None
 LongInputs = Int[Tensor, "one long_pos"] | Float[Tensor, "one long_pos d_model"]
 
@@ -74,6 +84,13 @@ class LayerFindings:
         scale: of q.k.
         product_error: by how much scores less the bias differ from q.k, scale and soft cap,
             relative.
+        rope_rescaled_from: the fewest positions of a sequence in which RoPE has other frequencies
+            or another factor than in a short one; None if it keeps them on the long sequence.
+        rope_rescaled_by: what the long sequence multiplies the frequency of the pair with that
+            changes most; 1 where none does.
+        queries_grow_from: the first position from which on queries are longer or shorter than at
+            position 0, though they are of the same token (a temperature); None if they are not.
+        queries_grow_by: the length of the last such query, in lengths of the first.
     """
 
     layer: int
@@ -98,6 +115,10 @@ class LayerFindings:
     soft_cap: float | None
     scale: float
     product_error: float
+    rope_rescaled_from: int | None = None
+    rope_rescaled_by: float = 1.0
+    queries_grow_from: int | None = None
+    queries_grow_by: float = 1.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the findings as JSON-ready values."""
@@ -111,8 +132,9 @@ def probe_layers(
 
     Args:
         model: a HookedTransformer or TransformerBridge.
-        short: a batch of tokens or vectors, on which all but the mask is found.
-        long: one sequence on which the mask is found; the short batch by default.
+        short: a batch of tokens or vectors, on which all is found that one can find there.
+        long: one sequence on which the mask is found, and what changes with length; the short batch
+            by default.
 
     Example:
         >>> from nope_probe import load
@@ -136,23 +158,147 @@ def probe_layers(
         "first head": read_layers(model, short, first_head, entering),
         "learned": read_layers(model, short, hooks_without_learned_positions(model)),
     }
-    masks = visible_cells(model, short[:1] if long is None else long)
-    return [
-        _findings(
-            layer,
-            each,
-            {name: some[place] for name, some in changed.items()},
-            masks[place],
-        )
+    long = short[:1] if long is None else long
+    masks = read_masks(model, long)
+    found = [
+        _findings(layer, each, {name: some[place] for name, some in changed.items()}, masks[place])
         for place, (layer, each) in enumerate(zip(layers_of(model), intact, strict=True))
     ]
+    return list(with_lengths(model, found, long, short.shape[1]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongMask:
+    """The shape of one layer's mask on a long sequence, and whether all heads have it."""
+
+    shape: MaskShape
+    same_in_all_heads: bool
+
+
+def read_masks(model: HookedModel, inputs: LongInputs) -> list[LongMask]:
+    """Run one sequence, and return the mask of each layer; no map is made."""
+    masks: list[LongMask] = []
+
+    def read(layer: Layer, attention: Attention) -> None:
+        n_positions = attention.mask.n_queries
+        rows = partial(_cells_of_head, attention, 0)
+        others = range(1, attention.visible_rows(slice(1)).shape[1])
+        same = all(
+            torch.equal(rows(block), _cells_of_head(attention, head, block))
+            for head in others
+            for block in query_blocks(n_positions, n_positions)
+        )
+        masks.append(LongMask(shape=mask_shape(rows, n_positions), same_in_all_heads=same))
+
+    with torch.inference_mode(), attention_read(model, read):
+        run_forward(model, inputs)
+    return masks
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthReading:
+    """What one layer does to queries in a sequence of some length.
+
+    Attributes:
+        rotation: how RoPE turns; None if that is not recognised, or without RoPE.
+        query_lengths: the root mean square over heads of the length of each query.
+    """
+
+    rotation: Rotation | None
+    query_lengths: Float[Tensor, " pos"]
+
+
+def read_queries(
+    model: HookedModel, inputs: LongInputs, n_layers: int | None = None
+) -> list[LengthReading]:
+    """Run one sequence through the first layers that attend (all by default), and read each."""
+    traits, readings = traits_of(model), list[LengthReading]()
+
+    def read(layer: Layer, attention: Attention) -> None:
+        reading = LengthReading(
+            rotation=_first_rotation(attention, traits[layer.index].rotary),
+            query_lengths=attention.q[0].float().square().sum(-1).mean(-1).sqrt().cpu(),
+        )
+        readings.append(reading)
+
+    depth = len(layers_of(model)) if n_layers is None else n_layers
+    with torch.inference_mode(), attention_read(model, read, n_layers=depth):
+        run_forward(model, inputs)
+    return readings
+
+
+def _cells_of_head(
+    attention: Attention, head: int, rows: slice
+) -> Bool[Tensor, "query_pos key_pos"]:
+    return attention.visible_rows(rows)[0, head]
+
+
+def _first_rotation(attention: Attention, rotary: Rotary | None) -> Rotation | None:
+    """Return how RoPE turns at positions 0 and 1; None if that is not recognised."""
+    angles = attention.angles
+    if rotary is None or rotary.pairs is None or angles is None:
+        return None
+    cos, sin = (each[..., :2, :] for each in cos_and_sin(angles))
+    matrices = rotary.matrices((cos, sin), attention.q.shape[-1])
+    return recover_rotation(matrices.cpu())
+
+
+def with_lengths(
+    model: HookedModel, found: Sequence[LayerFindings], long: LongInputs, n_short: int
+) -> Iterator[LayerFindings]:
+    """Yield findings with what changes with a sequence's length: frequencies, and a temperature.
+
+    A token that is repeated gives equal queries at all positions but for RoPE, which keeps their
+    length, and for what multiplies them by position. The first length at which frequencies change
+    is found by bisection.
+    """
+    repeated = long[:, :1].expand(-1, long.shape[1], *long.shape[2:]).contiguous()
+    n_long = long.shape[1]
+    if n_long <= n_short:
+        yield from found
+        return
+    before, after = read_queries(model, repeated[:, :n_short]), read_queries(model, repeated)
+    begins: dict[float, int] = {}
+    for place, each in enumerate(found):
+        ratio = _rescaling(before[place].rotation, after[place].rotation)
+        if ratio != 1 and ratio not in begins:
+            low, high = n_short, n_long  # of a length that keeps them, and of one that does not
+            while high - low > 1:
+                middle = (low + high) // 2
+                # A dynamic scaling keeps the frequencies of the longest sequence until a short one.
+                read_queries(model, repeated[:, :n_short], place + 1)
+                on_middle = read_queries(model, repeated[:, :middle], place + 1)[place].rotation
+                keeps = _rescaling(before[place].rotation, on_middle) == 1
+                low, high = (middle, high) if keeps else (low, middle)
+            begins[ratio] = high
+        lengths = after[place].query_lengths / after[place].query_lengths[0]
+        grown = ((lengths - 1).abs() > TOLERANCE).nonzero().flatten()
+        # Learned positions, convolutions and states change queries from the first positions on.
+        grows = len(grown) > 0 and int(grown[0]) >= n_short
+        yield replace(
+            each,
+            rope_rescaled_from=begins.get(ratio),
+            rope_rescaled_by=ratio,
+            queries_grow_from=int(grown[0]) if grows else None,
+            queries_grow_by=float(lengths[-1]) if grows else 1.0,
+        )
+
+
+def _rescaling(before: Rotation | None, after: Rotation | None) -> float:
+    """Return the ratio of the frequency (or factor) that changes most; 1 within rounding."""
+    if before is None or after is None or len(before.pairs) != len(after.pairs):
+        return 1.0
+    sizes = torch.tensor([after.size / before.size], dtype=torch.float64)
+    ratios = torch.cat([after.frequencies / before.frequencies, sizes])
+    furthest = ratios[ratios.log().abs().argmax()]
+    return float(furthest) if abs(furthest - 1) > RESCALED else 1.0
 
 
 def _findings(
     layer: Layer,
     intact: LayerReading,
     changed: dict[str, LayerReading],
-    visible: Bool[Tensor, "head query_pos key_pos"],
+    mask: LongMask,
 ) -> LayerFindings:
     cells = intact.visible.expand_as(intact.scores)
     product = _score_product([intact, changed["q"]], cells)
@@ -178,8 +324,8 @@ def _findings(
         rope_layout=rotation.layout,
         rope_factor=rotation.size,
         learned_positions_change=_largest_change(intact, changed["learned"], cells),
-        mask=mask_shape(visible[0]),
-        mask_same_in_all_heads=bool((visible == visible[0]).all()),
+        mask=mask.shape,
+        mask_same_in_all_heads=mask.same_in_all_heads,
         q_norm=q_norm,
         k_norm=k_norm,
         norm_over=_norm_over(intact, changed["first head"]) if q_norm or k_norm else None,

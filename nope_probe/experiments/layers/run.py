@@ -17,11 +17,11 @@ from nope_probe.experiments.layers.expect import (
     Expectation,
     parse_expectation,
 )
-from nope_probe.models.hub import configured_context, validate_reachable, validate_seq_len
+from nope_probe.models.context import beyond_context, validate_context
+from nope_probe.models.hub import validate_reachable
 from nope_probe.models.names import folder_of, is_on_hub, validate_revision
 from nope_probe.runtime.identity import record_sources, threads, versions
-from nope_probe.runtime.places import validate_memory
-from nope_probe.runtime.settings import LAYERS, SEED, SEQ_LEN, BoundedSettings
+from nope_probe.runtime.settings import LAYERS, SEED, SEQ_LEN, BoundedSettings, validate_effects
 from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
@@ -73,8 +73,15 @@ class Settings(BoundedSettings):
     seq_len: Annotated[
         int | Literal["auto"],
         SEQ_LEN,
-        _arg(help="Positions on which the mask is read; a window shows if it is shorter."),
+        _arg(
+            help="Positions on which the mask and what changes with length are read; a window "
+            "shows if it is shorter."
+        ),
     ] = "auto"
+    beyond_context: Annotated[
+        bool,
+        _arg(help="Take a --seq-len beyond the model's context; no table of positions does."),
+    ] = False
     expect: Annotated[
         tuple[str, ...],
         _arg(
@@ -98,8 +105,8 @@ class Settings(BoundedSettings):
         Raises:
             UserError: naming the flag.
         """
-        if self.seq_len != "auto":
-            validate_memory(8 * self.seq_len**2, "--seq-len")
+        if self.seq_len == "auto":
+            validate_effects(self, {"beyond_context": "without a --seq-len"})
         if self.revision is not None:
             validate_revision(self.model)
 
@@ -149,8 +156,12 @@ def run(settings: Settings) -> Report:
         raise UserError(f"--expect names a key twice: {' '.join(settings.expect)}")
     validate_reachable(settings.model, settings.revision)
     if settings.seq_len != "auto":
-        n_ctx = configured_context(settings.model, settings.revision)
-        validate_seq_len(settings.seq_len, n_ctx)
+        validate_context(
+            settings.model,
+            settings.seq_len,
+            beyond=settings.beyond_context,
+            revision=settings.revision,
+        )
     loaded = load_model(settings)
     from nope_probe.data.sequences import forces_bos
     from nope_probe.experiments.layers.expect import validate_depth
@@ -189,6 +200,7 @@ def load_model(settings: Settings) -> LoadedModel:
             device=own_device(settings.device),
             dtype=_float32(),
             revision=settings.revision,
+            n_ctx=None if settings.seq_len == "auto" else settings.seq_len,
         )
 
 
@@ -212,7 +224,8 @@ def n_positions(
         if each.key in LENGTHS and isinstance(each.value, float)
     ]
     if settings.seq_len != "auto":
-        validate_seq_len(settings.seq_len, n_ctx)
+        if settings.seq_len > n_ctx and not settings.beyond_context:
+            raise beyond_context(settings.seq_len, n_ctx)
         length = settings.seq_len
     else:
         config = hugging_face_config(loaded.model) or {}
@@ -342,5 +355,15 @@ def _notes(report: Report) -> list[str]:
             lines.append(
                 f"{name}: pairs from {each.rope_pairs_following} on do not follow the power "
                 "law of the first ones (RoPE is scaled)"
+            )
+        if each.rope_rescaled_from is not None:
+            lines.append(
+                f"{name}: RoPE is another from sequences of {each.rope_rescaled_from:,} tokens on "
+                f"(the pair that changes most turns {each.rope_rescaled_by:.3g} times as fast)"
+            )
+        if each.queries_grow_from is not None:
+            lines.append(
+                f"{name}: queries are scaled from position {each.queries_grow_from:,} on "
+                f"({each.queries_grow_by:.4g} times at the last)"
             )
     return lines

@@ -51,7 +51,7 @@ def report(run: Run, pairs: Sequence[Pair]) -> Report:
 
 
 def draw(folder: Path, image: Path) -> None:
-    """Draw the first figure of a reproduced figure's page into a .png or .svg file.
+    """Draw the first figure of a reproduced figure's page into a .pdf, .png or .svg file.
 
     Raises:
         UserError: if one of the experiments is not there any more, or it cannot be drawn.

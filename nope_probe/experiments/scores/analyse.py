@@ -179,16 +179,12 @@ def _head_tables(
 
     A row of `heads` has four measures of the head's pattern, and what the head attends to.
     """
-    per_head, counts = maps.per_head, maps.counts
-    assert per_head is not None
     rows = [
         {"layer": layer, "head": head, **columns_of(measures, HEAD_MEASURES)}
-        for place, layer in enumerate(maps.layers)
-        for head, measures in enumerate(
-            measure(
-                per_head[:, place], skip_keys, counts=counts, query_positions=maps.query_positions
-            )
+        for layer, of_layer in zip(
+            maps.layers, measure(maps, skip_keys, per_head=True), strict=True
         )
+        for head, measures in enumerate(of_layer)
     ]
     heads = pd.DataFrame(rows, columns=["layer", "head", *interval_names(*HEAD_MEASURES)])
     attended, sinks = head_columns(

@@ -24,8 +24,9 @@ from nope_probe.analyses.head_measures import (
 )
 from nope_probe.analyses.jackknife import jackknife, leave_one_out
 from nope_probe.data.sequences import Sequences, sequences
+from nope_probe.experiments.engine import as_sequences, first_layers, folds_for_intervals
 from nope_probe.experiments.tables import Row, interval_columns
-from nope_probe.hooks.layers.model import Inputs
+from nope_probe.hooks.layers.model import Given, Inputs, numbered_layers
 from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.reading.batch_readings import HeadReading, read_heads
 from nope_probe.maps.folds import folds_of, pooled
@@ -57,6 +58,53 @@ class HeadInputs:
     n_tokens: int
     skip_keys: int
     fold_of: Int[Tensor, " seq"]
+
+
+def head_scores(
+    model: HookedModel,
+    tokens: Given,
+    *,
+    n_layers: int | None = None,
+    n_folds: int | None = None,
+) -> pd.DataFrame:
+    """Measure what each head attends to, as `scores --per-head` does.
+
+    The columns are shares of attention: `first_key` (an attention sink), `previous_token` and
+    `induction` (on random tokens that are repeated), and shares of the variance of the last query's
+    scores: `positional` stays where keys are moved, `symbolic` moves with them. Bounds of 95%
+    intervals end in `_low` and `_high`. Where the tokenizer has a BOS token, further columns are
+    those of the same sequences without theirs (`_without_bos`), or with one (`_with_bos`). About 64
+    of the sequences are read.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge, ablated or not.
+        tokens: `Sequences`, or what `capture_scores` takes, 4 sequences or more.
+        n_layers: of how many first layers to measure those that attend; all by default.
+        n_folds: parts of the data that intervals are made from, 4 or more; by default 8, or as many
+            as there are documents if these are fewer.
+
+    Returns:
+        A row for each layer and head.
+
+    Raises:
+        ValueError: for too few sequences, folds or layers, or inputs that the model cannot take.
+
+    Example:
+        >>> from nope_probe import head_scores, load, sequences
+        >>> loaded = load("rope-tiny")
+        >>> data = sequences(tokenizer=loaded.tokenizer, n_seqs=32)
+        >>> heads = head_scores(loaded.model, data).set_index(["layer", "head"])
+        >>> heads["previous_token"].idxmax()
+        (0, 0)
+    """
+    data, layers = as_sequences(model, tokens), first_layers(model, n_layers)
+    tokenizer = getattr(model, "tokenizer", None)
+    columns, _ = head_columns(model, data, tokenizer, layers, folds_for_intervals(data, n_folds))
+    n_heads = [block.n_heads for block in numbered_layers(model, layers)]
+    places = [
+        (layer, head) for layer, count in zip(layers, n_heads, strict=True) for head in range(count)
+    ]
+    return pd.concat([pd.DataFrame(places, columns=["layer", "head"]), columns], axis=1)
 
 
 def head_columns(

@@ -13,7 +13,7 @@ from nope_probe.runtime.settings import Bounds, RunSettings
 from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
-    pass
+    from nope_probe.models.info import ModelInfo
 
 _arg = tyro.conf.arg
 
@@ -32,6 +32,11 @@ class Settings(RunSettings):
         Bounds(1, 1024),
         _arg(help="Split the maps by RoPE frequency: octaves of wavelengths, or so many bands."),
     ] = None
+
+    def n_maps(self, info: ModelInfo) -> int:
+        """Return how many maps the run holds; a head's has half the bytes of a layer's."""
+        n_layers = len(self.layers_of(info))
+        return n_layers * (1 + info.n_heads // 2) if self.per_head else n_layers
 
 
 def run(settings: Settings) -> Path:

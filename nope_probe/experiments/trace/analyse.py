@@ -14,7 +14,6 @@ from nope_probe.analyses.positions import MIN_FOLDS, Side, clock, readers, term_
 from nope_probe.errors import closed_choices
 from nope_probe.experiments.engine import (
     Engine,
-    Inputs,
     as_sequences,
     folds_for_intervals,
 )
@@ -22,7 +21,7 @@ from nope_probe.experiments.tables import term_table, writer_table
 from nope_probe.experiments.trace.effects import measure_effects
 from nope_probe.experiments.trace.sections import answer, headline, report
 from nope_probe.figures.position_figure import ALL, CLOCKS, reader_of, with_readers
-from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.layers.model import Given, layers_of
 from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.maps.folds import folds_of
 from nope_probe.maps.positions import PositionSums
@@ -67,7 +66,7 @@ class Trace:
 @closed_choices("writers", "skip_keys")
 def run_trace(
     model: HookedModel,
-    inputs: Inputs,
+    inputs: Given,
     *,
     layers: int | None = None,
     writers: Literal["heads", "layers"] = "heads",
@@ -82,7 +81,7 @@ def run_trace(
 
     Args:
         model: a HookedTransformer or TransformerBridge.
-        inputs: sequences of equal length; vectors for a parameter-free model.
+        inputs: `Sequences`, or what `capture_scores` takes; vectors for a parameter-free model.
         layers: how many first blocks to read; all by default.
         writers: whether heads write one by one, or each block's attention as a whole.
         per_head: whether each head is a reader, not each layer.
@@ -108,7 +107,7 @@ def run_trace(
         >>> sorted(shares[shares > 0.5].index)
         ['L1H0', 'L1H1']
     """
-    data = as_sequences(inputs)
+    data = as_sequences(model, inputs)
     n_folds = folds_for_intervals(data, n_folds)
     if n_folds < MIN_FOLDS:
         raise ValueError(f"expected at least {MIN_FOLDS} folds, got {n_folds}")

@@ -104,6 +104,11 @@ class Settings(RunSettings):
         fewer = ", or take --writers layers" if self.writers == "heads" else ""
         validate_memory(self.bytes_of_sums(info), f"--layers or --seq-len{fewer}")
 
+    def n_maps(self, info: ModelInfo) -> int:
+        """Return how many maps the run holds, and how many take as much as the writers' sums."""
+        maps_of_sums = self.bytes_of_sums(info) // (8 * self.folds * self.seq_len**2)
+        return len(self.layers_of(info)) + maps_of_sums
+
     def bytes_of_sums(self, info: ModelInfo) -> int:
         """Return the bytes of what writers bring to queries and keys, by fold and position."""
         n_layers = info.n_layers if self.layers == "all" else self.layers

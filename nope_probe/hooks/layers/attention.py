@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Literal, TypeAlias
 
 import torch
 from einops import rearrange, reduce
@@ -19,6 +22,155 @@ Keys = Float[Tensor, "batch key_pos kv_head d_head"]
 Values = Float[Tensor, "batch key_pos value_head d_value"]
 Scores = Float[Tensor, "batch head query_pos key_pos"]
 Visible = Bool[Tensor, "one_or_batch one_or_head query_pos key_pos"]
+Positions: TypeAlias = Int[Tensor, " row"]
+# Sequences up to this length are computed in one block of queries, longer ones in blocks of so many
+# cells that a block's masks and scores stay small beside a model.
+WHOLE, BLOCK_CELLS = 2048, 2**24
+
+
+def query_blocks(n_queries: int, cells_per_query: int) -> Iterator[slice]:
+    """Return blocks of queries that have about `BLOCK_CELLS` cells.
+
+    Up to `WHOLE` queries are a single block.
+
+    Example:
+        >>> list(query_blocks(5000, 5000))[:2]
+        [slice(0, 3355, None), slice(3355, 5000, None)]
+    """
+    size = n_queries if n_queries <= WHOLE else max(1, BLOCK_CELLS // cells_per_query)
+    for start in range(0, n_queries, max(1, size)):
+        yield slice(start, min(start + size, n_queries))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Mask:
+    """The keys that each query attends to, computed for some queries at a time.
+
+    Attributes:
+        n_queries, n_keys: its sizes; the last query stands at the last key.
+        device: where its cells are computed.
+        sees: returns the cells of the given queries, which are numbers of rows in a column, and
+            keys, which are numbers in a row or in a column of the same length.
+        known: the shape, if it is known without a look at the cells.
+    """
+
+    n_queries: int
+    n_keys: int
+    device: torch.device
+    sees: Callable[[Int[Tensor, "query_pos one"], Int[Tensor, "#query_pos key_pos"]], Visible]
+    known: Literal["causal", "full"] | None = None
+
+    @classmethod
+    def causal(cls, n_queries: int, n_keys: int, device: torch.device) -> Mask:
+        """Return the mask under which a query attends to itself and all earlier keys."""
+        before = n_keys - n_queries  # of a cache
+        return cls(
+            n_queries=n_queries,
+            n_keys=n_keys,
+            device=device,
+            sees=lambda query, key: (key <= query + before)[None, None],
+            known="causal",
+        )
+
+    @classmethod
+    def full(cls, n_queries: int, n_keys: int, device: torch.device) -> Mask:
+        """Return the mask that hides nothing."""
+        return cls(
+            n_queries=n_queries,
+            n_keys=n_keys,
+            device=device,
+            sees=lambda query, key: (key >= 0).expand(1, 1, len(query), -1),
+            known="full",
+        )
+
+    @classmethod
+    def of(cls, visible: Visible) -> Mask:
+        """Return the mask of cells that a model has computed."""
+        return cls(
+            n_queries=visible.shape[-2],
+            n_keys=visible.shape[-1],
+            device=visible.device,
+            sees=lambda query, key: visible[..., query, key],
+        )
+
+    def rows(self, rows: slice | Positions = slice(None)) -> Visible:
+        """Return which keys some queries attend to."""
+        queries = torch.arange(self.n_queries, device=self.device)[rows]
+        return self.sees(queries[:, None], torch.arange(self.n_keys, device=self.device)[None])
+
+    def blocks(self) -> Iterator[tuple[slice, Visible]]:
+        """Return the cells of all queries, a block of queries at a time."""
+        for rows in query_blocks(self.n_queries, self.n_keys):
+            yield rows, self.rows(rows)
+
+    @cached_property
+    def real(self) -> Bool[Tensor, "one_or_batch one_or_head key_pos"]:
+        """Which positions are not padding: a mask hides padding even from itself."""
+        position = torch.arange(self.n_queries, device=self.device)[:, None]
+        return self.sees(position, position)[..., 0]
+
+    @cached_property
+    def is_causal(self) -> bool:
+        """Whether every query attends to itself and all earlier keys, and to nothing else."""
+        if self.known is not None or self.n_queries != self.n_keys:
+            return self.known == "causal" and self.n_queries == self.n_keys
+        causal = Mask.causal(self.n_queries, self.n_keys, self.device)
+        return all(bool((cells == causal.rows(rows)).all()) for rows, cells in self.blocks())
+
+    def without(self, remove: frozenset[str], prefix: int | None = None) -> Mask:
+        """Return the mask without `mask` or `window`, which never shows padding.
+
+        Args:
+            remove: without the mask a window reaches as far behind a query as before it; without
+                the window, all earlier keys are visible; without both, all keys.
+            prefix: how many first positions, counted without padding, lose the mask among
+                themselves; None for all positions.
+
+        Raises:
+            ValueError: if a sequence is shorter than the prefix.
+        """
+        mask, real = self, self.real
+        if "window" in remove:
+            mask = Mask.causal(self.n_queries, self.n_keys, self.device)._with_keys(real)
+        if "mask" not in remove:
+            return mask
+        if mask.known == "causal":
+            both_ways = Mask.full(self.n_queries, self.n_keys, self.device)
+        else:
+            sees = mask.sees
+            both_ways = replace(
+                mask, sees=lambda query, key: sees(query, key) | _transposed(sees, query, key)
+            )
+        both_ways = both_ways._with_keys(real)
+        if prefix is None:
+            return both_ways
+        n = int(real.sum(-1).min())
+        if prefix > n:
+            raise ValueError(f"a prefix of {prefix} positions, but the sequences have {n}")
+        inside = real & (real.cumsum(-1) <= prefix)
+        return replace(
+            mask,
+            sees=lambda query, key: (
+                mask.sees(query, key)
+                | (both_ways.sees(query, key) & inside[..., query] & inside[..., key])
+            ),
+            known=None,
+        )
+
+    def _with_keys(self, keys: Bool[Tensor, "one_or_batch one_or_head key_pos"]) -> Mask:
+        """Return the mask with some keys alone."""
+        if bool(keys.all()):
+            return self
+        return replace(
+            self, sees=lambda query, key: self.sees(query, key) & keys[..., key], known=None
+        )
+
+
+def _transposed(sees: Callable[..., Visible], query: Tensor, key: Tensor) -> Visible:
+    """Return which queries see which keys with the roles of the two exchanged."""
+    if query.shape == key.shape:
+        return sees(key, query)  # pairs of positions
+    return sees(key.mT, query.mT).mT
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -28,7 +180,7 @@ class Attention:
     Attributes:
         q, k: queries and keys as they are multiplied: after every norm and rotation.
         v: values.
-        visible: which keys each query attends to.
+        mask: which keys each query attends to.
         scale: the factor between q.k and a score (1/sqrt(d_head) as a rule).
         soft_cap: c of c * tanh(score / c), or None (Gemma-2 has one).
         bias: what is added to the scores (ALiBi), or None.
@@ -41,7 +193,7 @@ class Attention:
     q: Heads
     k: Keys
     v: Values
-    visible: Visible
+    mask: Mask
     scale: float
     soft_cap: float | None = None
     bias: Float[Tensor, "one_or_batch head query_pos key_pos"] | None = None
@@ -63,10 +215,19 @@ class Attention:
         """Whether the scores of the first sequence are q.k times the scale, as hooks left them."""
         if self.hooked is None:
             return self.is_product
-        visible = self.visible[:1].expand(1, self.n_heads, -1, -1)
+        visible = self.visible_per_head[None]
         product = replace(self, soft_cap=None, bias=None, hooked=None).scores()[:1]
         error = relative_error(product[visible], self.hooked[:1][visible])
         return error <= max(1e-5, 4 * torch.finfo(self.q.dtype).eps)
+
+    @property
+    def visible(self) -> Visible:
+        """Which keys each query attends to."""
+        return self.mask.rows()
+
+    def visible_rows(self, rows: slice | Positions) -> Visible:
+        """Return which keys some queries attend to; no cells of other queries are made."""
+        return self.mask.rows(rows)
 
     @property
     def visible_to_all(self) -> Bool[Tensor, "query_pos key_pos"]:
@@ -78,7 +239,7 @@ class Attention:
         """The cells that are visible in each head of the first sequence."""
         return self.visible[0].expand(self.n_heads, -1, -1)
 
-    def scores(self, rows: slice | Int[Tensor, " row"] = slice(None)) -> Scores:
+    def scores(self, rows: slice | Positions = slice(None)) -> Scores:
         """Return the scores of some queries with every key, masked ones too."""
         if self.hooked is not None:
             return self.hooked[:, :, rows]
@@ -99,25 +260,34 @@ class Attention:
         return pattern.nan_to_num().to(self.v.dtype)  # NaN: the rows of padding
 
     def weighted_values(self) -> Float[Tensor, "batch pos head d_value"]:
-        """Return softmax(scores) v without a tensor of scores."""
+        """Return softmax(scores) v without a tensor of scores, or of all masked cells."""
         q, k, v = self.q, self.k, self.v.to(self.q.dtype)
         if k.shape[2] != v.shape[2]:
             k, v = repeat_heads(k, self.n_heads), repeat_heads(v, self.n_heads)
         q, k, v = (rearrange(x, "batch pos head d -> batch head pos d") for x in (q, k, v))
-        visible = self.visible[:1] if self.visible.stride(0) == 0 else self.visible
-        is_square = q.shape[2] == k.shape[2]
-        causal = is_square and torch.equal(visible, torch.ones_like(visible).tril())
-        mask = None if causal or bool(visible.all()) else visible
-        if self.bias is not None:
-            mask, causal = self.bias.to(q.dtype).masked_fill(~visible, -torch.inf), False
-        z = scaled_dot_product_attention(
-            *(q, k, v),
-            attn_mask=mask,
-            is_causal=causal,
-            scale=self.scale,
-            enable_gqa=k.shape[1] < q.shape[1],
+        fused = partial(
+            scaled_dot_product_attention, scale=self.scale, enable_gqa=k.shape[1] < q.shape[1]
         )
-        return rearrange(z, "batch head pos d -> batch pos head d").to(self.v.dtype)
+        if self.bias is None and (self.mask.is_causal or self.mask.known == "full"):
+            z = fused(q, k, v, is_causal=self.mask.is_causal)
+            return rearrange(z, "batch head pos d -> batch pos head d").to(self.v.dtype)
+        blocks = []
+        for rows, visible in self.mask.blocks():
+            keys = _span(visible)
+            cells = visible[..., keys]
+            added = None if bool(cells.all()) else cells
+            if self.bias is not None:
+                bias = self.bias[..., rows, keys].to(q.dtype)
+                added = bias.masked_fill(~cells, -torch.inf)
+            z = fused(q[..., rows, :], k[..., keys, :], v[..., keys, :], attn_mask=added)
+            blocks.append(rearrange(z, "batch head pos d -> batch pos head d"))
+        return (blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)).to(self.v.dtype)
+
+
+def _span(visible: Visible) -> slice:
+    """Return the keys from the first to the last that some query sees."""
+    seen = visible.flatten(0, -2).any(0).nonzero().flatten()
+    return slice(int(seen[0]), int(seen[-1]) + 1) if len(seen) else slice(None)
 
 
 def unmasked(

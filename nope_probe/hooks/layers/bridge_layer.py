@@ -105,6 +105,7 @@ class BridgeLayer(Layer):
         first, *rest = output  # attention weights, if any, are none of transformers' own
         return type(output)([attn.hook_out(first), *[None for _ in rest[:1]], *rest[1:]])
 
+    @torch.inference_mode(False)  # rows are kept, and tensors of inference mode bar gradients later
     def _rows_of_joint(self, joint: Any) -> list[Tensor]:
         """Return which outputs of a joint projection are those of W_Q, W_K and W_V.
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from nope_probe.components import Projection
 from nope_probe.hooks.layers.attached_hooks import PlacedHook, first
-from nope_probe.hooks.layers.attention import Attention, unmasked
+from nope_probe.hooks.layers.attention import Attention, Mask, unmasked
 from nope_probe.hooks.layers.base_layer import Layer, NormName, Traits, Vectors
 from nope_probe.hooks.layers.protocols import HookPoint
 from nope_probe.hooks.layers.rotation import Rotary
@@ -90,7 +90,7 @@ class HookedLayer(Layer):
             q=q,
             k=k,
             v=v,
-            visible=unmasked(cells),
+            mask=Mask.of(unmasked(cells)),
             scale=1.0 / float(attn.attn_scale),
             soft_cap=self.soft_cap,
             bias=self._alibi(q, k),

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from nope_probe.hooks.layers.attention import Attention
+from nope_probe.hooks.layers.attention import Attention, Mask
 from nope_probe.hooks.layers.tap import Tap
 
 PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm")
@@ -87,7 +87,7 @@ class InlineAttention(TorchFunctionMode):
             q=self._by_head(self.q).transpose(1, 2),
             k=self._by_head(self.k).transpose(1, 2),
             v=self._by_head(v).transpose(1, 2),
-            visible=visible[:, :1],
+            mask=Mask.of(visible[:, :1]),
             scale=self.tap.scale,
             bias=bias if bool(bias.any()) else None,
             angles=self.tap.angles,

@@ -7,11 +7,11 @@ between their blocks is in `hooked_layer.py` and `bridge_layer.py` (and, of what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from inspect import signature
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -37,6 +37,19 @@ from nope_probe.hooks.layers.tap import StopForward, positions_far_apart, taps_r
 Inputs: TypeAlias = Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
 
 
+@runtime_checkable
+class HasInputs(Protocol):
+    """Sequences with what is known of them, as `nope_probe.sequences` returns them."""
+
+    inputs: Inputs
+    documents: Int[Tensor, " seq"] | None
+
+
+OneSequence: TypeAlias = Int[Tensor, " pos"] | Float[Tensor, "pos d_model"]
+# A text, texts of as many tokens each, or lists of token ids beside tensors.
+Given: TypeAlias = Inputs | OneSequence | HasInputs | str | Sequence[Any]
+
+
 def layers_of(model: HookedModel) -> list[Layer]:
     """Return a model's blocks that attend: all of them, except in hybrid models.
 
@@ -45,8 +58,10 @@ def layers_of(model: HookedModel) -> list[Layer]:
     """
     blocks = getattr(model, "blocks", None)
     if blocks is None or not hasattr(model, "cfg"):
+        hint = {"str": "; load it first: load(name).model", "LoadedModel": "; pass its .model"}
+        given = type(model).__name__
         raise TypeError(
-            f"expected a HookedTransformer or TransformerBridge, got {type(model).__name__}"
+            f"expected a HookedTransformer or TransformerBridge, got {given}{hint.get(given, '')}"
         )
     kind = BridgeLayer if is_bridge(model) else HookedLayer
     return [
@@ -118,19 +133,104 @@ def begins_alike(inputs: Inputs) -> bool:
     return bool((inputs[:, 0] == inputs[0, 0]).all())
 
 
-def validate_inputs(model: HookedModel, inputs: Inputs) -> None:
-    """Check that tokens are of a model's vocabulary; -1 would be read as the last of its tokens.
+def as_inputs(model: HookedModel, given: object) -> Inputs:
+    """Return what a public function was given to run the model on, as a tensor of sequences.
+
+    A text becomes the tokens of `model.tokenizer`, which begin with BOS where it adds one. One
+    sequence becomes a batch of 1.
 
     Raises:
-        UserError: naming the token and the vocabulary.
+        TypeError: for a model that is none of TransformerLens's, or for inputs of another kind.
+        UserError: for sequences of unequal lengths, no token, tokens that the model does not have,
+            more positions than it has, or vectors of another size.
+
+    Example:
+        >>> from nope_probe import load
+        >>> as_inputs(load("rope-tiny").model, "def f(x):").shape
+        torch.Size([1, 6])
     """
-    if inputs.is_floating_point() or not inputs.numel():
-        return
+    layers_of(model)  # raises for what is no model
+    given = given.inputs if isinstance(given, HasInputs) else given
+    inputs = given if isinstance(given, Tensor) else _stacked(model, given)
+    if inputs.dim() == 1 + inputs.is_floating_point():
+        inputs = inputs[None]
+    if inputs.dim() != 2 + inputs.is_floating_point() or inputs.dtype == torch.bool:
+        raise TypeError(
+            "expected tokens [seq, pos] or vectors [seq, pos, d_model], got "
+            f"{str(inputs.dtype).removeprefix('torch.')} {list(inputs.shape)}"
+        )
+    if not inputs.numel():
+        raise UserError(f"expected 1 sequence of 1 token or more, got {list(inputs.shape)}")
+    if not inputs.is_floating_point():
+        inputs = inputs.long()
+    validate_inputs(model, inputs)
+    return inputs
+
+
+def documents_of(
+    given: object, documents: Int[Tensor, " seq"] | None
+) -> Int[Tensor, " seq"] | None:
+    """Return the documents that were named, or those that come with the sequences."""
+    return given.documents if documents is None and isinstance(given, HasInputs) else documents
+
+
+def _stacked(model: HookedModel, given: object) -> Tensor:
+    """Return the tokens of a text, of texts or of lists of ids, whose lengths are equal."""
+    if not isinstance(given, Sequence) or not given:
+        raise TypeError(f"expected texts, tokens or vectors, got {given!r:.60}")
+    rows = [
+        _tokens_of(model, row) if isinstance(row, str) else torch.as_tensor(row)
+        for row in ([given] if isinstance(given, str) else given)
+    ]
+    lengths = [row.shape[0] for row in rows if row.dim()]
+    if len({*lengths}) > 1:
+        raise UserError(
+            f"the sequences have {min(lengths)} to {max(lengths)} tokens, and a batch needs equal "
+            "lengths: sequences(texts, tokenizer=..., seq_len=...) cuts them"
+        )
+    return torch.stack(rows)
+
+
+def _tokens_of(model: HookedModel, text: str) -> Int[Tensor, " pos"]:
     hooked: Any = model
+    if getattr(hooked, "tokenizer", None) is None:
+        raise UserError("the model has no tokenizer, so it takes tokens or vectors, and no text")
+    return torch.tensor(hooked.tokenizer(text, verbose=False)["input_ids"])
+
+
+def validate_inputs(model: HookedModel, inputs: Inputs) -> None:
+    """Check that a model has the tokens (-1 would be read as the last) and the positions of inputs.
+
+    Raises:
+        UserError: naming the token and the vocabulary, or both lengths or sizes.
+    """
+    hooked: Any = model
+    n_pos, n_ctx = inputs.shape[1], positions_of(model)
+    if n_ctx is not None and n_pos > n_ctx:
+        raise UserError(f"the sequences have {n_pos} tokens, and the model's context is {n_ctx}")
+    if inputs.is_floating_point():
+        if inputs.shape[2] != model.cfg.d_model:
+            raise UserError(
+                f"the vectors have {inputs.shape[2]} dimensions, and the model's d_model is "
+                f"{model.cfg.d_model}"
+            )
+        return
     low, high, n_tokens = int(inputs.min()), int(inputs.max()), len(hooked.embed.W_E)
     if low < 0 or high >= n_tokens:
         wrong = low if low < 0 else high
         raise UserError(f"token {wrong}: the model's tokens are from 0 to {n_tokens - 1}")
+
+
+def positions_of(model: HookedModel) -> int | None:
+    """Return how many positions a model has; None for a bridge without learned ones.
+
+    A HookedTransformer has a table of its context's length for every kind of position.
+    """
+    hooked: Any = model
+    if is_bridge(model):
+        has_learned = "pos_embed" in hooked._modules and [*hooked.pos_embed.parameters()]
+        return int(model.cfg.n_ctx) if has_learned else None
+    return int(model.cfg.n_ctx)
 
 
 def logits_of(
@@ -243,7 +343,7 @@ def _traits(model: HookedModel) -> dict[int, Traits]:
     def compare(layer: Layer, attention: Attention) -> None:
         found[layer.index] = Traits(
             rotary=fit_rotary(attention.angles, *attention.q[:, 1]),
-            window=not bool(attention.visible[0, 0, 1, 0])
+            window=not bool(attention.visible_rows(slice(1, 2))[0, 0, 0, 0])
             or getattr(layer.attending, "attention_type", "") == "local",  # of GPT-Neo
             sinks=attention.sinks is not None,
             alibi=attention.bias is not None,

@@ -17,7 +17,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.layers.attention import Attention, Heads, repeat_heads, unmasked
+from nope_probe.hooks.layers.attention import (
+    Attention,
+    Heads,
+    Mask,
+    query_blocks,
+    repeat_heads,
+    unmasked,
+)
 from nope_probe.hooks.layers.protocols import HookPoint
 from nope_probe.hooks.layers.rotation import Angles
 
@@ -75,15 +82,25 @@ class Tap:
         has_formula = attention.soft_cap is not None or attention.sinks is not None
         if attention.hooked is None and not has_formula and not has_hooks(self.pattern_point):
             return attention.weighted_values()
-        scores = self._masked(attention) if attention.hooked is None else attention.hooked
-        pattern = self.pattern_point(attention.pattern(scores))
         v = repeat_heads(attention.v, attention.n_heads)
-        return torch.einsum("bhqk,bkhd->bqhd", pattern.to(v.dtype), v)
+        n_queries, n_keys = attention.mask.n_queries, attention.mask.n_keys
+        # A hook point needs the scores of all queries at once.
+        is_hooked = attention.hooked is not None or has_hooks(self.pattern_point)
+        cells = len(v) * attention.n_heads * n_keys
+        blocks = [slice(None)] if is_hooked else query_blocks(n_queries, cells)
+        values = []
+        for rows in blocks:
+            scores = self._masked(attention, rows) if attention.hooked is None else attention.hooked
+            pattern = self.pattern_point(attention.pattern(scores))
+            values.append(torch.einsum("bhqk,bkhd->bqhd", pattern.to(v.dtype), v))
+        return values[0] if len(values) == 1 else torch.cat(values, 1)
 
-    def _masked(self, attention: Attention) -> Float[Tensor, "batch head query_pos key_pos"]:
-        scores = attention.scores()
+    def _masked(
+        self, attention: Attention, rows: slice = slice(None)
+    ) -> Float[Tensor, "batch head query_pos key_pos"]:
+        scores = attention.scores(rows)
         masked = torch.finfo(scores.dtype).min if self.masked is None else self.masked
-        return scores.masked_fill(~attention.visible, masked)
+        return scores.masked_fill(~attention.visible_rows(rows), masked)
 
 
 @contextmanager
@@ -116,7 +133,7 @@ def attention_forward(
     query: Float[Tensor, "batch head query_pos d_head"],
     key: Float[Tensor, "batch kv_head key_pos d_head"],
     value: Float[Tensor, "batch value_head key_pos d_value"],
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | Mask | None,
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Float[Tensor, " head"] | None = None,
@@ -134,12 +151,12 @@ def attention_forward(
             "shorter sequences"
         )
     tap: Tap = module.__dict__["tap"]
-    visible, bias = _visible(module, query, key, attention_mask)
+    mask, bias = _mask(module, query, key, attention_mask)
     attention = Attention(
         q=query.transpose(1, 2),
         k=key.transpose(1, 2),
         v=value.transpose(1, 2),
-        visible=visible,
+        mask=mask,
         scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
         soft_cap=softcap,
         bias=bias,
@@ -149,37 +166,61 @@ def attention_forward(
     return tap(attention), None
 
 
-def _visible(
-    module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None
-) -> tuple[Bool[Tensor, "one_or_batch one_or_head query_pos key_pos"], Tensor | None]:
+def _mask(
+    module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | Mask | None
+) -> tuple[Mask, Float[Tensor, "one_or_batch one_or_head query_pos key_pos"] | None]:
     """Return which keys each query attends to, and what a mask adds to the scores of these."""
+    if isinstance(mask, Mask):
+        return mask, None
     n_queries, n_keys = query.shape[2], key.shape[2]
     if mask is None:
-        visible = torch.ones(1, 1, n_queries, n_keys, dtype=torch.bool, device=query.device)
         causal = n_queries > 1 and getattr(module, "is_causal", True)
-        return (visible.tril(n_keys - n_queries) if causal else visible), None
+        return (Mask.causal if causal else Mask.full)(n_queries, n_keys, query.device), None
     mask = mask[..., :n_keys]
     if mask.dtype == torch.bool:
-        return mask, None
+        return Mask.of(mask), None
     visible = unmasked(mask)
     bias = mask.masked_fill(~visible, 0)
-    return visible, bias if bool(bias.any()) else None
+    return Mask.of(visible), bias if bool(bias.any()) else None
 
 
 _far_apart = False
 
 
 def attention_mask(
-    *, mask_function: Callable[..., Tensor], **options: Any
-) -> Bool[Tensor, "batch one query_pos key_pos"]:
-    """Return the visible cells, in place of transformers' own mask functions."""
-    from transformers.masking_utils import sdpa_mask
+    *, mask_function: Callable[..., Tensor], config: Any = None, **options: Any
+) -> Mask | Bool[Tensor, "batch one query_pos key_pos"]:
+    """Return the mask of a pass, in place of transformers' own mask functions."""
+    from transformers.masking_utils import prepare_padding_mask, sdpa_mask
 
     def at_a_distance(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return mask_function(batch, head, query << 40, key << 40)
 
-    options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    return sdpa_mask(mask_function=at_a_distance if _far_apart else mask_function, **options)
+    allowed = at_a_distance if _far_apart else mask_function
+    if options.get("use_vmap") or hasattr(config, "index_topk"):
+        # The first function is no function of indices; DeepSeek's selection of keys reads cells.
+        whole = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        return sdpa_mask(mask_function=allowed, **options | whole)
+    n_queries, n_keys = options["q_length"], options["kv_length"]
+    q_offset, kv_offset = options.get("q_offset", 0), options.get("kv_offset", 0)
+    local, device = options.get("local_size"), torch.device(options["device"])
+    padding = prepare_padding_mask(options.get("attention_mask"), n_keys, kv_offset)
+    if padding is not None:
+        padding = padding.bool()[:, kv_offset : kv_offset + n_keys]
+        padding = None if bool(padding.all()) else padding
+    is_local = _far_apart or (local is not None and n_keys >= local)
+    if options["allow_is_causal_skip"] and n_queries == n_keys and padding is None and not is_local:
+        return Mask.causal(n_queries, n_keys, device)
+    batch = torch.arange(options["batch_size"], device=device)[:, None, None, None]
+    head = torch.zeros_like(batch[:1])
+
+    def sees(query: Tensor, key: Tensor) -> Tensor:
+        cells = allowed(batch, head, query + q_offset, key + kv_offset)
+        shape = torch.broadcast_shapes(query.shape, key.shape)
+        cells = cells.expand(*(cells.shape[:-2] or (1, 1)), *shape)
+        return cells if padding is None else cells & padding[batch, key]
+
+    return Mask(n_queries=n_queries, n_keys=n_keys, device=device, sees=sees)
 
 
 @contextmanager

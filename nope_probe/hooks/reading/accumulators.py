@@ -6,10 +6,10 @@ from abc import ABC
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.hooks.layers.attention import Attention, repeat_heads, sum_query_groups
+from nope_probe.hooks.layers.attention import Attention, Mask, repeat_heads, sum_query_groups
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.protocols import Attachment, HookPoint
 from nope_probe.hooks.reading.stages import Stage, hook_name, vectors
@@ -107,16 +107,16 @@ class MapAccumulator(Accumulator):
         """The groups of rows that are added up together."""
         return row_groups(self.query_positions, self.flags["visible"].shape[-1])
 
-    def see(self, visible: Bool[Tensor, "query_pos key_pos"]) -> None:
-        """Keep which cells of the rows are visible, as the first sequence shows it."""
+    def see(self, mask: Mask) -> None:
+        """Keep which cells of the rows the first sequence sees, in all heads."""
         if "visible" in self.flags:
             return
-        if self.query_positions is None:
-            self.flags["visible"] = visible.clone()
-        else:
-            key = torch.arange(visible.shape[-1])
-            causal = key <= self.query_positions[:, None]
-            self.flags["visible"] = visible[self.query_positions] & causal.to(visible.device)
+        rows = slice(None) if self.query_positions is None else self.query_positions
+        visible = mask.rows(rows)[0].all(0)
+        if self.query_positions is not None:
+            before = torch.arange(mask.n_keys) <= self.query_positions[:, None]
+            visible = visible & before.to(visible.device)
+        self.flags["visible"] = visible.clone()
 
     def joined(
         self, blocks: Iterable[Float[Tensor, "*batch row key_pos"]]
@@ -155,7 +155,7 @@ class GramAccumulator(MapAccumulator):
         """Add the inner products of the tensor that was kept."""
         if self.latest is not None and not self.already_counted:
             x = vectors(self.stage, self.layer, self.latest)
-            self.see(torch.ones(x.shape[1], x.shape[1], dtype=torch.bool))
+            self.see(Mask.full(x.shape[1], x.shape[1], x.device))
             parts = {
                 f"products{group.name}": product_parts(
                     x[:, group.queries], x[:, : group.stop], self.fold_of, self.n_folds
@@ -204,7 +204,7 @@ class ScoreAccumulator(MapAccumulator):
         if self.already_counted:
             return
         scale = attention.scale / attention.n_heads
-        self.see(attention.visible_to_all)
+        self.see(attention.mask)
         self.flags.setdefault("scale", torch.tensor(scale, dtype=torch.float64))
         folds, parts = (self.fold_of, self.n_folds), dict[str, list[Part]]()
         if not (attention.is_product or self.keeps_means):
@@ -263,7 +263,7 @@ class HeadAccumulator(MapAccumulator):
         """Add one batch's scores."""
         if self.already_counted:
             return
-        self.see(attention.visible_to_all)
+        self.see(attention.mask)
         if not attention.is_product:
             # Sequence by sequence: n_folds sums of heads would take as much memory again.
             parts = dict[str, list[Part]]()

@@ -42,7 +42,7 @@ class BandAccumulator(MapAccumulator):
         """Add one batch's scores."""
         if self.already_counted:
             return
-        self.see(attention.visible_to_all)
+        self.see(attention.mask)
         k, scale = attention.k, attention.scale / attention.n_heads
         q = sum_query_groups(attention.q, k.shape[2]) * scale
         parts = {

@@ -252,7 +252,7 @@ def read_heads(
         blocks = [slice(start, start + ROWS) for start in range(0, n_pos, ROWS)]
         weights = [
             weights_at(
-                attention.scores(rows).masked_fill(~attention.visible[..., rows, :], -torch.inf),
+                attention.scores(rows).masked_fill(~attention.visible_rows(rows), -torch.inf),
                 keys[:, rows],
             )
             for rows in blocks

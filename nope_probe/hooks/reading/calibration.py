@@ -24,7 +24,9 @@ from nope_probe.components import (
 )
 from nope_probe.hooks.layers.base_layer import Layer, Vectors, find_point
 from nope_probe.hooks.layers.model import (
+    Given,
     Inputs,
+    as_inputs,
     begins_alike,
     block_point,
     blocks_of,
@@ -55,7 +57,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # 
 
 def calibrate(
     model: HookedModel,
-    inputs: Inputs,
+    inputs: Given,
     *,
     batch_size: int = 32,
     seed: int | None = None,
@@ -69,7 +71,8 @@ def calibrate(
 
     Args:
         model: a HookedTransformer or TransformerBridge, intact.
-        inputs: the tokens of the run (or vectors), on which outputs are to have the same RMS.
+        inputs: the tokens of the run (or vectors), on which outputs are to have the same RMS, in
+            any form that `capture_scores` takes.
         batch_size: sequences per forward pass.
         seed: of the replacement `random`, to measure its gains too.
         writers: the components whose position is to be removed, such as `L1H0` or `MLP1`.
@@ -88,6 +91,7 @@ def calibrate(
         >>> with ablated(model, Ablation(remove=["w_q"], replacement="mean"), calibration):
         ...     logits = model(tokens)
     """
+    inputs = as_inputs(model, inputs)
     if model in ABLATED:
         raise RuntimeError(
             "the model is ablated: calibrate it before `ablated`, while it is intact"

@@ -16,9 +16,17 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from nope_probe.components import Letter
-from nope_probe.errors import closed_choices
+from nope_probe.errors import UserError, closed_choices
 from nope_probe.hooks.layers.base_layer import Layer
-from nope_probe.hooks.layers.model import Inputs, begins_alike, layers_of, numbered_layers
+from nope_probe.hooks.layers.model import (
+    Given,
+    Inputs,
+    as_inputs,
+    begins_alike,
+    documents_of,
+    layers_of,
+    numbered_layers,
+)
 from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
 from nope_probe.hooks.reading.accumulators import (
     Accumulator,
@@ -38,7 +46,7 @@ Each = TypeVar("Each", bound=Accumulator)
 
 def capture_scores(
     model: HookedModel,
-    inputs: Inputs,
+    inputs: Given,
     *,
     layers: Sequence[int] | None = None,
     batch_size: int = 32,
@@ -54,13 +62,14 @@ def capture_scores(
 
     Args:
         model: a HookedTransformer or TransformerBridge, ablated or not.
-        inputs: token sequences of equal length, or input vectors.
+        inputs: token sequences of equal length, input vectors, `Sequences`, a text, or texts of as
+            many tokens each.
         layers: block numbers from 0; all that attend by default.
         batch_size: sequences per forward pass.
         n_folds: into how many parts the sequences are dealt, for intervals; by default 8, or as
             many as there are sequences (documents) if these are fewer.
         documents: the document of each sequence (`Sequences.documents`), whose sequences go to one
-            fold; by default each sequence is independent.
+            fold; by default those of `Sequences`, else each sequence is independent.
         mean_term: whether to keep the mean term too (needs 2 sequences in every fold).
         per_head: whether to keep each head's map too (n_heads times the memory).
         query_rows: of how many queries the maps have rows: evenly spread ones, and a run at the
@@ -83,6 +92,7 @@ def capture_scores(
         >>> capture_scores(model, torch.randn(16, 5, 64), n_folds=4).mean.shape
         torch.Size([4, 5, 5])
     """
+    documents, inputs = documents_of(inputs, documents), as_inputs(model, inputs)
     blocks = numbered_layers(model, layers)
     fold_of = folds_of(len(inputs), n_folds, documents)
     counts = fold_of.bincount()
@@ -119,7 +129,7 @@ def capture_scores(
 @closed_choices("stages")
 def capture_stages(
     model: HookedModel,
-    inputs: Inputs,
+    inputs: Given,
     *,
     layer: int = 0,
     stages: Sequence[Letter] | None = None,
@@ -133,14 +143,15 @@ def capture_stages(
 
     Args:
         model: a HookedTransformer or TransformerBridge, ablated or not.
-        inputs: token sequences of equal length, or input vectors.
+        inputs: token sequences of equal length, input vectors, `Sequences`, a text, or texts of as
+            many tokens each.
         layer: the block under study, from 0.
         stages: letters; all that the block has by default.
         batch_size: sequences per forward pass.
         n_folds: into how many parts the sequences are dealt, for intervals; by default 8, or as
             many as there are sequences (documents) if these are fewer.
         documents: the document of each sequence (`Sequences.documents`), whose sequences go to one
-            fold; by default each sequence is independent.
+            fold; by default those of `Sequences`, else each sequence is independent.
         query_rows: how many rows the maps have; see `capture_scores`.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
 
@@ -154,6 +165,7 @@ def capture_stages(
         >>> maps.mean("a").shape
         torch.Size([5, 5])
     """
+    documents, inputs = documents_of(inputs, documents), as_inputs(model, inputs)
     blocks = {block.index: block for block in layers_of(model)}
     letters = _letters(blocks, layer, stages)
     fold_of = folds_of(len(inputs), n_folds, documents)
@@ -293,7 +305,7 @@ def token_losses(
 
 def capture_losses(
     model: HookedModel,
-    tokens: Int[Tensor, "seq pos"],
+    tokens: Given,
     *,
     batch_size: int = 32,
     checkpoint: StreamCheckpoint | None = None,
@@ -302,7 +314,7 @@ def capture_losses(
 
     Args:
         model: a HookedTransformer or TransformerBridge, ablated or not.
-        tokens: sequences of equal length.
+        tokens: sequences of equal length, `Sequences`, a text, or texts of as many tokens each.
         batch_size: sequences per forward pass; the logits of one batch are held.
         checkpoint: deals out batches to processes and saves what is done; see `stream`.
 
@@ -313,6 +325,9 @@ def capture_losses(
         >>> capture_losses(loaded.model, tokens).shape
         torch.Size([3, 15])
     """
+    tokens = as_inputs(model, tokens)
+    if tokens.is_floating_point():
+        raise UserError("losses are those of tokens: vectors have none")
     losses = LossAccumulator(len(tokens))
     stream(
         model,

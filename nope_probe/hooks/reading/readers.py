@@ -26,7 +26,15 @@ from nope_probe.hooks.layers.attention import (
 )
 from nope_probe.hooks.layers.base_layer import Layer, Vectors
 from nope_probe.hooks.layers.linear_maps import projection_map
-from nope_probe.hooks.layers.model import Inputs, begins_alike, numbered_layers, traits_of
+from nope_probe.hooks.layers.model import (
+    Given,
+    Inputs,
+    as_inputs,
+    begins_alike,
+    documents_of,
+    numbered_layers,
+    traits_of,
+)
 from nope_probe.hooks.layers.protocols import Attachment, HookedModel
 from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
@@ -46,7 +54,7 @@ WriterKind = Literal["heads", "layers", "none"]
 
 def capture_positions(
     model: HookedModel,
-    inputs: Inputs,
+    inputs: Given,
     *,
     layers: Sequence[int] | None = None,
     writers: WriterKind = "heads",
@@ -89,6 +97,7 @@ def capture_positions(
         >>> sorted(sums.readers[1].keys)[:3]
         ['L0H0', 'L0H1', 'L0H2']
     """
+    documents, inputs = documents_of(inputs, documents), as_inputs(model, inputs)
     readers = sorted(numbered_layers(model, layers), key=lambda layer: layer.index)
     fold_of = folds_of(len(inputs), n_folds, documents)
     counts, queries = fold_of.bincount(), choose_rows(inputs.shape[1], query_rows)
@@ -176,9 +185,10 @@ class MeansAccumulator(Accumulator):
 
     def _flags_of(self, attention: Attention) -> State:
         queries = self.query_positions
-        flags = {"visible": attention.visible_to_all[queries]}
+        visible = attention.visible_rows(queries)[0]
+        flags = {"visible": visible.all(0)}
         if self.per_head:
-            flags["visible"] = attention.visible_per_head[:, queries]
+            flags["visible"] = visible.expand(attention.n_heads, -1, -1).clone()
         flags["scale"] = torch.tensor(attention.scale, dtype=torch.float64)
         if attention.bias is not None:
             bias = attention.bias[0, :, queries].double()

@@ -20,7 +20,6 @@ from nope_probe.hooks.layers.model import (
     logits_of,
     run_forward,
     tapped,
-    validate_inputs,
 )
 from nope_probe.hooks.layers.protocols import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.layers.tap import StopForward, taps_read
@@ -90,11 +89,9 @@ def stream(
             begin unless somebody else has hooks on the model; none by default.
 
     Raises:
-        ValueError: for tokens that the model does not have, batches of no sequences, or fewer
-            batches than processes.
+        ValueError: for batches of no sequences, or fewer batches than processes.
         torch.OutOfMemoryError: if a single sequence does not fit.
     """
-    validate_inputs(model, inputs)
     checkpoint = checkpoint or StreamCheckpoint()
     batches = batches_of(len(inputs), batch_size, checkpoint.rank, checkpoint.n_processes)
     restore(accumulators, checkpoint.restore())

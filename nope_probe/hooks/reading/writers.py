@@ -286,7 +286,7 @@ class FirstKeyAccumulator(Accumulator):
         for start in range(0, attention.q.shape[1], BLOCK_ROWS):
             rows = slice(start, start + BLOCK_ROWS)
             scores = attention.scores(rows)
-            visible = attention.visible[..., rows, :].expand_as(scores)
+            visible = attention.visible_rows(rows).expand_as(scores)
             scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
             weights.append(attention.pattern(scores)[..., 0])
         first = repeat_heads(attention.v[:, :1], attention.n_heads)

@@ -13,12 +13,12 @@ from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from nope_probe.components import LOCAL, Ablation, Projection, depends_on_length
 from nope_probe.hooks.layers.attached_hooks import HookGroup, PlacedHook, first, last
-from nope_probe.hooks.layers.attention import Attention, Visible, repeat_heads
+from nope_probe.hooks.layers.attention import Attention, Mask, Visible, repeat_heads
 from nope_probe.hooks.layers.base_layer import Vectors
 from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
 from nope_probe.hooks.layers.rotation import RemovedPairs
@@ -112,21 +112,33 @@ class BlockAblation:
         Raises:
             ValueError: if keys come from a cache, or for padding which the removal would count.
         """
-        remove, visible = self.components, attention.visible
+        remove, mask = self.components, attention.mask
         if not remove <= LOCAL:
             check_sequences(attention, remove)
         if self.rope is not None and self.heads is not None:
             attention = self._without_rope(attention, self.rope)
-        new = visible_without(visible, remove, self.prefix)
-        if self.heads is not None:
-            shape = -1, attention.n_heads, -1, -1
-            new = self._in_heads(new.expand(shape), visible.expand(shape), dim=1)
+        if remove & {"mask", "window"}:
+            mask = self._mask_without(mask, attention.n_heads)
         bias, sinks = attention.bias, attention.sinks
         if bias is not None and "alibi" in remove:
             bias = self._in_heads(torch.zeros_like(bias), bias, dim=1)
         if sinks is not None and "sink" in remove:
             sinks = self._in_heads(torch.full_like(sinks, -torch.inf), sinks, dim=0)
-        return replace(attention, visible=new, bias=bias, sinks=sinks)
+        return replace(attention, mask=mask, bias=bias, sinks=sinks)
+
+    def _mask_without(self, mask: Mask, n_heads: int) -> Mask:
+        """Return a mask without mask or window in the heads that lose them."""
+        new = mask.without(self.components, self.prefix)
+        if self.heads is None:
+            return new
+
+        def sees(query: Tensor, key: Tensor) -> Visible:
+            changed, kept = (
+                each.sees(query, key).expand(-1, n_heads, -1, -1) for each in (new, mask)
+            )
+            return self._in_heads(changed, kept, dim=1)
+
+        return replace(mask, sees=sees, known=None)
 
     def _without_rope(self, attention: Attention, rope: RemovedPairs) -> Attention:
         """Return attention with the removed pairs as at position 0 in the heads that lose them."""
@@ -164,53 +176,18 @@ def check_sequences(attention: Attention, remove: frozenset[str]) -> None:
     Raises:
         ValueError: if keys come from a cache, or for padding which the removal would count.
     """
-    n_queries, n_keys = attention.visible.shape[-2:]
+    n_queries, n_keys = attention.mask.n_queries, attention.mask.n_keys
     if n_queries != n_keys:
         raise ValueError(
             f"{n_keys} keys for {n_queries} queries: in this ablation a position depends on all "
             "others, so that no cache of keys and values holds; pass whole sequences"
         )
     names = sorted(filter(depends_on_length, remove))
-    if names and not real_positions(attention.visible).all():
+    if names and not attention.mask.real.all():
         raise ValueError(
             f"removing {' and '.join(names)} depends on the length of the sequences, which "
             "padding changes: pass sequences of one length, without padding"
         )
-
-
-def real_positions(visible: Visible) -> Bool[Tensor, "one_or_batch one_or_head key_pos"]:
-    """Return which positions are not padding: a mask hides padding even from itself."""
-    return visible.diagonal(dim1=-2, dim2=-1)
-
-
-def visible_without(visible: Visible, remove: frozenset[str], prefix: int | None = None) -> Visible:
-    """Return which keys each query is to attend to, never to padding.
-
-    Args:
-        visible: which keys it attends to in the intact model.
-        remove: without the mask a window reaches as far behind a query as before it; without the
-            window, all earlier keys are visible; without both, all keys.
-        prefix: how many first positions, counted without padding, lose the mask among themselves;
-            None for all positions.
-
-    Raises:
-        ValueError: if a sequence is shorter than the prefix.
-    """
-    if not remove & {"mask", "window"}:
-        return visible
-    real = real_positions(visible)[..., None, :]
-    if "window" in remove:
-        visible = torch.ones_like(visible).tril() & real
-    if "mask" not in remove:
-        return visible
-    both_ways = (visible | visible.mT) & real
-    if prefix is None:
-        return both_ways
-    n = int(real.sum(-1).min())
-    if prefix > n:
-        raise ValueError(f"a prefix of {prefix} positions, but the sequences have {n}")
-    inside = real & (real.cumsum(-1) <= prefix)
-    return visible | (both_ways & inside & inside.mT)
 
 
 def zeros(tensor: Tensor, hook: HookPoint) -> Tensor:

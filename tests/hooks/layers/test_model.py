@@ -10,6 +10,7 @@ from support.tiny_models import ByName, ModelOf, distance
 from nope_probe.hooks.layers.attached_hooks import hooks_attached
 from nope_probe.hooks.layers.model import layers_of, run_blocks, run_forward
 from nope_probe.hooks.layers.tap import StopForward
+from nope_probe.models.load import load
 
 N_SEQS, N_POS = 3, 11
 
@@ -110,3 +111,13 @@ def test_no_hook_is_left_after_vectors_also_when_a_hook_raises(
 def test_a_run_of_vectors_equals_one_with_start_at_layer_0(hooked: ByName, tiny: ByName) -> None:
     model, x = hooked("smollm3-rope"), vectors(tiny("smollm3-rope").hf)
     assert run_blocks(model, x).equal(model(x, start_at_layer=0, stop_at_layer=2))
+
+
+def test_a_model_loaded_in_inference_mode_leaves_other_models_their_gradients(
+    tiny: ByName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nope_probe.hooks.layers.bridge_layer._ROWS", {})
+    folder = str(tiny("gpt2").folder)
+    with torch.inference_mode():
+        load(folder)
+    assert load(folder).model(tiny("gpt2").tokens).isfinite().all()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.attached_hooks import hooks_attached
-from nope_probe.hooks.layers.attention import Attention, relative_error
+from nope_probe.hooks.layers.attention import Attention, Mask, relative_error
 from nope_probe.hooks.layers.model import layers_of, tapped
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
@@ -155,7 +155,7 @@ def test_attention_without_scores_is_softmax_of_the_visible_scores_times_values(
         scores = 0.3 * q[:, :, head] @ k[:, :, head // 2].mT
         pattern = scores.masked_fill(~visible, -torch.inf).softmax(-1)
         expected[:, :, head] = pattern @ v[:, :, head // 2]
-    attention = Attention(q=q, k=k, v=v, visible=visible[None, None], scale=0.3)
+    attention = Attention(q=q, k=k, v=v, mask=Mask.of(visible[None, None]), scale=0.3)
     assert relative_error(attention.weighted_values(), expected) <= 1e-6
 
 

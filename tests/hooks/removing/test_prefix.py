@@ -9,7 +9,7 @@ from support.hooked_runs import hooked_run, hooks_left, largest_error
 from support.tiny_models import ByName, ModelOf
 
 from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.removing.block_ablation import visible_without
+from nope_probe.hooks.layers.attention import Mask
 
 
 @pytest.mark.parametrize("remove", [("mask",), ("mask", "rope", "w_k"), SEVEN], ids="+".join)
@@ -41,8 +41,8 @@ def test_a_sliding_window_stays_one_for_later_queries() -> None:
     causal, position = torch.ones(5, 5, dtype=torch.bool).tril(), torch.arange(5)
     window = causal & (position[:, None] - position < 2)
     expected = [[1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]
-    found = visible_without(window[None, None], frozenset({"mask"}), 3)
-    assert found[0, 0].int().tolist() == expected
+    found = Mask.of(window[None, None]).without(frozenset({"mask"}), 3)
+    assert found.rows()[0, 0].int().tolist() == expected
 
 
 def test_a_prefix_beyond_the_context_or_the_sequence_is_an_error(

@@ -1,0 +1,156 @@
+"""Measures of heads and differences of maps in Python are those of the commands."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.numpy import load_file
+from support.command_line import run_command
+from support.tiny_models import tokens as make_tokens
+
+from nope_probe import (
+    Ablation,
+    ablated,
+    capture_scores,
+    compare,
+    difference,
+    head_scores,
+    load,
+    measure,
+    scores,
+)
+from nope_probe.data.sequences import Sequences
+from nope_probe.errors import UserError
+from nope_probe.maps.maps import ScoreMaps
+from nope_probe.models.load import LoadedModel
+
+SMALL = "--layers 2 --n-seqs 23 --seq-len 13 --folds 5"
+
+
+@pytest.fixture(scope="module")
+def shipped() -> LoadedModel:
+    return load("rope-tiny", n_layers=2)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The scores of both shipped models on the same text."""
+    root = tmp_path_factory.mktemp("runs")
+    for name in ("rope", "nope"):
+        run_command(scores, *f"--model {name}-tiny --per-head {SMALL} --out {root / name}".split())
+    return {name: root / name for name in ("rope", "nope")}
+
+
+@pytest.fixture(scope="module")
+def data(runs: dict[str, Path]) -> Sequences:
+    """The sequences of these runs."""
+    arrays = {
+        name: torch.from_numpy(a)
+        for name, a in load_file(runs["rope"] / "tokens.safetensors").items()
+    }
+    return Sequences(inputs=arrays["tokens"], name="run", bos=True, documents=arrays["documents"])
+
+
+@pytest.fixture(scope="module")
+def intact(shipped: LoadedModel, data: Sequences) -> ScoreMaps:
+    return capture_scores(shipped.model, data, n_folds=5, per_head=True)
+
+
+def agree(one: pd.DataFrame, other: pd.DataFrame) -> None:
+    """Check that tables agree but for the 8 digits of a CSV file."""
+    pd.testing.assert_frame_equal(one, other, rtol=1e-6, atol=1e-9, check_dtype=False)
+
+
+def test_head_scores_are_those_of_the_command(
+    shipped: LoadedModel, data: Sequences, runs: dict[str, Path]
+) -> None:
+    table = head_scores(shipped.model, data, n_folds=5)
+    assert len(table) == 2 * 4
+    agree(table, pd.read_csv(runs["rope"] / "heads.csv")[table.columns])
+
+
+def test_head_scores_are_the_attention_of_a_plain_pass(
+    bridge: Callable[[str], Any], tiny: Callable[[str], Any]
+) -> None:
+    tokens = make_tokens(7, 11)
+    heads = head_scores(bridge("llama"), tokens)
+    with torch.no_grad():
+        attention = tiny("llama").hf(tokens, output_attentions=True).attentions
+    previous = [layer.diagonal(-1, 2, 3)[..., 1:].mean((0, 2)) for layer in attention]
+    np.testing.assert_allclose(heads["previous_token"], torch.cat(previous), rtol=1e-4)
+    first = [layer[:, :, 1:, 0].mean((0, 2)) for layer in attention]
+    np.testing.assert_allclose(heads["first_key"], torch.cat(first), rtol=1e-4)
+
+
+def test_a_head_is_measured_as_a_layer_that_has_it_alone(intact: ScoreMaps) -> None:
+    assert intact.per_head is not None
+    found = measure(intact, per_head=True)
+    assert [len(layer) for layer in found] == [4, 4]
+    alone = measure(intact.per_head[:, 1, [3]], int(intact.bos), counts=intact.counts)
+    assert found[1][3] == alone[0]
+
+
+def test_differences_are_those_of_the_command(
+    intact: ScoreMaps, data: Sequences, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    run_command(compare, *f"{runs['rope']} {runs['nope']} --out {tmp_path / 'run'}".split())
+    written = pd.read_csv(tmp_path / "run" / "differences.csv")
+    written = written[(written["table"] == "pattern")].reset_index(drop=True)
+    other = capture_scores(load("nope-tiny", n_layers=2).model, data, n_folds=5)
+    table = difference(intact, other)
+    assert set(table["method"]) == {"paired"}
+    table = table[table["measure"] != "pattern"].reset_index(drop=True)
+    agree(table, written[table.columns])
+
+
+def test_the_pattern_row_is_the_rms_of_what_was_added(intact: ScoreMaps) -> None:
+    slope = 0.25 * torch.arange(13.0)
+    changed = ScoreMaps(
+        folds=intact.folds + slope,
+        visible=intact.visible,
+        counts=intact.counts,
+        layers=(0, 1),
+        bos=True,
+    )
+    table = difference(intact, changed)
+    rows = [slope[1:i] - slope[1:i].mean() for i in range(2, 13)]
+    rms = torch.cat(rows).square().mean().sqrt()
+    found = table[table["measure"] == "pattern"]["difference"]
+    np.testing.assert_allclose(found, [float(rms)] * 2, rtol=1e-5)
+
+
+def test_pairs_are_narrower_where_both_models_saw_the_same_sequences(
+    shipped: LoadedModel, intact: ScoreMaps, data: Sequences
+) -> None:
+    with ablated(shipped.model, Ablation(remove=["mlp"])):
+        other = capture_scores(shipped.model, data, n_folds=5)
+    widths = {}
+    for paired in (True, False):
+        row = difference(intact, other, paired=paired).query(
+            "measure == 'amplitude' and item == 'L1'"
+        )
+        widths[paired] = (row["difference_high"] - row["difference_low"]).item()
+    assert widths[True] < widths[False]
+
+
+def test_maps_that_no_difference_can_be_taken_of_are_refused(
+    shipped: LoadedModel, intact: ScoreMaps, data: Sequences
+) -> None:
+    model, tokens = shipped.model, data.inputs
+    shorter = capture_scores(model, tokens[:, :11], n_folds=5)
+    others = capture_scores(model, tokens[:20], n_folds=5)
+    no_heads = capture_scores(model, tokens, layers=[0])
+    with pytest.raises(UserError, match="maps are of 13 and 11 positions"):
+        difference(intact, shorter)
+    with pytest.raises(UserError, match="unlike folds: pass paired=False"):
+        difference(intact, others)
+    with pytest.raises(UserError, match=r"no layer in common: \[1\] and \[0\]"):
+        difference(capture_scores(model, tokens, layers=[1]), no_heads)
+    with pytest.raises(UserError, match=r"no heads: capture_scores\(..., per_head=True\)"):
+        measure(no_heads, per_head=True)
+    with pytest.raises(ValueError, match="from 1 to 2 layers, got 3"):
+        head_scores(model, tokens, n_layers=3)

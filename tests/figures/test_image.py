@@ -1,0 +1,90 @@
+"""What reaches the writer of images: every layer, on white, without controls and title."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+from support.chromium import needs_chromium
+
+from nope_probe import figures
+from nope_probe.errors import UserError
+
+MAPS = np.arange(3 * 5 * 5, dtype=float).reshape(3, 5, 5)
+Drawn = list[tuple[go.Figure, dict[str, Any]]]
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
+    """The figures that would be drawn, and with which sizes."""
+    kept: Drawn = []
+
+    def draw(figure: go.Figure, path: Path, **sizes: Any) -> None:
+        kept.append((figure, sizes))
+
+    monkeypatch.setattr(go.Figure, "write_image", draw)
+    return kept
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: figures.circuit({"a": MAPS[0]}),
+        lambda: figures.score_maps(MAPS),
+        lambda: figures.term_maps({"mask": MAPS, "rope": MAPS}, title="Sources"),
+        lambda: figures.sweep_maps(MAPS, [0.0, 0.2, 0.5], name="alpha", title="L1"),
+    ],
+)
+@pytest.mark.parametrize("width", ["page", "column"])
+def test_a_saved_figure_has_no_controls_and_no_title_on_white(
+    make: Callable[[], go.Figure], width: Any, drawn: Drawn, tmp_path: Path
+) -> None:
+    figure = make()
+    before = figure.to_json()
+    assert figures.save(figure, tmp_path / "x.pdf", width=width) == tmp_path / "x.pdf"
+    ((still, sizes),) = drawn
+    assert not still.layout.updatemenus
+    assert not still.layout.sliders
+    assert still.layout.title.text is None
+    assert still.layout.paper_bgcolor == "white"
+    assert sizes["width"] == {"page": 1200, "column": 400}[width]
+    assert sizes["height"] == still.layout.height
+    assert figure.to_json() == before, "the figure itself stays as it was"
+
+
+def test_a_slider_over_layers_becomes_a_panel_for_each(drawn: Drawn, tmp_path: Path) -> None:
+    figures.save(figures.term_maps({"mask": MAPS, "rope": MAPS}, title="S"), tmp_path / "x.svg")
+    figures.save(
+        figures.sweep_maps(MAPS, [0.0, 0.2, 0.5], name="alpha", title="L1"), tmp_path / "x.svg"
+    )
+    terms, sweep = (figure for figure, _ in drawn)
+    names = [f"L{layer}, {term}" for layer in range(3) for term in ("causal mask", "RoPE")]
+    assert [panel.name for panel in terms.data] == names
+    assert [panel.name for panel in sweep.data] == [f"alpha = {a}" for a in ("0", "0.2", "0.5")]
+
+
+def test_a_title_is_drawn_where_it_is_asked_for_and_makes_the_image_higher(
+    drawn: Drawn, tmp_path: Path
+) -> None:
+    figure = figures.score_maps(MAPS, title="Scores")
+    for title in (True, False):
+        figures.save(figure, tmp_path / "x.png", title=title)
+    (titled, high), (_, low) = drawn
+    assert titled.layout.title.text == "Scores"
+    assert high["height"] == low["height"] + 16
+
+
+def test_another_ending_or_width_is_refused(tmp_path: Path) -> None:
+    figure, width = figures.score_maps(MAPS), "half"
+    with pytest.raises(UserError, match=r"ends in \.pdf, \.png or \.svg"):
+        figures.save(figure, tmp_path / "x.jpg")
+    with pytest.raises(UserError, match="unknown width 'half'; there are column, page"):
+        figures.save(figure, tmp_path / "x.png", width=width)  # type: ignore[arg-type]
+
+
+@needs_chromium
+def test_a_pdf_is_one(tmp_path: Path) -> None:
+    path = figures.save(figures.circuit({"a": MAPS[0]}), tmp_path / "x.pdf", width="column")
+    assert path.read_bytes().startswith(b"%PDF")

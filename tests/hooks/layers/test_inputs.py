@@ -1,0 +1,138 @@
+"""In whatever form inputs are given, the model runs on their tokens, or they are refused."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.tiny_models import D_VOCAB, ByName
+
+from nope_probe import (
+    calibrate,
+    capture_losses,
+    capture_scores,
+    capture_stages,
+    load,
+    run_ablations,
+    run_trace,
+    sequences,
+)
+from nope_probe.errors import UserError
+from nope_probe.hooks.layers.model import as_inputs
+from nope_probe.models.load import LoadedModel
+
+TEXT = "for each in range(9):\n    print(each)"
+
+
+@pytest.fixture(scope="module")
+def shipped() -> LoadedModel:
+    return load("rope-tiny", n_layers=1)
+
+
+@pytest.fixture(scope="module")
+def ids(shipped: LoadedModel) -> list[int]:
+    """The tokens of the text, BOS first, from the tokenizer alone."""
+    assert shipped.tokenizer is not None
+    return shipped.tokenizer(TEXT)["input_ids"]
+
+
+def test_a_text_texts_ids_and_one_sequence_are_the_tokens_they_stand_for(
+    shipped: LoadedModel, ids: list[int]
+) -> None:
+    expected = torch.tensor([ids])
+    one = torch.tensor(ids)
+    for given in (TEXT, [TEXT], ids, [ids], one, [one], expected.int()):
+        assert as_inputs(shipped.model, given).equal(expected)
+    assert as_inputs(shipped.model, [TEXT, ids]).equal(expected.expand(2, -1))
+
+
+def test_one_sequence_of_vectors_is_a_batch_of_one() -> None:
+    x = torch.randn(5, 64)
+    assert as_inputs(load("parameter-free", n_layers=1).model, x).equal(x[None])
+
+
+def test_every_capture_takes_a_text(shipped: LoadedModel, ids: list[int]) -> None:
+    model, tokens = shipped.model, torch.tensor([ids])
+    assert capture_losses(model, TEXT).equal(capture_losses(model, tokens))
+    same = zip(
+        (capture_scores(model, TEXT).mean, capture_stages(model, TEXT).mean("a")),
+        (capture_scores(model, tokens).mean, capture_stages(model, tokens).mean("a")),
+        strict=True,
+    )
+    assert all(one.nan_to_num().equal(other.nan_to_num()) for one, other in same)
+    text, expected = (calibrate(model, given).means for given in (TEXT, tokens))
+    assert all(text[name].equal(expected[name]) for name in expected)
+
+
+def test_sequences_bring_their_documents(shipped: LoadedModel) -> None:
+    data = sequences([TEXT * 2, TEXT * 3], tokenizer=shipped.tokenizer, seq_len=7)
+    assert data.documents is not None
+    n_first = int((data.documents == 0).sum())
+    counts = capture_scores(shipped.model, data).counts
+    assert sorted(counts.tolist()) == sorted([n_first, len(data) - n_first])
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (
+            [TEXT, "x"],
+            UserError,
+            r"have 2 to \d+ tokens.* sequences\(texts, tokenizer=.* cuts them",
+        ),
+        ([[1, 2, 3], [1, 2]], UserError, "have 2 to 3 tokens"),
+        (torch.ones(2, 257, dtype=torch.long), UserError, "have 257 tokens, .* context is 256"),
+        (TEXT * 99, UserError, r"have \d+ tokens, .* context is 256"),
+        (torch.tensor([5, 2048]), UserError, "token 2048: .* from 0 to 2047"),
+        (torch.randn(2, 5, 7), UserError, "7 dimensions, .* d_model is 128"),
+        (torch.ones(0, 5, dtype=torch.long), UserError, r"1 sequence of 1 token or more, .*\[0, 5"),
+        (torch.ones(3, 5, dtype=torch.bool), TypeError, r"got bool \[3, 5\]"),
+        ({"input_ids": [1, 2]}, TypeError, "expected texts, tokens or vectors, got {'input_ids'"),
+        ([], TypeError, r"got \[\]"),
+    ],
+)
+def test_inputs_that_no_model_can_run_are_refused_in_one_line(
+    given: Any, error: type[Exception], message: str, shipped: LoadedModel
+) -> None:
+    with pytest.raises(error, match=message) as raised:
+        as_inputs(shipped.model, given)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_model_without_tokenizer_takes_no_text() -> None:
+    with pytest.raises(UserError, match="no tokenizer, so it takes tokens or vectors"):
+        as_inputs(load("parameter-free", n_layers=1).model, TEXT)
+
+
+def test_a_name_or_what_load_returns_in_place_of_a_model_is_an_error_that_says_what_to_pass(
+    shipped: LoadedModel, unenforced: None
+) -> None:
+    model: Any = shipped
+    with pytest.raises(TypeError, match=r"got LoadedModel; pass its \.model"):
+        capture_scores(model, TEXT)
+    name: Any = "rope-tiny"
+    with pytest.raises(TypeError, match=r"got str; load it first: load\(name\).model"):
+        capture_scores(name, TEXT)
+
+
+def test_learned_positions_end_where_the_context_does_and_rope_goes_on(
+    bridge: Callable[[str], Any], tiny: ByName
+) -> None:
+    model = bridge("gpt2")
+    n_ctx = tiny("gpt2").hf.config.n_positions
+    beyond = torch.arange(n_ctx + 1) % D_VOCAB
+    with pytest.raises(UserError, match=f"have {n_ctx + 1} tokens, .* context is {n_ctx}"):
+        capture_losses(model, beyond)
+    assert capture_losses(model, beyond[1:]).shape == (1, n_ctx - 1)
+    rotated = bridge("llama")
+    n_pos = tiny("llama").hf.config.max_position_embeddings + 3
+    assert capture_losses(rotated, torch.arange(n_pos) % D_VOCAB).shape == (1, n_pos - 1)
+
+
+def test_studies_take_texts_and_refuse_what_captures_refuse(shipped: LoadedModel) -> None:
+    texts = [TEXT.replace("9", digit) for digit in "13579"]
+    study = run_ablations(shipped.model, texts, players=["sources"])
+    assert study.skip_keys == 1
+    for run in (run_ablations, run_trace):
+        with pytest.raises(UserError, match="context is 256"):
+            run(shipped.model, torch.ones(7, 257, dtype=torch.long))

@@ -1,0 +1,69 @@
+"""Masks and attention of long sequences, a block of queries at a time."""
+
+import json
+from math import log
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.command_line import refused, run_command
+from support.decoders import write_decoder
+from support.tiny_models import tokens
+
+from nope_probe import load, scores
+from nope_probe.experiments.layers.probe import probe_layers
+from nope_probe.hooks.layers import attention as module
+from nope_probe.hooks.layers.attention import Mask
+from nope_probe.hooks.layers.model import attention_read, run_blocks, run_forward
+
+N = 61
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "llama4_text", "gemma2", "gpt_oss"])
+def test_blocks_of_queries_give_the_residual_stream_of_all_queries_at_once(
+    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load(str(write_decoder(model_type, tmp_path).folder)).model
+    whole = run_blocks(model, tokens(2, N))
+    monkeypatch.setattr(module, "WHOLE", 7)
+    monkeypatch.setattr(module, "BLOCK_CELLS", 11 * N)
+    assert (run_blocks(model, tokens(2, N)) - whole).abs().max() <= 1e-5 * whole.abs().max()
+
+
+@pytest.mark.parametrize(("remove", "sees"), [((), 5), (("mask",), 9), (("window",), 31)])
+def test_rows_of_a_mask_are_those_of_all_its_cells(
+    remove: tuple[str, ...], sees: int, tmp_path: Path
+) -> None:
+    model = load(str(write_decoder("mistral", tmp_path).folder)).model  # a window of 5
+    masks: list[Mask] = []
+    with attention_read(model, lambda layer, attention: masks.append(attention.mask)):
+        run_forward(model, tokens(1, N))
+    mask, rows = masks[0].without(frozenset(remove)), torch.tensor([30, 7, 60])
+    assert torch.equal(mask.rows(rows), mask.rows()[..., rows, :])
+    assert int(mask.rows(rows)[0, 0, 0].sum()) == sees
+
+
+def test_what_changes_with_length_is_found_where_it_begins(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}
+    dynamic = write_decoder("llama", tmp_path, rope_parameters=rope, max_position_embeddings=64)
+    [first, *_] = probe_layers(load(str(dynamic.folder)).model, tokens(2, 48), tokens(1, 131))
+    assert first.rope_rescaled_from == 65  # one more than its context
+    assert first.rope_rescaled_by < 1
+    scaled = write_decoder("llama4_text", tmp_path, attn_temperature_tuning=True, floor_scale=64)
+    found = probe_layers(load(str(scaled.folder)).model, tokens(2, 48), tokens(1, 131))
+    # Layer 1 has no RoPE, and its queries are multiplied by 1 + 0.1 log(1 + floor((i + 1) / 64)).
+    assert [each.queries_grow_from for each in found] == [None, 63, None]
+    assert found[1].queries_grow_by == pytest.approx(1 + 0.1 * log(3))
+
+
+def test_a_run_beyond_the_context_ends_where_it_is_asked_for(tmp_path: Path, capfd: Any) -> None:
+    flags = ["--data", "random", "--n-seqs", "8", "--layers", "1", "--folds", "4"]
+    for model in ("rope-tiny", str(write_decoder("llama", tmp_path).folder)):
+        out = tmp_path / f"run-{len(model)}"
+        asked = ["--model", model, "--seq-len", "271", *flags, "--out", str(out)]
+        line = refused(capfd, tmp_path, scores, *asked)
+        assert "take --beyond-context" in line
+        run_command(scores, *asked, "--beyond-context")
+        settings = json.loads((out / "manifest.json").read_text())["settings"]
+        assert (settings["seq_len"], settings["beyond_context"]) == (271, True)
