@@ -30,8 +30,9 @@ SIDE_BY_SIDE = 64  # positions of a map in the figure of all stages
 HOW_TO_READ = (
     f"{notes.MAP_AXES} Gram maps hold the mean inner product of the vectors at two positions; (b) "
     "and (i) hold attention scores, in nats, blank where the causal mask hides the key.",
-    "Colours run over the middle 90% of the cells off the diagonal: the diagonal, a vector's own "
-    f"squared length, and attention sinks would dominate them; {notes.HOVER}.",
+    "Colours run over the middle 90% of the cells off the diagonal, without the first keys that "
+    "the measures skip: the diagonal, a vector's own squared length, and attention sinks would "
+    f"dominate them; {notes.HOVER}.",
     "Less diagonal means: the mean of each diagonal is subtracted, so that nothing remains of a "
     "pattern that depends on distance alone. Red is above, blue below.",
     "Cosines: mean inner products over the root mean square lengths of both positions' vectors, so "
@@ -84,7 +85,7 @@ def _sections(run: Run) -> Iterator[Section]:
         f"switch shows the maps, their cosines, or the maps less the mean of each diagonal"
         f"{compared}. What is removed is struck through.",
     )
-    yield from _side_by_side(maps, removed)
+    yield from _side_by_side(maps, removed, manifest["skip_keys"])
     if len(table):
         yield Section(
             title="Which keys each stage prefers",
@@ -95,13 +96,17 @@ def _sections(run: Run) -> Iterator[Section]:
         )
 
 
-def _side_by_side(maps: Mapping[str, Any], removed: Sequence[str]) -> Iterator[Section]:
+def _side_by_side(
+    maps: Mapping[str, Any], removed: Sequence[str], skip_keys: int
+) -> Iterator[Section]:
     """Yield the section of all stages of the intact and the ablated model, if there are both."""
     intact, ablated = _group(maps, "reference"), _group(maps, "gram")
     if not intact:
         return
     without = f"without {' and '.join(map(phrase, removed))}"
-    groups = [_triple(letter, intact[letter], ablated[letter]) for letter in sorted(ablated)]
+    groups = [
+        _triple(letter, intact[letter], ablated[letter], skip_keys) for letter in sorted(ablated)
+    ]
     yield Section(
         title="Stage by stage: intact, ablated, difference",
         figure=partial(
@@ -115,14 +120,15 @@ def _side_by_side(maps: Mapping[str, Any], removed: Sequence[str]) -> Iterator[S
     )
 
 
-def _triple(letter: str, intact: np.ndarray, ablated: np.ndarray) -> list[Panel]:
+def _triple(letter: str, intact: np.ndarray, ablated: np.ndarray, skip_keys: int) -> list[Panel]:
     """Return a stage's maps of both models, on one scale, and their difference."""
     unit = "nats" if letter in SCORE_STAGES else "inner product"
-    both, change = limits([intact, ablated], False), limits([ablated - intact], True)
+    kept, change = [intact, ablated], ablated - intact
+    both, of_change = limits(kept, False, skip_keys), limits([change], True, skip_keys)
     drawn = (
         ("intact", intact, both),
         ("ablated", ablated, both),
-        ("difference", ablated - intact, change),
+        ("difference", change, of_change),
     )
     return [
         Panel(
@@ -147,6 +153,7 @@ def circuit_figure(maps: Mapping[str, Any], manifest: Mapping[str, Any]) -> go.F
         normalised=_group(maps, "normalised"),
         components=manifest["components"],
         absent=manifest["absent"],
+        skip_keys=manifest["skip_keys"],
     )
 
 
