@@ -1,5 +1,7 @@
 """The headings of the pages: each rule against small tables, clear ones and noise."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -182,12 +184,20 @@ CURVES = Curves(
 FLAT = pd.DataFrame({"layer": range(4), "verdict": ["flat", *["increasing"] * 3]})
 
 
+def test_agreement_with_theory_is_told_beside_what_chance_would_give() -> None:
+    text = simulation.expected_agreement([CURVES], 61)
+    assert text.startswith("3 of 5 scores (60%) are within two standard errors of theory; about 5 ")
+    assert "at d = 61 its own error, which shrinks as 1/d, exceeds the noise" in text
+    exact = replace(CURVES, theory=CURVES.values)
+    assert "exact only as" not in simulation.expected_agreement([exact], 61)
+
+
 @pytest.mark.parametrize(
     ("heading", "ending"),
     [
         (simulation.layers_finding("a", FLAT), "those of L1 to L3 depend on distance"),
         (simulation.layers_finding("a", FLAT[:1]), "none depend on distance"),
-        (simulation.row_finding([CURVES]), "60% are within two standard errors of theory"),
+        (simulation.row_finding([CURVES]), "theory and simulation differ by 4 nats RMS"),
     ],
 )
 def test_headings_of_a_simulation_name_layers_and_numbers(heading: str, ending: str) -> None:
