@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from nope_probe.analyses.trends import query_stride
 from nope_probe.components import Ablation, Gain, Replacement, Substitute

@@ -137,7 +137,7 @@ class Explorer:
 
     title: str
     players: Mapping[str, Sequence[str]]
-    views: tuple[SwitchedMaps, ...]
+    views: tuple[SwitchedMaps, ...] = field(repr=False)  # megabytes in a notebook's file
     components: Sequence[str]
     removed: Sequence[str] = ()
     layer: int = 0
