@@ -259,7 +259,7 @@ def _layered(
         bottom=BAR_DROP + BAR + AXES,
     )
     bars = [
-        colour_bar("nats", (0.35, 0.65), -(BAR_DROP + AXES) / grid.inner(n))
+        {**colour_bar("nats", (0.35, 0.65), -(BAR_DROP + AXES) / grid.inner(n)), "nticks": 6}
         for grid in (wide, narrow)
     ]
     colours_and_bar = {"colorscale": colours, "colorbar": bars[0]}
