@@ -1,11 +1,13 @@
 """Run the notebooks and write them with outputs that show everywhere: `make notebooks`.
 
-A notebook's code is in its .py file. Its .ipynb holds the outputs too. A plotly figure is kept as
-plotly's JSON, which JupyterLab with plotly, VS Code and Colab draw, and as a PNG, which all else
-shows: GitHub, nbconvert, a viewer without plotly. It is not kept as HTML, which would need
-plotly.js: 5 MB in each notebook, or a network. A figure with a slider is kept as a picture of each
-step behind a slider of its own, which needs no plotly. An explorer is HTML that needs nothing.
-Before these two stands a picture, which they remove, for viewers that run no scripts.
+A notebook's code is in its .py file. Its .ipynb holds the outputs too, light enough to commit: a
+plotly figure is kept as a PNG, and is plotly's own once its cell has run. A figure with a slider is
+kept as a picture of each step behind a slider of its own, which needs no plotly. An explorer is
+HTML that needs nothing. Before these two stand a picture and how to bring it to life, which they
+remove: viewers that run no scripts show them, as JupyterLab does until a notebook is trusted.
+
+Jupytext would write the .py file anew whenever a notebook is saved if one of the two named the
+other: neither does.
 """
 
 import os
@@ -17,6 +19,7 @@ import tempfile
 import tomllib
 from base64 import b64encode
 from html import escape
+from io import BytesIO
 from pathlib import Path
 
 import jupytext
@@ -24,6 +27,7 @@ import nbclient
 import nbformat
 import plotly.graph_objects as go
 import plotly.io as pio
+from PIL import Image
 
 from nope_probe.figures.grid import without_controls
 
@@ -32,7 +36,8 @@ FOLDER = ROOT / "notebooks"
 PLOTLY, HTML, PNG = "application/vnd.plotly.v1+json", "text/html", "image/png"
 COLAB = "https://colab.research.google.com/"
 CELL_TIMEOUT = 600
-WIDTH = 1050  # px of a figure's picture
+WIDTH = 800  # px of a figure's picture: as wide as a notebook's cells
+COLOURS = 192  # of a picture, whose file is a third of one with all colours
 HEIGHT = 1250  # px of the window in which an explorer is measured
 FRAME = '<iframe class="explorer"'
 STEPS = """<!doctype html><body style="margin:0;font:15px system-ui,sans-serif;background:#fff">
@@ -57,6 +62,7 @@ def build(name: str) -> Path:
         "language": "python",
         "name": "python3",
     }
+    notebook.metadata.pop("jupytext", None)
     for index, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{index}"
     with tempfile.TemporaryDirectory() as place:
@@ -66,7 +72,7 @@ def build(name: str) -> Path:
             cell.metadata.pop("execution", None)
             if cell.cell_type == "code":
                 cell.outputs = [
-                    shown for each in cell.outputs if (shown := _shown(each, Path(place)))
+                    shown for each in cell.outputs if (shown := _shown(each, Path(place), name))
                 ]
     _add_badge(notebook, name)
     path = FOLDER / f"{name}.ipynb"
@@ -74,7 +80,7 @@ def build(name: str) -> Path:
     return path
 
 
-def _shown(output: nbformat.NotebookNode, place: Path) -> nbformat.NotebookNode | None:
+def _shown(output: nbformat.NotebookNode, place: Path, name: str) -> nbformat.NotebookNode | None:
     """Return an output as it is kept; None for what goes to stderr, such as progress bars."""
     if output.get("name") == "stderr":
         return None
@@ -82,22 +88,31 @@ def _shown(output: nbformat.NotebookNode, place: Path) -> nbformat.NotebookNode 
     if PLOTLY in data:
         figure = pio.from_json(pio.to_json(data[PLOTLY], validate=False))
         if figure.layout.sliders:
-            output["data"] = _with_slider(figure)
+            output["data"] = _with_slider(figure, name)
         else:
-            output["data"] = {PLOTLY: data[PLOTLY], PNG: _picture(figure)}
+            output["data"] = {PNG: _picture(figure)}
     elif FRAME in data.get(HTML, ""):
-        image = b64encode(_screenshot(data[HTML], place)).decode()
-        output["data"] = _behind_a_still("The explorer", image, data[HTML], FRAME)
+        image = _light(_screenshot(data[HTML], place))
+        output["data"] = _behind_a_still("The explorer", image, data[HTML], FRAME, name)
     return output
 
 
 def _picture(figure: go.Figure) -> str:
     """Return a figure as a PNG, without its controls."""
     still = without_controls(figure)
-    return b64encode(still.to_image("png", width=WIDTH, height=still.layout.height)).decode()
+    return _light(still.to_image("png", width=WIDTH, height=still.layout.height))
 
 
-def _with_slider(figure: go.Figure) -> dict[str, str]:
+def _light(png: bytes) -> str:
+    """Return a PNG with fewer colours, on white, in base64."""
+    picture, small = Image.open(BytesIO(png)).convert("RGBA"), BytesIO()
+    paper = Image.new("RGBA", picture.size, "white")
+    few = Image.alpha_composite(paper, picture).convert("RGB").quantize(COLOURS, dither=0)
+    few.save(small, "png", optimize=True)
+    return b64encode(small.getvalue()).decode()
+
+
+def _with_slider(figure: go.Figure, name: str) -> dict[str, str]:
     """Return a figure as a page with a slider over pictures of its steps, and as the first one."""
     slider = figure.layout.sliders[0]
     labels = [f"{slider.currentvalue.prefix}{step.label}" for step in slider.steps]
@@ -113,7 +128,7 @@ def _with_slider(figure: go.Figure) -> dict[str, str]:
     style = f"width:100%;max-width:{WIDTH}px;aspect-ratio:{WIDTH}/{height};border:0"
     frame = f'<iframe class="steps" title="{shown}" style="{style}" srcdoc="{escape(page)}">'
     return _behind_a_still(
-        shown, pictures[slider.active], f"{frame}</iframe>", '<iframe class="steps"'
+        shown, pictures[slider.active], f"{frame}</iframe>", '<iframe class="steps"', name
     )
 
 
@@ -126,11 +141,17 @@ def _at_step(figure: go.Figure, step: go.layout.slider.Step) -> go.Figure:
     return moved
 
 
-def _behind_a_still(alt: str, image: str, html: str, frame: str) -> dict[str, str]:
-    """Return a page in a frame which, once it is loaded, removes the picture before it."""
-    still = f'<img class="still" alt="{alt}" src="data:{PNG};base64,{image}">'
-    loaded = html.replace(frame, f'{frame} onload="this.previousElementSibling.remove()"', 1)
-    return {HTML: f"<div>{still}{loaded}</div>", PNG: image}
+def _behind_a_still(alt: str, image: str, html: str, frame: str, name: str) -> dict[str, str]:
+    """Return a page in a frame which, once it is loaded, removes picture and advice before it."""
+    source = f"data:{PNG};base64,{image}"
+    still = f'<img class="still" alt="{alt}" style="max-width:100%" src="{source}">'
+    advice = (
+        f'<p class="still">This is a picture. To switch, run this cell, or run <code>jupyter trust '
+        f"{name}.ipynb</code> and open the notebook again.</p>"
+    )
+    remove = "this.parentElement.querySelectorAll('.still').forEach((each) => each.remove())"
+    loaded = html.replace(frame, f'{frame} onload="{remove}"', 1)
+    return {HTML: f"<div>{still}{advice}{loaded}</div>", PNG: image}
 
 
 def _screenshot(html: str, place: Path) -> bytes:

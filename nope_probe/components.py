@@ -293,6 +293,16 @@ def is_rope(name: str) -> bool:
     return name in ("rope", *ROPE_HALVES) or BAND.fullmatch(name) is not None
 
 
+def are_sources(components: Iterable[str]) -> bool:
+    """Return whether nothing but sources, or bands of RoPE, is among some components.
+
+    Example:
+        >>> are_sources(["mask", "rope"]), are_sources(["mask", "w_q"])
+        (True, False)
+    """
+    return all(name in SOURCES or is_rope(name) for name in components)
+
+
 def writer_of(name: str) -> str | None:
     """Return the component whose position a name stands for; None for any other name.
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 from nope_probe.cli import one_line_errors, parse
-from nope_probe.training.run import Settings, run
+from nope_probe.errors import printable
+from nope_probe.runtime.processes import is_first_process
+from nope_probe.training.run import Settings, closing, run
 
 EXAMPLES = (
     "--preset nope-tiny",
@@ -14,7 +18,11 @@ EXAMPLES = (
 def main() -> None:
     """Run the command line."""
     with one_line_errors():
-        run(parse(Settings, EXAMPLES))
+        settings = parse(Settings, EXAMPLES)
+        folder = run(settings)
+        if is_first_process():
+            lines = closing(settings, folder)
+            sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 # ---
 # jupyter:
 #   jupytext:
-#     formats: ipynb,py:percent
 #     text_representation:
 #       extension: .py
 #       format_name: percent
@@ -56,7 +55,7 @@ display(loaded)
 # (a) to (i) changes at once. All combinations were run before; the page holds them as bytes.
 
 # %%
-figures.explore(model, tokens[:32, :32])
+figures.explore(model, tokens[:64, :24])
 
 # %% [markdown]
 # **Exercise.** In L2, remove one component after the other, and watch share and amplitude. What

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from nope_probe.analyses.trends import query_stride
 from nope_probe.components import Ablation, Gain, Replacement, Substitute
@@ -15,12 +15,14 @@ from nope_probe.experiments.ablation.plan import make_plan
 from nope_probe.experiments.engine import Engine, as_sequences, folds_for_intervals, name_of
 from nope_probe.experiments.explorer_views import (
     combinations,
+    components_of,
+    left_alone,
     pattern_view,
     stage_view,
     strongest_layer,
 )
 from nope_probe.experiments.removals import irreplaceable, without_effect
-from nope_probe.figures.explorer import Explorer, SwitchedMaps
+from nope_probe.figures.explorer import Explorer, SwitchedMaps, strongest_source
 from nope_probe.hooks.layers.model import Given, blocks_of, layers_of
 from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.reading.stages import absent_stages
@@ -47,7 +49,7 @@ def explore(
 
     The model runs 2^k times for k players, once per combination for the patterns of all heads and
     once per layer for its stages. A progress bar goes to stderr. The explorer opens on the layer
-    with the strongest pattern.
+    with the strongest pattern, without the source that this pattern needs most.
 
     Args:
         model: a HookedTransformer or TransformerBridge.
@@ -99,12 +101,15 @@ def explore(
     views = [pattern_view(scores, layers, skipped)]
     if circuit:
         views.append(circuit_view(engine, ablations, layers, skipped))
+    players_shown = components_of(players_of_switches)
+    layer = strongest_layer(views[0])
     return Explorer(
         title=f"The positional pattern of {name or 'a model'}, component by component",
-        players={each.name: sorted(each.components) for each in players_of_switches.players},
+        players=players_shown,
         views=tuple(views),
         components=has,
-        layer=strongest_layer(views[0]),
+        removed=strongest_source(left_alone(views[0], layer), players_shown),
+        layer=layer,
         note=note_on(engine, substitute, skipped),
     )
 
@@ -138,7 +143,7 @@ def note_on(engine: Engine, substitute: Substitute, skip_keys: int) -> str:
     stride = query_stride(n_rows)
     ordered = "" if stride == 1 else f" Locality is of 1 query in {stride}, counted from query 0."
     return (
-        f"Means over {n_seqs} sequences of {n_pos} positions{skipped}. A switch removes its "
-        f"component in every layer; a removed weight's replacement is {substitute.replacement}. "
-        f"Brackets: 95% intervals.{ordered}"
+        f"Maps and numbers are means over {n_seqs:,} sequences of {n_pos} positions{skipped}. A "
+        f"switch removes its component in every layer; a removed weight's replacement is "
+        f"{substitute.replacement}. Brackets: 95% intervals.{ordered}"
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 from nope_probe.analyses.pattern_changes import KeptPattern, kept_patterns
 from nope_probe.analyses.shapley import Condition, PlayerSet
 from nope_probe.components import LETTERS, Letter
-from nope_probe.figures.explorer import MEASURES, Explorer, SwitchedMaps
+from nope_probe.figures.explorer import MEASURES, Explorer, SwitchedMaps, strongest_source
 from nope_probe.maps.centred import row_centred
 from nope_probe.maps.downsample import Pooled, pool
 from nope_probe.maps.folds import pooled
@@ -43,6 +43,11 @@ def combinations(players: PlayerSet) -> list[Condition]:
         )
         for number in range(2 ** len(players.players))
     ]
+
+
+def components_of(players: PlayerSet) -> dict[str, list[str]]:
+    """Return the components of each player, by its name, as `Explorer.players` holds them."""
+    return {player.name: sorted(player.components) for player in players.players}
 
 
 def _arrays(
@@ -95,6 +100,7 @@ def pattern_view(
     n_panels = arrays["maps"].shape[2]
     return SwitchedMaps(
         kind="pattern",
+        skip_keys=skip_keys,
         layers=tuple(layers),
         panels=(HEADS, *(f"H{head}" for head in range(n_panels - 1))),
         **arrays,
@@ -115,6 +121,12 @@ def strongest_layer(view: SwitchedMaps) -> int:
     return int(np.argmax(np.nan_to_num(amplitudes)))
 
 
+def left_alone(view: SwitchedMaps, layer: int) -> Float[np.ndarray, " player"]:
+    """Return what is left without each player alone of the mean over heads of a layer's pattern."""
+    left = view.left(layer, panel=0)
+    return left[[1 << bit for bit in range(len(left).bit_length() - 1)]]
+
+
 def stage_view(
     stages: Iterable[Sequence[StageMaps]],
     layers: Sequence[int],
@@ -133,7 +145,14 @@ def stage_view(
     """
     arrays = _arrays(map(_letters, stages), skip_keys, max_positions)
     why = tuple({str(letter): reason for letter, reason in each.items()} for each in absent)
-    return SwitchedMaps(kind="circuit", layers=tuple(layers), panels=LETTERS, absent=why, **arrays)
+    return SwitchedMaps(
+        kind="circuit",
+        skip_keys=skip_keys,
+        layers=tuple(layers),
+        panels=LETTERS,
+        absent=why,
+        **arrays,
+    )
 
 
 def _letters(blocks: Sequence[StageMaps]) -> Measured:
@@ -152,7 +171,7 @@ def explorer_of(
 ) -> Explorer:
     """Return the explorer of the conditions of some players, which the run has captured.
 
-    It opens on the layer with the strongest pattern.
+    It opens on the layer with the strongest pattern, without the source that this needs most.
 
     Args:
         maps: score maps of all conditions.
@@ -167,19 +186,23 @@ def explorer_of(
     ]
     view = SwitchedMaps(
         kind="pattern",
+        skip_keys=skip_keys,
         layers=tuple(layer.index for layer in maps[found[0]].layers),
         panels=(HEADS,),
         maps=np.stack([[layer.values for layer in layers] for layers in small]),
         measures=np.stack([_intervals(kept[condition])[:, None] for condition in found]),
         block=small[0][0].block,
     )
+    components, layer = components_of(players), strongest_layer(view)
     return Explorer(
         title="Remove components, and see what is left of the positional pattern",
-        players={each.name: sorted(each.components) for each in players.players},
+        players=components,
         views=(view,),
         components=[],
-        layer=strongest_layer(view),
-        note="A switch removes its component as the run did; brackets are 95% intervals.",
+        removed=strongest_source(left_alone(view, layer), components),
+        layer=layer,
+        note="Maps and numbers are the run's own, over all its sequences. A switch removes its "
+        "component as the run did. Brackets: 95% intervals.",
         max_bytes=PAGE_BYTES,
     )
 

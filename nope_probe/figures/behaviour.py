@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 import plotly.graph_objects as go
 
-from nope_probe.components import SOURCES, colour, is_rope, symbol, words
+from nope_probe.components import are_sources, colour, symbol, words
 from nope_probe.figures.dots import (
     BOUNDS,
     Dots,
@@ -17,7 +17,7 @@ from nope_probe.figures.dots import (
     marker,
     over_layers,
 )
-from nope_probe.figures.grid import Grid, draw_guide, place, zoom_together
+from nope_probe.figures.grid import Grid, axis, draw_guide, keep, patch, place, zoom_together
 from nope_probe.figures.intervals import bound_columns, estimates_of
 from nope_probe.figures.style import layer_colours
 
@@ -69,16 +69,11 @@ def loss_by_position(table: pd.DataFrame, *, title: str, trained: int | None = N
 
 def _panels(conditions: Sequence[str]) -> dict[str, list[str]]:
     """Return the conditions that remove sources alone, and the others; the intact one in both."""
-    only_sources = [c for c in conditions if c != INTACT and _is_source(c)]
+    only_sources = [c for c in conditions if c != INTACT and are_sources(c.split("+"))]
     others = [c for c in conditions if c != INTACT and c not in only_sources]
     intact = [c for c in conditions if c == INTACT]
     groups = dict(zip(PANELS, (only_sources, others), strict=True))
     return {name: [*intact, *ours] for name, ours in groups.items() if ours} or {"": intact}
-
-
-def _is_source(condition: str) -> bool:
-    """Return whether nothing but sources, or bands of RoPE, is removed."""
-    return all(part in SOURCES or is_rope(part) for part in condition.split("+"))
 
 
 def _dash(name: str) -> str:
@@ -149,12 +144,15 @@ def _decoded(table: pd.DataFrame, conditions: Sequence[str]) -> list[Dots]:
     return [*series, Dots(null, "content", "null", "shuffled targets")]
 
 
-def differences(table: pd.DataFrame, titles: Mapping[str, str]) -> go.Figure:
+def differences(
+    table: pd.DataFrame, titles: Mapping[str, str], units: Mapping[str, str]
+) -> go.Figure:
     """Draw per measure what each condition changes, with 95% intervals; the intact model is at 0.
 
     Args:
         table: `behaviour.csv`: measure, condition, and difference with its bounds.
         titles: the panels' titles by measure, in their order.
+        units: the measures' units, which the x axes name.
     """
     known = table.dropna(subset=["difference"])
     shown = [name for name in titles if name in set(known["measure"])]
@@ -166,7 +164,7 @@ def differences(table: pd.DataFrame, titles: Mapping[str, str]) -> go.Figure:
             rows = of_measure[of_measure["condition"] == condition]
             figure.add_trace(
                 interval_dots(
-                    [removed(condition)] * len(rows),
+                    [label(condition)] * len(rows),
                     estimates_of(rows, "difference"),
                     panel,
                     label=label(condition),
@@ -177,11 +175,14 @@ def differences(table: pd.DataFrame, titles: Mapping[str, str]) -> go.Figure:
             )
     height = max(120, 22 * len(conditions))
     wide = Grid(
-        columns=min(4, len(shown)), panel=height, shared_y=True, left=130, bottom=40, row_gap=70
+        columns=min(4, len(shown)), panel=height, shared_y=True, left=160, bottom=56, row_gap=86
     )
     heading, phone = "What each removal changes, less the intact model", min(2, len(shown))
-    place(figure, heading, [titles[m] for m in shown], wide, columns=phone, left=110, gap=0.1)
-    names = [removed(condition) for condition in reversed(conditions)]
+    place(figure, heading, [titles[m] for m in shown], wide, columns=phone, left=140, gap=0.1)
+    below = {f"xaxis{axis(i)}.title.text": units[name] for i, name in enumerate(shown)}
+    patch(figure, below)
+    keep(figure, narrow={**figure.layout.meta["narrow"], **below})
+    names = [label(condition) for condition in reversed(conditions)]
     figure.update_yaxes(categoryarray=names, range=[-0.5, len(names) - 0.5])
     zoom_together(figure, "y")
     figure.update_xaxes(zerolinewidth=2, nticks=4, rangemode="tozero")

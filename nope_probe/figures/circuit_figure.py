@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from nope_probe.components import INK, LETTERS, SCORE_STAGES, STAGE_MEANINGS, Letter, words
 from nope_probe.figures.circuit_layout import BAR, MENU, Flow, arrows, narrow, wide
 from nope_probe.figures.grid import axis, keep, patch
+from nope_probe.figures.maps import keys_left_out
 from nope_probe.figures.panels import heat_map
 from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, TEMPLATE, ZERO, colour_bar
 from nope_probe.maps.downsample import Pooled, pool
@@ -60,6 +61,7 @@ def circuit(
     absent: Mapping[str, str] | None = None,
     max_positions: int = MAX_POSITIONS,
     query_positions: Int[np.ndarray, " row"] | None = None,
+    skip_keys: int | Literal["auto"] = "auto",
 ) -> go.Figure:
     """Draw a block's stages along the flow of data, joined by named arrows.
 
@@ -80,6 +82,7 @@ def circuit(
         max_positions: larger maps are pooled to this many positions, in a comparison to fewer.
         query_positions: the queries of the maps' rows, if not all have one; captured stages know.
             There are no cosines then, for lack of the other vectors' lengths.
+        skip_keys: first positions that the colour limits leave out, as in `score_maps`.
 
     Raises:
         ValueError: if there is no map, or a letter that is no stage.
@@ -109,7 +112,9 @@ def circuit(
     figure = go.Figure(
         [_heat(stage, pooled[stage], axes[stage], visible=stage in first) for stage in held]
     )
-    scales = scales_of({stage: maps.values[0] for stage, maps in pooled.items()})
+    block = next(iter(pooled.values())).block
+    skipped = -(-keys_left_out(stages, skip_keys) // block)
+    scales = scales_of({stage: maps.values[0] for stage, maps in pooled.items()}, skipped)
     for stage, (low, high) in scales[PER_STAGE].items():
         colours = DIVERGING if is_signed(stage) else SEQUENTIAL
         figure.layout[axes[stage]] = {"colorscale": colours, "cmin": low, "cmax": high}
@@ -204,15 +209,16 @@ def is_signed(stage: Stage) -> bool:
     return stage[1] == "difference" or stage[2] != RAW
 
 
-def limits(values: Sequence[np.ndarray], signed: bool) -> Scale:
+def limits(values: Sequence[np.ndarray], signed: bool, skip: int = 0) -> Scale:
     """Return colour limits of maps on one scale: the middle 90% of their cells off the diagonal.
 
     Args:
         values: the maps.
         signed: whether colours centre on zero.
+        skip: how many first rows and columns to leave out.
     """
-    found = [_limits(each, signed) for each in values]
-    return min(low for low, _ in found), max(high for _, high in found)
+    scales = [_limits(cells[skip:, skip:], signed) for cells in values]
+    return min(low for low, _ in scales), max(high for _, high in scales)
 
 
 def _limits(values: np.ndarray, signed: bool) -> Scale:
@@ -228,17 +234,18 @@ def _limits(values: np.ndarray, signed: bool) -> Scale:
     return float(low), float(high)
 
 
-def scales_of(shown: Mapping[Stage, np.ndarray]) -> dict[str, dict[Stage, Scale]]:
+def scales_of(shown: Mapping[Stage, np.ndarray], skip: int = 0) -> dict[str, dict[Stage, Scale]]:
     """Return the colour limits of all maps, by the name of the switch's choice.
 
     A stage of the ablated model has the colours of the intact one. Inner products never share a
-    scale among stages, whose vectors differ in length by an order of magnitude; cosines can.
+    scale among stages, whose vectors differ in length by an order of magnitude; cosines can. The
+    first `skip` rows and columns are left out.
     """
     own = {}
     for letter, of, kind in shown:
         alike: tuple[Of, ...] = ("difference",) if of == "difference" else ("shown", "reference")
         maps = [shown[letter, each, kind] for each in alike if (letter, each, kind) in shown]
-        own[letter, of, kind] = limits(maps, is_signed((letter, of, kind)))
+        own[letter, of, kind] = limits(maps, is_signed((letter, of, kind)), skip)
     changes = [
         high for (_, of, kind), (_, high) in own.items() if (of, kind) == ("difference", COSINES)
     ]

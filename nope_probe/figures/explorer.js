@@ -35,6 +35,11 @@ function values(view, combination, layer, panel) {
   return map;
 }
 
+// Of the places in `whole` the maps are means over all of a run's sequences: the intact model's too.
+function places(view) {
+  return view.whole[state.removed] || [0, state.removed];
+}
+
 function measure(view, combination, layer, panel, index) {
   const start = (number(view, combination, layer, panel) * data.measures.length + index) * 3;
   return view.measures.subarray(start, start + 3);
@@ -49,13 +54,14 @@ function percentile(sorted, share) {
   return sorted[Math.min(sorted.length - 1, Math.max(0, Math.round(share * (sorted.length - 1))))];
 }
 
-// The middle of the cells, off the diagonal; signed maps have 0 in the middle.
-function limits(maps, n, signed) {
+// The middle of the cells, off the diagonal and of no skipped position; signed maps have 0 in it.
+function limits(maps, { n, skip }, signed) {
   let low = Infinity, high = -Infinity;
   for (const map of maps) {
     const off = [];
     for (let i = 0; i < map.length; i++) {
-      if (Math.floor(i / n) !== i % n && !Number.isNaN(map[i])) off.push(signed ? Math.abs(map[i]) : map[i]);
+      const [query, key] = [Math.floor(i / n), i % n];
+      if (query !== key && Math.min(query, key) >= skip && !Number.isNaN(map[i])) off.push(signed ? Math.abs(map[i]) : map[i]);
     }
     if (!off.length) continue;
     const sorted = Float64Array.from(off).sort();
@@ -119,6 +125,7 @@ find("#layers").hidden = views[0].layers.length < 2;
 range.addEventListener("input", () => { state.layer = Number(range.value); keepPresent(); draw(); });
 
 const select = find("#panels");
+select.parentElement.hidden = views.every((view) => view.panels.length < 2) && views.length < 2;
 views.forEach((view, v) => {
   const group = document.createElement("optgroup");
   group.label = view.title;
@@ -165,8 +172,7 @@ let maps = {};
 function draw() {
   const start = performance.now();
   const view = views[state.view];
-  const intact = values(view, 0, state.layer, state.panel);
-  const ablated = values(view, state.removed, state.layer, state.panel);
+  const [intact, ablated] = places(view).map((place) => values(view, place, state.layer, state.panel));
   maps = { intact, ablated, difference: difference(ablated, intact) };
   switches.forEach((each, i) => each.setAttribute("aria-pressed", !(state.removed >> i & 1)));
   range.value = state.layer;
@@ -186,11 +192,11 @@ function draw() {
 
 function drawTriple(view) {
   const signed = view.kind === "pattern";
-  const both = limits([maps.intact, maps.ablated], view.n, signed);
+  const both = limits([maps.intact, maps.ablated], view, signed);
   for (const canvas of canvases) {
     const of = canvas.dataset.of;
     const change = of === "difference";
-    const scale = change && !signed ? limits([maps.difference], view.n, true) : both;
+    const scale = change && !signed ? limits([maps.difference], view, true) : both;
     const names = change || signed ? diverging() : data.colours.sequential;
     paint(canvas, maps[of], view.n, scale, names);
     const figure = canvas.parentElement;
@@ -215,13 +221,14 @@ function keptWords(share, low, high) {
 function drawNumbers(view) {
   const panel = view.panels[state.panel];
   const rows = data.measures.map((each, index) => {
-    const cells = [0, state.removed].map((combination, i) => "<td data-measure='" + each.name + "' data-of='" + ["intact", "ablated"][i] + "'>" + interval(measure(view, combination, state.layer, state.panel, index)) + "</td>");
+    const cells = places(view).map((combination, i) => "<td data-measure='" + each.name + "' data-of='" + ["intact", "ablated"][i] + "'>" + interval(measure(view, combination, state.layer, state.panel, index)) + "</td>");
     const unit = each.name === "amplitude" ? panel.unit : each.unit;
     return "<tr><th scope='row'>" + each.label + (unit ? ", " + unit : "") + "</th>" + cells.join("") + "</tr>";
   });
   find("#numbers").innerHTML = rows.join("");
-  const kept = keptWords(...measure(view, state.removed, state.layer, state.panel, data.measures.length - 1));
-  const where = "L" + view.layers[state.layer] + ", " + panel.label;
+  const kept = keptWords(...measure(view, places(view)[1], state.layer, state.panel, data.measures.length - 1));
+  const sequences = view.nSeqs && "; means over " + view.nSeqs[state.removed in view.whole ? 1 : 0].toLocaleString("en") + " sequences";
+  const where = "L" + view.layers[state.layer] + ", " + panel.label + (sequences || "");
   find("#says").textContent = state.removed ? removedWords() + ", " + kept + " (" + where + ")." : removedWords() + " (" + where + "): press a switch" + (circuit ? " or an operation on an arrow." : ".");
 }
 
@@ -325,13 +332,12 @@ function drawCircuit() {
   circuit.panels.forEach((panel, index) => {
     if (!has(circuit, state.layer, index)) return;
     const holder = box.querySelector('[data-stage="' + panel.name + '"]');
-    const intact = values(circuit, 0, state.layer, index);
-    const ablated = values(circuit, state.removed, state.layer, index);
+    const [intact, ablated] = places(circuit).map((place) => values(circuit, place, state.layer, index));
     const shown = change ? difference(ablated, intact) : ablated;
-    const scale = limits(change ? [shown] : [intact, ablated], circuit.n, change);
+    const scale = limits(change ? [shown] : [intact, ablated], circuit, change);
     paint(holder.querySelector("canvas"), shown, circuit.n, scale, change ? diverging() : data.colours.sequential);
     holder.setAttribute("aria-pressed", views[state.view] === circuit && state.panel === index);
-    const [before, now] = [0, state.removed].map((each) => show(measure(circuit, each, state.layer, index, 1)[0]));
+    const [before, now] = places(circuit).map((place) => show(measure(circuit, place, state.layer, index, 1)[0]));
     holder.querySelector("small").innerHTML = "locality <span>" + now + "</span>" + (state.removed ? "<br>intact " + before : "");
   });
   for (const button of box.querySelectorAll("button[data-toggle]")) button.setAttribute("aria-pressed", !(state.removed >> button.dataset.toggle & 1));

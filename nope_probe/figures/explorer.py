@@ -22,7 +22,15 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 
-from nope_probe.components import LETTERS, SCORE_STAGES, STAGE_MEANINGS, Letter, colour, words
+from nope_probe.components import (
+    LETTERS,
+    SCORE_STAGES,
+    STAGE_MEANINGS,
+    Letter,
+    are_sources,
+    colour,
+    words,
+)
 from nope_probe.figures.circuit_figure import formula
 from nope_probe.figures.circuit_layout import OPERATIONS, narrow, wide
 from nope_probe.figures.intervals import FLOOR, symmetric
@@ -34,7 +42,6 @@ from nope_probe.maps.downsample import pool
 MAX_BYTES = 4_900_000  # of an explorer in a notebook or a file
 SMALLEST = 8  # cells along an axis, below which no map is pooled
 HEIGHT = 760  # px of a frame until its script measures what it holds
-FIRST = {"pattern": 0, "circuit": LETTERS.index("b")}  # the panel that is shown at first
 MEASURES = ("amplitude", "locality", "share")
 _SHOWN_MEASURES = [  # the script writes the panel's unit after the amplitude
     {"name": "amplitude", "label": "amplitude", "unit": ""},
@@ -64,6 +71,10 @@ class SwitchedMaps:
             its 95% interval.
         block: positions per cell and axis; above 1 the maps are pooled.
         absent: per layer, the stages that it lacks, and why.
+        skip_keys: how many first positions the colours leave out.
+        whole: by the number of a combination that was run on all sequences of a run too, where in
+            `maps` the intact model and the combination on all sequences are.
+        n_seqs: where there are such, how many sequences the other maps and these are means of.
     """
 
     kind: Literal["pattern", "circuit"]
@@ -73,6 +84,32 @@ class SwitchedMaps:
     measures: Float[np.ndarray, "combination layer panel 3 3"]
     block: int = 1
     absent: tuple[Mapping[str, str], ...] = ()
+    skip_keys: int = 0
+    whole: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    n_seqs: tuple[int, int] | None = None
+
+    def beside(
+        self, whole: SwitchedMaps, combinations: Sequence[int], n_seqs: tuple[int, int]
+    ) -> SwitchedMaps:
+        """Return the same beside maps of all sequences of a run, in some of the combinations.
+
+        Args:
+            whole: the maps of all sequences, the intact model's first.
+            combinations: the numbers of their combinations, 0 first.
+            n_seqs: how many sequences these maps, and those of all sequences, are means of.
+        """
+        first = len(self.maps)
+        return replace(
+            self,
+            maps=np.concatenate([self.maps, whole.maps]),
+            measures=np.concatenate([self.measures, whole.measures]),
+            whole={number: (first, first + place) for place, number in enumerate(combinations)},
+            n_seqs=n_seqs,
+        )
+
+    def left(self, layer: int, panel: int) -> Float[np.ndarray, " combination"]:
+        """Return the share of the intact pattern that each combination leaves of one map."""
+        return self.measures[:, layer, panel, MEASURES.index("share"), 0]
 
     def pooled(self, block: int) -> SwitchedMaps:
         """Return the same with cells that are means over square blocks of cells."""
@@ -100,7 +137,7 @@ class Explorer:
 
     title: str
     players: Mapping[str, Sequence[str]]
-    views: tuple[SwitchedMaps, ...]
+    views: tuple[SwitchedMaps, ...] = field(repr=False)  # megabytes in a notebook's file
     components: Sequence[str]
     removed: Sequence[str] = ()
     layer: int = 0
@@ -130,7 +167,7 @@ class Explorer:
                 for arrow, operations in OPERATIONS.items()
             },
             "flows": {"wide": vars(wide()), "narrow": vars(narrow())},
-            "removed": self._combination(),
+            "removed": self.combination,
             "layer": self.layer,
             "panel": self._first_panel(),
             "views": views,
@@ -160,16 +197,39 @@ class Explorer:
         path.write_text(self.html(), encoding="utf-8")
         return path
 
-    def _combination(self) -> int:
-        """Return the number of the combination that is shown at first."""
+    @property
+    def combination(self) -> int:
+        """The number of the combination that is shown at first."""
         return sum(1 << list(self.players).index(name) for name in self.removed)
 
     def _first_panel(self) -> int:
-        """Return the first panel that what is removed at first changes, where anything is."""
+        """Return the panel that is shown at first: the mean over heads, or the last stage."""
         view = self.views[0]
-        intact, shown = view.maps[0, self.layer], view.maps[self._combination(), self.layer]
-        changes = np.abs(np.nan_to_num(shown - intact)).max(axis=(1, 2)) > 0
-        return int(changes.argmax()) if changes.any() else FIRST[view.kind]
+        if view.kind == "pattern":
+            return 0
+        known = np.isfinite(view.maps[0, self.layer]).any(axis=(1, 2))
+        return int(np.flatnonzero(known)[-1])
+
+
+def strongest_source(
+    left: Float[np.ndarray, " player"], players: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """Return the source without which least is left of a pattern, as `Explorer.removed` names it.
+
+    Where no player is a source, all players count. There is none where there is no pattern.
+
+    Args:
+        left: without each player alone, the share of the intact pattern.
+        players: the components of each player, by name.
+
+    Example:
+        >>> players = {"mask": ["mask"], "rope": ["rope"], "qk": ["w_q", "w_k"]}
+        >>> strongest_source(np.array([0.9, 0.2, 0.0]), players)
+        ['rope']
+    """
+    known = {name: share for name, share in zip(players, left, strict=True) if share == share}
+    sources = [name for name in known if are_sources(players[name])]
+    return sorted(sources or known, key=known.__getitem__)[:1]
 
 
 def fitted(
@@ -204,6 +264,9 @@ def _content(view: SwitchedMaps, packed: Mapping[str, Any]) -> dict[str, Any]:
         "absent": view.absent or [{} for _ in view.layers],
         "n": view.maps.shape[-1],
         "block": view.block,
+        "skip": -(-view.skip_keys // view.block),
+        "whole": view.whole,
+        "nSeqs": view.n_seqs,
         **{name: packed[name] for name in ("cells", "offsets", "scales")},
         "measures": encoded(view.measures, "<f4"),
     }

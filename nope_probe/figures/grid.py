@@ -24,6 +24,7 @@ from nope_probe.files import local_path
 Extent = tuple[float, float]
 ENDINGS = (".pdf", ".png", ".svg")
 IMAGE_WIDTH = 1200  # px
+SLIDER = 84  # px that a slider needs, with its value above and its labels below
 IMAGE_SCALE = 2  # a PNG's pixels per px
 
 
@@ -205,7 +206,7 @@ def add_slider(
     scales: Float[np.ndarray, "layer 2"] | None = None,
     patches: Sequence[Mapping[str, object]] | None = None,
 ) -> None:
-    """Add a layer slider to a figure whose traces are ordered by layer, then panel.
+    """Add a layer slider below a figure whose panels are placed; traces go by layer, then panel.
 
     Args:
         figure: the figure.
@@ -226,8 +227,13 @@ def add_slider(
         step = {"label": str(layer), "method": "update", "args": [{"visible": visible}, limits]}
         steps.append(step)
     slider = {"active": first, "currentvalue": {"prefix": "L"}, "steps": steps}
-    # To the right of the colour bar.
-    figure.update_layout(sliders=[{**slider, "x": 0.5, "len": 0.5, "pad": {"t": 44}}])
+    # Below all else: the margin grows by what the slider needs, so that the panels keep their size.
+    margin = figure.layout.margin
+    inner = figure.layout.height - margin.t - margin.b
+    where = {"x": 0, "len": 1, "y": -margin.b / inner, "yanchor": "top", "pad": {"t": 0, "b": 0}}
+    figure.update_layout(sliders=[{**slider, **where}])
+    margin.b += SLIDER
+    figure.layout.height += SLIDER
     kept = None if scales is None else scales.tolist()
     own = None if patches is None else [dict(each) for each in patches]
     keep(figure, n_layers=len(layers), first=first, scales=kept, patches=own)
@@ -282,12 +288,15 @@ def export(figure: go.Figure, path: Path, width: int = IMAGE_WIDTH) -> Path:
 
 
 def without_controls(figure: go.Figure) -> go.Figure:
-    """Return a copy without buttons and sliders, and without the space for the buttons."""
+    """Return a copy without buttons and sliders, and without the space for them."""
     still = go.Figure(figure)
     if still.layout.updatemenus:
         menu = still.layout.meta["menu"]
         still.layout.margin.t -= menu
         still.layout.height -= menu
+    if still.layout.sliders:
+        still.layout.margin.b -= SLIDER
+        still.layout.height -= SLIDER
     still.layout.updatemenus = None
     still.layout.sliders = None
     return still

@@ -67,6 +67,7 @@ def error_bars(values: np.ndarray, lows: np.ndarray, highs: np.ndarray) -> dict[
 # A map or curve that spans less than so many standard errors, or nats (float32 resolves scores no
 # better), is noise; its colours or axis then span so many times as much.
 NOISE_ERRORS, NOISE_NATS, WIDER = 8, 1e-5, 10
+ROUNDING = 1e-12  # smaller numbers are rounding errors of float64
 PALE = 3  # standard errors of a cell: signed colours reach at least so far
 FLOOR = 0.01  # nats, or a share: attention weights change by 1% per hundredth of a nat
 MARGIN = 3.0  # half an axis, in units of the largest noise
@@ -75,6 +76,16 @@ FLAT_WORDS = ": flat, within noise"  # after a panel's title
 WITHIN = "within noise"
 
 Numbers = Float[np.ndarray, "..."] | Sequence[float]
+
+
+def number_text(value: float) -> str:
+    """Return a number of a table with three digits; what float64 rounds is 0.
+
+    Example:
+        >>> number_text(0.12345), number_text(-1.35e-17)
+        ('0.123', '0')
+    """
+    return f"{value:.3g}" if abs(value) > ROUNDING else "0"
 
 
 def is_noise(values: Numbers, lows: Numbers, highs: Numbers) -> bool:

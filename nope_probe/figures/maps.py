@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 from nope_probe.components import words
 from nope_probe.errors import closed_choices
-from nope_probe.figures.grid import add_slider, colour_limits
+from nope_probe.figures.grid import add_slider, colour_limits, keep
 from nope_probe.figures.intervals import (
     CLIPPED,
     FLAT_WORDS,
@@ -28,7 +28,16 @@ from nope_probe.figures.intervals import (
     symmetric,
     widened,
 )
-from nope_probe.figures.panels import MAX_POSITIONS, Panel, heat_map, panel_groups, place_squares
+from nope_probe.figures.panels import (
+    AXES,
+    BAR,
+    BAR_DROP,
+    MAX_POSITIONS,
+    Panel,
+    heat_map,
+    panel_groups,
+    place_squares,
+)
 from nope_probe.figures.style import DIVERGING, SEQUENTIAL, ColourScale, colour_bar
 from nope_probe.maps.downsample import Pooled, pool
 
@@ -249,20 +258,24 @@ def _layered(
             for panel, (maps, name) in enumerate(zip(pooled, names, strict=True))
         ]
     )
-    texts = [{f"annotations[{i}].text": t for i, t in enumerate(each)} for each in titles]
-    add_slider(figure, layers, n, first, limits, texts)
-    bar = {**colour_bar("nats"), "x": 0.5, "xanchor": "center"}
-    colours_and_bar = {"colorscale": colours, "colorbar": bar}
-    figure.layout.coloraxis = {**colours_and_bar, **colour_limits(limits[first])}
-    place_squares(
+    wide, narrow = place_squares(
         figure,
         title,
         titles[first],
         columns=n // rows if rows > 1 else n if n <= 5 else -(-n // 2),
         phone=min(2, n),
         row_gap=64,
-        bottom=124,
+        bottom=BAR_DROP + BAR + AXES,
     )
+    bars = [
+        {**colour_bar("nats", (0.35, 0.65), -(BAR_DROP + AXES) / grid.inner(n)), "nticks": 6}
+        for grid in (wide, narrow)
+    ]
+    colours_and_bar = {"colorscale": colours, "colorbar": bars[0]}
+    figure.layout.coloraxis = {**colours_and_bar, **colour_limits(limits[first])}
+    keep(figure, narrow={**figure.layout.meta["narrow"], "coloraxis.colorbar": bars[1]})
+    texts = [{f"annotations[{i}].text": t for i, t in enumerate(each)} for each in titles]
+    add_slider(figure, layers, n, first, limits, texts)
     return figure
 
 

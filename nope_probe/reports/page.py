@@ -21,7 +21,7 @@ from plotly.offline import get_plotlyjs
 
 from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.grid import without_controls
-from nope_probe.figures.intervals import NO_PATTERN
+from nope_probe.figures.intervals import NO_PATTERN, number_text
 from nope_probe.figures.maps import MAX_POSITIONS
 from nope_probe.figures.style import ON_DARK, TITLE_HEIGHT
 from nope_probe.reports import notes
@@ -238,7 +238,7 @@ def _table(section: Section) -> str:
     if section.table is None:
         return ""
     shown = section.table.to_html(
-        index=False, border=0, na_rep=NO_PATTERN, float_format=lambda value: f"{value:.3g}"
+        index=False, border=0, na_rep=NO_PATTERN, float_format=number_text
     )
     return (
         '<details><summary>The numbers</summary><div class="scroll" tabindex="0" role="region" '

@@ -65,8 +65,8 @@ class Settings(BoundedSettings):
         return json.loads(json.dumps(found))
 
 
-def run(settings: Settings) -> None:
-    """Train a preset, and save weights, tokenizer, model card, dynamics and held-out loss.
+def run(settings: Settings) -> Path:
+    """Train a preset, save weights, tokenizer, model card and dynamics, and return their folder.
 
     A finished run that is resumed stays as it is.
 
@@ -89,6 +89,18 @@ def run(settings: Settings) -> None:
             stack.enter_context(full_disk_is_one_line(out))
             _train(settings, out, signals)
         del store  # which the first process may keep for the others
+    return out
+
+
+def closing(settings: Settings, out: Path) -> list[str]:
+    """Return lines that say what was trained, how well it predicts and where it is."""
+    loss = json.loads((out / FINISHED).read_text(encoding="utf-8"))["held_out_loss"]
+    steps, tokens = settings.steps or settings.recipe.steps, settings.recipe.batch_tokens
+    return [
+        f"Trained {settings.preset} for {steps:,} steps of {tokens:,} tokens: its loss on held-out "
+        f"text is {loss:.3f} nats per token.",
+        f"The model is in {out}: study it with --model {out}",
+    ]
 
 
 def _train(settings: Settings, out: Path, signals: Signals) -> None:

@@ -13,9 +13,12 @@ import pandas as pd
 import torch
 from jaxtyping import Int
 from torch import Tensor
+from tqdm import tqdm
 from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PrinterCallback,
+    ProgressCallback,
     SmolLM3Config,
     SmolLM3ForCausalLM,
     Trainer,
@@ -62,6 +65,11 @@ def make_trainer(
         eval_dataset=corpus.held_out,
     )
     validate_tokens_per_step(trainer.args, recipe)
+    for printing in (PrinterCallback, ProgressCallback):  # they print dictionaries
+        trainer.remove_callback(printing)
+    trainer.add_callback(SayLoss())
+    if not trainer.args.disable_tqdm:
+        trainer.add_callback(Bar())
     if recipe.size == "tiny":
         tokens = corpus.held_out[:512]["input_ids"][:, :64]
         trainer.add_callback(Dynamics(out / "dynamics.csv", tokens, steps))
@@ -109,6 +117,24 @@ def validate_tokens_per_step(arguments: TrainingArguments, recipe: Recipe) -> No
             f"a step would take {tokens} tokens, not the recipe's {recipe.batch_tokens}: set "
             "CUDA_VISIBLE_DEVICES to one GPU, or start one process for each with torchrun"
         )
+
+
+class SayLoss(TrainerCallback):
+    """Writes the loss of training to stderr, in nats per token, at the steps that Trainer logs."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Write a line if the log holds a loss of training, in the first process."""
+        if "loss" in (logs or {}) and state.is_world_process_zero:
+            done = f"step {state.global_step:,} of {state.max_steps:,}"
+            loss = f"loss {float(logs['loss']):.3f} nats per token"
+            tqdm.write(f"{done}: {loss}", file=sys.stderr)
+
+
+class Bar(ProgressCallback):
+    """Shows Trainer's progress bar, and leaves the loss to `SayLoss`."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Write nothing."""
 
 
 class MarkWhole(TrainerCallback):

@@ -164,7 +164,7 @@ def test_the_page_shows_each_stage_of_both_models_on_one_scale_beside_their_diff
         for kind in ("gram", "reference")
         for letter in "ag"
     }
-    [section] = _side_by_side(maps, ("mask",))
+    [section] = _side_by_side(maps, ("mask",), 0)
     figure = section.drawn()
     assert figure is not None
     panels = figure.data
@@ -179,7 +179,7 @@ def test_the_page_shows_each_stage_of_both_models_on_one_scale_beside_their_diff
         assert scales[2].cmin == -scales[2].cmax
     tops = [figure.layout[panels[index].coloraxis].cmax for index in (0, 3)]
     assert tops[1] > 10 * tops[0], "stages that differ twentyfold do not share colours"
-    assert not [*_side_by_side({"gram/a": np.eye(N)}, ())]
+    assert not [*_side_by_side({"gram/a": np.eye(N)}, (), 0)]
 
 
 def test_scores_of_a_hybrids_layer_are_plain_transformers_own(

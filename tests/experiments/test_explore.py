@@ -13,8 +13,8 @@ from nope_probe.analyses.pattern_changes import kept_patterns
 from nope_probe.analyses.shapley import player_set
 from nope_probe.components import LETTERS, Ablation, Substitute
 from nope_probe.errors import UserError
-from nope_probe.experiments.circuit.analyse import block_explorer, explored
-from nope_probe.experiments.engine import Engine
+from nope_probe.experiments.circuit.analyse import Stages, block_explorer, explored
+from nope_probe.experiments.engine import Engine, as_sequences
 from nope_probe.experiments.explorer import note_on
 from nope_probe.experiments.explorer_views import explorer_of, pattern_view
 from nope_probe.figures.explorer import Explorer
@@ -84,6 +84,7 @@ def test_the_intact_model_keeps_all_of_its_pattern_and_without_mask_nope_has_non
     text = sequences(tokenizer=loaded.tokenizer, n_seqs=64, seq_len=24)
     explorer = figures.explore(loaded.model, text, players=["sources"], circuit=False)
     assert explorer.players == {"mask": ["mask"]}
+    assert explorer.removed == ["mask"]
     [intact, without] = explorer.views[0].measures[:, 2, 0, 2]
     assert intact == pytest.approx([1, 1, 1])
     assert without[1] < 0 < without[2] < 0.5
@@ -134,18 +135,49 @@ def test_a_circuits_explorer_runs_no_more_sequences_than_it_may() -> None:
     assert explored(vectors, 5, 11, n_folds=4) is None  # 121 // 32 < 4 folds
     first = explored(vectors, 5, 12, n_folds=4)  # 132 // 32
     assert first is not None
-    engine = Engine(model=model, inputs=first.inputs, n_folds=4)
-    found = block_explorer(
-        engine, 0, removed=("w_o", "norms"), substitute=Substitute(), skip_keys=0
+    engine = Engine(model=model, inputs=vectors.inputs, n_folds=4)
+    stages = Stages(
+        layer=0,
+        intact=engine.stages(None, layer=0),
+        ablated=engine.stages(None, layer=0),
+        removed=("w_o", "norms"),
     )
+    found = block_explorer(engine, first, stages, substitute=Substitute(), skip_keys=0)
     assert list(found.players) == ["mask", "w_q", "w_k", "w_o", "w_v"]
     assert found.removed == ["w_o"]
-    assert found.note.startswith("Means over 4 sequences of 13 positions.")
+    assert found.note.startswith("Maps and numbers are means over 4 sequences of 13 positions.")
+    assert found.views[0].whole.keys() == {0}, "without norms the run has another ablated model"
     assert "no switch for the norms' weights" in found.note
     with ablated(model, Ablation(remove=["w_o"]), calibrate(model, vectors.inputs[:4])):
         stages = capture_stages(model, vectors.inputs[:4], layer=0, n_folds=4)
     shown = found.views[0].maps[8, 0, LETTERS.index("d")]
     np.testing.assert_allclose(shown, stages.mean("d").numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_circuits_explorer_opens_without_the_strongest_source_on_all_sequences_of_the_run(
+    model: Any,
+) -> None:
+    from nope_probe import load, sequences
+
+    data = sequences(tokenizer=load("nope-tiny").tokenizer, n_seqs=48, seq_len=17)
+    tokens, few = data.inputs, as_sequences(data.inputs[:24])
+    engine = Engine(model=model, inputs=tokens, n_folds=4)
+    intact = engine.stages(None, layer=0)
+    stages = Stages(layer=0, intact=intact, ablated=None, removed=())
+    found = block_explorer(engine, few, stages, substitute=Substitute(), skip_keys=0)
+    assert found.removed == ["mask"], "the only source of a model without a position encoding"
+    [view] = found.views
+    with ablated(model, Ablation(remove=["mask"])):
+        without = capture_stages(model, tokens, layer=0, n_folds=4)
+    assert (view.whole.keys(), view.n_seqs) == ({0, 1}, (24, 48))
+    for place, maps in zip(view.whole[1], (intact, without), strict=True):
+        expected = maps.mean("i").numpy()
+        shown = view.maps[place, 0, LETTERS.index("i")]
+        np.testing.assert_allclose(shown, expected, rtol=1e-4, atol=1e-5)
+        locality = measure(maps.folds["i"][:, None], counts=maps.counts)[0].locality.value
+        assert view.measures[place, 0, -1, 1, 0] == pytest.approx(locality, abs=1e-6)
+    assert view.measures[view.whole[0][1], 0, -1, 2, 0] == pytest.approx(1)
+    assert "ran on all 48 sequences of the run" in found.note
 
 
 def test_the_note_states_of_which_queries_locality_is(model: Any) -> None:

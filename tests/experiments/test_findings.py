@@ -1,12 +1,16 @@
 """The headings of the pages: each rule against small tables, clear ones and noise."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from nope_probe.experiments.ablation import player_sections as players
 from nope_probe.experiments.ablation import sections as ablation
+from nope_probe.experiments.behaviour import sections as behaviour
 from nope_probe.experiments.circuit import sections as circuit
+from nope_probe.experiments.scores import sections as scores
 from nope_probe.experiments.sections import band_finding, offset_finding
 from nope_probe.experiments.simulation import sections as simulation
 from nope_probe.experiments.wording import NO_PATTERN, NOISE, measure_finding, noisy_layers
@@ -182,12 +186,47 @@ CURVES = Curves(
 FLAT = pd.DataFrame({"layer": range(4), "verdict": ["flat", *["increasing"] * 3]})
 
 
+def test_agreement_with_theory_is_told_beside_what_chance_would_give() -> None:
+    text = simulation.expected_agreement([CURVES], 61)
+    assert text.startswith("3 of 5 scores (60%) are within two standard errors of theory; about 5 ")
+    assert "at d = 61 its own error, which shrinks as 1/d, exceeds the noise" in text
+    exact = replace(CURVES, theory=CURVES.values)
+    assert "exact only as" not in simulation.expected_agreement([exact], 61)
+
+
+def test_what_is_0_in_every_head_is_largest_in_none() -> None:
+    tiny = pd.DataFrame([{"layer": 0, "head": 3, **cells("induction", (2e-32, 1e-32, 3e-32))}])
+    assert scores.head_finding(tiny, "induction").endswith("is 0 in every head")
+    some = pd.DataFrame([{"layer": 0, "head": 3, **cells("induction", CLEAR)}])
+    assert scores.head_finding(some, "induction").endswith("largest in L0H3, 0.9")
+
+
+def test_empty_rows_of_behaviour_are_explained_once_for_each_reason() -> None:
+    sight, copy = "the next token is in sight", "the first copy is in sight"
+    given = [("loss", "mask", sight), ("in_context", "mask", sight), ("copy_text", "mask", copy)]
+    table = pd.DataFrame(
+        [
+            {"measure": "loss", "condition": "rope", "difference": 1.0},
+            {"measure": "loss", "condition": "intact", "difference": np.nan, "note": sight},
+            *(
+                {"measure": measure, "condition": name, "difference": np.nan, "note": note}
+                for measure, name, note in given
+            ),
+        ]
+    )
+    assert [*behaviour._empty_rows(table)] == [
+        "The rows without causal mask are empty at “loss” and “in-context gain”: the next token is "
+        "in sight.",
+        "The rows without causal mask are empty at “copy, text”: the first copy is in sight.",
+    ]
+
+
 @pytest.mark.parametrize(
     ("heading", "ending"),
     [
         (simulation.layers_finding("a", FLAT), "those of L1 to L3 depend on distance"),
         (simulation.layers_finding("a", FLAT[:1]), "none depend on distance"),
-        (simulation.row_finding([CURVES]), "60% are within two standard errors of theory"),
+        (simulation.row_finding([CURVES]), "theory and simulation differ by 4 nats RMS"),
     ],
 )
 def test_headings_of_a_simulation_name_layers_and_numbers(heading: str, ending: str) -> None:

@@ -28,6 +28,7 @@ from nope_probe.experiments.scores import run as scores_run
 from nope_probe.runtime.folder import Run, read_manifest, read_run
 
 THREE = ("llama-3.1-8b", "phi-4", "qwen3-8b")
+ORDER = (*(f"figure{number}" for number in range(1, 17)), "all")
 
 
 def test_without_flags_a_figure_has_the_papers_settings() -> None:
@@ -93,6 +94,7 @@ def test_figures_of_the_appendix_name_the_error_in_the_published_scale(
     [
         (["figure2", "--data", "shipped"], "figure2 takes no --data"),
         (["figure3", "--model", "a", "--model", "b"], "figure3 takes one --model, got 2"),
+        (["figure17"], f"invalid choice 'figure17' for argument 'figure'. Expected one of {ORDER}"),
         (["figure5"], "meta-llama/Llama-3.1-8B is not in the local cache"),
     ],
 )

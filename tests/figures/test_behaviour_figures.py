@@ -41,13 +41,17 @@ def test_differences_leave_out_what_has_no_number() -> None:
         {"measure": "loss", "condition": "mask", **interval("difference", np.nan)},
         {"measure": "order", "condition": "mask", **interval("difference", -1.0)},
     ]
-    figure = figures.differences(pd.DataFrame(rows), {"order": "order", "loss": "loss"})
+    units = {"order": "positions", "loss": "nats"}
+    figure = figures.differences(pd.DataFrame(rows), {"order": "order", "loss": "loss"}, units)
     assert [note.text for note in figure.layout.annotations] == ["order", "loss", FLAT]
     shown = {(each.xaxis, each.y[0]): each for each in figure.data if len(each.x)}
-    assert set(shown) == {("x", "causal mask"), ("x2", "QK circuit")}
-    assert list(shown["x2", "QK circuit"].x) == [2.0]
-    assert list(shown["x2", "QK circuit"].error_x.array) == [1.0]
-    assert list(shown["x2", "QK circuit"].error_x.arrayminus) == [0.5]
+    assert set(shown) == {("x", "without causal mask"), ("x2", "without QK circuit")}
+    qk = shown["x2", "without QK circuit"]
+    assert (figure.layout.xaxis.title.text, figure.layout.xaxis2.title.text) == (*units.values(),)
+    assert figure.layout.meta["narrow"]["xaxis.title.text"] == "positions"
+    assert list(qk.x) == [2.0]
+    assert list(qk.error_x.array) == [1.0]
+    assert list(qk.error_x.arrayminus) == [0.5]
 
 
 def test_decodability_draws_untrained_models_where_there_are_any_and_each_name_once() -> None:

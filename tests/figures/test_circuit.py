@@ -171,6 +171,19 @@ def test_both_models_share_each_stages_colours_and_cosines_can_share_one_scale()
     assert len({changes[letter] for letter in "acdefgh"}) == 1
 
 
+def test_a_sink_that_measures_skip_does_not_set_the_colours() -> None:
+    truth = maps(seed=0)
+    for cells in truth.values():
+        cells[0], cells[:, 0] = 999.0, 999.0
+    with_sink, without = (
+        circuit(truth, skip_keys=skip).layout.meta["switches"]["Colours"][PER_STAGE][1]
+        for skip in (0, 1)
+    )
+    kept = truth["g"][1:, 1:][~np.eye(N - 1, dtype=bool)]
+    assert with_sink["coloraxis7.cmax"] == 999.0
+    assert without["coloraxis7.cmax"] == pytest.approx(np.percentile(kept, 95))
+
+
 def test_missing_stages_stay_blank_with_the_reason() -> None:
     why = "L4 is the last layer of this model"
     figure = drawn(maps=maps("abcdefg"), absent={"h": why, "i": why})

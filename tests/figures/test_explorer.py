@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from dataclasses import replace
 from html import unescape
 from itertools import product
 from pathlib import Path
@@ -22,6 +23,7 @@ from nope_probe.figures.explorer import (
     quantise,
     script,
     shape_of,
+    strongest_source,
 )
 from nope_probe.figures.style import STOPS
 
@@ -236,12 +238,51 @@ def test_the_numbers_and_the_sentence_are_those_of_the_combination(
     assert {"noise" in seen["says"] for seen in said} == {True, False}
 
 
-def test_an_explorer_opens_on_the_first_stage_that_its_removals_change() -> None:
-    stages = view("circuit")
-    stages.maps[1, :, :4] = stages.maps[0, :, :4]  # the mask changes nothing before (e)
-    stages.maps[1, :, 1, 0, 1] = np.nan  # and what it uncovers is no change
-    opens = [explorer(views=(stages,), removed=each).html() for each in ([], ["mask"], ["rope"])]
-    assert [re.findall(r'"panel":(\d+),"views"', html) for html in opens] == [["1"], ["4"], ["0"]]
+def test_an_explorer_opens_on_the_mean_over_heads_or_the_last_stage_of_the_block() -> None:
+    opens = [
+        explorer(views=(view(kind),), layer=layer).html()
+        for kind, layer in (("pattern", 0), ("circuit", 0), ("circuit", 1))
+    ]
+    panels = [re.findall(r'"panel":(\d+),"views"', html) for html in opens]
+    assert panels == [["0"], ["8"], ["7"]]  # the last block has no (i)
+
+
+def test_the_strongest_source_is_that_without_which_least_is_left_whatever_weights_do() -> None:
+    left = np.array([0.5, 0.25, 0.0])
+    assert strongest_source(left, PLAYERS) == ["rope"]
+    assert strongest_source(left, {"w_q": ["w_q"], "w_k": ["w_k"], "ov": ["w_o", "w_v"]}) == ["ov"]
+    assert strongest_source(left * np.nan, PLAYERS) == [], "there is no pattern"
+
+
+@needs_chromium
+def test_the_first_screen_is_of_all_sequences_of_a_run_and_colours_leave_skipped_keys_out(
+    tmp_path: Path,
+) -> None:
+    few = replace(view("circuit", players=2), skip_keys=2)
+    whole = view("circuit", players=1)
+    few.maps[..., 1] = 500.0  # a sink, which is no pattern
+    shown = few.beside(whole, [0, 2], (31, 1000))
+    players = {name: [name] for name in ("mask", "rope")}
+    page = explorer(players=players, views=(shown,), removed=["rope"]).save(tmp_path / "page.html")
+    look = """(() => {
+      const all = (selector) => [...document.querySelectorAll(selector)].map((e) => e.textContent);
+      return [all("#says")[0], all("#numbers td[data-measure=locality]"), all(".scale")[0]];
+    })()"""
+    with open_tab(page) as tab:
+        for key, at, places, n_seqs in (
+            (None, whole.measures, (0, 1), "1,000"),
+            ("mask", few.measures, (0, 3), "31"),
+            ("rope", few.measures, (0, 1), "31"),
+            ("mask", whole.measures, (0, 0), "1,000"),
+        ):
+            if key:
+                tab.evaluate(f"document.querySelector('.switch[data-player={key}]').click()")
+            says, localities, scale = tab.evaluate(look)
+            assert f"means over {n_seqs} sequences)" in says
+            values = [as_number(text.split()[0]) for text in localities]
+            expected = [at[place, 0, 8, 1, 0] for place in places]
+            np.testing.assert_allclose(values, expected, rtol=6e-3)
+            assert as_number(scale.split("nats")[1]) < 9, "the sink is beyond the colours"
 
 
 @needs_chromium

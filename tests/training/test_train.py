@@ -4,19 +4,22 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from support.short_training import SHORT
+from support.command_line import run_command
+from support.short_training import SHORT, shorten_training
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from nope_probe import train
 from nope_probe.data.documents import is_held_out
 from nope_probe.errors import UserError
 from nope_probe.models.names import CHECKPOINTS
 from nope_probe.models.parameter_free import nope_llama, smollm3_config
 from nope_probe.training.corpus import _packed, corpus_of
 from nope_probe.training.run import Settings, run
-from nope_probe.training.trainer import log_spaced
+from nope_probe.training.trainer import SayLoss, log_spaced
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +78,26 @@ def test_what_cannot_be_trained_into_is_refused(tmp_path: Path):
     ):
         with pytest.raises(UserError, match=message):
             run(Settings(preset="nope-tiny", out=tmp_path / name, **given))
+
+
+def test_training_says_in_words_what_was_trained_how_well_and_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    shorten_training(monkeypatch.setattr, monkeypatch.setitem)
+    out = tmp_path / "run"
+    run_command(train, "--preset", "nope-tiny", "--steps", 3, "--out", out)
+    printed = capfd.readouterr()
+    loss = json.loads((out / "training.json").read_text())["held_out_loss"]
+    assert printed.out.splitlines() == [
+        "Trained nope-tiny for 3 steps of 44 tokens: its loss on held-out text is "
+        f"{loss:.3f} nats per token.",
+        f"The model is in {out}: study it with --model {out}",
+    ]
+    state = SimpleNamespace(global_step=1000, max_steps=5000, is_world_process_zero=True)
+    for logs in ({"loss": "3.14159"}, {"eval_loss": 2.0}, {"train_runtime": "7"}):
+        SayLoss().on_log(None, state, None, logs=logs)
+    assert capfd.readouterr().err == "step 1,000 of 5,000: loss 3.142 nats per token\n"
+    assert "{" not in printed.err
 
 
 def test_a_streamed_corpus_leaves_out_the_documents_that_runs_read(tmp_path: Path, tokenizer):

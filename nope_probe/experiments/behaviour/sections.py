@@ -14,7 +14,7 @@ import pandas as pd
 from nope_probe.components import phrase
 from nope_probe.experiments.behaviour.measures import INTACT, QUANTITIES
 from nope_probe.experiments.sections import Report
-from nope_probe.experiments.wording import NOISE
+from nope_probe.experiments.wording import NOISE, listed
 from nope_probe.figures import behaviour as figures
 from nope_probe.figures.intervals import interval_of, interval_text
 from nope_probe.reports import notes
@@ -99,18 +99,33 @@ def headline(name: str, tables: Tables) -> list[str]:
 def _difference_sections(behaviour: pd.DataFrame) -> Iterator[Section]:
     known = behaviour.dropna(subset=["difference"])
     titles = {name: about.label for name, about in QUANTITIES.items()}
+    units = {name: about.unit for name, about in QUANTITIES.items()}
     if len(behaviour):
         yield Section(
             title=difference_finding(behaviour) or "Behaviour",
-            figure=partial(figures.differences, known, titles) if len(known) else None,
-            caption="Each dot is a condition less the intact model on the same tokens, in nats per "
-            "token (the position error in positions). What each measure is stands under “How to "
-            "read the figures”.",
+            figure=partial(figures.differences, known, titles, units) if len(known) else None,
+            caption=" ".join(
+                [
+                    "A dot is the model without a component less the intact model, on the same "
+                    "tokens; losses are in nats per token. “How to read the figures” says what "
+                    "the measures are.",
+                    *_empty_rows(behaviour),
+                ]
+            ),
             table=behaviour.assign(
                 measure=behaviour["measure"].map(titles),
                 note=behaviour["note"].astype(object).fillna(""),
             ),
         )
+
+
+def _empty_rows(behaviour: pd.DataFrame) -> Iterator[str]:
+    """Yield why conditions have no number, a sentence for each reason."""
+    empty = behaviour[behaviour["difference"].isna() & (behaviour["condition"] != INTACT)]
+    for note, rows in empty.dropna(subset=["note"]).groupby("note", sort=False):
+        measures = listed([f"“{QUANTITIES[name].label}”" for name in rows["measure"].unique()])
+        removals = listed([figures.label(name) for name in rows["condition"].unique()])
+        yield f"The rows {removals} are empty at {measures}: {note}."
 
 
 def _loss_sections(tables: Tables, manifest: Mapping[str, Any]) -> Iterator[Section]:

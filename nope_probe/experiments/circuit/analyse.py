@@ -14,15 +14,15 @@ from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.shapley import player_set
 from nope_probe.analyses.trends import query_stride
-from nope_probe.components import Substitute, phrase
+from nope_probe.components import LETTERS, Ablation, Substitute, are_sources, phrase
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.circuit.sections import headline, report
 from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.explorer import circuit_view, note_on
-from nope_probe.experiments.explorer_views import combinations
+from nope_probe.experiments.explorer_views import combinations, stage_view
 from nope_probe.experiments.tables import measures_table
 from nope_probe.experiments.wording import listed
-from nope_probe.figures.explorer import Explorer
+from nope_probe.figures.explorer import Explorer, strongest_source
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.stages import STAGES, absent_stages
 from nope_probe.hooks.removing.targets import components
@@ -134,32 +134,53 @@ def stages_table(maps: Sequence[StageMaps], layer: int, skip_keys: int) -> pd.Da
 
 
 def block_explorer(
-    engine: Engine,
-    layer: int,
-    *,
-    removed: Sequence[str],
-    substitute: Substitute,
-    skip_keys: int,
+    whole: Engine, few: Sequences, stages: Stages, *, substitute: Substitute, skip_keys: int
 ) -> Explorer:
     """Return the explorer of one block, with a switch for each of the model's components.
 
+    It opens on what the run removed, else without the source that the last stage needs most. What
+    it opens on ran on all sequences of the run, as the intact model and all single sources did.
+
     Args:
-        engine: the model, on the sequences that each combination runs.
-        layer: the block, from 0.
-        removed: the components that are removed at first.
+        whole: the model on all sequences of the run.
+        few: the sequences that each combination runs.
+        stages: what the run captured.
         substitute: what stands for removed weights.
         skip_keys: how many first keys the measures leave out.
     """
-    has = components(engine.model)
+    has, layer = components(whole.model), stages.layer
+    players: dict[str, list[str]] = {name: [name] for name in has}
     ablations = [substitute.without(removed) for removed in combinations(player_set(has))]
-    engine = engine.calibrated(None, ablations)
+    engine = whole.on(few).calibrated(None, ablations)
+    view = circuit_view(engine, ablations, [layer], skip_keys)
+    shown: dict[tuple[str, ...], StageMaps] = {(): stages.intact}
+    if stages.ablated is not None:
+        shown |= {stages.removed: stages.ablated} if {*stages.removed} <= {*has} else {}
+    else:
+        shown |= {
+            (name,): whole.stages(f"explorer/{name}", Ablation(remove=[name]), layer=layer)
+            for name in has
+            if are_sources([name])
+        }
+    own = stage_view([[maps] for maps in shown.values()], [layer], [{}], skip_keys)
+    opened = [name for name in stages.removed if name in players]
+    if not stages.removed:
+        alone = {name: players[name] for (name,) in [*shown][1:]}
+        opened = strongest_source(own.left(0, LETTERS.index(max(stages.intact.folds)))[1:], alone)
+    bits = {name: 1 << bit for bit, name in enumerate(players)}
+    numbers = [sum(bits[name] for name in removed) for removed in shown]
+    n_seqs = len(few), len(whole.inputs)
     return Explorer(
         title="Press an operation on an arrow: it is removed, and every stage changes",
-        players={name: [name] for name in has},
-        views=(circuit_view(engine, ablations, [layer], skip_keys),),
+        players=players,
+        views=(view.beside(own, numbers, n_seqs),),
         components=has,
-        removed=[name for name in removed if name in has],
-        note=note_on(engine, substitute, skip_keys) + _ignored(removed, has),
+        removed=opened,
+        note=(
+            f"{note_on(engine, substitute, skip_keys)}{_ignored(stages.removed, has)} The intact "
+            f"model and the combination that is shown first ran on all {n_seqs[1]:,} sequences of "
+            "the run too; the sentence above the maps says how many sequences are shown."
+        ),
     )
 
 

@@ -75,7 +75,8 @@ class Settings(RunSettings):
         Bounds(0, LARGEST),
         _arg(
             help="The cost of the page's explorer, which removes every combination of components: "
-            "together at most so many times the run's sequences; 0 leaves it out."
+            "together at most so many times the run's sequences, and all of these once more "
+            "without each source; 0 leaves it out."
         ),
     ] = 2
     layers: Annotated[int | Literal["all"], tyro.conf.Suppress] = "all"
@@ -197,9 +198,9 @@ def explorer_of(session: Session[Settings], stages: Stages) -> Explorer | None:
     passes = [f"explorer/{number}" for number in range(2 ** len(has))]
     session.announce(len(passes), passes, n_seqs=len(first), what="explorer combination")
     return block_explorer(
-        Engine.of(session).on(first),
-        settings.layer,
-        removed=stages.removed,
+        Engine.of(session),
+        first,
+        stages,
         substitute=settings.substitute,
         skip_keys=settings.n_skipped(inputs),
     )

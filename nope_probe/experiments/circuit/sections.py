@@ -31,8 +31,9 @@ SIDE_BY_SIDE = 64  # positions of a map in the figure of all stages
 HOW_TO_READ = (
     f"{notes.MAP_AXES} Gram maps hold the mean inner product of the vectors at two positions; (b) "
     "and (i) hold attention scores, in nats, blank where the causal mask hides the key.",
-    "Colours run over the middle 90% of the cells off the diagonal: the diagonal, a vector's own "
-    f"squared length, and attention sinks would dominate them; {notes.HOVER}.",
+    "Colours run over the middle 90% of the cells off the diagonal, without the first keys that "
+    "the measures skip: the diagonal, a vector's own squared length, and attention sinks would "
+    f"dominate them; {notes.HOVER}.",
     "Less diagonal means: the mean of each diagonal is subtracted, so that nothing remains of a "
     "pattern that depends on distance alone. Red is above, blue below.",
     "Cosines: mean inner products over the root mean square lengths of both positions' vectors, so "
@@ -85,7 +86,7 @@ def _sections(run: Run) -> Iterator[Section]:
         f"switch shows the maps, their cosines, or the maps less the mean of each diagonal"
         f"{compared}. What is removed is struck through.",
     )
-    yield from _side_by_side(maps, removed, run.query_positions)
+    yield from _side_by_side(maps, removed, manifest["skip_keys"], run.query_positions)
     if len(table):
         yield Section(
             title="Which keys each stage prefers",
@@ -99,6 +100,7 @@ def _sections(run: Run) -> Iterator[Section]:
 def _side_by_side(
     maps: Mapping[str, Any],
     removed: Sequence[str],
+    skip_keys: int,
     query_positions: Int[np.ndarray, " row"] | None,
 ) -> Iterator[Section]:
     """Yield the section of all stages of the intact and the ablated model, if there are both."""
@@ -107,7 +109,7 @@ def _side_by_side(
         return
     without = f"without {' and '.join(map(phrase, removed))}"
     groups = [
-        _triple(letter, intact[letter], ablated[letter], query_positions)
+        _triple(letter, intact[letter], ablated[letter], skip_keys, query_positions)
         for letter in sorted(ablated)
     ]
     yield Section(
@@ -127,15 +129,17 @@ def _triple(
     letter: str,
     intact: np.ndarray,
     ablated: np.ndarray,
+    skip_keys: int,
     query_positions: Int[np.ndarray, " row"] | None,
 ) -> list[Panel]:
     """Return a stage's maps of both models, on one scale, and their difference."""
     unit = "nats" if letter in SCORE_STAGES else "inner product"
-    both, change = limits([intact, ablated], False), limits([ablated - intact], True)
+    kept, change = [intact, ablated], ablated - intact
+    both, of_change = limits(kept, False, skip_keys), limits([change], True, skip_keys)
     drawn = (
         ("intact", intact, both),
         ("ablated", ablated, both),
-        ("difference", ablated - intact, change),
+        ("difference", change, of_change),
     )
     return [
         Panel(
@@ -163,6 +167,7 @@ def circuit_figure(run: Run) -> go.Figure:
         components=manifest["components"],
         absent=manifest["absent"],
         query_positions=run.query_positions,
+        skip_keys=manifest["skip_keys"],
     )
 
 

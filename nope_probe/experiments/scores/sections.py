@@ -21,6 +21,7 @@ from nope_probe.experiments.wording import (
     preferred_keys,
     strongest,
 )
+from nope_probe.figures.intervals import ROUNDING
 from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.measures import ABOUT, head_map, pattern_measures
 from nope_probe.figures.words import MEASURES
@@ -235,6 +236,8 @@ def head_finding(heads: pd.DataFrame, measure: str) -> str:
     about = ABOUT[measure]
     low, high = heads[f"{measure}_low"], heads[f"{measure}_high"]
     clear = heads[(low > 0) | (high < 0)]
+    if heads[measure].abs().max() <= ROUNDING:
+        return f"Heads: {about.label} is 0 in every head"
     if clear.empty:
         return f"Heads: {about.label} is {NOISE}"
     top = clear.iloc[int(clear[measure].abs().to_numpy(float).argmax())]
