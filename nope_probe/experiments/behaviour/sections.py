@@ -17,6 +17,7 @@ from nope_probe.experiments.sections import Report
 from nope_probe.experiments.wording import NOISE
 from nope_probe.figures import behaviour as figures
 from nope_probe.figures.intervals import interval_of, interval_text
+from nope_probe.figures.words import reader_of
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section
 from nope_probe.runtime.folder import Run
@@ -326,5 +327,5 @@ def head_finding(heads: pd.DataFrame) -> str:
     if clear.empty:
         return f"Heads: what the loss rises by without one head's W_Q is {NOISE}"
     top = clear.sort_values("loss").iloc[-1]
-    name = f"L{top['layer']:.0f}H{top['head']:.0f}"
+    name = reader_of(top)
     return f"Heads: without the W_Q of {name} the loss rises most, {top['loss']:+.2g} nats"

@@ -23,7 +23,7 @@ from nope_probe.experiments.wording import (
 )
 from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.measures import ABOUT, head_map, pattern_measures
-from nope_probe.figures.words import MEASURES
+from nope_probe.figures.words import MEASURES, reader_of
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, positions
 from nope_probe.runtime.folder import Run
@@ -225,6 +225,5 @@ def head_finding(heads: pd.DataFrame, measure: str) -> str:
         return f"Heads: {about.label} is {NOISE}"
     top = clear.iloc[int(clear[measure].abs().to_numpy(float).argmax())]
     most, style = ("farthest from 0", "+.2g") if about.signed else ("largest", ".2g")
-    name = f"L{top['layer']:.0f}H{top['head']:.0f}"
     unit = " nats" if about.unit == "nats" else ""
-    return f"Heads: {about.label} is {most} in {name}, {top[measure]:{style}}{unit}"
+    return f"Heads: {about.label} is {most} in {reader_of(top)}, {top[measure]:{style}}{unit}"

@@ -7,6 +7,7 @@ from functools import partial
 
 import pandas as pd
 
+from nope_probe.components import short
 from nope_probe.experiments.sections import Report, closing_of, with_intervals
 from nope_probe.experiments.wording import NO_PATTERN, NOISE, largest, listed, percents
 from nope_probe.figures.intervals import interval_of
@@ -16,11 +17,10 @@ from nope_probe.figures.position_figure import (
     MOST_EDGES,
     SIDES,
     TERMS,
+    WRITTEN,
     position_circuit,
-    shown_readers,
-    strongest_reader,
-    with_readers,
 )
+from nope_probe.figures.words import shown_readers, strongest_reader, with_readers
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, positions
 from nope_probe.runtime.folder import Run
@@ -183,7 +183,7 @@ def terms_finding(terms: pd.DataFrame, reader: str | None = None) -> str:
         return NO_PATTERN
     rows = with_readers(terms)
     shares = rows[rows["reader"] == name].set_index("term")["share"]
-    written = shares[["written_key", "written_query", "written_both"]].sum()
+    written = shares[[*WRITTEN]].sum()
     parts = {"rotation": shares["rotation"], "written": written, "covariance": shares["covariance"]}
     if "alibi" in shares:
         parts["ALiBi"] = shares["alibi"]
@@ -244,8 +244,8 @@ def _terms_as_text(terms: pd.DataFrame) -> pd.DataFrame:
     rows = rows[rows["reader"].isin(shown_readers(terms))]
     whole = rows[rows["term"] == "all"]
     texts = with_intervals({"reader": whole["reader"]}, whole, {"RMS, nats": ("rms", "z.2f")})
-    for term, heading in TERMS.items():
-        own = rows[rows["term"] == term]
+    for term in TERMS:
+        heading, own = short(term), rows[rows["term"] == term]
         if term != "all" and (own["share"].abs() > LEAST).any():
             texts[heading] = with_intervals({}, own, {heading: ("share", "z.0%")})[heading]
     return texts
