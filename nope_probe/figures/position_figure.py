@@ -21,6 +21,7 @@ from nope_probe.figures.circuit_figure import MENU, Choice, add_switches
 from nope_probe.figures.grid import axis, colour_limits, inside, keep, on, patch
 from nope_probe.figures.intervals import (
     FLOOR,
+    excludes_zero,
     interval_text,
     percent,
     symmetric,
@@ -164,8 +165,8 @@ def _edges(
         written = pd.concat([written, totals.assign(into=ALL_PATHS)])
     strongest = written.iloc[(-written["share"].abs()).argsort(kind="stable")]
     edges = pd.concat([encodings, strongest.groupby("reader", sort=False).head(MOST_EDGES)])
-    told = (edges["share_low"] > 0) | (edges["share_high"] < 0)
-    return edges[told & (edges["share"].abs() >= LEAST)].reset_index(drop=True)
+    drawn = excludes_zero(edges, "share") & (edges["share"].abs() >= LEAST)
+    return edges[drawn].reset_index(drop=True)
 
 
 def _places(edges: pd.DataFrame, readers: Sequence[str]) -> dict[str, Point]:

@@ -14,7 +14,7 @@ import pandas as pd
 from nope_probe.components import phrase
 from nope_probe.experiments.behaviour.measures import INTACT, QUANTITIES
 from nope_probe.experiments.sections import Report
-from nope_probe.experiments.wording import NOISE
+from nope_probe.experiments.wording import NOISE, largest
 from nope_probe.figures import behaviour as figures
 from nope_probe.figures.intervals import interval_of, interval_text
 from nope_probe.figures.words import reader_of
@@ -317,7 +317,7 @@ def correlation_finding(correlations: pd.DataFrame) -> str:
     rows = correlations[correlations["layer"].astype(str) != "all"].dropna(subset=["rho"])
     if rows.empty:
         return f"{title}: too few conditions"
-    top = rows.iloc[int(rows["rho"].abs().to_numpy(float).argmax())]
+    top = largest(rows, "rho")
     return f"{title}: largest between L{top['layer']} and {top['effect']}, {top['rho']:+.2f}"
 
 

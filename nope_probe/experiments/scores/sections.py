@@ -15,12 +15,14 @@ from nope_probe.experiments.sections import Report, closing_of, split_sections, 
 from nope_probe.experiments.wording import (
     NO_PATTERN,
     NOISE,
+    largest,
     measure_finding,
     nats,
     percents,
     preferred_keys,
     strongest,
 )
+from nope_probe.figures.intervals import excludes_zero
 from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.measures import ABOUT, head_map, pattern_measures
 from nope_probe.figures.words import MEASURES, reader_of
@@ -219,11 +221,10 @@ def head_finding(heads: pd.DataFrame, measure: str) -> str:
         measure: one of its columns, of `figures.measures.ABOUT`.
     """
     about = ABOUT[measure]
-    low, high = heads[f"{measure}_low"], heads[f"{measure}_high"]
-    clear = heads[(low > 0) | (high < 0)]
+    clear = heads[excludes_zero(heads, measure)]
     if clear.empty:
         return f"Heads: {about.label} is {NOISE}"
-    top = clear.iloc[int(clear[measure].abs().to_numpy(float).argmax())]
+    top = largest(clear, measure)
     most, style = ("farthest from 0", "+.2g") if about.signed else ("largest", ".2g")
     unit = " nats" if about.unit == "nats" else ""
     return f"Heads: {about.label} is {most} in {reader_of(top)}, {top[measure]:{style}}{unit}"

@@ -10,7 +10,7 @@ import pandas as pd
 from nope_probe.components import short
 from nope_probe.experiments.sections import Report, closing_of, with_intervals
 from nope_probe.experiments.wording import NO_PATTERN, NOISE, largest, listed, percents
-from nope_probe.figures.intervals import interval_of
+from nope_probe.figures.intervals import excludes_zero, interval_of
 from nope_probe.figures.position_figure import (
     LEAST,
     LEAST_BESIDE,
@@ -199,7 +199,7 @@ def effect_findings(tables: Mapping[str, pd.DataFrame], reader: str | None = Non
         reader: a layer or head; the first sentence is about it, if its main writer was measured.
     """
     rows = with_readers(tables["effects"])
-    clear = rows[(rows["total_low"] > 0) | (rows["total_high"] < 0)]
+    clear = rows[excludes_zero(rows, "total")]
     if clear.empty:
         return ["Without any writer's position, no pattern changes by more than the noise"]
     main = [] if reader is None else main_writers(tables["writers"], reader)
@@ -232,7 +232,7 @@ def strongest_writers(tables: Mapping[str, pd.DataFrame], most: int) -> pd.DataF
     """Return the rows of the strongest writers of the shown readers, if told from zero."""
     rows = with_readers(tables["writers"])
     rows = rows[rows["reader"].isin(shown_readers(tables["terms"]))]
-    rows = rows[(rows["share_low"] > 0) | (rows["share_high"] < 0)]
+    rows = rows[excludes_zero(rows, "share")]
     order = rows["share"].abs().sort_values(ascending=False).index
     rows = rows.loc[order].groupby("reader", sort=False).head(most)
     return rows.sort_values("layer", kind="stable")
