@@ -57,7 +57,7 @@ class Entry:
     Attributes:
         label: in legends.
         phrase: in sentences; the label if empty.
-        short: in unions and interactions; the label if empty.
+        short: in unions, interactions and narrow columns; the label if empty.
         colour, marker: of its lines and points.
         breaks_symmetry: whether it is a source: it makes positions differ.
         per_head: whether it can be removed in some heads only.
@@ -164,12 +164,14 @@ TABLE: dict[str, Entry] = {
     ),
     "written_query": Entry(
         label="written into queries",
+        short="into queries",
         phrase="position written into queries",
         colour="#1da2a5",
         marker="triangle-up",
     ),
     "written_both": Entry(
         label="written into both",
+        short="into both",
         phrase="position written into queries and keys",
         colour="#8952a0",
         marker="hexagon",
@@ -216,14 +218,20 @@ def words(name: str) -> str:
     """
     for sign, between in (("_x_", " × "), ("+", " + ")):
         if sign in name:
-            return between.join(_short(part) for part in name.split(sign))
+            return between.join(short(part) for part in name.split(sign))
     writer = writer_of(name)
     if writer is not None:
         return f"position of {_WRITERS.get(writer, writer)}"
     return TABLE[name].label if name in TABLE else name
 
 
-def _short(name: str) -> str:
+def short(name: str) -> str:
+    """Return the short label of a component or term.
+
+    Example:
+        >>> short("mask"), short("written_both"), short("covariance")
+        ('mask', 'into both', 'covariance')
+    """
     return (TABLE[name].short if name in TABLE else "") or words(name)
 
 
@@ -239,7 +247,7 @@ def phrase(name: str) -> str:
     if writer_of(name) is not None:
         return f"the {words(name)}"
     if "_x_" in name:
-        *others, last = (_short(part) for part in name.split("_x_"))
+        *others, last = (short(part) for part in name.split("_x_"))
         return f"{', '.join(others)} and {last} together"
     return (TABLE[name].phrase if name in TABLE else "") or words(name)
 

@@ -9,7 +9,7 @@ from typing import Any, SupportsFloat
 import numpy as np
 import pandas as pd
 
-from nope_probe.figures.intervals import interval_of, interval_text
+from nope_probe.figures.intervals import excludes_zero, interval_of, interval_text
 from nope_probe.figures.words import numbered_layers
 
 NOISE = "not distinguishable from noise"
@@ -117,8 +117,7 @@ def noisy_layers(table: pd.DataFrame, name: str, column: str) -> dict[str, list[
         name: the items' column.
         column: the estimate; an item is above the noise where its interval excludes zero.
     """
-    low, high = table[f"{column}_low"], table[f"{column}_high"]
-    flat = table[~((low > 0) | (high < 0))]
+    flat = table[~excludes_zero(table, column)]
     return {
         str(item): [int(each) for each in flat[flat[name] == item]["layer"]]
         for item in table[name].unique()

@@ -29,6 +29,18 @@ def interval_of(row: Mapping[Any, Any] | pd.Series, column: str) -> ValueAndBoun
     return float(row[column]), float(row[low]), float(row[high])
 
 
+def excludes_zero(table: pd.DataFrame, column: str) -> pd.Series[bool]:
+    """Return for each row of a table whether an estimate's interval lies on one side of zero.
+
+    Example:
+        >>> table = pd.DataFrame({"share_low": [0.1, -0.1], "share_high": [0.3, 0.2]})
+        >>> excludes_zero(table, "share").tolist()
+        [True, False]
+    """
+    low, high = bound_columns(column)
+    return (table[low] > 0) | (table[high] < 0)
+
+
 def interval_text(interval: ValueAndBounds, style: str = "z.3f", unit: str = "") -> str:
     """Return an estimate and its bounds as text, or `no pattern` where there is none.
 

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from jaxtyping import Float
 
-from nope_probe.components import INK
+from nope_probe.components import INK, short
 from nope_probe.figures.circuit_figure import MENU, Choice, add_switches
 from nope_probe.figures.grid import axis, colour_limits, inside, keep, on, patch
 from nope_probe.figures.intervals import (
     FLOOR,
-    ValueAndBounds,
-    interval_of,
+    excludes_zero,
     interval_text,
     percent,
     symmetric,
@@ -31,24 +28,18 @@ from nope_probe.figures.intervals import (
 from nope_probe.figures.maps import MAX_POSITIONS
 from nope_probe.figures.panels import heat_map
 from nope_probe.figures.style import DIVERGING, SEQUENTIAL, TEMPLATE, ZERO, colour_bar
-from nope_probe.maps.downsample import pool
+from nope_probe.figures.words import shown_readers, strongest_reader, with_readers
+from nope_probe.maps.downsample import Pooled, pool
 
 TITLE = "Who writes position, and who reads it"
-TERMS = {  # of a reader's pattern, in the order of their panels
-    "all": "whole pattern",
-    "rotation": "rotation",
-    "alibi": "ALiBi",
-    "written_key": "written into keys",
-    "written_query": "into queries",
-    "written_both": "into both",
-    "covariance": "covariance",
-}
+ALL = "all"  # the whole pattern; readers; or writers of a clock
+WRITTEN = ("written_key", "written_query", "written_both")
+TERMS = (ALL, "rotation", "alibi", *WRITTEN, "covariance")  # in the order of their panels
+ALL_PATHS = "all paths"  # of a total effect
 ENCODINGS = {"rotation": "RoPE", "alibi": "ALiBi"}  # of the terms that no component writes
 SIDES = {"key": "keys", "query": "queries"}
 WITH, AGAINST = "rgba(217, 115, 13, 0.8)", "rgba(43, 123, 186, 0.8)"
-ALL = "all"  # readers; or writers of a clock
 MOST_EDGES = 12  # of a reader
-MOST_READERS = 32  # of which the strongest are drawn
 LEAST, LEAST_BESIDE = 0.01, 0.1  # shares that have an edge, alone and beside those of other readers
 WIDEST = 14.0  # px of an edge that stands for the whole pattern
 FEW = 8  # heads whose nodes have labels
@@ -61,34 +52,12 @@ Point = tuple[float, float]
 Traces = list[tuple[go.Heatmap | go.Scatter, set[str]]]  # each with the choices that show it
 
 
-@dataclass(frozen=True, kw_only=True)
-class Edge:
-    """A way on which position comes to a reader.
-
-    Attributes:
-        reader: a layer or head.
-        writer: a component, or a position encoding.
-        into: `keys` or `queries`; `all paths` of a total effect; empty for an encoding.
-        share: of the reader's pattern, with its bounds.
-    """
-
-    reader: str
-    writer: str
-    into: str
-    share: ValueAndBounds
-
-    @property
-    def is_total(self) -> bool:
-        """Whether it is an effect on all paths, not on the direct one."""
-        return self.into == "all paths"
-
-
 def position_circuit(
     terms: pd.DataFrame,
     writers: pd.DataFrame,
     effects: pd.DataFrame | None = None,
     *,
-    maps: Mapping[str, Float[Any, "query_pos key_pos"]] | None = None,
+    maps: Mapping[str, np.ndarray] | None = None,
     clocks: pd.DataFrame | None = None,
     reader: str | None = None,
     max_positions: int = MAX_POSITIONS,
@@ -104,7 +73,8 @@ def position_circuit(
         terms: `terms.csv`: layer, head where heads are traced, term, rms and share with bounds.
         writers: `writers.csv`: layer, head, side, writer, and share with its bounds.
         effects: `effects.csv`: layer, head, writer, direct and total with their bounds.
-        maps: the terms' patterns by name, such as `L1/rotation`, nats.
+        maps: the terms' patterns by name, such as `L1/rotation`, nats; and `query_positions`, the
+            queries of their rows, if not all have one.
         clocks: `clocks.csv`: layer, head, side, writer, position, axis_1, axis_2.
         reader: whose maps and clocks stand below the edges of all readers; by default the one with
             the strongest pattern.
@@ -127,156 +97,109 @@ def position_circuit(
     readers = shown_readers(terms, first)
     if first not in readers:
         raise ValueError(f"no reader {first!r}; there are {', '.join(readers)}")
-    edges = {name: _edges_of(name, terms, writers, effects) for name in readers}
-    places = _places([edge for own in edges.values() for edge in own], readers)
-    names = _terms_in(maps or {}, readers)
+    edges = _edges(terms, writers, effects)
+    edges = edges[edges["reader"].isin(readers)]
+    places = _places(edges, readers)
+    names, queries = _terms_in(maps or {}, readers), (maps or {}).get("query_positions")
     dials = {name: _dials_of(name, clocks) for name in readers}
     n_dials = max(map(len, dials.values()))
     traces: Traces = [(trace, {ALL, *readers}) for trace in (*_legend(edges), _nodes(places))]
-    titles: dict[str, list[str]] = {}
     limits: dict[str, float] = {}
     for name in readers:
         chosen = {name, ALL} if name == first else {name}
-        traces += _edge_traces(edges[name], places)
-        found = {term: (maps or {}).get(f"{name}/{term}") for term in names}
-        for panel, (term, values) in enumerate(found.items(), start=1):
+        traces += _edge_traces(edges[edges["reader"] == name], places)
+        own = {term: (maps or {}).get(f"{name}/{term}") for term in names}
+        for panel, (term, values) in enumerate(own.items(), start=1):
             if values is not None:
-                traces.append((_map(values, max_positions, panel, TERMS[term]), chosen))
+                cells = pool(np.asarray(values, float)[None], max_positions, queries)
+                traces.append((_map(cells, panel, short(term)), chosen))
                 limits[name] = max(limits.get(name, FLOOR), symmetric(np.asarray(values), FLOOR))
-        for panel, (writer, rows) in enumerate(dials[name].items(), start=1 + len(names)):
-            traces.append((_dial(rows, panel, writer), chosen))
-        heads = [TERMS[term] for term in names] + [_dial_title(name, each) for each in dials[name]]
-        titles[name] = [f"<b>{name}</b>: {heads[0]}", *heads[1:]] if heads else []
-        titles[name] += [""] * (len(names) + n_dials - len(heads))
+        for panel, rows in enumerate(dials[name].values(), start=1 + len(names)):
+            traces.append((_dial(rows, panel), chosen))
     figure = go.Figure([trace for trace, _ in traces])
     _place(figure, places, len(names), n_dials)
-    if all(edge.into for own in edges.values() for edge in own):
+    if (edges["into"] != "").all():
         figure.layout.yaxis.range = (-0.3, 1.05)  # nothing above the boxes
+    above = {"x": 0.5, "y": 1, "yanchor": "bottom", "showarrow": False, "font": {"size": 12}}
+    n_panels = len(names) + n_dials
+    figure.layout.annotations = [{**inside(1 + panel), **above} for panel in range(n_panels)]
     choices: dict[str, Choice] = {}
     for choice in (ALL, *readers):
         below = first if choice == ALL else choice
         top = limits.get(below, FLOOR)
         keys: dict[str, Any] = colour_limits(np.array([-top, top]), "coloraxis.")
-        keys |= {f"annotations[{i}].text": text for i, text in enumerate(titles[below])}
+        titles = [*map(short, names), *dials[below], *[""] * (n_dials - len(dials[below]))]
+        keys |= {f"annotations[{i}].text": text for i, text in enumerate(titles)}
+        if names:
+            keys["annotations[0].text"] = f"<b>{below}</b>: {titles[0]}"
         keys |= {
             f"shapes[{i}].line.color": INK if _layer_of(box) == _layer_of(below) else ZERO
             for i, box in enumerate(_boxes(places))
         }
-        visible = [choice in shown_in for _, shown_in in traces]
-        choices[choice] = [{"visible": visible}, keys]
-    for trace, (_, shown_in) in zip(figure.data, traces, strict=True):
-        trace.visible = ALL in shown_in
+        choices[choice] = [{"visible": [choice in shown_in for _, shown_in in traces]}, keys]
     add_switches(figure, {"Reader": choices})
-    above = {"x": 0.5, "y": 1, "yanchor": "bottom", "showarrow": False, "font": {"size": 12}}
-    notes = [{"text": text, **inside(i + 1), **above} for i, text in enumerate(titles[first])]
-    figure.layout.annotations = notes
-    figure.layout.shapes[_layer_of(first)].line.color = INK
-    top = limits.get(first, FLOOR)
-    patch(figure, colour_limits(np.array([-top, top]), "coloraxis."))
+    shown, keys = choices[ALL]
+    for trace, is_shown in zip(figure.data, shown["visible"], strict=True):
+        trace.visible = is_shown
+    patch(figure, keys)
     return figure
 
 
-def reader_of(row: Mapping[Any, Any]) -> str:
-    """Return the layer or head that a row is of.
+def _edges(
+    terms: pd.DataFrame, writers: pd.DataFrame, effects: pd.DataFrame | None
+) -> pd.DataFrame:
+    """Return the ways on which position comes to readers, of those that are told from zero.
 
-    Example:
-        >>> reader_of({"layer": 2}), reader_of({"layer": 2, "head": 1.0})
-        ('L2', 'L2H1')
+    Returns:
+        reader, writer (a component or a position encoding), share with its bounds, and into:
+        `keys` or `queries`; `all paths` of a total effect; empty for an encoding.
     """
-    head = row.get("head", np.nan)
-    return f"L{row['layer']:.0f}" + ("" if np.isnan(head) else f"H{head:.0f}")
-
-
-def with_readers(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table with the name of each row's reader as a column."""
-    return table.assign(reader=[reader_of(row) for row in table.to_dict("records")])
-
-
-def strongest_reader(terms: pd.DataFrame) -> str | None:
-    """Return the reader whose pattern is the strongest of those that exceed their noise."""
-    if "rms" not in terms:
-        return None
-    above = with_readers(terms[(terms["term"] == "all") & (terms["rms_low"] > 0)])
-    return None if above.empty else str(above.sort_values("rms").iloc[-1]["reader"])
-
-
-def shown_readers(terms: pd.DataFrame, first: str | None = None) -> list[str]:
-    """Return the readers that are shown: all, or of many the first and the strongest."""
-    rows = with_readers(terms)
-    readers = list(dict.fromkeys(rows["reader"]))
-    if len(readers) <= MOST_READERS:
-        return readers
-    whole = rows[rows["term"] == "all"].sort_values("rms", ascending=False)
-    kept = {first, *whole["reader"][: MOST_READERS - 1]}
-    return [name for name in readers if name in kept]
-
-
-def _edges_of(
-    reader: str, terms: pd.DataFrame, writers: pd.DataFrame, effects: pd.DataFrame | None
-) -> list[Edge]:
-    """Return a reader's edges that are told from zero: encodings, its strongest writers, totals."""
-    found = [
-        Edge(reader=reader, writer=ENCODINGS[row["term"]], into="", share=interval_of(row, "share"))
-        for row in terms[terms["reader"] == reader].to_dict("records")
-        if row["term"] in ENCODINGS
-    ]
-    written = [
-        Edge(
-            reader=reader,
-            writer=row["writer"],
-            into=SIDES[row["side"]],
-            share=interval_of(row, "share"),
-        )
-        for row in writers[writers["reader"] == reader].to_dict("records")
-    ]
+    encodings = terms[terms["term"].isin(ENCODINGS)]
+    encodings = encodings.assign(writer=encodings["term"].map(ENCODINGS), into="")
+    written = writers.assign(into=writers["side"].map(SIDES))
     if effects is not None and len(effects):
-        of_reader = with_readers(effects)
-        for row in of_reader[of_reader["reader"] == reader].to_dict("records"):
-            (_, low, high), total = interval_of(row, "direct"), interval_of(row, "total")
-            if total[1] > high or total[2] < low:
-                written.append(
-                    Edge(reader=reader, writer=row["writer"], into="all paths", share=total)
-                )
-    written.sort(key=lambda edge: -abs(edge.share[0]))
-    found += written[:MOST_EDGES]
-    return [
-        edge
-        for edge in found
-        if abs(edge.share[0]) >= LEAST and (edge.share[1] > 0 or edge.share[2] < 0)
-    ]
+        of_effects = with_readers(effects)
+        differs = (of_effects["total_low"] > of_effects["direct_high"]) | (
+            of_effects["total_high"] < of_effects["direct_low"]
+        )
+        totals = of_effects[differs].rename(columns=lambda name: name.replace("total", "share"))
+        written = pd.concat([written, totals.assign(into=ALL_PATHS)])
+    strongest = written.iloc[(-written["share"].abs()).argsort(kind="stable")]
+    edges = pd.concat([encodings, strongest.groupby("reader", sort=False).head(MOST_EDGES)])
+    drawn = excludes_zero(edges, "share") & (edges["share"].abs() >= LEAST)
+    return edges[drawn].reset_index(drop=True)
 
 
-def _places(edges: Sequence[Edge], readers: Sequence[str]) -> dict[str, Point]:
+def _places(edges: pd.DataFrame, readers: Sequence[str]) -> dict[str, Point]:
     """Return where each node stands: a layer to the right, 0 to 1 upwards inside its box.
 
     A layer's own name is the left side of its box.
     """
-    last = max(int(re.findall(r"\d+", name)[0]) for name in readers)
-    names = {*readers, *(edge.writer for edge in edges if edge.into)}
+    n_layers = 1 + max(map(_layer_of, readers))
+    names = {*readers, *edges["writer"][edges["into"] != ""]}
     heads = [int(name.partition("H")[2]) for name in names if re.fullmatch(r"L\d+H\d+", name)]
     n_heads = 1 + max(heads, default=-1)
-    found: dict[str, Point] = {}
-    for layer in range(last + 1):
-        found[f"L{layer}"] = layer + LEFT, 0.6
+    places: dict[str, Point] = {}
+    for layer in range(n_layers):
+        places[f"L{layer}"] = layer + LEFT, 0.6
         for head in range(n_heads):
-            found[f"L{layer}H{head}"] = float(layer), 0.92 - 0.64 * (head + 0.5) / n_heads
+            places[f"L{layer}H{head}"] = float(layer), 0.92 - 0.64 * (head + 0.5) / n_heads
         for kind, (right, y) in {"ATTN": (0, 0.6), "BLOCK": (0, 0.6), "MLP": (0.32, 0.1)}.items():
-            if f"{kind}{layer}" in names or (kind == "MLP" and layer < last):
-                found[f"{kind}{layer}"] = float(layer + right), y
+            if f"{kind}{layer}" in names or (kind == "MLP" and layer < n_layers - 1):
+                places[f"{kind}{layer}"] = float(layer + right), y
     sources = [name for name in ("pos_embed", "embed", "bias") if name in names]
-    return found | {name: (-0.6, 0.7 - 0.3 * i) for i, name in enumerate(sources)}
+    return places | {name: (-0.6, 0.7 - 0.3 * i) for i, name in enumerate(sources)}
 
 
-def _legend(edges: Mapping[str, Sequence[Edge]]) -> Iterator[go.Scatter]:
+def _legend(edges: pd.DataFrame) -> Iterator[go.Scatter]:
     """Yield what the legend says of the colours and dashes that there are."""
-    drawn = [edge for own in edges.values() for edge in own]
     kinds = {
-        "with the pattern": (WITH, "solid", any(edge.share[0] > 0 for edge in drawn)),
-        "against it": (AGAINST, "solid", any(edge.share[0] < 0 for edge in drawn)),
-        "on all paths, where that differs": (ZERO, "dash", any(edge.is_total for edge in drawn)),
+        "with the pattern": (WITH, "solid", edges["share"] > 0),
+        "against it": (AGAINST, "solid", edges["share"] < 0),
+        "on all paths, where that differs": (ZERO, "dash", edges["into"] == ALL_PATHS),
     }
-    for label, (colour, dash, is_there) in kinds.items():
-        if is_there:
+    for label, (colour, dash, drawn) in kinds.items():
+        if drawn.any():
             line = {"color": colour, "dash": dash, "width": 4}
             yield go.Scatter(x=[None], y=[None], mode="lines", line=line, name=label)
 
@@ -308,49 +231,45 @@ def _nodes(places: Mapping[str, Point]) -> go.Scatter:
     )
 
 
-def _edge_traces(edges: Sequence[Edge], places: Mapping[str, Point]) -> Traces:
+def _edge_traces(edges: pd.DataFrame, places: Mapping[str, Point]) -> Traces:
     """Return a reader's edges and their shares; weak edges are shown with their reader alone."""
     traces: Traces = []
-    direct = {e.writer for e in edges if not e.is_total and abs(e.share[0]) >= LEAST_BESIDE}
-    written = sorted((edge for edge in edges if edge.into), key=lambda edge: places[edge.writer][1])
-    for edge in edges:
+    strong, total = edges["share"].abs() >= LEAST_BESIDE, edges["into"] == ALL_PATHS
+    alone = ~strong | (total & edges["writer"].isin(edges["writer"][strong & ~total]))
+    written = edges["writer"][edges["into"] != ""]
+    rank = written.map(lambda name: places[name][1]).rank(method="first")
+    edge: Any
+    for edge in edges.assign(alone=alone, total=total).itertuples():
         x, y = places[edge.reader]
-        is_main = abs(edge.share[0]) >= LEAST_BESIDE
-        if edge.is_total and edge.writer in direct:
-            is_main = False
-        chosen = {edge.reader, ALL} if is_main else {edge.reader}
+        about, text = f"{edge.writer} to {edge.reader}", f"{100 * edge.share:+.0f}%"
         if not edge.into:
             path = [(x - LEFT, 1.22), (x - LEFT, 0.97)]
+            texts = [f"{edge.writer} {text}", ""]
         else:
             if edge.reader in _boxes(places):  # edges end side by side
-                y = 0.3 + 0.6 * (written.index(edge) + 0.5) / len(written)
-            path = _curve(places[edge.writer], (x, y), bend=-0.25 if edge.is_total else 0.0)
-        colour = WITH if edge.share[0] > 0 else AGAINST
-        about = f"{edge.writer} to {edge.reader}" + (f", {edge.into}" if edge.into else "")
-        share = interval_text(percent(edge.share), "z.1f", "%")
-        line = {"color": colour, "width": min(WIDEST, max(1.0, WIDEST * abs(edge.share[0])))}
-        line["dash"] = "dash" if edge.is_total else "solid"
-        text = [""] * len(path)
-        text[len(path) // 2 if edge.into else 0] = (
-            f"{'' if edge.into else f'{edge.writer} '}{100 * edge.share[0]:+.0f}%"
+                y = 0.3 + 0.6 * (rank[edge.Index] - 0.5) / len(written)
+            path = _curve(places[edge.writer], (x, y), bend=-0.25 if edge.total else 0.0)
+            texts = ["" if at != len(path) // 2 else text for at in range(len(path))]
+            about += f", {edge.into}"
+        share = interval_text(percent((edge.share, edge.share_low, edge.share_high)), "z.1f", "%")
+        line = {
+            "color": WITH if edge.share > 0 else AGAINST,
+            "width": min(WIDEST, max(1.0, WIDEST * abs(edge.share))),
+            "dash": "dash" if edge.total else "solid",
+        }
+        trace = go.Scatter(
+            x=[point[0] for point in path],
+            y=[point[1] for point in path],
+            mode="lines+text",
+            line=line,
+            text=texts,
+            textposition="top center",
+            textfont={"size": 11, "color": INK},
+            name=about,
+            hovertemplate=f"{about}<br>{share} of its pattern<extra></extra>",
+            showlegend=False,
         )
-        traces.append(
-            (
-                go.Scatter(
-                    x=[point[0] for point in path],
-                    y=[point[1] for point in path],
-                    mode="lines+text",
-                    line=line,
-                    text=text,
-                    textposition="top center",
-                    textfont={"size": 11, "color": INK},
-                    name=about,
-                    hovertemplate=f"{about}<br>{share} of its pattern<extra></extra>",
-                    showlegend=False,
-                ),
-                chosen,
-            )
-        )
+        traces.append((trace, {edge.reader} if edge.alone else {edge.reader, ALL}))
     return traces
 
 
@@ -365,9 +284,7 @@ def _curve(start: Point, end: Point, bend: float) -> list[Point]:
     return [(float(x), float(y)) for x, y in weights.T @ corners]
 
 
-def _terms_in(
-    maps: Mapping[str, Float[Any, "query_pos key_pos"]], readers: Sequence[str]
-) -> list[str]:
+def _terms_in(maps: Mapping[str, np.ndarray], readers: Sequence[str]) -> list[str]:
     """Return the terms that are not nothing in the maps of all readers."""
 
     def size(name: str) -> float:
@@ -380,49 +297,37 @@ def _terms_in(
     ]
 
 
-def _map(
-    values: Float[Any, "query_pos key_pos"], max_positions: int, panel: int, name: str
-) -> go.Heatmap:
-    """Return the map of a term, pooled if it is large."""
-    cells = pool(np.asarray(values, float)[None], max_positions)
-    return heat_map(
-        cells.values[0],
-        float(cells.block),
-        panel,
-        name=name,
-        coloraxis="coloraxis",
-        value="%{z:.3g} nat",
-    )
+def _map(cells: Pooled, panel: int, name: str) -> go.Heatmap:
+    """Return the map of a term."""
+    value, span = "%{z:.3g} nat", float(cells.block)
+    return heat_map(cells.values[0], span, panel, name=name, coloraxis="coloraxis", value=value)
 
 
 def _dials_of(reader: str, clocks: pd.DataFrame | None) -> dict[str, pd.DataFrame]:
-    """Return the mean keys of a reader by writer: all writers together, then the strongest."""
+    """Return a reader's mean keys by their panel's title: of all writers, then of the strongest."""
     if clocks is None or clocks.empty:
         return {}
     rows = with_readers(clocks)
     rows = rows[(rows["reader"] == reader) & (rows["side"] == "key")].sort_values("position")
-    by_writer = {str(writer): own for writer, own in rows.groupby("writer", sort=False)}
-    return {name: by_writer[name] for name in list(by_writer)[:CLOCKS]}
+    return {
+        f"<b>{reader}</b>: its mean keys" if writer == ALL else f"what {writer} adds": own
+        for writer, own in list(rows.groupby("writer", sort=False))[:CLOCKS]
+    }
 
 
-def _dial(rows: pd.DataFrame, panel: int, writer: str) -> go.Scatter:
+def _dial(rows: pd.DataFrame, panel: int) -> go.Scatter:
     """Return the line of mean keys from the first position to the last."""
-    colours = {"color": rows["position"], "coloraxis": "coloraxis2", "size": 5}
     return go.Scatter(
         x=rows["axis_1"],
         y=rows["axis_2"],
         **on(panel),
         mode="lines+markers",
         line={"color": ZERO, "width": 1},
-        marker=colours,
+        marker={"color": rows["position"], "coloraxis": "coloraxis2", "size": 5},
         customdata=rows["position"],
-        hovertemplate=f"position %{{customdata}}<extra>{writer}</extra>",
+        hovertemplate=f"position %{{customdata}}<extra>{rows['writer'].iloc[0]}</extra>",
         showlegend=False,
     )
-
-
-def _dial_title(reader: str, writer: str) -> str:
-    return f"<b>{reader}</b>: its mean keys" if writer == ALL else f"what {writer} adds"
 
 
 def _place(figure: go.Figure, places: Mapping[str, Point], n_maps: int, n_dials: int) -> None:

@@ -1,11 +1,17 @@
-"""The measures of patterns and heads: their names, units, and what their figures need."""
+"""The names of measures, layers and heads, and what the figures of measures need."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import isnan
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 BOTH_WAYS = "-1 to 1"
+MOST_READERS = 32  # that a figure or table shows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,3 +144,38 @@ def numbered_layers(numbers: Iterable[int]) -> str:
         f"L{run[0]} to L{run[-1]}" if len(run) > 2 else ", ".join(f"L{each}" for each in run)
         for run in runs
     )
+
+
+def reader_of(row: Mapping[Any, Any] | pd.Series) -> str:
+    """Return the layer or head that a row is of.
+
+    Example:
+        >>> reader_of({"layer": 2}), reader_of({"layer": 2, "head": 1.0})
+        ('L2', 'L2H1')
+    """
+    head = row.get("head", float("nan"))
+    return f"L{row['layer']:.0f}" + ("" if isnan(head) else f"H{head:.0f}")
+
+
+def with_readers(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table with the name of each row's reader as a column."""
+    return table.assign(reader=[reader_of(row) for row in table.to_dict("records")])
+
+
+def strongest_reader(terms: pd.DataFrame) -> str | None:
+    """Return the reader whose pattern is the strongest of those that exceed their noise."""
+    if "rms" not in terms:
+        return None
+    above = with_readers(terms[(terms["term"] == "all") & (terms["rms_low"] > 0)])
+    return None if above.empty else str(above.sort_values("rms").iloc[-1]["reader"])
+
+
+def shown_readers(terms: pd.DataFrame, first: str | None = None) -> list[str]:
+    """Return the readers that are shown: all, or of many the first and the strongest."""
+    rows = with_readers(terms)
+    readers = list(dict.fromkeys(rows["reader"]))
+    if len(readers) <= MOST_READERS:
+        return readers
+    whole = rows[rows["term"] == "all"].sort_values("rms", ascending=False)
+    kept = {first, *whole["reader"][: MOST_READERS - 1]}
+    return [name for name in readers if name in kept]

@@ -14,9 +14,10 @@ import pandas as pd
 from nope_probe.components import phrase
 from nope_probe.experiments.behaviour.measures import INTACT, QUANTITIES
 from nope_probe.experiments.sections import Report
-from nope_probe.experiments.wording import NOISE, listed
+from nope_probe.experiments.wording import NOISE, largest, listed
 from nope_probe.figures import behaviour as figures
 from nope_probe.figures.intervals import interval_of, interval_text
+from nope_probe.figures.words import reader_of
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section
 from nope_probe.runtime.folder import Run
@@ -331,7 +332,7 @@ def correlation_finding(correlations: pd.DataFrame) -> str:
     rows = correlations[correlations["layer"].astype(str) != "all"].dropna(subset=["rho"])
     if rows.empty:
         return f"{title}: too few conditions"
-    top = rows.iloc[int(rows["rho"].abs().to_numpy(float).argmax())]
+    top = largest(rows, "rho")
     return f"{title}: largest between L{top['layer']} and {top['effect']}, {top['rho']:+.2f}"
 
 
@@ -341,5 +342,5 @@ def head_finding(heads: pd.DataFrame) -> str:
     if clear.empty:
         return f"Heads: what the loss rises by without one head's W_Q is {NOISE}"
     top = clear.sort_values("loss").iloc[-1]
-    name = f"L{top['layer']:.0f}H{top['head']:.0f}"
+    name = reader_of(top)
     return f"Heads: without the W_Q of {name} the loss rises most, {top['loss']:+.2g} nats"

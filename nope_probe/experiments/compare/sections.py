@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 from nope_probe.experiments.compare.analyse import PAIRED, TABLE_ORDER, Compared
 from nope_probe.experiments.compare.members import INTACT, UNITS, Member, share_sequences
 from nope_probe.experiments.sections import Report
-from nope_probe.figures.intervals import FLOOR, PALE, symmetric
+from nope_probe.figures.intervals import FLOOR, PALE, excludes_zero, symmetric
 from nope_probe.figures.measures import compared_measures
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.figures.words import MEASURES
@@ -225,7 +225,7 @@ def _measure_sections(members: Sequence[Member], table: pd.DataFrame) -> Iterato
 
 
 def _n_different(rows: pd.DataFrame) -> str:
-    differ = rows[(rows["difference_low"] > 0) | (rows["difference_high"] < 0)]
+    differ = rows[excludes_zero(rows, "difference")]
     return f"{len(differ)} of {len(rows)} numbers differ beyond their 95% interval"
 
 

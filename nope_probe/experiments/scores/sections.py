@@ -15,16 +15,17 @@ from nope_probe.experiments.sections import Report, closing_of, split_sections, 
 from nope_probe.experiments.wording import (
     NO_PATTERN,
     NOISE,
+    largest,
     measure_finding,
     nats,
     percents,
     preferred_keys,
     strongest,
 )
-from nope_probe.figures.intervals import ROUNDING
+from nope_probe.figures.intervals import ROUNDING, excludes_zero
 from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.measures import ABOUT, head_map, pattern_measures
-from nope_probe.figures.words import MEASURES
+from nope_probe.figures.words import MEASURES, reader_of
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, positions
 from nope_probe.runtime.folder import Run
@@ -234,14 +235,12 @@ def head_finding(heads: pd.DataFrame, measure: str) -> str:
         measure: one of its columns, of `figures.measures.ABOUT`.
     """
     about = ABOUT[measure]
-    low, high = heads[f"{measure}_low"], heads[f"{measure}_high"]
-    clear = heads[(low > 0) | (high < 0)]
     if heads[measure].abs().max() <= ROUNDING:
         return f"Heads: {about.label} is 0 in every head"
+    clear = heads[excludes_zero(heads, measure)]
     if clear.empty:
         return f"Heads: {about.label} is {NOISE}"
-    top = clear.iloc[int(clear[measure].abs().to_numpy(float).argmax())]
+    top = largest(clear, measure)
     most, style = ("farthest from 0", "+.2g") if about.signed else ("largest", ".2g")
-    name = f"L{top['layer']:.0f}H{top['head']:.0f}"
     unit = " nats" if about.unit == "nats" else ""
-    return f"Heads: {about.label} is {most} in {name}, {top[measure]:{style}}{unit}"
+    return f"Heads: {about.label} is {most} in {reader_of(top)}, {top[measure]:{style}}{unit}"

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.experiments.sections import Report
-from nope_probe.experiments.wording import percents
+from nope_probe.experiments.wording import largest, percents
 from nope_probe.figures.maps import fixed_scale_maps, score_maps, term_maps
 from nope_probe.figures.theory import Curves, rows_against_theory, steps_by_distance
 from nope_probe.figures.words import numbered_layers
@@ -206,7 +206,7 @@ def gap_finding(layers: pd.DataFrame) -> str:
     Args:
         layers: `layers.csv`.
     """
-    worst = layers.iloc[int(layers["gap_rms"].to_numpy(float).argmax())]
+    worst = largest(layers, "gap_rms")
     where = f"L{worst['layer']:.0f} at alpha = {worst['alpha']:g}"
     return f"Theory and simulation differ by {worst['gap_rms']:.1g} nats RMS at most, in {where}"
 

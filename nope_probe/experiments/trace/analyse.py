@@ -20,7 +20,8 @@ from nope_probe.experiments.engine import (
 from nope_probe.experiments.tables import term_table, writer_table
 from nope_probe.experiments.trace.effects import measure_effects
 from nope_probe.experiments.trace.sections import answer, headline, report
-from nope_probe.figures.position_figure import ALL, CLOCKS, reader_of, with_readers
+from nope_probe.figures.position_figure import ALL, CLOCKS
+from nope_probe.figures.words import reader_of, with_readers
 from nope_probe.hooks.layers.model import Given, layers_of
 from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.maps.folds import folds_of

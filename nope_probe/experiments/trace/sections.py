@@ -7,20 +7,20 @@ from functools import partial
 
 import pandas as pd
 
+from nope_probe.components import short
 from nope_probe.experiments.sections import Report, closing_of, with_intervals
 from nope_probe.experiments.wording import NO_PATTERN, NOISE, largest, listed, percents
-from nope_probe.figures.intervals import interval_of
+from nope_probe.figures.intervals import excludes_zero, interval_of
 from nope_probe.figures.position_figure import (
     LEAST,
     LEAST_BESIDE,
     MOST_EDGES,
     SIDES,
     TERMS,
+    WRITTEN,
     position_circuit,
-    shown_readers,
-    strongest_reader,
-    with_readers,
 )
+from nope_probe.figures.words import shown_readers, strongest_reader, with_readers
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, positions
 from nope_probe.runtime.folder import Run
@@ -183,7 +183,7 @@ def terms_finding(terms: pd.DataFrame, reader: str | None = None) -> str:
         return NO_PATTERN
     rows = with_readers(terms)
     shares = rows[rows["reader"] == name].set_index("term")["share"]
-    written = shares[["written_key", "written_query", "written_both"]].sum()
+    written = shares[[*WRITTEN]].sum()
     parts = {"rotation": shares["rotation"], "written": written, "covariance": shares["covariance"]}
     if "alibi" in shares:
         parts["ALiBi"] = shares["alibi"]
@@ -199,7 +199,7 @@ def effect_findings(tables: Mapping[str, pd.DataFrame], reader: str | None = Non
         reader: a layer or head; the first sentence is about it, if its main writer was measured.
     """
     rows = with_readers(tables["effects"])
-    clear = rows[(rows["total_low"] > 0) | (rows["total_high"] < 0)]
+    clear = rows[excludes_zero(rows, "total")]
     if clear.empty:
         return ["Without any writer's position, no pattern changes by more than the noise"]
     main = [] if reader is None else main_writers(tables["writers"], reader)
@@ -232,7 +232,7 @@ def strongest_writers(tables: Mapping[str, pd.DataFrame], most: int) -> pd.DataF
     """Return the rows of the strongest writers of the shown readers, if told from zero."""
     rows = with_readers(tables["writers"])
     rows = rows[rows["reader"].isin(shown_readers(tables["terms"]))]
-    rows = rows[(rows["share_low"] > 0) | (rows["share_high"] < 0)]
+    rows = rows[excludes_zero(rows, "share")]
     order = rows["share"].abs().sort_values(ascending=False).index
     rows = rows.loc[order].groupby("reader", sort=False).head(most)
     return rows.sort_values("layer", kind="stable")
@@ -244,8 +244,8 @@ def _terms_as_text(terms: pd.DataFrame) -> pd.DataFrame:
     rows = rows[rows["reader"].isin(shown_readers(terms))]
     whole = rows[rows["term"] == "all"]
     texts = with_intervals({"reader": whole["reader"]}, whole, {"RMS, nats": ("rms", "z.2f")})
-    for term, heading in TERMS.items():
-        own = rows[rows["term"] == term]
+    for term in TERMS:
+        heading, own = short(term), rows[rows["term"] == term]
         if term != "all" and (own["share"].abs() > LEAST).any():
             texts[heading] = with_intervals({}, own, {heading: ("share", "z.0%")})[heading]
     return texts
