@@ -14,14 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import TypeAlias
+from math import ceil, log2
+from typing import Literal, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nope_probe.analyses.jackknife import Estimates, Intervals, mean_intervals
+from nope_probe.analyses.jackknife import Estimates, Intervals, ProductSums, mean_intervals
+from nope_probe.maps import ALL_ROWS
 from nope_probe.maps.centred import KeptCells, centred_rows
 from nope_probe.maps.rows import BLOCK_BYTES, QueryPositions, row_blocks, rows_of
 from nope_probe.maps.stored_maps import LayerFolds, TensorFolds
@@ -29,6 +31,9 @@ from nope_probe.maps.stored_maps import LayerFolds, TensorFolds
 Folds: TypeAlias = LayerFolds | Float[Tensor, "fold row key_pos"]
 # Of the RMS score. Models in float32 leave up to half of it (one token at all of 128 positions).
 ROUNDING = 8 * torch.finfo(torch.float32).eps
+OffsetBins = Literal["auto", "all"]
+FINE_OFFSETS = 64  # up to this distance each has a bin of its own
+QUERY_GROUPS = 64
 
 
 def as_layer(folds: Folds) -> LayerFolds:
@@ -179,14 +184,49 @@ def _factor(n_rows: tuple[int, ...]) -> Float[Tensor, "distance distance2"]:
     return torch.linalg.cholesky(equations)
 
 
+def offset_bins(n_offsets: int, choice: OffsetBins = "auto") -> Int[Tensor, " bin"]:
+    """Return the first distance of each bin: distances that share a mean.
+
+    Args:
+        n_offsets: the largest distance.
+        choice: `all` for a bin of each distance; `auto` for that of sequences whose maps have all
+            rows by default, and of longer ones for bins that grow: each distance up to 64, and
+            above eight bins a doubling.
+
+    Example:
+        >>> offset_bins(5).tolist()
+        [1, 2, 3, 4, 5]
+        >>> offset_bins(4000)[62:70].tolist()
+        [63, 64, 65, 71, 77, 84, 92, 100]
+    """
+    if choice == "all" or n_offsets < ALL_ROWS:
+        return torch.arange(1, n_offsets + 1)
+    n_bins = 8 * ceil(log2(n_offsets / FINE_OFFSETS))
+    ends = [round(FINE_OFFSETS * 2 ** (index / 8)) for index in range(n_bins)]
+    growing = torch.tensor([end + 1 for end in ends if end < n_offsets])
+    return torch.cat((torch.arange(1, FINE_OFFSETS + 1), growing))
+
+
+def bin_of_offset(offsets: Int[Tensor, " offset"], bins: Int[Tensor, " bin"]) -> Tensor:
+    """Return the number of the bin that holds each distance."""
+    return torch.searchsorted(bins, offsets, right=True) - 1
+
+
 def offset_means(
     maps: Float[Tensor, "*batch row key_pos"],
     skip_keys: int = 0,
     query_positions: QueryPositions = None,
-) -> Float[Tensor, "*batch offset"]:
+    bins: Int[Tensor, " bin"] | None = None,
+) -> Float[Tensor, "*batch bin"]:
     """Return the mean of maps over skip_keys <= j < i at each distance i - j, from 1 on.
 
     It is NaN at distances of which a window hides all cells, or no row has any.
+
+    Args:
+        maps: score maps, or patterns.
+        skip_keys: how many first keys to leave out.
+        query_positions: the queries of the rows; all by default.
+        bins: the first distance of each bin; a bin of each distance by default.
 
     Example:
         >>> offset_means(torch.tensor([[0., 0, 0], [5, 0, 0], [1, 3, 0]]))
@@ -196,12 +236,13 @@ def offset_means(
     queries = rows_of(n_rows, query_positions)
     unhidden = torch.zeros(n_rows, dtype=torch.long)
     cells = KeptCells.of(unhidden, skip_keys, queries, n).mask
-    offset = (queries[:, None] - torch.arange(n))[cells] - 1
+    bins = offset_bins(n - 1 - skip_keys, "all") if bins is None else bins
+    place = bin_of_offset((queries[:, None] - torch.arange(n))[cells], bins)
     values = maps[..., cells]
-    sums, counts = (values.new_zeros(*maps.shape[:-2], n - 1 - skip_keys) for _ in range(2))
+    sums, counts = (values.new_zeros(*maps.shape[:-2], len(bins)) for _ in range(2))
     known = ~values.isnan()
-    sums.index_add_(-1, offset, values.where(known, 0.0))
-    counts.index_add_(-1, offset, known.to(maps.dtype))
+    sums.index_add_(-1, place, values.where(known, 0.0))
+    counts.index_add_(-1, place, known.to(maps.dtype))
     return sums / counts
 
 
@@ -211,6 +252,7 @@ def offset_profile(
     *,
     counts: Int[Tensor, " fold"] | None = None,
     query_positions: QueryPositions = None,
+    bins: Int[Tensor, " bin"] | None = None,
 ) -> Intervals:
     """Return f(tau), the mean of a map at i - j = tau, for tau = 1, 2, ..., with its interval.
 
@@ -219,5 +261,40 @@ def offset_profile(
         skip_keys: how many first keys to leave out.
         counts: sequences per fold; all the same by default.
         query_positions: the queries of the rows; all by default.
+        bins: the first distance of each bin; a bin of each distance by default.
     """
-    return mean_intervals(offset_means(folds.double(), skip_keys, query_positions), counts)
+    return mean_intervals(offset_means(folds.double(), skip_keys, query_positions, bins), counts)
+
+
+def mean_squares_by_query(
+    folds: LayerFolds, cells: KeptCells, counts: Int[Tensor, " fold"] | None = None
+) -> tuple[Float[Tensor, "one_plus_folds group"], list[tuple[int, int]]]:
+    """Return the mean square of a layer's pattern over the keys of groups of queries.
+
+    Products are between different folds, so that noise counts for nothing; on all folds, then
+    without each.
+
+    Args:
+        folds: the layer's fold maps.
+        cells: the kept cells.
+        counts: sequences per fold; all the same by default.
+
+    Returns:
+        Squared nats, and the first and last query of each group: at most 64, of as many rows.
+    """
+    queries = cells.query_positions[cells.n_keys[cells.query_positions] > 1]
+    groups = queries.tensor_split(min(QUERY_GROUPS, len(queries)))
+    group_of = torch.full((cells.n,), -1)
+    for index, group in enumerate(groups):
+        group_of[group] = index
+    grams = torch.zeros(len(groups), folds.n_folds, folds.n_folds, dtype=torch.float64)
+    for start, rows in pattern_rows(folds, cells):
+        of_rows = torch.einsum("frk,grk->rfg", rows, rows)
+        held = group_of[start : start + len(of_rows)]
+        grams.index_add_(0, held[held >= 0], of_rows[held >= 0])
+    squares = [
+        ProductSums(gram[None, :, None]).cross_products(int(cells.n_keys[group].sum()), counts)
+        for gram, group in zip(grams, groups, strict=True)
+    ]
+    ends = [(int(group[0]), int(group[-1])) for group in groups]
+    return torch.stack([square[:, 0, 0] for square in squares], 1), ends

@@ -9,14 +9,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 import pandas as pd
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.attribution import LayerAttribution, PlayerAttribution
-from nope_probe.analyses.jackknife import Interval, Intervals
+from nope_probe.analyses.jackknife import Interval, Intervals, rms
 from nope_probe.analyses.pattern import Measures
 from nope_probe.analyses.pattern_changes import MaskEffect
-from nope_probe.analyses.pattern_rows import offset_profile
+from nope_probe.analyses.pattern_rows import (
+    OffsetBins,
+    mean_squares_by_query,
+    offset_bins,
+    offset_profile,
+)
 from nope_probe.analyses.positions import (
     Side,
     position_terms,
@@ -27,6 +32,7 @@ from nope_probe.analyses.splits import BandPattern, MeanCovariance
 from nope_probe.figures.intervals import bound_columns
 from nope_probe.maps.maps import ScoreMaps
 from nope_probe.maps.positions import PositionSums
+from nope_probe.maps.stored_maps import LayerFolds
 
 Row = dict[str, Any]
 PARTS = ("share", "lost", "alone", "amplification")  # of a player
@@ -260,7 +266,10 @@ def bands_table(patterns: Sequence[BandPattern]) -> pd.DataFrame:
 
 
 def offsets_table(
-    terms: Mapping[str, Float[Tensor, "fold layer row key_pos"]], maps: ScoreMaps, skip_keys: int
+    terms: Mapping[str, Float[Tensor, "fold layer row key_pos"]],
+    maps: ScoreMaps,
+    skip_keys: int,
+    choice: OffsetBins = "auto",
 ) -> pd.DataFrame:
     """Return the table of offset profiles: layer, term, offset, and the mean with its bounds.
 
@@ -268,43 +277,97 @@ def offsets_table(
         terms: fold maps by name, nats.
         maps: the score maps whose terms they are.
         skip_keys: how many first keys to leave out.
+        choice: which distances share a row; see `offset_bins`.
     """
-    of_maps = {"counts": maps.counts, "query_positions": maps.query_positions}
-    profiles = {name: offset_profile(folds, skip_keys, **of_maps) for name, folds in terms.items()}
-    return profiles_table(profiles, maps.layers)
+    n_offsets = maps.folds.shape[-1] - 1 - skip_keys
+    bins, queries = offset_bins(n_offsets, choice), maps.query_positions
+    profiles = {
+        name: offset_profile(
+            folds, skip_keys, counts=maps.counts, query_positions=queries, bins=bins
+        )
+        for name, folds in terms.items()
+    }
+    return profiles_table(profiles, maps.layers, bins, n_offsets)
 
 
-def profiles_table(profiles: Mapping[str, Intervals], layers: Sequence[int]) -> pd.DataFrame:
-    """Return the table of offset profiles from those of each term, [layer, offset].
+def profiles_table(
+    profiles: Mapping[str, Intervals],
+    layers: Sequence[int],
+    bins: Int[Tensor, " bin"],
+    n_offsets: int,
+) -> pd.DataFrame:
+    """Return the table of offset profiles from those of each term, [layer, bin].
 
-    Offsets beyond a layer's window have no row.
+    Offsets beyond a layer's window have no row. Where some distances share a row, `offset` is the
+    first and `last_offset` the last of them.
+
+    Args:
+        profiles: by term.
+        layers: the layers' numbers.
+        bins: the first distance of each bin.
+        n_offsets: the largest distance.
     """
     parts = [
-        _profile_rows(profile, place).assign(layer=layer, term=name)
+        _profile_rows(profile, bins, n_offsets, place).assign(layer=layer, term=name)
         for place, layer in enumerate(layers)
         for name, profile in profiles.items()
     ]
-    return pd.concat(parts, ignore_index=True)[["layer", "term", "offset", *interval_names("mean")]]
+    table = pd.concat(parts, ignore_index=True)
+    where = [name for name in table if name.endswith("offset")]
+    return table[["layer", "term", *where, *interval_names("mean")]]
 
 
-def head_offsets_table(maps: ScoreMaps, skip_keys: int) -> pd.DataFrame:
+def head_offsets_table(
+    maps: ScoreMaps, skip_keys: int, choice: OffsetBins = "auto"
+) -> pd.DataFrame:
     """Return the table of each head's offset profile of its scores: layer, head, offset, mean."""
     assert maps.per_head is not None
+    n_offsets = maps.folds.shape[-1] - 1 - skip_keys
+    bins, queries = offset_bins(n_offsets, choice), maps.query_positions
     profile = offset_profile(
-        maps.per_head, skip_keys, counts=maps.counts, query_positions=maps.query_positions
+        maps.per_head, skip_keys, counts=maps.counts, query_positions=queries, bins=bins
     )
     parts = [
-        _profile_rows(profile, place, head).assign(layer=layer, head=head)
+        _profile_rows(profile, bins, n_offsets, place, head).assign(layer=layer, head=head)
         for place, layer in enumerate(maps.layers)
         for head in range(profile.value.shape[1])
     ]
-    return pd.concat(parts, ignore_index=True)[["layer", "head", "offset", *interval_names("mean")]]
+    table = pd.concat(parts, ignore_index=True)
+    where = [name for name in table if name.endswith("offset")]
+    return table[["layer", "head", *where, *interval_names("mean")]]
 
 
-def _profile_rows(profile: Intervals, *where: int) -> pd.DataFrame:
+def _profile_rows(
+    profile: Intervals, bins: Int[Tensor, " bin"], n_offsets: int, *where: int
+) -> pd.DataFrame:
     bounds = (profile.value, profile.low, profile.high)
     columns = {
         name: each[where].numpy() for name, each in zip(interval_names("mean"), bounds, strict=True)
     }
-    table = pd.DataFrame({"offset": range(1, 1 + profile.value.shape[-1]), **columns})
+    table = pd.DataFrame({"offset": bins.tolist(), **columns})
+    if len(bins) < n_offsets:
+        table["last_offset"] = [*(bins[1:] - 1).tolist(), n_offsets]
     return table[table["mean"].notna()]
+
+
+def queries_table(
+    layers: Mapping[int, LayerFolds], counts: Int[Tensor, " fold"], skip_keys: int
+) -> pd.DataFrame:
+    """Return the table of the pattern's strength by the query's position.
+
+    Args:
+        layers: fold maps of scores by the layer's number, nats.
+        counts: sequences per fold.
+        skip_keys: how many first keys to leave out.
+
+    Returns:
+        layer, the first and the last query of a group, and the RMS of the pattern in the rows of
+        the group, nats, with its bounds.
+    """
+    rows = []
+    for layer, folds in layers.items():
+        squares, groups = mean_squares_by_query(folds, folds.kept_cells(skip_keys), counts)
+        for square, (first, last) in zip(squares.T, groups, strict=True):
+            where = {"layer": layer, "query": first, "last_query": last}
+            rows.append({**where, **interval_columns(rms(square, counts), "rms")})
+    return pd.DataFrame(rows)

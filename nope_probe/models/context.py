@@ -7,9 +7,11 @@ embeddings, GPT-J's angles, MPT's ALiBi) ends there.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nope_probe.errors import UserError
+from nope_probe.files import read_json
 from nope_probe.models.hub import offline_if_unreachable, reading_model
 from nope_probe.models.names import CHECKPOINTS, PARAMETER_FREE, PARAMETER_FREE_CONTEXT, resolve
 
@@ -41,6 +43,31 @@ def configured_context(name: str, revision: str | None = None) -> int | None:
     text = _config_of(name, revision).get_text_config()
     names = ("max_position_embeddings", "max_seq_len")  # the second is MPT's
     return next((getattr(text, each) for each in names if getattr(text, each, None)), None)
+
+
+def stated_lengths(name: str, revision: str | None = None) -> dict[str, int]:
+    """Return the lengths that a model's files state, in tokens.
+
+    `context` is the number of positions that it takes, `original context` that before RoPE was
+    scaled, and `trained length` that of the sequences that a model of ours was trained on.
+
+    Example:
+        >>> stated_lengths("nope-tiny")
+        {'context': 256, 'trained length': 128}
+    """
+    lengths = {"context": configured_context(name, revision)}
+    if name.lower() not in PARAMETER_FREE:
+        text = _config_of(name, revision).get_text_config()
+        scaling = getattr(text, "rope_parameters", None) or {}
+        original = getattr(text, "original_max_position_embeddings", None)
+        if isinstance(scaling, dict):
+            original = scaling.get("original_max_position_embeddings", original)
+        lengths["original context"] = original
+        folder = Path(CHECKPOINTS.get(name.lower(), name))
+        if (folder / "training.json").is_file():
+            recipe = read_json(folder / "training.json").get("recipe", {})
+            lengths["trained length"] = recipe.get("seq_len")
+    return {kind: int(length) for kind, length in lengths.items() if length}
 
 
 def validate_context(

@@ -25,7 +25,7 @@ from nope_probe.data.documents import (
 from nope_probe.errors import UserError, leaves_of, validate_choices
 from nope_probe.files import local_path
 from nope_probe.maps import default_rows
-from nope_probe.models.context import beyond_context, validate_context
+from nope_probe.models.context import beyond_context, stated_lengths, validate_context
 from nope_probe.models.hub import validate_hub_answers, validate_reachable
 from nope_probe.models.names import (
     CHECKPOINTS,
@@ -196,6 +196,10 @@ class SessionSettings(BoundedSettings):
         """Load the model of the run; None for a run without a model."""
 
 
+OFFSET_BINS = _arg(
+    help="Distances that share a mean: above 2,048 tokens, eight bins a doubling from 64 on; or all "
+    "by themselves."
+)
 # Raised when the same settings begin to mean other numbers or tables: older runs are not taken up.
 FORMAT = 3
 # A run stops between batches: one of long sequences must not take minutes.
@@ -305,8 +309,8 @@ class RunSettings(SessionSettings):
         """Return the settings that identify the run, as its manifest holds them."""
         settings = {"format": FORMAT, **asdict(self), "batch_size": self.seqs_per_batch}
         # Runs that these settings leave as they were are the same runs as before there were any.
-        defaults = {"query_rows": None, "beyond_context": False}
-        unset = [name for name, default in defaults.items() if settings[name] == default]
+        defaults = {"query_rows": None, "beyond_context": False, "offset_bins": "auto"}
+        unset = [name for name, default in defaults.items() if settings.get(name) == default]
         left_out = {*self.unrecorded, *unset}
         return {key: value for key, value in settings.items() if key not in left_out}
 
@@ -341,6 +345,10 @@ class RunSettings(SessionSettings):
             validate_readable(self.data)
         elif file_of(self.data) is None:
             validate_hub_answers(f"the data set {self.data}")
+
+    def stated_lengths(self) -> dict[str, int]:
+        """Return the lengths that the model's files state: its context, and of its training."""
+        return stated_lengths(self.model, self.revision)
 
     def without_effect(self) -> dict[str, str]:
         """Return which settings have no effect beside the others, by name, and why."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import layer_folds, measure
+from nope_probe.analyses.pattern_rows import OffsetBins
 from nope_probe.analyses.recover import recover_rotation
 from nope_probe.analyses.splits import Band, BandChoice, make_bands, split_bands
 from nope_probe.analyses.trends import query_stride
@@ -26,6 +27,7 @@ from nope_probe.experiments.tables import (
     interval_names,
     measures_table,
     offsets_table,
+    queries_table,
 )
 from nope_probe.figures.explorer import head_maps
 from nope_probe.figures.measures import HEAD_MEASURES
@@ -135,15 +137,22 @@ def bands_of(
         raise UserError(f"--bands: {error}") from error
 
 
-def analyse(session: Session[RunSettings], measured: Measured) -> Run:
-    """Measure the maps, and return the run."""
+def analyse(session: Session[RunSettings], measured: Measured, choice: OffsetBins = "auto") -> Run:
+    """Measure the maps, and return the run.
+
+    Args:
+        session: the run.
+        measured: its maps.
+        choice: which distances share a row of the offset profiles; see `offset_bins`.
+    """
     inputs, maps = session.sequences(), measured.maps
     skip_keys = session.settings.n_skipped(inputs)
     folds, counts = maps.folds.double(), maps.counts
     terms = {"score": folds, "all": row_centred(folds, skip_keys, maps.query_positions)}
     tables = {
         "pattern": measures_table([({"kept": INTACT}, measure(maps, skip_keys))], maps.layers),
-        "offsets": offsets_table(terms, maps, skip_keys),
+        "offsets": offsets_table(terms, maps, skip_keys, choice),
+        "queries": queries_table(layer_folds(maps), counts, skip_keys),
     }
     if measured.band_maps is not None:
         split = split_bands(
@@ -157,7 +166,7 @@ def analyse(session: Session[RunSettings], measured: Measured) -> Run:
         tables["bands"] = bands_table(split)
     patterns = ""
     if maps.per_head is not None:
-        tables |= _head_tables(session, maps, skip_keys)
+        tables |= _head_tables(session, maps, skip_keys, choice)
         patterns = head_patterns(maps, tables["heads"], skip_keys)
     manifest = {
         **session.provenance(),
@@ -165,6 +174,7 @@ def analyse(session: Session[RunSettings], measured: Measured) -> Run:
         "query_stride": query_stride(len(maps.query_positions)),
         "layers": list(maps.layers),
         "windows": windows_of(layer_folds(maps)),
+        "lengths": session.settings.stated_lengths(),
         "conditions": [INTACT],
     }
     arrays = {"tokens": input_arrays(inputs), "maps": map_arrays(measured), **_folds(maps)}
@@ -173,7 +183,7 @@ def analyse(session: Session[RunSettings], measured: Measured) -> Run:
 
 
 def _head_tables(
-    session: Session[RunSettings], maps: ScoreMaps, skip_keys: int
+    session: Session[RunSettings], maps: ScoreMaps, skip_keys: int, choice: OffsetBins
 ) -> dict[str, pd.DataFrame]:
     """Return the tables of heads, of their offset profiles and of attention sinks.
 
@@ -196,7 +206,7 @@ def _head_tables(
     )
     return {
         "heads": pd.concat([heads, attended], axis=1),
-        "head_offsets": head_offsets_table(maps, skip_keys),
+        "head_offsets": head_offsets_table(maps, skip_keys, choice),
         "sinks": sinks,
     }
 

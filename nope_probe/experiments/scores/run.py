@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from nope_probe.runtime.session import Session
-from nope_probe.runtime.settings import Bounds, RunSettings
+from nope_probe.runtime.settings import OFFSET_BINS, Bounds, RunSettings
 from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class Settings(RunSettings):
         Bounds(1, 1024),
         _arg(help="Split the maps by RoPE frequency: octaves of wavelengths, or so many bands."),
     ] = None
+    offset_bins: Annotated[Literal["auto", "all"], OFFSET_BINS] = "auto"
 
     def n_maps(self, info: ModelInfo) -> int:
         """Return how many maps the run holds; a head's has half the bytes of a layer's."""
@@ -52,5 +53,5 @@ def run(settings: Settings) -> Path:
             measured = capture(session, per_head=settings.per_head, choice=settings.bands)
             if session.is_first:
                 with status("analysing and writing"):
-                    session.write(analyse(session, measured))
+                    session.write(analyse(session, measured, settings.offset_bins))
     return session.folder
