@@ -147,6 +147,7 @@ def explorer_of(
     players: PlayerSet,
     skip_keys: int,
     kept: Mapping[Condition, Sequence[KeptPattern]],
+    replacement: str = "",
 ) -> Explorer:
     """Return the explorer of the conditions of some players, which the run has captured.
 
@@ -157,7 +158,9 @@ def explorer_of(
         players: what the switches remove.
         skip_keys: how many first keys the patterns leave out.
         kept: what each condition leaves of every layer's pattern.
+        replacement: what a removed weight is replaced by, if there is one.
     """
+    replaced = f" ({replacement} in place of a removed weight)" if replacement else ""
     found = combinations(players)
     small = [
         [
@@ -180,6 +183,7 @@ def explorer_of(
         views=(view,),
         components=[],
         layer=strongest_layer(view),
-        note="A switch removes its component as the run did; brackets are 95% intervals.",
+        note=f"A switch removes its component as the run did{replaced}; brackets are 95% "
+        "intervals.",
         max_bytes=PAGE_BYTES,
     )

@@ -12,7 +12,7 @@ import pandas as pd
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.analyses.attribution import LayerAttribution, PlayerAttribution
+from nope_probe.analyses.attribution import LayerAttribution, LayerPlayers, PlayerAttribution
 from nope_probe.analyses.jackknife import Interval, Intervals
 from nope_probe.analyses.pattern import Measures
 from nope_probe.analyses.pattern_changes import MaskEffect
@@ -87,13 +87,13 @@ def non_relative_table(
 
 
 def players_table(
-    layers: Sequence[LayerAttribution],
+    layers: Sequence[LayerPlayers],
     reparametrisations: Sequence[Sequence[LayerAttribution]] = (),
 ) -> pd.DataFrame:
     """Return the table of players: layer, player_set, player, and each of its parts.
 
     Args:
-        layers: the attribution of each layer.
+        layers: the players' parts in each layer.
         reparametrisations: the same in random reparametrisations, whose range is added as columns.
     """
     columns = ["layer", "player_set", "player", *interval_names(*PARTS)]

@@ -40,11 +40,12 @@ from nope_probe.figures.intervals import (
 
 MOST_INTERACTIONS = 24
 X_TITLE = "share of the pattern"
+LOSSES = ("lost", "amplification")  # which some replacements have alone
 PLAYER_PARTS = {
-    "share": "Shapley share",
     "lost": "lost without it",
-    "alone": "there alone",
     "amplification": "amplification",
+    "share": "Shapley share",
+    "alone": "there alone",
 }
 
 
@@ -68,20 +69,22 @@ def player_shares(table: pd.DataFrame) -> go.Figure:
 
     Args:
         table: the rows of `players.csv` that belong to one player set; with several values of the
-            column `replacement`, each has a row of panels, on the scales of the first.
+            column `replacement`, each has a row of panels, on the scales of the first; those
+            without a share are of players' losses alone.
     """
     groups = _by_replacement(table)
-    columns = [each for each in PLAYER_PARTS if each == "share" or table[each].notna().any()]
+    columns = [each for each in PLAYER_PARTS if each == "lost" or table[each].notna().any()]
     panels = {
         (f"{name}: " if name else "") + PLAYER_PARTS[column]: _players(rows, column)
         for name, rows in groups.items()
         for column in columns
+        if column in LOSSES or rows["share"].notna().any()
     }
     return over_layers(
         panels,
         title="The players' parts in the positional pattern, per layer",
         columns=len(columns) if len(groups) > 1 else None,
-        unmarked=[title for title in panels if not title.endswith(PLAYER_PARTS["share"])],
+        unmarked=[t for t in panels if t.endswith((PLAYER_PARTS["alone"], "amplification"))],
         same_y=[range(each, len(panels), len(columns)) for each in range(len(columns))],
     )
 
@@ -89,7 +92,7 @@ def player_shares(table: pd.DataFrame) -> go.Figure:
 def _players(rows: pd.DataFrame, column: str) -> list[Dots]:
     """Return a part of each player, without players for which it is undefined (all may be)."""
     series = _by_name(rows, "player", column)
-    known = [each for each in series if column == "share" or not np.isnan(each.estimates[0]).all()]
+    known = [each for each in series if not np.isnan(each.estimates[0]).all()]
     return known or series
 
 

@@ -12,7 +12,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.attribution import LayerAttribution, attribute
+from nope_probe.analyses.attribution import (
+    LayerAttribution,
+    LayerPlayers,
+    attribute,
+    attribute_losses,
+)
 from nope_probe.analyses.contrasts import contrast_map
 from nope_probe.analyses.jackknife import mean_intervals
 from nope_probe.analyses.pattern import Measures, layer_folds, measure
@@ -22,7 +27,7 @@ from nope_probe.analyses.positions import term_table
 from nope_probe.analyses.shapley import INTACT, MASK, Condition, source_terms
 from nope_probe.analyses.splits import split_mean_covariance
 from nope_probe.analyses.trends import query_stride
-from nope_probe.components import Replacement
+from nope_probe.components import Replacement, phrase
 from nope_probe.data.sequences import Kind
 from nope_probe.experiments.ablation.maps import RunMaps, write_folds, write_maps
 from nope_probe.experiments.ablation.plan import ConditionMaps, Measured, Plan
@@ -37,6 +42,7 @@ from nope_probe.experiments.tables import (
     profiles_table,
     sources_table,
 )
+from nope_probe.experiments.wording import listed
 from nope_probe.maps.centred import KeptCells
 from nope_probe.maps.stored_maps import StoredMaps, row_blocks, shared_cells, windows_of
 from nope_probe.runtime.folder import Run, StoredArrays
@@ -47,8 +53,17 @@ from nope_probe.runtime.settings import RunSettings
 Means = Float[Tensor, "fold layer offset"]
 
 
-def analyse(session: Session[RunSettings], plan: Plan, measured: Measured) -> Run:
-    """Attribute the positional pattern of every layer, and return the run."""
+def analyse(
+    session: Session[RunSettings], plan: Plan, measured: Measured, waiting: str = ""
+) -> Run:
+    """Attribute the positional pattern of every layer, and return the run.
+
+    Args:
+        session: the run in progress.
+        plan: the conditions.
+        measured: their score maps.
+        waiting: what the page says first, if some conditions are still being run.
+    """
     inputs, skip_keys = session.sequences(), session.settings.n_skipped(session.sequences())
     analysis = Analysis(plan=plan, measured=measured, tokens=inputs.kind, skip_keys=skip_keys)
     maps, folds = (session.checkpoint.scratch(name) for name in ("maps", "folds"))
@@ -68,9 +83,27 @@ def analyse(session: Session[RunSettings], plan: Plan, measured: Measured) -> Ru
         files={"maps.safetensors": maps, "folds.safetensors": folds},
         tables=analysis.tables(),
     )
-    explorer = explorer_of(measured.maps, plan.switches, skip_keys, analysis.kept_patterns())
+    replacement = plan.substitutes[0].replacement if plan.removes_weights else ""
+    explorer = explorer_of(
+        measured.maps, plan.switches, skip_keys, analysis.kept_patterns(), replacement
+    )
     shown = report(replace(run, arrays={"maps": StoredArrays(maps)}), explorer)
+    if waiting:
+        shown = replace(shown, headline=[waiting, *shown.headline])
     return replace(run, page=shown.html(manifest))
+
+
+def first_page(session: Session[RunSettings], plan: Plan, measured: Measured) -> str:
+    """Return the page of the sources and the exact terms, while the players are still run."""
+    players = [player.name for players in plan.player_sets for player in players.players]
+    running = listed([phrase(name) for name in dict.fromkeys(players) if name not in plan.sources])
+    n_left = len(plan.conditions) - len(plan.of_sources)
+    n_left += sum(len({*plan.checked(by).values()}) for by in plan.checks)
+    waiting = (
+        f"Still running: {n_left} models without {running}. Reload this page when the command has "
+        "ended. If the command was interrupted, run it again: it goes on from here."
+    )
+    return analyse(session, plan.sources_alone, measured, waiting).page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +136,14 @@ class Analysis:
             skip_keys=self.skip_keys,
         )
 
+    def _losses(self) -> dict[Replacement, list[LayerPlayers]]:
+        """Return what is lost without each weight under the replacements that only check this."""
+        sources = {condition: self.measured.maps[condition] for condition in self.plan.of_sources}
+        return {
+            name: attribute_losses(sources | maps, self.plan.player_sets, self.skip_keys)
+            for name, maps in self.measured.checks.items()
+        }
+
     @cached_property
     def measures(self) -> dict[Condition, list[Measures]]:
         """Per condition, the measures of each layer's pattern."""
@@ -113,7 +154,9 @@ class Analysis:
         again = [self._attributed(maps, first=1) for maps in self.measured.reparametrised]
         first = self.plan.substitutes[0].replacement
         others = {name: self._attributed(maps) for name, maps in self.measured.others.items()}
-        players = {name: players_table(layers) for name, layers in others.items()}
+        players = {
+            name: players_table(layers) for name, layers in (others | self._losses()).items()
+        }
         interactions = {name: interactions_table(layers) for name, layers in others.items()}
         return {
             "sources": sources_table(self.layers),
@@ -140,7 +183,7 @@ class Analysis:
             "layer_passes": self.measured.layer_passes,
             "gains": gains.get("identity"),
             "gains_random": gains.get("random"),
-            "replacements": [each.replacement for each in plan.substitutes],
+            "replacements": [each.replacement for each in (*plan.substitutes, *plan.checks)],
             "player_sets": {each.name: [p.name for p in each.players] for each in plan.player_sets},
             "conditions": [plan.name(condition) for condition in plan.conditions],
             "positional_sources": list(plan.sources),
