@@ -46,6 +46,7 @@ NEEDS: dict[Replacement, Needs] = {
     "zero": Needs(),
 }
 WITH_GAIN = tuple(name for name in REPLACEMENTS if NEEDS[name].gain)
+DEFAULT_REPLACEMENTS: tuple[Replacement, ...] = ("identity", "mean")
 CIRCUITS: dict[str, tuple[Component, ...]] = {"qk": ("w_q", "w_k"), "ov": ("w_o", "w_v")}
 INK = "#1b1f24"
 
@@ -522,6 +523,49 @@ class Substitute:
     def without(self, names: Iterable[str], layers: Sequence[int] | None = None) -> Ablation:
         """Return the ablation that removes components, in some layers or in all."""
         return Ablation(remove=sorted(names, key=removal_order), layers=layers, **vars(self))
+
+
+def weights_of(name: str) -> list[Projection]:
+    """Return the projections of a component, circuit or union.
+
+    Example:
+        >>> weights_of("qk"), weights_of("mlp+w_o"), weights_of("mask")
+        (['w_q', 'w_k'], ['w_o'], [])
+    """
+    components = expanded(name.split("+"))
+    return [weight for weight in WEIGHTS if weight in components]
+
+
+_STAND_INS: dict[Replacement, tuple[str, str]] = {
+    "identity": ("an identity", "identities"),
+    "random": ("a random projection", "random projections"),
+    "zero": ("a zero", "zeros"),
+}
+_OUTPUTS_OF = {"w_q": "query", "w_k": "key", "w_v": "value", "w_o": "output"}
+
+
+def stand_in(name: str, replacement: Replacement) -> str:
+    """Return what stands in for a player's removed weights, as a sentence says it after "with".
+
+    Args:
+        name: a weight, a circuit, or a union that holds one.
+        replacement: what the weights are replaced by.
+
+    Example:
+        >>> stand_in("w_q", "identity"), stand_in("w_q", "mean")
+        ('an identity in its place', 'its mean query kept')
+        >>> stand_in("qk", "mean"), stand_in("w_q+mlp", "identity")
+        ('their mean query and key kept', 'an identity in place of W_Q')
+    """
+    weights = weights_of(name)
+    several, alone = len(weights) > 1, len(weights) == len(expanded(name.split("+")))
+    owner = ("their" if several else "its") if alone else "the"
+    labels = " and ".join(words(weight) for weight in weights)
+    if replacement == "mean":
+        outputs = " and ".join(_OUTPUTS_OF[weight] for weight in weights)
+        return f"{owner} mean {outputs}{'' if alone else f' of {labels}'} kept"
+    place = f"in {owner} place" if alone else f"in place of {labels}"
+    return f"{_STAND_INS[replacement][several]} {place}"
 
 
 def validate_replacements(replacements: Sequence[Replacement], gain: Gain) -> None:

@@ -46,6 +46,11 @@ class StorageError(MachineError):
     """Raised where results cannot be written or read; what was saved before stays."""
 
 
+def is_mistake(kind: type[BaseException]) -> bool:
+    """Return whether an error is of the user's own making, so that nothing is left to resume."""
+    return issubclass(kind, UserError) and not issubclass(kind, MachineError)
+
+
 class TooFewLayersError(UserError):
     """Raised where a model has fewer layers than were requested.
 

@@ -11,7 +11,7 @@ A condition is the model with some components removed. Users name it by what is 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Literal, TypeVar
 
@@ -30,6 +30,7 @@ from nope_probe.analyses.shapley import (
     MASK,
     Condition,
     Contrast,
+    Player,
     PlayerSet,
     alone,
     base,
@@ -100,22 +101,32 @@ class Interaction:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerAttribution:
-    """The attribution of one layer's pattern.
+class LayerPlayers:
+    """The players' parts in one layer's pattern.
 
     Attributes:
         layer: the layer, from 0.
+        players: of every player set.
+    """
+
+    layer: int
+    players: tuple[PlayerAttribution, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerAttribution(LayerPlayers):
+    """The attribution of one layer's pattern.
+
+    Attributes:
         sources: the terms that add up to the pattern.
         position: all of them but content.
-        players, interactions: of every player set.
+        interactions: of every player set.
         non_relative: the mask's effect on the non-relative part.
         kept: per condition, the share of v(all) that is left in its pattern.
     """
 
-    layer: int
     sources: tuple[Source, ...]
     position: Source
-    players: tuple[PlayerAttribution, ...]
     interactions: tuple[Interaction, ...]
     non_relative: MaskEffect
     kept: Mapping[Condition, Interval] = field(default_factory=dict, repr=False)
@@ -213,17 +224,72 @@ def _source(gram: ContrastGram, name: str, term: Contrast) -> Source:
     return Source(term=name, rms=gram.rms(term), share=gram.share(term, {INTACT: 1.0}))
 
 
+def attribute_losses(
+    maps: Mapping[Condition, AnyMaps], player_sets: Sequence[PlayerSet], skip_keys: int
+) -> list[LayerPlayers]:
+    """Find what each layer loses without each weight, and no Shapley shares.
+
+    Args:
+        maps: score maps of the conditions of `losses_need`, and of the sources.
+        player_sets: the players, of which those that hold a weight are measured.
+        skip_keys: first keys to leave out.
+
+    Raises:
+        KeyError: if a condition is missing.
+    """
+    folds, counts = folds_by_condition(maps), fold_counts_of(maps.values())
+    layers = []
+    for layer in folds[INTACT]:
+        of_layer = {condition: by_layer[layer] for condition, by_layer in folds.items()}
+        gram = ContrastGram.of_layers(of_layer, skip_keys, counts)
+        players = tuple(
+            _without_player(gram, players, player)
+            for players in player_sets
+            for player in players.players
+            if player.has_weight
+        )
+        layers.append(LayerPlayers(layer=layer, players=players))
+    return layers
+
+
+def losses_need(player_sets: Sequence[PlayerSet]) -> set[Condition]:
+    """Return the conditions that tell what is lost without each weight of some player sets.
+
+    Example:
+        >>> from nope_probe import player_set
+        >>> sorted(map(sorted, losses_need([player_set(["mask", "qk", "w_o"])])))
+        [[], ['mask'], ['mask', 'w_k', 'w_q'], ['mask', 'w_o'], ['w_k', 'w_q'], ['w_o']]
+    """
+    return {
+        condition
+        for players in player_sets
+        for player in players.players
+        if player.has_weight
+        for contrast in (positional_whole(players), without(players, player))
+        for condition in contrast
+    }
+
+
+def _without_player(gram: ContrastGram, players: PlayerSet, player: Player) -> PlayerAttribution:
+    """Return what is lost without a player, and how much it amplifies; no Shapley share."""
+    whole = positional_whole(players)
+    return PlayerAttribution(
+        player_set=players.name,
+        player=player.name,
+        share=UNDEFINED,
+        lost=gram.share(lost(players, player), whole),
+        amplification=gram.rms_ratio(whole, without(players, player)),
+    )
+
+
 def attribute_players(gram: ContrastGram, players: PlayerSet) -> Iterator[PlayerAttribution]:
     """Yield the parts of all players of a set, and `base` where no source plays."""
     whole = positional_whole(players)
     for one in players.players:
-        yield PlayerAttribution(
-            player_set=players.name,
-            player=one.name,
+        yield replace(
+            _without_player(gram, players, one),
             share=gram.share(shapley(players, one), whole),
-            lost=gram.share(lost(players, one), whole),
             alone=gram.share(alone(players, one), whole) if one.is_source else UNDEFINED,
-            amplification=gram.rms_ratio(whole, without(players, one)),
         )
     if not players.has_source:
         yield PlayerAttribution(

@@ -21,6 +21,7 @@ from nope_probe.components import (
     COMPONENTS,
     ROPE_HALVES,
     SOURCES,
+    WEIGHTS,
     is_rope,
     validate_disjoint,
     writer_of,
@@ -70,6 +71,11 @@ class Player:
     def is_source(self) -> bool:
         """Whether it holds the mask or a position encoding."""
         return any(name in SOURCES or is_rope(name) for name in self.components)
+
+    @property
+    def has_weight(self) -> bool:
+        """Whether it holds a projection, which a removal replaces by something."""
+        return not self.components.isdisjoint(WEIGHTS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -168,6 +168,7 @@ def explorer_of(
     players: PlayerSet,
     skip_keys: int,
     kept: Mapping[Condition, Sequence[KeptPattern]],
+    replacement: str = "",
 ) -> Explorer:
     """Return the explorer of the conditions of some players, which the run has captured.
 
@@ -178,7 +179,9 @@ def explorer_of(
         players: what the switches remove.
         skip_keys: how many first keys the patterns leave out.
         kept: what each condition leaves of every layer's pattern.
+        replacement: what a removed weight is replaced by, if there is one.
     """
+    replaced = f" ({replacement} in place of a removed weight)" if replacement else ""
     found = combinations(players)
     small = [
         [_pooled_pattern(layer, skip_keys) for layer in maps[condition].layers]
@@ -202,7 +205,7 @@ def explorer_of(
         removed=strongest_source(left_alone(view, layer), components),
         layer=layer,
         note="Maps and numbers are the run's own, over all its sequences. A switch removes its "
-        "component as the run did. Brackets: 95% intervals.",
+        f"component as the run did{replaced}. Brackets: 95% intervals.",
         max_bytes=PAGE_BYTES,
     )
 

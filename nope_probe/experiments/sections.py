@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from rich.box import SIMPLE_HEAD
@@ -19,7 +20,7 @@ from nope_probe.errors import UserError, printable
 from nope_probe.figures.grid import export
 from nope_probe.figures.intervals import interval_of, interval_text, percent
 from nope_probe.figures.maps import unfold_layers
-from nope_probe.figures.shares import band_amplitudes, offset_profiles
+from nope_probe.figures.shares import band_amplitudes, offset_profiles, query_strengths
 from nope_probe.figures.style import TITLE_HEIGHT
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, page
@@ -252,9 +253,10 @@ def offset_finding(offsets: pd.DataFrame) -> str:
     title, largest = "Scores by distance", (0.0, "near and far keys are not distinguishable")
     whole = offsets[offsets["term"].isin(["all"])]
     for layer, rows in whole.groupby("layer"):
-        quarter = -(-len(rows) // 4)
-        means = rows.sort_values("offset")[["mean", "mean_low", "mean_high"]].to_numpy(float)
-        near, far = means[:quarter].mean(axis=0), means[-quarter:].mean(axis=0)
+        means, last = rows[["mean", "mean_low", "mean_high"]].to_numpy(float), _last_offsets(rows)
+        quarter = -(-last.max() // 4)
+        near = means[last <= quarter].mean(axis=0)
+        far = means[last > last.max() - quarter].mean(axis=0)
         step = near[0] - far[0]
         if (near[1] > far[2] or near[2] < far[1]) and abs(step) > largest[0]:
             side = "above" if step > 0 else "below"
@@ -265,8 +267,45 @@ def offset_finding(offsets: pd.DataFrame) -> str:
     return f"{title}: {largest[1]}"
 
 
-def split_sections(tables: Mapping[str, pd.DataFrame]) -> Iterator[Section]:
-    """Return the page's sections of the splits."""
+def _last_offsets(rows: pd.DataFrame) -> np.ndarray:
+    """Return the last distance of each row of `offsets.csv`."""
+    return rows["last_offset" if "last_offset" in rows else "offset"].to_numpy(int)
+
+
+def lengths_of(run: Run) -> dict[str, int]:
+    """Return the lengths that a model states, and the windows of its layers, in tokens."""
+    windows = {int(window) for window in run.manifest.get("windows", {}).values()}
+    named = {f"window {window}": window for window in sorted(windows)}
+    return {**run.manifest.get("lengths", {}), **named}
+
+
+def query_finding(queries: pd.DataFrame) -> str:
+    """Return how the pattern of the strongest layer changes from the first to the last queries."""
+    title = "The positional pattern by the query's position"
+    strong = queries[queries["rms_low"] > 0]
+    if strong.empty:
+        return f"{title}: not distinguishable from noise"
+    layer = strong.groupby("layer")["rms"].max().idxmax()
+    rows = queries[queries["layer"] == layer].sort_values("query")
+    (first, from_first), (last, to_last) = (
+        (f"{row['query']:.0f} to {row['last_query']:.0f}", row["rms"])
+        for _, row in rows.iloc[[0, -1]].iterrows()
+    )
+    return (
+        f"{title}: in L{layer:.0f} {from_first:.2g} nats RMS at queries {first}, {to_last:.2g} at "
+        f"queries {last}"
+    )
+
+
+def split_sections(
+    tables: Mapping[str, pd.DataFrame], lengths: Mapping[str, int] | None = None
+) -> Iterator[Section]:
+    """Return the page's sections of the splits.
+
+    Args:
+        tables: the run's.
+        lengths: what the model states, such as its context, in tokens.
+    """
     if "bands" in tables:
         yield Section(
             title=band_finding(tables["bands"]),
@@ -282,4 +321,13 @@ def split_sections(tables: Mapping[str, pd.DataFrame]) -> Iterator[Section]:
             figure=offset_profiles(tables["offsets"]),
             caption="The mean over all queries and keys at each distance, of the scores and of the "
             "positional pattern (scores less each row's mean). Shaded: 95% intervals.",
+        )
+    if "queries" in tables:
+        yield Section(
+            title=query_finding(tables["queries"]),
+            figure=query_strengths(tables["queries"], lengths or {}),
+            caption="The RMS of the positional pattern in the rows of neighbouring queries. A row "
+            "of a later query has more keys. Dotted lines: the lengths that the model states. "
+            "Shaded: 95% intervals.",
+            table=tables["queries"],
         )

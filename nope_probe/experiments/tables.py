@@ -12,7 +12,7 @@ import pandas as pd
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.analyses.attribution import LayerAttribution, PlayerAttribution
+from nope_probe.analyses.attribution import LayerAttribution, LayerPlayers, PlayerAttribution
 from nope_probe.analyses.jackknife import Interval, Intervals, rms
 from nope_probe.analyses.pattern import Measures
 from nope_probe.analyses.pattern_changes import MaskEffect
@@ -101,13 +101,13 @@ def non_relative_table(
 
 
 def players_table(
-    layers: Sequence[LayerAttribution],
+    layers: Sequence[LayerPlayers],
     reparametrisations: Sequence[Sequence[LayerAttribution]] = (),
 ) -> pd.DataFrame:
     """Return the table of players: layer, player_set, player, and each of its parts.
 
     Args:
-        layers: the attribution of each layer.
+        layers: the players' parts in each layer.
         reparametrisations: the same in random reparametrisations, whose range is added as columns.
     """
     columns = ["layer", "player_set", "player", *interval_names(*PARTS)]
@@ -313,7 +313,7 @@ def profiles_table(
         for name, profile in profiles.items()
     ]
     table = pd.concat(parts, ignore_index=True)
-    where = [name for name in table if name.endswith("offset")]
+    where = [name for name in ("offset", "last_offset") if name in table]
     return table[["layer", "term", *where, *interval_names("mean")]]
 
 
@@ -333,7 +333,7 @@ def head_offsets_table(
         for head in range(profile.value.shape[1])
     ]
     table = pd.concat(parts, ignore_index=True)
-    where = [name for name in table if name.endswith("offset")]
+    where = [name for name in ("offset", "last_offset") if name in table]
     return table[["layer", "head", *where, *interval_names("mean")]]
 
 

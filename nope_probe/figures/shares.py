@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import cycle
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from nope_probe.components import TABLE, colour, words
+from nope_probe.components import INK, TABLE, colour, words
 from nope_probe.figures.dots import (
     BOUNDS,
     FLAT_NOTE,
@@ -17,6 +18,7 @@ from nope_probe.figures.dots import (
     curve_in_band,
     interval_dots,
     marker,
+    named,
     note_flat,
     over_layers,
 )
@@ -40,11 +42,13 @@ from nope_probe.figures.intervals import (
 
 MOST_INTERACTIONS = 24
 X_TITLE = "share of the pattern"
+DASHES = ("dot", "dash", "dashdot", "longdash")
+LOSSES = ("lost", "amplification")  # which some replacements have alone
 PLAYER_PARTS = {
-    "share": "Shapley share",
     "lost": "lost without it",
-    "alone": "there alone",
     "amplification": "amplification",
+    "share": "Shapley share",
+    "alone": "there alone",
 }
 
 
@@ -68,20 +72,22 @@ def player_shares(table: pd.DataFrame) -> go.Figure:
 
     Args:
         table: the rows of `players.csv` that belong to one player set; with several values of the
-            column `replacement`, each has a row of panels, on the scales of the first.
+            column `replacement`, each has a row of panels, on the scales of the first; those
+            without a share are of players' losses alone.
     """
     groups = _by_replacement(table)
-    columns = [each for each in PLAYER_PARTS if each == "share" or table[each].notna().any()]
+    columns = [each for each in PLAYER_PARTS if each == "lost" or table[each].notna().any()]
     panels = {
         (f"{name}: " if name else "") + PLAYER_PARTS[column]: _players(rows, column)
         for name, rows in groups.items()
         for column in columns
+        if column in LOSSES or rows["share"].notna().any()
     }
     return over_layers(
         panels,
         title="The players' parts in the positional pattern, per layer",
         columns=len(columns) if len(groups) > 1 else None,
-        unmarked=[title for title in panels if not title.endswith(PLAYER_PARTS["share"])],
+        unmarked=[t for t in panels if t.endswith((PLAYER_PARTS["alone"], "amplification"))],
         same_y=[range(each, len(panels), len(columns)) for each in range(len(columns))],
     )
 
@@ -89,7 +95,7 @@ def player_shares(table: pd.DataFrame) -> go.Figure:
 def _players(rows: pd.DataFrame, column: str) -> list[Dots]:
     """Return a part of each player, without players for which it is undefined (all may be)."""
     series = _by_name(rows, "player", column)
-    known = [each for each in series if column == "share" or not np.isnan(each.estimates[0]).all()]
+    known = [each for each in series if not np.isnan(each.estimates[0]).all()]
     return known or series
 
 
@@ -238,7 +244,7 @@ def offset_profiles(table: pd.DataFrame) -> go.Figure:
             ink = colour("intact" if name in LABELS else str(name))
             figure.add_traces(
                 curve_in_band(
-                    rows["offset"].to_numpy(int),
+                    _middles(rows, "offset"),
                     estimates_of(rows, "mean"),
                     panel,
                     label=LABELS.get(str(name), words(str(name))),
@@ -248,9 +254,50 @@ def offset_profiles(table: pd.DataFrame) -> go.Figure:
             )
     title = "Mean by distance from query to key"
     _place_layers(figure, table, title, "distance i - j", bottom=84)
+    if "last_offset" in table:  # bins that grow with distance
+        figure.update_xaxes(type="log")
     if "score" not in set(table["term"]):  # softmax ignores the scores' level, which differs
         zoom_together(figure, "y")
     return figure
+
+
+def query_strengths(table: pd.DataFrame, lengths: Mapping[str, int]) -> go.Figure:
+    """Draw the RMS of the pattern at each query's position, a panel per layer.
+
+    Args:
+        table: `queries.csv`: layer, the first and last query of a group, and rms (nats) with its
+            bounds.
+        lengths: what the model states, such as its context, in tokens: lines where queries reach
+            them.
+    """
+    figure, reached = go.Figure(), int(table["last_query"].max())
+    for panel, (_, rows) in enumerate(table.groupby("layer")):
+        figure.add_traces(
+            curve_in_band(
+                _middles(rows, "query"),
+                estimates_of(rows, "rms"),
+                panel,
+                label="pattern",
+                hover="query %{x:.0f}: %{y:.3g} nats",
+                line={"color": colour("intact"), "width": 2},
+            )
+        )
+        top = float(rows["rms_high"].max())
+        reachable = {name: length for name, length in lengths.items() if length <= reached}
+        for (name, length), dash in zip(reachable.items(), cycle(DASHES), strict=False):
+            about = named(panel, f"{name} ({length:,})", "")
+            line = {"color": INK, "width": 1, "dash": dash}
+            figure.add_scatter(x=[length, length], y=[0.0, top], mode="lines", line=line, **about)
+    title = "The strength of the positional pattern by query"
+    _place_layers(figure, table, title, "query position", bottom=84)
+    return figure
+
+
+def _middles(rows: pd.DataFrame, name: str) -> np.ndarray:
+    """Return the middle of each row's distances or queries."""
+    last = f"last_{name}"
+    first = rows[name].to_numpy(int)
+    return (first + rows[last].to_numpy(int)) / 2 if last in rows else first
 
 
 def _place_layers(

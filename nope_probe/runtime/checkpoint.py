@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from nope_probe.errors import MachineError, StorageError, UserError
+from nope_probe.errors import StorageError, UserError, is_mistake, printable
 from nope_probe.files import read_json
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.folds import State
@@ -89,7 +89,7 @@ class RunCheckpoint:
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         # After a user's mistake there is nothing to resume: the command has to be changed.
-        if kind and issubclass(kind, UserError) and not issubclass(kind, MachineError):
+        if kind and is_mistake(kind):
             self.discard()
 
     def _validate_same_run(self, path: Path) -> None:
@@ -201,6 +201,14 @@ class RunCheckpoint:
             yield
         self.bar = None
 
+    def counts(self, key: str) -> bool:
+        """Return whether a stream is among those whose sequences the progress bar counts."""
+        return key in self._streams
+
+    def say(self, line: str) -> None:
+        """Write a line on stderr, above the progress bar."""
+        tqdm.write(printable(line), file=sys.stderr)
+
     @contextmanager
     def stream(self, key: str) -> Iterator[StreamCheckpoint]:
         """Save the state of one stream every so many batches; a signal ends it between two."""
@@ -255,7 +263,7 @@ class _SavedStream(StreamCheckpoint):
         counted = min(self.n_counted, n_seqs)
         self.n_counted -= counted
         self.n_done += n_seqs
-        if self.run.bar is not None:
+        if self.run.bar is not None and self.run.counts(self.key):
             self.run.bar.update(n_seqs - counted)
         self.run.signals.raise_if_received()
 
@@ -264,10 +272,7 @@ class _SavedStream(StreamCheckpoint):
         self.run.processes.all_reduce(totals)
 
     def batch_halved(self, batch_size: int) -> None:
-        tqdm.write(
-            f"a batch does not fit into memory: going on with {batch_size} at a time",
-            file=sys.stderr,
-        )
+        self.run.say(f"a batch does not fit into memory: going on with {batch_size} at a time")
 
 
 def _name(key: str) -> str:

@@ -33,6 +33,9 @@ if TYPE_CHECKING:  # importing pandas takes half a second
     import pandas as pd
     from jaxtyping import Int
 
+PAGE = "report.html"
+_UNFINISHED = "<!-- nope_probe: the first page of an unfinished run -->\n"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -78,6 +81,7 @@ def write_run(out: Path, run: Run) -> None:
     try:
         partial.mkdir(parents=True)
         _write_files(partial, run)
+        remove_first_page(out)
         if out.is_dir():
             out.rmdir()
         partial.rename(out)
@@ -85,6 +89,36 @@ def write_run(out: Path, run: Run) -> None:
         raise StorageError(f"cannot write the run to {out}: {reason(error)}") from error
     finally:
         remove(partial)
+
+
+def write_first_page(out: Path, page: str) -> None:
+    """Write the page of an unfinished run, which the finished run replaces.
+
+    Raises:
+        StorageError: if it cannot be written.
+    """
+    partial = checkpoint_dir(out) / PAGE
+    try:
+        partial.write_text(_UNFINISHED + page, encoding="utf-8")
+        out.mkdir(exist_ok=True)
+        partial.replace(out / PAGE)
+    except OSError as error:
+        raise StorageError(f"cannot write {out / PAGE}: {reason(error)}") from error
+
+
+def has_first_page(out: Path) -> bool:
+    """Return whether a folder holds the page of an unfinished run, and nothing else."""
+    if not os.path.isdir(out) or os.listdir(out) != [PAGE]:
+        return False
+    with (out / PAGE).open("rb") as file:
+        return file.read(len(_UNFINISHED)) == _UNFINISHED.encode()
+
+
+def remove_first_page(out: Path) -> None:
+    """Remove the page of an unfinished run, and its folder, if they are there."""
+    if has_first_page(out):
+        (out / PAGE).unlink()
+        out.rmdir()
 
 
 def _write_files(folder: Path, run: Run) -> None:
@@ -96,11 +130,11 @@ def _write_files(folder: Path, run: Run) -> None:
         save_file(contiguous, folder / f"{name}.safetensors")
     for name, table in run.tables.items():
         table.to_csv(folder / f"{name}.csv", index=False, float_format="%.8g")
-    (folder / "report.html").write_text(run.page, encoding="utf-8")
+    (folder / PAGE).write_text(run.page, encoding="utf-8")
     for name, path in run.files.items():
         shutil.move(path, folder / name)
     for path in folder.glob("*.safetensors"):  # safetensors keeps them from all but their owner
-        shutil.copymode(folder / "report.html", path)
+        shutil.copymode(folder / PAGE, path)
     checksums = {path.name: file_checksum(path) for path in sorted(folder.iterdir())}
     manifest = json.loads(json.dumps({**run.manifest, "checksums": checksums, "complete": True}))
     manifest["checksum"] = json_checksum(manifest)
@@ -139,7 +173,7 @@ def check_output_dir(out: Path, settings: Mapping[str, Any]) -> bool:
             raise UserError(f"{out} holds a run with other settings; choose another --out")
         validate_files(out, manifest)
         return True
-    if os.path.isdir(out) and os.listdir(out):
+    if os.path.isdir(out) and os.listdir(out) and not has_first_page(out):
         raise UserError(f"{out} holds other files; choose another --out")
     validate_folder_place(out)
     return False
@@ -155,7 +189,9 @@ def read_manifest(out: Path) -> dict[str, Any]:
         manifest = read_json(out / "manifest.json")
         rest = {name: value for name, value in manifest.items() if name != "checksum"}
     except FileNotFoundError as error:
-        raise UserError(f"{out} holds no run: it has no manifest.json") from error
+        unfinished = f"the run in {out} is unfinished; run its command again to finish it"
+        no_run = f"{out} holds no run: it has no manifest.json"
+        raise UserError(unfinished if has_first_page(out) else no_run) from error
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(
             f"{out} holds no run: its manifest cannot be read; remove {out} and run again"

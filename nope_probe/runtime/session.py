@@ -17,12 +17,16 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tqdm import tqdm
 
-from nope_probe.errors import UserError, printable
+from nope_probe.errors import UserError, is_mistake, printable
 from nope_probe.runtime.folder import (
+    PAGE,
     Run,
     check_output_dir,
     default_output_dir,
+    has_first_page,
     read_manifest,
+    remove_first_page,
+    write_first_page,
     write_run,
 )
 from nope_probe.runtime.identity import (
@@ -180,6 +184,8 @@ class Session(Generic[Settings_co]):
         try:
             if kind is None:
                 self.processes.barrier()
+            elif self.is_first and is_mistake(kind):
+                remove_first_page(self.folder)  # as the checkpoint: there is nothing to resume
         finally:
             self._exits.__exit__(kind, error, traceback)
 
@@ -266,6 +272,17 @@ class Session(Generic[Settings_co]):
             "seconds": round(time.monotonic() - self.started, 3),
             "sources": self.sources,
         }
+
+    @property
+    def has_first_page(self) -> bool:
+        """Whether the page of the unfinished run is there."""
+        return has_first_page(self.folder)
+
+    def write_first_page(self, page: str) -> None:
+        """Write a page of what the run has so far, which the finished run replaces."""
+        write_first_page(self.folder, page)
+        seconds = time.monotonic() - self.started
+        self.checkpoint.say(f"first page after {seconds:.0f} s: open {self.folder / PAGE}")
 
     def write(self, run: Run) -> None:
         """Write the finished run, and remove the checkpoint."""

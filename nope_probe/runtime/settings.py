@@ -197,8 +197,8 @@ class SessionSettings(BoundedSettings):
 
 
 OFFSET_BINS = _arg(
-    help="Distances that share a mean: above 2,048 tokens, eight bins a doubling from 64 on; or all "
-    "by themselves."
+    help="Distances that share a mean; auto: above 2,048 tokens, eight bins a doubling from 64 on; "
+    "all: each distance has its own."
 )
 # Raised when the same settings begin to mean other numbers or tables: older runs are not taken up.
 FORMAT = 3

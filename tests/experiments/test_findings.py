@@ -45,7 +45,8 @@ def source(*given: tuple[str, Estimate]) -> str:
 
 def lost(*given: tuple[str, Estimate]) -> str:
     table = rows("lost", "player", *((1, *player) for player in given))
-    return players.player_finding(table, 1, "circuits")
+    kinds = table.groupby("player").cumcount().map({0: "identity", 1: "mean"})
+    return players.player_finding(table.assign(replacement=kinds), 1, "circuits")
 
 
 def interaction(estimate: Estimate) -> str:
@@ -90,9 +91,13 @@ HEADINGS = (
     (ablation.layers_finding(shares((0, "mask", NONE))), NO_PATTERN),
     (
         lost(("rope", SMALL), ("mask", (0.95, 0.9, 0.99)), ("qk", (0.4, 0.2, 0.6))),
-        r"Circuits: without the causal mask L1 keeps 5% .*without .*\(W_Q with W_K\) 60%$",
+        r"Circuits: L1's .* loses 95% without the causal mask, 40% \(identity\) without .*W_K\)$",
     ),
-    (lost(("mask", (1.2, 1.1, 1.3))), "without the causal mask L1 keeps 0%"),
+    (
+        lost(("qk", CLEAR), ("ov", CLEAR), ("w_o", NOISY), ("qk", MINUS), ("ov", (0.4, 0.2, 0.6))),
+        r"loses 90% \(identity\) or 40% \(mean\) without the value-output circuit \(W_V with "
+        r"W_O\); identity and mean disagree on the query-key circuit \(W_Q with W_K\)$",
+    ),
     (lost(("mask", NOISY)), "L1's positional part needs none of them"),
     (lost(("mask", NONE)), NOISE),
     (interaction(CLEAR), r"mask \+ RoPE bring 90% of L1's .*only together"),

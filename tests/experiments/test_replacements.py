@@ -12,7 +12,7 @@ from support.tiny_models import tokens
 from nope_probe import ablate
 from nope_probe.analyses.shapley import player, player_set
 from nope_probe.experiments.ablation.analyse import side_by_side
-from nope_probe.experiments.ablation.player_sections import Findings, agreement
+from nope_probe.experiments.ablation.player_sections import Findings, player_sentences
 from nope_probe.experiments.ablation.study import run_ablations
 from nope_probe.runtime.folder import Run
 
@@ -40,33 +40,94 @@ def test_each_replacement_has_the_tables_of_a_run_with_it_alone(
     assert "score_mean/mask+rope+w_q" in names
 
 
-def test_statements_that_hold_under_all_replacements_are_told_from_the_others() -> None:
-    low = {
-        "w_q": {"identity": 0.8, "mean": 0.3},
-        "w_k": {"identity": 0.5, "mean": 0.05},
-        "w_o": {"identity": -0.1, "mean": float("nan")},
-    }
+def test_by_default_mean_says_what_is_lost_without_each_weight_from_the_fewest_conditions(
+    bridge: Callable[[str], Any],
+) -> None:
+    model, inputs = bridge("llama"), tokens(16, 11)
+    study, whole = (
+        run_ablations(model, inputs, players=PLAYERS, n_folds=4, replacement=replacement)
+        for replacement in (None, ("identity", "mean"))
+    )
+    names = {name for name in study.maps if name.startswith("score_mean/")}
+    # Without W_Q or W_K, with and without the mask.
+    assert names == {f"score_mean/{kept}rope+{w}" for kept in ("", "mask+") for w in ("w_q", "w_k")}
+    for name in names:
+        np.testing.assert_array_equal(study.maps[name], whole.maps[name])
+    assert not {name for name in study.maps if name.startswith("shapley_mean/")}
+    of_mean, expected = (
+        each.players.query("replacement == 'mean' and player != 'mask'").reset_index(drop=True)
+        for each in (study, whole)
+    )
+    measured = [name for name in expected if not name.startswith(("share", "alone"))]
+    pd.testing.assert_frame_equal(of_mean[measured], expected[measured])
+    assert of_mean["share"].isna().all()
+    for table in ("players", "interactions"):
+        first, same = (
+            each.tables[table].query("replacement == 'identity'") for each in (study, whole)
+        )
+        pd.testing.assert_frame_equal(first.reset_index(drop=True), same.reset_index(drop=True))
+
+
+LOST = {  # with its bounds, under identity and under mean
+    "mask": ((1.0, 0.98, 1.02), None),
+    "qk": ((0.8, 0.77, 0.83), (0.9, 0.85, 0.95)),
+    "ov": ((0.05, -0.02, 0.12), (0.02, 0.0, 0.04)),
+    "w_q": ((0.96, 0.94, 0.98), (0.03, 0.0, 0.06)),
+    "w_k": ((0.7, 0.65, 0.75), (0.6, 0.5, 0.7)),
+    "w_o": ((0.02, 0.0, 0.04), (0.5, 0.4, 0.6)),
+    "w_v": ((0.14, 0.11, 0.17), (0.0, -0.2, 0.2)),
+}
+
+
+def sentences(*replacements: str) -> list[str]:
+    """The headline's sentences on players, from LOST."""
     rows = [
-        {"player_set": "players", "player": name, "replacement": kind, "lost_low": value}
-        for name, values in low.items()
-        for kind, value in values.items()
+        {"player_set": name, "player": player, "replacement": kind}
+        | dict(zip(("lost", "lost_low", "lost_high"), interval, strict=True))
+        for name, members in SETS.items()
+        for player in members
+        for kind, interval in zip(("identity", "mean"), LOST[player], strict=True)
+        if kind in replacements and interval is not None
     ]
     pattern = {"kept": "all", "amplitude": 1.0, "amplitude_low": 0.5}
     tables = {"players": pd.DataFrame(rows), "pattern": pd.DataFrame([pattern])}
-    manifest = {"conditions": ["all"], "player_sets": {"players": [*low]}}
+    manifest = {"conditions": ["all"], "player_sets": SETS, "replacements": replacements}
+    run = Run(
+        manifest=manifest, tables={name: each.assign(layer=2) for name, each in tables.items()}
+    )
+    return [*player_sentences(Findings(run))]
 
-    def sentences(*replacements: str) -> list[str]:
-        run = Run(
-            manifest=manifest | {"replacements": replacements},
-            tables={name: table.assign(layer=2) for name, table in tables.items()},
-        )
-        return [*agreement(Findings(run))]
 
-    [sentence] = sentences("identity", "mean")
-    assert "in L2" in sentence
-    assert "W_Q is needed under identity and mean; W_K is needed under identity only" in sentence
-    assert "W_O is needed under none" in sentence
-    assert sentences("mean") == []
+SETS = {"players": ["mask", "w_q", "w_k", "w_o", "w_v"], "circuits": ["mask", "qk", "ov"]}
+
+
+def test_a_headline_says_of_a_weight_what_both_replacements_say_or_why_they_differ() -> None:
+    source, qk, ov, w_q, w_o, w_v, more, twice = sentences("identity", "mean")
+    assert source.endswith("brings loses 100% [98, 102] without the causal mask.")
+    assert qk == (
+        "Without the query-key circuit (W_Q with W_K), this part loses 80% [77, 83] with "
+        "identities in their place and 90% [85, 95] with their mean query and key kept: the QK "
+        "circuit is needed, by identity and mean."
+    )
+    assert ov.endswith(": the OV circuit is not needed, by identity and mean.")
+    assert "3% [0, 6] with its mean query kept: of W_Q the direction of its mean matters, " in w_q
+    assert w_o.endswith(": what passes through W_O matters, not its own directions.")
+    assert w_v.endswith(": the intervals of identity and mean do not tell whether it is needed.")
+    assert not any("Without W_K" in sentence for sentence in (qk, ov, w_q, w_o, w_v))
+    assert more.startswith(
+        "With identity, this part loses more without one weight (96% without W_Q) than "
+        "without W_Q and W_K together (80%): an identity for one weight does not fit the other"
+    )
+    assert twice.startswith(
+        "With mean, this part loses more without one weight (50% without W_O) than "
+    )
+
+
+def test_with_one_replacement_a_headline_names_it_and_concludes_nothing_from_others() -> None:
+    _, qk, ov, more = sentences("identity")
+    assert qk.endswith("this part loses 80% [77, 83] with identities in their place.")
+    assert ov.endswith("this part loses 5% [-2, 12] with identities in their place.")
+    assert more.startswith("With identity, this part loses more without one weight")
 
 
 def test_the_first_replacement_is_that_of_page_and_figures() -> None:

@@ -59,7 +59,7 @@ def test_players_can_be_unions_and_have_a_range_over_reparametrisations(
     assert set(study.sources["term"]) == {"content", "mask", "rope", "mask_x_rope", "position"}
     assert set(study.tables["controls"]["tokens"]) == {"text", "shuffled"}
     assert study.skip_keys == 1
-    players = study.players.query("layer == 1").set_index("player")
+    players = study.players.query("layer == 1 and replacement == 'identity'").set_index("player")
     assert tuple(players.index) == PLAYERS
     w_k = players.loc["w_k"]
     assert w_k["lost_reparametrised_min"] < w_k["lost_reparametrised_max"]
@@ -72,7 +72,7 @@ def test_players_without_a_source_have_a_base_with_which_they_add_up(
     study = run_ablations(loaded.model, tokens, players=["w_q", "w_k"], n_folds=5)
     added = sum(study.maps[f"shapley/{name}"] for name in ("w_q", "w_k", "base"))
     np.testing.assert_allclose(added, study.maps["pattern/all"], atol=1e-4)
-    players = study.players.query("layer == 1")
+    players = study.players.query("layer == 1 and replacement == 'identity'")
     assert list(players["player"]) == ["w_q", "w_k", "base"]
     assert players["share"].sum() == pytest.approx(1)
 

@@ -17,6 +17,7 @@ from nope_probe.runtime.folder import Run
 MANIFEST: dict[str, Any] = {
     "model": {"name": "some-model"},
     "conditions": ["mask+rope", "rope"],
+    "replacements": ["identity"],
     "player_sets": {"circuits": ["mask", "qk", "ov"]},
     "conjunctions": {"circuits": [1]},
     "settings": {"folds": 8},
@@ -48,7 +49,8 @@ def tables(amplitude: float = 0.5) -> dict[str, pd.DataFrame]:
     shares = {"content": 0.02, "mask": -0.12, "rope": 1.1, "mask_x_rope": 0.0, "position": 0.98}
     terms = [{"term": term, **interval("share", size, 0.01)} for term, size in shares.items()]
     players = [
-        {"player_set": "circuits", "player": player, **interval("lost", size, 0.1)}
+        {"player_set": "circuits", "player": player, "replacement": "identity"}
+        | interval("lost", size, 0.1)
         for player, size in (("mask", 0.05), ("qk", 0.9), ("ov", -0.4))
     ]
     parts = {"share": (1 / 3, 0.01), "alone": (0.1, 0.01), "amplification": (5.0, 0.5)}
@@ -75,17 +77,22 @@ def shown(capsys: pytest.CaptureFixture[str], tables: dict[str, pd.DataFrame]) -
 
 
 def test_the_headline_names_the_strongest_layer_its_sources_by_size_and_what_is_lost():
-    first, second = headline(MANIFEST, tables())
+    first, of_mask, qk, ov, signature = headline(MANIFEST, tables())
     assert first.startswith("In L1 of some-model")
     assert "0.50 nats RMS [0.40, 0.60]" in first
     assert "prefers far keys (rank correlation with the key's position -0.30)" in first
     rope, mask = first.index("RoPE 110% [109, 111]"), first.index("the causal mask -12% [-13, -11]")
     assert rope < mask < first.index("the content of the text 2% [1, 3]")
-    assert "loses 90% [80, 100] without the query-key circuit" in second
-    assert "grows by 40% [30, 50] without the value-output circuit" in second
-    assert "about 1/3: the signature of “all are needed”" in second
+    assert of_mask.endswith(" brings loses 5% [-5, 15] without the causal mask.")
+    assert qk.endswith(
+        "circuit (W_Q with W_K), this part loses 90% [80, 100] with identities in their place."
+    )
+    assert ov.startswith(
+        "Without the value-output circuit (W_V with W_O), this part grows by 40% [30, 50] "
+    )
+    assert "about 1/3 with identity: the signature of “all are needed”" in signature
     elsewhere = {**MANIFEST, "conjunctions": {"circuits": [0]}}
-    assert "signature" not in headline(elsewhere, tables())[1]
+    assert headline(elsewhere, tables())[1:] == [of_mask, qk, ov]
 
 
 def test_noise_is_not_called_a_pattern():
@@ -122,7 +129,7 @@ def test_players_are_listed_with_what_is_lost_alone_and_shared(capsys: pytest.Ca
     players.loc[players["player"] == "qk", ["alone", "amplification"]] = np.nan
     players.loc[players["layer"] == 0, PLAYER_NUMBERS] = np.nan
     text = " ".join(shown(capsys, given))
-    assert "% of the part of the pattern that the causal mask brings" in text
+    assert "The circuits (removed weights: identity), % of the part of the pattern that" in text
     assert "lost without alone Shapley share amplifies" in text
     assert "ov -40 [-50, -30] 10 [9, 11] 33 [32, 34] 5.0 [4.5, 5.5]" in text
     assert "L0 mask no pattern qk no pattern ov no pattern L1" in text
@@ -132,16 +139,20 @@ def test_players_are_listed_with_what_is_lost_alone_and_shared(capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("players", "subject"),
     [
-        (["mask", "rope", "qk"], "The part of the pattern that the causal mask and RoPE bring "),
-        (["mask", "qk", "ov"], "The part of the pattern that the causal mask brings "),
-        (["qk", "ov"], "The pattern "),
+        (["mask", "rope", "qk"], "The part of the pattern that the causal mask and RoPE bring"),
+        (["mask", "qk", "ov"], "The part of the pattern that the causal mask brings"),
+        (["qk", "ov"], "The pattern"),
     ],
 )
 def test_the_players_sentence_names_what_their_shares_are_of(players: list[str], subject: str):
     manifest, given = {**MANIFEST, "player_sets": {"circuits": players}}, tables()
-    assert headline(manifest, given)[1].startswith(f"{subject}loses")
-    given["players"]["share"] = np.nan
-    assert headline(manifest, given)[1].startswith(f"{subject}does not exceed the noise")
+    given["players"] = given["players"].query("player in @players")
+    subject_of_weights = f"{subject[0].lower()}{subject[1:]} loses 90%"
+    assert (f"{subject} loses" if "mask" in players else subject_of_weights) in "".join(
+        headline(manifest, given)[1]
+    )
+    given["players"] = given["players"].assign(lost=np.nan)
+    assert headline(manifest, given)[1].startswith(f"{subject} does not exceed the noise")
 
 
 def test_circuit_prints_the_measures_of_every_stage() -> None:

@@ -66,23 +66,40 @@ def players(*replacements: str) -> pd.DataFrame:
 
 
 def test_players_have_a_panel_per_quantity_and_a_row_per_replacement_on_the_same_scales() -> None:
-    titles = ["Shapley share", "lost without it", "there alone", "amplification"]
+    titles = ["lost without it", "amplification", "Shapley share", "there alone"]
     assert text_of(player_shares(players("identity")))[:4] == titles
     figure = player_shares(players("identity", "mean"))
-    assert text_of(figure)[1:8:4] == ["identity: lost without it", "mean: lost without it"]
+    assert text_of(figure)[0:8:4] == ["identity: lost without it", "mean: lost without it"]
     masks = [trace for trace in figure.data if trace.name == "causal mask"]
-    assert [trace.y[0] for trace in masks] == [0.5, 0.9, 0.1, 2.0, 0.5, 0.3, 0.1, 2.0]
+    assert [trace.y[0] for trace in masks] == [0.9, 2.0, 0.5, 0.1, 0.3, 2.0, 0.5, 0.1]
     assert [trace.error_y.array[0] for trace in masks] == pytest.approx([0.1] * 8)
     assert {trace.marker.color for trace in masks} == {TABLE["mask"].colour}
     assert {trace.marker.symbol for trace in masks} == {TABLE["mask"].marker}
     weights = [trace.yaxis for trace in figure.data if trace.name == "W_Q"]
-    assert weights == ["y", "y2", "y4", "y5", "y6", "y8"], "a weight is not drawn alone"
+    assert weights == ["y", "y2", "y3", "y5", "y6", "y7"], "a weight is not drawn alone"
     marks = [note for note in figure.layout.annotations if note.text == "no pattern"]
-    assert {(note.x, note.xref) for note in marks} == {(1, "x"), (1, "x5")}
+    assert {(note.x, note.xref) for note in marks} == {(1, "x3"), (1, "x7")}
     assert [figure.layout[f"yaxis{i}"].matches for i in (5, 6, 7, 8)] == ["y", "y2", "y3", "y4"]
     assert figure.layout.yaxis6.domain[1] < figure.layout.yaxis2.domain[0]
-    np.testing.assert_allclose(figure.layout.yaxis2.range, [0, 1.0 * 1.05])
-    np.testing.assert_allclose(figure.layout.yaxis8.range, [0, 2.1 * 1.05])
+    np.testing.assert_allclose(figure.layout.yaxis.range, [0, 1.0 * 1.05])
+    np.testing.assert_allclose(figure.layout.yaxis6.range, [0, 2.1 * 1.05])
+
+
+def test_losses_alone_stand_below_those_of_a_replacement_with_shares() -> None:
+    table = players("identity", "mean")
+    shares = [name for name in table if name.startswith(("share", "alone"))]
+    table.loc[table["replacement"] == "mean", shares] = np.nan
+    figure = player_shares(table[(table["replacement"] == "identity") | (table["player"] == "w_q")])
+    titles = ["mean: lost without it", "mean: amplification"]
+    assert text_of(figure)[4:6] == titles
+    assert [figure.layout[f"yaxis{i}"].matches for i in (5, 6)] == ["y", "y2"]
+    assert figure.layout.xaxis5.domain == figure.layout.xaxis.domain
+    assert {trace.yaxis for trace in figure.data if trace.name == "causal mask"} <= {
+        "y",
+        "y2",
+        "y3",
+        "y4",
+    }
 
 
 def interaction_rows(half: float, **shares: float) -> pd.DataFrame:

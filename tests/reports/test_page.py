@@ -52,7 +52,7 @@ def tables(layers: int) -> dict[str, pd.DataFrame]:
         return pd.DataFrame([{"layer": i, **key, **row} for i in range(layers) for key in keys])
 
     players = [
-        {"player_set": name, "player": player}
+        {"player_set": name, "player": player, "replacement": "identity"}
         for name, players in PLAYER_SETS.items()
         for player in players
     ]

@@ -9,19 +9,29 @@ from typing import Any
 
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.analyses.attribution import LayerAttribution, attribute
+from nope_probe.analyses.attribution import (
+    LayerAttribution,
+    LayerPlayers,
+    attribute,
+    attribute_losses,
+)
 from nope_probe.analyses.contrasts import contrast_map
 from nope_probe.analyses.jackknife import mean_intervals
 from nope_probe.analyses.pattern import Measures, layer_folds, measure
 from nope_probe.analyses.pattern_changes import KeptPattern, MaskEffect, mask_effect
-from nope_probe.analyses.pattern_rows import distance_sums, pattern_distance_sums
+from nope_probe.analyses.pattern_rows import (
+    bin_of_offset,
+    distance_sums,
+    offset_bins,
+    pattern_distance_sums,
+)
 from nope_probe.analyses.shapley import INTACT, MASK, Condition, source_terms
 from nope_probe.analyses.splits import split_mean_covariance
 from nope_probe.analyses.trends import query_stride
-from nope_probe.components import Replacement
+from nope_probe.components import Replacement, phrase
 from nope_probe.data.sequences import Kind
 from nope_probe.experiments.ablation.maps import RunMaps, write_folds, write_maps
 from nope_probe.experiments.ablation.plan import ConditionMaps, Measured, Plan
@@ -34,9 +44,11 @@ from nope_probe.experiments.tables import (
     non_relative_table,
     players_table,
     profiles_table,
+    queries_table,
     sources_table,
     term_table,
 )
+from nope_probe.experiments.wording import listed
 from nope_probe.maps.centred import KeptCells
 from nope_probe.maps.rows import row_blocks
 from nope_probe.maps.stored_maps import StoredMaps, shared_cells, windows_of
@@ -45,11 +57,20 @@ from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 
-Means = Float[Tensor, "fold layer offset"]
+Sums = Float[Tensor, "fold layer distance"]
 
 
-def analyse(session: Session[RunSettings], plan: Plan, measured: Measured) -> Run:
-    """Attribute the positional pattern of every layer, and return the run."""
+def analyse(
+    session: Session[RunSettings], plan: Plan, measured: Measured, waiting: str = ""
+) -> Run:
+    """Attribute the positional pattern of every layer, and return the run.
+
+    Args:
+        session: the run in progress.
+        plan: the conditions.
+        measured: their score maps.
+        waiting: what the page says first, if some conditions are still being run.
+    """
     inputs, skip_keys = session.sequences(), session.settings.n_skipped(session.sequences())
     analysis = Analysis(plan=plan, measured=measured, tokens=inputs.kind, skip_keys=skip_keys)
     maps, folds = (session.checkpoint.scratch(name) for name in ("maps", "folds"))
@@ -61,6 +82,7 @@ def analyse(session: Session[RunSettings], plan: Plan, measured: Measured) -> Ru
         "query_stride": query_stride(len(measured.intact.query_positions)),
         "layers": list(plan.layers),
         "windows": windows_of(layer_folds(measured.intact)),
+        "lengths": session.settings.stated_lengths(),
         **analysis.record(),
     }
     run = Run(
@@ -69,9 +91,27 @@ def analyse(session: Session[RunSettings], plan: Plan, measured: Measured) -> Ru
         files={"maps.safetensors": maps, "folds.safetensors": folds},
         tables=analysis.tables(),
     )
-    explorer = explorer_of(measured.maps, plan.switches, skip_keys, analysis.kept_patterns())
+    replacement = plan.substitutes[0].replacement if plan.removes_weights else ""
+    explorer = explorer_of(
+        measured.maps, plan.switches, skip_keys, analysis.kept_patterns(), replacement
+    )
     shown = report(replace(run, arrays={"maps": StoredArrays(maps)}), explorer)
+    if waiting:
+        shown = replace(shown, headline=[waiting, *shown.headline])
     return replace(run, page=shown.html(manifest))
+
+
+def first_page(session: Session[RunSettings], plan: Plan, measured: Measured) -> str:
+    """Return the page of the sources and the exact terms, while the players are still run."""
+    players = [player.name for players in plan.player_sets for player in players.players]
+    running = listed([phrase(name) for name in dict.fromkeys(players) if name not in plan.sources])
+    n_left = len(plan.conditions) - len(plan.of_sources)
+    n_left += sum(len({*plan.checked(by).values()}) for by in plan.checks)
+    waiting = (
+        f"Still running: {n_left} models without {running}. Reload this page when the command has "
+        "ended. If the command was interrupted, run it again: it goes on from here."
+    )
+    return analyse(session, plan.sources_alone, measured, waiting).page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +144,14 @@ class Analysis:
             skip_keys=self.skip_keys,
         )
 
+    def _losses(self) -> dict[Replacement, list[LayerPlayers]]:
+        """Return what is lost without each weight under the replacements that only check this."""
+        sources = {condition: self.measured.maps[condition] for condition in self.plan.of_sources}
+        return {
+            name: attribute_losses(sources | maps, self.plan.player_sets, self.skip_keys)
+            for name, maps in self.measured.checks.items()
+        }
+
     @cached_property
     def measures(self) -> dict[Condition, list[Measures]]:
         """Per condition, the measures of each layer's pattern."""
@@ -114,7 +162,9 @@ class Analysis:
         again = [self._attributed(maps, first=1) for maps in self.measured.reparametrised]
         first = self.plan.substitutes[0].replacement
         others = {name: self._attributed(maps) for name, maps in self.measured.others.items()}
-        players = {name: players_table(layers) for name, layers in others.items()}
+        players = {
+            name: players_table(layers) for name, layers in (others | self._losses()).items()
+        }
         interactions = {name: interactions_table(layers) for name, layers in others.items()}
         return {
             "sources": sources_table(self.layers),
@@ -131,6 +181,9 @@ class Analysis:
             "controls": self._controls_table(),
             "mean_covariance": self._mean_covariance_table(),
             "offsets": self._offsets_table(),
+            "queries": queries_table(
+                layer_folds(self.measured.intact), self.measured.intact.counts, self.skip_keys
+            ),
         }
 
     def record(self) -> dict[str, Any]:
@@ -141,7 +194,7 @@ class Analysis:
             "layer_passes": self.measured.layer_passes,
             "gains": gains.get("identity"),
             "gains_random": gains.get("random"),
-            "replacements": [each.replacement for each in plan.substitutes],
+            "replacements": [each.replacement for each in (*plan.substitutes, *plan.checks)],
             "player_sets": {each.name: [p.name for p in each.players] for each in plan.player_sets},
             "conditions": [plan.name(condition) for condition in plan.conditions],
             "positional_sources": list(plan.sources),
@@ -218,38 +271,50 @@ class Analysis:
         contrasts, intact = source_terms(self.plan.sources), self.measured.intact
         needed = {INTACT, *(condition for term in contrasts.values() for condition in term)}
         cells = [shared_cells([layer.folds], self.skip_keys) for layer in intact.layers]
-        patterns = {key: _pattern_means(self.measured.maps[key], cells) for key in needed}
-        terms = {"score": _score_means(intact, cells), "all": patterns[INTACT]}
+        n_offsets = intact.n - 1 - self.skip_keys
+        bins = offset_bins(n_offsets, self.plan.offset_bins)
+        patterns = {
+            key: _means(_pattern_sums(self.measured.maps[key], cells), cells, bins)
+            for key in needed
+        }
+        terms = {"score": _means(_score_sums(intact, cells), cells, bins), "all": patterns[INTACT]}
         terms |= {name: contrast_map(term, patterns) for name, term in contrasts.items()}
         profiles = {name: mean_intervals(means, intact.counts) for name, means in terms.items()}
-        return profiles_table(profiles, self.plan.layers)
+        return profiles_table(profiles, self.plan.layers, bins, n_offsets)
 
 
-def _pattern_means(maps: StoredMaps, cells: Sequence[KeptCells]) -> Means:
-    """Return the means of fold patterns at each distance, on the kept cells of each layer."""
+def _pattern_sums(maps: StoredMaps, cells: Sequence[KeptCells]) -> Sums:
+    """Return the sums of fold patterns at each distance, on the kept cells of each layer."""
     sums = [
         pattern_distance_sums(layer.folds, kept)
         for layer, kept in zip(maps.layers, cells, strict=True)
     ]
-    return _means(torch.stack(sums, 1), cells)
+    return torch.stack(sums, 1)
 
 
-def _score_means(maps: StoredMaps, cells: Sequence[KeptCells]) -> Means:
-    """Return the means of fold scores at each distance, on the kept cells of each layer."""
+def _score_sums(maps: StoredMaps, cells: Sequence[KeptCells]) -> Sums:
+    """Return the sums of fold scores at each distance, on the kept cells of each layer."""
     sums = torch.zeros(len(maps.counts), len(maps.layers), maps.n, dtype=torch.float64)
     for index, layer in enumerate(maps.layers):
         for start, stop in row_blocks(maps.query_positions, maps.n, len(maps.counts)):
             rows = layer.folds.rows(start, stop).double()
             kept = rows.where(cells[index].rows(start, stop), 0.0)
             sums[:, index] += distance_sums(kept, start, maps.n)
-    return _means(sums, cells)
+    return sums
 
 
-def _means(sums: Float[Tensor, "fold layer distance"], cells: Sequence[KeptCells]) -> Means:
-    """Return means from sums; NaN at distances of which a layer's window hides all cells."""
-    n_offsets = sums.shape[-1] - 1 - cells[0].skip_keys
+def _means(
+    sums: Sums, cells: Sequence[KeptCells], bins: Int[Tensor, " bin"]
+) -> Float[Tensor, "fold layer bin"]:
+    """Return means from sums; NaN in bins of which a layer's window hides all cells."""
+    offsets = torch.arange(1, sums.shape[-1] - cells[0].skip_keys)
+    place = bin_of_offset(offsets, bins)
     counts = torch.stack([kept.by_distance for kept in cells])
-    return (sums / counts)[..., 1 : n_offsets + 1]
+    in_bins, known = (
+        torch.zeros(*x.shape[:-1], len(bins), dtype=x.dtype).index_add_(-1, place, x[..., offsets])
+        for x in (sums, counts)
+    )
+    return in_bins / known
 
 
 def side_by_side(tables: Mapping[Replacement, pd.DataFrame]) -> pd.DataFrame:

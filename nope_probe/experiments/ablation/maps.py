@@ -31,9 +31,10 @@ class RunMaps:
     `mean_covariance/<term>` are score maps; `pattern/all`, `pattern/mean_term`,
     `pattern/covariance_term`, `source/<term>` and `shapley/<player>` (of further player sets
     `shapley_<set>/<player>`, of further replacements these with `_<replacement>` before the slash)
-    are patterns. The Shapley maps of a set, with that of `base` where no source plays, add up to
-    the positional part of the pattern. Where they do not have the rows of all queries,
-    `query_positions` are the queries of the rows.
+    are patterns; of replacements that only tell what is lost there are score maps alone. The
+    Shapley maps of a set, with that of `base` where no source plays, add up to the positional part
+    of the pattern. Where maps do not have the rows of all queries, `query_positions` are the
+    queries of their rows.
 
     Args:
         plan: the conditions.
@@ -132,7 +133,7 @@ def _shapley_contrasts(plan: Plan, suffix: str = "") -> dict[str, Contrast]:
 def named_scores(plan: Plan, measured: Measured) -> dict[str, StoredMaps]:
     """Return the score maps of all conditions by their names in a run."""
     named = {f"score/{plan.name(condition)}": each for condition, each in measured.maps.items()}
-    for replacement, others in measured.others.items():
+    for replacement, others in (*measured.others.items(), *measured.checks.items()):
         for condition, each in others.items():
             named[f"score_{replacement}/{plan.name(condition)}"] = each
     return named

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Literal
 
 import torch
 
+from nope_probe.analyses.attribution import losses_need
 from nope_probe.analyses.positions import MIN_FOLDS
 from nope_probe.analyses.shapley import INTACT, MASK, Condition, PlayerSet, player_set
 from nope_probe.components import (
@@ -16,6 +17,7 @@ from nope_probe.components import (
     ROPE_HALVES,
     SOURCES,
     WEIGHTS,
+    WITH_GAIN,
     Ablation,
     Component,
     Replacement,
@@ -49,9 +51,12 @@ class Plan:
         conditions: the components removed in each condition, the intact model first.
         layers: the numbers of the layers to map.
         substitutes: what stands for removed weights; each in turn.
+        checks: what stands for them in turn in those conditions alone that tell what is lost
+            without each weight.
         scope: whether to remove, for a layer's scores, in the layers before it (`upstream`), in
             itself (`own`), or in both.
         reparametrise: in how many random reparametrisations to run the first player set.
+        offset_bins: which distances share a mean; see `offset_bins`.
         left_out: components that by default are no sources or players here, and why.
     """
 
@@ -60,8 +65,10 @@ class Plan:
     conditions: tuple[Condition, ...]
     layers: tuple[int, ...] = (0,)
     substitutes: tuple[Substitute, ...] = (Substitute(),)
+    checks: tuple[Substitute, ...] = ()
     scope: Scope = "both"
     reparametrise: int = 0
+    offset_bins: Literal["auto", "all"] = "auto"
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -85,12 +92,35 @@ class Plan:
     def ablations(self) -> list[Ablation]:
         """The removal of all that some condition removes and calibrates, by each substitute."""
         calibrated = {name for name in self.removable if name in WEIGHTS or writer_of(name)}
-        return [each.without(calibrated) for each in self.substitutes]
+        return [each.without(calibrated) for each in (*self.substitutes, *self.checks)]
+
+    @property
+    def of_sources(self) -> list[Condition]:
+        """The conditions that remove sources alone, the intact model first: they are run first."""
+        return [condition for condition in self.conditions if condition <= {*self.sources}]
+
+    @property
+    def sources_alone(self) -> Plan:
+        """The part of the plan that needs the sources' conditions alone."""
+        return replace(self, player_sets=(), conditions=tuple(self.of_sources), checks=())
 
     @property
     def replacing(self) -> list[Condition]:
         """The conditions that replace a weight."""
         return [condition for condition in self.conditions if condition & {*WEIGHTS}]
+
+    def checked(self, by: Substitute) -> dict[Condition, Condition]:
+        """Return the conditions that tell what is lost, and the one that is run for each.
+
+        Without W_O, whose place a constant takes, it does not matter what W_V is.
+        """
+        needed = losses_need(self.player_sets)
+        is_constant = by.replacement not in WITH_GAIN
+        return {
+            condition: condition - {"w_v"} if is_constant and "w_o" in condition else condition
+            for condition in self.replacing
+            if condition in needed
+        }
 
     def name(self, condition: Condition) -> str:
         """Return a condition's name: what it keeps of the removable components.
@@ -126,9 +156,14 @@ class Plan:
     def keys(self, has_shuffled: bool) -> list[str]:
         """Return the checkpoint's keys of all passes, in the order in which they are run."""
         gains = ["gains"] * any(ablation.needs_calibration for ablation in self.ablations)
-        keys = [*gains, *self._keys("score", self.conditions)]
+        first = self.of_sources
+        others = [condition for condition in self.conditions if condition not in first]
+        keys = [*self._keys("score", first), *gains, *self._keys("score", others)]
         for substitute in self.substitutes[1:]:
             keys += self._keys(f"score-{substitute.replacement}", self.replacing)
+        for substitute in self.checks:
+            run = dict.fromkeys(self.checked(substitute).values())
+            keys += self._keys(f"score-{substitute.replacement}", [*run])
         if has_shuffled:
             keys += self._keys("shuffled", (INTACT, MASK))
         for index in range(self.reparametrise):
@@ -226,6 +261,7 @@ class Measured:
             with their mean term, where scores are q.k.
         gains: gains and means of the replacements, where weights are removed and need them.
         others: per further replacement, the conditions that replace weights.
+        checks: per replacement of the plan's `checks`, those that tell what is lost.
         shuffled: of the intact model and the one without mask on shuffled tokens, if wanted.
         reparametrised: of the first player set's conditions, per reparametrisation.
         layer_passes: passes of one batch through one block, up to its scores or whole: how many
@@ -235,8 +271,9 @@ class Measured:
     """
 
     maps: ConditionMaps
-    gains: Calibration | None
+    gains: Calibration | None = None
     others: dict[Replacement, ConditionMaps] = field(default_factory=dict)
+    checks: dict[Replacement, ConditionMaps] = field(default_factory=dict)
     shuffled: ConditionMaps = field(default_factory=dict)
     reparametrised: tuple[ConditionMaps, ...] = ()
     layer_passes: dict[str, int] = field(default_factory=dict)
@@ -253,6 +290,7 @@ def measure_conditions(
     plan: Plan,
     shuffled: Sequences | None = None,
     max_residual_bytes: int = GIGABYTE,
+    show_sources: Callable[[Measured], None] | None = None,
 ) -> Measured:
     """Return the score maps of all conditions.
 
@@ -262,18 +300,31 @@ def measure_conditions(
         shuffled: the same sequences with their tokens permuted, if they are a control.
         max_residual_bytes: how much of the residual streams to keep that several passes share;
             with the scope `both`, no two conditions share any.
+        show_sources: called with the maps of the sources' conditions, before the players' are run.
 
     Raises:
         UserError: for a non-finite score.
     """
     residuals = ResidualCache(0 if plan.scope == "both" else max_residual_bytes)
-    engine = replace(engine, residuals=residuals).calibrated("gains", plan.ablations)
+    engine, first = replace(engine, residuals=residuals), plan.of_sources
     maps = {INTACT: _intact_maps(engine, plan)}
-    maps |= _maps_of(engine, plan, "score", plan.conditions[1:])
-    others = {
-        each.replacement: _maps_of(engine, plan, f"score-{each.replacement}", plan.replacing, each)
-        for each in plan.substitutes[1:]
-    }
+    maps |= _maps_of(engine, plan, "score", first[1:])
+    positions = _positions(engine, maps[INTACT])
+    rest = [condition for condition in plan.conditions if condition not in first]
+    if rest and show_sources is not None:
+        show_sources(Measured(maps=dict(maps), positions=positions))
+    engine = engine.calibrated("gains", plan.ablations)
+    maps |= _maps_of(engine, plan, "score", rest)
+
+    def replaced(by: Substitute, conditions: Sequence[Condition]) -> ConditionMaps:
+        return _maps_of(engine, plan, f"score-{by.replacement}", conditions, by)
+
+    others = {by.replacement: replaced(by, plan.replacing) for by in plan.substitutes[1:]}
+    checks = {}
+    for by in plan.checks:
+        checked = plan.checked(by)
+        run = replaced(by, list(dict.fromkeys(checked.values())))
+        checks[by.replacement] = {condition: run[same] for condition, same in checked.items()}
     controls: ConditionMaps = {}
     if shuffled is not None:
         residuals.clear()
@@ -282,10 +333,11 @@ def measure_conditions(
         maps=maps,
         gains=engine.calibration,
         others=others,
+        checks=checks,
         shuffled=controls,
         reparametrised=tuple(_reparametrisations(engine, plan, residuals)),
         layer_passes={"run": residuals.n_run, "needed": residuals.n_needed},
-        positions=_positions(engine, maps[INTACT]),
+        positions=positions,
     )
 
 

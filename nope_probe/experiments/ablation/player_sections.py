@@ -1,21 +1,32 @@
 """What a run of `ablate` shows of players: shares, interactions, Shapley maps, per replacement.
 
-Findings take tables with one replacement. What has an interval around zero counts as noise.
+What a heading or sentence says of a weight holds under all replacements, or names them. What has an
+interval around zero counts as noise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
 from nope_probe.analyses.shapley import player
-from nope_probe.components import TABLE, phrase, words
-from nope_probe.experiments.sections import with_intervals
+from nope_probe.components import (
+    CIRCUITS,
+    TABLE,
+    WITH_GAIN,
+    Replacement,
+    phrase,
+    stand_in,
+    weights_of,
+    words,
+)
+from nope_probe.experiments.sections import lengths_of, with_intervals
 from nope_probe.experiments.wording import (
     NOISE,
     capitalised,
@@ -27,7 +38,7 @@ from nope_probe.experiments.wording import (
     strongest,
 )
 from nope_probe.figures import shares
-from nope_probe.figures.intervals import interval_of, interval_text, percent
+from nope_probe.figures.intervals import ValueAndBounds, interval_of, interval_text, percent
 from nope_probe.figures.maps import term_maps
 from nope_probe.figures.words import numbered_layers
 from nope_probe.maps.downsample import Pooled, pool
@@ -36,6 +47,7 @@ from nope_probe.reports.page import Section, positions
 from nope_probe.runtime.folder import Run
 
 NEEDED = 0.1  # lost without a player that is needed, at least
+CLEARLY = 0.05  # of the pattern: by how much more a weight takes than its circuit
 NAMED = 3  # players in a heading
 PLAYER_SETS = {"circuits": "shapley_circuits", "players": "shapley"}  # and their maps
 SHAPLEY = tuple(PLAYER_SETS.values())
@@ -61,7 +73,7 @@ class Findings:
 
     def __init__(self, run: Run) -> None:
         self.manifest, self.maps = run.manifest, run.arrays.get("maps", {})
-        self.query_positions = run.query_positions
+        self.query_positions, self.lengths = run.query_positions, lengths_of(run)
         self.intact = str(self.manifest["conditions"][0])
         self.replacements = self.manifest.get("replacements", ["identity"])
         self.several = {name: table for name, table in run.tables.items() if len(table)}
@@ -127,6 +139,17 @@ class Findings:
         """Return the rows of a table that are of the first replacement."""
         return self.of(table, self.replacements[0])
 
+    @property
+    def replaced(self) -> list[str]:
+        """What removed weights were replaced by; nothing where no weight plays."""
+        plays = any(self.weights(name) for name in self.manifest["player_sets"])
+        return list(self.replacements) if plays else []
+
+    def weights(self, player_set: str) -> list[str]:
+        """Return the players of a set that hold a weight."""
+        members = self.manifest["player_sets"].get(player_set, [])
+        return [name for name in members if player(name).has_weight]
+
     def conjunctions(self, player_set: str) -> Sequence[int]:
         """Return the layers in which all players of a set have about the same share."""
         return list(self.manifest.get("conjunctions", {}).get(player_set, []))
@@ -147,51 +170,63 @@ def _order(key: str) -> tuple[int, list[int], str]:
 
 def player_sections(found: Findings) -> Iterator[Section]:
     """Yield the sections of each player set: shares, interactions, and last the Shapley maps."""
-    replaced = rows_note = ""
-    if len(found.replacements) > 1:
-        replaced = f" ({found.replacements[0]})"
-        kinds = listed(found.replacements)
-        rows_note = f" One row or panel per replacement of removed weights: {kinds}."
     for player_set in PLAYER_SETS:
         table = found.rows("players", player_set)
         if table is not None:
             players = list(dict.fromkeys(table["player"]))
             yield Section(
-                title=player_finding(found.first(table), found.layer, player_set) + replaced,
+                title=player_finding(table, found.layer, player_set),
                 figure=partial(shares.player_shares, table),
                 caption=f"{notes.POSITIONAL_PART} Lost without it: the player is needed. There "
                 "alone: the source is enough. Amplification: the strength with the player, over "
                 "that without, where any is left. A weight can amplify and is never a source. "
                 + conjunction_note(players, found.conjunctions(player_set))
-                + rows_note,
+                + _rows_note(found, table),
                 table=_blank_where_undefined(table.drop(columns="player_set")),
             )
         table = found.rows("interactions", player_set)
         if table is not None:
             yield Section(
-                title=interaction_finding(found.first(table), found.layer, player_set) + replaced,
+                title=interaction_finding(
+                    found.first(table), found.layer, _topic(found, player_set)
+                ),
                 figure=partial(shares.interactions, table, layer=found.shown),
                 caption="The share of that part that appears only when all players of a row are "
                 "kept, beyond what fewer of them bring. A bar across zero may be zero. Weights "
-                f"without a source have none.{rows_note}",
+                f"without a source have none.{_rows_note(found, table)}",
             )
     for player_set, group in PLAYER_SETS.items():
         table = found.rows("players", player_set)
         if table is not None:
             yield Section(
-                title=f"Shapley maps of the {player_set}",
+                title=f"Shapley maps of the {_topic(found, player_set)}",
                 figure=partial(_shapley_figure, found, table, group),
                 caption="What a player adds on average over all orders in which players can join. "
                 "The maps of a row add up to its first, the part of the positional pattern that "
-                f"the sources bring.{rows_note}",
+                f"the sources bring.{_rows_note(found, table.dropna(subset=['share']))}",
             )
+
+
+def _topic(found: Findings, player_set: str) -> str:
+    """Return a player set's name, and what stands in for removed weights in its figures."""
+    if not found.weights(player_set):
+        return player_set
+    return f"{player_set} (removed weights: {found.replacements[0]})"
+
+
+def _rows_note(found: Findings, table: pd.DataFrame) -> str:
+    """Return what stands in for removed weights in a figure of players."""
+    kinds = [kind for kind in found.replaced if kind in set(table.get("replacement", ()))]
+    if len(kinds) > 1:
+        return f" One row or panel per replacement of removed weights: {listed(kinds)}."
+    return f" Removed weights are replaced by {kinds[0]}." if kinds else ""
 
 
 def _shapley_figure(found: Findings, table: pd.DataFrame, group: str) -> go.Figure:
     """Draw a player set's Shapley maps, and before them their sum, a row per replacement."""
     drawn: dict[str, Pooled] = {}
     flat: dict[str, list[int]] = {}
-    n_rows = 0
+    n_rows, several = 0, any(found.terms(f"{group}_{kind}") for kind in found.replacements[1:])
     for kind in found.replacements:
         maps = found.terms(group if kind == found.replacements[0] else f"{group}_{kind}")
         if not maps:
@@ -203,7 +238,7 @@ def _shapley_figure(found: Findings, table: pd.DataFrame, group: str) -> go.Figu
         total = np.sum([each.values for each in maps.values()], axis=0)
         maps = {"position": replace(next(iter(maps.values())), values=total), **maps}
         for name, values in maps.items():
-            shown = f"{kind}: {words(name)}" if len(found.replacements) > 1 else name
+            shown = f"{kind}: {words(name)}" if several else name
             drawn[shown], flat[shown] = values, noise.get(name, [])
     return term_maps(
         drawn,
@@ -216,11 +251,12 @@ def _shapley_figure(found: Findings, table: pd.DataFrame, group: str) -> go.Figu
 
 
 def _blank_where_undefined(players: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of players with blanks where a number is undefined though there is a share.
+    """Return the table of players with blanks where a number is undefined, or was not measured.
 
     The other empty cells are those of a layer without pattern.
     """
-    blank = players.isna() & players["share"].notna().to_numpy()[:, None]
+    known = players[["share", "lost"]].notna().any(axis=1)
+    blank = players.isna() & known.to_numpy()[:, None]
     return players.astype(object).mask(blank, "")
 
 
@@ -241,27 +277,43 @@ def conjunction_note(players: Sequence[str], layers: Sequence[int]) -> str:
 
 
 def player_finding(players: pd.DataFrame, layer: int | None, player_set: str) -> str:
-    """Return without which players the strongest layer keeps how much of its positional part."""
-    topic = capitalised(player_set)
-    if layer is None or of_layer(players, layer)["lost"].isna().all():
+    """Return what the strongest layer's positional part loses without players, needed ones first.
+
+    A weight is named with what is lost under each replacement, if it is needed under all of them.
+
+    Args:
+        players: `players.csv` of one player set.
+        layer: the layer with the strongest pattern, if there is one.
+        player_set: its name.
+    """
+    topic, rows = capitalised(player_set), of_layer(players, layer)
+    losses = losses_of(rows)
+    if rows["lost"].isna().all():
         return f"{topic}: what the positional part needs is {NOISE}"
-    rows = of_layer(players, layer)
-    # Of players without which nothing is kept, the first are the sources.
-    lost = rows["lost"].clip(upper=1).round(2).sort_values(ascending=False, kind="stable")
-    needed = rows.loc[lost.index][lambda each: each["lost_low"] > NEEDED]
-    if needed.empty:
-        return f"{topic}: L{layer}'s positional part needs none of them"
-    first, *others = [
-        (phrase(row["player"]), percents(max(0.0, 1 - row["lost"])))
-        for _, row in needed[:NAMED].iterrows()
+    needed = [loss for loss in losses if loss.verdict == "needed"]
+    needed.sort(key=lambda loss: -round(loss.least, 2))
+    texts = [
+        f"{' or '.join(loss.percents())} without {phrase(loss.player)}" for loss in needed[:NAMED]
     ]
-    text = f"{topic}: without {first[0]} L{layer} keeps {first[1]} of its positional part"
-    return text + "".join(f", without {name} {kept}" for name, kept in others)
+    text = f"L{layer}'s positional part needs none of them"
+    if needed:
+        text = f"L{layer}'s positional part loses {', '.join(texts)}"
+    unclear = [loss for loss in losses if loss.verdict not in SETTLED]
+    if unclear:
+        names = listed([phrase(loss.player) for loss in unclear])
+        text += f"; {listed(unclear[0].kinds)} disagree on {names}"
+    return f"{topic}: {text}"
 
 
-def interaction_finding(interactions: pd.DataFrame, layer: int | None, player_set: str) -> str:
-    """Return what players of the strongest layer bring only together, or take away."""
-    topic = f"Interactions of the {player_set}"
+def interaction_finding(interactions: pd.DataFrame, layer: int | None, topic: str) -> str:
+    """Return what players of the strongest layer bring only together, or take away.
+
+    Args:
+        interactions: `interactions.csv` of one player set and replacement.
+        layer: the layer with the strongest pattern, if there is one.
+        topic: the player set, with what stands in for removed weights.
+    """
+    topic = f"Interactions of the {topic}"
     rows = of_layer(interactions, layer)
     clear = rows[(rows["share_low"] > 0) | (rows["share_high"] < 0)]
     if clear.empty:
@@ -273,24 +325,175 @@ def interaction_finding(interactions: pd.DataFrame, layer: int | None, player_se
     return f"{topic}: {name} together take {share} off L{layer}'s positional part"
 
 
-def player_sentence(found: Findings) -> str:
-    """Return what the strongest layer's positional part loses without each player."""
-    sets = found.manifest["player_sets"]
-    player_set = "circuits" if "circuits" in sets else "players"
-    rows = of_layer(found.tables["players"], found.layer).query("player_set == @player_set")
-    subject = _positional_part(sets[player_set])
-    if rows["share"].isna().all():
-        return f"{subject} does not exceed the noise: its players have no shares."
-    changes = [
-        f"{_change(row)} without {phrase(row['player'])}"
-        for _, row in rows.dropna(subset=["lost"]).sort_values("lost", ascending=False).iterrows()
-    ]
-    text = f"{subject} {', '.join(changes)}."
-    if found.layer in found.conjunctions(player_set):
-        text += (
-            f" Each player's Shapley share is about 1/{len(sets[player_set])}: {notes.CONJUNCTION}."
+Verdict = Literal["needed", "not needed", "direction", "content", "unclear", "replacement"]
+SETTLED = ("needed", "not needed")  # by all replacements
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """What one layer's positional part loses without a player, under each replacement.
+
+    Attributes:
+        player: its name.
+        by_kind: per replacement of removed weights, the share that is lost with its bounds; one
+            entry, under None, for a player that holds no weight.
+    """
+
+    player: str
+    by_kind: Mapping[Replacement | None, ValueAndBounds]
+
+    @property
+    def kinds(self) -> list[str]:
+        """The replacements of removed weights."""
+        return [kind for kind in self.by_kind if kind is not None]
+
+    @property
+    def least(self) -> float:
+        """The least that is lost."""
+        return min(value for value, _, _ in self.by_kind.values())
+
+    @property
+    def most(self) -> float:
+        """The most that is lost."""
+        return max(value for value, _, _ in self.by_kind.values())
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the replacements say together; a player is needed where a tenth or more is lost."""
+        needed = {kind for kind, (_, low, _) in self.by_kind.items() if low > NEEDED}
+        others = {*self.by_kind} - needed
+        if not (needed and others):
+            return "needed" if needed else "not needed"
+        if min(self.by_kind[k][1] for k in needed) <= max(self.by_kind[k][2] for k in others):
+            return "unclear"
+        if needed <= {*WITH_GAIN} and others == {"mean"}:
+            return "direction"
+        return "content" if others <= {*WITH_GAIN} else "replacement"
+
+    def percents(self) -> list[str]:
+        """Return what is lost under each replacement, which is named."""
+        return [
+            percents(value) + (f" ({kind})" if kind else "")
+            for kind, (value, _, _) in self.by_kind.items()
+        ]
+
+    def changes(self) -> str:
+        """Return what is lost without the player, with what stands in for its weights."""
+        first, *others = (
+            _change(interval) + (f" with {stand_in(self.player, kind)}" if kind else "")
+            for kind, interval in self.by_kind.items()
         )
-    return text
+        verb = first.partition(" ")[0]
+        return listed([first, *(other.removeprefix(f"{verb} ") for other in others)])
+
+
+def weight_sentences(losses: Sequence[Loss], subject: str) -> Iterator[str]:
+    """Yield what a layer loses without weights, a sentence for all that have one verdict.
+
+    Args:
+        losses: of players that hold weights.
+        subject: what loses it.
+    """
+    for verdict in dict.fromkeys(loss.verdict for loss in losses):
+        alike = [loss for loss in losses if loss.verdict == verdict]
+        parts = [
+            f"without {phrase(loss.player)}, {who} {loss.changes()}"
+            for loss, who in zip(alike, [subject, *["it"] * len(alike)], strict=False)
+        ]
+        yield f"{capitalised('; '.join(parts))}{_conclusion(verdict, alike)}."
+
+
+def _conclusion(verdict: Verdict, alike: Sequence[Loss]) -> str:
+    """Return what a verdict says of some players; nothing where there is one replacement."""
+    kinds = alike[0].kinds
+    if len(kinds) < 2:
+        return ""
+    weights = list(dict.fromkeys(weight for loss in alike for weight in weights_of(loss.player)))
+    players = [
+        f"the {words(each.player)}" if each.player in CIRCUITS else words(each.player)
+        for each in alike
+    ]
+    several = len(weights) > 1
+    own, reads = ("their", "they read") if several else ("its", "it reads")
+    names, verb = listed([words(weight) for weight in weights]), "is" if len(alike) == 1 else "are"
+    says = {
+        "needed": f"{listed(players)} {verb} needed, by {listed(kinds)}",
+        "not needed": f"{listed(players)} {verb} not needed, by {listed(kinds)}",
+        "direction": f"of {names} the direction of {own} mean matters, not what {reads}",
+        "content": f"what passes through {names} matters, not {own} own directions",
+        "unclear": f"the intervals of {listed(kinds)} do not tell whether it is needed",
+        "replacement": "that depends on the replacement",
+    }
+    return f": {says[verdict]}"
+
+
+def losses_of(rows: pd.DataFrame) -> list[Loss]:
+    """Return what is lost without each player of one layer and set, in the table's order.
+
+    A player that holds no weight is the same under all replacements.
+    """
+    losses: dict[str, dict[Replacement | None, ValueAndBounds]] = {}
+    for row in rows.dropna(subset=["lost"]).to_dict("records"):
+        kind = row["replacement"] if player(row["player"]).has_weight else None
+        losses.setdefault(row["player"], {}).setdefault(kind, interval_of(row, "lost"))
+    return [Loss(player=name, by_kind=by_kind) for name, by_kind in losses.items()]
+
+
+def player_sentences(found: Findings) -> Iterator[str]:
+    """Yield what the strongest layer's positional part loses without players.
+
+    Weights of the main player set have a sentence each; of the other set those have one that the
+    replacements disagree on, or that take more alone than in their circuit.
+    """
+    sets = found.manifest["player_sets"]
+    main = "circuits" if "circuits" in sets else "players"
+    rows = of_layer(found.several["players"], found.layer)
+    of_main = rows[rows["player_set"] == main]
+    subject = _positional_part(sets[main])
+    if of_main["lost"].isna().all():
+        yield f"{subject} does not exceed the noise: its players have no shares."
+        return
+    losses = sorted(losses_of(of_main), key=lambda loss: -loss.most)
+    sources = [loss for loss in losses if not player(loss.player).has_weight]
+    weights = [loss for loss in losses if player(loss.player).has_weight]
+    if sources:
+        changes = [f"{loss.changes()} without {phrase(loss.player)}" for loss in sources]
+        yield f"{subject} {listed(changes)}."
+        subject = "this part"
+    subject = f"{subject[0].lower()}{subject[1:]}"
+    yield from weight_sentences(weights, subject)
+    if main == "circuits":
+        singles = losses_of(rows[rows["player_set"] == "players"])
+        differing = [loss for loss in singles if loss.verdict not in SETTLED]
+        yield from weight_sentences(differing, subject)
+        for circuit in weights:
+            yield from _more_than_the_circuit(circuit, singles, subject)
+    if found.layer in found.conjunctions(main):
+        named = f" with {found.replacements[0]}" if weights else ""
+        yield (
+            f"Each player's Shapley share is about 1/{len(sets[main])}{named}: {notes.CONJUNCTION}."
+        )
+
+
+def _more_than_the_circuit(circuit: Loss, singles: Sequence[Loss], subject: str) -> Iterator[str]:
+    """Yield which weights take more alone than in their circuit, by intervals, and why."""
+    parts = [loss for loss in singles if loss.player in CIRCUITS.get(circuit.player, ())]
+    for kind, (whole, _, high) in circuit.by_kind.items():
+        lost = {
+            loss.player: loss.by_kind[kind][0]
+            for loss in parts
+            if kind in loss.by_kind
+            and loss.by_kind[kind][1] > high
+            and loss.by_kind[kind][0] > whole + CLEARLY
+        }
+        if lost and kind is not None:
+            alone = [f"{percents(value)} without {words(name)}" for name, value in lost.items()]
+            both = " and ".join(words(name) for name in CIRCUITS[circuit.player])
+            yield (
+                f"With {kind}, {subject} loses more without one weight ({', '.join(alone)}) than "
+                f"without {both} together ({percents(whole)}): {notes.STAND_IN_ALONE[kind]} Judge "
+                f"{both} together."
+            )
 
 
 def _positional_part(players: Sequence[str]) -> str:
@@ -302,44 +505,12 @@ def _positional_part(players: Sequence[str]) -> str:
     return f"The part of the pattern that {listed(sources)} {verb}"
 
 
-def _change(row: pd.Series) -> str:
+def _change(interval: ValueAndBounds) -> str:
     """Return what is lost without a player, or gained where the pattern grows without it."""
-    value, low, high = percent(interval_of(row, "lost"))
+    value, low, high = percent(interval)
     if value < 0:
         return f"grows by {interval_text((-value, -high, -low), 'z.0f', '%')}"
     return f"loses {interval_text((value, low, high), 'z.0f', '%')}"
-
-
-def agreement(found: Findings) -> Iterator[str]:
-    """Yield which players the strongest layer's pattern needs under all replacements.
-
-    A player is needed where a tenth or more is lost without it, by its interval.
-    """
-    kinds = found.replacements
-    for player_set, members in found.manifest["player_sets"].items() if len(kinds) > 1 else ():
-        rows = of_layer(found.several["players"], found.layer)
-        of_set = rows.query("player_set == @player_set").set_index(["player", "replacement"])
-        low = of_set["lost_low"].to_dict()
-        needed = {
-            member: [kind for kind in kinds if low.get((member, kind), 0) > NEEDED]
-            for member in members
-        }
-        always = [phrase(member) for member in members if len(needed[member]) == len(kinds)]
-        never = [phrase(member) for member in members if not needed[member]]
-        parts = [f"{_listed(always)} needed under {listed(kinds)}"] if always else []
-        parts += [
-            f"{phrase(member)} is needed under {listed(some)} only"
-            for member, some in needed.items()
-            if 0 < len(some) < len(kinds)
-        ]
-        parts += [f"{_listed(never)} needed under none of {listed(kinds)}"] if never else []
-        text = "; ".join(parts)
-        where = f"Of the {player_set} in L{found.layer}"
-        yield f"{where} (needed: a tenth or more is lost without), {text}."
-
-
-def _listed(names: Sequence[str]) -> str:
-    return f"{listed(names)} {'is' if len(names) == 1 else 'are'}"
 
 
 def player_tables(found: Findings) -> dict[str, pd.DataFrame]:
@@ -351,11 +522,11 @@ def player_tables(found: Findings) -> dict[str, pd.DataFrame]:
             continue
         members = found.manifest["player_sets"][player_set]
         part = _positional_part(members)
-        title = f"The {player_set}, % of {part[0].lower()}{part[1:]}"
+        title = f"The {_topic(found, player_set)}, % of {part[0].lower()}{part[1:]}"
         tables[title] = _players_as_text(found.first(rows))
-        if len(found.replacements) > 1:
+        if weights := found.weights(player_set) if len(found.replacements) > 1 else []:
             title = f"The {player_set}: lost without, %, when removed weights are replaced by"
-            tables[title] = _lost_as_text(found.replacements, members, rows)
+            tables[title] = _lost_as_text(found.replacements, weights, rows)
     return tables
 
 

@@ -16,9 +16,8 @@ import plotly.graph_objects as go
 from nope_probe.components import phrase
 from nope_probe.experiments.ablation.player_sections import (
     Findings,
-    agreement,
     player_sections,
-    player_sentence,
+    player_sentences,
     player_tables,
 )
 from nope_probe.experiments.sections import Report, closing_of, split_sections
@@ -70,6 +69,7 @@ def report(run: Run, explorer: Explorer | None = None) -> Report:
             *_exact_terms(found),
             *(replace(section, folded=True) for section in _details(found)),
         ],
+        how_to_read=[*notes.HOW_TO_READ, *notes.replaced_weights(found.replaced)],
         terminal={
             f"{name}: the sources of the positional pattern": _sources_as_text(found),
             "Beside the sources (RMS in nats)": _controls_as_text(found),
@@ -86,7 +86,7 @@ def headline(found: Findings) -> list[str]:
         return [no_pattern(name)]
     sentences = [_source_sentence(name, best, found.tables["sources"])]
     if found.manifest["player_sets"]:
-        sentences += [player_sentence(found), *agreement(found)]
+        sentences += player_sentences(found)
     return sentences
 
 
@@ -178,7 +178,7 @@ def _details(found: Findings) -> Iterator[Section]:
     yield from _mean_covariance(found)
     yield from _measures(found)
     yield from _controls(found)
-    yield from split_sections(found.tables)
+    yield from split_sections(found.tables, found.lengths)
     yield _scores(found)
 
 

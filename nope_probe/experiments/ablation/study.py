@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.attribution import LayerAttribution
-from nope_probe.components import Gain, Replacement, Substitute
+from nope_probe.components import DEFAULT_REPLACEMENTS, Gain, Replacement, Substitute
 from nope_probe.errors import closed_choices
 from nope_probe.experiments.ablation.analyse import Analysis
 from nope_probe.experiments.ablation.maps import RunMaps
@@ -106,7 +106,7 @@ def run_ablations(
     n_layers: int | None = None,
     batch_size: int = 32,
     n_folds: int | None = None,
-    replacement: Replacement | Sequence[Replacement] = "identity",
+    replacement: Replacement | Sequence[Replacement] | None = None,
     gain: Gain = "output",
     scope: Scope = "both",
     skip_keys: int | Literal["auto"] = "auto",
@@ -132,7 +132,8 @@ def run_ablations(
         n_folds: parts of the data that intervals are made from, 4 or more; the sequences of one
             document share one. By default 8, or as many as there are documents if these are fewer.
         replacement: what a removed weight is replaced by; of several, the tables of players and
-            interactions have all, and everything else the first.
+            interactions have all, and everything else the first. By default identity, and beside
+            it mean, for what is lost without each weight.
         gain: the size of the replacements identity and random.
         scope: for a layer's scores, remove in the layers before it, in itself, or in both.
         skip_keys: first keys to leave out; `auto`: 1 where all sequences begin with the same token
@@ -174,10 +175,15 @@ def run_ablations(
     if reparametrise and not plan.removes_weights:
         raise ValueError("reparametrise has no effect where no weight is removed")
     names = (replacement,) if isinstance(replacement, str) else replacement
+    substitutes = tuple(
+        Substitute(replacement=name, gain=gain, seed=seed) for name in names or DEFAULT_REPLACEMENTS
+    )
+    n_whole = len(substitutes) if names else 1
     plan = replace(
         plan,
         layers=layers,
-        substitutes=tuple(Substitute(replacement=name, gain=gain, seed=seed) for name in names),
+        substitutes=substitutes[:n_whole],
+        checks=substitutes[n_whole:] if plan.removes_weights else (),
         scope=scope,
         reparametrise=reparametrise,
     )

@@ -11,7 +11,13 @@ import pandas as pd
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
-from nope_probe.experiments.sections import Report, closing_of, split_sections, with_intervals
+from nope_probe.experiments.sections import (
+    Report,
+    closing_of,
+    lengths_of,
+    split_sections,
+    with_intervals,
+)
 from nope_probe.experiments.wording import (
     NO_PATTERN,
     NOISE,
@@ -63,7 +69,7 @@ def report(run: Run, heads: str = "") -> Report:
         sections=[
             *_map_sections(run),
             *_head_map_sections(heads, run.tables),
-            *split_sections(tables),
+            *split_sections(tables, lengths_of(run)),
             *_measure_sections(tables, str(run.manifest["conditions"][0])),
         ],
         how_to_read=HOW_TO_READ,

@@ -112,10 +112,10 @@ class HookedLayer(Layer):
 
     def _angles(
         self, q: Tensor, n_before: int, attention_mask: Tensor | None
-    ) -> tuple[Float[Tensor, "batch pos pair"], Float[Tensor, "batch pos pair"]]:
+    ) -> tuple[Float[Tensor, "one_or_batch pos pair"], Float[Tensor, "one_or_batch pos pair"]]:
         """Return cos and sin of every pair, as what becomes of its first coordinate."""
         first, second = self._pairs().T
-        units = torch.zeros_like(q[:, :, :1])
+        units = torch.zeros_like(q[:, :, :1] if attention_mask is not None else q[:1, :, :1])
         units[..., first] = 1
         turned = self.attn.apply_rotary(units, n_before, attention_mask)[:, :, 0]
         return turned[..., first], turned[..., second]

@@ -172,7 +172,7 @@ class RemovedPairs:
         if self.rotary.pairs is None:
             raise NotImplementedError("which coordinates RoPE turns together was not recognised")
         removed = self.mask(x.shape[1])
-        first, second = self.rotary.pairs[removed].T
+        first, second = map(_as_slice, self.rotary.pairs[removed].T)
         cos, sin = (
             each[..., None, removed.to(each.device)] / self.rotary.factor
             for each in self.rotary.turns(angles)
@@ -181,3 +181,11 @@ class RemovedPairs:
         straight[..., first] = (low * cos + high * sin).to(x.dtype)
         straight[..., second] = (high * cos - low * sin).to(x.dtype)
         return straight
+
+
+def _as_slice(coordinates: Int[Tensor, " pair"]) -> slice | Int[Tensor, " pair"]:
+    """Return evenly spaced coordinates as a slice, which reads and writes without an index."""
+    numbers = coordinates.tolist()
+    step = numbers[1] - numbers[0] if len(numbers) > 1 else 1
+    spaced = range(numbers[0], numbers[-1] + 1, step) if numbers and step > 0 else range(0)
+    return slice(spaced.start, spaced.stop, spaced.step) if [*spaced] == numbers else coordinates
