@@ -38,14 +38,6 @@ def save(
     Raises:
         UserError: for another ending, if kaleido or Chrome is missing, or if the file cannot be
             written.
-
-    Example:
-        >>> import numpy as np
-        >>> from nope_probe import figures
-        >>> maps = figures.score_maps(np.zeros((2, 5, 5)))
-        >>> figures.save(maps, "maps.jpg")
-        Traceback (most recent call last):
-        nope_probe.errors.UserError: cannot draw maps.jpg: expected a name that ends in .pdf, ...
     """
     drawn = without_controls(unfold_layers(figure))
     if width == "column":

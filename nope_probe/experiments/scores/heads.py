@@ -94,8 +94,9 @@ def head_scores(
         >>> loaded = load("rope-tiny")
         >>> data = sequences(tokenizer=loaded.tokenizer, n_seqs=32)
         >>> heads = head_scores(loaded.model, data).set_index(["layer", "head"])
-        >>> heads["previous_token"].idxmax()
-        (0, 0)
+        >>> layer, head = heads["previous_token"].idxmax()
+        >>> f"L{layer}H{head}"
+        'L1H3'
     """
     data, layers = as_sequences(model, tokens), first_layers(model, n_layers)
     tokenizer = getattr(model, "tokenizer", None)
