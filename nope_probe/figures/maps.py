@@ -223,9 +223,10 @@ def _pooled(
     """Return maps of layers pooled; captured maps' mean over sequences."""
     if isinstance(maps, Pooled):
         return maps
-    if hasattr(maps, "folds"):
-        return pool(maps.mean.numpy(), max_positions, maps.query_positions.numpy())
-    return pool(np.asarray(maps), max_positions, query_positions)
+    if hasattr(maps, "query_positions"):
+        query_positions = maps.query_positions.numpy()
+    cells = np.asarray(maps.mean if hasattr(maps, "folds") else maps)
+    return pool(cells, max_positions, query_positions)
 
 
 def _layered(
