@@ -41,6 +41,8 @@ NUMBERS = [
     # Numbers that do not fit each other.
     ("scores --n-seqs 8 --folds 9", "8 sequences do not fill 9 folds"),
     ("scores --skip-keys 62", "--skip-keys 62 leaves no keys of 64"),
+    ("scores --query-rows 65", "--query-rows 65 is more than 64 tokens"),
+    ("trace --query-rows 0", "--query-rows 0: expected"),
     ("behaviour --prefix 127", "expected a --prefix from 4 to 124 of 128 tokens"),
     ("simulate --n-samples 100 --target-se 0.1", "--n-samples or --target-se, not both"),
     ("simulate --alpha 0 -0.0", "two alphas are the same"),

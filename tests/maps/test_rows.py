@@ -10,7 +10,12 @@ from scipy.stats import spearmanr
 from nope_probe.analyses.jackknife import cross_products
 from nope_probe.analyses.pattern import measure_estimates
 from nope_probe.analyses.pattern_changes import kept_patterns
-from nope_probe.analyses.pattern_rows import offset_means
+from nope_probe.analyses.pattern_rows import (
+    bin_of_offset,
+    mean_squares_by_query,
+    offset_bins,
+    offset_means,
+)
 from nope_probe.analyses.trends import LAG
 from nope_probe.maps.centred import KeptCells, diagonal_normalised, row_centred
 from nope_probe.maps.downsample import pool
@@ -144,3 +149,40 @@ def test_a_cell_of_a_pooled_map_is_the_mean_of_the_rows_in_it() -> None:
         cells = rows[inside == block][:, 5:10]
         expected = np.nanmean(cells) if np.isfinite(cells).any() else np.nan
         assert pooled.values[0, block, 1] == pytest.approx(expected, nan_ok=True, rel=1e-6)
+
+
+def test_offsets_have_bins_of_their_own_to_64_and_then_eight_a_doubling() -> None:
+    assert offset_bins(2047).tolist() == list(range(1, 2048))
+    bins = offset_bins(8000)
+    assert bins[:65].tolist() == list(range(1, 66))
+    assert offset_bins(8000, "all").tolist() == list(range(1, 8001))
+    ends = (bins[1:] - 1)[63:]
+    assert [int(ends[k + 8]) for k in range(0, 40, 8)] == [
+        2 * int(ends[k]) for k in range(0, 40, 8)
+    ]
+    place = bin_of_offset(torch.arange(1, 8001), bins)
+    assert place[0] == 0
+    assert place[-1] == len(bins) - 1
+    assert set(place.diff().tolist()) == {0, 1}
+
+
+def test_the_mean_of_a_bin_is_that_of_its_cells() -> None:
+    rows, bins = folds()[0, QUERIES], torch.tensor([1, 2, 5, 11])
+    distance = QUERIES[:, None] - torch.arange(N)
+    means = offset_means(rows, 0, QUERIES, bins)
+    for index, (first, behind) in enumerate([(1, 2), (2, 5), (5, 11), (11, N)]):
+        cells = rows[(distance >= first) & (distance < behind)]
+        assert float(means[index]) == pytest.approx(float(cells.mean()))
+
+
+def test_the_strength_at_a_query_is_that_of_its_rows_between_folds() -> None:
+    scores = folds()[:, QUERIES]
+    layer = TensorFolds(scores, QUERIES)
+    squares, groups = mean_squares_by_query(layer, layer.kept_cells(2), COUNTS)
+    of_rows = [query for query in QUERIES.tolist() if query > 3]  # with two keys or more
+    assert groups == [(query, query) for query in of_rows]
+    for index, query in enumerate(of_rows):
+        row = scores[:, QUERIES.tolist().index(query), 2:query]
+        pattern = row - row.mean(1, keepdim=True)
+        expected = cross_products(pattern[None], pattern[None], COUNTS)[:, 0, 0]
+        torch.testing.assert_close(squares[:, index], expected)

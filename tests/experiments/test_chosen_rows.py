@@ -1,0 +1,80 @@
+"""Runs whose maps have the rows of chosen queries, to their ends."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from support.command_line import run_command
+
+from nope_probe import ablate, circuit, compare, read_run, scores, trace
+from nope_probe.figures.shares import query_strengths
+from nope_probe.maps.rows import choose_rows
+from nope_probe.models.context import stated_lengths
+
+N, ROWS = 41, 13
+SMALL = ["--n-seqs", "11", "--seq-len", str(N), "--folds", "5"]
+QUERIES = choose_rows(N, ROWS).tolist()
+
+
+@pytest.mark.parametrize(
+    ("command", "more", "name"),
+    [
+        (scores, ["--layers", "2", "--per-head"], "score"),
+        (ablate, ["--layers", "2", "--players", "mask", "qk"], "pattern/all"),
+        (circuit, ["--layer", "1", "--explore", "0"], "gram/i"),
+        (trace, ["--layers", "2"], "L1/all"),
+    ],
+)
+def test_the_maps_of_a_run_are_rows_of_those_with_all(
+    command, more: list[str], name: str, tmp_path: Path
+) -> None:
+    for folder, rows in (("some", ["--query-rows", str(ROWS)]), ("all", [])):
+        run_command(command, *SMALL, *more, *rows, "--out", str(tmp_path / folder))
+    some, whole = (read_run(tmp_path / folder) for folder in ("some", "all"))
+    assert some.query_positions.tolist() == QUERIES
+    assert whole.query_positions is None
+    expected = np.where(
+        np.arange(N) <= np.array(QUERIES)[:, None], whole.maps[name][..., QUERIES, :], np.nan
+    )
+    np.testing.assert_allclose(some.maps[name], expected, rtol=1e-5, atol=2e-5)
+
+
+def test_runs_of_chosen_rows_compare_with_each_other_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder, rows in (("one", "13"), ("two", "13"), ("three", "11")):
+        more = ["--layers", "2", "--query-rows", rows, "--seed", str(len(folder))]
+        run_command(scores, *SMALL, *more, "--out", str(tmp_path / folder))
+    one, two, three = (str(tmp_path / folder) for folder in ("one", "two", "three"))
+    run_command(compare, one, two, "--out", str(tmp_path / "compared"))
+    differences = pd.read_csv(tmp_path / "compared" / "differences.csv")
+    assert (differences["measure"] == "amplitude").any()
+    with pytest.raises(SystemExit) as stop:
+        run_command(compare, one, three, "--out", str(tmp_path / "other"))
+    assert stop.value.code == 2
+    assert "have maps of different rows; run one again with --query-rows" in capsys.readouterr().err
+
+
+def test_lines_stand_at_the_stated_lengths_that_queries_reach() -> None:
+    rows = [
+        {"layer": layer, "query": 10 * i, "last_query": 10 * i + 9}
+        | {"rms": 1.0, "rms_low": 0.5, "rms_high": 1.5}
+        for layer in (0, 1)
+        for i in range(20)
+    ]
+    figure = query_strengths(pd.DataFrame(rows), {"context": 256, "trained length": 128})
+    lines = {trace.name: set(trace.x) for trace in figure.data if trace.mode == "lines"}
+    assert lines["trained length (128)"] == {128}
+    assert not any(str(name).startswith("context") for name in lines)
+
+
+def test_a_model_states_its_context_and_the_length_of_its_training() -> None:
+    assert stated_lengths("rope-tiny") == {"context": 256, "trained length": 128}
+    assert stated_lengths("parameter-free") == {"context": 4096}
+
+
+def test_a_scaled_rope_states_its_original_context(tiny) -> None:
+    folder = str(tiny("llama-yarn").folder)
+    lengths = stated_lengths(folder)
+    assert lengths["original context"] < lengths["context"]
