@@ -29,6 +29,7 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
     "ablate": ("--n-seqs=256",),
     "positions": (),
     "growth": (),
+    "long_sequences": (),
     "memory": ("--lengths", "1024", "--layers", "2", "--d-model", "512"),
     "simulation": (),
 }
@@ -39,6 +40,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "ablate": ("--n-seqs=32",),
     "positions": ("--rounds=1",),
     "growth": ("--rounds=1",),
+    "long_sequences": ("--rounds=1", "--quick"),
     "memory": ("--lengths", "256", "--layers", "1", "--d-model", "256"),
     "simulation": ("--n-samples=20000", "--repeats=1"),
 }
