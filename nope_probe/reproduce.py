@@ -14,7 +14,10 @@ EXAMPLES = (
     "figure2",
     "figure5 --model rope-tiny --seq-len 64 --data shipped",
 )
-RUN_EXAMPLES = ("runs/ablate-rope-tiny-8d5ee2a4",)
+RUN_EXAMPLES = (
+    "runs/ablate-rope-tiny-8d5ee2a4",
+    "runs/ablate-rope-tiny-8d5ee2a4 --methods",
+)
 
 
 def main() -> None:
@@ -35,13 +38,17 @@ def is_path(arguments: list[str]) -> bool:
 
 
 def repeat() -> None:
-    """Repeat a run from its manifest, and print whether it came out the same."""
+    """Repeat a run from its manifest and print whether it came out the same, or describe it."""
     from nope_probe.experiments import repeat
     from nope_probe.experiments.sections import print_lines
 
-    found = repeat.run(parse(repeat.Settings, RUN_EXAMPLES))
-    print_lines([str(found)])
-    if not found.same:
+    settings = parse(repeat.Settings, RUN_EXAMPLES)
+    if settings.methods:
+        print_lines([repeat.methods_of(settings)])
+        return
+    comparison = repeat.run(settings)
+    print_lines([str(comparison)])
+    if not comparison.same:
         sys.exit(1)
 
 

@@ -19,6 +19,7 @@ import tyro
 from nope_probe.errors import UserError
 from nope_probe.experiments.layers import run as layers_run
 from nope_probe.experiments.layers.run import as_json
+from nope_probe.experiments.methods import methods_paragraph
 from nope_probe.files import read_json, validate_regular
 from nope_probe.runtime.folder import read_manifest, read_table, validate_files
 from nope_probe.runtime.identity import validate_repeatable
@@ -57,6 +58,24 @@ class Settings(BoundedSettings):
     out: Annotated[
         Path | None, _arg(help="Keep the repetition in this folder [a temporary one].")
     ] = None
+    methods: Annotated[
+        bool,
+        _arg(help="Run nothing: print what a paper says of the run, from its manifest."),
+    ] = False
+
+
+def methods_of(settings: Settings) -> str:
+    """Return the methods paragraph of a finished run; see `methods_paragraph`.
+
+    Raises:
+        UserError: for what is no folder of a run, or a run that has no such paragraph.
+    """
+    if settings.out is not None:
+        raise UserError("--out has no effect with --methods: no run is repeated")
+    validate_regular(settings.run)
+    if settings.run.is_file():
+        raise UserError(f"--methods describes the folder of a run, and {settings.run} is a file")
+    return methods_paragraph(read_manifest(settings.run))
 
 
 def run(settings: Settings) -> Comparison:

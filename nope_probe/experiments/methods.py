@@ -1,0 +1,283 @@
+"""The methods paragraph of a finished run, written from its manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from nope_probe.components import CIRCUITS, WEIGHTS, WITH_GAIN, is_rope, phrase, writer_of
+from nope_probe.errors import UserError
+from nope_probe.experiments.wording import capitalised, listed
+from nope_probe.figures.words import numbered_layers
+
+Manifest = Mapping[str, Any]
+REPLACED_BY = {
+    "identity": "a rectangular identity",
+    "random": "orthonormal rows drawn from the run's seed",
+    "mean": "its mean output over tokens and positions",
+    "zero": "zero",
+}
+REMOVED_BY = {
+    "mask": "every query attended to all keys",
+    "window": "every query attended to all earlier keys",
+    "rope": "all queries and keys were rotated as at position 0",
+    "alibi": "its bias was left out",
+    "pos_embed": "they were replaced by their mean over positions",
+    "sink": "they got no attention",
+    "mlp": "their output was set to 0",
+    "norms": "weights were set to 1 and biases to 0",
+}
+BAND_REMOVED = "to remove a band of RoPE, its pairs of coordinates were rotated as at position 0"
+WRITER_REMOVED = "its mean output at each position was replaced by its mean over positions"
+SCALED = {
+    "output": "scaled so that its output keeps the RMS of the weight's own",
+    "norm": "scaled to the weight's Frobenius norm",
+    "identity": "not scaled",
+}
+SCOPES = {
+    "both": "in every block",
+    "upstream": "in the blocks before the measured layer",
+    "own": "in the measured layer alone",
+}
+MEASURED = {
+    "loss": "losses",
+    "in-context": "the in-context gain",
+    "copy": "copying",
+    "order": "sensitivity to the order of the prefix",
+    "bos": "dependence on the BOS token",
+    "extrapolation": "losses beyond the trained length",
+    "position": "how well position can be decoded from the residual stream",
+    "pattern": "the positional pattern",
+}
+
+
+def methods_paragraph(manifest: Manifest) -> str:
+    """Return what a paper has to say of a run: model, data, noise, removals and versions.
+
+    Args:
+        manifest: of a run of `ablate`, `scores`, `circuit`, `trace` or `behaviour`.
+
+    Raises:
+        UserError: for a run of another command.
+    """
+    kind = manifest.get("kind")
+    if kind not in PROCEDURES:
+        raise UserError(
+            f"--methods describes runs of {', '.join(PROCEDURES)}, and this is a run of {kind}"
+        )
+    sentences = [
+        *_model(manifest),
+        *_inputs(manifest),
+        *PROCEDURES[kind](manifest),
+        *_intervals(manifest),
+        *_software(manifest),
+    ]
+    return " ".join(f"{capitalised(sentence)}." for sentence in sentences)
+
+
+def _model(manifest: Manifest) -> list[str]:
+    """Return which model was run, how much of it, and how it was checked."""
+    model, settings = manifest["model"], manifest["settings"]
+    revision = f" at revision {model['revision']}" if model["revision"] else ""
+    layers = numbered_layers(range(model["n_layers"]))
+    layers += " (all layers)" if settings.get("layers") == "all" else ""
+    n_rope = sum(model["rope_layers"])
+    rope = f"RoPE in {n_rope} of these layers" if n_rope else "no RoPE"
+    checked = {"logits": "logits", "pattern": "attention weights"}
+    errors = [
+        f"{error:.1g} for {checked[name]}"
+        for name, error in model["parity"].items()
+        if name in checked
+    ]
+    against = "the largest error against plain transformers, relative to the largest value, is"
+    return [
+        f"we ran {layers} of {model['name']}{revision} as a {model['kind']} "
+        f"({model['architecture']}, {rope}, {manifest['dtype']} weights, fingerprint "
+        f"{model['weights']})",
+        *([f"{against} {listed(errors)}"] if errors else []),
+    ]
+
+
+def _inputs(manifest: Manifest) -> list[str]:
+    """Return which sequences were run, and which keys were left out."""
+    settings, data = manifest["settings"], manifest["data"]
+    size = f"{settings['n_seqs']:,} sequences of {settings['seq_len']:,}"
+    if settings["data"] == "gaussian":
+        what = f"{size} Gaussian vectors with an expected inner product of {settings['alpha']:g}"
+    elif settings["data"] == "random":
+        what = f"{size} random tokens"
+    else:
+        places = "from the start" if settings["windows"] == "start" else "from random places"
+        packed = ", joined end to end" if settings["pack"] else ""
+        documents = f"{manifest['documents']:,} documents{packed} (data: {data['name']})"
+        what = f"{size} tokens {places} of {documents}"
+    details = [
+        "each with a BOS token first" if data["bos"] else "",
+        "with the tokens of each sequence permuted" if settings["shuffle"] else "",
+        "longer than the model's context" if settings.get("beyond_context") else "",
+        f"drawn with seed {settings['seed']}",
+        f"SHA-256 of the inputs {data['sha256'][:16]}",
+    ]
+    n_skipped = manifest["skip_keys"]
+    keys = "the first key was" if n_skipped == 1 else f"the first {n_skipped} keys were"
+    return [
+        f"the inputs were {', '.join([what, *filter(None, details)])}",
+        f"{keys} left out of every pattern and of its row means"
+        if n_skipped
+        else "no keys were left out of the patterns",
+    ]
+
+
+def _ablate(manifest: Manifest) -> list[str]:
+    sets = manifest["player_sets"].values()
+    names = [*manifest["positional_sources"], *(name for names in sets for name in names)]
+    removed = list(dict.fromkeys(names))
+    control = manifest["settings"]["data"] not in ("random", "gaussian")
+    return [
+        "the positional pattern of a layer is its mean attention score before softmax, per query "
+        "and key, over sequences and heads, less each row's mean over earlier keys",
+        f"the pattern was attributed in {len(manifest['conditions']):,} conditions, in which "
+        f"combinations of {listed([phrase(name) for name in removed])} were removed, "
+        f"{SCOPES[manifest['settings']['scope']]}",
+        *_removals(removed, manifest["replacements"], manifest["settings"]["gain"]),
+        *_kept(manifest),
+        *(
+            ["as a control, the same sequences were run with their tokens permuted"]
+            if control and not manifest["settings"]["shuffle"]
+            else []
+        ),
+    ]
+
+
+def _scores(manifest: Manifest) -> list[str]:
+    bands = manifest["settings"]["bands"]
+    return [
+        "attention scores before softmax were averaged per query and key over sequences"
+        + (", for each head and over heads" if manifest["settings"]["per_head"] else " and heads"),
+        "the positional pattern is this map less each row's mean over earlier keys",
+        *([f"the map was split exactly into bands of RoPE's pairs ({bands})"] if bands else []),
+    ]
+
+
+def _circuit(manifest: Manifest) -> list[str]:
+    removed = manifest["removed"]
+    settings = manifest["settings"]
+    return [
+        f"the inner products of every stage's vectors at two positions, from the input of block "
+        f"L{manifest['layer']} to the scores of the next block, were averaged over sequences",
+        *(
+            [
+                f"the model without {listed([phrase(name) for name in removed])}, removed in every "
+                "block, was compared with the intact model on the same sequences"
+            ]
+            if removed
+            else []
+        ),
+        *_removals(removed, [settings["replacement"]], settings["gain"]),
+    ]
+
+
+def _trace(manifest: Manifest) -> list[str]:
+    settings = manifest["settings"]
+    attention = "each head" if settings["writers"] == "heads" else "the attention of each block"
+    pattern = "each head's" if settings["per_head"] else "each layer's"
+    confirmed = (
+        f"the shares of the strongest pairs of a writer and a reader ({settings['confirm']}) were "
+        "confirmed: the writer's mean output at each position was replaced by its mean over "
+        "positions, and the reader was measured again"
+    )
+    return [
+        f"{pattern} positional pattern (mean attention scores before softmax, less each row's "
+        "mean over earlier keys) was split exactly and without an ablation into RoPE's rotation of "
+        "the mean query and key, position written into queries and keys, and a covariance term",
+        f"the written terms were split exactly by writer (the embeddings, {attention}, each MLP), "
+        "with the scale of the norms as it was for each token",
+        *([confirmed] if settings["confirm"] else []),
+    ]
+
+
+def _behaviour(manifest: Manifest) -> list[str]:
+    settings = manifest["settings"]
+    removed = list(dict.fromkeys(name.partition(":")[0] for name in manifest["conditions"][1:]))
+    without_mask = any("mask" in name.split("+") for name in removed)
+    prefix = (
+        f"where the mask was removed, the first {manifest['prefix']} tokens saw each other and "
+        "only the causal suffix was scored"
+    )
+    without = [f"without {phrase(name)}" for name in removed]
+    return [
+        f"we measured {listed([MEASURED[name] for name in manifest['measures']])} of the model, "
+        f"{listed(['intact', *without])}",
+        *_removals(removed, settings["replacement"], settings["gain"]),
+        *([prefix] if without_mask else []),
+        *_kept(manifest),
+    ]
+
+
+def _removals(removed: Iterable[str], replacements: Iterable[str], gain: str) -> list[str]:
+    """Return how the components, weights and writers were removed, of those that were."""
+    parts = list(dict.fromkeys(part for name in removed for part in name.split("+")))
+    weights = {*parts} & {*WEIGHTS, *CIRCUITS}
+    written = [phrase(part) for part in parts if writer_of(part)]
+    replaced = [
+        f"{REPLACED_BY[name]} ({SCALED[gain]})" if name in WITH_GAIN else REPLACED_BY[name]
+        for name in replacements
+    ]
+    return [
+        *(f"to remove {phrase(part)}, {REMOVED_BY[part]}" for part in parts if part in REMOVED_BY),
+        *([BAND_REMOVED] if any(is_rope(part) and part != "rope" for part in parts) else []),
+        *(f"to remove {writer}, {WRITER_REMOVED}" for writer in written),
+        *(
+            [f"a removed weight was replaced by {', and again by '.join(replaced)}"]
+            if weights
+            else []
+        ),
+    ]
+
+
+def _kept(manifest: Manifest) -> list[str]:
+    """Return which components could not be removed, and stayed."""
+    kept = [phrase(name) for name in manifest["left_out"]]
+    return [f"{listed(kept)} cannot be removed from this model and stayed"] if kept else []
+
+
+def _intervals(manifest: Manifest) -> list[str]:
+    """Return what the intervals are made from."""
+    n_documents = manifest["documents"]
+    if manifest["kind"] == "behaviour":
+        return [
+            f"numbers are means over {n_documents:,} documents with 95% intervals of a jackknife "
+            "over documents, and differences to the intact model are paired"
+        ]
+    n_folds, n_seqs = manifest["settings"]["folds"], manifest["settings"]["n_seqs"]
+    shared = "; the sequences of a document share a fold" if n_documents < n_seqs else ""
+    return [
+        f"the sequences were divided into {n_folds} folds, and inner products were taken between "
+        f"different folds, so that noise does not count as pattern{shared}",
+        "intervals are 95% intervals of a delete-one-fold jackknife",
+    ]
+
+
+def _software(manifest: Manifest) -> list[str]:
+    """Return what computed the run, and where it can be looked up."""
+    names = {
+        "nope-probe": "nope_probe",
+        "transformer-lens": "TransformerLens",
+        "transformers": "transformers",
+        "torch": "PyTorch",
+        "python": "Python",
+    }
+    used = [f"{name} {manifest['versions'][key]}" for key, name in names.items()]
+    return [
+        f"the run used {listed(used)} on {manifest['device']} (threads: {manifest['threads']})",
+        f"the manifest with all settings has the checksum {manifest['checksum'][:16]}",
+    ]
+
+
+PROCEDURES = {
+    "ablate": _ablate,
+    "scores": _scores,
+    "circuit": _circuit,
+    "trace": _trace,
+    "behaviour": _behaviour,
+}

@@ -1,0 +1,110 @@
+"""The methods paragraph of a run says what its manifest and its command line say."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from support.command_line import refused, run_command
+
+from nope_probe import ablate, behaviour, circuit, reproduce, scores, trace
+from nope_probe.experiments.methods import methods_paragraph
+
+# 11 sequences of 17 tokens, of a model without RoPE, with it, and with both mask and RoPE removed.
+SMALL = ["--n-seqs", 11, "--seq-len", 17, "--folds", 5, "--seed", 7]
+RUNS: dict[str, tuple[ModuleType, list[object], list[str]]] = {
+    "ablate": (
+        ablate,
+        ["--layers", 2, "--players", "mask", "w_q", "--replacement", "random", "mean"],
+        [
+            "We ran L0, L1 of ",
+            "combinations of the causal mask, RoPE and W_Q were removed, in every block.",
+            "To remove the causal mask, every query attended to all keys.",
+            "A removed weight was replaced by orthonormal rows drawn from the run's seed (scaled "
+            "so that its output keeps the RMS of the weight's own), and again by its mean output",
+            "the same sequences were run with their tokens permuted",
+            "5 folds",
+        ],
+    ),
+    "scores": (
+        scores,
+        ["--layers", 1, "--per-head", "--windows", "start", "--shuffle", "--skip-keys", 3],
+        [
+            "tokens from the start of",
+            "with the tokens of each sequence permuted",
+            "The first 3 keys were left out",
+            "for each head and over heads",
+        ],
+    ),
+    "circuit": (
+        circuit,
+        ["--layer", 0, "--explore", 0, "--remove", "rope", "qk", "norms", "--gain", "norm"],
+        [
+            "from the input of block L0 to the scores of the next block",
+            "To remove RoPE, all queries and keys were rotated as at position 0.",
+            "replaced by a rectangular identity (scaled to the weight's Frobenius norm).",
+        ],
+    ),
+    "trace": (
+        trace,
+        ["--layers", 2, "--confirm", 1, "--writers", "layers"],
+        [
+            "the attention of each block",
+            "the strongest pairs of a writer and a reader (1) were confirmed",
+        ],
+    ),
+    "behaviour": (
+        behaviour,
+        ["--measures", "loss", "--remove", "mask", "rope+mlp", "--prefix", 9],
+        [
+            "We measured losses of the model, intact, without the causal mask and without RoPE + ",
+            "the first 9 tokens saw each other",
+            "To remove the MLPs, their output was set to 0.",
+            "a jackknife over documents",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("command", RUNS)
+def test_the_paragraph_states_what_the_command_line_asked_for_and_what_was_run(
+    command: str, tmp_path: Path, tiny: Callable[[str], Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    module, flags, claims = RUNS[command]
+    run, model = tmp_path / "run", tiny("smollm3-rope").folder
+    run_command(module, "--model", model, *SMALL, *flags, "--out", run)
+    capfd.readouterr()
+    run_command(reproduce, run, "--methods")
+    (paragraph,) = capfd.readouterr().out.splitlines()
+    manifest = json.loads((run / "manifest.json").read_text())
+    for claim in (
+        *claims,
+        "11 sequences of 17 tokens",
+        f"{manifest['documents']} documents (data: {manifest['data']['name']})",
+        "drawn with seed 7",
+        f"fingerprint {manifest['model']['weights']}",
+        f"{manifest['model']['parity']['logits']:.1g} for logits",
+        f"TransformerLens {manifest['versions']['transformer-lens']}",
+        f"checksum {manifest['checksum'][:16]}",
+    ):
+        assert claim in paragraph
+    assert ("A removed weight" in paragraph) == (command in ("ablate", "circuit"))
+    assert "{" not in paragraph
+
+
+def test_what_cannot_be_described_is_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run, file = tmp_path / "run", tmp_path / "layers.json"
+    run_command(scores, *SMALL, "--layers", 1, "--out", run)
+    file.write_text("{}")
+    for arguments, message in (
+        ((run, "--methods", "--out", tmp_path / "again"), "--out has no effect with --methods"),
+        ((file, "--methods"), "--methods describes the folder of a run"),
+        ((tmp_path / "none" / "run", "--methods"), "holds no run"),
+    ):
+        assert message in refused(capfd, tmp_path / "here", reproduce, *arguments)
+    with pytest.raises(ValueError, match="this is a run of compare"):
+        methods_paragraph({"kind": "compare"})
