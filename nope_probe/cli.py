@@ -53,7 +53,7 @@ def parse(settings: type[Settings], examples: Sequence[str] = ()) -> Settings:
     typed = " ".join([*program(), *([] if subcommand is None else [subcommand])])
     lines = [inspect.cleandoc(settings.__doc__ or "")]
     if examples:
-        lines += ["", "Examples:", *(f"  {typed} {each}".rstrip() for each in examples)]
+        lines += ["", "Examples:", *(f"  {typed} {example}".rstrip() for example in examples)]
     with _one_line_for_a_box(typed):
         parsed = tyro.cli(
             settings, prog=typed, args=typed_arguments(), description="\n".join(lines)

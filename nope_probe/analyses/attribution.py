@@ -137,7 +137,7 @@ class LayerAttribution(LayerPlayers):
         Any destructive removal makes the pattern a conjunction, and a conjunction of k players
         gives each 1/k, which is no measurement of equal weight.
         """
-        ours = [each for each in self.players if each.player_set == player_set]
+        ours = [player for player in self.players if player.player_set == player_set]
         shares = [each.share.value for each in ours if each.player != BASE]
         equal = 1 / max(1, len(shares))
         return len(shares) > 1 and all(abs(s - equal) < CONJUNCTION_TOLERANCE for s in shares)
@@ -302,7 +302,7 @@ def attribute_interactions(gram: ContrastGram, players: PlayerSet) -> Iterator[I
     whole = positional_whole(players)
     for size in range(2, len(players.players) + 1):
         for members in combinations(players.players, size):
-            if any(each.is_source for each in members) or not players.has_source:
+            if any(member.is_source for member in members) or not players.has_source:
                 yield Interaction(
                     player_set=players.name,
                     players=tuple(player.name for player in members),
@@ -346,7 +346,7 @@ def validate_complete(
         KeyError: naming one that is missing.
     """
     needed = {INTACT, MASK}.union(*source_terms(sources).values())
-    missing = needed.union(*(each.conditions for each in player_sets)) - set(conditions)
+    missing = needed.union(*(player_set.conditions for player_set in player_sets)) - set(conditions)
     if missing:
         names = " + ".join(sorted(min(missing, key=sorted))) or "nothing"
         raise KeyError(f"no maps of the model with {names} removed")

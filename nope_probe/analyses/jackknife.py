@@ -249,7 +249,7 @@ def rms_ratio(
     square does not exceed its noise.
     """
     squares = torch.stack([whole, part])
-    if not all(jackknife(each, counts).low > 0 for each in squares) or not (squares > 0).all():
+    if not all(jackknife(square, counts).low > 0 for square in squares) or not (squares > 0).all():
         return UNDEFINED
     log = jackknife((whole / part).log() / 2, counts)
     return Interval(value=exp(log.value), low=exp(log.low), high=exp(log.high))

@@ -204,7 +204,7 @@ def fold_counts_of(maps: Iterable[AnyMaps]) -> FoldCounts | None:
         ValueError: if they differ.
     """
     counts = [each.counts for each in maps if not isinstance(each, Tensor)]
-    if any(not torch.equal(each, counts[0]) for each in counts):
+    if any(not torch.equal(count, counts[0]) for count in counts):
         raise ValueError("the maps have folds of different sizes: they are of other sequences")
     return counts[0] if counts else None
 

@@ -192,7 +192,7 @@ def mask_effect(
     """
     layers = as_layer(with_mask), as_layer(without_mask)
     cells = shared_cells(layers, skip_keys)
-    with_square, without_square = (non_relative_squares(each, cells, counts) for each in layers)
+    with_square, without_square = (non_relative_squares(layer, cells, counts) for layer in layers)
     return MaskEffect(
         with_mask=rms(with_square, counts),
         without_mask=rms(without_square, counts),
@@ -281,7 +281,7 @@ def pattern_difference(
         jackknife(estimates, counts)
         for estimates, counts in ((x_x - 2 * x_y, n_x), (y_y - 2 * y_x, n_y))
     )
-    half = hypot(*(each.high - each.value for each in arms))
+    half = hypot(*(arm.high - arm.value for arm in arms))
     square = float(x_x[0] - 2 * x_y[0] + y_y[0])
     return Interval(
         value=signed_root(square), low=signed_root(square - half), high=signed_root(square + half)

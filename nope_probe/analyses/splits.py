@@ -102,14 +102,16 @@ def make_bands(
         >>> [band.name for band in make_bands([turns], 4, "octaves")[0]]
         ['4-8', '32-64']
     """
-    most = max((len(each.pairs) for each in rotations), default=0)
+    most = max((len(rotation.pairs) for rotation in rotations), default=0)
     if most == 0:
         raise ValueError("no layer has RoPE: there are no frequencies to split a score by")
     if choice != "octaves" and not 1 <= choice <= most:
         raise ValueError(f"expected from 1 to {most} bands (rotary pairs), got {choice}")
-    keys = [[_key(each, f, choice) for f in range(len(each.pairs))] for each in rotations]
+    keys = [
+        [_key(rotation, f, choice) for f in range(len(rotation.pairs))] for rotation in rotations
+    ]
     names = sorted({key for some in keys for key in some})
-    has_rest = any(2 * len(each.pairs) < d_head for each in rotations)
+    has_rest = any(2 * len(rotation.pairs) < d_head for rotation in rotations)
     return [
         [
             *(_band(layer, turns, key, of_pairs, choice) for key in names),

@@ -96,7 +96,9 @@ def explore(
         batch_size=batch_size,
         n_folds=folds_for_intervals(data, n_folds),
     ).calibrated(None, ablations)
-    scores = (engine.scores(None, each, per_head=True) for each in progress(ablations, "patterns"))
+    scores = (
+        engine.scores(None, ablation, per_head=True) for ablation in progress(ablations, "patterns")
+    )
     layers = [layer.index for layer in layers_of(model)]
     views = [pattern_view(scores, layers, skipped)]
     if circuit:

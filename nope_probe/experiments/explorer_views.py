@@ -39,7 +39,7 @@ def combinations(players: PlayerSet) -> list[Condition]:
     """
     return [
         players.condition(
-            [each for bit, each in enumerate(players.players) if not number >> bit & 1]
+            [player for bit, player in enumerate(players.players) if not number >> bit & 1]
         )
         for number in range(2 ** len(players.players))
     ]

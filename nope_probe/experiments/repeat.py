@@ -187,8 +187,8 @@ def compare_runs(before: Path, again: Path) -> Comparison:
     """Compare the arrays and tables of two finished runs of the same settings."""
     manifests = read_manifest(before), read_manifest(again)
     first, second = (
-        {name: value for name, value in each["checksums"].items() if name not in NOT_COMPARED}
-        for each in manifests
+        {name: value for name, value in manifest["checksums"].items() if name not in NOT_COMPARED}
+        for manifest in manifests
     )
     if first == second:
         return Comparison(name=str(before), identical=True)

@@ -71,13 +71,13 @@ def sources_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:
     """
     rows = [
         {
-            "layer": each.layer,
+            "layer": layer.layer,
             "term": source.term,
             **interval_columns(source.rms, "rms"),
             **interval_columns(source.share),
         }
-        for each in layers
-        for source in (*each.sources, each.position)
+        for layer in layers
+        for source in (*layer.sources, layer.position)
     ]
     return pd.DataFrame(rows, columns=["layer", "term", *interval_names("rms", "share")])
 
@@ -113,7 +113,7 @@ def players_table(
     columns = ["layer", "player_set", "player", *interval_names(*PARTS)]
     rows = []
     for index, layer in enumerate(layers):
-        others = [each[index] for each in reparametrisations]
+        others = [reparametrisation[index] for reparametrisation in reparametrisations]
         for player in layer.players:
             row: Row = {
                 "layer": layer.layer,
@@ -144,13 +144,13 @@ def interactions_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:
     """Return the table of interactions: layer, player_set, players, share."""
     rows = [
         {
-            "layer": each.layer,
+            "layer": layer.layer,
             "player_set": interaction.player_set,
             "players": "+".join(interaction.players),
             **interval_columns(interaction.share),
         }
-        for each in layers
-        for interaction in each.interactions
+        for layer in layers
+        for interaction in layer.interactions
     ]
     return pd.DataFrame(rows, columns=["layer", "player_set", "players", *interval_names("share")])
 
@@ -190,24 +190,24 @@ def mean_covariance_table(
     columns = ["layer", "term", *interval_names(*named)]
     if terms is not None:
         rows = terms[~terms["term"].isin(("all", "alibi"))].reindex(columns=columns)
-        for each in layers:
-            of_mean = (rows["layer"] == each.layer) & (rows["term"] == "mean")
-            dimensions = interval_columns(each.dimensions, "dimensions")
+        for layer in layers:
+            of_mean = (rows["layer"] == layer.layer) & (rows["term"] == "mean")
+            dimensions = interval_columns(layer.dimensions, "dimensions")
             rows.loc[of_mean, list(dimensions)] = list(dimensions.values())
         return rows.reset_index(drop=True)
     return pd.DataFrame(
         [
             {
-                "layer": each.layer,
+                "layer": layer.layer,
                 "term": name,
                 **interval_columns(share),
                 **interval_columns(rms, "rms"),
-                **interval_columns(each.dimensions, "dimensions"),
+                **interval_columns(layer.dimensions, "dimensions"),
             }
-            for each in layers
+            for layer in layers
             for name, share, rms in (
-                ("mean", each.mean, each.mean_rms),
-                ("covariance", each.covariance, each.covariance_rms),
+                ("mean", layer.mean, layer.mean_rms),
+                ("covariance", layer.covariance, layer.covariance_rms),
             )
         ],
         columns=columns,
@@ -248,17 +248,17 @@ def bands_table(patterns: Sequence[BandPattern]) -> pd.DataFrame:
     """
     rows = [
         {
-            "layer": each.band.layer,
-            "band": each.band.name,
-            "n_pairs": len(each.band.pairs),
-            "first_pair": min(each.band.pairs, default=None),
-            "last_pair": max(each.band.pairs, default=None),
-            "shortest_wavelength": min(each.band.wavelengths, default=None),
-            "longest_wavelength": max(each.band.wavelengths, default=None),
-            **interval_columns(each.amplitude, "amplitude"),
-            **interval_columns(each.share),
+            "layer": pattern.band.layer,
+            "band": pattern.band.name,
+            "n_pairs": len(pattern.band.pairs),
+            "first_pair": min(pattern.band.pairs, default=None),
+            "last_pair": max(pattern.band.pairs, default=None),
+            "shortest_wavelength": min(pattern.band.wavelengths, default=None),
+            "longest_wavelength": max(pattern.band.wavelengths, default=None),
+            **interval_columns(pattern.amplitude, "amplitude"),
+            **interval_columns(pattern.share),
         }
-        for each in patterns
+        for pattern in patterns
     ]
     table = pd.DataFrame(rows)
     pairs = ["first_pair", "last_pair"]
@@ -342,7 +342,8 @@ def _profile_rows(
 ) -> pd.DataFrame:
     bounds = (profile.value, profile.low, profile.high)
     columns = {
-        name: each[where].numpy() for name, each in zip(interval_names("mean"), bounds, strict=True)
+        name: bound[where].numpy()
+        for name, bound in zip(interval_names("mean"), bounds, strict=True)
     }
     table = pd.DataFrame({"offset": bins.tolist(), **columns})
     if len(bins) < n_offsets:

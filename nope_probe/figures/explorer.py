@@ -163,7 +163,11 @@ class Explorer:
             ],
             "measures": _SHOWN_MEASURES,
             "operations": {
-                arrow: [each for each in operations if each[1] in (None, *self.components)]
+                arrow: [
+                    operation
+                    for operation in operations
+                    if operation[1] in (None, *self.components)
+                ]
                 for arrow, operations in OPERATIONS.items()
             },
             "flows": {"wide": vars(wide()), "narrow": vars(narrow())},

@@ -184,14 +184,16 @@ def head_map(table: pd.DataFrame, measure: str) -> go.Figure:
         raise ValueError(f"expected a measure of {', '.join(ABOUT)}, got {measure!r}")
     about = ABOUT[measure]
     columns = (measure, *bound_columns(measure))
-    values, *bounds = (table.pivot(index="layer", columns="head", values=each) for each in columns)
+    values, *bounds = (
+        table.pivot(index="layer", columns="head", values=column) for column in columns
+    )
     n_layers, n_heads = values.shape
     figure = go.Figure(
         go.Heatmap(
             z=values.to_numpy(float),
             x=[int(head) for head in values.columns],
             y=[int(layer) for layer in values.index],
-            customdata=np.stack([each.to_numpy(float) for each in bounds], -1),
+            customdata=np.stack([bound.to_numpy(float) for bound in bounds], -1),
             coloraxis="coloraxis",
             hoverongaps=False,
             hovertemplate=f"L%{{y}}H%{{x}}<br>%{{z:.3g}} {BOUNDS}<extra>{about.title}</extra>",

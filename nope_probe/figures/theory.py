@@ -93,8 +93,10 @@ def _panels(curves: Mapping[str, Curves], *, title: str, x_title: str, y_title: 
 
 def _noise_range(curves: Collection[Curves], layer: int) -> tuple[float, float] | None:
     """Return the y range of a layer all of whose curves are noise; None for any other."""
-    drawn = np.concatenate([[each.values[layer], each.theory[layer]] for each in curves], axis=None)
-    errors = np.concatenate([each.errors[layer] / 2 for each in curves])
+    drawn = np.concatenate(
+        [[curve.values[layer], curve.theory[layer]] for curve in curves], axis=None
+    )
+    errors = np.concatenate([curve.errors[layer] / 2 for curve in curves])
     known = drawn[np.isfinite(drawn)]
     if not known.size:
         return None

@@ -83,7 +83,7 @@ class ScoreMaps:
     @classmethod
     def from_tensors(cls, tensors: State) -> ScoreMaps:
         """Return the maps from which `to_tensors` made the tensors."""
-        others = {name: each for name, each in tensors.items() if name not in ("bos", "layers")}
+        others = {name: tensor for name, tensor in tensors.items() if name not in ("bos", "layers")}
         layers = tuple(tensors["layers"].tolist())
         return cls(**others, layers=layers, bos=bool(tensors["bos"]))
 

@@ -130,7 +130,7 @@ def has_position_table(name: str, revision: str | None = None) -> bool:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     tensors = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
-    return any(_TABLE.search(each) for each in tensors)
+    return any(_TABLE.search(tensor) for tensor in tensors)
 
 
 def _config_of(name: str, revision: str | None) -> PreTrainedConfig:

@@ -124,7 +124,7 @@ def describe(
         d_vocab=model.cfg.d_vocab,
         rope_layers=rope_layers(model),
         not_attending=tuple(
-            sorted({*range(len(blocks_of(model)))} - {each.index for each in layers})
+            sorted({*range(len(blocks_of(model)))} - {layer.index for layer in layers})
         ),
     )
 
@@ -159,7 +159,7 @@ def reference_of(hf: PreTrainedModel) -> Reference:
     with torch.inference_mode():
         outputs = hf(tokens, output_attentions=True, use_cache=False)
     attentions = getattr(outputs, "attentions", None) or ()  # none of a state-space model
-    patterns = tuple(each for each in attentions if each is not None)
+    patterns = tuple(attention for attention in attentions if attention is not None)
     return Reference(logits=outputs.logits.float(), patterns=patterns)
 
 

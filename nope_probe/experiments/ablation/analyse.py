@@ -195,13 +195,18 @@ class Analysis:
             "gains": gains.get("identity"),
             "gains_random": gains.get("random"),
             "replacements": [each.replacement for each in (*plan.substitutes, *plan.checks)],
-            "player_sets": {each.name: [p.name for p in each.players] for each in plan.player_sets},
+            "player_sets": {
+                player_set.name: [p.name for p in player_set.players]
+                for player_set in plan.player_sets
+            },
             "conditions": [plan.name(condition) for condition in plan.conditions],
             "positional_sources": list(plan.sources),
             "left_out": dict(plan.left_out),
             "conjunctions": {
-                each.name: [layer.layer for layer in self.layers if layer.is_conjunction(each.name)]
-                for each in plan.player_sets
+                player_set.name: [
+                    layer.layer for layer in self.layers if layer.is_conjunction(player_set.name)
+                ]
+                for player_set in plan.player_sets
             },
         }
 
@@ -324,6 +329,6 @@ def side_by_side(tables: Mapping[Replacement, pd.DataFrame]) -> pd.DataFrame:
         tables: per replacement, its table; columns that only the first has are empty in the others.
     """
     first = next(iter(tables.values()))
-    named = [each.assign(replacement=name) for name, each in tables.items() if len(each)]
+    named = [table.assign(replacement=name) for name, table in tables.items() if len(table)]
     columns = [*first.columns[:3], "replacement", *first.columns[3:]]
     return pd.concat(named or [first.assign(replacement=[])], ignore_index=True)[columns]

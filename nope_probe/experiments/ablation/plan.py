@@ -173,7 +173,7 @@ class Plan:
         return keys
 
     def _keys(self, prefix: str, conditions: Sequence[Condition]) -> list[str]:
-        passes = [one for each in conditions for one in self.passes(prefix, each)]
+        passes = [one for condition in conditions for one in self.passes(prefix, condition)]
         return [
             name
             for key, ablation, _ in passes
@@ -213,7 +213,11 @@ def make_plan(
         player_sets = (_checked_players(players, has, parameter_free, bands),)
     if players is not None or parameter_free:  # where weights are no players, or named
         left_out = {name: why for name, why in left_out.items() if name in SOURCES}
-    removed = (each for size in range(len(sources) + 1) for each in combinations(sources, size))
+    removed = (
+        combination
+        for size in range(len(sources) + 1)
+        for combination in combinations(sources, size)
+    )
     conditions = [frozenset[str](each) for each in removed]
     for players_of_set in player_sets:
         conditions += players_of_set.conditions
@@ -347,7 +351,7 @@ def _positions(engine: Engine, intact: StoredMaps) -> PositionSums | None:
         return None
     try:
         return engine.positions(
-            "positions", layers=[each.index for each in intact.layers], writers="none"
+            "positions", layers=[layer.index for layer in intact.layers], writers="none"
         )
     except NotImplementedError:
         return None

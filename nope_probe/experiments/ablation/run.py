@@ -135,7 +135,7 @@ class Settings(RunSettings):
         except ValueError as error:
             flag = "--bands" if self.players is None else "--players"
             raise UserError(f"{flag}: {error}") from error
-        return frozenset().union(*(each.components for each in players))
+        return frozenset().union(*(player.components for player in players))
 
     @property
     def substitutes(self) -> tuple[Substitute, ...]:

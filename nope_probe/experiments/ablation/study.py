@@ -68,7 +68,7 @@ class AblationStudy:
         skipped = f", the {first} left out" if self.skip_keys else ""
         lines = [
             f"  L{layer.layer}  "
-            + ", ".join(f"{each.term} {each.share.value:.2f}" for each in layer.sources)
+            + ", ".join(f"{source.term} {source.share.value:.2f}" for source in layer.sources)
             for layer in self.layers
         ]
         shape = " × ".join(map(str, self.maps["pattern/all"].shape))
@@ -76,7 +76,7 @@ class AblationStudy:
             [
                 f"AblationStudy: shares of the positional pattern{skipped}",
                 *lines,
-                f"tables: {', '.join(name for name, each in self.tables.items() if len(each))}",
+                f"tables: {', '.join(name for name, table in self.tables.items() if len(table))}",
                 fill(
                     f"maps ({shape}): {', '.join(self.maps)}",
                     width=100,

@@ -230,7 +230,11 @@ def decodability_table(plan: Plan, measured: Measured, skip: int) -> pd.DataFram
                 UNDEFINED if untrained is None else mean_interval(untrained[:, place, 0]),
                 UNDEFINED if condition == INTACT else mean_interval(changes[:, place, 0]),
             )
-            numbers = [end for each in intervals for end in (each.value, each.low, each.high)]
+            numbers = [
+                end
+                for interval in intervals
+                for end in (interval.value, interval.low, interval.high)
+            ]
             rows.append(
                 {
                     "layer": layer,

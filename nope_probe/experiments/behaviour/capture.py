@@ -93,7 +93,7 @@ class _Runner:
             for probe in plan.probes
             if ablation.heads is None or probe in HEAD_PROBES
         ]
-        self.writing = [each for each in self.conditions.values() if each.writers]
+        self.writing = [condition for condition in self.conditions.values() if condition.writers]
         length = plan.text.tokens.shape[1]
         self.other_lengths = [
             name
@@ -107,13 +107,16 @@ class _Runner:
         self.maps: dict[str, Ablation] = {}
         self.n_heads: dict[int, int] = {}
         if plan.measured("pattern"):
-            without = [plan.without_sources(each) for each in plan.conditions.values()]
+            without = [plan.without_sources(condition) for condition in plan.conditions.values()]
             self.maps = {map_key(each): each for each in (*plan.conditions.values(), *without)}
             self.n_heads = Counter(layer for layer, _ in plan.heads)
 
     def sizes(self) -> dict[str, int]:
         """Return how many sequences this process runs in each stream, by the stream's key."""
-        text, needs = self.plan.text, [each.needs_calibration for each in self.conditions.values()]
+        text, needs = (
+            self.plan.text,
+            [condition.needs_calibration for condition in self.conditions.values()],
+        )
         probes = {"calibration": text} if any(needs) else {}
         probes |= {f"positions/{name}": self.plan.probes[name] for name in self.other_lengths}
         probes |= {f"loss/{name}/{probe}": self.plan.probes[probe] for name, probe in self.scored}

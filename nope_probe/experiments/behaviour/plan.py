@@ -122,7 +122,7 @@ def make_plan(session: Session[Settings]) -> Plan:
     left_out = irreplaceable(model)
     conditions = make_conditions(has, settings.remove, settings.substitutes, left_out)
     settings.validate_removals(conditions)
-    removed = {name for each in conditions.values() for name in each.remove}
+    removed = {name for condition in conditions.values() for name in condition.remove}
     validate_removable(model, removed | ({"w_q"} if settings.heads else set()))
     layers = settings.layers_of(session.loaded.info)  # refused before anything is run
     if text.n_documents < MIN_DOCUMENTS:

@@ -71,7 +71,7 @@ def analyse(session: Session[RunSettings], stages: Stages, explorer: Explorer | 
         "absent": absent_stages(blocks, layer, session.loaded.info.n_layers),
     }
     manifest["headline"] = headline(manifest, table)
-    arrays = {name: each.float().cpu().numpy() for name, each in _arrays(maps).items()}
+    arrays = {name: array.float().cpu().numpy() for name, array in _arrays(maps).items()}
     run = Run(
         manifest=manifest,
         arrays={"maps": arrays, "tokens": input_arrays(inputs), "folds": _folds(maps[-1])},

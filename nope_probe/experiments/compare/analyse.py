@@ -136,7 +136,7 @@ def _difference(name: str, base: Member, other: Member, values: Map) -> Differen
         errors = [standard_error(x.folds - y.folds, counts[0])]
     else:
         errors = [standard_error(x.folds, counts[0]), standard_error(y.folds, counts[1])]
-    noise = float(np.sqrt(sum(float(each.square().nanmean()) for each in errors)))
+    noise = float(np.sqrt(sum(float(error.square().nanmean()) for error in errors)))
     return Difference(values=values, rms=rms, noise=noise, paired=paired)
 
 

@@ -99,7 +99,7 @@ def _method(members: Sequence[Member], maps: Sequence[Compared], table: pd.DataF
         return "Differences of simulations are unpaired."
     if not share_sequences(members):
         return "The runs had different sequences, so differences are unpaired."
-    paired = any(each.paired for found in maps for each in found.differences.values())
+    paired = any(difference.paired for found in maps for difference in found.differences.values())
     if paired or (table["method"] == PAIRED).any():
         return (
             "The runs had the same sequences: differences of positional patterns and of their "
@@ -239,14 +239,14 @@ def _pattern_measures(members: Sequence[Member]) -> go.Figure:
 
 
 def _runs(members: Sequence[Member], folder: Path) -> Section:
-    pages = [Path(os.path.relpath(each.folder / "report.html", folder)) for each in members]
+    pages = [Path(os.path.relpath(member.folder / "report.html", folder)) for member in members]
     rows = [
         (
-            Link(text=each.label, href=page.as_posix()),
-            str(each.manifest.get("command", "")),
+            Link(text=member.label, href=page.as_posix()),
+            str(member.manifest.get("command", "")),
             page.parent.name,
         )
-        for each, page in zip(members, pages, strict=True)
+        for member, page in zip(members, pages, strict=True)
     ]
     return Section(
         title=f"What was compared: {len(members)} runs of {members[0].kind}",

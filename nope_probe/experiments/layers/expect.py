@@ -75,7 +75,7 @@ class Expectation:
         return "; ".join(parts)
 
     def _numbers_differ(self, findings: Sequence[LayerFindings]) -> str | None:
-        values = {each.layer: NUMBERS[self.key](each) for each in findings}
+        values = {finding.layer: NUMBERS[self.key](finding) for finding in findings}
         known = {layer: float(value) for layer, value in values.items() if value is not None}
         if self.value is None:
             return None if not known else f"{self.key}: expected none, found {_numbers(known)}"
@@ -130,11 +130,14 @@ def validate_depth(expectations: Sequence[Expectation], n_layers: int) -> None:
     Raises:
         UserError: naming a layer that does not exist.
     """
-    for each in expectations:
-        if isinstance(each.value, frozenset) and max(each.value, default=0) >= n_layers:
+    for expectation in expectations:
+        if (
+            isinstance(expectation.value, frozenset)
+            and max(expectation.value, default=0) >= n_layers
+        ):
             raise UserError(
-                f"--expect {each.key}={each.text}: the layers that were read are 0 to "
-                f"{n_layers - 1}, and there is no L{max(each.value)}"
+                f"--expect {expectation.key}={expectation.text}: the layers that were read are 0 "
+                f"to {n_layers - 1}, and there is no L{max(expectation.value)}"
             )
 
 

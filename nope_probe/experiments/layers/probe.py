@@ -400,10 +400,12 @@ def _bias_within_rows(
 def _score_product(
     readings: Sequence[LayerReading], cells: Bool[Tensor, "batch head query_pos key_pos"]
 ) -> ScoreProduct:
-    products = torch.cat([each.products[cells] for each in readings])
-    biases = [0.0 if each.bias is None else each.bias.to(each.scores) for each in readings]
-    scores = [each.scores - bias for each, bias in zip(readings, biases, strict=True)]
-    return fit_score_product(products, torch.cat([each[cells] for each in scores]))
+    products = torch.cat([reading.products[cells] for reading in readings])
+    biases = [
+        0.0 if reading.bias is None else reading.bias.to(reading.scores) for reading in readings
+    ]
+    scores = [reading.scores - bias for reading, bias in zip(readings, biases, strict=True)]
+    return fit_score_product(products, torch.cat([score[cells] for score in scores]))
 
 
 def _pairs_acting(
@@ -467,12 +469,12 @@ def differences(model: HookedModel, findings: list[LayerFindings]) -> list[Diffe
     Of a layer without RoPE, only that is said.
     """
     grouped: dict[tuple[str, str, Value], list[int]] = {}
-    for each in findings:
-        found = found_of(each)
-        for claim in claims(model, each.layer):
-            if _is_visible(claim, each) and not _agree(claim.value, found[claim.about]):
+    for finding in findings:
+        found = found_of(finding)
+        for claim in claims(model, finding.layer):
+            if _is_visible(claim, finding) and not _agree(claim.value, found[claim.about]):
                 key = (claim.field, claim.about, found[claim.about])
-                grouped.setdefault(key, []).append(each.layer)
+                grouped.setdefault(key, []).append(finding.layer)
     return [
         Difference(layers=tuple(layers), field=field, about=about, found=found)
         for (field, about, found), layers in grouped.items()

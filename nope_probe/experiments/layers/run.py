@@ -136,9 +136,9 @@ class Report:
         return {
             "model": self.model,
             "bos": self.bos,
-            "layers": [each.to_dict() for each in self.layers],
+            "layers": [layer.to_dict() for layer in self.layers],
             "not_attending": list(self.not_attending),
-            "configuration_differs": [str(each) for each in self.differences],
+            "configuration_differs": [str(difference) for difference in self.differences],
             "expectations_not_met": self.unmet,
         }
 
@@ -151,7 +151,7 @@ def run(settings: Settings) -> Report:
     """
     settings.validate()
     expectations = [parse_expectation(each) for each in settings.expect]
-    keys = [each.key for each in expectations]
+    keys = [expectation.key for expectation in expectations]
     if len({*keys}) < len(keys):
         raise UserError(f"--expect names a key twice: {' '.join(settings.expect)}")
     validate_reachable(settings.model, settings.revision)
@@ -172,7 +172,11 @@ def run(settings: Settings) -> Report:
     batch = batch_of(loaded, max(n_long, min(N_SHORT, loaded.info.n_ctx)), settings.seed)
     findings = probe_layers(loaded.model, batch[:, :N_SHORT], batch[:1, :n_long])
     bos = "forced" if loaded.tokenizer is not None and forces_bos(loaded.tokenizer) else "none"
-    unmet = [line for each in expectations if (line := each.check(findings, bos)) is not None]
+    unmet = [
+        line
+        for expectation in expectations
+        if (line := expectation.check(findings, bos)) is not None
+    ]
     return Report(
         model=loaded.info.name,
         bos=bos,
@@ -219,9 +223,9 @@ def n_positions(
 
     n_ctx = loaded.info.n_ctx
     expected = [
-        int(each.value)
-        for each in expectations
-        if each.key in LENGTHS and isinstance(each.value, float)
+        int(expectation.value)
+        for expectation in expectations
+        if expectation.key in LENGTHS and isinstance(expectation.value, float)
     ]
     if settings.seq_len != "auto":
         if settings.seq_len > n_ctx and not settings.beyond_context:
@@ -287,7 +291,10 @@ def print_report(report: Report) -> None:
     legend = LEGEND.format(n=report.layers[0].mask.n_positions)
     console.print(" ".join([legend, *rare]), style="dim")
     for title, lines in (
-        ("The configuration says otherwise:", [str(each) for each in report.differences]),
+        (
+            "The configuration says otherwise:",
+            [str(difference) for difference in report.differences],
+        ),
         ("Not as found in a block of the usual kind:", _notes(report)),
     ):
         if lines:
@@ -341,29 +348,29 @@ def _number(value: float | None, style: str) -> str:
 def _notes(report: Report) -> list[str]:
     """Return what the table has no column for."""
     lines = []
-    for each in report.layers:
-        name = f"L{each.layer}"
-        if not each.mask_same_in_all_heads:
+    for layer in report.layers:
+        name = f"L{layer.layer}"
+        if not layer.mask_same_in_all_heads:
             lines.append(f"{name}: heads have different masks; the table shows H0's")
-        if each.product_error > 1e-3:
-            lines.append(f"{name}: scores are not q.k alone: off by {each.product_error:.2g}")
-        if each.rope and not each.rope_pairs:
+        if layer.product_error > 1e-3:
+            lines.append(f"{name}: scores are not q.k alone: off by {layer.product_error:.2g}")
+        if layer.rope and not layer.rope_pairs:
             lines.append(f"{name}: which coordinates RoPE turns together was not recognised")
-        if abs(each.rope_factor - 1) > TOLERANCE:
-            lines.append(f"{name}: RoPE multiplies queries and keys by {each.rope_factor:.4g}")
-        if each.rope and each.rope_pairs_following < each.rope_pairs:
+        if abs(layer.rope_factor - 1) > TOLERANCE:
+            lines.append(f"{name}: RoPE multiplies queries and keys by {layer.rope_factor:.4g}")
+        if layer.rope and layer.rope_pairs_following < layer.rope_pairs:
             lines.append(
-                f"{name}: pairs from {each.rope_pairs_following} on do not follow the power "
+                f"{name}: pairs from {layer.rope_pairs_following} on do not follow the power "
                 "law of the first ones (RoPE is scaled)"
             )
-        if each.rope_rescaled_from is not None:
+        if layer.rope_rescaled_from is not None:
             lines.append(
-                f"{name}: RoPE is another from sequences of {each.rope_rescaled_from:,} tokens on "
-                f"(the pair that changes most turns {each.rope_rescaled_by:.3g} times as fast)"
+                f"{name}: RoPE is another from sequences of {layer.rope_rescaled_from:,} tokens on "
+                f"(the pair that changes most turns {layer.rope_rescaled_by:.3g} times as fast)"
             )
-        if each.queries_grow_from is not None:
+        if layer.queries_grow_from is not None:
             lines.append(
-                f"{name}: queries are scaled from position {each.queries_grow_from:,} on "
-                f"({each.queries_grow_by:.4g} times at the last)"
+                f"{name}: queries are scaled from position {layer.queries_grow_from:,} on "
+                f"({layer.queries_grow_by:.4g} times at the last)"
             )
     return lines

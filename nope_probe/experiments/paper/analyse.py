@@ -72,7 +72,7 @@ def analyse(session: Session[Settings], folders: Mapping[str, Path]) -> Run:
         "seconds": round(time.monotonic() - session.started, 3),
     }
     steps = {pair.published.key: pair.steps for pair in pairs}
-    differences = {key: each.astype(np.float32) for key, each in steps.items() if each is not None}
+    differences = {key: step.astype(np.float32) for key, step in steps.items() if step is not None}
     run = Run(
         manifest=manifest,
         arrays={"maps": differences},

@@ -212,7 +212,9 @@ class Settings(SessionSettings):
         experiments = experiments_of(self)
         return {
             "figure": self.figure,
-            "experiments": {name: each.recorded() for name, each in experiments.items()},
+            "experiments": {
+                name: experiment.recorded() for name, experiment in experiments.items()
+            },
         }
 
     def validate(self) -> None:

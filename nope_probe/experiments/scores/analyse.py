@@ -130,7 +130,9 @@ def bands_of(
             raise UserError(
                 f"--bands: the scores of L{layer.index} are soft-capped, so they are no sum"
             )
-    rotations = [recover_rotation(each) for each in read_rotations(model, inputs[:1], len(blocks))]
+    rotations = [
+        recover_rotation(rotation) for rotation in read_rotations(model, inputs[:1], len(blocks))
+    ]
     try:
         return make_bands(rotations, blocks[0].d_head, choice, layers)
     except ValueError as error:

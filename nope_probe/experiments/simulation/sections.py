@@ -81,7 +81,7 @@ def _map_sections(run: Run) -> Iterator[Section]:
             "pattern.",
             folded=True,
         )
-    squares = np.stack([each**2 for each in errors.values()])
+    squares = np.stack([error**2 for error in errors.values()])
     about = {
         "layer": settings["n_layers"] - 1,
         "max_positions": size,

@@ -131,7 +131,7 @@ def strongest_pairs(writers: pd.DataFrame, n_pairs: int) -> list[Pair]:
     shares = rows.groupby(names, sort=False)["share"].sum()
     order = shares.abs().sort_values(ascending=False, kind="stable").index[:n_pairs]
     pairs = (dict(zip(names, key, strict=True)) for key in order)
-    return [Pair(each["layer"], each.get("head"), each["writer"]) for each in pairs]
+    return [Pair(pair["layer"], pair.get("head"), pair["writer"]) for pair in pairs]
 
 
 def heads_read_by(engine: Engine, sums: PositionSums, pair: Pair) -> list[str]:

@@ -73,7 +73,7 @@ class _PlacesRestored:
 
     def __call__(self, module: nn.Module, args: object) -> None:
         for placed, handle in self.handles:
-            if not any(each is handle for each in placed.point.fwd_hooks):
+            if not any(fwd_hook is handle for fwd_hook in placed.point.fwd_hooks):
                 raise RuntimeError(
                     "the hooks of `ablated` were removed inside it (by reset_hooks?), and with "
                     "them the ablation: leave the context before hooks are reset"

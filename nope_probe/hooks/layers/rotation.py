@@ -50,7 +50,7 @@ class Rotary:
         """Return the matrix that turns a query of the first sequence at each position."""
         if angles is None or self.pairs is None:
             raise NotImplementedError("which coordinates RoPE turns together was not recognised")
-        cos, sin = (each[0] for each in self.turns(angles))
+        cos, sin = (turn[0] for turn in self.turns(angles))
         (first, second), n_pos = self.pairs.T, len(cos)
         matrix = torch.eye(d_head, dtype=cos.dtype, device=cos.device).repeat(n_pos, 1, 1)
         matrix[:, first, first] = matrix[:, second, second] = cos
@@ -174,8 +174,8 @@ class RemovedPairs:
         removed = self.mask(x.shape[1])
         first, second = map(_as_slice, self.rotary.pairs[removed].T)
         cos, sin = (
-            each[..., None, removed.to(each.device)] / self.rotary.factor
-            for each in self.rotary.turns(angles)
+            turn[..., None, removed.to(turn.device)] / self.rotary.factor
+            for turn in self.rotary.turns(angles)
         )
         straight, low, high = x.clone(), x[..., first], x[..., second]
         straight[..., first] = (low * cos + high * sin).to(x.dtype)

@@ -118,4 +118,4 @@ def capture_bands(
         batch_size=batch_size,
         checkpoint=checkpoint,
     )
-    return torch.stack([each.fold_means(counts) for each in accumulators], 1)
+    return torch.stack([accumulator.fold_means(counts) for accumulator in accumulators], 1)

@@ -109,17 +109,17 @@ def calibrate(
         batch_size=batch_size,
         checkpoint=checkpoint,
     )
-    measured = {each.layer.index: each for each in accumulators}
+    measured = {accumulator.layer.index: accumulator for accumulator in accumulators}
     blocks = [measured.get(number) for number in range(len(blocks_of(model)))]
     means = {
-        name: [torch.zeros(0).double() if each is None else each.mean(name) for each in blocks]
+        name: [torch.zeros(0).double() if block is None else block.mean(name) for block in blocks]
         for name in MEANS
     }
     return Calibration(
         checksum=weights_checksum(model),
         gains={
             kind: {
-                name: tuple(nan if each is None else each.gain(name, kind) for each in blocks)
+                name: tuple(nan if block is None else block.gain(name, kind) for block in blocks)
                 for name in WEIGHTS
             }
             for kind in accumulators[0].units
@@ -149,7 +149,9 @@ def capture_written(
         inputs,
         accumulators,
         fold_of=torch.zeros(len(inputs), dtype=torch.long),
-        end=block_point(model, max(each.block.index for each in accumulators), "hook_resid_post"),
+        end=block_point(
+            model, max(accumulator.block.index for accumulator in accumulators), "hook_resid_post"
+        ),
         batch_size=batch_size,
         checkpoint=checkpoint,
     )
@@ -237,9 +239,9 @@ def _positions(
 ) -> dict[str, WrittenPosition]:
     skip = int(begins_alike(inputs)) if skip_keys is None else skip_keys
     return {
-        writer: each.written(writer, len(inputs), skip)
-        for each in accumulators
-        for writer in each.writers
+        writer: accumulator.written(writer, len(inputs), skip)
+        for accumulator in accumulators
+        for writer in accumulator.writers
     }
 
 

@@ -114,10 +114,10 @@ def capture_scores(
     )
     n = len(blocks)
     return ScoreMaps(
-        mean_term=_stacked((each.mean_term(counts) for each in scores), n) if mean_term else None,
-        key_means=_stacked((each.key_means(counts) for each in scores), n) if mean_term else None,
+        mean_term=_stacked((score.mean_term(counts) for score in scores), n) if mean_term else None,
+        key_means=_stacked((score.key_means(counts) for score in scores), n) if mean_term else None,
         per_head=_stacked((e.fold_means(counts) for e in _freed(heads)), n) if heads else None,
-        visible=torch.stack([each.flags["visible"].cpu() for each in scores]),
+        visible=torch.stack([score.flags["visible"].cpu() for score in scores]),
         folds=_stacked((each.fold_means(counts) for each in _freed(scores)), n),
         counts=counts,
         layers=tuple(layer.index for layer in blocks),
@@ -189,10 +189,12 @@ def capture_stages(
         checkpoint=checkpoint,
     )
     return StageMaps(
-        folds={letter: each.fold_means(counts) for letter, each in accumulators.items()},
+        folds={
+            letter: accumulator.fold_means(counts) for letter, accumulator in accumulators.items()
+        },
         visible={
-            letter: each.flags["visible"].cpu()
-            for letter, each in accumulators.items()
+            letter: accumulator.flags["visible"].cpu()
+            for letter, accumulator in accumulators.items()
             if STAGES[letter].scores
         },
         counts=counts,
@@ -284,7 +286,9 @@ class ScoreSums:
 
     def means(self) -> Float[Tensor, "fold layer query_pos key_pos"]:
         """Return the fold means so far, in nats; NaN where the model masks."""
-        return torch.stack([each.fold_means(self.counts) for each in self.accumulators], 1)
+        return torch.stack(
+            [accumulator.fold_means(self.counts) for accumulator in self.accumulators], 1
+        )
 
 
 def token_losses(

@@ -126,7 +126,7 @@ def capture_positions(
         checkpoint=checkpoint,
     )
     return PositionSums(
-        readers={each.layer.index: each.sums(counts) for each in accumulators},
+        readers={accumulator.layer.index: accumulator.sums(counts) for accumulator in accumulators},
         counts=counts,
         bos=begins_alike(inputs),
     )
@@ -201,7 +201,7 @@ class MeansAccumulator(Accumulator):
                 f"which coordinates RoPE turns together in L{self.layer.index} was not recognised"
             )
         angles = angles if rope is None else rope.straightened(angles)
-        cos, sin = (each[0].double() / self.rotary.factor for each in self.rotary.turns(angles))
+        cos, sin = (turn[0].double() / self.rotary.factor for turn in self.rotary.turns(angles))
         return flags | {"cos": cos.clone(), "sin": sin.clone()}
 
     @property

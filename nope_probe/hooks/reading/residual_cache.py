@@ -97,9 +97,9 @@ class ResidualCache:
 def may_skip_blocks(model: HookedModel) -> bool:
     """Return whether nobody but an ablation in effect has hooks on a model, of whatever kind."""
     modules = list(cast(nn.Module, model).modules())
-    if has_foreign_hooks(model, [each for each in modules if isinstance(each, HookPoint)]):
+    if has_foreign_hooks(model, [module for module in modules if isinstance(module, HookPoint)]):
         return False
-    others = [each for each in modules if not isinstance(each, HookPoint)]
+    others = [module for module in modules if not isinstance(module, HookPoint)]
     hooks = [hook for each in others for hook in each._forward_pre_hooks.values()]
     hooks += [hook for each in others for hook in each._forward_hooks.values()]
     return all(restores_places(hook) or _is_of_the_libraries(hook) for hook in hooks)

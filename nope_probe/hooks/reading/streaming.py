@@ -109,7 +109,9 @@ def stream(
             checkpoint.advance(stop - start)
         if checkpoint.n_processes > 1:  # the others may take long, and a kill then loses nothing
             checkpoint.save(state_of(accumulators))
-        checkpoint.all_reduce([each.totals[key] for each in accumulators for key in each.names])
+        checkpoint.all_reduce(
+            [accumulator.totals[key] for accumulator in accumulators for key in accumulator.names]
+        )
 
 
 def batches_of(n_seqs: int, batch_size: int, rank: int, n_processes: int) -> list[tuple[int, int]]:
@@ -131,21 +133,23 @@ def batches_of(n_seqs: int, batch_size: int, rank: int, n_processes: int) -> lis
 def state_of(accumulators: Sequence[Accumulator]) -> State:
     """Return what a later process needs to resume, taken between two batches."""
     state: State = {"n_seen": torch.tensor(accumulators[0].n_seen)}
-    for index, each in enumerate(accumulators):
-        state |= {f"{index}.total.{name}": tensor for name, tensor in each.totals.items()}
+    for index, accumulator in enumerate(accumulators):
+        state |= {f"{index}.total.{name}": tensor for name, tensor in accumulator.totals.items()}
         # Copies: two accumulators of a layer may hold the same tensor, which no file keeps twice.
-        state |= {f"{index}.flag.{name}": tensor.clone() for name, tensor in each.flags.items()}
+        state |= {
+            f"{index}.flag.{name}": tensor.clone() for name, tensor in accumulator.flags.items()
+        }
     return state
 
 
 def restore(accumulators: Sequence[Accumulator], state: State) -> None:
     """Set accumulators to a state that `state_of` returned; after an empty one they count anew."""
-    for index, each in enumerate(accumulators):
-        for kind, values in (("total", each.totals), ("flag", each.flags)):
+    for index, accumulator in enumerate(accumulators):
+        for kind, values in (("total", accumulator.totals), ("flag", accumulator.flags)):
             prefix = f"{index}.{kind}."
             names = [name for name in state if name.startswith(prefix)]
             values |= {name.removeprefix(prefix): state[name] for name in names}
-        each.n_seen = int(state.get("n_seen", 0))
+        accumulator.n_seen = int(state.get("n_seen", 0))
 
 
 class BatchRunner:
@@ -173,8 +177,8 @@ class BatchRunner:
                 self.run(piece, folds, done)
                 done += len(piece)
             return
-        for each in self.accumulators:
-            each.start_batch(fold_of, done + len(batch))
+        for accumulator in self.accumulators:
+            accumulator.start_batch(fold_of, done + len(batch))
         if not self._fits(batch):
             self._halve(len(batch))
             self.run(batch, fold_of, done)
@@ -191,12 +195,12 @@ class BatchRunner:
     def _run_once(self, batch: Inputs) -> None:
         if self.to_logits:
             logits = logits_of(self.model, batch)
-            for each in self.accumulators:
-                each.read_logits(logits, batch)
+            for accumulator in self.accumulators:
+                accumulator.read_logits(logits, batch)
             return
         shared: AbstractContextManager[None] = nullcontext()
         if self.residuals is not None:
-            layers = sorted({each.layer.index for each in self.accumulators})
+            layers = sorted({accumulator.layer.index for accumulator in self.accumulators})
             shared = self.residuals.shared(self.model, batch, layers, self.may_skip)
         with shared:
             run_forward(self.model, batch)
@@ -204,8 +208,8 @@ class BatchRunner:
     def _halve(self, size: int) -> None:
         # Called once the error is gone, whose frames hold tensors. Blocks before the one that ran
         # out of memory have counted the batch already; their accumulators skip its pieces.
-        for each in self.accumulators:
-            each.reset()
+        for accumulator in self.accumulators:
+            accumulator.reset()
         if self.residuals is not None:
             self.residuals.clear()
         torch.cuda.empty_cache()
@@ -218,13 +222,17 @@ def _reading(
     model: HookedModel, accumulators: Sequence[Accumulator], end: HookPoint | None
 ) -> Iterator[None]:
     """Let accumulators read forward passes that stop at `end`."""
-    hooks: list[Attachment] = [pair for each in accumulators for pair in each.hooks()]
+    hooks: list[Attachment] = [pair for accumulator in accumulators for pair in accumulator.hooks()]
     with tapped(model) as layers:
         # The scores' hook point fires only where somebody has hooks: the tap itself ends the pass.
-        last = [each.tap for each in layers if each.tap.scores_point is end]
+        last = [layer.tap for layer in layers if layer.tap.scores_point is end]
         if not last and end is not None:
             hooks.append((end, _stop))
-        readers = [(each.layer.tap, each.read) for each in accumulators if each.reads_attention]
+        readers = [
+            (accumulator.layer.tap, accumulator.read)
+            for accumulator in accumulators
+            if accumulator.reads_attention
+        ]
         with taps_read(readers, last), hooks_attached(hooks):
             yield
 

@@ -144,7 +144,11 @@ def plain_norms(model: Model) -> Iterator[Model]:
         >>> with plain_norms(model):
         ...     logits = model(torch.tensor([[0, 5, 9]]))
     """
-    hooks = [(each.point, each.hook) for layer in layers_of(model) for each in norm_hooks(layer)]
+    hooks = [
+        (norm_hook.point, norm_hook.hook)
+        for layer in layers_of(model)
+        for norm_hook in norm_hooks(layer)
+    ]
     with hooks_attached(hooks):
         yield model
 

@@ -148,13 +148,13 @@ def components(model: HookedModel) -> tuple[Component, ...]:
     layers, traits = layers_of(model), traits_of(model).values()
     has = {
         "mask": model.cfg.attention_dir != "bidirectional",
-        "rope": any(each.rotary is not None for each in traits),
+        "rope": any(trait.rotary is not None for trait in traits),
         "mlp": not layers[0].attention_only
         and any(find_point(block, "hook_mlp_out") is not None for block in blocks_of(model)),
         "pos_embed": position_point(model) is not None,
-        "alibi": any(each.alibi for each in traits),
-        "window": any(each.window for each in traits),
-        "sink": any(each.sinks for each in traits),
+        "alibi": any(trait.alibi for trait in traits),
+        "window": any(trait.window for trait in traits),
+        "sink": any(trait.sinks for trait in traits),
     }
     return tuple(name for name in COMPONENTS if has.get(name, True))
 
