@@ -111,7 +111,10 @@ def ways_of(sizes: capture.Settings) -> dict[Way, partial[object]]:
 
 
 def memory_of(sizes: capture.Settings, way: Way) -> float:
-    """Return the peak of one way above the loaded model, MB; capture holds a sequence in every fold."""
+    """Return the peak of one way above the loaded model, MB.
+
+    Capture takes a sequence for every fold, of which there are fewer where a pass takes a minute.
+    """
     n_folds = FOLDS if sizes.seq_len < LONGER else 2
     sizes = replace(sizes, n_seqs=n_folds if way == "capture" else 1)
     tokens = capture.tokens_of(sizes)

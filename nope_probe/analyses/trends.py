@@ -40,7 +40,7 @@ class TrendSums:
     """
 
     def __init__(self, n_maps: int, query_positions: Int[Tensor, " row"]) -> None:
-        self.queries = query_positions[:: query_stride(len(query_positions))]
+        self.queries = query_positions[:: query_stride(len(query_positions))].contiguous()
         self.n_rows, self.n_pairs = 0, {1: 0, LAG: 0}
         self.correlations = torch.zeros(n_maps, dtype=torch.float64)
         self.signs = {lag: torch.zeros(n_maps, dtype=torch.float64) for lag in self.n_pairs}

@@ -14,6 +14,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
 from nope_probe.components import INK, LETTERS, SCORE_STAGES, STAGE_MEANINGS, Letter, words
+from nope_probe.errors import closed_choices
 from nope_probe.figures.circuit_layout import BAR, MENU, Flow, arrows, narrow, wide
 from nope_probe.figures.grid import axis, keep, patch
 from nope_probe.figures.maps import keys_left_out
@@ -50,6 +51,7 @@ COMPARED: dict[Kind, dict[Of, str]] = {  # the views of an ablation
 OF = {"reference": "intact model", "difference": "ablated less intact"}
 
 
+@closed_choices("skip_keys")
 def circuit(
     stages: StageMaps | Mapping[Any, StageMap],
     *,

@@ -394,16 +394,16 @@ def script(name: str) -> str:
 def head_maps(
     patterns: Patterns,
     heads: pd.DataFrame,
-    query_positions: Int[np.ndarray, " row"] | None = None,
     max_bytes: int = HEADS_BYTES,
+    query_positions: Int[np.ndarray, " row"] | None = None,
 ) -> str:
     """Return an element of a page with all heads' maps behind thumbnails, pooled until they fit.
 
     Args:
         patterns: each head's positional pattern, nats; NaN where there is nothing.
         heads: `heads.csv`: layer, head, and the amplitude with its bounds.
-        query_positions: the queries of the rows; all by default.
         max_bytes: how many characters all maps may take.
+        query_positions: the queries of the rows; all by default.
     """
     n_layers, n_heads, n_rows, n = patterns.shape
     most = positions_of_heads(n_layers * n_heads, max_bytes)

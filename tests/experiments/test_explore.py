@@ -160,7 +160,7 @@ def test_a_circuits_explorer_opens_without_the_strongest_source_on_all_sequences
     from nope_probe import load, sequences
 
     data = sequences(tokenizer=load("nope-tiny").tokenizer, n_seqs=48, seq_len=17)
-    tokens, few = data.inputs, as_sequences(data.inputs[:24])
+    tokens, few = data.inputs, as_sequences(model, data.inputs[:24])
     engine = Engine(model=model, inputs=tokens, n_folds=4)
     intact = engine.stages(None, layer=0)
     stages = Stages(layer=0, intact=intact, ablated=None, removed=())

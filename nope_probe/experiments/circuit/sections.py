@@ -101,7 +101,7 @@ def _side_by_side(
     maps: Mapping[str, Any],
     removed: Sequence[str],
     skip_keys: int,
-    query_positions: Int[np.ndarray, " row"] | None,
+    query_positions: Int[np.ndarray, " row"] | None = None,
 ) -> Iterator[Section]:
     """Yield the section of all stages of the intact and the ablated model, if there are both."""
     intact, ablated = _group(maps, "reference"), _group(maps, "gram")

@@ -34,7 +34,7 @@ COLUMNS += ["difference", "difference_low", "difference_high", "method"]
 # Numbers that name rows.
 LABELS = ("alpha", "layer", "head", "lag", "skip_keys", "step", "position")
 # Profiles hold a number per distance: hundreds, which would hide all others.
-PROFILES = ("offsets", "head_offsets")
+PROFILES = ("offsets", "head_offsets", "queries")
 # Tables in the order of the page; others follow.
 TABLE_ORDER = ("pattern", "stages", "layers", "sources", "players")
 RESULTS = ("verdict",)  # words that are results, not names of rows

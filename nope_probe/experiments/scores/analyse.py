@@ -218,7 +218,7 @@ def head_patterns(maps: ScoreMaps, heads: pd.DataFrame, skip_keys: int) -> str:
     assert maps.per_head is not None
     queries = maps.query_positions
     patterns = row_centred(pooled(maps.per_head, maps.counts), skip_keys, queries)
-    return head_maps(patterns.float().numpy(), heads, queries.numpy())
+    return head_maps(patterns.float().numpy(), heads, query_positions=queries.numpy())
 
 
 def map_arrays(measured: Measured) -> dict[str, np.ndarray]:
