@@ -15,7 +15,7 @@ copyright = f"2026, {author}"
 release = version = nope_probe.__version__
 
 extensions = [
-    "myst_parser",
+    "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "command_lexer",
@@ -35,6 +35,9 @@ python_maximum_signature_line_length = 80
 
 myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 4
+# Notebooks are shown with their stored outputs; `docs/notebooks` is a link to their folder.
+nb_execution_mode = "off"
+suppress_warnings = ["mystnb.unknown_mime_type"]  # of a plotly figure its picture is shown
 
 html_theme = "furo"
 html_title = "nope_probe"

@@ -54,11 +54,15 @@ def test_every_make_target_of_readme_and_docs_exists():
     assert targets <= {*defined}
 
 
-def test_the_readme_is_of_the_shipped_checkpoints_and_of_this_version():
+def test_the_readme_is_at_most_seven_kilobytes():
+    assert len(PAGES["README.md"].encode()) <= 7_000
+
+
+def test_findings_are_of_the_shipped_checkpoints_and_the_citation_of_this_version():
     for name in ("nope-tiny", "rope-tiny"):
         record = json.loads((ROOT / f"nope_probe/checkpoints/{name}/training.json").read_text())
         row = rf"\| `{name}` \| {record['held_out_loss']:.3f} \|"
-        assert re.search(row, PAGES["README.md"])
+        assert re.search(row, PAGES["docs/findings.md"])
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {nope_probe.__version__}\n" in citation
 

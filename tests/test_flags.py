@@ -71,6 +71,9 @@ SUBSTITUTES = {
     "fineweb-edu": TEXT,  # a data set on the Hub
     "stdlib": TEXT,  # takes 16 seconds to read; tests/data/test_documents.py reads it
     "FIGURE": "figure1",  # stands for any
+    "RUN": "runs/ablate-rope-tiny-8d5ee2a4",  # stands for any
+    "step1000": "main",  # the checkpoints of Pythia's training
+    "step143000": "main",
     "unsloth/Llama-3.1-8B": "llama-3.1-8b",  # the same model
     "no_rope_layers=3,7,11,15,19,23,27,31,35": "no_rope_layers=3,7,11",  # of 36 layers, not 12
 }
@@ -80,6 +83,8 @@ HUB = {
     "Qwen/Qwen3-8B": "qwen3",
     "Qwen/Qwen3-0.6B": "qwen3",
     "HuggingFaceTB/SmolLM3-3B": "smollm3-deep",
+    "gpt2": "gpt2",
+    "EleutherAI/pythia-160m": "neox",
 }
 FOLDERS = {"models/qwen3-8b": "qwen3", "path/to/a/hugging-face-folder": "llama"}
 
