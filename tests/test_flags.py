@@ -98,6 +98,7 @@ ablate --data short.jsonl --pack --players mask qk --replacement random mean --g
     --scope upstream --reparametrise 1 --residuals-gb 0.5
 ablate --players rope w_q --scope own --no-pack --no-shuffle --skip-keys 0 --no-beyond-context
 ablate --bands 2 --players mask rope
+ablate --model parameter-free-rope --data gaussian --alpha 0.3
 ablate --model parameter-free-rope --data gaussian --alpha 0.2
 scores --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never --shuffle
     --device cpu --dtype bfloat16 --batch-size 3 --skip-keys 1 --seed 3 --checkpoint-every 1
