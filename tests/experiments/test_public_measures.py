@@ -61,8 +61,8 @@ def intact(shipped: LoadedModel, data: Sequences) -> ScoreMaps:
 
 
 def agree(one: pd.DataFrame, other: pd.DataFrame) -> None:
-    """Check that tables agree but for the 8 digits of a CSV file."""
-    pd.testing.assert_frame_equal(one, other, rtol=1e-6, atol=1e-9, check_dtype=False)
+    """Check that tables agree but for the 8 digits of a CSV file, and float32 fold maps."""
+    pd.testing.assert_frame_equal(one, other, rtol=1e-5, atol=1e-7, check_dtype=False)
 
 
 def test_head_scores_are_those_of_the_command(

@@ -81,8 +81,6 @@ def test_sequences_bring_their_documents(shipped: LoadedModel) -> None:
             r"have 2 to \d+ tokens.* sequences\(texts, tokenizer=.* cuts them",
         ),
         ([[1, 2, 3], [1, 2]], UserError, "have 2 to 3 tokens"),
-        (torch.ones(2, 257, dtype=torch.long), UserError, "have 257 tokens, .* context is 256"),
-        (TEXT * 99, UserError, r"have \d+ tokens, .* context is 256"),
         (torch.tensor([5, 2048]), UserError, "token 2048: .* from 0 to 2047"),
         (torch.randn(2, 5, 7), UserError, "7 dimensions, .* d_model is 128"),
         (torch.ones(0, 5, dtype=torch.long), UserError, r"1 sequence of 1 token or more, .*\[0, 5"),
@@ -97,6 +95,17 @@ def test_inputs_that_no_model_can_run_are_refused_in_one_line(
     with pytest.raises(error, match=message) as raised:
         as_inputs(shipped.model, given)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("given", [torch.ones(2, 257, dtype=torch.long), TEXT * 99])
+def test_a_hooked_transformer_ends_at_its_context_and_a_bridge_with_rope_does_not(
+    given: Any, shipped: LoadedModel
+) -> None:
+    if shipped.info.kind == "TransformerBridge":
+        assert as_inputs(shipped.model, given).shape[1] > 256
+        return
+    with pytest.raises(UserError, match=r"have \d+ tokens, .* context is 256"):
+        as_inputs(shipped.model, given)
 
 
 def test_a_model_without_tokenizer_takes_no_text() -> None:
@@ -134,5 +143,5 @@ def test_studies_take_texts_and_refuse_what_captures_refuse(shipped: LoadedModel
     study = run_ablations(shipped.model, texts, players=["sources"])
     assert study.skip_keys == 1
     for run in (run_ablations, run_trace):
-        with pytest.raises(UserError, match="context is 256"):
-            run(shipped.model, torch.ones(7, 257, dtype=torch.long))
+        with pytest.raises(UserError, match="token 2048"):
+            run(shipped.model, torch.full((7, 5), 2048))
