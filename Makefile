@@ -18,7 +18,7 @@ BIN := $(VENV)/bin
 
 .PHONY: ablate test check lint types docs package bench install versions models notebooks clean
 
-ablate: install  ## Attribute the shipped RoPE model's positional pattern (first page in 15 s, all in 50 s)
+ablate: install  ## Attribute the shipped RoPE model's positional pattern (first page in 10 s, all in 40 s)
 	$(BIN)/python -m nope_probe.ablate
 
 test: install  ## Everything CI checks; with TL=4 on TransformerLens 4
