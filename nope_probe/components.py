@@ -398,7 +398,7 @@ def with_bands(players: Sequence[str], bands: Sequence[str]) -> list[str]:
         >>> with_bands(["mask", "rope"], ["rope[0:2]", "rope[2:4]"])
         ['mask', 'rope[0:2]', 'rope[2:4]']
     """
-    return [each for name in players for each in (bands if name == "rope" else [name])]
+    return [member for name in players for member in (bands if name == "rope" else [name])]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -624,7 +624,7 @@ def expanded(names: Iterable[str]) -> tuple[str, ...]:
         >>> expanded(["mask", "qk", "rope_high"])
         ('mask', 'w_q', 'w_k', 'rope_high')
     """
-    found: list[str] = []
+    components: list[str] = []
     for name in names:
         if (
             name not in COMPONENTS
@@ -635,5 +635,5 @@ def expanded(names: Iterable[str]) -> tuple[str, ...]:
         ):
             known = [*COMPONENTS, "norms", *CIRCUITS, *ROPE_HALVES, "rope[a:b]", "position[L1H0]"]
             raise ValueError(f"unknown component {name!r}; there are {', '.join(known)}")
-        found += CIRCUITS.get(name, (name,))
-    return tuple(dict.fromkeys(found))
+        components += CIRCUITS.get(name, (name,))
+    return tuple(dict.fromkeys(components))

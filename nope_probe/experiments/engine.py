@@ -175,8 +175,8 @@ class Engine:
                 checkpoint=stream,
             )[writer].to_tensors()
 
-        found = capture(None) if key is None else self.checkpoint.once(key, capture)
-        return WrittenPosition.from_tensors(found)
+        tensors = capture(None) if key is None else self.checkpoint.once(key, capture)
+        return WrittenPosition.from_tensors(tensors)
 
     def scores(
         self,
@@ -265,7 +265,7 @@ class Engine:
         self, key: str | None, ablation: Ablation | None = None
     ) -> Float[Tensor, "seq target"]:
         """Return the loss of every token, nats; see `capture_losses`."""
-        found = self.once(
+        tensors = self.once(
             key,
             lambda stream: {
                 "losses": capture_losses(
@@ -274,7 +274,7 @@ class Engine:
             },
             ablation,
         )
-        return found["losses"]
+        return tensors["losses"]
 
 
 def position_keys(key: str, ablation: Ablation) -> dict[str, str]:

@@ -169,7 +169,7 @@ def with_intervals(
     for heading, (column, style) in columns.items():
         intervals = [interval_of(row, column) for row in rows.to_dict("records")]
         if style.endswith("%"):
-            intervals, style = [percent(each) for each in intervals], f"{style[:-1]}f"
+            intervals, style = [percent(column) for column in intervals], f"{style[:-1]}f"
         table[heading] = [interval_text(interval, style) for interval in intervals]
     return table
 

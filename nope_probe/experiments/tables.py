@@ -127,14 +127,16 @@ def players_table(
 
 def _reparametrised_range(player: PlayerAttribution, others: Sequence[LayerAttribution]) -> Row:
     same = [
-        each
+        alike
         for other in others
-        for each in other.players
-        if (each.player_set, each.player) == (player.player_set, player.player)
+        for alike in other.players
+        if (alike.player_set, alike.player) == (player.player_set, player.player)
     ]
     row: Row = {}
     for part in PARTS:
-        values = pd.Series([getattr(each, part).value for each in (player, *same)] if same else [])
+        values = pd.Series(
+            [getattr(variant, part).value for variant in (player, *same)] if same else []
+        )
         row[f"{part}_reparametrised_min"] = values.min()
         row[f"{part}_reparametrised_max"] = values.max()
     return row

@@ -70,12 +70,12 @@ class Grid:
         """Return each panel's extent along x and y, as shares of the plotting area."""
         width = (1 - self.gap * (self.columns - 1)) / self.columns
         tall, step = (length / self.inner(panels) for length in (self.panel, self._pitch))
-        found = []
+        extents = []
         for panel in range(panels):
             row, column = divmod(panel, self.columns)
             left, top = column * (width + self.gap), 1 - row * step
-            found.append(((left, min(1.0, left + width)), (max(0.0, top - tall), top)))
-        return found
+            extents.append(((left, min(1.0, left + width)), (max(0.0, top - tall), top)))
+        return extents
 
     @property
     def _pitch(self) -> int:
@@ -218,7 +218,7 @@ def add_slider(
     """
     steps = []
     for place, layer in enumerate(layers):
-        visible = [each == layer for each in layers for _ in range(panels)]
+        visible = [shown == layer for shown in layers for _ in range(panels)]
         limits: dict[str, object] = {}
         if scales is not None:
             limits |= colour_limits(scales[place], "coloraxis.")
@@ -235,7 +235,7 @@ def add_slider(
     margin.b += SLIDER
     figure.layout.height += SLIDER
     kept = None if scales is None else scales.tolist()
-    own = None if patches is None else [dict(each) for each in patches]
+    own = None if patches is None else [dict(patch) for patch in patches]
     keep(figure, n_layers=len(layers), first=first, scales=kept, patches=own)
 
 

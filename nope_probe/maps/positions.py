@@ -127,12 +127,12 @@ class PositionSums:
         """Return the sums by name, for `from_tensors`."""
         tensors: State = {"counts": self.counts, "bos": torch.tensor(self.bos)}
         for layer, reader in self.readers.items():
-            values = {each.name: getattr(reader, each.name) for each in fields(reader)}
+            values = {field.name: getattr(reader, field.name) for field in fields(reader)}
             values |= {"scale": torch.tensor(reader.scale, dtype=torch.float64)}
             turns = values.pop("turns")
             if turns is not None:
                 values |= {
-                    f"turns.{each.name}": getattr(turns, each.name) for each in fields(turns)
+                    f"turns.{field.name}": getattr(turns, field.name) for field in fields(turns)
                 }
             for name, value in values.items():
                 if isinstance(value, Mapping):
@@ -159,9 +159,9 @@ def _reader(tensors: State, prefix: str) -> ReaderSums:
         return {n.partition("/")[2]: x for n, x in values.items() if n.startswith(f"{name}/")}
 
     turns = {
-        each.name: values[name]
-        for each in fields(Turns)
-        if (name := f"turns.{each.name}") in values
+        field.name: values[name]
+        for field in fields(Turns)
+        if (name := f"turns.{field.name}") in values
     }
     return ReaderSums(
         q=values["q"],

@@ -42,7 +42,7 @@ def configured_context(name: str, revision: str | None = None) -> int | None:
         return PARAMETER_FREE_CONTEXT
     text = _config_of(name, revision).get_text_config()
     names = ("max_position_embeddings", "max_seq_len")  # the second is MPT's
-    return next((getattr(text, each) for each in names if getattr(text, each, None)), None)
+    return next((getattr(text, name) for name in names if getattr(text, name, None)), None)
 
 
 def stated_lengths(name: str, revision: str | None = None) -> dict[str, int]:

@@ -206,11 +206,11 @@ def _errors(model: HookedModel, info: ModelInfo, reference: Reference) -> dict[s
         logits = logits_of(model, probe_tokens(info.d_vocab)).float()
     errors = {"logits": relative_error(logits, reference.logits.to(logits.device))}
     if len(patterns) == len(reference.patterns):
-        each = [
+        of_patterns = [
             relative_error(pattern, expected.float().to(pattern.device))
             for pattern, expected in zip(patterns, reference.patterns, strict=True)
         ]
-        errors["pattern"] = float(torch.tensor(each).max())  # Python's max would pass over NaN
+        errors["pattern"] = float(torch.tensor(of_patterns).max())  # Python's max passes over NaN
     return errors
 
 

@@ -53,12 +53,14 @@ def test_a_panels_cells_lie_in_the_middle_of_its_colours() -> None:
     assert panel.values[np.tril_indices(50, -1)] == pytest.approx(0.2, abs=1.5 / 256)
 
 
-def pair(published: Any, ours: Any, *, noise: float = float("nan"), same: bool = True) -> Pair:
+def pair(
+    published: Any, reproduced: Any, *, noise: float = float("nan"), same: bool = True
+) -> Pair:
     panel = Published(
         key="figure2/here", values=np.array(published), low=0.0, high=256.0, kind="score"
     )
     about = {"group": "group", "name": "layer 1", "comparable": same, "noise": noise}
-    return Pair(published=panel, ours=np.array(ours), **about)
+    return Pair(published=panel, reproduced=np.array(reproduced), **about)
 
 
 def shown(*pairs: Pair) -> Report:

@@ -43,7 +43,7 @@ class Estimate:
     def __repr__(self) -> str:
         """Return sizes and standard errors."""
         n_layers, n = self.folds.shape[1:3]
-        errors = ", ".join(f"L{i} {each:.2g}" for i, each in enumerate(self.pooled_se.tolist()))
+        errors = ", ".join(f"L{i} {error:.2g}" for i, error in enumerate(self.pooled_se.tolist()))
         return (
             f"Estimate: {n_layers} layers, {n} queries × {n} keys, in nats, means over "
             f"{int(self.counts.sum())} samples\nstandard errors: {errors}"
@@ -220,7 +220,7 @@ class _Sums:
     def state(self) -> State:
         """Return the sums, for a later process to resume from."""
         state = {"n_samples": torch.tensor(self.n_samples), "goal": torch.tensor(self.goal)}
-        state |= {f"scores.{name}": each for name, each in self.scores.state().items()}
+        state |= {f"scores.{name}": total for name, total in self.scores.state().items()}
         if self.control_variate is not None:
             state["sums"] = self.control_variate.sums
             state["rotated_sums"] = self.control_variate.rotated_sums
@@ -231,7 +231,9 @@ class _Sums:
         if not state:
             return
         self.n_samples, self.goal = int(state["n_samples"]), int(state["goal"])
-        scores = {name.removeprefix("scores."): each for name, each in state.items() if "." in name}
+        scores = {
+            name.removeprefix("scores."): total for name, total in state.items() if "." in name
+        }
         self.scores.restore(scores, self.n_samples)
         if self.control_variate is not None:
             self.control_variate.n_samples = self.n_samples

@@ -174,8 +174,8 @@ def circuit_figure(run: Run) -> go.Figure:
 def _group(maps: Mapping[str, Any], name: str) -> dict[str, np.ndarray]:
     prefix = f"{name}/"
     return {
-        key.removeprefix(prefix): np.asarray(each)
-        for key, each in maps.items()
+        key.removeprefix(prefix): np.asarray(values)
+        for key, values in maps.items()
         if key.startswith(prefix)
     }
 
@@ -290,4 +290,4 @@ def stage_list(stages: Sequence[str]) -> str:
         [f"({run[0]}) to ({run[-1]})"] if len(run) > 2 else [f"({stage})" for stage in run]
         for run in runs
     ]
-    return listed([word for each in words for word in each])
+    return listed([word for of_run in words for word in of_run])

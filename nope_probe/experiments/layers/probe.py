@@ -143,7 +143,7 @@ def probe_layers(
         10000
     """
     intact = read_layers(model, short)
-    entering = [each.residual for each in intact]
+    entering = [reading.residual for reading in intact]
     rope = [name for name in components(model) if name == "rope"]
     with ablated(model, Ablation(remove=rope)):
         unrotated = read_layers(model, short, residuals=entering)
@@ -160,11 +160,13 @@ def probe_layers(
     }
     long = short[:1] if long is None else long
     masks = read_masks(model, long)
-    found = [
-        _findings(layer, each, {name: some[place] for name, some in changed.items()}, masks[place])
-        for place, (layer, each) in enumerate(zip(layers_of(model), intact, strict=True))
+    findings = [
+        _findings(
+            layer, reading, {name: some[place] for name, some in changed.items()}, masks[place]
+        )
+        for place, (layer, reading) in enumerate(zip(layers_of(model), intact, strict=True))
     ]
-    return list(with_lengths(model, found, long, short.shape[1]))
+    return list(with_lengths(model, findings, long, short.shape[1]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,13 +240,13 @@ def _first_rotation(attention: Attention, rotary: Rotary | None) -> Rotation | N
     angles = attention.angles
     if rotary is None or rotary.pairs is None or angles is None:
         return None
-    cos, sin = (each[..., :2, :] for each in cos_and_sin(angles))
+    cos, sin = (table[..., :2, :] for table in cos_and_sin(angles))
     matrices = rotary.matrices((cos, sin), attention.q.shape[-1])
     return recover_rotation(matrices.cpu())
 
 
 def with_lengths(
-    model: HookedModel, found: Sequence[LayerFindings], long: LongInputs, n_short: int
+    model: HookedModel, findings: Sequence[LayerFindings], long: LongInputs, n_short: int
 ) -> Iterator[LayerFindings]:
     """Yield findings with what changes with a sequence's length: frequencies, and a temperature.
 
@@ -255,11 +257,11 @@ def with_lengths(
     repeated = long[:, :1].expand(-1, long.shape[1], *long.shape[2:]).contiguous()
     n_long = long.shape[1]
     if n_long <= n_short:
-        yield from found
+        yield from findings
         return
     before, after = read_queries(model, repeated[:, :n_short]), read_queries(model, repeated)
     begins: dict[float, int] = {}
-    for place, each in enumerate(found):
+    for place, finding in enumerate(findings):
         ratio = _rescaling(before[place].rotation, after[place].rotation)
         if ratio != 1 and ratio not in begins:
             low, high = n_short, n_long  # of a length that keeps them, and of one that does not
@@ -276,7 +278,7 @@ def with_lengths(
         # Learned positions, convolutions and states change queries from the first positions on.
         grows = len(grown) > 0 and int(grown[0]) >= n_short
         yield replace(
-            each,
+            finding,
             rope_rescaled_from=begins.get(ratio),
             rope_rescaled_by=ratio,
             queries_grow_from=int(grown[0]) if grows else None,
@@ -361,8 +363,8 @@ def _rotation(intact: LayerReading, unrotated: LayerReading) -> Rotation:
     matrices = intact.rotation
     if matrices is None:
         straight, turned = (
-            rearrange(each.q[:, :2].double(), "batch pos head d_head -> pos (batch head) d_head")
-            for each in (unrotated, intact)
+            rearrange(reading.q[:, :2].double(), "batch pos head d_head -> pos (batch head) d_head")
+            for reading in (unrotated, intact)
         )
         matrices = turning_matrices(straight, turned)
     if matrices is None:  # neither shows which coordinates turn together
@@ -375,8 +377,8 @@ def _norm_over(
 ) -> Literal["head", "all heads"]:
     """Return whether the last head's scores stay as they were when the first head is scaled."""
     before, after = (
-        each.scores[:, -1][intact.visible[-1].expand(len(each.scores), -1, -1)]
-        for each in (intact, first_head_scaled)
+        reading.scores[:, -1][intact.visible[-1].expand(len(reading.scores), -1, -1)]
+        for reading in (intact, first_head_scaled)
     )
     alike = (after - before).abs().max() < 0.01 * before.abs().max()
     return "head" if bool(alike) or intact.scores.shape[1] == 1 else "all heads"
@@ -419,8 +421,8 @@ def _pairs_acting(
     count = 0
     for pair in rotation.pairs:
         turned, straight = (
-            torch.einsum("bqhd,bkhd->bhqk", each.q[..., pair], each.k[..., pair])
-            for each in (intact, unrotated)
+            torch.einsum("bqhd,bkhd->bhqk", reading.q[..., pair], reading.k[..., pair])
+            for reading in (intact, unrotated)
         )
         count += bool((turned - straight)[cells].abs().max() > smallest)
     return count
@@ -432,7 +434,7 @@ class Claim:
 
     Attributes:
         field: the field, as the configuration spells it, with its value.
-        about: what it says something about: an entry of `found_of`.
+        about: what it says something about: an entry of `measured_of`.
         value: what it says.
     """
 
@@ -449,17 +451,17 @@ class Difference:
         layers: the layers.
         field: the field with its value.
         about: what it is about.
-        found: what was found instead.
+        measured: what was measured instead.
     """
 
     layers: tuple[int, ...]
     field: str
     about: str
-    found: Value
+    measured: Value
 
     def __str__(self) -> str:
         named = ", ".join(f"L{layer}" for layer in self.layers)
-        return f"{named}: {self.field}, but {_words(self.about, self.found)}"
+        return f"{named}: {self.field}, but {_words(self.about, self.measured)}"
 
 
 def differences(model: HookedModel, findings: list[LayerFindings]) -> list[Difference]:
@@ -470,14 +472,14 @@ def differences(model: HookedModel, findings: list[LayerFindings]) -> list[Diffe
     """
     grouped: dict[tuple[str, str, Value], list[int]] = {}
     for finding in findings:
-        found = found_of(finding)
+        measured = measured_of(finding)
         for claim in claims(model, finding.layer):
-            if _is_visible(claim, finding) and not _agree(claim.value, found[claim.about]):
-                key = (claim.field, claim.about, found[claim.about])
+            if _is_visible(claim, finding) and not _agree(claim.value, measured[claim.about]):
+                key = (claim.field, claim.about, measured[claim.about])
                 grouped.setdefault(key, []).append(finding.layer)
     return [
-        Difference(layers=tuple(layers), field=field, about=about, found=found)
-        for (field, about, found), layers in grouped.items()
+        Difference(layers=tuple(layers), field=field, about=about, measured=measured)
+        for (field, about, measured), layers in grouped.items()
     ]
 
 
@@ -490,7 +492,7 @@ def _is_visible(claim: Claim, findings: LayerFindings) -> bool:
     return findings.rope_pairs > 0 or claim.about != "rotary fraction"
 
 
-def found_of(findings: LayerFindings) -> dict[str, Value]:
+def measured_of(findings: LayerFindings) -> dict[str, Value]:
     """Return what was found in a layer, in the terms that configurations use."""
     windowed = findings.mask.kind in ("window", "two-sided window")
     return {
@@ -576,13 +578,13 @@ def _entry(values: Any, layer: int) -> Any:
     return values[layer] if isinstance(values, list) and layer < len(values) else None
 
 
-def _agree(said: Value, found: Value) -> bool:
-    if said is None or found is None or isinstance(said, bool) or isinstance(found, bool):
-        return bool(said) == bool(found) and (said is None) == (found is None)
-    return abs(found - said) <= TOLERANCE * abs(said)
+def _agree(said: Value, measured: Value) -> bool:
+    if said is None or measured is None or isinstance(said, bool) or isinstance(measured, bool):
+        return bool(said) == bool(measured) and (said is None) == (measured is None)
+    return abs(measured - said) <= TOLERANCE * abs(said)
 
 
-def _words(about: str, found: Value) -> str:
-    if isinstance(found, bool):
-        return f"{'scores depend' if found else 'no score depends'} on {about}"
-    return f"no {about} was found" if found is None else f"the {about} is {found:.4g}"
+def _words(about: str, measured: Value) -> str:
+    if isinstance(measured, bool):
+        return f"{'scores depend' if measured else 'no score depends'} on {about}"
+    return f"no {about} was found" if measured is None else f"the {about} is {measured:.4g}"

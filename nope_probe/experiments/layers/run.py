@@ -150,7 +150,7 @@ def run(settings: Settings) -> Report:
         UserError: for what cannot be done.
     """
     settings.validate()
-    expectations = [parse_expectation(each) for each in settings.expect]
+    expectations = [parse_expectation(expectation) for expectation in settings.expect]
     keys = [expectation.key for expectation in expectations]
     if len({*keys}) < len(keys):
         raise UserError(f"--expect names a key twice: {' '.join(settings.expect)}")
@@ -234,7 +234,7 @@ def n_positions(
     else:
         config = hugging_face_config(loaded.model) or {}
         hinted = [config[name] for name in HINTS if isinstance(config.get(name), int)]
-        fitting = [each for each in hinted if each + N_MARGIN <= N_LONGEST]
+        fitting = [length for length in hinted if length + N_MARGIN <= N_LONGEST]
         length = min(n_ctx, max([shortest, *(e + N_MARGIN for e in [*fitting, *expected])]))
     if expected and max(expected) >= length:
         raise UserError(
@@ -305,7 +305,7 @@ def as_text(report: Report) -> pd.DataFrame:
     """Return what was found, a row per layer, for a table on the terminal."""
     import pandas as pd
 
-    cells = {each.layer: _cells(each) for each in report.layers}
+    cells = {layer.layer: _cells(layer) for layer in report.layers}
     cells |= {
         layer: {"layer": f"L{layer}", "mask": "no attention"} for layer in report.not_attending
     }
@@ -314,31 +314,31 @@ def as_text(report: Report) -> pd.DataFrame:
     return table.drop(columns=absent).fillna(NONE)
 
 
-def _cells(each: LayerFindings) -> dict[str, str]:
+def _cells(layer: LayerFindings) -> dict[str, str]:
     """Return a layer's cells by the names of the columns."""
     norms = {(True, False): "q only", (False, True): "k only"}
-    over = {"head": "per head", "all heads": "all heads", None: NONE}[each.norm_over]
-    rotary = each.rope and each.rope_pairs > 0
+    over = {"head": "per head", "all heads": "all heads", None: NONE}[layer.norm_over]
+    rotary = layer.rope and layer.rope_pairs > 0
     return {
-        "layer": f"L{each.layer}",
-        "RoPE": f"{each.rope_change:.3g}" if each.rope else "none",
-        "pairs": f"{each.rope_pairs_acting}/{each.rope_pairs}" if rotary else _unknown(each),
-        "base": _number(each.rope_base if each.rope else None, ",.6g"),
-        "turned": f"{each.rotary_fraction:.3g}" if rotary else _unknown(each),
-        "mask": str(each.mask),
-        "q/k-norm": norms.get((each.q_norm, each.k_norm), over),
-        "cap": _number(each.soft_cap, ".4g"),
-        "scale": f"1/√{each.scale**-2:.4g}" if each.scale > 0 else f"{each.scale:.4g}",
-        "learned": _number(each.learned_positions_change or None, ".3g"),
-        "bias": _number(each.score_bias or None, ".3g"),
-        "sink": YES if each.sinks else NONE,
-        "MLA": YES if each.mla else NONE,
+        "layer": f"L{layer.layer}",
+        "RoPE": f"{layer.rope_change:.3g}" if layer.rope else "none",
+        "pairs": f"{layer.rope_pairs_acting}/{layer.rope_pairs}" if rotary else _unknown(layer),
+        "base": _number(layer.rope_base if layer.rope else None, ",.6g"),
+        "turned": f"{layer.rotary_fraction:.3g}" if rotary else _unknown(layer),
+        "mask": str(layer.mask),
+        "q/k-norm": norms.get((layer.q_norm, layer.k_norm), over),
+        "cap": _number(layer.soft_cap, ".4g"),
+        "scale": f"1/√{layer.scale**-2:.4g}" if layer.scale > 0 else f"{layer.scale:.4g}",
+        "learned": _number(layer.learned_positions_change or None, ".3g"),
+        "bias": _number(layer.score_bias or None, ".3g"),
+        "sink": YES if layer.sinks else NONE,
+        "MLA": YES if layer.mla else NONE,
     }
 
 
-def _unknown(each: LayerFindings) -> str:
+def _unknown(layer: LayerFindings) -> str:
     """Return the sign of what no layer without RoPE has, and of what was not recognised."""
-    return UNKNOWN if each.rope else NONE
+    return UNKNOWN if layer.rope else NONE
 
 
 def _number(value: float | None, style: str) -> str:

@@ -337,11 +337,11 @@ def traits_of(model: HookedModel) -> dict[int, Traits]:
 def _traits(model: HookedModel) -> dict[int, Traits]:
     layers = layers_of(model)
     if not is_bridge(model):
-        return {each.index: each.traits() for each in layers if isinstance(each, HookedLayer)}
-    found: dict[int, Traits] = {}
+        return {layer.index: layer.traits() for layer in layers if isinstance(layer, HookedLayer)}
+    traits: dict[int, Traits] = {}
 
     def compare(layer: Layer, attention: Attention) -> None:
-        found[layer.index] = Traits(
+        traits[layer.index] = Traits(
             rotary=fit_rotary(attention.angles, *attention.q[:, 1]),
             window=not bool(attention.visible_rows(slice(1, 2))[0, 0, 0, 0])
             or getattr(layer.attending, "attention_type", "") == "local",  # of GPT-Neo
@@ -369,7 +369,7 @@ def _traits(model: HookedModel) -> dict[int, Traits]:
     finally:
         for tap, rope, edit in before:
             tap.rope, tap.edit = rope, edit
-    return found
+    return traits
 
 
 class _SecondStraight:

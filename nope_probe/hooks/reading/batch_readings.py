@@ -123,26 +123,26 @@ def visible_cells(
     model: HookedModel, inputs: Inputs
 ) -> list[Bool[Tensor, "head query_pos key_pos"]]:
     """Return for each block which cells the mask leaves visible; nothing else is kept."""
-    found: list[Tensor] = []
+    visible: list[Tensor] = []
 
     def keep(layer: Layer, attention: Attention) -> None:
-        found.append(attention.visible_per_head.cpu())
+        visible.append(attention.visible_per_head.cpu())
 
     with torch.inference_mode(), attention_read(model, keep):
         run_forward(model, inputs)
-    return found
+    return visible
 
 
 def window_hides(model: HookedModel, inputs: Inputs, n_layers: int) -> bool:
     """Return whether one of the first blocks hides an earlier key of the first sequence."""
-    found: list[bool] = []
+    hides: list[bool] = []
 
     def keep(layer: Layer, attention: Attention) -> None:
-        found.append(bool((~attention.visible_to_all).tril().any()))
+        hides.append(bool((~attention.visible_to_all).tril().any()))
 
     with torch.inference_mode(), attention_read(model, keep, n_layers=n_layers):
         run_forward(model, inputs)
-    return any(found)
+    return any(hides)
 
 
 def read_rotations(
@@ -157,14 +157,14 @@ def read_rotations(
         inputs: tokens, or vectors.
         n_layers: how many blocks are read.
     """
-    traits, found = traits_of(model), list[Tensor]()
+    traits, rotations = traits_of(model), list[Tensor]()
 
     def keep(layer: Layer, attention: Attention) -> None:
-        found.append(rotation_of(attention, traits[layer.index].rotary)[:2].cpu().clone())
+        rotations.append(rotation_of(attention, traits[layer.index].rotary)[:2].cpu().clone())
 
     with torch.inference_mode(), attention_read(model, keep, n_layers=n_layers):
         run_forward(model, inputs)
-    return found
+    return rotations
 
 
 def scaled_point(layer: Layer, name: Literal["q", "k"]) -> HookPoint | None:

@@ -134,7 +134,7 @@ class BlockAblation:
 
         def sees(query: Tensor, key: Tensor) -> Visible:
             changed, kept = (
-                each.sees(query, key).expand(-1, n_heads, -1, -1) for each in (new, mask)
+                rule.sees(query, key).expand(-1, n_heads, -1, -1) for rule in (new, mask)
             )
             return self._in_heads(changed, kept, dim=1)
 
@@ -250,5 +250,5 @@ def has_foreign_hooks(model: HookedModel, points: Iterable[HookPoint]) -> bool:
     """Return whether hook points have other hooks than those of an ablation in effect."""
     active = ABLATED.get(model)
     groups = () if active is None else active.groups
-    ours = Counter(id(placed.point) for group in groups for placed in group.hooks)
-    return any(len(point.fwd_hooks) != ours[id(point)] for point in points)
+    placed_on = Counter(id(placed.point) for group in groups for placed in group.hooks)
+    return any(len(point.fwd_hooks) != placed_on[id(point)] for point in points)

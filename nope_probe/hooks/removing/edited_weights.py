@@ -76,7 +76,7 @@ def complex_map(
     Coordinates that RoPE does not turn, all of them without `pairs`, are paired by halves.
     """
     turned = torch.empty(0, 2, dtype=torch.long) if pairs is None else pairs
-    rest = torch.tensor([each for each in range(d_head) if each not in turned])
+    rest = torch.tensor([coordinate for coordinate in range(d_head) if coordinate not in turned])
     maps = torch.eye(d_head, dtype=torch.float64).repeat(n_heads, 1, 1)
     for first, second in (turned.T, rest[: len(rest) // 2 * 2].long().view(2, -1)):
         size = torch.exp(SPREAD * torch.randn(n_heads, len(first), generator=generator).double())
