@@ -80,7 +80,7 @@ def test_every_row_is_right_and_a_wrong_configuration_is_told(
         check(layer, true, learned=name == "gpt2")
     layout = {"cohere": "adjacent", "neox": "halves"}.get(name)
     assert layout is None or found[0].rope_layout == layout
-    told = [str(difference) for difference in differences(model, found)]
+    told = differences(model, found)
     if name in WRONG:
         layers_said, field = WRONG[name]
         assert any(line.startswith(layers_said) and field in line for line in told), told
@@ -153,7 +153,7 @@ def test_a_wrong_no_rope_layers_is_told(bridge: Callable[[str], Any], monkeypatc
     model = bridge("smollm3")
     found = findings_of(model)
     monkeypatch.setattr(model.original_model.config, "no_rope_layers", [0, 1, 1])
-    lines = [str(difference) for difference in differences(model, found)]
+    lines = differences(model, found)
     for layer, said in ((0, 0), (1, 1)):
         field = f"L{layer}: config.no_rope_layers[{layer}] is {said}"
         assert any(line.startswith(field) for line in lines)

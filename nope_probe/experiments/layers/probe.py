@@ -169,19 +169,13 @@ def probe_layers(
     return list(with_lengths(model, findings, long, short.shape[1]))
 
 
-@dataclass(frozen=True, kw_only=True)
-class LongMask:
-    """The shape of one layer's mask on a long sequence, and whether all heads have it."""
+def read_masks(model: HookedModel, inputs: LongInputs) -> list[tuple[MaskShape, bool]]:
+    """Run one sequence, and return the mask of each layer, and whether all heads have it.
 
-    shape: MaskShape
-    same_in_all_heads: bool
+    No map is made.
+    """
 
-
-def read_masks(model: HookedModel, inputs: LongInputs) -> list[LongMask]:
-    """Run one sequence, and return the mask of each layer; no map is made."""
-    masks: list[LongMask] = []
-
-    def read(layer: Layer, attention: Attention) -> None:
+    def read(layer: Layer, attention: Attention) -> tuple[MaskShape, bool]:
         n_positions = attention.mask.n_queries
         rows = partial(_cells_of_head, attention, 0)
         others = range(1, attention.visible_rows(slice(1)).shape[1])
@@ -190,9 +184,9 @@ def read_masks(model: HookedModel, inputs: LongInputs) -> list[LongMask]:
             for head in others
             for block in query_blocks(n_positions, n_positions)
         )
-        masks.append(LongMask(shape=mask_shape(rows, n_positions), same_in_all_heads=same))
+        return mask_shape(rows, n_positions), same
 
-    with torch.inference_mode(), attention_read(model, read):
+    with torch.inference_mode(), attention_read(model, read) as masks:
         run_forward(model, inputs)
     return masks
 
@@ -214,17 +208,16 @@ def read_queries(
     model: HookedModel, inputs: LongInputs, n_layers: int | None = None
 ) -> list[LengthReading]:
     """Run one sequence through the first layers that attend (all by default), and read each."""
-    traits, readings = traits_of(model), list[LengthReading]()
+    traits = traits_of(model)
 
-    def read(layer: Layer, attention: Attention) -> None:
-        reading = LengthReading(
+    def read(layer: Layer, attention: Attention) -> LengthReading:
+        return LengthReading(
             rotation=_first_rotation(attention, traits[layer.index].rotary),
             query_lengths=attention.q[0].float().square().sum(-1).mean(-1).sqrt().cpu(),
         )
-        readings.append(reading)
 
     depth = len(layers_of(model)) if n_layers is None else n_layers
-    with torch.inference_mode(), attention_read(model, read, n_layers=depth):
+    with torch.inference_mode(), attention_read(model, read, n_layers=depth) as readings:
         run_forward(model, inputs)
     return readings
 
@@ -300,22 +293,26 @@ def _findings(
     layer: Layer,
     intact: LayerReading,
     changed: dict[str, LayerReading],
-    mask: LongMask,
+    mask: tuple[MaskShape, bool],
 ) -> LayerFindings:
     cells = intact.visible.expand_as(intact.scores)
+    largest = float(intact.scores[cells].abs().max())
+    change = {
+        name: float((reading.scores - intact.scores)[cells].abs().max())
+        for name, reading in changed.items()
+    }
     product = _score_product([intact, changed["q"]], cells)
-    change = _largest_change(intact, changed["rope"], cells)
     rotation = _rotation(intact, changed["rope"])
-    q_norm, k_norm = (
-        scaled_point(layer, name) is not None and _undone(intact, changed[name], cells)
+    q_norm, k_norm = (  # a norm undoes the scaling, up to its epsilon
+        scaled_point(layer, name) is not None and change[name] < 0.01 * largest
         for name in ("q", "k")
     )
     law = power_law(rotation.frequencies) if len(rotation.pairs) else None
-    smallest = ACTS * float(intact.scores[cells].abs().max())
+    smallest = ACTS * largest
     return LayerFindings(
         layer=layer.index,
-        rope=change > smallest,
-        rope_change=change,
+        rope=change["rope"] > smallest,
+        rope_change=change["rope"],
         rope_pairs=len(rotation.pairs),
         rope_pairs_acting=_pairs_acting(
             intact, changed["rope"], rotation, cells, smallest / abs(product.scale)
@@ -325,9 +322,9 @@ def _findings(
         rotary_fraction=2 * len(rotation.pairs) / intact.q.shape[-1],
         rope_layout=rotation.layout,
         rope_factor=rotation.size,
-        learned_positions_change=_largest_change(intact, changed["learned"], cells),
-        mask=mask.shape,
-        mask_same_in_all_heads=mask.same_in_all_heads,
+        learned_positions_change=change["learned"],
+        mask=mask[0],
+        mask_same_in_all_heads=mask[1],
         q_norm=q_norm,
         k_norm=k_norm,
         norm_over=_norm_over(intact, changed["first head"]) if q_norm or k_norm else None,
@@ -338,24 +335,6 @@ def _findings(
         scale=product.scale,
         product_error=product.error,
     )
-
-
-def _largest_change(
-    intact: LayerReading,
-    changed: LayerReading,
-    cells: Bool[Tensor, "batch head query_pos key_pos"],
-) -> float:
-    return float((changed.scores - intact.scores)[cells].abs().max())
-
-
-def _undone(
-    intact: LayerReading,
-    upscaled: LayerReading,
-    cells: Bool[Tensor, "batch head query_pos key_pos"],
-) -> bool:
-    """Return whether scores are those of the intact pass, up to the norm's epsilon."""
-    largest = float(intact.scores[cells].abs().max())
-    return _largest_change(intact, upscaled, cells) < 0.01 * largest
 
 
 def _rotation(intact: LayerReading, unrotated: LayerReading) -> Rotation:
@@ -443,44 +422,21 @@ class Claim:
     value: Value
 
 
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """Something that a configuration says of some layers and that is not so.
-
-    Attributes:
-        layers: the layers.
-        field: the field with its value.
-        about: what it is about.
-        measured: what was measured instead.
-    """
-
-    layers: tuple[int, ...]
-    field: str
-    about: str
-    measured: Value
-
-    def __str__(self) -> str:
-        named = ", ".join(f"L{layer}" for layer in self.layers)
-        return f"{named}: {self.field}, but {_words(self.about, self.measured)}"
-
-
-def differences(model: HookedModel, findings: list[LayerFindings]) -> list[Difference]:
-    """Return where the configuration says otherwise, alike layers together.
+def differences(model: HookedModel, findings: list[LayerFindings]) -> list[str]:
+    """Return the lines that say where the configuration differs; alike layers share a line.
 
     A window that is not shorter than the batch does not show, nor does the base of a single pair.
     Of a layer without RoPE, only that is said.
     """
-    grouped: dict[tuple[str, str, Value], list[int]] = {}
+    layers: dict[str, list[str]] = {}
     for finding in findings:
         measured = measured_of(finding)
         for claim in claims(model, finding.layer):
-            if _is_visible(claim, finding) and not _agree(claim.value, measured[claim.about]):
-                key = (claim.field, claim.about, measured[claim.about])
-                grouped.setdefault(key, []).append(finding.layer)
-    return [
-        Difference(layers=tuple(layers), field=field, about=about, measured=measured)
-        for (field, about, measured), layers in grouped.items()
-    ]
+            value = measured[claim.about]
+            if _is_visible(claim, finding) and not _agree(claim.value, value):
+                said = f"{claim.field}, but {_words(claim.about, value)}"
+                layers.setdefault(said, []).append(f"L{finding.layer}")
+    return [f"{', '.join(named)}: {said}" for said, named in layers.items()]
 
 
 def _is_visible(claim: Claim, findings: LayerFindings) -> bool:

@@ -27,7 +27,7 @@ from nope_probe.runtime.terminal import status
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nope_probe.experiments.layers.probe import Difference, LayerFindings
+    from nope_probe.experiments.layers.probe import LayerFindings
     from nope_probe.hooks.layers.model import Inputs
     from nope_probe.models.load import LoadedModel
 
@@ -127,7 +127,7 @@ class Report:
     model: str
     bos: str
     layers: list[LayerFindings]
-    differences: list[Difference]
+    differences: list[str]
     unmet: list[str]
     not_attending: tuple[int, ...] = ()
 
@@ -138,7 +138,7 @@ class Report:
             "bos": self.bos,
             "layers": [layer.to_dict() for layer in self.layers],
             "not_attending": list(self.not_attending),
-            "configuration_differs": [str(difference) for difference in self.differences],
+            "configuration_differs": self.differences,
             "expectations_not_met": self.unmet,
         }
 
@@ -291,10 +291,7 @@ def print_report(report: Report) -> None:
     legend = LEGEND.format(n=report.layers[0].mask.n_positions)
     console.print(" ".join([legend, *rare]), style="dim")
     for title, lines in (
-        (
-            "The configuration says otherwise:",
-            [str(difference) for difference in report.differences],
-        ),
+        ("The configuration says otherwise:", report.differences),
         ("Not as found in a block of the usual kind:", _notes(report)),
     ):
         if lines:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from inspect import signature
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -34,6 +34,7 @@ from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
 from nope_probe.hooks.layers.rotation import Angles, fit_rotary
 from nope_probe.hooks.layers.tap import StopForward, positions_far_apart, taps_read
 
+Reading = TypeVar("Reading")
 Inputs: TypeAlias = Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
 
 
@@ -107,13 +108,21 @@ def tapped(model: HookedModel) -> Iterator[list[Layer]]:
 
 @contextmanager
 def attention_read(
-    model: HookedModel, read: Callable[[Layer, Attention], None], *, n_layers: int | None = None
-) -> Iterator[None]:
-    """Show the attention of each pass to a reader; a pass ends after the first `n_layers`."""
+    model: HookedModel, read: Callable[[Layer, Attention], Reading], *, n_layers: int | None = None
+) -> Iterator[list[Reading]]:
+    """Show the attention of each pass to a reader, and yield the list of what it returns.
+
+    A pass ends after the first `n_layers` that attend.
+    """
+    readings: list[Reading] = []
+
+    def keep(layer: Layer, attention: Attention) -> None:
+        readings.append(read(layer, attention))
+
     with tapped(model) as layers:
-        readers = [(layer.tap, partial(read, layer)) for layer in layers[:n_layers]]
+        readers = [(layer.tap, partial(keep, layer)) for layer in layers[:n_layers]]
         with taps_read(readers, [] if n_layers is None else [readers[-1][0]]):
-            yield
+            yield readings
 
 
 def is_bridge(model: HookedModel) -> bool:

@@ -15,7 +15,6 @@ from nope_probe.hooks.reading.batch_readings import (
     read_heads,
     read_layers,
     read_rotations,
-    visible_cells,
 )
 
 INPUTS, ROWS = tokens(n_seqs=3, n_pos=13), torch.arange(13)
@@ -60,7 +59,7 @@ CAUSAL = torch.ones(11, 11, dtype=torch.bool).tril()
 
 
 def test_each_block_has_its_own_visible_cells(bridge: ByName) -> None:
-    windowed, causal = visible_cells(bridge("gemma2"), tokens(3, 11))
+    windowed, causal = (block.visible for block in read_layers(bridge("gemma2"), tokens(3, 11)))
     assert all(torch.equal(head, CAUSAL & ~CAUSAL.tril(-5)) for head in windowed)
     assert all(torch.equal(head, CAUSAL) for head in causal)
 
@@ -69,7 +68,7 @@ def test_each_block_has_its_own_visible_cells(bridge: ByName) -> None:
 def test_a_head_without_the_mask_sees_every_key(head: int, bridge: ByName) -> None:
     model = bridge("llama")
     with ablated(model, Ablation(remove=["mask"], heads={1: [head]})):
-        first, second = visible_cells(model, tokens(3, 11))
+        first, second = (block.visible for block in read_layers(model, tokens(3, 11)))
     assert bool((first == CAUSAL).all())
     for index, cells in enumerate(second):
         assert torch.equal(cells, torch.ones_like(CAUSAL) if index == head else CAUSAL)
