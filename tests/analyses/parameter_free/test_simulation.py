@@ -5,12 +5,16 @@ from functools import cache
 
 import pytest
 import torch
-from support.resolved_frequencies import frequency_steps
+from support.appendix import frequency_steps
 from support.stream_checkpoints import Stopped, Stopping
 from torch.func import jvp
 
-from nope_probe.analyses.parameter_free.control_variate import ControlVariate
-from nope_probe.analyses.parameter_free.simulation import Estimate, sample_inputs, simulate_scores
+from nope_probe.analyses.parameter_free.simulation import (
+    ControlVariate,
+    Estimate,
+    sample_inputs,
+    simulate_scores,
+)
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec, spec_of
 from nope_probe.analyses.parameter_free.theory import (
     expected_gram,
