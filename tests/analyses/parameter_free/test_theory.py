@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 from support import appendix
+from support.appendix import frequency_steps
 from support.command_line import run_command
-from support.resolved_frequencies import frequency_steps
 
 from nope_probe import theory
 from nope_probe.analyses.parameter_free import theory as paper

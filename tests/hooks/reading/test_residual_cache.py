@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.out_of_memory import out_of_memory_above
 from support.plain_states import agree
-from support.stream_checkpoints import Recorded, Stopped, Stopping
+from support.stream_checkpoints import Recorded, Stopped, Stopping, out_of_memory_above
 from support.tiny_models import ModelOf, tokens
 
 from nope_probe.hooks.ablation import Ablation, ablated

@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 import torch
 from support.edited_model import SEVEN, WEIGHTS, edited, output_means, subsets
-from support.hooked_runs import errors_above, hooked_run, hooks_left
-from support.replaced_weights import random_matrix, replaced_weights
+from support.hooked_runs import (
+    errors_above,
+    hooked_run,
+    hooks_left,
+    random_matrix,
+    replaced_weights,
+)
 from support.tiny_models import ByName, ModelOf, tokens
 
 from nope_probe.components import Ablation
