@@ -10,7 +10,7 @@ from support.chromium import needs_chromium, opened
 from support.maps import N_LAYERS, text_of, triangle
 
 from nope_probe import figures, load
-from nope_probe.figures.grid import without_controls
+from nope_probe.figures.image import without_controls
 from nope_probe.figures.maps import fixed_scale_maps, score_maps, term_maps
 from nope_probe.figures.theory import Curves, rows_against_theory
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages

@@ -22,7 +22,7 @@ from nope_probe.data.sequences import sequences
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.capture import capture_scores
-from nope_probe.models.hf_config import WITHOUT_ROPE
+from nope_probe.models.context import WITHOUT_ROPE
 from nope_probe.models.load import load, to_hooked
 from nope_probe.models.names import CHECKPOINTS, resolve
 from nope_probe.models.parameter_free import hooked_config, nope_llama

@@ -15,7 +15,7 @@ from nope_probe.experiments.paper.claims import Claim
 from nope_probe.experiments.paper.panels import Pair, agreements, pairs_of
 from nope_probe.experiments.paper.settings import title_of
 from nope_probe.experiments.sections import Report, print_lines
-from nope_probe.figures.grid import export
+from nope_probe.figures.image import export
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.reports import notes
 from nope_probe.reports.page import Cell, Link, Listing, Section
