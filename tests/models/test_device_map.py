@@ -17,7 +17,7 @@ from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
-from nope_probe.hooks.removing.edited_weights import plain_norms, reparametrised
+from nope_probe.hooks.removing.edited_weights import reparametrised
 from nope_probe.hooks.removing.targets import components
 from nope_probe.models.bridge import boot_bridge
 from nope_probe.models.info import check_parity, describe
@@ -73,7 +73,7 @@ def test_parity_is_measured_across_devices(pair: tuple[Any, Any]) -> None:
 @pytest.mark.parametrize("gain", ["output", "norm"])
 def test_every_removal_is_the_same_on_several_devices(gain: Any, pair: tuple[Any, Any]) -> None:
     one, _ = pair
-    for names in (*((name,) for name in components(one)), components(one)):
+    for names in (*((name,) for name in (*components(one), "norms")), components(one)):
         found = []
         for model in pair:
             gains = calibrate(model, WINDOWS, batch_size=5) if gain == "output" else None
@@ -82,15 +82,10 @@ def test_every_removal_is_the_same_on_several_devices(gain: Any, pair: tuple[Any
         assert agree(found[1], found[0], 1e-5), names
 
 
-@pytest.mark.parametrize("rewritten", ["basis", "norms"])
-def test_rewritten_weights_are_the_same_on_several_devices(
-    rewritten: str, pair: tuple[Any, Any]
-) -> None:
+def test_rewritten_weights_are_the_same_on_several_devices(pair: tuple[Any, Any]) -> None:
     found = []
     for model in pair:
-        generator = torch.Generator().manual_seed(0)
-        context = reparametrised(model, generator) if rewritten == "basis" else plain_norms(model)
-        with context:
+        with reparametrised(model, torch.Generator().manual_seed(0)):
             found.append(maps(model))
     assert agree(found[1], found[0], 1e-5)
 

@@ -1,6 +1,7 @@
-"""A model with other weights: plain norms, a random basis, random draws; as before afterwards."""
+"""A model with other weights: a random basis, random draws, plain norms; as before afterwards."""
 
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,6 @@ from nope_probe.hooks.removing.edited_weights import (
     STD,
     complex_map,
     invertible_map,
-    plain_norms,
     reparametrised,
     untrained,
 )
@@ -24,6 +24,7 @@ from nope_probe.models.load import to_hooked
 from nope_probe.models.parameter_free import build, parameter_free
 
 NORMS = ("input_layernorm", "post_attention_layernorm")
+PLAIN_NORMS = Ablation(remove=["norms"])
 
 
 def edited(hf: Any) -> Any:
@@ -44,7 +45,7 @@ def test_a_model_with_plain_norms_equals_an_edited_model(
     model, name = model_of(spec)
     with torch.no_grad():
         before, plain = model(tokens()), edited(tiny(name).hf)(tokens()).logits
-        with plain_norms(model):
+        with ablated(model, PLAIN_NORMS):
             assert distance(model(tokens()), plain) < 1e-5
         assert distance(before, plain) > 1e-3
         assert model(tokens()).equal(before)
@@ -53,19 +54,19 @@ def test_a_model_with_plain_norms_equals_an_edited_model(
 @pytest.mark.parametrize("letter", ["a", "f", "h"])
 def test_stages_after_a_plain_norm_have_mean_square_1(hooked: ByName, bridge: ByName, letter: Any):
     for model in (hooked("smollm3-nope"), bridge("llama")):
-        with plain_norms(model):
+        with ablated(model, PLAIN_NORMS):
             gram = capture_stages(model, tokens(), stages=[letter], n_folds=1).mean(letter)
         size = model.cfg.d_model
         assert gram.diagonal().tolist() == pytest.approx([size] * len(gram), rel=1e-3)
 
 
-def test_an_ablation_inside_plain_norms_equals_an_ablation_of_an_edited_model(
+def test_an_ablation_with_plain_norms_equals_an_ablation_of_an_edited_model(
     tiny: ByName, hooked: ByName
 ):
     spec = Ablation(remove=["mask", "w_q", "w_k"], gain="norm")
     model, expected = hooked("smollm3-rope"), to_hooked(edited(tiny("smollm3-rope").hf))
     with torch.no_grad():
-        with plain_norms(model), ablated(model, spec):
+        with ablated(model, replace(spec, remove=["norms", *spec.remove])):
             ours = model(tokens())
         with ablated(expected, spec):
             assert distance(ours, expected(tokens())) < 1e-5
@@ -75,8 +76,8 @@ def test_plain_norms_change_nothing_where_norms_have_no_weights():
     model = build(parameter_free(n_layers=2, d_model=10))
     x = torch.randn(3, 7, 10)
     before = run_blocks(model, x)
-    with plain_norms(model):
-        assert run_blocks(model, x).equal(before)
+    with ablated(model, PLAIN_NORMS):
+        assert distance(run_blocks(model, x), before) < 1e-6
 
 
 @pytest.mark.hooked_transformer
@@ -85,7 +86,7 @@ def test_a_norm_weight_of_0_is_an_error(tiny: ByName):
     model.blocks[0].ln2.w.data[3] = 0.0
     with (
         pytest.raises(ValueError, match="L0 ln2 has a weight of 0, which cannot be divided out"),
-        plain_norms(model),
+        ablated(model, PLAIN_NORMS),
     ):
         pass
 
