@@ -132,7 +132,6 @@ def stage_view(
     layers: Sequence[int],
     absent: Sequence[Mapping[Letter, str]],
     skip_keys: int,
-    max_positions: int = MAX_POSITIONS,
 ) -> SwitchedMaps:
     """Return the stages of some blocks in all combinations.
 
@@ -141,9 +140,8 @@ def stage_view(
         layers: the blocks' numbers.
         absent: per block, the stages that it lacks, and why.
         skip_keys: how many first keys the measures leave out.
-        max_positions: larger maps are pooled to this many positions.
     """
-    arrays = _arrays(map(_letters, stages), skip_keys, max_positions)
+    arrays = _arrays(map(_letters, stages), skip_keys, MAX_POSITIONS)
     why = tuple({str(letter): reason for letter, reason in missing.items()} for missing in absent)
     return SwitchedMaps(
         kind="circuit",

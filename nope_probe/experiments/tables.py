@@ -314,9 +314,7 @@ def profiles_table(
         for place, layer in enumerate(layers)
         for name, profile in profiles.items()
     ]
-    table = pd.concat(parts, ignore_index=True)
-    where = [name for name in ("offset", "last_offset") if name in table]
-    return table[["layer", "term", *where, *interval_names("mean")]]
+    return _in_order(parts, "layer", "term")
 
 
 def head_offsets_table(
@@ -334,9 +332,13 @@ def head_offsets_table(
         for place, layer in enumerate(maps.layers)
         for head in range(profile.value.shape[1])
     ]
+    return _in_order(parts, "layer", "head")
+
+
+def _in_order(parts: Sequence[pd.DataFrame], *labels: str) -> pd.DataFrame:
     table = pd.concat(parts, ignore_index=True)
     where = [name for name in ("offset", "last_offset") if name in table]
-    return table[["layer", "head", *where, *interval_names("mean")]]
+    return table[[*labels, *where, *interval_names("mean")]]
 
 
 def _profile_rows(

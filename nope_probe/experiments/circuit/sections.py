@@ -262,10 +262,10 @@ def have_opposite_signs(one: ValueAndBounds, other: ValueAndBounds) -> bool:
     return bool((one[1] > 0 and other[2] < 0) or (one[2] < 0 and other[1] > 0))
 
 
-def most_changed(rows: Rows, intact: Rows, n: int = 2) -> list[str]:
-    """Return the stages whose correlation an ablation changes most, the first the most."""
+def most_changed(rows: Rows, intact: Rows) -> list[str]:
+    """Return the two stages whose correlation an ablation changes most, the first the most."""
     both = [s for s in rows if s in intact and not isnan(rows[s][0] - intact[s][0])]
-    return sorted(both, key=lambda stage: -abs(rows[stage][0] - intact[stage][0]))[:n]
+    return sorted(both, key=lambda stage: -abs(rows[stage][0] - intact[stage][0]))[:2]
 
 
 def flow_finding(table: pd.DataFrame, removed: Sequence[str]) -> str:

@@ -110,7 +110,7 @@ def _method(members: Sequence[Member], maps: Sequence[Compared], table: pd.DataF
     return "The runs had the same sequences but kept no fold maps, so differences are unpaired."
 
 
-def clearest(table: pd.DataFrame, most: int = CLEAREST) -> pd.DataFrame:
+def clearest(table: pd.DataFrame) -> pd.DataFrame:
     """Return the differences that are largest for their intervals, as text, a row each.
 
     Controls and other further tables are left out where there are main ones.
@@ -119,7 +119,7 @@ def clearest(table: pd.DataFrame, most: int = CLEAREST) -> pd.DataFrame:
     table = main if len(main) else table
     arm = (table["difference_high"] - table["difference_low"]) / 2
     order = (table["difference"].abs() / arm.where(arm > 0)).dropna().sort_values(ascending=False)
-    rows = [_text(table.loc[index]) for index in order.index[:most]]
+    rows = [_text(table.loc[index]) for index in order.index[:CLEAREST]]
     return pd.DataFrame(rows, columns=["what", "run", "value", "base", "difference", ""])
 
 

@@ -195,6 +195,8 @@ def load_model(settings: Settings) -> LoadedModel:
     """
     doing = f"loading TransformerLens and {settings.model}"
     with status(doing, has_bars=is_on_hub(settings.model)):
+        import torch
+
         from nope_probe.models.load import load
         from nope_probe.runtime.processes import own_device
 
@@ -202,7 +204,7 @@ def load_model(settings: Settings) -> LoadedModel:
             settings.model,
             n_layers=None if settings.layers == "all" else settings.layers,
             device=own_device(settings.device),
-            dtype=_float32(),
+            dtype=torch.float32,
             revision=settings.revision,
             n_ctx=None if settings.seq_len == "auto" else settings.seq_len,
         )
@@ -252,12 +254,6 @@ def batch_of(loaded: LoadedModel, length: int, seed: int) -> Inputs:
     if loaded.info.parameter_free:
         return torch.randn(N_SEQS, length, loaded.info.d_model, generator=generator)
     return torch.randint(loaded.info.d_vocab, (N_SEQS, length), generator=generator)
-
-
-def _float32() -> Any:
-    import torch
-
-    return torch.float32
 
 
 def print_json(report: Report, settings: Settings) -> None:
