@@ -55,10 +55,10 @@ def turning(angles: dict[tuple[int, int], float], n: int, size: float = 1.0) -> 
 )
 def test_the_pairs_their_angles_and_their_layout_are_recovered(pairs, layout):
     angles = dict(zip(pairs, (1.0, 0.03), strict=False))
-    found = recover_rotation(turning(angles, 7))
-    assert found.pairs.tolist() == [list(pair) for pair in pairs]
-    assert found.frequencies.tolist() == pytest.approx(list(angles.values()))
-    assert found.layout == layout
+    rotation = recover_rotation(turning(angles, 7))
+    assert rotation.pairs.tolist() == [list(pair) for pair in pairs]
+    assert rotation.frequencies.tolist() == pytest.approx(list(angles.values()))
+    assert rotation.layout == layout
 
 
 def test_scaled_and_slow_rotations_have_their_size_and_angles():

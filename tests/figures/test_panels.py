@@ -25,7 +25,7 @@ def group(layer: int, top: float = 1.0) -> list[Panel]:
 
 def bars(figure) -> list[bool]:
     axes = [figure.layout[f"coloraxis{i or ''}"] for i in (0, *range(2, len(figure.data) + 1))]
-    return [each.showscale for each in axes]
+    return [axis.showscale for axis in axes]
 
 
 def test_groups_on_the_same_scales_share_a_bar_each_in_the_last_row() -> None:

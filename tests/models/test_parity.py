@@ -140,8 +140,8 @@ def test_an_info_has_the_sizes_of_the_model_and_is_json(bridge: ByName) -> None:
 
 
 def test_maps_of_the_saved_inputs_equal_those_of_transformer_lens_3() -> None:
-    found = differences(reference_maps(), load_file(MAPS))
-    assert not {name: far for name, far in found.items() if not far <= 1e-5}
+    told = differences(reference_maps(), load_file(MAPS))
+    assert not {name: far for name, far in told.items() if not far <= 1e-5}
 
 
 def test_differences_are_relative_and_infinite_for_other_masked_cells() -> None:

@@ -94,7 +94,7 @@ def effects_table() -> pd.DataFrame:
 
 def maps(model: str = "nope") -> dict[str, np.ndarray]:
     """Return patterns of each reader: slopes, as large as the term is."""
-    found = {}
+    result = {}
     positions = np.arange(N)
     below = np.tri(N, k=-1, dtype=bool)
     slope = np.where(below, np.cos((positions[:, None] - positions[None]) / 9), np.nan)
@@ -102,8 +102,8 @@ def maps(model: str = "nope") -> dict[str, np.ndarray]:
         named = dict(zip(NAMES, shares, strict=True))
         for term, share in {"all": 1.0, **named, "covariance": 1 - sum(shares)}.items():
             if model == "rope" or term not in ("rotation", "written_query"):
-                found[f"{reader}/{term}"] = (rms * share * slope).astype(np.float32)
-    return found
+                result[f"{reader}/{term}"] = (rms * share * slope).astype(np.float32)
+    return result
 
 
 def clocks_table() -> pd.DataFrame:

@@ -149,6 +149,6 @@ def test_two_processes_train_one_model(tmp_path: Path):
 
 @pytest.mark.parametrize(("failures", "codes"), [("2 1:SIGKILL", [1, -9]), ("2 0:disk", [1, 1])])
 def test_where_one_fails_the_other_stops_training(failures: str, codes: list[int], tmp_path: Path):
-    found, stderr = forks("fail", failures, tmp_path, NOPE)
-    assert found == codes, stderr
+    processes, stderr = forks("fail", failures, tmp_path, NOPE)
+    assert processes == codes, stderr
     assert not (tmp_path / "2" / "training.json").exists()

@@ -49,10 +49,10 @@ def test_weights_are_those_of_plain_transformers(
 def test_queries_keys_and_rotations_are_those_of_whole_readings(spec: str, model_of: ByName):
     model, _ = model_of(spec)
     readings = read_heads(model, INPUTS, KEYS, n_layers=2)
-    for ours, whole in zip(readings, read_layers(model, INPUTS), strict=False):
-        torch.testing.assert_close(ours.q, whole.q[:, -1])
-        torch.testing.assert_close(ours.k, whole.k)
-        torch.testing.assert_close(ours.rotation, whole.rotation)
+    for actual, whole in zip(readings, read_layers(model, INPUTS), strict=False):
+        torch.testing.assert_close(actual.q, whole.q[:, -1])
+        torch.testing.assert_close(actual.k, whole.k)
+        torch.testing.assert_close(actual.rotation, whole.rotation)
 
 
 CAUSAL = torch.ones(11, 11, dtype=torch.bool).tril()
@@ -80,18 +80,18 @@ def test_rotations_are_those_of_the_first_two_positions(
     spec: str, n_layers: int, model_of: ByName
 ) -> None:
     model, _ = model_of(spec)
-    found = read_rotations(model, tokens(1, 11), n_layers)
-    assert len(found) == n_layers
-    for ours, whole in zip(found, read_layers(model, tokens(1, 11)), strict=False):
-        assert torch.equal(ours, whole.rotation[:2])
-        assert ours.untyped_storage().nbytes() == ours.nbytes
+    rotations = read_rotations(model, tokens(1, 11), n_layers)
+    assert len(rotations) == n_layers
+    for actual, whole in zip(rotations, read_layers(model, tokens(1, 11)), strict=False):
+        assert torch.equal(actual, whole.rotation[:2])
+        assert actual.untyped_storage().nbytes() == actual.nbytes
 
 
 def test_no_scores_are_kept_when_the_next_block_runs(bridge: ByName) -> None:
     model, before, alive = bridge("llama"), [], []
 
     def watch(scores: torch.Tensor, hook: object) -> None:
-        alive.append(sum(each() is not None for each in before))
+        alive.append(sum(reference() is not None for reference in before))
         before.append(ref(scores))
 
     points = [layer.point("attn.hook_attn_scores") for layer in layers_of(model)]

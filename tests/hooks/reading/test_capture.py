@@ -170,8 +170,8 @@ def mean_over_pairs(states: BlockStates, fold: int) -> torch.Tensor:
     """Return the mean of q of one sequence times k of another over all pairs within a fold."""
     group = states.q.shape[2] // states.k.shape[2]
     q, k = states.q.double(), states.k.double().repeat_interleave(group, 2)
-    ours = range(fold, N_SEQS, N_FOLDS)
-    products = [torch.einsum("qhd,khd->qk", q[a], k[b]) for a in ours for b in ours if a != b]
+    actual = range(fold, N_SEQS, N_FOLDS)
+    products = [torch.einsum("qhd,khd->qk", q[a], k[b]) for a in actual for b in actual if a != b]
     return torch.stack(products).mean(0) / (q.shape[2] * q.shape[3] ** 0.5)
 
 
@@ -250,7 +250,7 @@ def test_the_mean_loss_is_that_of_transformers_with_labels(
     hf, ids = tiny(name).hf, tiny(name).tokens
     losses = capture_losses(model, ids, batch_size=2)
     with torch.inference_mode():
-        expected = [float(hf(each[None], labels=each[None]).loss) for each in ids]
+        expected = [float(hf(sequence[None], labels=sequence[None]).loss) for sequence in ids]
     assert losses.shape == (len(ids), ids.shape[1] - 1)
     torch.testing.assert_close(losses.mean(1).tolist(), expected, rtol=1e-5, atol=1e-5)
 
@@ -301,10 +301,10 @@ def maps(tiny: ByName) -> dict[torch.dtype, Tensor]:
     }
 
 
-def error(found: Tensor, truth: Tensor) -> float:
+def error(result: Tensor, truth: Tensor) -> float:
     """Return the largest error of a pattern relative to the RMS of the scores it is of."""
     cells = kept_cells(N_POS)
-    difference = (row_centred(found) - row_centred(truth))[..., cells]
+    difference = (row_centred(result) - row_centred(truth))[..., cells]
     return float(difference.abs().max() / truth[..., cells].square().mean().sqrt())
 
 
@@ -312,8 +312,8 @@ def error(found: Tensor, truth: Tensor) -> float:
 def test_maps_are_those_of_float64_up_to_rounding(
     dtype: torch.dtype, maps: dict[torch.dtype, Tensor]
 ):
-    found = error(maps[dtype], maps[torch.float64])
-    assert torch.finfo(dtype).eps / 100 < found < BOUNDS[dtype]
+    result = error(maps[dtype], maps[torch.float64])
+    assert torch.finfo(dtype).eps / 100 < result < BOUNDS[dtype]
 
 
 def test_a_mean_over_sequences_is_summed_beyond_the_models_precision(

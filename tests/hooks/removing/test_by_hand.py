@@ -143,8 +143,8 @@ def test_a_sliding_window_stays_one_for_later_queries() -> None:
     causal, position = torch.ones(5, 5, dtype=torch.bool).tril(), torch.arange(5)
     window = causal & (position[:, None] - position < 2)
     expected = [[1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]
-    found = Mask.of(window[None, None]).without(frozenset({"mask"}), 3)
-    assert found.rows()[0, 0].int().tolist() == expected
+    removed = Mask.of(window[None, None]).without(frozenset({"mask"}), 3)
+    assert removed.rows()[0, 0].int().tolist() == expected
 
 
 def test_a_prefix_beyond_the_context_or_the_sequence_is_an_error(

@@ -67,9 +67,9 @@ def test_an_ablation_with_plain_norms_equals_an_ablation_of_an_edited_model(
     model, expected = hooked("smollm3-rope"), to_hooked(edited(tiny("smollm3-rope").hf))
     with torch.no_grad():
         with ablated(model, replace(spec, remove=["norms", *spec.remove])):
-            ours = model(tokens())
+            outputs = model(tokens())
         with ablated(expected, spec):
-            assert distance(ours, expected(tokens())) < 1e-5
+            assert distance(outputs, expected(tokens())) < 1e-5
 
 
 def test_plain_norms_change_nothing_where_norms_have_no_weights():
@@ -180,7 +180,7 @@ def test_random_bases_are_well_conditioned_and_differ_between_heads():
 
 
 def fail_after_reading(model: Any, drawn: dict[str, torch.Tensor]) -> None:
-    drawn |= {name: each.clone() for name, each in model.named_parameters()}
+    drawn |= {name: parameter.clone() for name, parameter in model.named_parameters()}
     raise KeyError
 
 
@@ -189,20 +189,20 @@ def test_weights_are_random_inside_and_the_trained_ones_after_an_error(
     spec: str, model_of: ModelOf
 ) -> None:
     model, _ = model_of(spec)
-    before = {name: each.clone() for name, each in model.named_parameters()}
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     drawn: dict[str, torch.Tensor] = {}
     with pytest.raises(KeyError), untrained(model, seed=3):
         fail_after_reading(model, drawn)
-    assert all(torch.equal(each, before[name]) for name, each in model.named_parameters())
-    for name, each in drawn.items():
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+    for name, weights in drawn.items():
         is_bias = name.rpartition(".")[2].lstrip("_").startswith("b")
         if is_bias or not before[name].any():
-            assert not each.any(), name
-        elif each.ndim == 1:
-            assert bool((each == 1).all()), name
+            assert not weights.any(), name
+        elif weights.ndim == 1:
+            assert bool((weights == 1).all()), name
         else:
-            assert float(each.detach().std()) == pytest.approx(STD, rel=0.2), name
-            assert not torch.equal(each, before[name])
+            assert float(weights.detach().std()) == pytest.approx(STD, rel=0.2), name
+            assert not torch.equal(weights, before[name])
 
 
 def test_the_same_seed_draws_the_same_weights(bridge: ByName) -> None:
