@@ -201,8 +201,8 @@ def rank_correlation(x: Sequence[float], y: Sequence[float]) -> RankCorrelation:
     """Return Spearman's rho of the pairs that are both finite; p is two-sided, for rho = 0.
 
     Example:
-        >>> found = rank_correlation([1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 4.0, 9.0, 16.0, 25.0])
-        >>> round(found.rho, 6), found.n
+        >>> ranks = rank_correlation([1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 4.0, 9.0, 16.0, 25.0])
+        >>> round(ranks.rho, 6), ranks.n
         (1.0, 5)
     """
     from scipy.stats import spearmanr

@@ -240,8 +240,8 @@ def measure_differences(
     Example:
         >>> import torch
         >>> folds = torch.randn(4, 13, 13, generator=torch.Generator().manual_seed(0))
-        >>> found = measure_differences(folds + 1, folds, paired=True)
-        >>> abs(found["amplitude"].value) < 1e-6, abs(found["locality"].value) < 1e-6
+        >>> change = measure_differences(folds + 1, folds, paired=True)
+        >>> abs(change["amplitude"].value) < 1e-6, abs(change["locality"].value) < 1e-6
         (True, True)
     """
     x = _measure_estimates(one, skip_keys, counts[0])

@@ -156,8 +156,8 @@ def turning_matrices(
 
     Example:
         >>> x = torch.randn(2, 5, 3)
-        >>> found = turning_matrices(x, torch.stack([x[0], x[1, :, [1, 0, 2]] * x.new([-1, 1, 1])]))
-        >>> found[1].round().int().tolist()
+        >>> turned = torch.stack([x[0], x[1, :, [1, 0, 2]] * x.new([-1, 1, 1])])
+        >>> turning_matrices(x, turned)[1].round().int().tolist()
         [[0, -1, 0], [1, 0, 0], [0, 0, 1]]
     """
     moved = (straight != turned).any(0).any(0).nonzero().flatten()

@@ -34,7 +34,7 @@ def combinations(players: PlayerSet) -> list[Condition]:
 
     Example:
         >>> from nope_probe.analyses.shapley import player_set
-        >>> [sorted(each) for each in combinations(player_set(["mask", "rope"]))]
+        >>> [sorted(gone) for gone in combinations(player_set(["mask", "rope"]))]
         [[], ['mask'], ['rope'], ['mask', 'rope']]
     """
     return [

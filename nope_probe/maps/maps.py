@@ -76,7 +76,7 @@ class ScoreMaps:
 
     def to_tensors(self) -> State:
         """Return the maps by name, for `from_tensors`."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {attribute.name: getattr(self, attribute.name) for attribute in fields(self)}
         values |= {"bos": torch.tensor(self.bos), "layers": torch.tensor(self.layers)}
         return {name: value for name, value in values.items() if value is not None}
 

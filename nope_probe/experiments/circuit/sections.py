@@ -108,10 +108,24 @@ def _side_by_side(
     if not intact:
         return
     without = f"without {' and '.join(map(phrase, removed))}"
-    groups = [
-        _triple(letter, intact[letter], ablated[letter], skip_keys, query_positions)
-        for letter in sorted(ablated)
-    ]
+    groups = []
+    for letter in sorted(ablated):
+        kept, change = [intact[letter], ablated[letter]], ablated[letter] - intact[letter]
+        both, of_change = limits(kept, False, skip_keys), limits([change], True, skip_keys)
+        drawn = (("intact", kept[0], both), ("ablated", kept[1], both))
+        group = [
+            Panel(
+                name=f"({letter}) {name}",
+                values=values,
+                low=low,
+                high=high,
+                unit="nats" if letter in SCORE_STAGES else "inner product",
+                diverging=name == "difference",
+                query_positions=query_positions,
+            )
+            for name, values, (low, high) in (*drawn, ("difference", change, of_change))
+        ]
+        groups.append(group)
     yield Section(
         title="Stage by stage: intact, ablated, difference",
         figure=partial(
@@ -123,36 +137,6 @@ def _side_by_side(
         caption="Each stage of the intact model, of the ablated one on the same colours, and the "
         "ablated less the intact, red above zero and blue below.",
     )
-
-
-def _triple(
-    letter: str,
-    intact: np.ndarray,
-    ablated: np.ndarray,
-    skip_keys: int,
-    query_positions: Int[np.ndarray, " row"] | None,
-) -> list[Panel]:
-    """Return a stage's maps of both models, on one scale, and their difference."""
-    unit = "nats" if letter in SCORE_STAGES else "inner product"
-    kept, change = [intact, ablated], ablated - intact
-    both, of_change = limits(kept, False, skip_keys), limits([change], True, skip_keys)
-    drawn = (
-        ("intact", intact, both),
-        ("ablated", ablated, both),
-        ("difference", change, of_change),
-    )
-    return [
-        Panel(
-            name=f"({letter}) {name}",
-            values=values,
-            low=low,
-            high=high,
-            unit=unit,
-            diverging=name == "difference",
-            query_positions=query_positions,
-        )
-        for name, values, (low, high) in drawn
-    ]
 
 
 def circuit_figure(run: Run) -> go.Figure:
