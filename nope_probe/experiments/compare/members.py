@@ -93,14 +93,10 @@ class Member:
         """The score or Gram maps by name: `L0`, `(a)`, `alpha=0, L0`."""
         held = self.run.arrays.get("maps", {})
         if self.kind == "circuit":
-            letters = [key.removeprefix("gram/") for key in sorted(held) if key.startswith("gram/")]
             return {
-                f"({letter})": StoredMap(
-                    mean=held[f"gram/{letter}"],
-                    errors=held.get(f"se/{letter}"),
-                    key=f"gram/{letter}",
-                )
-                for letter in letters
+                f"({key[-1]})": StoredMap(mean=held[key], errors=held.get(f"se/{key[-1]}"), key=key)
+                for key in sorted(held)
+                if key.startswith("gram/")
             }
         if self.kind == "simulate":
             scores = [key for key in held if key.startswith("score/")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -254,11 +253,6 @@ def batch_of(loaded: LoadedModel, length: int, seed: int) -> Inputs:
     if loaded.info.parameter_free:
         return torch.randn(N_SEQS, length, loaded.info.d_model, generator=generator)
     return torch.randint(loaded.info.d_vocab, (N_SEQS, length), generator=generator)
-
-
-def print_json(report: Report, settings: Settings) -> None:
-    """Print a report as one JSON document on stdout."""
-    sys.stdout.write(as_json(report, settings) + "\n")
 
 
 def as_json(report: Report, settings: Settings) -> str:

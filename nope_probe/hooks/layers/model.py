@@ -236,10 +236,8 @@ def positions_of(model: HookedModel) -> int | None:
     A HookedTransformer has a table of its context's length for every kind of position.
     """
     hooked: Any = model
-    if is_bridge(model):
-        has_learned = "pos_embed" in hooked._modules and [*hooked.pos_embed.parameters()]
-        return int(model.cfg.n_ctx) if has_learned else None
-    return int(model.cfg.n_ctx)
+    has_learned = "pos_embed" in hooked._modules and [*hooked.pos_embed.parameters()]
+    return None if is_bridge(model) and not has_learned else int(model.cfg.n_ctx)
 
 
 def logits_of(
