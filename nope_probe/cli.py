@@ -130,13 +130,13 @@ def run_subcommand() -> None:
 
 def find_commands() -> dict[str, str]:
     """Return the first line of each command's docstring by its name, without importing any."""
-    found = {}
+    commands = {}
     for path in sorted(Path(__file__).parent.glob("[!_]*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         has_main = any(isinstance(n, ast.FunctionDef) and n.name == "main" for n in tree.body)
         if has_main:
-            found[path.stem] = (ast.get_docstring(tree) or "").partition("\n")[0]
-    return found
+            commands[path.stem] = (ast.get_docstring(tree) or "").partition("\n")[0]
+    return commands
 
 
 def overview(commands: dict[str, str]) -> str:

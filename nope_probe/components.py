@@ -60,10 +60,6 @@ class Entry:
         phrase: in sentences; the label if empty.
         short: in unions, interactions and narrow columns; the label if empty.
         colour, marker: of its lines and points.
-        breaks_symmetry: whether it is a source: it makes positions differ.
-        per_head: whether it can be removed in some heads only.
-        by_token: whether what is removed at a token depends on that token alone, so that a cache of
-            keys and values stays right.
     """
 
     label: str
@@ -71,9 +67,6 @@ class Entry:
     short: str = ""
     colour: str = INK
     marker: str = "circle"
-    breaks_symmetry: bool = False
-    per_head: bool = False
-    by_token: bool = False
 
 
 TABLE: dict[str, Entry] = {
@@ -87,30 +80,21 @@ TABLE: dict[str, Entry] = {
         short="mask",
         colour="#d55e00",
         marker="square",
-        breaks_symmetry=True,
-        per_head=True,
     ),
-    "rope": Entry(
-        label="RoPE", colour="#0070e3", marker="diamond", breaks_symmetry=True, per_head=True
-    ),
+    "rope": Entry(label="RoPE", colour="#0070e3", marker="diamond"),
     "pos_embed": Entry(
         label="learned positions",
         phrase="the learned position embeddings",
         colour="#538ff5",
         marker="diamond",
-        breaks_symmetry=True,
     ),
-    "alibi": Entry(
-        label="ALiBi", colour="#4a78c8", marker="diamond", breaks_symmetry=True, per_head=True
-    ),
+    "alibi": Entry(label="ALiBi", colour="#4a78c8", marker="diamond"),
     "window": Entry(
         label="sliding window",
         phrase="the sliding window",
         short="window",
         colour="#908448",
         marker="pentagon",
-        breaks_symmetry=True,
-        per_head=True,
     ),
     "sink": Entry(
         label="attention sink",
@@ -118,21 +102,18 @@ TABLE: dict[str, Entry] = {
         short="sink",
         colour="#5f6b2d",
         marker="x",
-        per_head=True,
-        by_token=True,
     ),
     "interaction": Entry(label="interaction", colour="#ab3e98", marker="cross"),
-    "w_q": Entry(label="W_Q", colour="#1da2a5", marker="triangle-up", per_head=True, by_token=True),
-    "w_k": Entry(label="W_K", colour="#18753a", marker="triangle-down", per_head=True),
-    "w_o": Entry(label="W_O", colour="#999847", marker="star", per_head=True, by_token=True),
-    "w_v": Entry(label="W_V", colour="#8952a0", marker="hexagon", per_head=True),
-    "mlp": Entry(label="MLP", phrase="the MLPs", colour="#8a5969", marker="x", by_token=True),
+    "w_q": Entry(label="W_Q", colour="#1da2a5", marker="triangle-up"),
+    "w_k": Entry(label="W_K", colour="#18753a", marker="triangle-down"),
+    "w_o": Entry(label="W_O", colour="#999847", marker="star"),
+    "w_v": Entry(label="W_V", colour="#8952a0", marker="hexagon"),
+    "mlp": Entry(label="MLP", phrase="the MLPs", colour="#8a5969", marker="x"),
     "norms": Entry(
         label="norm weights",
         phrase="the norms' weights",
         colour="#6a7a99",
         marker="pentagon",
-        by_token=True,
     ),
     "qk": Entry(
         label="QK circuit",
@@ -179,10 +160,13 @@ TABLE: dict[str, Entry] = {
     ),
     "intact": Entry(label="intact model", phrase="the intact model"),
 }
-SOURCES: tuple[Component, ...] = tuple(n for n in COMPONENTS if TABLE[n].breaks_symmetry)
+# The sources make positions differ: they break the symmetry between them.
+SOURCES: tuple[Component, ...] = ("mask", "rope", "pos_embed", "alibi", "window")
 POSITION_ENCODINGS: tuple[Component, ...] = ("rope", "pos_embed", "alibi")
-PER_HEAD: tuple[Component, ...] = tuple(n for n in COMPONENTS if TABLE[n].per_head)
-LOCAL = frozenset(name for name, entry in TABLE.items() if entry.by_token)
+# These components can be removed in some heads only.
+PER_HEAD: tuple[Component, ...] = ("mask", "rope", *WEIGHTS, "alibi", "window", "sink")
+# What is removed at a token depends on that token alone, so that a cache of keys stays right.
+LOCAL = frozenset({"sink", "w_q", "w_o", "mlp", "norms"})
 ROPE_HALVES = ("rope_high", "rope_low")
 # What is removed depends on how long a sequence is, so that padding would change it.
 OF_LENGTH = frozenset((*ROPE_HALVES, "pos_embed"))
@@ -398,7 +382,7 @@ def with_bands(players: Sequence[str], bands: Sequence[str]) -> list[str]:
         >>> with_bands(["mask", "rope"], ["rope[0:2]", "rope[2:4]"])
         ['mask', 'rope[0:2]', 'rope[2:4]']
     """
-    return [each for name in players for each in (bands if name == "rope" else [name])]
+    return [member for name in players for member in (bands if name == "rope" else [name])]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -624,7 +608,7 @@ def expanded(names: Iterable[str]) -> tuple[str, ...]:
         >>> expanded(["mask", "qk", "rope_high"])
         ('mask', 'w_q', 'w_k', 'rope_high')
     """
-    found: list[str] = []
+    components: list[str] = []
     for name in names:
         if (
             name not in COMPONENTS
@@ -635,5 +619,5 @@ def expanded(names: Iterable[str]) -> tuple[str, ...]:
         ):
             known = [*COMPONENTS, "norms", *CIRCUITS, *ROPE_HALVES, "rope[a:b]", "position[L1H0]"]
             raise ValueError(f"unknown component {name!r}; there are {', '.join(known)}")
-        found += CIRCUITS.get(name, (name,))
-    return tuple(dict.fromkeys(found))
+        components += CIRCUITS.get(name, (name,))
+    return tuple(dict.fromkeys(components))

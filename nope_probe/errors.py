@@ -172,6 +172,6 @@ def printable(text: str, keep: str = "") -> str:
         ('a\\x1b[31mb\\nc', 'a\nb')
     """
     return "".join(
-        each if each.isprintable() or each in keep else each.encode("unicode_escape").decode()
-        for each in text
+        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode()
+        for char in text
     )

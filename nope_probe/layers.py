@@ -6,7 +6,7 @@ import sys
 
 from nope_probe.cli import one_line_errors, parse
 from nope_probe.errors import printable
-from nope_probe.experiments.layers.run import Settings, print_json, print_report, run
+from nope_probe.experiments.layers.run import Settings, as_json, print_report, run
 
 EXAMPLES = (
     "--model rope-tiny",
@@ -20,7 +20,7 @@ def main() -> None:
         settings = parse(Settings, EXAMPLES)
         report = run(settings)
         if settings.json:
-            print_json(report, settings)
+            sys.stdout.write(as_json(report, settings) + "\n")
         else:
             print_report(report)
         if report.unmet:

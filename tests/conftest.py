@@ -36,9 +36,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Deselect the tests of HookedTransformer where TransformerLens has none."""
     if HAS_HOOKED_TRANSFORMER:
         return
-    ours = [item for item in items if not needs_hooked_transformer(item)]
-    config.hook.pytest_deselected(items=[item for item in items if item not in ours])
-    items[:] = ours
+    selected = [item for item in items if not needs_hooked_transformer(item)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in selected])
+    items[:] = selected
 
 
 def needs_hooked_transformer(item: pytest.Item) -> bool:

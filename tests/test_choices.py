@@ -32,13 +32,13 @@ def words_in(hint: Any) -> list[Any]:
     """Return the choices in a type, those of the elements of sequences too."""
     if get_origin(hint) is Literal:
         return list(get_args(hint))
-    return [word for each in get_args(hint) for word in words_in(each)]
+    return [word for part in get_args(hint) for word in words_in(part)]
 
 
 def takes_several(hint: Any) -> bool:
     """Return whether a type is, or has among others, that of sequences of choices."""
     is_sequence = get_origin(hint) in (tuple, Sequence)
-    return is_sequence or any(takes_several(each) for each in get_args(hint))
+    return is_sequence or any(takes_several(part) for part in get_args(hint))
 
 
 def choices_of(made: Any) -> Iterator[tuple[str, list[Any], bool]]:
@@ -70,9 +70,9 @@ def refusal(made: Callable[..., Any], **choice: Any) -> str:
     """Return why a call ends that was given nothing to work on but a choice."""
     required = {
         name: MISSING
-        for name, each in signature(made).parameters.items()
-        if each.default is each.empty
-        and each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)
+        for name, parameter in signature(made).parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     }
     try:
         made(**required | choice)
@@ -97,7 +97,7 @@ def test_a_right_choice_passes_the_door_and_a_wrong_one_is_refused_by_name(
 
 
 def test_choices_are_found_in_the_types_of_all_public_names() -> None:
-    ids = {str(each.id) for each in PARAMETERS}
+    ids = {str(parameter.id) for parameter in PARAMETERS}
     assert {"run_ablations-scope", "sequences-bos", "Ablation-gain", "score_maps-skip_keys"} <= ids
     assert {"capture_stages-stages", "explore-replacement", "behaviour.settings-measures"} <= ids
     assert len(PARAMETERS) >= 40

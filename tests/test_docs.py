@@ -76,8 +76,8 @@ def test_the_links_and_images_of_a_page_exist(page: str):
 
 
 def modules() -> list[str]:
-    found = pkgutil.walk_packages(nope_probe.__path__, "nope_probe.")
-    return sorted(module.name for module in found if not module.name.endswith("__main__"))
+    packages = pkgutil.walk_packages(nope_probe.__path__, "nope_probe.")
+    return sorted(module.name for module in packages if not module.name.endswith("__main__"))
 
 
 @pytest.mark.parametrize("name", modules())

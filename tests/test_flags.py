@@ -57,12 +57,12 @@ SIZES: dict[str, dict[str, str]] = {
 }
 FIGURE_SIZES: dict[str, dict[str, str]] = {
     "all": {"--n-samples": "32"},
-    **{name: {"--n-samples": "32"} for name, each in paper.FIGURES.items() if each.simulations},
-    **{name: {"--n-seqs": "8"} for name, each in paper.FIGURES.items() if each.is_of_nope},
+    **{name: {"--n-samples": "32"} for name, figure in paper.FIGURES.items() if figure.simulations},
+    **{name: {"--n-seqs": "8"} for name, figure in paper.FIGURES.items() if figure.is_of_nope},
     **{
         name: {"--n-seqs": "8", "--seq-len": "8", "--layers": "1"}
-        for name, each in paper.FIGURES.items()
-        if each.maps
+        for name, figure in paper.FIGURES.items()
+        if figure.maps
     },
 }
 TEXT = "my.jsonl"

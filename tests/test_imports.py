@@ -42,8 +42,8 @@ def test_an_import_against_the_rule_is_found(importing: str, allowed: str, refus
 
 def test_the_package_itself_is_imported_by_nothing_and_may_list_everything() -> None:
     assert violations({"nope_probe": {"nope_probe.experiments.explorer"}}) == []
-    found = violations({"nope_probe.runtime.session": {"nope_probe"}})
-    assert found == ["nope_probe.runtime.session imports nope_probe"]
+    broken = violations({"nope_probe.runtime.session": {"nope_probe"}})
+    assert broken == ["nope_probe.runtime.session imports nope_probe"]
 
 
 def test_imports_are_read_wherever_they_stand(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_imports_are_read_wherever_they_stand(tmp_path, monkeypatch: pytest.Monk
 def test_the_rule_has_no_arrow_up() -> None:
     order = list(RULE)
     for index, (folder, allowed) in enumerate(RULE.items()):
-        assert all(order.index(each) > index for each in allowed), folder
+        assert all(order.index(item) > index for item in allowed), folder
 
 
 def test_modules_import_each_other_without_circles() -> None:

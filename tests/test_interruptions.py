@@ -51,7 +51,7 @@ def test_a_signal_ends_every_command_in_one_line_and_leaves_nothing(
 
 
 def test_the_handlers_are_restored():
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with one_line_errors():
-        assert all(signal.getsignal(each) is not handler for each, handler in before.items())
-    assert {each: signal.getsignal(each) for each in before} == before
+        assert all(signal.getsignal(number) is not handler for number, handler in before.items())
+    assert {number: signal.getsignal(number) for number in before} == before

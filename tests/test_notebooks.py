@@ -42,19 +42,19 @@ def notebook(name: str):
 
 
 def outputs(notebook) -> list:
-    return [each for cell in notebook.cells for each in cell.get("outputs", [])]
+    return [item for cell in notebook.cells for item in cell.get("outputs", [])]
 
 
 def with_type(notebook, kind: str) -> list:
-    return [each.data[kind] for each in outputs(notebook) if kind in each.get("data", {})]
+    return [output.data[kind] for output in outputs(notebook) if kind in output.get("data", {})]
 
 
 def frames(notebook, kind: str) -> list:
-    return [each for each in with_type(notebook, HTML) if f'<iframe class="{kind}"' in each]
+    return [item for item in with_type(notebook, HTML) if f'<iframe class="{kind}"' in item]
 
 
 def shown(notebook) -> tuple[int, int, int]:
-    pictures = [each for each in outputs(notebook) if {*each.get("data", {})} == {PNG}]
+    pictures = [output for output in outputs(notebook) if {*output.get("data", {})} == {PNG}]
     return len(pictures), len(frames(notebook, "steps")), len(frames(notebook, "explorer"))
 
 
@@ -66,13 +66,13 @@ def test_these_are_all_the_notebooks() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_pair_holds_the_same_cells_of_public_names_with_exercises(name: str) -> None:
     text = jupytext.read(FOLDER / f"{name}.py")
-    ours = [(cell.cell_type, cell.source) for cell in text.cells]
+    actual = [(cell.cell_type, cell.source) for cell in text.cells]
     theirs = [(cell.cell_type, BADGE.sub("", cell.source)) for cell in notebook(name).cells]
-    assert ours == theirs, "run make notebooks"
+    assert actual == theirs, "run make notebooks"
     # Where one names the other, jupytext writes the .py anew whenever JupyterLab saves.
     assert "jupytext" not in notebook(name).metadata
     assert "formats" not in text.metadata["jupytext"]
-    code = "\n".join(source for _, source in ours)
+    code = "\n".join(source for _, source in actual)
     assert "from nope_probe import " in code
     assert not re.findall(r"nope_probe\.\w+", code)
     assert code.count('"pip", "install"') == 1
@@ -83,15 +83,15 @@ def test_a_pair_holds_the_same_cells_of_public_names_with_exercises(name: str) -
 def test_a_committed_notebook_is_small_ran_without_an_error_and_holds_its_figures(
     name: str,
 ) -> None:
-    found = notebook(name)
-    counts = [cell.execution_count for cell in found.cells if cell.cell_type == "code"]
+    result = notebook(name)
+    counts = [cell.execution_count for cell in result.cells if cell.cell_type == "code"]
     assert counts == list(range(1, len(counts) + 1))
-    assert {each.output_type for each in outputs(found)} <= {"display_data", "execute_result"}
-    assert shown(found) == SHOWN[name]
-    assert not with_type(found, PLOTLY)
-    assert not [each for each in with_type(found, HTML) if "plotly" in each]
+    assert {output.output_type for output in outputs(result)} <= {"display_data", "execute_result"}
+    assert shown(result) == SHOWN[name]
+    assert not with_type(result, PLOTLY)
+    assert not [item for item in with_type(result, HTML) if "plotly" in item]
     # Every figure has a picture for viewers without scripts, of frames too, until they load.
-    pictures = [each.data for each in outputs(found) if PNG in each.get("data", {})]
+    pictures = [output.data for output in outputs(result) if PNG in output.get("data", {})]
     assert len(pictures) == sum(SHOWN[name])
     for data in pictures:
         header = b64decode(data[PNG])[:24]
@@ -100,7 +100,7 @@ def test_a_committed_notebook_is_small_ran_without_an_error_and_holds_its_figure
         if HTML in data:
             assert f'src="data:image/png;base64,{data[PNG]}"' in data[HTML]
             assert f"run this cell, or run <code>jupyter trust {name}.ipynb</code>" in data[HTML]
-    page, _ = nbconvert.HTMLExporter().from_notebook_node(found)
+    page, _ = nbconvert.HTMLExporter().from_notebook_node(result)
     assert len(re.findall(r'<img[^>]*src="data:image/png', page)) == len(pictures)
     for kind, count in zip(("steps", "explorer"), SHOWN[name][1:], strict=True):
         assert page.count(f'<iframe class="{kind}"') == count
@@ -150,18 +150,18 @@ def kernel() -> Iterator[KernelManager]:
 def test_a_notebook_runs_and_shows_figures(
     name: str, kernel: KernelManager, tmp_path: Path
 ) -> None:
-    ours = notebook(name)
+    actual = notebook(name)
     # Without the names of the notebook before, in a folder of its own.
     fresh = nbformat.v4.new_code_cell(f"%reset -f\n%cd -q {tmp_path}")
     nbclient.NotebookClient(nbformat.v4.new_notebook(cells=[fresh]), km=kernel).execute()
-    nbclient.NotebookClient(ours, km=kernel, timeout=180).execute()
+    nbclient.NotebookClient(actual, km=kernel, timeout=180).execute()
     n_figures, n_sliders, n_explorers = SHOWN[name]
-    assert len(with_type(ours, PLOTLY)) == n_figures + n_sliders
-    assert len(frames(ours, "explorer")) == n_explorers
+    assert len(with_type(actual, PLOTLY)) == n_figures + n_sliders
+    assert len(frames(actual, "explorer")) == n_explorers
 
 
 def test_conclusions_leave_out_the_bos_key() -> None:
     tables = with_type(notebook("02_hook_experiments"), "text/plain")
-    [table] = [each for each in tables if "without the mask" in each]
-    intact, without = (float(each) for each in re.findall(r"(-?[\d.]+) \[", table.split("L3")[1]))
+    [table] = [table for table in tables if "without the mask" in table]
+    intact, without = (float(text) for text in re.findall(r"(-?[\d.]+) \[", table.split("L3")[1]))
     assert abs(without) < 0.1 * intact

@@ -137,8 +137,8 @@ class LayerAttribution(LayerPlayers):
         Any destructive removal makes the pattern a conjunction, and a conjunction of k players
         gives each 1/k, which is no measurement of equal weight.
         """
-        ours = [player for player in self.players if player.player_set == player_set]
-        shares = [each.share.value for each in ours if each.player != BASE]
+        players = [player for player in self.players if player.player_set == player_set]
+        shares = [player.share.value for player in players if player.player != BASE]
         equal = 1 / max(1, len(shares))
         return len(shares) > 1 and all(abs(s - equal) < CONJUNCTION_TOLERANCE for s in shares)
 
@@ -188,7 +188,7 @@ def attribute(
     return [
         _attribute_layer(
             layer,
-            {condition: each[layer] for condition, each in folds.items()},
+            {condition: layers[layer] for condition, layers in folds.items()},
             player_sets,
             sources,
             skipped,
@@ -209,14 +209,18 @@ def _attribute_layer(
     gram = ContrastGram.of_layers(folds, skip_keys, counts)
     return LayerAttribution(
         layer=layer,
-        sources=tuple(_source(gram, *each) for each in source_terms(sources).items()),
+        sources=tuple(_source(gram, *term) for term in source_terms(sources).items()),
         position=_source(gram, "position", position_term(sources)),
-        players=tuple(each for ours in player_sets for each in attribute_players(gram, ours)),
+        players=tuple(
+            player for player_set in player_sets for player in attribute_players(gram, player_set)
+        ),
         interactions=tuple(
-            each for ours in player_sets for each in attribute_interactions(gram, ours)
+            interaction
+            for player_set in player_sets
+            for interaction in attribute_interactions(gram, player_set)
         ),
         non_relative=mask_effect(folds[INTACT], folds[MASK], skip_keys, counts),
-        kept={each: gram.share({each: 1.0}, {INTACT: 1.0}) for each in folds},
+        kept={condition: gram.share({condition: 1.0}, {INTACT: 1.0}) for condition in folds},
     )
 
 
@@ -318,10 +322,10 @@ def folds_by_condition(
     Raises:
         ValueError: for a name that does not exist, two names of one condition, or no maps.
     """
-    found = {condition(removed): layer_folds(each) for removed, each in maps.items()}
-    if len(found) < len(maps) or not found:
+    folds = {condition(removed): layer_folds(captured) for removed, captured in maps.items()}
+    if len(folds) < len(maps) or not folds:
         raise ValueError(f"expected one entry per condition, got {list(maps)}")
-    return found
+    return folds
 
 
 def sources_of(conditions: Iterable[Condition]) -> tuple[Component, ...]:
@@ -331,7 +335,7 @@ def sources_of(conditions: Iterable[Condition]) -> tuple[Component, ...]:
         >>> sources_of([condition(()), condition("mask"), condition("rope")])
         ('mask', 'rope')
     """
-    removed = MASK.union(*(each for each in conditions if each <= {*SOURCES}))
+    removed = MASK.union(*(names for names in conditions if names <= {*SOURCES}))
     return tuple(name for name in SOURCES if name in removed)
 
 

@@ -39,8 +39,8 @@ def by_document(
         >>> by_document(torch.tensor([1.0, 5.0, 3.0]), torch.tensor([7, 2, 7]))
         tensor([5., 2.])
     """
-    found, place = documents.unique(return_inverse=True)
-    sums = values.new_zeros(len(found), *values.shape[1:]).index_add_(0, place, values)
+    unique, place = documents.unique(return_inverse=True)
+    sums = values.new_zeros(len(unique), *values.shape[1:]).index_add_(0, place, values)
     counts = torch.bincount(place).to(values.dtype)
     return sums / counts.view(-1, *[1] * (values.ndim - 1))
 
@@ -201,8 +201,8 @@ def rank_correlation(x: Sequence[float], y: Sequence[float]) -> RankCorrelation:
     """Return Spearman's rho of the pairs that are both finite; p is two-sided, for rho = 0.
 
     Example:
-        >>> found = rank_correlation([1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 4.0, 9.0, 16.0, 25.0])
-        >>> round(found.rho, 6), found.n
+        >>> ranks = rank_correlation([1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 4.0, 9.0, 16.0, 25.0])
+        >>> round(ranks.rho, 6), ranks.n
         (1.0, 5)
     """
     from scipy.stats import spearmanr
@@ -212,5 +212,5 @@ def rank_correlation(x: Sequence[float], y: Sequence[float]) -> RankCorrelation:
     n = pairs.shape[1]
     if n < MIN_PAIRS or (np.ptp(pairs, 1) == 0).any():
         return RankCorrelation(rho=float("nan"), p=float("nan"), n=n)
-    found = spearmanr(*pairs)
-    return RankCorrelation(rho=float(found.statistic), p=float(found.pvalue), n=n)
+    correlation = spearmanr(*pairs)
+    return RankCorrelation(rho=float(correlation.statistic), p=float(correlation.pvalue), n=n)

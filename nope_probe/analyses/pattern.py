@@ -157,11 +157,11 @@ def measure(
 
 
 def _measure(folds: Folds, skip_keys: int, counts: FoldCounts | None) -> Measures:
-    found = measure_estimates(folds, skip_keys, counts)
-    p_p, r_r = found["amplitude_squared"], found["non_relative_squared"]
+    estimates = measure_estimates(folds, skip_keys, counts)
+    p_p, r_r = estimates["amplitude_squared"], estimates["non_relative_squared"]
     # Equal scores have no order: that every pair of keys ties says nothing of a trend.
     trends = {
-        name: jackknife(found[name], counts) if p_p.any() else UNDEFINED
+        name: jackknife(estimates[name], counts) if p_p.any() else UNDEFINED
         for name in ("locality", "monotonicity", "monotonicity_lag1")
     }
     return Measures(
@@ -169,15 +169,15 @@ def _measure(folds: Folds, skip_keys: int, counts: FoldCounts | None) -> Measure
         amplitude=rms(p_p, counts),
         relative_r2=share(p_p - r_r, p_p, counts),
         non_relative=rms(r_r, counts),
-        edge_contrast=jackknife(found["edge_contrast"], counts),
-        edge_contrast_visible=jackknife(found["edge_contrast_visible"], counts),
+        edge_contrast=jackknife(estimates["edge_contrast"], counts),
+        edge_contrast_visible=jackknife(estimates["edge_contrast_visible"], counts),
     )
 
 
 def layer_folds(maps: AnyMaps, query_positions: QueryPositions = None) -> dict[int, LayerFolds]:
     """Return the fold means of each layer's scores, in nats, by the layer's number."""
     if isinstance(maps, StoredMaps):
-        return {each.index: each.folds for each in maps.layers}
+        return {layer.index: layer.folds for layer in maps.layers}
     queries: QueryPositions
     if isinstance(maps, ScoreMaps):
         folds, layers, queries = maps.folds, maps.layers, maps.query_positions
@@ -193,7 +193,7 @@ def skipped_keys(maps: Iterable[AnyMaps], skip_keys: int | Literal["auto"]) -> i
     attention sink), else 0; of fold means, which do not say, 0.
     """
     if skip_keys == "auto":
-        return int(any(not isinstance(each, Tensor) and each.bos for each in maps))
+        return int(any(not isinstance(captured, Tensor) and captured.bos for captured in maps))
     return skip_keys
 
 
@@ -203,7 +203,7 @@ def fold_counts_of(maps: Iterable[AnyMaps]) -> FoldCounts | None:
     Raises:
         ValueError: if they differ.
     """
-    counts = [each.counts for each in maps if not isinstance(each, Tensor)]
+    counts = [captured.counts for captured in maps if not isinstance(captured, Tensor)]
     if any(not torch.equal(count, counts[0]) for count in counts):
         raise ValueError("the maps have folds of different sizes: they are of other sequences")
     return counts[0] if counts else None
@@ -246,8 +246,8 @@ def measure_estimates(
     for start, rows in pattern_rows(layer, cells, n_bytes):
         rest.add(fit.of(rows, start), start)
     squares, rest_squares = (
-        beyond_rounding(each.products.cross_products(cells.count, counts)[:, 0, 0], score_square)
-        for each in (patterns, rest)
+        beyond_rounding(sums.products.cross_products(cells.count, counts)[:, 0, 0], score_square)
+        for sums in (patterns, rest)
     )
     return {
         "amplitude_squared": squares,

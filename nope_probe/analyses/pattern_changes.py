@@ -240,20 +240,20 @@ def measure_differences(
     Example:
         >>> import torch
         >>> folds = torch.randn(4, 13, 13, generator=torch.Generator().manual_seed(0))
-        >>> found = measure_differences(folds + 1, folds, paired=True)
-        >>> abs(found["amplitude"].value) < 1e-6, abs(found["locality"].value) < 1e-6
+        >>> change = measure_differences(folds + 1, folds, paired=True)
+        >>> abs(change["amplitude"].value) < 1e-6, abs(change["locality"].value) < 1e-6
         (True, True)
     """
     x = _measure_estimates(one, skip_keys, counts[0])
     y = _measure_estimates(other, skip_keys, counts[1])
-    found = {"relative_r2": UNDEFINED}
+    differences = {"relative_r2": UNDEFINED}
     for name in (name for name in x if name in y):
         if paired:
-            found[name] = jackknife(x[name] - y[name], counts[0])
+            differences[name] = jackknife(x[name] - y[name], counts[0])
         else:
             alone = jackknife(x[name], counts[0]), jackknife(y[name], counts[1])
-            found[name] = independent_difference(*alone)
-    return found
+            differences[name] = independent_difference(*alone)
+    return differences
 
 
 def pattern_difference(
@@ -311,12 +311,12 @@ def _measure_estimates(
     folds: FoldMaps, skip_keys: int, counts: FoldCounts | None
 ) -> dict[str, Estimates]:
     """Return the measures on all folds and without each; the relative share if it is defined."""
-    found = measure_estimates(folds, skip_keys, counts)
-    p_p, r_r = found.pop("amplitude_squared"), found.pop("non_relative_squared")
-    found["amplitude"], found["non_relative"] = _roots(p_p), _roots(r_r)
+    estimates = measure_estimates(folds, skip_keys, counts)
+    p_p, r_r = estimates.pop("amplitude_squared"), estimates.pop("non_relative_squared")
+    estimates["amplitude"], estimates["non_relative"] = _roots(p_p), _roots(r_r)
     if jackknife(p_p, counts).low > 0:
-        found["relative_r2"] = 1 - r_r / p_p
-    return found
+        estimates["relative_r2"] = 1 - r_r / p_p
+    return estimates
 
 
 def _shared(one: FoldMaps, other: OtherFoldMaps, skip_keys: int) -> KeptCells:

@@ -112,13 +112,11 @@ class PowerLaw:
 
     Attributes:
         base: RoPE's base; None if no law shows: of a single pair, or if the third pair is off.
-        fastest: theta_0, 1 unless positions are interpolated.
         n_following: how many of the first pairs follow the law; further ones are slowed down, as in
             Llama 3.1 and YaRN.
     """
 
     base: float | None
-    fastest: float
     n_following: int
 
 
@@ -158,8 +156,8 @@ def turning_matrices(
 
     Example:
         >>> x = torch.randn(2, 5, 3)
-        >>> found = turning_matrices(x, torch.stack([x[0], x[1, :, [1, 0, 2]] * x.new([-1, 1, 1])]))
-        >>> found[1].round().int().tolist()
+        >>> turned = torch.stack([x[0], x[1, :, [1, 0, 2]] * x.new([-1, 1, 1])])
+        >>> turning_matrices(x, turned)[1].round().int().tolist()
         [[0, -1, 0], [1, 0, 0], [0, 0, 1]]
     """
     moved = (straight != turned).any(0).any(0).nonzero().flatten()
@@ -188,7 +186,7 @@ def power_law(frequencies: Float[Tensor, " pair"]) -> PowerLaw:
     logs = frequencies.abs().double().log()
     n = len(logs)
     if n < 2:
-        return PowerLaw(base=None, fastest=float(frequencies[0]), n_following=n)
+        return PowerLaw(base=None, n_following=n)
     f = torch.arange(n, dtype=torch.float64)
     follows = (logs - (logs[0] + f * (logs[1] - logs[0]))).abs() < FOLLOWS
     m = int(follows.long().cumprod(0).sum())
@@ -196,7 +194,7 @@ def power_law(frequencies: Float[Tensor, " pair"]) -> PowerLaw:
     slope = float((centred * logs[:m]).sum() / centred.square().sum())
     shows = m >= min(3, n)  # any two points lie on a line
     base = float(torch.tensor(-slope * n, dtype=torch.float64).exp()) if shows else None
-    return PowerLaw(base=base, fastest=float(frequencies[0]), n_following=m)
+    return PowerLaw(base=base, n_following=m)
 
 
 @dataclass(frozen=True, kw_only=True)

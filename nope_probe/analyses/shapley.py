@@ -152,7 +152,7 @@ def condition(removed: str | Iterable[str]) -> Condition:
     names = [removed] if isinstance(removed, str) else [*removed]
     players = [player(name) for name in names]
     validate_disjoint(names)
-    return removal(name for each in players for name in each.components)
+    return removal(name for member in players for name in member.components)
 
 
 def player_set(
@@ -176,7 +176,7 @@ def player_set(
     """
     if isinstance(names, str):
         raise ValueError(f'expected a list of players, such as ["mask", "qk"], got {names!r}')
-    players = tuple(player(each) for each in names)
+    players = tuple(player(member) for member in names)
     if not players:
         raise ValueError("expected at least one player")
     validate_disjoint(names)
@@ -242,7 +242,7 @@ def positional(players: PlayerSet, kept: Sequence[Player]) -> Contrast:
     value: Contrast = {players.condition(kept): 1.0}
     if not players.has_source:
         return value
-    weights = [each for each in kept if not each.is_source]
+    weights = [member for member in kept if not member.is_source]
     return _sum([(1.0, value), (-1.0, {players.condition(weights): 1.0})])
 
 
@@ -295,7 +295,7 @@ def moebius(players: PlayerSet, members: Sequence[Player]) -> Contrast:
 
 
 def _others(players: PlayerSet, one: Player) -> list[Player]:
-    return [each for each in players.players if each != one]
+    return [member for member in players.players if member != one]
 
 
 def _sum(terms: Sequence[tuple[float, Contrast]]) -> Contrast:
@@ -303,4 +303,4 @@ def _sum(terms: Sequence[tuple[float, Contrast]]) -> Contrast:
     for weight, contrast in terms:
         for condition, coefficient in contrast.items():
             total[condition] = total.get(condition, 0.0) + weight * coefficient
-    return {condition: each for condition, each in total.items() if each}
+    return {condition: coefficient for condition, coefficient in total.items() if coefficient}

@@ -135,7 +135,7 @@ def _wavelength(rotation: Rotation, pair: int) -> float:
 
 
 def _band(layer: int, turns: Rotation, key: int, keys: list[int], choice: BandChoice) -> Band:
-    pairs = tuple(f for f, each in enumerate(keys) if each == key)
+    pairs = tuple(f for f, band in enumerate(keys) if band == key)
     return Band(
         layer=layer,
         name=f"{2**key}-{2 ** (key + 1)}" if choice == "octaves" else str(key),
@@ -172,19 +172,19 @@ def split_bands(
         counts: sequences per fold; all the same by default.
         query_positions: the queries of the rows; all by default.
     """
-    found: list[BandPattern] = []
+    patterns: list[BandPattern] = []
     band, whole = {"band": 1.0}, {"scores": 1.0}
     for place, of_layer in enumerate(bands):
-        for index, each in enumerate(of_layer):
-            if each.coordinates:
+        for index, of_pairs in enumerate(of_layer):
+            if of_pairs.coordinates:
                 folds = {"band": maps[:, place, index], "scores": scores[:, place]}
                 layers = {
                     name: TensorFolds(cells, query_positions) for name, cells in folds.items()
                 }
                 gram = ContrastGram.of_layers(layers, skip_keys, counts)
                 amplitude, share = gram.rms(band), gram.share(band, whole)
-                found.append(BandPattern(band=each, amplitude=amplitude, share=share))
-    return found
+                patterns.append(BandPattern(band=of_pairs, amplitude=amplitude, share=share))
+    return patterns
 
 
 @dataclass(frozen=True, kw_only=True)

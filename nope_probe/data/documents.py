@@ -263,15 +263,15 @@ def long_documents(
     Raises:
         UserError: if there are fewer (it says how many), or the data set cannot be read.
     """
-    found, n_read = list[list[int]](), 0
+    long, n_read = list[list[int]](), 0
     for document in tokenised(islice(stream_texts(source), MOST_DOCUMENTS), tokenizer):
         n_read += 1
         if len(document) >= n_tokens:
-            found.append(document)
-        if len(found) == n_documents:
-            return found
+            long.append(document)
+        if len(long) == n_documents:
+            return long
     raise UserError(
-        f"{len(found)} of the {n_read} documents read from {source} have {n_tokens} tokens or "
+        f"{len(long)} of the {n_read} documents read from {source} have {n_tokens} tokens or "
         f"more, {n_documents} were asked for; lower --n-seqs or --seq-len"
     )
 
@@ -283,13 +283,13 @@ def first_documents(
 
     If the data set has fewer, all of its documents are returned.
     """
-    found, n_read = list[list[int]](), 0
+    documents, n_read = list[list[int]](), 0
     for document in tokenised(islice(stream_texts(source), MOST_DOCUMENTS), tokenizer):
-        found.append(document)
+        documents.append(document)
         n_read += len(document) + 1
         if n_read >= n_tokens:
             break
-    return found
+    return documents
 
 
 def tokenised(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[list[int]]:

@@ -149,7 +149,10 @@ def sequences(
         tokens = _random_tokens(tokenizer, n_seqs, length, generator)
     else:
         ids = ids or _read(source, tokenizer, n_seqs, length, pack)
-        windows = _windows(ids, tokenizer, n_seqs, length, start, pack, generator)
+        if pack:
+            windows = pack_documents(ids, n_seqs, length, separator_of(tokenizer), generator)
+        else:
+            windows = (cut if start == "random" else cut_at_start)(ids, n_seqs, length, generator)
         tokens = windows.tokens
     if shuffle:
         order = torch.rand(tokens.shape, generator=generator).argsort(-1)
@@ -171,21 +174,6 @@ def _read(
     if is_packed:
         return first_documents(source, tokenizer, n_seqs * length)
     return long_documents(source, tokenizer, n_seqs, length)
-
-
-def _windows(
-    ids: list[list[int]],
-    tokenizer: PreTrainedTokenizerBase,
-    n_seqs: int,
-    length: int,
-    start: WindowStart,
-    is_packed: bool,
-    generator: Generator,
-) -> Windows:
-    """Cut sequences out of documents."""
-    if is_packed:
-        return pack_documents(ids, n_seqs, length, separator_of(tokenizer), generator)
-    return (cut if start == "random" else cut_at_start)(ids, n_seqs, length, generator)
 
 
 def _n_fitting(ids: list[list[int]], length: int, start: WindowStart, is_packed: bool) -> int:

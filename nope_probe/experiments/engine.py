@@ -37,7 +37,7 @@ from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 
 Capture = Callable[[StreamCheckpoint | None], State]
-Sums = TypeVar("Sums", ScoreMaps, StageMaps, PositionSums)
+Sums = TypeVar("Sums", ScoreMaps, StageMaps, PositionSums, Tensor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,8 +175,8 @@ class Engine:
                 checkpoint=stream,
             )[writer].to_tensors()
 
-        found = capture(None) if key is None else self.checkpoint.once(key, capture)
-        return WrittenPosition.from_tensors(found)
+        tensors = capture(None) if key is None else self.checkpoint.once(key, capture)
+        return WrittenPosition.from_tensors(tensors)
 
     def scores(
         self,
@@ -217,7 +217,7 @@ class Engine:
         return StoredMaps.from_stored(self.checkpoint.open(key))
 
     def _scores(self, stream: StreamCheckpoint | None, **options: Any) -> ScoreMaps:
-        return self._by_fold(capture_scores, stream, residuals=self.residuals, **options)
+        return self.by_fold(capture_scores, stream, residuals=self.residuals, **options)
 
     def stages(
         self, key: str | None, ablation: Ablation | None = None, *, layer: int = 0
@@ -225,7 +225,7 @@ class Engine:
         """Return the stage maps of one block; see `capture_stages`."""
 
         def capture(stream: StreamCheckpoint | None) -> State:
-            return self._by_fold(capture_stages, stream, layer=layer).to_tensors()
+            return self.by_fold(capture_stages, stream, layer=layer).to_tensors()
 
         return StageMaps.from_tensors(self.once(key, capture, ablation))
 
@@ -242,11 +242,11 @@ class Engine:
         options = {"layers": layers, "writers": writers, "per_head": per_head}
 
         def capture(stream: StreamCheckpoint | None) -> State:
-            return self._by_fold(capture_positions, stream, **options).to_tensors()
+            return self.by_fold(capture_positions, stream, **options).to_tensors()
 
         return PositionSums.from_tensors(self.once(key, capture, ablation))
 
-    def _by_fold(
+    def by_fold(
         self, capture: Callable[..., Sums], stream: StreamCheckpoint | None, **options: Any
     ) -> Sums:
         """Return what a capture of `hooks.reading` sums over the sequences of each fold."""
@@ -265,7 +265,7 @@ class Engine:
         self, key: str | None, ablation: Ablation | None = None
     ) -> Float[Tensor, "seq target"]:
         """Return the loss of every token, nats; see `capture_losses`."""
-        found = self.once(
+        tensors = self.once(
             key,
             lambda stream: {
                 "losses": capture_losses(
@@ -274,7 +274,7 @@ class Engine:
             },
             ablation,
         )
-        return found["losses"]
+        return tensors["losses"]
 
 
 def position_keys(key: str, ablation: Ablation) -> dict[str, str]:

@@ -34,7 +34,7 @@ def combinations(players: PlayerSet) -> list[Condition]:
 
     Example:
         >>> from nope_probe.analyses.shapley import player_set
-        >>> [sorted(each) for each in combinations(player_set(["mask", "rope"]))]
+        >>> [sorted(gone) for gone in combinations(player_set(["mask", "rope"]))]
         [[], ['mask'], ['rope'], ['mask', 'rope']]
     """
     return [
@@ -78,7 +78,7 @@ def _arrays(
 
 
 def _intervals(kept: Sequence[KeptPattern]) -> Float[np.ndarray, "panel 3 3"]:
-    intervals = [[getattr(each, name) for name in MEASURES] for each in kept]
+    intervals = [[getattr(pattern, name) for name in MEASURES] for pattern in kept]
     return np.array([[[i.value, i.low, i.high] for i in row] for row in intervals])
 
 
@@ -96,7 +96,7 @@ def pattern_view(
         skip_keys: how many first keys the patterns leave out.
         max_positions: larger maps are pooled to this many positions.
     """
-    arrays = _arrays((_heads(each, skip_keys) for each in maps), skip_keys, max_positions)
+    arrays = _arrays((_heads(captured, skip_keys) for captured in maps), skip_keys, max_positions)
     n_panels = arrays["maps"].shape[2]
     return SwitchedMaps(
         kind="pattern",
@@ -132,7 +132,6 @@ def stage_view(
     layers: Sequence[int],
     absent: Sequence[Mapping[Letter, str]],
     skip_keys: int,
-    max_positions: int = MAX_POSITIONS,
 ) -> SwitchedMaps:
     """Return the stages of some blocks in all combinations.
 
@@ -141,10 +140,9 @@ def stage_view(
         layers: the blocks' numbers.
         absent: per block, the stages that it lacks, and why.
         skip_keys: how many first keys the measures leave out.
-        max_positions: larger maps are pooled to this many positions.
     """
-    arrays = _arrays(map(_letters, stages), skip_keys, max_positions)
-    why = tuple({str(letter): reason for letter, reason in each.items()} for each in absent)
+    arrays = _arrays(map(_letters, stages), skip_keys, MAX_POSITIONS)
+    why = tuple({str(letter): reason for letter, reason in missing.items()} for missing in absent)
     return SwitchedMaps(
         kind="circuit",
         skip_keys=skip_keys,
@@ -182,18 +180,18 @@ def explorer_of(
         replacement: what a removed weight is replaced by, if there is one.
     """
     replaced = f" ({replacement} in place of a removed weight)" if replacement else ""
-    found = combinations(players)
+    conditions = combinations(players)
     small = [
         [_pooled_pattern(layer, skip_keys) for layer in maps[condition].layers]
-        for condition in found
+        for condition in conditions
     ]
     view = SwitchedMaps(
         kind="pattern",
         skip_keys=skip_keys,
-        layers=tuple(layer.index for layer in maps[found[0]].layers),
+        layers=tuple(layer.index for layer in maps[conditions[0]].layers),
         panels=(HEADS,),
         maps=np.stack([[layer.values for layer in layers] for layers in small]),
-        measures=np.stack([_intervals(kept[condition])[:, None] for condition in found]),
+        measures=np.stack([_intervals(kept[condition])[:, None] for condition in conditions]),
         block=small[0][0].block,
     )
     components, layer = components_of(players), strongest_layer(view)

@@ -147,15 +147,15 @@ class Comparison:
         if self.identical:
             return f"{self.name}: the same, byte for byte"
         if self.missing:
-            found = f"not the same: {', '.join(self.missing[:3])} in one of the two runs alone"
+            difference = f"not the same: {', '.join(self.missing[:3])} in one of the two runs alone"
         else:
-            found = (
+            difference = (
                 f"{'the same' if self.same else 'not the same'}: the largest difference is "
                 f"{self.largest:.2g} of an array's largest number, in {self.where} (at most "
                 f"{TOLERANCE:g} is summation order)"
             )
         changed = f"; {', '.join(self.changed)}" if self.changed else ""
-        return f"{self.name}: {found}{changed}"
+        return f"{self.name}: {difference}{changed}"
 
 
 def restored(kind: type[Any], folder: Path, recorded: Mapping[str, Any]) -> Any:
@@ -209,16 +209,16 @@ def arrays_of(folder: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
     import numpy as np
     from safetensors.numpy import load_file
 
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for name in names:
         if name.endswith(".safetensors"):
-            arrays = load_file(folder / name)
-            found |= {f"{name} {key}": array for key, array in arrays.items()}
+            tensors = load_file(folder / name)
+            arrays |= {f"{name} {key}": array for key, array in tensors.items()}
         elif name.endswith(".csv"):
             table = read_table(folder / name)
             texts = table.select_dtypes(exclude="number").fillna("").to_numpy().ravel()
-            found[f"rows of {name}"] = np.array([*table.columns, len(table), *texts], dtype=str)
-    return found
+            arrays[f"rows of {name}"] = np.array([*table.columns, len(table), *texts], dtype=str)
+    return arrays
 
 
 def compare(
@@ -257,7 +257,7 @@ def relative_difference(first: np.ndarray, second: np.ndarray, floor: float = 0.
         return 0.0
     if not both_float or not np.array_equal(np.isfinite(first), np.isfinite(second)):
         return float("inf")
-    a, b = (each[np.isfinite(first)].astype(np.float64) for each in (first, second))
+    a, b = (array[np.isfinite(first)].astype(np.float64) for array in (first, second))
     largest = max(float(np.abs(a).max(initial=0)), floor)
     return float(np.abs(a - b).max(initial=0)) / largest if largest else float("inf")
 
@@ -265,8 +265,12 @@ def relative_difference(first: np.ndarray, second: np.ndarray, floor: float = 0.
 def changes(before: Mapping[str, Any], again: Mapping[str, Any]) -> tuple[str, ...]:
     """Return which versions and settings of the machine two manifests differ in."""
     then, now = (
-        {**each.get("versions", {}), "threads": each.get("threads"), "device": each.get("device")}
-        for each in (before, again)
+        {
+            **manifest.get("versions", {}),
+            "threads": manifest.get("threads"),
+            "device": manifest.get("device"),
+        }
+        for manifest in (before, again)
     )
     return tuple(
         f"{name} {then.get(name)} then, {now[name]} now"

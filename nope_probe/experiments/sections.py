@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from rich.box import SIMPLE_HEAD
@@ -17,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nope_probe.errors import UserError, printable
-from nope_probe.figures.grid import export
+from nope_probe.figures.image import export
 from nope_probe.figures.intervals import interval_of, interval_text, percent
 from nope_probe.figures.maps import unfold_layers
 from nope_probe.figures.shares import band_amplitudes, offset_profiles, query_strengths
@@ -169,12 +168,12 @@ def with_intervals(
     for heading, (column, style) in columns.items():
         intervals = [interval_of(row, column) for row in rows.to_dict("records")]
         if style.endswith("%"):
-            intervals, style = [percent(each) for each in intervals], f"{style[:-1]}f"
+            intervals, style = [percent(interval) for interval in intervals], f"{style[:-1]}f"
         table[heading] = [interval_text(interval, style) for interval in intervals]
     return table
 
 
-def tables_that_fit(title: str, texts: pd.DataFrame, room: int = WIDTH) -> Iterator[Table]:
+def tables_that_fit(title: str, texts: pd.DataFrame) -> Iterator[Table]:
     """Yield a table of text as tables that are narrow enough for a terminal.
 
     The first column names the rows and is in every table; rows with an empty name belong to the
@@ -186,7 +185,7 @@ def tables_that_fit(title: str, texts: pd.DataFrame, room: int = WIDTH) -> Itera
         max(len(line) for text in (heading, *texts[heading]) for line in str(text).split("\n"))
         for heading in headings
     ]
-    for group in columns_that_fit(widths, room):
+    for group in columns_that_fit(widths):
         more = ", continued" if group[1] > 1 else ""
         table = Table(
             title=f"{title}{more}",
@@ -253,7 +252,8 @@ def offset_finding(offsets: pd.DataFrame) -> str:
     title, largest = "Scores by distance", (0.0, "near and far keys are not distinguishable")
     whole = offsets[offsets["term"].isin(["all"])]
     for layer, rows in whole.groupby("layer"):
-        means, last = rows[["mean", "mean_low", "mean_high"]].to_numpy(float), _last_offsets(rows)
+        means = rows[["mean", "mean_low", "mean_high"]].to_numpy(float)
+        last = rows["last_offset" if "last_offset" in rows else "offset"].to_numpy(int)
         quarter = -(-last.max() // 4)
         near = means[last <= quarter].mean(axis=0)
         far = means[last > last.max() - quarter].mean(axis=0)
@@ -265,11 +265,6 @@ def offset_finding(offsets: pd.DataFrame) -> str:
             )
             largest = abs(step), text
     return f"{title}: {largest[1]}"
-
-
-def _last_offsets(rows: pd.DataFrame) -> np.ndarray:
-    """Return the last distance of each row of `offsets.csv`."""
-    return rows["last_offset" if "last_offset" in rows else "offset"].to_numpy(int)
 
 
 def lengths_of(run: Run) -> dict[str, int]:

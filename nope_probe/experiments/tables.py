@@ -127,14 +127,16 @@ def players_table(
 
 def _reparametrised_range(player: PlayerAttribution, others: Sequence[LayerAttribution]) -> Row:
     same = [
-        each
+        alike
         for other in others
-        for each in other.players
-        if (each.player_set, each.player) == (player.player_set, player.player)
+        for alike in other.players
+        if (alike.player_set, alike.player) == (player.player_set, player.player)
     ]
     row: Row = {}
     for part in PARTS:
-        values = pd.Series([getattr(each, part).value for each in (player, *same)] if same else [])
+        values = pd.Series(
+            [getattr(variant, part).value for variant in (player, *same)] if same else []
+        )
         row[f"{part}_reparametrised_min"] = values.min()
         row[f"{part}_reparametrised_max"] = values.max()
     return row
@@ -312,9 +314,7 @@ def profiles_table(
         for place, layer in enumerate(layers)
         for name, profile in profiles.items()
     ]
-    table = pd.concat(parts, ignore_index=True)
-    where = [name for name in ("offset", "last_offset") if name in table]
-    return table[["layer", "term", *where, *interval_names("mean")]]
+    return _in_order(parts, "layer", "term")
 
 
 def head_offsets_table(
@@ -332,9 +332,13 @@ def head_offsets_table(
         for place, layer in enumerate(maps.layers)
         for head in range(profile.value.shape[1])
     ]
+    return _in_order(parts, "layer", "head")
+
+
+def _in_order(parts: Sequence[pd.DataFrame], *labels: str) -> pd.DataFrame:
     table = pd.concat(parts, ignore_index=True)
     where = [name for name in ("offset", "last_offset") if name in table]
-    return table[["layer", "head", *where, *interval_names("mean")]]
+    return table[[*labels, *where, *interval_names("mean")]]
 
 
 def _profile_rows(

@@ -119,6 +119,6 @@ def noisy_layers(table: pd.DataFrame, name: str, column: str) -> dict[str, list[
     """
     flat = table[~excludes_zero(table, column)]
     return {
-        str(item): [int(each) for each in flat[flat[name] == item]["layer"]]
+        str(item): [int(layer) for layer in flat[flat[name] == item]["layer"]]
         for item in table[name].unique()
     }

@@ -73,7 +73,7 @@ def _panels(conditions: Sequence[str]) -> dict[str, list[str]]:
     others = [c for c in conditions if c != INTACT and c not in only_sources]
     intact = [c for c in conditions if c == INTACT]
     groups = dict(zip(PANELS, (only_sources, others), strict=True))
-    return {name: [*intact, *ours] for name, ours in groups.items() if ours} or {"": intact}
+    return {name: [*intact, *own] for name, own in groups.items() if own} or {"": intact}
 
 
 def _dash(name: str) -> str:

@@ -165,7 +165,7 @@ def views(
         reference: the intact model's, to compare with; empty without an ablation.
         normalised: the same maps less the mean of each diagonal; empty for no such view.
     """
-    found: dict[str, dict[Stage, np.ndarray]] = {}
+    views: dict[str, dict[Stage, np.ndarray]] = {}
     n_rows, n = next(iter(maps.values())).shape
     for kind in COMPARED if n_rows == n else (RAW,):
         shown, intact = (
@@ -180,7 +180,7 @@ def views(
             change = {letter: shown[letter] - intact[letter] for letter in shown}
             models |= {"reference": intact, "difference": change}
         for of, cells in models.items():
-            found[COMPARED[kind][of] if reference else kind] = {
+            views[COMPARED[kind][of] if reference else kind] = {
                 (letter, of, RAW if letter in SCORE_STAGES else kind): cells[letter]
                 for letter in LETTERS
                 if letter in maps
@@ -188,8 +188,8 @@ def views(
     if normalised:
         name = f"ablated {DIAGONAL}" if reference else DIAGONAL
         of_maps = [letter for letter in LETTERS if letter in maps]
-        found[name] = {(letter, "shown", DIAGONAL): normalised[letter] for letter in of_maps}
-    return found
+        views[name] = {(letter, "shown", DIAGONAL): normalised[letter] for letter in of_maps}
+    return views
 
 
 def cosines(
@@ -246,7 +246,7 @@ def scales_of(shown: Mapping[Stage, np.ndarray], skip: int = 0) -> dict[str, dic
     own = {}
     for letter, of, kind in shown:
         alike: tuple[Of, ...] = ("difference",) if of == "difference" else ("shown", "reference")
-        maps = [shown[letter, each, kind] for each in alike if (letter, each, kind) in shown]
+        maps = [shown[letter, model, kind] for model in alike if (letter, model, kind) in shown]
         own[letter, of, kind] = limits(maps, is_signed((letter, of, kind)), skip)
     changes = [
         high for (_, of, kind), (_, high) in own.items() if (of, kind) == ("difference", COSINES)

@@ -185,7 +185,7 @@ def over_layers(
         unmarked: panels in which a layer without numbers may have a pattern: it is left blank.
         same_y: groups of panels, by their numbers, that share one scale.
     """
-    layers = sorted({at for of_panel in panels.values() for each in of_panel for at in each.layers})
+    layers = sorted({at for of_panel in panels.values() for dots in of_panel for at in dots.layers})
     figure = go.Figure(
         [
             _layer_dots(series, panel, WIDTH * ((index + 0.5) / len(of_panel) - 0.5))
@@ -216,7 +216,7 @@ def over_layers(
     zoom_together(figure, "x")
     figure.update_yaxes(rangemode="tozero", zerolinewidth=2, nticks=5)
     _mark_empty_layers(figure, panels, unmarked)
-    ends = [np.concatenate([s.estimates for s in each], axis=1) for each in panels.values()]
+    ends = [np.concatenate([s.estimates for s in of_panel], axis=1) for of_panel in panels.values()]
     fit_axes(figure, "y", ends, same_y)
     return figure
 

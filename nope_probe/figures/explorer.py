@@ -289,7 +289,7 @@ def _pooling_note(views: Sequence[Mapping[str, Any]]) -> list[str]:
 def _panel(kind: str, name: str, shape: str) -> dict[str, str]:
     if kind == "pattern":
         return {"name": name, "label": name, "shape": shape, "unit": "nats"}
-    letter: Letter = next(each for each in LETTERS if each == name)
+    letter: Letter = next(known for known in LETTERS if known == name)
     return {
         "name": name,
         "label": f"({letter}) {STAGE_MEANINGS[letter]}",

@@ -1,31 +1,23 @@
-"""A figure's layout, for a wide screen and for a phone, its slider over layers, and its image.
+"""A figure's layout, for a wide screen and for a phone, and its slider over layers.
 
 A figure is laid out for a wide screen. The layout keys that differ on a phone are kept in
-`layout.meta["narrow"]`; the report page applies them. Images are drawn by kaleido with the Chrome
-that is installed.
+`layout.meta["narrow"]`; the report page applies them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from nope_probe.errors import UserError
 from nope_probe.figures.style import TEMPLATE, ZERO
-from nope_probe.files import local_path
 
 Extent = tuple[float, float]
-ENDINGS = (".pdf", ".png", ".svg")
-IMAGE_WIDTH = 1200  # px
 SLIDER = 84  # px that a slider needs, with its value above and its labels below
-IMAGE_SCALE = 2  # a PNG's pixels per px
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +62,12 @@ class Grid:
         """Return each panel's extent along x and y, as shares of the plotting area."""
         width = (1 - self.gap * (self.columns - 1)) / self.columns
         tall, step = (length / self.inner(panels) for length in (self.panel, self._pitch))
-        found = []
+        extents = []
         for panel in range(panels):
             row, column = divmod(panel, self.columns)
             left, top = column * (width + self.gap), 1 - row * step
-            found.append(((left, min(1.0, left + width)), (max(0.0, top - tall), top)))
-        return found
+            extents.append(((left, min(1.0, left + width)), (max(0.0, top - tall), top)))
+        return extents
 
     @property
     def _pitch(self) -> int:
@@ -218,7 +210,7 @@ def add_slider(
     """
     steps = []
     for place, layer in enumerate(layers):
-        visible = [each == layer for each in layers for _ in range(panels)]
+        visible = [shown == layer for shown in layers for _ in range(panels)]
         limits: dict[str, object] = {}
         if scales is not None:
             limits |= colour_limits(scales[place], "coloraxis.")
@@ -235,68 +227,10 @@ def add_slider(
     margin.b += SLIDER
     figure.layout.height += SLIDER
     kept = None if scales is None else scales.tolist()
-    own = None if patches is None else [dict(each) for each in patches]
+    own = None if patches is None else [dict(patch) for patch in patches]
     keep(figure, n_layers=len(layers), first=first, scales=kept, patches=own)
 
 
 def colour_limits(scale: Float[np.ndarray, "2"], prefix: str = "") -> dict[str, float]:
     """Return the layout keys of a colour axis from its two limits."""
     return {f"{prefix}cmin": float(scale[0]), f"{prefix}cmax": float(scale[1])}
-
-
-def validate_image_path(path: Path) -> None:
-    """Check that a path is one for an image.
-
-    Raises:
-        UserError: unless it ends in .pdf, .png or .svg.
-    """
-    if path.suffix not in ENDINGS:
-        raise UserError(f"cannot draw {path}: expected a name that ends in .pdf, .png or .svg")
-
-
-def export(figure: go.Figure, path: Path, width: int = IMAGE_WIDTH) -> Path:
-    """Draw a figure into a file, on white and without its buttons and sliders.
-
-    Args:
-        figure: any figure of this project; it is not changed.
-        path: a .pdf, .png or .svg file, which is overwritten.
-        width: of the image, px.
-
-    Returns:
-        The path, absolute.
-
-    Raises:
-        UserError: if kaleido or Chrome is missing, or the file cannot be written.
-    """
-    path = local_path(path)
-    validate_image_path(path)
-    if find_spec("kaleido") is None:
-        raise UserError("images need kaleido: pip install 'nope-probe[export]'")
-    still = without_controls(figure)
-    still.layout.paper_bgcolor = "white"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        still.write_image(path, width=width, height=still.layout.height, scale=IMAGE_SCALE)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
-    except RuntimeError as error:
-        raise UserError(
-            "images need Chrome or Chromium, which could not be started: install it, or set "
-            "BROWSER_PATH to its path"
-        ) from error
-    return path
-
-
-def without_controls(figure: go.Figure) -> go.Figure:
-    """Return a copy without buttons and sliders, and without the space for them."""
-    still = go.Figure(figure)
-    if still.layout.updatemenus:
-        menu = still.layout.meta["menu"]
-        still.layout.margin.t -= menu
-        still.layout.height -= menu
-    if still.layout.sliders:
-        still.layout.margin.b -= SLIDER
-        still.layout.height -= SLIDER
-    still.layout.updatemenus = None
-    still.layout.sliders = None
-    return still

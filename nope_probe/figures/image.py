@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 import plotly.graph_objects as go
 
-from nope_probe.errors import closed_choices
-from nope_probe.figures.grid import export, patch, without_controls
+from nope_probe.errors import UserError, closed_choices
+from nope_probe.figures.grid import SLIDER, patch
 from nope_probe.figures.maps import unfold_layers
 from nope_probe.figures.style import TITLE_HEIGHT
+from nope_probe.files import local_path
 
 Width = Literal["column", "page"]
+ENDINGS = (".pdf", ".png", ".svg")
+SCALE = 2  # a PNG's pixels per px
 WIDTHS: dict[Width, int] = {"column": 400, "page": 1200}  # px; a column has the phone's layout
 
 
@@ -47,3 +51,53 @@ def save(
         drawn.layout.margin.t -= TITLE_HEIGHT
         drawn.layout.height -= TITLE_HEIGHT
     return export(drawn, Path(path), WIDTHS[width])
+
+
+def export(figure: go.Figure, path: Path, width: int = WIDTHS["page"]) -> Path:
+    """Draw a figure into a file, on white and without its buttons and sliders.
+
+    Args:
+        figure: any figure of this project; it is not changed.
+        path: a .pdf, .png or .svg file, which is overwritten.
+        width: of the image, px.
+
+    Returns:
+        The path, absolute.
+
+    Raises:
+        UserError: for another ending, if kaleido or Chrome is missing, or if the file cannot be
+            written.
+    """
+    path = local_path(path)
+    if path.suffix not in ENDINGS:
+        raise UserError(f"cannot draw {path}: expected a name that ends in .pdf, .png or .svg")
+    if find_spec("kaleido") is None:
+        raise UserError("images need kaleido: pip install 'nope-probe[export]'")
+    still = without_controls(figure)
+    still.layout.paper_bgcolor = "white"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        still.write_image(path, width=width, height=still.layout.height, scale=SCALE)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+    except RuntimeError as error:
+        raise UserError(
+            "images need Chrome or Chromium, which could not be started: install it, or set "
+            "BROWSER_PATH to its path"
+        ) from error
+    return path
+
+
+def without_controls(figure: go.Figure) -> go.Figure:
+    """Return a copy without buttons and sliders, and without the space for them."""
+    still = go.Figure(figure)
+    if still.layout.updatemenus:
+        menu = still.layout.meta["menu"]
+        still.layout.margin.t -= menu
+        still.layout.height -= menu
+    if still.layout.sliders:
+        still.layout.margin.b -= SLIDER
+        still.layout.height -= SLIDER
+    still.layout.updatemenus = None
+    still.layout.sliders = None
+    return still

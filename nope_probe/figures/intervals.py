@@ -129,7 +129,7 @@ def axis_range(
         >>> axis_range([0.5], [0.4], [0.6]) is None
         True
     """
-    ends = np.concatenate([np.ravel(np.asarray(each, float)) for each in (values, lows, highs)])
+    ends = np.concatenate([np.ravel(np.asarray(part, float)) for part in (values, lows, highs)])
     known = ends[np.isfinite(ends)]
     largest = float(np.abs(known).max(initial=0.0))
     if not known.size:

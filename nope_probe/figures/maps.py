@@ -275,7 +275,7 @@ def _layered(
     colours_and_bar = {"colorscale": colours, "colorbar": bars[0]}
     figure.layout.coloraxis = {**colours_and_bar, **colour_limits(limits[first])}
     keep(figure, narrow={**figure.layout.meta["narrow"], "coloraxis.colorbar": bars[1]})
-    texts = [{f"annotations[{i}].text": t for i, t in enumerate(each)} for each in titles]
+    texts = [{f"annotations[{i}].text": t for i, t in enumerate(of_layer)} for of_layer in titles]
     add_slider(figure, layers, n, first, limits, texts)
     return figure
 

@@ -76,7 +76,7 @@ def player_shares(table: pd.DataFrame) -> go.Figure:
             without a share are of players' losses alone.
     """
     groups = _by_replacement(table)
-    columns = [each for each in PLAYER_PARTS if each == "lost" or table[each].notna().any()]
+    columns = [column for column in PLAYER_PARTS if column == "lost" or table[column].notna().any()]
     panels = {
         (f"{name}: " if name else "") + PLAYER_PARTS[column]: _players(rows, column)
         for name, rows in groups.items()
@@ -88,14 +88,14 @@ def player_shares(table: pd.DataFrame) -> go.Figure:
         title="The players' parts in the positional pattern, per layer",
         columns=len(columns) if len(groups) > 1 else None,
         unmarked=[t for t in panels if t.endswith((PLAYER_PARTS["alone"], "amplification"))],
-        same_y=[range(each, len(panels), len(columns)) for each in range(len(columns))],
+        same_y=[range(place, len(panels), len(columns)) for place in range(len(columns))],
     )
 
 
 def _players(rows: pd.DataFrame, column: str) -> list[Dots]:
     """Return a part of each player, without players for which it is undefined (all may be)."""
     series = _by_name(rows, "player", column)
-    known = [each for each in series if not np.isnan(each.estimates[0]).all()]
+    known = [dots for dots in series if not np.isnan(dots.estimates[0]).all()]
     return known or series
 
 

@@ -135,13 +135,13 @@ def numbered_layers(numbers: Iterable[int]) -> str:
         'L1 to L3, L7'
     """
     runs: list[list[int]] = []
-    for number in sorted({int(each) for each in numbers}):
+    for number in sorted({int(number) for number in numbers}):
         if runs and number == runs[-1][-1] + 1:
             runs[-1].append(number)
         else:
             runs.append([number])
     return ", ".join(
-        f"L{run[0]} to L{run[-1]}" if len(run) > 2 else ", ".join(f"L{each}" for each in run)
+        f"L{run[0]} to L{run[-1]}" if len(run) > 2 else ", ".join(f"L{layer}" for layer in run)
         for run in runs
     )
 

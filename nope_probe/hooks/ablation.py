@@ -99,7 +99,7 @@ def ablated(
     ABLATED[model] = ActiveAblation(
         ablation=ablation,
         calibration=calibration,
-        heads=dict.fromkeys(mlps) | {each.layer.index: each.heads for each in blocks},
+        heads=dict.fromkeys(mlps) | {block.layer.index: block.heads for block in blocks},
         groups=groups,
     )
     try:

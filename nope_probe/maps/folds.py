@@ -47,8 +47,8 @@ def product_parts(
         return [(slice(None), left @ right.mT)]
     order = fold_of.argsort(stable=True).to(x.device)
     left, right = (
-        rearrange(each.transpose(0, 1).index_select(1, order), "pos seq width -> pos (seq width)")
-        for each in (x, y)
+        rearrange(factor.transpose(0, 1).index_select(1, order), "pos seq width -> pos (seq width)")
+        for factor in (x, y)
     )
     folds, sizes = fold_of.unique(return_counts=True)
     widths = (sizes * x.shape[2]).tolist()
@@ -74,9 +74,9 @@ def head_products(
         return [(totals.flatten(0, 1), (left, right.mT))]
     products: list[tuple[Tensor, tuple[Tensor, Tensor]]] = []
     for fold in fold_of.unique().tolist():
-        ours = (fold_of == fold).nonzero().flatten().to(x.device)
-        left = rearrange(x[ours], "seq pos head width -> head pos (seq width)")
-        right = rearrange(y[ours], "seq pos head width -> head pos (seq width)")
+        members = (fold_of == fold).nonzero().flatten().to(x.device)
+        left = rearrange(x[members], "seq pos head width -> head pos (seq width)")
+        right = rearrange(y[members], "seq pos head width -> head pos (seq width)")
         products.append((totals[fold], (left, right.mT)))
     return products
 
@@ -143,7 +143,7 @@ def grouped_folds(documents: Int[Tensor, " seq"], n_folds: int) -> Int[Tensor, "
             "those of one document are not independent and share a fold"
         )
     filled, fold_of = [0] * n_folds, dict[int, int]()
-    for document in sorted(sizes, key=lambda each: -sizes[each]):
+    for document in sorted(sizes, key=lambda document: -sizes[document]):
         fold_of[document] = filled.index(min(filled))
         filled[fold_of[document]] += sizes[document]
     return torch.tensor([fold_of[document] for document in documents.tolist()])

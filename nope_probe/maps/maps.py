@@ -76,7 +76,7 @@ class ScoreMaps:
 
     def to_tensors(self) -> State:
         """Return the maps by name, for `from_tensors`."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values = {attribute.name: getattr(self, attribute.name) for attribute in fields(self)}
         values |= {"bos": torch.tensor(self.bos), "layers": torch.tensor(self.layers)}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -131,8 +131,8 @@ class StageMaps:
 
     def to_tensors(self) -> State:
         """Return the maps by name, for `from_tensors`."""
-        folds = {f"folds/{letter}": each for letter, each in self.folds.items()}
-        visible = {f"visible/{letter}": each for letter, each in self.visible.items()}
+        folds = {f"folds/{letter}": means for letter, means in self.folds.items()}
+        visible = {f"visible/{letter}": cells for letter, cells in self.visible.items()}
         others = {
             "counts": self.counts,
             "bos": torch.tensor(self.bos),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -93,7 +93,8 @@ class ReaderSums:
             key_head = head * self.k.shape[2] // n_heads
             yield (
                 head,
-                ReaderSums(
+                replace(
+                    self,
                     q=self.q[:, :, [head]],
                     k=self.k[:, :, [key_head]],
                     queries={name: x[:, :, [head]] for name, x in self.queries.items()},
@@ -102,9 +103,6 @@ class ReaderSums:
                     first_keys={n: x[:, :, [key_head]] for n, x in self.first_keys.items()},
                     scores=self.scores[:, head],
                     bias=None if self.bias is None else self.bias[head],
-                    scale=self.scale,
-                    turns=self.turns,
-                    query_positions=self.query_positions,
                 ),
             )
 
@@ -127,12 +125,15 @@ class PositionSums:
         """Return the sums by name, for `from_tensors`."""
         tensors: State = {"counts": self.counts, "bos": torch.tensor(self.bos)}
         for layer, reader in self.readers.items():
-            values = {each.name: getattr(reader, each.name) for each in fields(reader)}
+            values = {
+                attribute.name: getattr(reader, attribute.name) for attribute in fields(reader)
+            }
             values |= {"scale": torch.tensor(reader.scale, dtype=torch.float64)}
             turns = values.pop("turns")
             if turns is not None:
                 values |= {
-                    f"turns.{each.name}": getattr(turns, each.name) for each in fields(turns)
+                    f"turns.{attribute.name}": getattr(turns, attribute.name)
+                    for attribute in fields(turns)
                 }
             for name, value in values.items():
                 if isinstance(value, Mapping):
@@ -159,9 +160,9 @@ def _reader(tensors: State, prefix: str) -> ReaderSums:
         return {n.partition("/")[2]: x for n, x in values.items() if n.startswith(f"{name}/")}
 
     turns = {
-        each.name: values[name]
-        for each in fields(Turns)
-        if (name := f"turns.{each.name}") in values
+        attribute.name: values[name]
+        for attribute in fields(Turns)
+        if (name := f"turns.{attribute.name}") in values
     }
     return ReaderSums(
         q=values["q"],

@@ -139,7 +139,7 @@ def packed_tensors(maps: ScoreMaps) -> State:
 def concatenate_layers(maps: Sequence[StoredMaps]) -> StoredMaps:
     """Return the maps of single layers as one."""
     return StoredMaps(
-        layers=tuple(chain.from_iterable(each.layers for each in maps)),
+        layers=tuple(chain.from_iterable(stored.layers for stored in maps)),
         counts=maps[0].counts,
         bos=maps[0].bos,
     )

@@ -117,11 +117,11 @@ def not_cached(source: str) -> UserError:
     """Return the error for a model that is neither in the local cache nor within reach."""
     owner = source.partition("/")[0]
     which = "this model is" if owner in _GATED_OWNERS else "if it is"
-    ours = ", ".join((*CHECKPOINTS, *PARAMETER_FREE))
+    shipped = ", ".join((*CHECKPOINTS, *PARAMETER_FREE))
     return UserError(
         f"{source} is not in the local cache and the Hub cannot be reached (offline); without a "
-        f"network {ours} and local folders work, and with one, {which} gated: accept its licence "
-        "on the Hub and set HF_TOKEN"
+        f"network {shipped} and local folders work, and with one, {which} gated: accept its "
+        "licence on the Hub and set HF_TOKEN"
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nope_probe.errors import UserError
 from nope_probe.files import read_json, reading
-from nope_probe.models.hf_config import read_config, validate_architecture
+from nope_probe.models.context import read_config, validate_architecture
 from nope_probe.models.hub import offline_if_unreachable, reading_model
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def validate_not_offloaded(source: str, hf: PreTrainedModel) -> None:
     Raises:
         UserError: naming the first weight that is not.
     """
-    away = [name for name, each in hf.named_parameters() if each.device.type == "meta"]
+    away = [name for name, parameter in hf.named_parameters() if parameter.device.type == "meta"]
     if away:
         raise UserError(
             f"{source} does not fit the devices: {len(away)} of its weights, such as {away[0]}, "

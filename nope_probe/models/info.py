@@ -196,21 +196,20 @@ def check_parity(
 
 def _errors(model: HookedModel, info: ModelInfo, reference: Reference) -> dict[str, float]:
     """Return how far logits and attention weights are from those of plain transformers."""
-    patterns: list[Tensor] = []
 
-    def keep(layer: Layer, attention: Attention) -> None:
+    def pattern(layer: Layer, attention: Attention) -> Tensor:
         scores = attention.scores().masked_fill(~attention.visible, -torch.inf)
-        patterns.append(attention.pattern(scores).float())
+        return attention.pattern(scores).float()
 
-    with torch.inference_mode(), attention_read(model, keep):
+    with torch.inference_mode(), attention_read(model, pattern) as patterns:
         logits = logits_of(model, probe_tokens(info.d_vocab)).float()
     errors = {"logits": relative_error(logits, reference.logits.to(logits.device))}
     if len(patterns) == len(reference.patterns):
-        each = [
+        of_patterns = [
             relative_error(pattern, expected.float().to(pattern.device))
             for pattern, expected in zip(patterns, reference.patterns, strict=True)
         ]
-        errors["pattern"] = float(torch.tensor(each).max())  # Python's max would pass over NaN
+        errors["pattern"] = float(torch.tensor(of_patterns).max())  # Python's max passes over NaN
     return errors
 
 
@@ -244,11 +243,10 @@ def _scores_at(
     model: HookedModel, tokens: Int[Tensor, "seq pos"], position_ids: Int[Tensor, "seq pos"]
 ) -> list[Float[Tensor, "seq head cell"]]:
     """Return each layer's unmasked scores of tokens at given positions."""
-    scores: list[Tensor] = []
 
-    def keep(layer: Layer, attention: Attention) -> None:
-        scores.append(attention.scores()[..., attention.visible_to_all].float())
+    def read(layer: Layer, attention: Attention) -> Tensor:
+        return attention.scores()[..., attention.visible_to_all].float()
 
-    with torch.inference_mode(), attention_read(model, keep):
+    with torch.inference_mode(), attention_read(model, read) as scores:
         model(tokens, position_ids=position_ids, attention_mask=torch.ones_like(tokens))
     return scores

@@ -113,23 +113,14 @@ def load(
     if n_ctx is not None:
         validate_context(name, n_ctx, beyond=True, revision=revision)
     if key in PARAMETER_FREE:
-        return _load_parameter_free(key, n_layers, device, dtype, n_ctx)
+        config = parameter_free(n_layers or 4, rope=key == "parameter-free-rope")
+        config.n_ctx = max(n_ctx or 0, config.n_ctx)
+        model = _placed(build(config), device, dtype)
+        info = check_parity(model, describe(model, key))
+        return LoadedModel(model=model, tokenizer=None, info=info)
     if key in CHECKPOINTS:
         return _load_shipped(key, n_layers, device, dtype, n_ctx)
     return _load_bridge(name, n_layers, device, dtype, revision, device_map, n_ctx)
-
-
-def _load_parameter_free(
-    name: str,
-    n_layers: int | None,
-    device: str,
-    dtype: torch.dtype | None,
-    n_ctx: int | None = None,
-) -> LoadedModel:
-    config = parameter_free(n_layers or 4, rope=name == "parameter-free-rope")
-    config.n_ctx = max(n_ctx or 0, config.n_ctx)
-    model = _placed(build(config), device, dtype)
-    return LoadedModel(model=model, tokenizer=None, info=check_parity(model, describe(model, name)))
 
 
 def _load_shipped(

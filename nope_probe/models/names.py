@@ -40,8 +40,8 @@ def is_on_hub(name: str) -> bool:
         >>> is_on_hub("llama-3.1-8b"), is_on_hub("nope-tiny")
         (True, False)
     """
-    ours = (*PARAMETER_FREE, *CHECKPOINTS)
-    return name.lower() not in ours and folder_of(name) is None
+    shipped = (*PARAMETER_FREE, *CHECKPOINTS)
+    return name.lower() not in shipped and folder_of(name) is None
 
 
 def folder_of(name: str) -> Path | None:

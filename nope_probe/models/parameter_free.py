@@ -245,7 +245,7 @@ def hooked_weights(hf: PreTrainedModel, n_heads: int, n_kv_heads: int) -> dict[s
     }
     for index, block in enumerate(body.layers):
         attn, mlp = block.self_attn, block.mlp
-        ours = {
+        of_block = {
             "ln1.w": block.input_layernorm.weight,
             "ln2.w": block.post_attention_layernorm.weight,
             "attn.W_Q": _per_head(attn.q_proj.weight, n_heads),
@@ -256,7 +256,7 @@ def hooked_weights(hf: PreTrainedModel, n_heads: int, n_kv_heads: int) -> dict[s
             "mlp.W_in": mlp.up_proj.weight.T,
             "mlp.W_out": mlp.down_proj.weight.T,
         }
-        weights.update({f"blocks.{index}.{name}": weight for name, weight in ours.items()})
+        weights.update({f"blocks.{index}.{name}": weight for name, weight in of_block.items()})
     return {name: weight.detach().float() for name, weight in weights.items()}
 
 

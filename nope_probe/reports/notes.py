@@ -80,29 +80,29 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
     """
     documents, sizes = manifest.get("documents"), manifest.get("fold_sizes", [])
     stride = manifest.get("query_stride", 1)
-    found = []
+    notes = []
     if without := (manifest.get("model") or {}).get("not_attending"):
         verb = "does" if len(without) == 1 else "do"
-        found.append(f"{words.numbered_layers(without)} {verb} not attend: no scores, no rows.")
+        notes.append(f"{words.numbered_layers(without)} {verb} not attend: no scores, no rows.")
     if documents is not None and documents < MANY_DOCUMENTS:
-        found.append(
+        notes.append(
             f"The intervals come from only {documents} documents, so they are rough. They say "
             "nothing about other kinds of text."
         )
     if sizes and max(sizes) * len(sizes) > UNBALANCED * sum(sizes):
-        found.append(
+        notes.append(
             f"One of the {len(sizes)} folds holds {100 * max(sizes) / sum(sizes):.0f}% of the "
             "sequences, because a document's sequences stay in one fold. The intervals are wider "
             "than with even folds."
         )
     if stride > 1:
-        found.append(
+        notes.append(
             f"Locality and monotonicity use 1 query in {stride}, from query 0. All other measures "
             "use every query."
         )
     if windows := manifest.get("windows"):
         keys = ", ".join(f"{size} keys in {layer}" for layer, size in windows.items())
-        found.append(
+        notes.append(
             f"A sliding window or chunk leaves a query at most {keys}. Patterns are measured on "
             "these keys, and conditions that show a query more keys are compared on them."
         )
@@ -111,8 +111,8 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
         for name, reason in left_out.items():
             reasons.setdefault(reason, []).append(components.words(name))
         parts = [f"{', '.join(names)} ({reason})" for reason, names in reasons.items()]
-        found.append(f"Not removed by default: {'; '.join(parts)}.")
-    return found
+        notes.append(f"Not removed by default: {'; '.join(parts)}.")
+    return notes
 
 
 _REPLACED = {

@@ -20,7 +20,7 @@ from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
 from nope_probe.figures.explorer import Explorer
-from nope_probe.figures.grid import without_controls
+from nope_probe.figures.image import without_controls
 from nope_probe.figures.intervals import NO_PATTERN, number_text
 from nope_probe.figures.maps import MAX_POSITIONS
 from nope_probe.figures.style import ON_DARK, TITLE_HEIGHT

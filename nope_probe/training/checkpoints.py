@@ -43,12 +43,12 @@ def validate_same_training(out: Path, about: Mapping[str, Any]) -> None:
         what = "checkpoints of an unknown run" if any(out.glob("checkpoint-*")) else "no checkpoint"
         raise UserError(f"--resume: {out} holds {what}")
     try:
-        found = read_json(out / _RUN)
-        other = [name for name, value in about.items() if found.get(name) != value]
+        recorded = read_json(out / _RUN)
+        other = [name for name, value in about.items() if recorded.get(name) != value]
     except (ValueError, AttributeError) as error:
         raise UserError(f"{out / _RUN} is broken; remove {out} and train again") from error
     if other:
-        given = ", ".join(f"{name} {found.get(name)}" for name in other if name != "recipe")
+        given = ", ".join(f"{name} {recorded.get(name)}" for name in other if name != "recipe")
         raise UserError(
             f"--resume: {out} holds a run with another {' and '.join(other)}"
             f"{f' ({given})' if given else ''}; choose another --out"

@@ -56,13 +56,13 @@ class Settings(BoundedSettings):
     def identity(self) -> dict[str, Any]:
         """What identifies the run, as JSON holds it: another run's weights are not continued."""
         recipe = self.recipe
-        found = {
+        identity = {
             "preset": self.preset,
             "seed": self.seed,
             "steps": self.steps or recipe.steps,
             "recipe": asdict(recipe),
         }
-        return json.loads(json.dumps(found))
+        return json.loads(json.dumps(identity))
 
 
 def run(settings: Settings) -> Path:

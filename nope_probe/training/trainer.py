@@ -220,8 +220,8 @@ def pattern_rows(
     maps = capture_scores(to_hooked(model), tokens.cpu())
     names = Measures.__dataclass_fields__
     return [
-        {"step": step, "layer": layer, **{name: getattr(found, name).value for name in names}}
-        for layer, found in enumerate(measure(maps, skip_keys=1))
+        {"step": step, "layer": layer, **{name: getattr(measures, name).value for name in names}}
+        for layer, measures in enumerate(measure(maps, skip_keys=1))
     ]
 
 

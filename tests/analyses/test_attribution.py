@@ -42,21 +42,21 @@ def random_values(players, seed: int = 0) -> dict[Condition, Tensor]:
 
 def as_folds(values: dict[Condition, Tensor]) -> dict[Condition, Tensor]:
     """Noiseless folds of one layer."""
-    return {removed: each.repeat(FOLDS, 1, 1, 1) for removed, each in values.items()}
+    return {removed: value.repeat(FOLDS, 1, 1, 1) for removed, value in values.items()}
 
 
 def test_weights_alone_bring_nothing_and_what_is_lost_without_a_source_is_its_terms():
-    ours = player_set(["mask", "rope", "w_q", "mlp"])
-    for kept in coalitions(ours.players[2:]):
-        assert positional(ours, kept) == moebius(ours, kept) == {}
-    assert base(ours) == alone(ours, ours.players[2]) == {}
-    values = random_values(ours)
+    players = player_set(["mask", "rope", "w_q", "mlp"])
+    for kept in coalitions(players.players[2:]):
+        assert positional(players, kept) == moebius(players, kept) == {}
+    assert base(players) == alone(players, players.players[2]) == {}
+    values = random_values(players)
     terms = {
         name: contrast_map(term, values) for name, term in source_terms(["mask", "rope"]).items()
     }
-    without_rope = contrast_map(lost(ours, ours.players[1]), values)
+    without_rope = contrast_map(lost(players, players.players[1]), values)
     torch.testing.assert_close(without_rope, terms["rope"] + terms["mask_x_rope"])
-    for whole in (position_term(["mask", "rope"]), positional_whole(ours)):
+    for whole in (position_term(["mask", "rope"]), positional_whole(players)):
         torch.testing.assert_close(contrast_map(whole, values) + terms["content"], values[INTACT])
     only_rope = player_set(["rope", "w_q"])
     assert positional_whole(only_rope) == {INTACT: 1, frozenset({"rope"}): -1}
@@ -66,14 +66,14 @@ def test_weights_alone_bring_nothing_and_what_is_lost_without_a_source_is_its_te
 
 def test_what_replaced_weights_bring_of_their_own_is_no_part_of_what_they_share():
     """Replaced weights have a content pattern fourteen times what is to be explained."""
-    ours = player_set(["rope", "qk"])
+    players = player_set(["rope", "qk"])
     key = torch.arange(N).double().repeat(N, 1)
     pattern, content = key, 14 * (key - 5).abs()
     qk = frozenset({"w_q", "w_k"})
     values = {INTACT: pattern, frozenset({"rope"}): 0 * key, qk: content, qk | {"rope"}: content}
     [layer] = attribute(
         as_folds({**values, frozenset({"mask"}): pattern, frozenset({"mask", "rope"}): 0 * key}),
-        [ours],
+        [players],
     )
     rope, weights = layer.players
     assert (rope.lost.value, rope.alone.value) == pytest.approx((1, 0))
@@ -83,14 +83,14 @@ def test_what_replaced_weights_bring_of_their_own_is_no_part_of_what_they_share(
 
 def test_a_player_that_changes_nothing_has_no_share_and_equal_players_have_equal_shares():
     """The dummy and symmetry axioms, where w_o multiplies nothing and w_q, w_k do the same."""
-    ours = player_set(["mask", "w_q", "w_k", "w_o"])
+    players = player_set(["mask", "w_q", "w_k", "w_o"])
     key = torch.arange(N).double().repeat(N, 1)
     values = {}
-    for kept in coalitions(ours.players):
-        names = {each.name for each in kept}
+    for kept in coalitions(players.players):
+        names = {player.name for player in kept}
         strength = ("mask" in names) * (1 + len(names & {"w_q", "w_k"}))
-        values[ours.condition(kept)] = strength * key
-    [layer] = attribute(as_folds(values), [ours], sources=["mask"])
+        values[players.condition(kept)] = strength * key
+    [layer] = attribute(as_folds(values), [players], sources=["mask"])
     mask, w_q, w_k, w_o = layer.players
     assert w_o.share.value == pytest.approx(0)
     assert w_o.amplification.value == pytest.approx(1)
@@ -105,12 +105,12 @@ def test_a_player_that_changes_nothing_has_no_share_and_equal_players_have_equal
 
 
 def test_without_a_source_the_base_and_the_shares_add_to_one():
-    ours = player_set(["w_q", "w_k"])
-    values = random_values(ours, seed=5)
-    [layer] = attribute(as_folds({**values, frozenset({"mask"}): values[INTACT]}), [ours])
-    by_name = {each.player: each for each in layer.players}
+    players = player_set(["w_q", "w_k"])
+    values = random_values(players, seed=5)
+    [layer] = attribute(as_folds({**values, frozenset({"mask"}): values[INTACT]}), [players])
+    by_name = {player.player: player for player in layer.players}
     assert list(by_name) == ["w_q", "w_k", "base"]
-    assert sum(each.share.value for each in layer.players) == pytest.approx(1)
+    assert sum(player.share.value for player in layer.players) == pytest.approx(1)
     cells = kept_cells(N)
     left, whole = (row_centred(values[c])[cells] for c in (frozenset({"w_q", "w_k"}), INTACT))
     truth = float((left * whole).sum() / whole.square().sum())
@@ -120,8 +120,8 @@ def test_without_a_source_the_base_and_the_shares_add_to_one():
 
 
 def powerset_values(names: list[str]) -> dict[Condition, Tensor]:
-    subsets = (each for size in range(len(names) + 1) for each in combinations(names, size))
-    return {frozenset(each): torch.randn(N, N, dtype=torch.float64) for each in subsets}
+    subsets = (members for size in range(len(names) + 1) for members in combinations(names, size))
+    return {frozenset(subset): torch.randn(N, N, dtype=torch.float64) for subset in subsets}
 
 
 def _without_rope(values: dict[Condition, Tensor]) -> dict[Condition, Tensor]:
@@ -162,13 +162,13 @@ def test_the_sources_are_what_each_adds_alone_and_add_up_to_the_intact_pattern()
 def test_a_conjunction_of_two_gives_each_a_half_and_is_named_within_its_tolerance(
     off: float, conjunction: bool
 ):
-    ours = player_set(["mask", "w_q"])
+    players = player_set(["mask", "w_q"])
     pattern = torch.arange(N).double().repeat(N, 1)
     # The mask's share is (1 + x) / 2 where it brings x of the pattern alone, and w_q nothing.
     x = 2 * off
     values = {INTACT: pattern, frozenset({"w_q"}): x * pattern}
     values |= {frozenset({"mask"}): 0 * pattern, frozenset({"mask", "w_q"}): 0 * pattern}
-    [layer] = attribute(as_folds(values), [ours], sources=["mask"])
+    [layer] = attribute(as_folds(values), [players], sources=["mask"])
     mask, w_q = layer.players
     assert (mask.share.value, mask.alone.value) == pytest.approx(((1 + x) / 2, x))
     assert (mask.lost.value, w_q.lost.value) == pytest.approx((1, 1 - x))

@@ -129,11 +129,11 @@ def test_inner_products_are_weighted_sums_over_pairs_of_different_folds(
 ):
     n_folds, counts = len(sizes), torch.tensor(sizes)
     x, y = randn(seed, 2, n_folds, 5), randn(seed + 1, 3, n_folds, 5)
-    found = cross_products(x, y, counts)
+    result = cross_products(x, y, counts)
     for out in (None, *range(n_folds)):
         pairs = [
             (a, b) for a in range(n_folds) for b in range(n_folds) if a != b and out not in (a, b)
         ]
         weight = sum(sizes[a] * sizes[b] for a, b in pairs)
         total = sum(sizes[a] * sizes[b] * x[:, a] @ y[:, b].T / 5 for a, b in pairs)
-        torch.testing.assert_close(found[0 if out is None else 1 + out], total / weight)
+        torch.testing.assert_close(result[0 if out is None else 1 + out], total / weight)

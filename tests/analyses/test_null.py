@@ -42,10 +42,12 @@ def bounds(rate: float) -> tuple[float, float]:
 def test_five_percent_of_intervals_exclude_what_is_true(studies: Tensor):
     excluding = Counter[str]()
     for folds in studies:
-        [found] = measure(folds)
+        [measures] = measure(folds)
         for name in ("locality", "edge_contrast", "edge_contrast_visible", "amplitude"):
-            excluding[name] += getattr(found, name).excludes_zero
-        excluding["monotonicity"] += not found.monotonicity.low <= 0.5 <= found.monotonicity.high
+            excluding[name] += getattr(measures, name).excludes_zero
+        excluding["monotonicity"] += (
+            not measures.monotonicity.low <= 0.5 <= measures.monotonicity.high
+        )
     low, high = bounds(0.05)
     for name in ("locality", "edge_contrast", "edge_contrast_visible"):
         assert low <= excluding[name] <= high, (name, excluding)
@@ -66,9 +68,9 @@ def test_no_source_and_no_player_is_claimed(studies: Tensor):
             ("mask", "w_q"): intact.flip(0),
         }
         [layer] = attribute(maps, [players], sources=["mask"])
-        for each in (*layer.sources, layer.position):
-            claimed["rms"] += each.rms.low > 0
-            claimed[f"share of {each.term}"] += not isnan(each.share.value)
+        for item in (*layer.sources, layer.position):
+            claimed["rms"] += item.rms.low > 0
+            claimed[f"share of {item.term}"] += not isnan(item.share.value)
         claimed["share of a player"] += not isnan(layer.players[0].share.value)
     _, high = bounds(0.025)  # one side of a 95% interval
     for name in ("share of content", "share of mask", "share of a player"):
@@ -79,8 +81,8 @@ def test_no_source_and_no_player_is_claimed(studies: Tensor):
 def test_all_sequences_together_show_no_pattern(studies: Tensor):
     by_fold = studies.unflatten(0, (STUDIES // 8, 8)).mean((0, 2))  # 8 folds of 240 sequences
     assert by_fold.shape == (8, 1, 13, 13)
-    [found] = measure(by_fold)
-    assert not found.amplitude.excludes_zero
-    assert isnan(found.relative_r2.value)
-    assert abs(found.amplitude.value) < 0.02
+    [measures] = measure(by_fold)
+    assert not measures.amplitude.excludes_zero
+    assert isnan(measures.relative_r2.value)
+    assert abs(measures.amplitude.value) < 0.02
     assert torch.isfinite(by_fold).all()

@@ -68,8 +68,8 @@ def test_locality_of_a_flat_pattern_is_zero_and_of_too_few_keys_undefined():
     assert locality(row_centred(torch.zeros(7, 7))).isnan()
     rising = torch.arange(13.0).repeat(13, 1)
     for skip_keys, truth in ((4, 1.0), (5, NAN), (11, NAN)):  # the last query has 12 keys
-        found = float(locality(rising, skip_keys))
-        assert found == pytest.approx(truth, nan_ok=True)
+        result = float(locality(rising, skip_keys))
+        assert result == pytest.approx(truth, nan_ok=True)
 
 
 @pytest.mark.parametrize("skip", [0, 2])
@@ -124,11 +124,11 @@ def with_trend(seed: int, n: int) -> Tensor:
     return folds_of(truth, noise=0.1, n_folds=5)
 
 
-def assert_scaled(found: Interval, expected: Interval, factor: float = 1.0) -> None:
+def assert_scaled(result: Interval, expected: Interval, factor: float = 1.0) -> None:
     ends = (factor * expected.low, factor * expected.high)
-    assert found.value == pytest.approx(factor * expected.value, rel=1e-6, abs=1e-9, nan_ok=True)
-    assert found.low == pytest.approx(min(ends), rel=1e-6, abs=1e-9, nan_ok=True)
-    assert found.high == pytest.approx(max(ends), rel=1e-6, abs=1e-9, nan_ok=True)
+    assert result.value == pytest.approx(factor * expected.value, rel=1e-6, abs=1e-9, nan_ok=True)
+    assert result.low == pytest.approx(min(ends), rel=1e-6, abs=1e-9, nan_ok=True)
+    assert result.high == pytest.approx(max(ends), rel=1e-6, abs=1e-9, nan_ok=True)
 
 
 @given(SEEDS, N_POS, SKIPS)

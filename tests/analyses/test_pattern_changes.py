@@ -31,7 +31,7 @@ def layers(seed: int, slope: float) -> Tensor:
 def test_a_share_is_the_cross_fold_product_with_the_intact_pattern() -> None:
     one, intact = layers(0, 0.2), layers(1, 0.7)
     for layer, kept in enumerate(kept_patterns(one, intact, skip_keys=2)):
-        v, u = (row_centred(each[:, layer], 2).nan_to_num().numpy() for each in (one, intact))
+        v, u = (row_centred(item[:, layer], 2).nan_to_num().numpy() for item in (one, intact))
         pairs = [(a, b) for a in range(FOLDS) for b in range(FOLDS) if a != b]
         whole = sum((u[a] * u[b]).sum() for a, b in pairs)
         assert kept.share.value == pytest.approx(sum((v[a] * u[b]).sum() for a, b in pairs) / whole)
@@ -47,8 +47,8 @@ def test_kept_patterns_measure_what_measure_measures_in_long_sequences_too() -> 
     [kept], [measures] = kept_patterns(one, one, 1), measure(one, 1)
     assert kept.locality.value < -0.5
     for name in ("amplitude", "locality"):
-        found, expected = astuple(getattr(kept, name)), astuple(getattr(measures, name))
-        assert found == pytest.approx(expected, rel=1e-9)
+        result, expected = astuple(getattr(kept, name)), astuple(getattr(measures, name))
+        assert result == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_map_that_hides_keys_before_the_query_has_no_measures() -> None:
@@ -106,7 +106,7 @@ def test_unequal_folds_have_the_weight_of_their_sequences() -> None:
                     weight += counts[a] * counts[b]
         return (square - product) / weight / (square / weight) ** 0.5
 
-    estimates = torch.tensor([estimate(each) for each in (None, *range(FOLDS))]).double()
+    estimates = torch.tensor([estimate(item) for item in (None, *range(FOLDS))]).double()
     sizes = torch.tensor(counts)
     expected, lost = jackknife(estimates, sizes), pattern_lost(whole, left, sizes)
     assert lost.value == pytest.approx(expected.value, rel=1e-5)
@@ -129,26 +129,26 @@ def folds(seed: int, slope: float = 0.0) -> Tensor:
 
 def test_a_constant_added_to_the_other_models_pattern_is_found_exactly_if_paired() -> None:
     base, added = folds(0), torch.linspace(0, 3, N, dtype=torch.float64).expand(N, N)
-    found = pattern_difference(base + added, base, paired=True)
-    assert found.value == pytest.approx(rms_of_the_part(added))
-    assert found.high - found.low < 1e-9
+    change = pattern_difference(base + added, base, paired=True)
+    assert change.value == pytest.approx(rms_of_the_part(added))
+    assert change.high - change.low < 1e-9
 
 
 def test_differences_have_the_value_of_the_measures_difference() -> None:
     one, other = folds(1, slope=0.5), folds(2, slope=0.1)
-    values = [measure(each[:, None])[0] for each in (one, other)]
+    values = [measure(item[:, None])[0] for item in (one, other)]
     for paired in (True, False):
-        found = measure_differences(one, other, paired=paired)
+        differences = measure_differences(one, other, paired=paired)
         for name in ("amplitude", "locality", "monotonicity", "relative_r2", "edge_contrast"):
             expected = getattr(values[0], name).value - getattr(values[1], name).value
-            assert found[name].value == pytest.approx(expected), name
+            assert differences[name].value == pytest.approx(expected), name
     undefined = measure_differences(one, folds(9), paired=True)
     assert math.isnan(undefined["relative_r2"].value), "the other model has no pattern"
     assert undefined["locality"].low > 0
 
 
 def without(fold: int | None) -> list[int]:
-    return [each for each in range(FOLDS) if each != fold]
+    return [member for member in range(FOLDS) if member != fold]
 
 
 @pytest.mark.parametrize("counts", [[1] * FOLDS, [2, 3, 5, 7, 11]], ids=["even", "uneven"])
@@ -158,7 +158,7 @@ def test_an_unpaired_square_has_no_product_within_a_fold_and_the_arms_of_each_mo
     sizes = torch.tensor(counts)
     cells = torch.ones(N, N).tril(-1).bool()
     one, other = folds(6, slope=2.0), folds(7)
-    x, y = (row_centred(each)[:, cells] for each in (one, other))
+    x, y = (row_centred(item)[:, cells] for item in (one, other))
 
     def mean(maps: Tensor, kept: list[int]) -> Tensor:
         return sum(counts[f] * maps[f] for f in kept) / sum(counts[f] for f in kept)
@@ -176,8 +176,8 @@ def test_an_unpaired_square_has_no_product_within_a_fold_and_the_arms_of_each_mo
         ]
         interval = jackknife(torch.tensor(estimates, dtype=torch.float64), sizes)
         half += (interval.high - interval.value) ** 2
-    found = pattern_difference(one, other, paired=False, counts=(sizes, sizes))
-    low, value, high = (each * abs(each) for each in (found.low, found.value, found.high))
+    change = pattern_difference(one, other, paired=False, counts=(sizes, sizes))
+    low, value, high = (item * abs(item) for item in (change.low, change.value, change.high))
     everything = without(None)
     between = float((mean(x, everything) * mean(y, everything)).mean())
     assert value == pytest.approx(square(x, everything) + square(y, everything) - 2 * between)

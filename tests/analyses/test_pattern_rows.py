@@ -19,7 +19,7 @@ from nope_probe.maps.stored_maps import PackedFolds, StoredMaps, TensorFolds
 
 N, FOLDS = 23, 5
 COUNTS = torch.tensor([3, 7, 2, 5, 11])
-CONDITIONS = [frozenset(each) for each in ((), ("mask",), ("w_q",), ("mask", "w_q"))]
+CONDITIONS = [frozenset(item) for item in ((), ("mask",), ("w_q",), ("mask", "w_q"))]
 SIZES = [1, 8 * FOLDS * N * 7, 1 << 20]  # bytes: a row at a time, seven rows, the whole map
 
 
@@ -34,11 +34,13 @@ def folds(seed: int) -> torch.Tensor:
 @pytest.mark.parametrize("skip", [0, 2])
 def test_any_block_size_gives_the_gram_matrix_of_whole_maps(n_bytes: int, skip: int) -> None:
     maps = {condition: folds(seed) for seed, condition in enumerate(CONDITIONS)}
-    cells = torch.stack([row_centred(each, skip)[:, kept_cells(N, skip)] for each in maps.values()])
-    packed = {key: PackedFolds(pack_rows(each)) for key, each in maps.items()}
-    found = ContrastGram.of_layers(packed, skip, COUNTS, n_bytes=4 * n_bytes)
+    cells = torch.stack(
+        [row_centred(captured, skip)[:, kept_cells(N, skip)] for captured in maps.values()]
+    )
+    packed = {key: PackedFolds(pack_rows(captured)) for key, captured in maps.items()}
+    gram = ContrastGram.of_layers(packed, skip, COUNTS, n_bytes=4 * n_bytes)
     expected = cross_products(cells, cells, COUNTS)
-    torch.testing.assert_close(found.gram, expected, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(gram.gram, expected, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("n_bytes", SIZES)
@@ -62,10 +64,10 @@ def test_any_block_size_gives_the_estimates_of_whole_maps(n_bytes: int, skip: in
         "edge_contrast_visible": edge_contrast(leave_one_out(rest, COUNTS), skip),
     }
     for layer in (TensorFolds(scores), PackedFolds(pack_rows(scores))):
-        found = measure_estimates(layer, skip, COUNTS, n_bytes=n_bytes)
-        assert list(found) == list(expected)
+        result = measure_estimates(layer, skip, COUNTS, n_bytes=n_bytes)
+        assert list(result) == list(expected)
         for name, values in expected.items():
-            torch.testing.assert_close(found[name], values, rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(result[name], values, rtol=1e-10, atol=1e-12)
 
 
 def test_stored_maps_have_the_attribution_of_the_captured_ones() -> None:
@@ -81,11 +83,11 @@ def test_stored_maps_have_the_attribution_of_the_captured_ones() -> None:
     }
     stored = {name: StoredMaps.of(maps) for name, maps in captured.items()}
     expected = attribute(captured, players, sources=["mask"])
-    found = attribute(stored, players, sources=["mask"])
-    assert repr(found) == repr(expected)
-    assert found[1].kept[frozenset()].value == pytest.approx(1)
-    shares = [each.share.value for each in found[1].players]
-    assert shares == pytest.approx([each.share.value for each in expected[1].players], rel=1e-9)
+    attribution = attribute(stored, players, sources=["mask"])
+    assert repr(attribution) == repr(expected)
+    assert attribution[1].kept[frozenset()].value == pytest.approx(1)
+    shares = [player.share.value for player in attribution[1].players]
+    assert shares == pytest.approx([player.share.value for player in expected[1].players], rel=1e-9)
 
 
 def test_trends_are_those_of_the_queries_that_have_rows() -> None:
@@ -109,23 +111,23 @@ def test_trends_are_those_of_the_queries_that_have_rows() -> None:
 @pytest.mark.parametrize("skip", [0, 2])
 def test_a_profile_is_the_mean_of_each_diagonal_of_the_kept_keys(skip: int) -> None:
     maps = torch.randn(3, 7, 7, generator=torch.Generator().manual_seed(0)).double()
-    found = offset_means(maps, skip)
+    result = offset_means(maps, skip)
     for index in range(3):
         kept = maps[index, skip:, skip:].numpy()
         true = [np.diagonal(kept, -tau).mean() for tau in range(1, 7 - skip)]
-        np.testing.assert_allclose(found[index].numpy(), true)
+        np.testing.assert_allclose(result[index].numpy(), true)
 
 
 def test_bounds_of_unequal_folds_are_those_of_the_jackknife_over_all_sequences():
     sizes = [2, 3, 5, 7]
     sequences = torch.randn(17, 7, 7, generator=torch.Generator().manual_seed(2)).double()
     parts = sequences.split(sizes)
-    found = offset_profile(
+    profile = offset_profile(
         torch.stack([part.mean(0) for part in parts]), counts=torch.tensor(sizes)
     )
     values = [part.diagonal(-3, -2, -1).mean(-1) for part in parts]
     estimates = [torch.cat(values).mean()]
     estimates += [torch.cat(values[:fold] + values[fold + 1 :]).mean() for fold in range(4)]
     expected = jackknife(torch.stack(estimates), torch.tensor(sizes))
-    assert found.value[2] == pytest.approx(expected.value)
-    assert (found.low[2], found.high[2]) == pytest.approx((expected.low, expected.high))
+    assert profile.value[2] == pytest.approx(expected.value)
+    assert (profile.low[2], profile.high[2]) == pytest.approx((expected.low, expected.high))

@@ -159,8 +159,8 @@ def test_intervals_cover_the_truth_in_95_of_100_studies_and_noise_writes_nothing
         for writer, truth in (("L0H0", 1.0), ("MLP0", 0.0)):
             from nope_probe.analyses.jackknife import share
 
-            found = share(reader.written_products(readings, keys[writer]), reader.square, EQUAL)
-            inside = found.low <= truth <= found.high
+            ratio = share(reader.written_products(readings, keys[writer]), reader.square, EQUAL)
+            inside = ratio.low <= truth <= ratio.high
             covered += inside * (writer == "L0H0")
             null_covered += inside * (writer == "MLP0")
     assert 0.92 <= covered / n_studies <= 0.98
@@ -170,10 +170,10 @@ def test_intervals_cover_the_truth_in_95_of_100_studies_and_noise_writes_nothing
 def test_a_clock_lies_on_a_line_where_keys_differ_in_one_direction() -> None:
     k = torch.zeros(N_FOLDS, N_POS, 1, D_HEAD, dtype=torch.float64)
     k[..., 2] = torch.linspace(0, 3, N_POS, dtype=torch.float64)[None, :, None]
-    found = clock(Reader(sums=sums_of(torch.ones_like(k), k), counts=EQUAL))
-    assert float(found.explained[0]) == pytest.approx(1)
-    assert torch.allclose(found.whole[:, 0].abs(), (k[0, :, 0, 2] - 1.5).abs())
-    assert torch.allclose(found.writers["embed"], found.whole)
+    dial = clock(Reader(sums=sums_of(torch.ones_like(k), k), counts=EQUAL))
+    assert float(dial.explained[0]) == pytest.approx(1)
+    assert torch.allclose(dial.whole[:, 0].abs(), (k[0, :, 0, 2] - 1.5).abs())
+    assert torch.allclose(dial.writers["embed"], dial.whole)
 
 
 def test_four_folds_are_too_few() -> None:

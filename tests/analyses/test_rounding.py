@@ -26,7 +26,7 @@ RMS = 7.0  # of the scores, nats
 
 
 def is_undefined(interval: Interval) -> bool:
-    return all(isnan(each) for each in (interval.value, interval.low, interval.high))
+    return all(isnan(item) for item in (interval.value, interval.low, interval.high))
 
 
 def is_zero(interval: Interval) -> bool:
@@ -59,11 +59,11 @@ def test_the_bound_is_eight_times_what_float32_resolves() -> None:
 def test_the_mean_square_is_over_the_kept_cells_however_the_rows_are_cut(size: int) -> None:
     folds = torch.randn(FOLDS, N, N, generator=torch.Generator().manual_seed(0)).double()
     cells = kept_cells(N, 2)
-    found = torch.zeros(FOLDS, dtype=torch.float64)
+    flat = torch.zeros(FOLDS, dtype=torch.float64)
     for start in range(0, N, size):
         rows = folds[:, start : start + size, : start + size]
-        found += mean_squares(rows, start, KeptCells.of(torch.zeros(N, dtype=torch.long), 2))
-    torch.testing.assert_close(found, folds[:, cells].square().mean(1))
+        flat += mean_squares(rows, start, KeptCells.of(torch.zeros(N, dtype=torch.long), 2))
+    torch.testing.assert_close(flat, folds[:, cells].square().mean(1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -80,20 +80,20 @@ def test_equal_scores_and_what_rounding_leaves_of_them_have_no_amplitude_and_no_
 ) -> None:
     digits = maps(ripple(0.9 * RMS * ROUNDING, skip))
     constant = torch.full_like(digits, score) if isinstance(score, float) else digits
-    [found] = measure(constant, skip)
+    [measures] = measure(constant, skip)
     for name in ("amplitude", "non_relative", "edge_contrast_visible"):
-        assert is_zero(getattr(found, name)), name
+        assert is_zero(getattr(measures, name)), name
     for name in ("locality", "monotonicity", "monotonicity_lag1", "relative_r2"):
-        assert is_undefined(getattr(found, name)), name
+        assert is_undefined(getattr(measures, name)), name
 
 
 @pytest.mark.parametrize("skip", [0, 2])
 def test_a_pattern_beyond_rounding_is_measured(skip: int) -> None:
     amplitude = 1.1 * RMS * ROUNDING
-    [found] = measure(maps(ripple(amplitude, skip)), skip)
-    assert found.amplitude.value == pytest.approx(amplitude, rel=1e-4)
-    assert found.amplitude.excludes_zero
-    assert not is_undefined(found.locality)
+    [measures] = measure(maps(ripple(amplitude, skip)), skip)
+    assert measures.amplitude.value == pytest.approx(amplitude, rel=1e-4)
+    assert measures.amplitude.excludes_zero
+    assert not is_undefined(measures.locality)
 
 
 @pytest.mark.parametrize("amplitude", [0.0, 2.5])
@@ -136,14 +136,14 @@ def test_terms_of_a_pattern_and_dimensions_of_mean_keys_within_rounding_are_none
     means = torch.full((FOLDS, 22, 3), RMS, dtype=torch.float64)
     # Of three coordinates, one differs: by this, the RMS over all is `times` the bound.
     means[..., 1] += times * RMS * ROUNDING * 3**0.5 * torch.tensor([1.0, -1.0]).repeat(11)
-    found = split_mean_covariance(0, scores, scores / 2, means)
-    values = (found.mean, found.covariance, found.dimensions)
+    split = split_mean_covariance(0, scores, scores / 2, means)
+    values = (split.mean, split.covariance, split.dimensions)
     if times < 1:
         assert all(map(is_undefined, values))
     else:
-        assert [each.value for each in values] == pytest.approx([0.5, 0.5, 1])
-    assert is_zero(found.mean_rms)  # half of the pattern's
-    assert is_zero(found.covariance_rms)
+        assert [value.value for value in values] == pytest.approx([0.5, 0.5, 1])
+    assert is_zero(split.mean_rms)  # half of the pattern's
+    assert is_zero(split.covariance_rms)
 
 
 @pytest.mark.parametrize("times", [0.9, 1.1])

@@ -47,12 +47,12 @@ def worth(players: PlayerSet, values: Values, kept: tuple[Player, ...]) -> Tenso
     """Return p(T) as the words have it: v(T) less v(T without its sources), if a source plays."""
 
     def value(some: tuple[Player, ...]) -> Tensor:
-        gone = set().union(*(each.components for each in players.players if each not in some))
+        gone = set().union(*(player.components for player in players.players if player not in some))
         return values[frozenset(gone)]
 
-    if not any(each.components & SOURCES for each in players.players):
+    if not any(player.components & SOURCES for player in players.players):
         return value(kept)
-    return value(kept) - value(tuple(each for each in kept if not each.components & SOURCES))
+    return value(kept) - value(tuple(player for player in kept if not player.components & SOURCES))
 
 
 def assert_equal(one: Tensor, other: Tensor) -> None:
@@ -61,46 +61,46 @@ def assert_equal(one: Tensor, other: Tensor) -> None:
 
 @given(PLAYERS, SEEDS)
 def test_every_quantity_is_that_of_the_positional_part(names: list[str], seed: int):
-    ours = player_set(names)
-    values = random_values(ours, seed)
-    everyone = ours.players
+    players = player_set(names)
+    values = random_values(players, seed)
+    everyone = players.players
     for kept in coalitions(everyone):
-        assert_equal(contrast_map(positional(ours, kept), values), worth(ours, values, kept))
+        assert_equal(contrast_map(positional(players, kept), values), worth(players, values, kept))
     for one in everyone:
-        others = tuple(each for each in everyone if each != one)
-        assert_equal(contrast_map(alone(ours, one), values), worth(ours, values, (one,)))
-        assert_equal(contrast_map(without(ours, one), values), worth(ours, values, others))
-        difference = worth(ours, values, everyone) - worth(ours, values, others)
-        assert_equal(contrast_map(lost(ours, one), values), difference)
+        others = tuple(player for player in everyone if player != one)
+        assert_equal(contrast_map(alone(players, one), values), worth(players, values, (one,)))
+        assert_equal(contrast_map(without(players, one), values), worth(players, values, others))
+        difference = worth(players, values, everyone) - worth(players, values, others)
+        assert_equal(contrast_map(lost(players, one), values), difference)
 
 
 @given(PLAYERS, SEEDS)
 def test_shapley_maps_are_means_over_all_orders_and_add_up(names: list[str], seed: int):
-    ours = player_set(names)
-    values = random_values(ours, seed)
-    total = contrast_map(base(ours), values)
-    for one in ours.players:
+    players = player_set(names)
+    values = random_values(players, seed)
+    total = contrast_map(base(players), values)
+    for one in players.players:
         added = [
-            worth(ours, values, order[: order.index(one) + 1])
-            - worth(ours, values, order[: order.index(one)])
-            for order in permutations(ours.players)
+            worth(players, values, order[: order.index(one) + 1])
+            - worth(players, values, order[: order.index(one)])
+            for order in permutations(players.players)
         ]
-        phi = contrast_map(shapley(ours, one), values)
+        phi = contrast_map(shapley(players, one), values)
         assert_equal(phi, torch.stack(added).mean(0))
         total = total + phi
-    assert_equal(total, worth(ours, values, ours.players))
+    assert_equal(total, worth(players, values, players.players))
 
 
 @given(PLAYERS, SEEDS)
 def test_moebius_terms_add_up_in_every_coalition_and_are_shared_equally(
     names: list[str], seed: int
 ):
-    ours = player_set(names)
-    values = random_values(ours, seed)
-    terms = {t: contrast_map(moebius(ours, t), values) for t in coalitions(ours.players)}
+    players = player_set(names)
+    values = random_values(players, seed)
+    terms = {t: contrast_map(moebius(players, t), values) for t in coalitions(players.players)}
     for kept in terms:
         inside = [term for members, term in terms.items() if set(members) <= set(kept)]
-        assert_equal(torch.stack(inside).sum(0), worth(ours, values, kept))
-    for one in ours.players:
+        assert_equal(torch.stack(inside).sum(0), worth(players, values, kept))
+    for one in players.players:
         parts = [term / len(t) for t, term in terms.items() if one in t]
-        assert_equal(torch.stack(parts).sum(0), contrast_map(shapley(ours, one), values))
+        assert_equal(torch.stack(parts).sum(0), contrast_map(shapley(players, one), values))

@@ -41,9 +41,9 @@ def test_mean_and_covariance_are_projections_on_the_pattern_whose_shares_add_to_
 ):
     scores, mean_term = fold_maps(seed)[:, 0], fold_maps(seed + 5)[:, 0]
     means = randn(seed, FOLDS, N, 3)
-    found = split_mean_covariance(3, scores, mean_term, means, skip)
-    assert found.layer == 3
-    assert found.mean.value + found.covariance.value == pytest.approx(1)
+    split = split_mean_covariance(3, scores, mean_term, means, skip)
+    assert split.layer == 3
+    assert split.mean.value + split.covariance.value == pytest.approx(1)
     quarter = split_mean_covariance(3, scores, 0.25 * scores, means, skip)
     assert (quarter.mean.value, quarter.covariance.value) == pytest.approx((0.25, 0.75))
     assert 3 * quarter.mean_rms.value == pytest.approx(quarter.covariance_rms.value)
@@ -99,13 +99,13 @@ def test_the_parts_of_the_covariance_term_are_those_of_context_and_residual():
     covariance = mean_score(q_context + q_rest, k_context + k_rest)
     torch.testing.assert_close(mean_score(q_mean, k_mean) + covariance, mean_score(q, k))
     parts, blank = split_covariance(covariance), torch.zeros(11, 11).double()
-    for found, true in (
+    for result, true in (
         (parts.context + blank, mean_score(q_context, k_context)),
         (parts.query_residual[:, None] + blank, mean_score(q_rest, k_context)),
         (parts.key_residual[None] + blank, mean_score(q_context, k_rest)),
         (parts.residual, mean_score(q_rest, k_rest)),
     ):
-        torch.testing.assert_close(found, true)
+        torch.testing.assert_close(result, true)
         assert true.abs().max() > 1e-2 * covariance.abs().max(), "no part is 0 by construction"
     with pytest.raises(ValueError, match="expected no masked cell"):
         split_covariance(torch.full((3, 3), torch.nan))
@@ -121,8 +121,8 @@ def turning(*frequencies: float) -> Rotation:
 def test_octaves_hold_the_pairs_of_their_wavelengths():
     # Wavelengths 2 pi / frequency: 6.28, 7.0, 31.4, 125.7.
     [bands] = make_bands([turning(1.0, 0.9, 0.2, 0.05)], 11, "octaves")
-    found = {band.name: (band.pairs, band.coordinates) for band in bands}
-    assert found == {
+    result = {band.name: (band.pairs, band.coordinates) for band in bands}
+    assert result == {
         "4-8": ((0, 1), (0, 4, 1, 5)),
         "16-32": ((2,), (2, 6)),
         "64-128": ((3,), (3, 7)),
@@ -156,11 +156,11 @@ def test_bands_of_no_rope_or_of_too_few_pairs_are_refused(frequencies, choice, m
 def test_the_amplitude_of_a_band_is_its_share_of_an_undivided_pattern():
     near = torch.arange(7.0).double().expand(5, 1, 7, 7)
     maps = torch.stack([0.75 * near, 0.25 * near], 2)
-    found = split_bands(near, maps, make_bands([turning(1.0, 0.1)], 4, 2))
-    assert [each.share.value for each in found] == pytest.approx([0.75, 0.25])
+    patterns = split_bands(near, maps, make_bands([turning(1.0, 0.1)], 4, 2))
+    assert [pattern.share.value for pattern in patterns] == pytest.approx([0.75, 0.25])
     rows = [near[0, 0, i, :i] - near[0, 0, i, :i].mean() for i in range(1, 7)]
     whole = float(torch.cat(rows).square().mean().sqrt())
-    amplitudes = [each.amplitude.value for each in found]
+    amplitudes = [pattern.amplitude.value for pattern in patterns]
     assert amplitudes == pytest.approx([0.75 * whole, 0.25 * whole])
 
 
@@ -174,8 +174,8 @@ def test_shares_of_bands_add_to_one(seed: int, skip: int, n_bands: int):
         ]
         for layer in range(LAYERS)
     ]
-    found = split_bands(maps.sum(2), maps, bands, skip)
+    patterns = split_bands(maps.sum(2), maps, bands, skip)
     for layer in range(LAYERS):
-        shares = [each.share.value for each in found if each.band.layer == layer]
+        shares = [pattern.share.value for pattern in patterns if pattern.band.layer == layer]
         assert len(shares) == n_bands
         assert sum(shares) == pytest.approx(1)

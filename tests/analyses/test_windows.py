@@ -91,9 +91,9 @@ def by_hand(maps: Tensor, visible: Tensor, skip: int) -> dict[str, float]:
 @pytest.mark.parametrize("name", CELLS)
 def test_measures_are_of_the_keys_that_a_query_sees(name: str, skip: int) -> None:
     maps, expected = folds(name), by_hand(folds(name), CELLS[name], skip)
-    (found,) = measure(maps[:, None], skip)
+    (result,) = measure(maps[:, None], skip)
     for measured, value in expected.items():
-        assert getattr(found, measured).value == pytest.approx(value, rel=1e-8, nan_ok=True)
+        assert getattr(result, measured).value == pytest.approx(value, rel=1e-8, nan_ok=True)
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -126,9 +126,9 @@ def test_conditions_are_compared_on_the_keys_that_all_of_them_see() -> None:
     assert gram.share({"v": 1.0}, {"u": 1.0}).value == pytest.approx(
         between_folds(v, u) / between_folds(u, u)
     )
-    (found,) = kept_patterns(without[:, None], intact[:, None])
-    assert found.share.value == pytest.approx(between_folds(v, u) / between_folds(u, u))
-    assert found.amplitude.value == pytest.approx(between_folds(v, v) ** 0.5)
+    (result,) = kept_patterns(without[:, None], intact[:, None])
+    assert result.share.value == pytest.approx(between_folds(v, u) / between_folds(u, u))
+    assert result.amplitude.value == pytest.approx(between_folds(v, v) ** 0.5)
     difference = pattern_difference(without, intact, paired=True)
     assert difference.value == pytest.approx(between_folds(v - u, v - u) ** 0.5)
 
@@ -137,8 +137,8 @@ def test_a_mistral_has_the_measures_of_its_window(tiny: Any, bridge: Any) -> Non
     tokens = torch.randint(200, (8, N), generator=torch.Generator().manual_seed(1))
     plain = plain_attention(tiny("mistral").hf, tokens)
     without = plain_attention(tiny("mistral").hf, tokens, without="mask")
-    found = capture_scores(bridge("mistral"), tokens, n_folds=N_FOLDS)
-    for layer, measures in enumerate(measure(found, 0)):
+    result = capture_scores(bridge("mistral"), tokens, n_folds=N_FOLDS)
+    for layer, measures in enumerate(measure(result, 0)):
         maps = plain[layer].scores.double().mean(1).view(2, N_FOLDS, N, N).mean(0)
         expected = by_hand(maps, CELLS["narrow"], 0)
         for name, value in expected.items():
@@ -148,14 +148,14 @@ def test_a_mistral_has_the_measures_of_its_window(tiny: Any, bridge: Any) -> Non
             assert measured == pytest.approx(value, rel=1e-3, abs=1e-5, nan_ok=True), name
     folds_of = {
         name: torch.stack(
-            [each[i].scores.double().mean(1).view(2, N_FOLDS, N, N).mean(0) for i in range(2)], 1
+            [item[i].scores.double().mean(1).view(2, N_FOLDS, N, N).mean(0) for i in range(2)], 1
         )
-        for name, each in (("", plain), ("mask", without))
+        for name, item in (("", plain), ("mask", without))
     }
     sources = attribute({(): folds_of[""], "mask": folds_of["mask"]}, sources=["mask"])
     kept = CELLS["narrow"] & (KEY < QUERY)
     for layer, attributed in enumerate(sources):
-        v, c = (patterns(each[:, layer], kept) for each in folds_of.values())
+        v, c = (patterns(folds[:, layer], kept) for folds in folds_of.values())
         expected_mask = between_folds(v - c, v) / between_folds(v, v)
         share = attributed.sources[1].share.value
         assert share == pytest.approx(expected_mask) or not attributed.sources[1].rms.low > 0

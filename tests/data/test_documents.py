@@ -68,9 +68,9 @@ def test_a_data_set_is_read_no_further_than_is_needed(
             yield text
 
     monkeypatch.setattr(data_sets, "stream_texts", counted)
-    found = long_documents("any/set", PLAIN, 11, 60)
+    result = long_documents("any/set", PLAIN, 11, 60)
     whole = [ids for ids in PLAIN(TEXTS, add_special_tokens=False)["input_ids"] if len(ids) >= 60]
-    assert found == whole[:11]
+    assert result == whole[:11]
     assert len(read) == 64  # one batch
 
 
@@ -133,12 +133,12 @@ def test_a_module_is_split_before_top_level_statements_and_nothing_is_lost() -> 
 
 def test_no_long_document_is_both_held_out_and_for_training() -> None:
     """Some modules end alike, in a line or two that calls main()."""
-    ours, theirs = (
+    actual, theirs = (
         {document for document in stdlib_documents(held_out) if len(document) >= 1200}
         for held_out in (True, False)
     )
-    assert not ours & theirs
-    assert 0.05 < len(ours) / len(ours | theirs) < 0.3
+    assert not actual & theirs
+    assert 0.05 < len(actual) / len(actual | theirs) < 0.3
 
 
 def test_13_percent_of_names_are_held_out() -> None:

@@ -238,8 +238,8 @@ def test_a_packed_sequence_counts_as_the_document_that_most_of_it_is_from() -> N
         for token in windows.tokens.flatten().tolist():  # a separator belongs to what it ends
             owners.append(owners[-1] if token == -7 else token // 1000)
         for index, document in enumerate(windows.documents.tolist()):
-            ours = owners[6 * index : 6 * index + 6]
-            assert ours.count(document) == max(map(ours.count, ours))
+            actual = owners[6 * index : 6 * index + 6]
+            assert actual.count(document) == max(map(actual.count, actual))
 
 
 def test_a_bos_before_each_packed_sequence_replaces_no_token(short_text: str) -> None:

@@ -21,7 +21,6 @@ from nope_probe.analyses.jackknife import standard_error
 from nope_probe.experiments.circuit.sections import _side_by_side
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.reading.capture import capture_stages
-from nope_probe.hooks.removing.edited_weights import plain_norms
 
 N = 19
 SMALL = ["--n-seqs", "23", "--seq-len", str(N), "--folds", "5", "--batch-size", "7"]
@@ -146,7 +145,7 @@ def test_removing_the_norms_weights_compares_with_the_intact_model(tmp_path: Pat
     run_command(circuit, *SMALL, "--remove", "norms", "mlp", "--out", str(out))
     assert manifest_of(out)["removed"] == ["mlp", "norms"]
     tokens = torch.from_numpy(load_file(out / "tokens.safetensors")["tokens"])
-    with plain_norms(model), ablated(model, Ablation(remove=["mlp"])):
+    with ablated(model, Ablation(remove=["mlp", "norms"])):
         truth = capture_stages(model, tokens, n_folds=5)
     maps = maps_of(out)
     for letter in ("f", "h"):

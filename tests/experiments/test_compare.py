@@ -75,9 +75,9 @@ def test_differences_are_paired_where_the_sequences_are_the_same(tmp_path: Path)
     runs = [write(tmp_path / f"run-{name}", folds[name], model=name) for name in folds]
     out = tmp_path / "out"
     run_command(compare, *runs, "--labels", "x", "y", "z", "--out", out)
-    found = read_run(out)
-    assert set(found.maps) == {f"difference/{run}/L{layer}" for run in "yz" for layer in (0, 1)}
-    rows = found.tables["differences"]
+    compared = read_run(out)
+    assert set(compared.maps) == {f"difference/{run}/L{layer}" for run in "yz" for layer in (0, 1)}
+    rows = compared.tables["differences"]
     assert set(rows["method"]) == {"paired"}
     assert rows[rows["run"] == "z"]["difference"].abs().max() < 1e-6  # the same as x
     table = rows[rows["run"] == "y"].set_index(["item", "measure"])
@@ -86,9 +86,11 @@ def test_differences_are_paired_where_the_sequences_are_the_same(tmp_path: Path)
         expected = measure(other)[layer].locality.value - measure(base)[layer].locality.value
         assert table.loc[(f"L{layer}", "locality"), "difference"] == pytest.approx(expected)
     i, j = 9, 4  # a cell by hand: its value less its row's mean over the keys before the query
-    cells = [each.mean(0)[1, i] for each in (base, other)]
+    cells = [item.mean(0)[1, i] for item in (base, other)]
     patterns = [float(row[j] - row[:i].mean()) for row in cells]
-    assert found.maps["difference/y/L1"][i, j] == pytest.approx(patterns[1] - patterns[0], abs=1e-5)
+    assert compared.maps["difference/y/L1"][i, j] == pytest.approx(
+        patterns[1] - patterns[0], abs=1e-5
+    )
     page = (out / "report.html").read_text()
     rms = pattern_difference(other[:, 1], base[:, 1], paired=True)
     assert f"{rms.value:.3g} [{rms.low:.3g}, {rms.high:.3g}]" in page
@@ -147,15 +149,15 @@ def test_html_in_names_is_shown_as_text_in_page_and_figures(
 ) -> None:
     labels = ['<a href="https://else.where/">x</a>', "<b>y</b><script>document.title=1</script>"]
     run_command(compare, *runs, "--labels", *labels, "--out", tmp_path / "out")
-    found = opened((tmp_path / "out" / "report.html").read_text(), tmp_path)
+    member = opened((tmp_path / "out" / "report.html").read_text(), tmp_path)
     for markup in (
         r"<title>1",
         r"<a [^>]*else\.where",
         "<script>document",
         r"<tspan[^>]*>y</tspan>",
     ):
-        assert not re.search(markup, found)
-    assert "&lt;a href=" in found
+        assert not re.search(markup, member)
+    assert "&lt;a href=" in member
 
 
 def test_the_intact_models_of_models_with_other_components_are_compared(tmp_path: Path) -> None:
@@ -175,8 +177,8 @@ def test_the_intact_models_of_models_with_other_components_are_compared(tmp_path
             ),
         )
     run_command(compare, tmp_path / "rope", tmp_path / "nope", "--out", tmp_path / "out")
-    found = read_run(tmp_path / "out").tables["differences"]
-    assert found[["item", "base_value", "value"]].to_numpy().tolist() == [["L0", 0.5, 0.25]]
+    result = read_run(tmp_path / "out").tables["differences"]
+    assert result[["item", "base_value", "value"]].to_numpy().tolist() == [["L0", 0.5, 0.25]]
 
 
 @pytest.mark.parametrize(
@@ -225,8 +227,8 @@ def test_runs_of_scores_and_circuit_keep_what_pairing_needs(
         for model, out in zip(("llama", "smollm3"), runs, strict=True):
             run_command(command, "--model", tiny(model).folder, *flags, *more, "--out", out)
         run_command(compare, *runs, "--out", tmp_path / name)
-        found = read_run(tmp_path / name)
-        assert set(found.tables["differences"]["method"]) == {"paired"}
-        assert found.manifest["compared"] == name
-        assert len(found.maps) == (2 if command is scores else 9)
+        compared = read_run(tmp_path / name)
+        assert set(compared.tables["differences"]["method"]) == {"paired"}
+        assert compared.manifest["compared"] == name
+        assert len(compared.maps) == (2 if command is scores else 9)
     assert "smollm3" in capsys.readouterr().out

@@ -48,7 +48,7 @@ def measured(
 
 
 def powerset(names: list[str]) -> list[tuple[str, ...]]:
-    return [each for size in range(len(names) + 1) for each in combinations(names, size)]
+    return [members for size in range(len(names) + 1) for members in combinations(names, size)]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_plan_runs_the_conditions_of_the_sources_and_of_its_players_once(
     assert plan.conditions[0] == INTACT
     sources = make_plan(has, ["sources"])
     assert sources.player_sets == ()
-    assert set(sources.conditions) == {frozenset(each) for each in powerset(["mask", *beside])}
+    assert set(sources.conditions) == {frozenset(item) for item in powerset(["mask", *beside])}
     assert set(sources.conditions) < set(make_plan(has, ["w_q", "mlp"]).conditions)
 
 
@@ -92,12 +92,12 @@ def test_no_two_conditions_have_one_name(players: list[str]):
 def test_what_cannot_be_removed_is_no_default_player_and_no_source() -> None:
     has, why = (*LLAMA, "window"), {"window": "hides nothing", "w_k": "is no matrix"}
     plan = make_plan(has, None, left_out={**why, "sink": "the model has none"})
-    members = [[player.name for player in each.players] for each in plan.player_sets]
+    members = [[player.name for player in player_set.players] for player_set in plan.player_sets]
     assert members == [["mask", "rope", "w_q", "w_o"], ["mask", "rope", "ov"]]
     assert (plan.sources, plan.left_out) == (("mask", "rope"), why)
     assert make_plan(has, ["w_q"], left_out=why).left_out == {"window": "hides nothing"}
     without = make_plan(has, None, left_out=dict.fromkeys(("w_q", "w_o"), "is no matrix"))
-    assert [each.name for each in without.player_sets] == ["players"]
+    assert [player_set.name for player_set in without.player_sets] == ["players"]
 
 
 def test_a_condition_without_any_band_is_the_one_without_rope():
@@ -148,8 +148,8 @@ def test_position_is_taken_away_as_it_is_written_without_all_else():
     assert engine.calibration is not None
 
     def left(stream: Any) -> dict[str, torch.Tensor]:
-        found = capture_written(model, tokens, names)
-        return {name: written.vectors for name, written in found.items()}
+        result = capture_written(model, tokens, names)
+        return {name: written.vectors for name, written in result.items()}
 
     def of_intact(stream: Any) -> dict[str, torch.Tensor]:
         with ablated(model, removed, engine.calibration):

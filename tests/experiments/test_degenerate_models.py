@@ -24,7 +24,7 @@ def write(folder: Path, *dead: str) -> Path:
     model = randomised(smollm3_config([1, 0]))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if any(each in name for each in dead):
+            if any(word in name for word in dead):
                 parameter.zero_()
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)

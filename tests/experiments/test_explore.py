@@ -117,14 +117,14 @@ def test_an_ablation_runs_explorer_takes_the_conditions_of_the_run(
 ) -> None:
     intact, mask = frozenset[Any](), frozenset({"mask"})
     captured = {intact: maps, mask: capture_scores(model, tokens.flip(1), n_folds=4)}
-    kept = {key: kept_patterns(each.folds, maps.folds, 1) for key, each in captured.items()}
-    stored = {key: StoredMaps.of(each) for key, each in captured.items()}
-    found = explorer_of(stored, player_set(["mask"]), 1, kept)
-    assert found.players == {"mask": ["mask"]}
+    kept = {key: kept_patterns(maps_of.folds, maps.folds, 1) for key, maps_of in captured.items()}
+    stored = {key: StoredMaps.of(maps_of) for key, maps_of in captured.items()}
+    result = explorer_of(stored, player_set(["mask"]), 1, kept)
+    assert result.players == {"mask": ["mask"]}
     expected = row_centred(stored[mask].mean, 1).numpy()
-    np.testing.assert_allclose(found.views[0].maps[1, :, 0], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(result.views[0].maps[1, :, 0], expected, rtol=1e-5, atol=1e-6)
     strengths = np.nanstd(row_centred(stored[intact].mean, 1).numpy(), axis=(1, 2))
-    assert found.layer == np.argmax(strengths)
+    assert result.layer == np.argmax(strengths)
 
 
 def test_a_circuits_explorer_runs_no_more_sequences_than_it_may() -> None:
@@ -142,15 +142,15 @@ def test_a_circuits_explorer_runs_no_more_sequences_than_it_may() -> None:
         ablated=engine.stages(None, layer=0),
         removed=("w_o", "norms"),
     )
-    found = block_explorer(engine, first, stages, substitute=Substitute(), skip_keys=0)
-    assert list(found.players) == ["mask", "w_q", "w_k", "w_o", "w_v"]
-    assert found.removed == ["w_o"]
-    assert found.note.startswith("Maps and numbers are means over 4 sequences of 13 positions.")
-    assert found.views[0].whole.keys() == {0}, "without norms the run has another ablated model"
-    assert "no switch for the norms' weights" in found.note
+    result = block_explorer(engine, first, stages, substitute=Substitute(), skip_keys=0)
+    assert list(result.players) == ["mask", "w_q", "w_k", "w_o", "w_v"]
+    assert result.removed == ["w_o"]
+    assert result.note.startswith("Maps and numbers are means over 4 sequences of 13 positions.")
+    assert result.views[0].whole.keys() == {0}, "without norms the run has another ablated model"
+    assert "no switch for the norms' weights" in result.note
     with ablated(model, Ablation(remove=["w_o"]), calibrate(model, vectors.inputs[:4])):
         stages = capture_stages(model, vectors.inputs[:4], layer=0, n_folds=4)
-    shown = found.views[0].maps[8, 0, LETTERS.index("d")]
+    shown = result.views[0].maps[8, 0, LETTERS.index("d")]
     np.testing.assert_allclose(shown, stages.mean("d").numpy(), rtol=1e-4, atol=1e-5)
 
 
@@ -164,9 +164,9 @@ def test_a_circuits_explorer_opens_without_the_strongest_source_on_all_sequences
     engine = Engine(model=model, inputs=tokens, n_folds=4)
     intact = engine.stages(None, layer=0)
     stages = Stages(layer=0, intact=intact, ablated=None, removed=())
-    found = block_explorer(engine, few, stages, substitute=Substitute(), skip_keys=0)
-    assert found.removed == ["mask"], "the only source of a model without a position encoding"
-    [view] = found.views
+    result = block_explorer(engine, few, stages, substitute=Substitute(), skip_keys=0)
+    assert result.removed == ["mask"], "the only source of a model without a position encoding"
+    [view] = result.views
     with ablated(model, Ablation(remove=["mask"])):
         without = capture_stages(model, tokens, layer=0, n_folds=4)
     assert (view.whole.keys(), view.n_seqs) == ({0, 1}, (24, 48))
@@ -177,7 +177,7 @@ def test_a_circuits_explorer_opens_without_the_strongest_source_on_all_sequences
         locality = measure(maps.folds["i"][:, None], counts=maps.counts)[0].locality.value
         assert view.measures[place, 0, -1, 1, 0] == pytest.approx(locality, abs=1e-6)
     assert view.measures[view.whole[0][1], 0, -1, 2, 0] == pytest.approx(1)
-    assert "ran on all 48 sequences of the run" in found.note
+    assert "ran on all 48 sequences of the run" in result.note
 
 
 def test_the_note_states_of_which_queries_locality_is(model: Any) -> None:

@@ -88,7 +88,7 @@ def assert_layers_are_numbered(
     run, page = read_run(out), (out / "report.html").read_text()
     for name, table in run.tables.items():
         if "layer" in table:
-            numbers = {int(each) for each in table["layer"] if str(each).isdigit()}
+            numbers = {int(item) for item in table["layer"] if str(item).isdigit()}
             assert numbers == {*ATTENDING}, name
     assert NOTE in page
     assert not re.search(r"\bL[02] of|\bL[02]'s|in L[02]\b", page)

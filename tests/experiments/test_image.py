@@ -23,14 +23,14 @@ def image_of(*sections: Section) -> go.Figure:
 def test_the_image_is_the_first_figure_with_its_sections_heading() -> None:
     values = np.random.default_rng(0).random((2, 7, 7)).astype(np.float32)
     figure = fixed_scale_maps(values, title="maps")
-    found = image_of(
+    image = image_of(
         Section(title="Words", caption="no figure here"),
         Section(title="Scores < 1", caption="the figure", figure=lambda: figure),
         Section(title="Later", caption="another", figure=go.Figure(layout={"height": 300})),
     )
-    assert found.layout.title.text == "Scores < 1"
-    assert found.layout.height == figure.layout.height
-    assert [trace.name for trace in found.data] == ["L0", "L1"]
+    assert image.layout.title.text == "Scores < 1"
+    assert image.layout.height == figure.layout.height
+    assert [trace.name for trace in image.data] == ["L0", "L1"]
     with pytest.raises(UserError, match="no figure on the page"):
         image_of(Section(title="Words", caption="no figure here"))
 
@@ -43,17 +43,17 @@ def test_maps_behind_a_layer_slider_are_all_drawn_each_layer_on_its_own_colours(
     size = np.array([1, 30, 5, 2, 7, 3])[:, None, None]
     terms = {name: size * random.normal(size=(6, 7, 7)) for name in ("mask", "rope")[:n_terms]}
     figure = term_maps(terms, title="t", layer=2)
-    found = image_of(Section(title="A pattern", caption="c", figure=figure))
-    assert found.layout.title.text == "A pattern"
-    assert len(found.data) == 6 * n_terms
+    image = image_of(Section(title="A pattern", caption="c", figure=figure))
+    assert image.layout.title.text == "A pattern"
+    assert len(image.data) == 6 * n_terms
     tops = []
-    for number, trace in enumerate(found.data):
+    for number, trace in enumerate(image.data):
         layer, term = divmod(number, n_terms)
         assert trace.name.startswith(f"L{layer}")
         np.testing.assert_allclose(trace.z, list(terms.values())[term][layer], rtol=1e-6)
-        tops.append(found.layout[trace.coloraxis].cmax)
+        tops.append(image.layout[trace.coloraxis].cmax)
     assert tops[n_terms] > 4 * tops[-1]
-    assert not found.layout.sliders
+    assert not image.layout.sliders
 
 
 def test_a_command_draws_its_image_and_records_the_run_as_without(

@@ -48,22 +48,22 @@ def findings_of(model: Any, n: int = 48) -> list[LayerFindings]:
     return probe_layers(model, tokens(2, n, seed=5))
 
 
-def check(found: LayerFindings, true: tuple[Any, ...], learned: bool) -> None:
+def check(result: LayerFindings, true: tuple[Any, ...], learned: bool) -> None:
     """Compare one layer's findings with what is known of it."""
     base, fraction, n_pairs, mask, norms, cap, scale = true
-    assert found.rope == (base is not None)
+    assert result.rope == (base is not None)
     # In layer 1 of SmolLM3 it is 0 though RoPE is removed in L0 in the same pass.
-    assert found.rope_change > 0.1 if found.rope else found.rope_change == 0.0
-    assert found.rope_pairs == found.rope_pairs_acting == n_pairs
-    assert found.rotary_fraction == pytest.approx(fraction)
-    assert found.rope_base == (pytest.approx(base, rel=1e-4) if isinstance(base, int) else None)
-    assert (found.mask.kind, found.mask.size) == mask
-    assert found.mask_same_in_all_heads
-    assert (found.q_norm, found.k_norm) == (norms, norms)
-    assert found.soft_cap == (None if cap is None else pytest.approx(cap, rel=1e-3))
-    assert found.scale == pytest.approx(scale, rel=1e-4)
-    assert (found.learned_positions_change > 0.1) == learned
-    assert found.product_error < 1e-3
+    assert result.rope_change > 0.1 if result.rope else result.rope_change == 0.0
+    assert result.rope_pairs == result.rope_pairs_acting == n_pairs
+    assert result.rotary_fraction == pytest.approx(fraction)
+    assert result.rope_base == (pytest.approx(base, rel=1e-4) if isinstance(base, int) else None)
+    assert (result.mask.kind, result.mask.size) == mask
+    assert result.mask_same_in_all_heads
+    assert (result.q_norm, result.k_norm) == (norms, norms)
+    assert result.soft_cap == (None if cap is None else pytest.approx(cap, rel=1e-3))
+    assert result.scale == pytest.approx(scale, rel=1e-4)
+    assert (result.learned_positions_change > 0.1) == learned
+    assert result.product_error < 1e-3
 
 
 @pytest.mark.parametrize("name", TRUE)
@@ -74,13 +74,13 @@ def test_every_row_is_right_and_a_wrong_configuration_is_told(
         pytest.skip("TransformerLens 3.9 reads Cohere wrongly, and load refuses it")
     model, inputs = bridge(name), tokens(2, 13)
     before = model(inputs)
-    found = findings_of(model)
+    findings = findings_of(model)
     assert torch.equal(model(inputs), before)
-    for layer, true in zip(found, TRUE[name], strict=True):
+    for layer, true in zip(findings, TRUE[name], strict=True):
         check(layer, true, learned=name == "gpt2")
     layout = {"cohere": "adjacent", "neox": "halves"}.get(name)
-    assert layout is None or found[0].rope_layout == layout
-    told = [str(difference) for difference in differences(model, found)]
+    assert layout is None or findings[0].rope_layout == layout
+    told = differences(model, findings)
     if name in WRONG:
         layers_said, field = WRONG[name]
         assert any(line.startswith(layers_said) and field in line for line in told), told
@@ -119,17 +119,17 @@ SCHEMES = {
 @pytest.mark.parametrize("name", SCHEMES)
 def test_norms_biases_sinks_and_latent_attention_are_found(name: str, tmp_path: Path) -> None:
     expected, model = SCHEMES[name], load(str(write_decoder(name, tmp_path).folder)).model
-    *_, found = findings_of(model, n=N_SCHEME)
-    assert (found.norm_over, found.mla, found.sinks) == (
+    *_, findings = findings_of(model, n=N_SCHEME)
+    assert (findings.norm_over, findings.mla, findings.sinks) == (
         expected.norm_over,
         expected.mla,
         expected.sinks,
     )
-    assert (found.q_norm, found.k_norm) == (expected.norm_over is not None,) * 2
-    assert found.score_bias == pytest.approx(expected.bias)
-    assert found.rope_factor == pytest.approx(expected.factor)
-    assert found.rope_base == (expected.base and pytest.approx(expected.base, rel=1e-4))
-    assert found.product_error < 1e-3
+    assert (findings.q_norm, findings.k_norm) == (expected.norm_over is not None,) * 2
+    assert findings.score_bias == pytest.approx(expected.bias)
+    assert findings.rope_factor == pytest.approx(expected.factor)
+    assert findings.rope_base == (expected.base and pytest.approx(expected.base, rel=1e-4))
+    assert findings.product_error < 1e-3
 
 
 def test_a_norm_after_rope_leaves_its_pairs_unknown_and_says_so(
@@ -151,9 +151,9 @@ def test_layers_that_do_not_attend_are_rows_of_their_own(tmp_path: Path, capsys:
 
 def test_a_wrong_no_rope_layers_is_told(bridge: Callable[[str], Any], monkeypatch: Any):
     model = bridge("smollm3")
-    found = findings_of(model)
+    findings = findings_of(model)
     monkeypatch.setattr(model.original_model.config, "no_rope_layers", [0, 1, 1])
-    lines = [str(difference) for difference in differences(model, found)]
+    lines = differences(model, findings)
     for layer, said in ((0, 0), (1, 1)):
         field = f"L{layer}: config.no_rope_layers[{layer}] is {said}"
         assert any(line.startswith(field) for line in lines)
@@ -169,16 +169,16 @@ def test_a_hooked_transformer_is_read_like_its_bridge(
 
 
 def test_pairs_that_are_slowed_down_are_counted(bridge: Callable[[str], Any]):
-    (found,) = findings_of(bridge("llama-scaled"))
-    assert found.rope_base == pytest.approx(100, rel=1e-4)
+    (findings,) = findings_of(bridge("llama-scaled"))
+    assert findings.rope_base == pytest.approx(100, rel=1e-4)
     # Pairs whose wavelength is above 64 / 4 positions are slowed down: 2 pi 100^(f/11) > 16.
-    assert (found.rope_pairs, found.rope_pairs_following) == (11, 3)
+    assert (findings.rope_pairs, findings.rope_pairs_following) == (11, 3)
 
 
 def test_a_window_longer_than_the_batch_is_not_claimed(bridge: Callable[[str], Any]):
-    found = findings_of(bridge("mistral"), n=5)
-    assert (found[0].mask.kind, found[0].mask.n_positions) == ("causal", 5)
-    assert differences(bridge("mistral"), found) == []
+    findings = findings_of(bridge("mistral"), n=5)
+    assert (findings[0].mask.kind, findings[0].mask.n_positions) == ("causal", 5)
+    assert differences(bridge("mistral"), findings) == []
 
 
 @pytest.mark.parametrize("rope", [False, True])
@@ -210,13 +210,17 @@ NOT_MET = {
 }
 
 
-@pytest.mark.parametrize("expected", [MET, *((each,) for each in NOT_MET)])
+@pytest.mark.parametrize("expected", [MET, *((text,) for text in NOT_MET)])
 def test_an_expectation_that_is_not_met_ends_with_exit_code_1_and_says_so(
     expected: tuple[str, ...], tiny: Callable[[str], Any], capsys: Any
 ):
-    flags = [flag for each in expected for flag in ("--expect", each)]
+    flags = [flag for expectation in expected for flag in ("--expect", expectation)]
     code, out, err = run_layers(capsys, "--model", tiny("smollm3").folder, *flags, "--json")
-    missed = [f"{each.split('=')[0]}: {NOT_MET[each]}" for each in expected if each in NOT_MET]
+    missed = [
+        f"{expectation.split('=')[0]}: {NOT_MET[expectation]}"
+        for expectation in expected
+        if expectation in NOT_MET
+    ]
     assert code == len(missed)
     assert err.splitlines() == missed
     assert json.loads(out)["expectations_not_met"] == missed

@@ -126,11 +126,11 @@ def claims(
 
 
 def test_evidence_names_the_layers_with_their_numbers_and_intervals() -> None:
-    found = [str(claim) for claim in claims()]
-    assert "between 0.5 (L0) and 9 nats (L1), with a standard error of 0.005" in found[0]
-    assert "+0.2 [+0.15, +0.25] (L1), +0.2 [+0.15, +0.25] (L2)" in found[2]
-    assert "+0.5 [+0.45, +0.55] (L1)" in found[4]
-    assert "+0.25 [+0.2, +0.3] (L1)" in found[5]
+    result = [str(claim) for claim in claims()]
+    assert "between 0.5 (L0) and 9 nats (L1), with a standard error of 0.005" in result[0]
+    assert "+0.2 [+0.15, +0.25] (L1), +0.2 [+0.15, +0.25] (L2)" in result[2]
+    assert "+0.5 [+0.45, +0.55] (L1)" in result[4]
+    assert "+0.25 [+0.2, +0.3] (L1)" in result[5]
     rows = pd.DataFrame({"layer": range(2, 33), "rms": [(i * 7) % 31 / 10 for i in range(31)]})
     rows["rms_low"], rows["rms_high"] = rows["rms"] - 1, rows["rms"] + 1
     assert listed(rows, "rms") == "+0 [-1, +1] (L2) to +3 [+2, +4] (L24)"  # smallest and largest
@@ -187,8 +187,8 @@ def test_claims_of_figure_3_depend_on_the_trends_of_their_stages(
     rows["locality_low"], rows["locality_high"] = rows["locality"] - 0.1, rows["locality"] + 0.1
     falling = np.diag(np.arange(41.0, 0, -1)).astype(np.float32)
     maps = {"gram/a": np.eye(41, dtype=np.float32), "gram/c": falling}
-    found = figure3(Run(manifest={}, arrays={"maps": maps}, tables={"stages": rows}))
-    assert "".join("ny"[claim.reproduced] for claim in found) == reproduced
+    result = figure3(Run(manifest={}, arrays={"maps": maps}, tables={"stages": rows}))
+    assert "".join("ny"[claim.reproduced] for claim in result) == reproduced
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -53,12 +53,14 @@ def test_a_panels_cells_lie_in_the_middle_of_its_colours() -> None:
     assert panel.values[np.tril_indices(50, -1)] == pytest.approx(0.2, abs=1.5 / 256)
 
 
-def pair(published: Any, ours: Any, *, noise: float = float("nan"), same: bool = True) -> Pair:
+def pair(
+    published: Any, reproduced: Any, *, noise: float = float("nan"), same: bool = True
+) -> Pair:
     panel = Published(
         key="figure2/here", values=np.array(published), low=0.0, high=256.0, kind="score"
     )
     about = {"group": "group", "name": "layer 1", "comparable": same, "noise": noise}
-    return Pair(published=panel, ours=np.array(ours), **about)
+    return Pair(published=panel, reproduced=np.array(reproduced), **about)
 
 
 def shown(*pairs: Pair) -> Report:
@@ -69,27 +71,27 @@ def shown(*pairs: Pair) -> Report:
 def test_a_panel_agrees_within_one_colour_step_or_within_its_noise() -> None:
     clipped = pair([[10.0, np.nan], [255.5, 0.5]], [[12.0, 7.0], [300.0, -9.0]]).steps
     np.testing.assert_allclose(clipped, [[2.0, np.nan], [0.5, -0.5]])
-    found = agreements(
+    agreement = agreements(
         [
             pair([[1.0, 2.0]] * 2, [[2.0, 1.5]] * 2),
             pair([[10.0, 20.0]] * 2, [[13.0, 17.0]] * 2),
             pair([[10.0, 20.0]] * 2, [[13.0, 17.0]] * 2, noise=3.0),
         ]
     )
-    assert found["agrees"].tolist() == [True, False, True]
-    assert found["within_one"].tolist() == [1.0, 0.0, 0.0]
-    assert (found["largest"][0], found["rms"][1]) == (1.0, 3.0)
-    assert found["noise"][2] == pytest.approx((9 + 1 / 12) ** 0.5)
-    assert verdict(found).startswith("1 of 3 published panels agree within one")
-    assert "of the other 2, 1 agree within sampling noise" in verdict(found)
+    assert agreement["agrees"].tolist() == [True, False, True]
+    assert agreement["within_one"].tolist() == [1.0, 0.0, 0.0]
+    assert (agreement["largest"][0], agreement["rms"][1]) == (1.0, 3.0)
+    assert agreement["noise"][2] == pytest.approx((9 + 1 / 12) ** 0.5)
+    assert verdict(agreement).startswith("1 of 3 published panels agree within one")
+    assert "of the other 2, 1 agree within sampling noise" in verdict(agreement)
 
 
 def test_a_heading_and_a_caption_say_how_well_panels_agree() -> None:
-    for ours, heading, caption in (
+    for actual, heading, caption in (
         ([[2.0, 1.5]] * 2, "within one colour step of the paper's", ""),
         ([[9.0, 1.5]] * 2, "0 of 1 panels agree", "how far each panel differs"),
     ):
-        section = shown(pair([[1.0, 2.0]] * 2, ours)).sections[0]
+        section = shown(pair([[1.0, 2.0]] * 2, actual)).sections[0]
         assert section.title.startswith(f"Figure 2, group: {heading}")
         assert caption in section.caption
     beside = pair([[1.0, 2.0]] * 2, [[2.0, 1.5]] * 2, same=False)  # another model's
@@ -148,11 +150,11 @@ def test_each_simulated_panel_meets_our_map_of_the_same_layer(figure: str) -> No
         )
     pairs = pairs_of(figure, runs)
     assert len(pairs) == len(published(figure))
-    for each in pairs:
-        assert each.steps is not None
-        assert np.nanmax(np.abs(each.steps)) < 1e-9
+    for member in pairs:
+        assert member.steps is not None
+        assert np.nanmax(np.abs(member.steps)) < 1e-9
         # 4,000 samples of ours, and 100,000 of the paper's without a control variate.
-        assert each.noise == pytest.approx((0.003**2 + 0.02**2 * 0.04) ** 0.5)
+        assert member.noise == pytest.approx((0.003**2 + 0.02**2 * 0.04) ** 0.5)
 
 
 KINDS = ("score", "normalised")

@@ -88,10 +88,10 @@ def test_head_scores_are_the_attention_of_a_plain_pass(
 
 def test_a_head_is_measured_as_a_layer_that_has_it_alone(intact: ScoreMaps) -> None:
     assert intact.per_head is not None
-    found = measure(intact, per_head=True)
-    assert [len(layer) for layer in found] == [4, 4]
+    measures = measure(intact, per_head=True)
+    assert [len(layer) for layer in measures] == [4, 4]
     alone = measure(intact.per_head[:, 1, [3]], int(intact.bos), counts=intact.counts)
-    assert found[1][3] == alone[0]
+    assert measures[1][3] == alone[0]
 
 
 def test_differences_are_those_of_the_command(
@@ -119,8 +119,8 @@ def test_the_pattern_row_is_the_rms_of_what_was_added(intact: ScoreMaps) -> None
     table = difference(intact, changed)
     rows = [slope[1:i] - slope[1:i].mean() for i in range(2, 13)]
     rms = torch.cat(rows).square().mean().sqrt()
-    found = table[table["measure"] == "pattern"]["difference"]
-    np.testing.assert_allclose(found, [float(rms)] * 2, rtol=1e-5)
+    result = table[table["measure"] == "pattern"]["difference"]
+    np.testing.assert_allclose(result, [float(rms)] * 2, rtol=1e-5)
 
 
 def test_pairs_are_narrower_where_both_models_saw_the_same_sequences(

@@ -55,15 +55,15 @@ def test_by_default_mean_says_what_is_lost_without_each_weight_from_the_fewest_c
         np.testing.assert_array_equal(study.maps[name], whole.maps[name])
     assert not {name for name in study.maps if name.startswith("shapley_mean/")}
     of_mean, expected = (
-        each.players.query("replacement == 'mean' and player != 'mask'").reset_index(drop=True)
-        for each in (study, whole)
+        item.players.query("replacement == 'mean' and player != 'mask'").reset_index(drop=True)
+        for item in (study, whole)
     )
     measured = [name for name in expected if not name.startswith(("share", "alone"))]
     pd.testing.assert_frame_equal(of_mean[measured], expected[measured])
     assert of_mean["share"].isna().all()
     for table in ("players", "interactions"):
         first, same = (
-            each.tables[table].query("replacement == 'identity'") for each in (study, whole)
+            item.tables[table].query("replacement == 'identity'") for item in (study, whole)
         )
         pd.testing.assert_frame_equal(first.reset_index(drop=True), same.reset_index(drop=True))
 
@@ -93,7 +93,7 @@ def sentences(*replacements: str) -> list[str]:
     tables = {"players": pd.DataFrame(rows), "pattern": pd.DataFrame([pattern])}
     manifest = {"conditions": ["all"], "player_sets": SETS, "replacements": replacements}
     run = Run(
-        manifest=manifest, tables={name: each.assign(layer=2) for name, each in tables.items()}
+        manifest=manifest, tables={name: table.assign(layer=2) for name, table in tables.items()}
     )
     return [*player_sentences(Findings(run))]
 
@@ -137,9 +137,9 @@ def test_the_first_replacement_is_that_of_page_and_figures() -> None:
     both = side_by_side({"mean": table, "zero": table.assign(share=0.7)})
     assert list(both.columns) == ["layer", "player_set", "player", "replacement", "share"]
     manifest = {"conditions": ["all"], "replacements": ["mean", "zero"]}
-    found = Findings(Run(manifest=manifest, tables={"players": both, "sources": table}))
-    pd.testing.assert_frame_equal(found.tables["players"], table)
-    pd.testing.assert_frame_equal(found.tables["sources"], table)
+    findings = Findings(Run(manifest=manifest, tables={"players": both, "sources": table}))
+    pd.testing.assert_frame_equal(findings.tables["players"], table)
+    pd.testing.assert_frame_equal(findings.tables["sources"], table)
 
 
 def test_bands_share_what_rope_brings(bridge: Callable[[str], Any]) -> None:

@@ -43,7 +43,7 @@ def truth(done: Path, tiny: Callable[[str], Any]) -> np.ndarray:
     """Plain transformers' scores of the run's tokens: [layer, seq, head, query, key]."""
     windows = torch.from_numpy(load_file(done / "tokens.safetensors")["tokens"])
     states = plain_states(tiny("llama").hf, windows)
-    return torch.stack([each.scores().double() for each in states]).numpy()
+    return torch.stack([state.scores().double() for state in states]).numpy()
 
 
 def close(seen: np.ndarray, true: np.ndarray) -> bool:
@@ -126,8 +126,8 @@ def attention(hf: Any, inputs: torch.Tensor) -> np.ndarray:
     return plain_scores(hf, inputs).nan_to_num(nan=-torch.inf).softmax(-1).numpy()
 
 
-def first_key(found: np.ndarray) -> np.ndarray:
-    return found[..., 1:, 0].mean((1, -1)).ravel()
+def first_key(result: np.ndarray) -> np.ndarray:
+    return result[..., 1:, 0].mean((1, -1)).ravel()
 
 
 def test_first_key_and_previous_token_are_those_of_plain_transformers(
@@ -135,9 +135,9 @@ def test_first_key_and_previous_token_are_those_of_plain_transformers(
 ):
     windows = torch.from_numpy(load_file(done / "tokens.safetensors")["tokens"])
     heads, sinks = pd.read_csv(done / "heads.csv"), pd.read_csv(done / "sinks.csv")
-    found = attention(tiny("llama").hf, windows)
-    np.testing.assert_allclose(heads["first_key"], first_key(found), rtol=1e-4)
-    previous = np.mean([found[..., i, i - 1] for i in range(2, N_POS)], 0).mean(1).ravel()
+    attended = attention(tiny("llama").hf, windows)
+    np.testing.assert_allclose(heads["first_key"], first_key(attended), rtol=1e-4)
+    previous = np.mean([attended[..., i, i - 1] for i in range(2, N_POS)], 0).mean(1).ravel()
     np.testing.assert_allclose(heads["previous_token"], previous, rtol=1e-4)
     without = attention(tiny("llama").hf, windows[:, 1:])
     np.testing.assert_allclose(heads["first_key_without_bos"], first_key(without), rtol=1e-4)
@@ -175,8 +175,8 @@ def test_induction_is_read_on_the_repeated_tokens(
     bridge: Callable[[str], Any], tiny: Callable[[str], Any]
 ):
     measured = measure_heads(bridge("llama"), GIVEN, n_layers=2)["induction"].mean(0)
-    found = attention(tiny("llama").hf, REPEATED)
-    true = np.mean([found[..., i, i - 4] for i in range(5, 10)], 0).mean(1)
+    attended = attention(tiny("llama").hf, REPEATED)
+    true = np.mean([attended[..., i, i - 4] for i in range(5, 10)], 0).mean(1)
     np.testing.assert_allclose(measured.numpy(), true, rtol=1e-4)
 
 
@@ -187,8 +187,8 @@ def test_sequences_without_bos_are_measured_with_one_beside(
     heads, sinks = head_columns(bridge("mistral"), inputs, tokenizer(), [0], 4)
     assert sinks["bos"].tolist() == ["without", "with"]
     longer = torch.nn.functional.pad(inputs.inputs[:, :-1], (1, 0), value=0)
-    found = attention(tiny("mistral").hf, longer)[:1]
-    np.testing.assert_allclose(heads["first_key_with_bos"], first_key(found), rtol=1e-4)
+    attended = attention(tiny("mistral").hf, longer)[:1]
+    np.testing.assert_allclose(heads["first_key_with_bos"], first_key(attended), rtol=1e-4)
     alone, _ = head_columns(bridge("mistral"), inputs, None, [0], 4)
     assert "first_key" in alone
     assert "first_key_with_bos" not in alone

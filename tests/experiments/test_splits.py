@@ -29,7 +29,7 @@ def test_the_maps_of_bands_add_up_to_the_score_map(scored: Path):
     assert "The positional pattern by RoPE band" in page
     assert "Scores by distance" in page
     maps = load_file(scored / "maps.safetensors")
-    bands = [each for name, each in maps.items() if name.startswith("band/")]
+    bands = [captured for name, captured in maps.items() if name.startswith("band/")]
     assert len(bands) == 5  # 2 pi 10000^(f/4): 6, 63, 628, 6283; and the rest
     np.testing.assert_allclose(sum(bands), maps["score"], atol=1e-5 * np.nanmax(maps["score"]))
 
@@ -41,7 +41,7 @@ def test_the_table_of_bands_names_pairs_and_wavelengths_and_its_shares_add_to_1(
     assert table["first_pair"].isna().tolist() == [False] * 4 + [True] + [False] * 4 + [True]
     assert table["shortest_wavelength"][1] == pytest.approx(2 * np.pi * 10, rel=1e-4)
     shares = table.groupby("layer")["share"].sum()
-    known = shares[table.groupby("layer")["share"].apply(lambda each: each.notna().all())]
+    known = shares[table.groupby("layer")["share"].apply(lambda item: item.notna().all())]
     np.testing.assert_allclose(known, 1.0, atol=1e-6)
     assert (table["amplitude_low"] <= table["amplitude"]).all()
 

@@ -6,8 +6,8 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from support.built_clock import bos_reader
 from support.tiny_models import N_POS, tokens
+from support.traced import bos_reader
 
 from nope_probe import load, sequences
 from nope_probe.experiments.engine import Engine

@@ -24,7 +24,7 @@ KINDS = ("pattern", "source", "shapley")  # of maps that are patterns
 
 
 def powerset(names: Sequence[str]) -> list[tuple[str, ...]]:
-    return [each for size in range(len(names) + 1) for each in combinations(names, size)]
+    return [members for size in range(len(names) + 1) for members in combinations(names, size)]
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_offsets_and_maps_end_with_the_window(runs: Path) -> None:
     row, key = torch.arange(23)[:, None], torch.arange(23)
     seen = (key < row) & (row - key < 5)
     maps = load_file(runs / "ablate" / "maps.safetensors")
-    patterns = [each for name, each in maps.items() if name.split("/")[0] in KINDS]
+    patterns = [captured for name, captured in maps.items() if name.split("/")[0] in KINDS]
     assert all(pattern.isfinite().equal(seen.expand(2, -1, -1)) for pattern in patterns)
     whole = maps["pattern/all"].double()
     terms = sum(maps[f"source/{term}"].double() for term in TERMS)
@@ -84,9 +84,9 @@ def test_the_window_is_a_source_and_its_terms_are_differences_of_plain_models(
             (-1) ** (len(parts) - len(present)) * patterns[_without(present)]
             for present in powerset(parts)
         )
-        found = torch.from_numpy(study.maps[f"source/{term}"]).double()
-        assert (found - expected).nan_to_num().abs().max() <= 1e-5 * scale, term
-        assert found.isfinite().equal(kept.expand(2, -1, -1))
+        result = torch.from_numpy(study.maps[f"source/{term}"]).double()
+        assert (result - expected).nan_to_num().abs().max() <= 1e-5 * scale, term
+        assert result.isfinite().equal(kept.expand(2, -1, -1))
         added += expected
     assert (added - patterns[()]).nan_to_num().abs().max() <= 1e-9 * scale
     window = torch.from_numpy(study.maps["source/window"]).nan_to_num().abs()

@@ -21,12 +21,12 @@ N = 11
 def maps(letters: Iterable[str] = LETTERS, seed: int = 0) -> dict[str, np.ndarray]:
     """Return Gram maps of random vectors, and causal score maps for (b) and (i)."""
     random = np.random.default_rng(seed)
-    found = {}
+    result = {}
     for letter in letters:
         vectors = random.standard_normal((N, 17)).astype(np.float32)
         gram = vectors @ vectors.T
-        found[letter] = np.where(np.tri(N, dtype=bool), gram, np.nan) if letter in "bi" else gram
-    return found
+        result[letter] = np.where(np.tri(N, dtype=bool), gram, np.nan) if letter in "bi" else gram
+    return result
 
 
 def drawn(**changes: Any) -> go.Figure:
@@ -138,10 +138,10 @@ def test_a_block_alone_offers_its_maps_and_their_cosines_in_buttons_as_in_the_pa
 
 
 def test_a_position_whose_vector_is_zero_has_no_cosine() -> None:
-    found = cosines(np.array([[4.0, 0.0, 3.0], [0.0, 0.0, 0.0], [3.0, 0.0, 9.0]]))
-    assert np.isnan(found[1]).all()
-    assert np.isnan(found[:, 1]).all()
-    assert found[0, 2] == 0.5
+    angles = cosines(np.array([[4.0, 0.0, 3.0], [0.0, 0.0, 0.0], [3.0, 0.0, 9.0]]))
+    assert np.isnan(angles[1]).all()
+    assert np.isnan(angles[:, 1]).all()
+    assert angles[0, 2] == 0.5
 
 
 def colour_limits(figure: go.Figure, choice: str, view: str) -> dict[str, tuple[float, float]]:

@@ -178,8 +178,8 @@ def as_number(text: str) -> float:
 def walked(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     html = explorer().html().replace("</body>", WALK)
     elements = opened(html, tmp_path_factory.mktemp("browser"), height=1500)
-    [found] = re.findall(r'<pre id="seen">(.*?)</pre>', elements, re.DOTALL)
-    walk = json.loads(unescape(found))
+    [matches] = re.findall(r'<pre id="seen">(.*?)</pre>', elements, re.DOTALL)
+    walk = json.loads(unescape(matches))
     assert walk["requests"] == 0
     return walk["seen"]
 
@@ -224,10 +224,10 @@ def test_the_numbers_and_the_sentence_are_those_of_the_combination(
             if np.isnan(row[0]):
                 assert text == "no pattern"
             else:
-                shown = [as_number(each) for each in re.findall(r"[^\s\[\],]+", text)]
+                shown = [as_number(member) for member in re.findall(r"[^\s\[\],]+", text)]
                 np.testing.assert_allclose(shown, row, rtol=6e-3)
         stages = explorer().views[1].measures[seen["removed"], seen["layer"], :, 1, 0]
-        shown = [as_number(each) for each in seen["stages"]]
+        shown = [as_number(item) for item in seen["stages"]]
         np.testing.assert_allclose(shown, stages[: len(shown)], rtol=6e-3)
     said = [seen for seen in walked if seen["removed"] == 5]
     for seen in said:
@@ -310,8 +310,13 @@ def test_an_explorer_is_used_by_keyboard_alone(tmp_path: Path) -> None:
         assert press("Tab")["at"] == "INPUT"
         assert press("ArrowRight")["layer"] == 1, "arrows move the layer"
         assert press("Tab")["at"] == "panels"
-        found = [press("ArrowDown") for _ in range(HEADS + 1)]
-        assert [(each["view"], each["panel"]) for each in found] == [(0, 1), (0, 2), (1, 0), (1, 1)]
+        result = [press("ArrowDown") for _ in range(HEADS + 1)]
+        assert [(stop["view"], stop["panel"]) for stop in result] == [
+            (0, 1),
+            (0, 2),
+            (1, 0),
+            (1, 1),
+        ]
         assert tab.said == []
 
 

@@ -40,8 +40,8 @@ def table(layers: int = LAYERS, heads: int = HEADS) -> pd.DataFrame:
 
 
 def content(maps: str) -> dict[str, object]:
-    [found] = re.findall(r'<script type="application/json">(.*?)</script>', maps, re.S)
-    return dict(json.loads(found))
+    [matches] = re.findall(r'<script type="application/json">(.*?)</script>', maps, re.S)
+    return dict(json.loads(matches))
 
 
 def test_the_bytes_hold_every_heads_map_to_half_a_step() -> None:
@@ -113,26 +113,28 @@ def test_every_head_is_drawn_enlarged_and_reached_by_keyboard(tmp_path: Path) ->
     section = Section(title="heads", caption="c", html=maps)
     html = page("title", ["headline"], [section], {}).replace("</body>", SCRIPT)
     elements = opened(html, tmp_path, width=500)
-    found = dict(re.findall(r'data-([a-z]+)="([^"]*)"', re.findall(r"<body[^>]*>", elements)[0]))
-    labels = found["labels"].split("|")
+    result = dict(re.findall(r'data-([a-z]+)="([^"]*)"', re.findall(r"<body[^>]*>", elements)[0]))
+    labels = result["labels"].split("|")
     assert labels[0] == "L0H0, 0.25 nats: enlarge"
     assert labels[4] == "L1H1, flat: within noise: enlarge"
-    assert found["blank"] == "0,0,0,0"
-    for map_index, pixels in enumerate(found["drawn"].split("|")):
+    assert result["blank"] == "0,0,0,0"
+    for map_index, pixels in enumerate(result["drawn"].split("|")):
         for query, pixel in zip((4, 7), pixels.split(";"), strict=True):
             red, _, blue, alpha = map(int, pixel.split(","))
             assert alpha == 255
             assert np.sign(red - blue) == np.sign(given.reshape(-1, N, N)[map_index, query, 1])
-    assert found["opened"] == "L0H2: 2.3 nats RMS/true"
-    assert found["same"] == "true"
-    assert found["ticks"] == "0,5,10"
+    assert result["opened"] == "L0H2: 2.3 nats RMS/true"
+    assert result["same"] == "true"
+    assert result["ticks"] == "0,5,10"
     limit = np.nanpercentile(np.abs(given[0, 2]), 99.5)
-    assert float(found["ends"].split(" nats")[1].removeprefix("0")) == pytest.approx(limit, rel=0.1)
-    assert found["read"].startswith("query 9, key 1: ")
-    value = float(found["read"].split(": ")[1].removesuffix(" nats").replace("\u2212", "-"))
+    assert float(result["ends"].split(" nats")[1].removeprefix("0")) == pytest.approx(
+        limit, rel=0.1
+    )
+    assert result["read"].startswith("query 9, key 1: ")
+    value = float(result["read"].split(": ")[1].removesuffix(" nats").replace("\u2212", "-"))
     assert value == pytest.approx(given[0, 2, 9, 1], rel=0.06, abs=0.05)
-    assert found["next"] == "L1H0: 0.25 nats RMS"
-    assert found["closed"] == "closed/3"
-    assert found["moved"] == "1"
-    assert found["entered"] == "L0H1: flat: within noise"
-    assert int(found["overflow"]) <= 0
+    assert result["next"] == "L1H0: 0.25 nats RMS"
+    assert result["closed"] == "closed/3"
+    assert result["moved"] == "1"
+    assert result["entered"] == "L0H1: flat: within noise"
+    assert int(result["overflow"]) <= 0

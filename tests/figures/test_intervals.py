@@ -45,7 +45,7 @@ def test_a_panel_of_noise_is_flat_and_noted_and_its_neighbour_is_not() -> None:
     figure = over_layers(panels, "title")
     assert figure.layout.yaxis.range == (-0.01, 0.01)
     assert figure.layout.yaxis2.range is None
-    [note] = [each for each in figure.layout.annotations if each.text == FLAT]
+    [note] = [annotation for annotation in figure.layout.annotations if annotation.text == FLAT]
     assert note.xref == "x domain"
     assert figure.layout.xaxis2.matches == "x"
 

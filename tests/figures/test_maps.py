@@ -10,7 +10,7 @@ from support.chromium import needs_chromium, opened
 from support.maps import N_LAYERS, text_of, triangle
 
 from nope_probe import figures, load
-from nope_probe.figures.grid import without_controls
+from nope_probe.figures.image import without_controls
 from nope_probe.figures.maps import fixed_scale_maps, score_maps, term_maps
 from nope_probe.figures.theory import Curves, rows_against_theory
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
@@ -112,7 +112,7 @@ def test_the_papers_colour_scale_is_the_same_in_every_layer_and_others_are_quant
     maps = np.random.default_rng(0).random((5, 7, 7)).astype(np.float32)
     figure = fixed_scale_maps(maps[:2], title="maps", high=8.0)
     axes = [figure.layout[name] for name in ("coloraxis", "coloraxis2")]
-    assert [(each.cmin, each.cmax, each.showscale) for each in axes] == [
+    assert [(axis.cmin, axis.cmax, axis.showscale) for axis in axes] == [
         (0.0, 8.0, True),
         (0.0, 8.0, False),
     ]
@@ -174,8 +174,8 @@ def test_score_maps_are_drawn_from_a_capture_a_tensor_or_an_array(scores: ScoreM
     for draw in (figures.score_maps, lambda maps: figures.fixed_scale_maps(maps, title="scores")):
         truth = drawn(draw(scores.mean.float().numpy()))
         for maps in (scores, scores.mean, scores.mean.numpy()):
-            for ours, theirs in zip(drawn(draw(maps)), truth, strict=True):
-                np.testing.assert_array_equal(ours, theirs)
+            for actual, theirs in zip(drawn(draw(maps)), truth, strict=True):
+                np.testing.assert_array_equal(actual, theirs)
     both = figures.term_maps({"all": scores, "mask": scores.mean}, title="terms")
     np.testing.assert_array_equal(both.data[0].z, both.data[1].z)
 
@@ -184,7 +184,7 @@ def test_a_circuit_is_drawn_from_what_capture_stages_returns(stages: StageMaps) 
     arrays = {letter: stages.mean(letter).numpy() for letter in stages.folds}
     normalised = {letter: diagonal_normalised(stages.mean(letter)) for letter in stages.folds}
     settings = {"layer": 0, "removed": ["rope"], "reference": stages}
-    ours = figures.circuit(stages, **settings)
-    assert ours == figures.circuit(arrays, normalised=normalised, **settings)
-    assert {trace.name for trace in ours.data} == set("abcdefghi")
-    assert sum("RoPE" in (mark.text or "") for mark in ours.layout.annotations) == 2
+    actual = figures.circuit(stages, **settings)
+    assert actual == figures.circuit(arrays, normalised=normalised, **settings)
+    assert {trace.name for trace in actual.data} == set("abcdefghi")
+    assert sum("RoPE" in (mark.text or "") for mark in actual.layout.annotations) == 2

@@ -132,5 +132,5 @@ def test_stages_are_drawn_with_intervals_and_the_ablated_models_with_open_marker
 
 def test_every_measure_has_a_title_and_every_component_a_colour() -> None:
     assert list(MEASURES) == list(Measures.__dataclass_fields__)
-    assert len({each.title for each in MEASURES.values()}) == len(MEASURES)
+    assert len({measure.title for measure in MEASURES.values()}) == len(MEASURES)
     assert all(TABLE[name].colour != INK for name in COMPONENTS)

@@ -9,7 +9,8 @@ import pytest
 
 from nope_probe.errors import UserError
 from nope_probe.figures.circuit_figure import circuit
-from nope_probe.figures.grid import Grid, export, without_controls
+from nope_probe.figures.grid import Grid
+from nope_probe.figures.image import export, without_controls
 from nope_probe.figures.panels import Panel, panel_groups
 
 
@@ -24,7 +25,7 @@ def group(layer: int, top: float = 1.0) -> list[Panel]:
 
 def bars(figure) -> list[bool]:
     axes = [figure.layout[f"coloraxis{i or ''}"] for i in (0, *range(2, len(figure.data) + 1))]
-    return [each.showscale for each in axes]
+    return [axis.showscale for axis in axes]
 
 
 def test_groups_on_the_same_scales_share_a_bar_each_in_the_last_row() -> None:
@@ -59,10 +60,10 @@ def test_an_image_without_kaleido_or_chrome_is_refused_with_the_remedy(
     figure = go.Figure()
     with pytest.raises(UserError, match=r"ends in \.pdf, \.png or \.svg"):
         export(figure, tmp_path / "figure.jpg")
-    monkeypatch.setattr("nope_probe.figures.grid.find_spec", lambda name: None)
+    monkeypatch.setattr("nope_probe.figures.image.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"need kaleido: pip install 'nope-probe\[export\]'"):
         export(figure, tmp_path / "figure.png")
-    monkeypatch.setattr("nope_probe.figures.grid.find_spec", lambda name: object())
+    monkeypatch.setattr("nope_probe.figures.image.find_spec", lambda name: object())
 
     def no_chrome(*args: Any, **options: Any) -> None:
         raise RuntimeError("Kaleido requires Google Chrome to be installed.")

@@ -39,16 +39,16 @@ def titles(figure: go.Figure, choice: str) -> list[str]:
 
 
 def test_an_edge_is_as_wide_as_its_share_and_blue_against_the_pattern(figure: go.Figure) -> None:
-    found = edges(figure, "L2")
-    direct = {name for name in found if "all paths" not in name}
+    drawn = edges(figure, "L2")
+    direct = {name for name in drawn if "all paths" not in name}
     assert direct == {f"{name} to L2, keys" for name in ("L1H0", "L1H1", "MLP0", "MLP1")}
-    widths = {name: found[f"{name} to L2, keys"].line.width for name in ("L1H0", "MLP0", "MLP1")}
+    widths = {name: drawn[f"{name} to L2, keys"].line.width for name in ("L1H0", "MLP0", "MLP1")}
     assert widths["L1H0"] / widths["MLP0"] == pytest.approx(0.92 / 0.13)
     assert widths["MLP1"] / widths["MLP0"] == pytest.approx(0.72 / 0.13)
-    colours = {name: trace.line.color for name, trace in found.items()}
+    colours = {name: trace.line.color for name, trace in drawn.items()}
     assert colours["L1H0 to L2, keys"] == colours["MLP0 to L2, keys"] == WITH
     assert colours["MLP1 to L2, keys"] == AGAINST
-    assert "92.0% [91.6, 92.4] of its pattern" in found["L1H0 to L2, keys"].hovertemplate
+    assert "92.0% [91.6, 92.4] of its pattern" in drawn["L1H0 to L2, keys"].hovertemplate
 
 
 def test_edges_lead_from_the_writer_to_the_left_of_the_readers_box(figure: go.Figure) -> None:

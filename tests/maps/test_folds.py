@@ -51,12 +51,12 @@ def test_fold_means_are_those_of_the_documents_at_any_batch_size(batch_size: int
     assert torch.equal(maps.counts, fold_of.bincount())
     assert torch.equal(stages.counts, maps.counts)
     for fold in range(5):
-        ours = inputs[fold_of == fold]
-        truth = capture_scores(model, ours, n_folds=1)
+        actual = inputs[fold_of == fold]
+        truth = capture_scores(model, actual, n_folds=1)
         torch.testing.assert_close(
             maps.folds[fold], truth.folds[0], equal_nan=True, rtol=1e-5, atol=1e-6
         )
-        truth_a = torch.einsum("sid,sjd->ij", ours.double(), ours.double()) / len(ours)
+        truth_a = torch.einsum("sid,sjd->ij", actual.double(), actual.double()) / len(actual)
         diagonal = stages.folds["a"][fold].diagonal().mean() / truth_a.diagonal().mean()
         torch.testing.assert_close(
             stages.folds["a"][fold], truth_a * diagonal, rtol=1e-4, atol=1e-4

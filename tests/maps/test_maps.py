@@ -54,7 +54,7 @@ def test_what_is_saved_is_what_is_read(loaded: Any, begun: torch.Tensor) -> None
 def test_measures_leave_out_the_bos_key_unless_they_are_told_otherwise(
     loaded: Any, tokens: torch.Tensor, begun: torch.Tensor
 ) -> None:
-    with_bos, without = (capture_scores(loaded.model, each, n_folds=4) for each in (begun, tokens))
+    with_bos, without = (capture_scores(loaded.model, item, n_folds=4) for item in (begun, tokens))
     assert measure(with_bos) == pytest.approx(measure(with_bos, 1), nan_ok=True)
     assert repr(measure(with_bos)) != repr(measure(with_bos, 0))
     assert repr(measure(without)) == repr(measure(without, 0))

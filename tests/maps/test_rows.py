@@ -84,7 +84,7 @@ def test_measures_of_chosen_rows_are_those_of_their_cells_by_brute_force(
     window: int, skip: int
 ) -> None:
     scores = folds(window)[:, QUERIES]
-    found = measure_estimates(TensorFolds(scores, QUERIES), skip, COUNTS)
+    estimates = measure_estimates(TensorFolds(scores, QUERIES), skip, COUNTS)
     first = (QUERIES - window + 1).clamp_min(skip)
     cells = [
         (row, query, key)
@@ -110,13 +110,13 @@ def test_measures_of_chosen_rows_are_those_of_their_cells_by_brute_force(
     rest = patterns - fit.T
     for name, values in (("amplitude_squared", patterns), ("non_relative_squared", rest)):
         expected = cross_products(values[None], values[None], COUNTS)[:, 0, 0]
-        torch.testing.assert_close(found[name], expected, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(estimates[name], expected, rtol=1e-9, atol=1e-12)
     mean = (COUNTS.double() / COUNTS.sum()) @ patterns
     by_row = [mean[row == r] for r in range(len(QUERIES)) if (row == r).sum() > 0]
     ranks = [spearmanr(values, range(len(values)))[0] for values in by_row if len(values) >= 8]
-    assert float(found["locality"][0]) == pytest.approx(np.mean(ranks))
+    assert float(estimates["locality"][0]) == pytest.approx(np.mean(ranks))
     rises = torch.cat([values[LAG:] > values[:-LAG] for values in by_row if len(values) > LAG])
-    assert float(found["monotonicity"][0]) == pytest.approx(float(rises.double().mean()))
+    assert float(estimates["monotonicity"][0]) == pytest.approx(float(rises.double().mean()))
 
 
 def test_centred_and_normalised_rows_are_those_of_their_cells() -> None:

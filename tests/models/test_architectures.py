@@ -102,7 +102,7 @@ def test_each_of_gpt2s_sources_is_a_difference_of_edited_models(
         "mask_x_pos_embed": patterns[()] - patterns[("mask",)] - patterns[("pos_embed",)] + neither,
     }
     scale = patterns[()].nan_to_num().abs().max()
-    for name, each in true.items():
-        error = (gpt2[f"source/{name}"].double() - each).nan_to_num().abs().max()
+    for name, term in true.items():
+        error = (gpt2[f"source/{name}"].double() - term).nan_to_num().abs().max()
         assert error <= 1e-5 * scale, name
     assert true["pos_embed"].nan_to_num().abs().max() > 0.1 * scale

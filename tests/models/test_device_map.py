@@ -17,7 +17,7 @@ from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
-from nope_probe.hooks.removing.edited_weights import plain_norms, reparametrised
+from nope_probe.hooks.removing.edited_weights import reparametrised
 from nope_probe.hooks.removing.targets import components
 from nope_probe.models.bridge import boot_bridge
 from nope_probe.models.info import check_parity, describe
@@ -46,7 +46,7 @@ def test_each_block_is_on_its_own_device_and_mixing_two_devices_is_an_error(
 ) -> None:
     _, several = pair
     weights = [next(block.parameters()) for block in several.blocks]
-    assert [str(place_of(each)) for each in weights] == [
+    assert [str(place_of(weight)) for weight in weights] == [
         f"cpu:{n}" for n in range(1, len(weights) + 1)
     ]
     with pytest.raises(RuntimeError, match="found tensors on two devices"):
@@ -56,12 +56,12 @@ def test_each_block_is_on_its_own_device_and_mixing_two_devices_is_an_error(
 def test_maps_of_scores_and_stages_are_the_same_on_several_devices(pair: tuple[Any, Any]) -> None:
     one, several = pair
     options: dict[str, Any] = {"n_folds": 3, "batch_size": 5, "per_head": True, "mean_term": True}
-    ours, theirs = (capture_scores(model, WINDOWS, **options) for model in (several, one))
+    actual, theirs = (capture_scores(model, WINDOWS, **options) for model in (several, one))
     for name in ("folds", "mean_term", "key_means", "per_head"):
-        assert agree(getattr(ours, name), getattr(theirs, name)), name
-    ours, theirs = (capture_stages(model, WINDOWS, n_folds=3).folds for model in (several, one))
-    assert set(ours) == set("abcdefghi")
-    assert all(agree(ours[letter], theirs[letter]) for letter in ours)
+        assert agree(getattr(actual, name), getattr(theirs, name)), name
+    actual, theirs = (capture_stages(model, WINDOWS, n_folds=3).folds for model in (several, one))
+    assert set(actual) == set("abcdefghi")
+    assert all(agree(actual[letter], theirs[letter]) for letter in actual)
 
 
 def test_parity_is_measured_across_devices(pair: tuple[Any, Any]) -> None:
@@ -73,26 +73,21 @@ def test_parity_is_measured_across_devices(pair: tuple[Any, Any]) -> None:
 @pytest.mark.parametrize("gain", ["output", "norm"])
 def test_every_removal_is_the_same_on_several_devices(gain: Any, pair: tuple[Any, Any]) -> None:
     one, _ = pair
-    for names in (*((name,) for name in components(one)), components(one)):
-        found = []
+    for names in (*((name,) for name in (*components(one), "norms")), components(one)):
+        result = []
         for model in pair:
             gains = calibrate(model, WINDOWS, batch_size=5) if gain == "output" else None
             with ablated(model, Ablation(remove=names, gain=gain), gains):
-                found.append(maps(model))
-        assert agree(found[1], found[0], 1e-5), names
+                result.append(maps(model))
+        assert agree(result[1], result[0], 1e-5), names
 
 
-@pytest.mark.parametrize("rewritten", ["basis", "norms"])
-def test_rewritten_weights_are_the_same_on_several_devices(
-    rewritten: str, pair: tuple[Any, Any]
-) -> None:
-    found = []
+def test_rewritten_weights_are_the_same_on_several_devices(pair: tuple[Any, Any]) -> None:
+    result = []
     for model in pair:
-        generator = torch.Generator().manual_seed(0)
-        context = reparametrised(model, generator) if rewritten == "basis" else plain_norms(model)
-        with context:
-            found.append(maps(model))
-    assert agree(found[1], found[0], 1e-5)
+        with reparametrised(model, torch.Generator().manual_seed(0)):
+            result.append(maps(model))
+    assert agree(result[1], result[0], 1e-5)
 
 
 PARTS = ("model.embed_tokens", "model.rotary_emb", "model.layers.0", "model.norm", "lm_head")

@@ -22,7 +22,7 @@ from nope_probe.data.sequences import sequences
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.capture import capture_scores
-from nope_probe.models.hf_config import WITHOUT_ROPE
+from nope_probe.models.context import WITHOUT_ROPE
 from nope_probe.models.load import load, to_hooked
 from nope_probe.models.names import CHECKPOINTS, resolve
 from nope_probe.models.parameter_free import hooked_config, nope_llama
@@ -50,11 +50,11 @@ def test_hooked_transformer_and_bridge_of_a_folder_give_the_same_maps(
     name: str, hooked: ByName, bridge: ByName
 ) -> None:
     inputs = tokens(17, seed=3)
-    ours, theirs = (
+    actual, theirs = (
         capture_scores(model(name), inputs, n_folds=2).folds.nan_to_num()
         for model in (hooked, bridge)
     )
-    assert distance(ours, theirs) <= 1e-5
+    assert distance(actual, theirs) <= 1e-5
 
 
 def test_converting_leaves_the_model_as_it_is() -> None:
@@ -112,15 +112,15 @@ def test_maps_of_the_first_layers_equal_those_of_the_whole_model(
     inputs, part = tokens(3), load(str(tiny(name).folder), n_layers=1)
     assert part.info.n_layers == len(layers_of(part.model)) == 1
     whole = capture_scores(bridge(name), inputs, layers=[0], n_folds=1).mean
-    ours = capture_scores(part.model, inputs, n_folds=1).mean
-    assert torch.equal(ours.nan_to_num(), whole.nan_to_num())
+    actual = capture_scores(part.model, inputs, n_folds=1).mean
+    assert torch.equal(actual.nan_to_num(), whole.nan_to_num())
 
 
 def test_the_papers_checkpoint_is_loaded_with_rope_off(
     tiny: ByName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, llama = "starmpcc/NoPE_1.5B_FW_EDU_15T", tiny("llama")
-    assert {resolve(each).lower() for each in ("nope-1.5b", "tinyllama-nope")} <= {*WITHOUT_ROPE}
+    assert {resolve(item).lower() for item in ("nope-1.5b", "tinyllama-nope")} <= {*WITHOUT_ROPE}
     copytree(llama.folder, tmp_path / name)
     copytree(llama.folder, tmp_path / "with-rope")
     monkeypatch.chdir(tmp_path)

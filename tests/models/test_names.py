@@ -17,7 +17,7 @@ from transformer_lens.tools.model_registry import HF_SUPPORTED_ARCHITECTURES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from nope_probe.errors import UserError
-from nope_probe.models.hf_config import read_config
+from nope_probe.models.context import read_config
 from nope_probe.models.huggingface import load_hugging_face
 from nope_probe.models.load import load
 from nope_probe.models.names import resolve

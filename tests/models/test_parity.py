@@ -1,4 +1,4 @@
-"""A hooked model that computes something else than plain transformers fails parity."""
+"""A hooked model that computes something else fails parity; maps are the same on both versions."""
 
 import json
 from dataclasses import replace
@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from support.reference_maps import INPUTS, MAPS, differences, reference_maps
 from support.tiny_models import ByName, ModelOf
 
 from nope_probe.errors import UserError
@@ -18,6 +20,12 @@ from nope_probe.models.info import (
     position_dependence,
     probe_tokens,
     reference_of,
+)
+from nope_probe.models.parameter_free import (
+    build,
+    has_hooked_transformer,
+    nope_llama,
+    parameter_free,
 )
 
 ALL = (
@@ -129,3 +137,30 @@ def test_an_info_has_the_sizes_of_the_model_and_is_json(bridge: ByName) -> None:
         rope_layers=(True, False, True),
     )
     assert json.loads(json.dumps(info.to_dict()))["rope_layers"] == [True, False, True]
+
+
+def test_maps_of_the_saved_inputs_equal_those_of_transformer_lens_3() -> None:
+    told = differences(reference_maps(), load_file(MAPS))
+    assert not {name: far for name, far in told.items() if not far <= 1e-5}
+
+
+def test_differences_are_relative_and_infinite_for_other_masked_cells() -> None:
+    expected = torch.tensor([[8.0, float("nan")], [2.0, 1.0]])
+    assert differences({"a": expected + 2}, {"a": expected}) == {"a": 0.25}
+    assert differences({"a": expected.nan_to_num()}, {"a": expected}) == {"a": float("inf")}
+    with pytest.raises(ValueError, match=r"only one of the two has \['b'\]"):
+        differences({"a": expected}, {"a": expected, "b": expected})
+
+
+def test_the_saved_files_stay_small() -> None:
+    assert INPUTS.stat().st_size + MAPS.stat().st_size < 160_000
+
+
+def test_models_are_of_the_kind_that_transformer_lens_has(kind: str) -> None:
+    try:
+        from transformer_lens import HookedTransformer
+    except ImportError:
+        HookedTransformer = None
+    assert has_hooked_transformer() == (HookedTransformer is not None)
+    for config in (parameter_free(1, 6), nope_llama("tiny", rope=True)):
+        assert type(build(config)).__name__ == kind

@@ -156,9 +156,9 @@ def test_maps_are_drawn_as_they_are_given(html: str) -> None:
 
 def test_every_figure_has_a_text_alternative(html: str) -> None:
     reader = Reader(html)
-    plots = [each for each in reader.all("div") if each.get("class") == "plot"]
+    plots = [item for item in reader.all("div") if item.get("class") == "plot"]
     assert len(plots) == len(reader.all("figure")) == 13
-    assert all(len(str(each["aria-label"])) > 40 for each in plots)
+    assert all(len(str(plot["aria-label"])) > 40 for plot in plots)
     assert reader.all("html")[0]["lang"] == "en"
     assert len(reader.all("main")) == len(reader.all("nav")) == len(reader.all("h1")) == 1
     ids = {attributes.get("id") for _, attributes in reader.elements}
@@ -236,5 +236,5 @@ def test_a_browser_draws_every_figure_and_the_explorer_first_in_a_frame_as_high_
     assert 'data-removed="1"' in elements
     assert int(re.findall(r'data-missing="(-?\d+)"', elements)[0]) <= 0
     assert elements.count('class="plot js-plotly-plot"') == elements.count("<figure>") == 13
-    ranges = [each for each in Reader(elements).all("input") if each.get("type") == "range"]
-    assert {each["max"] for each in ranges} == {"4"}
+    ranges = [item for item in Reader(elements).all("input") if item.get("type") == "range"]
+    assert {slider["max"] for slider in ranges} == {"4"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.command_line import run_command
-from support.full_disk import files_of_at_most
+from support.failures import files_of_at_most
 
 from nope_probe import scores, simulate
 

@@ -6,7 +6,7 @@ from shutil import copytree
 
 import pytest
 import torch
-from support.out_of_memory import out_of_memory_above
+from support.stream_checkpoints import out_of_memory_above
 
 from nope_probe.errors import UserError
 from nope_probe.experiments.scores.analyse import capture

@@ -31,9 +31,9 @@ def tensors(edit: Callable[[dict[str, Any]], object]) -> Break:
     """Edit the tensors."""
 
     def apply(folder: Path) -> None:
-        found = load_file(folder / WEIGHTS)
-        edit(found)
-        save_file(found, folder / WEIGHTS, metadata={"format": "pt"})
+        result = load_file(folder / WEIGHTS)
+        edit(result)
+        save_file(result, folder / WEIGHTS, metadata={"format": "pt"})
 
     return apply
 
@@ -77,7 +77,7 @@ ROWS: dict[str, tuple[Break, str]] = {
     ),
     "weights cut": (cut, "model.safetensors is a broken safetensors file: "),
     "weights without a norm": (
-        tensors(lambda found: found.pop("model.norm.weight")),
+        tensors(lambda result: result.pop("model.norm.weight")),
         "lacks weights, such as model.norm.weight",
     ),
     "weights of another shape": (

@@ -116,8 +116,8 @@ def open_tab(page: Path) -> Iterator[Tab]:
     try:
         tab = Tab(write, read)
         target = tab.call("Target.createTarget", url="about:blank")["targetId"]
-        found = tab.call("Target.attachToTarget", targetId=target, flatten=True)
-        tab.session = found["sessionId"]
+        result = tab.call("Target.attachToTarget", targetId=target, flatten=True)
+        tab.session = result["sessionId"]
         tab.call("Runtime.enable")
         tab.call("Page.navigate", url=page.absolute().as_uri())
         while (
@@ -128,5 +128,5 @@ def open_tab(page: Path) -> Iterator[Tab]:
     finally:
         browser.terminate()
         browser.wait(timeout=30)
-        for each in (theirs_in, write, read, theirs_out):
-            os.close(each)
+        for item in (theirs_in, write, read, theirs_out):
+            os.close(item)

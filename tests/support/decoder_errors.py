@@ -89,7 +89,7 @@ def _identities(tiny: Tiny, name: str) -> Iterator[None]:
             identity = _identity(columns, rows).T if name == "w_o" else _identity(rows, columns)
             edited = nn.Linear(columns, rows, bias=False)
             edited.weight = nn.Parameter(identity, requires_grad=False)
-            parent = next(each for each in tiny.hf.modules() if matrix in each.children())
+            parent = next(module for module in tiny.hf.modules() if matrix in module.children())
             key = next(key for key, child in parent.named_children() if child is matrix)
             monkeypatch.setitem(parent._modules, key, edited)
         yield

@@ -70,8 +70,8 @@ def ungrouped(hf: PreTrainedModel) -> PreTrainedModel:
     group = config.num_attention_heads // config.num_key_value_heads
     config.num_key_value_heads = config.num_attention_heads
     copied = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    ours, theirs = dict(copied.requires_grad_(False).named_parameters()), hf.state_dict()
-    for name, parameter in ours.items():
+    actual, theirs = dict(copied.requires_grad_(False).named_parameters()), hf.state_dict()
+    for name, parameter in actual.items():
         if parameter.shape == theirs[name].shape:
             parameter.copy_(theirs[name])
     for layer in range(len(blocks(hf))):
@@ -108,14 +108,14 @@ def edited(
         replaced = scaled_identities(copied, c)
     add_biases(copied)
     for layer in range(len(blocks(hf))) if layers is None else layers:
-        ours = projections(copied, layer)
+        actual = projections(copied, layer)
         for name in remove & set(WEIGHTS):
             rows = rows_of(heads, hf, layer)
             if name == "w_o" and heads is not None:  # its bias belongs to no head
-                ours[name].weight[:, rows] = replaced[name, layer][0][:, rows]
+                actual[name].weight[:, rows] = replaced[name, layer][0][:, rows]
                 continue
             rows = slice(None) if name == "w_o" else rows
-            for parameter, value in zip(ours[name], replaced[name, layer], strict=True):
+            for parameter, value in zip(actual[name], replaced[name, layer], strict=True):
                 parameter[rows] = value[rows]
         block = blocks(copied)[layer]
         if "mlp" in remove:
@@ -205,8 +205,8 @@ def unrotated(x: Tensor, n_heads: int, heads: Any, pairs: Any) -> Tensor:
     columns = range(half) if pairs is None else pairs
     out = x[:, None].repeat(1, n_heads, 1, 1)
     for column in columns:
-        for each in (column, column + half):
-            out[:, heads, :, each] = x[:, None, :1, each]
+        for item in (column, column + half):
+            out[:, heads, :, item] = x[:, None, :1, item]
     return out
 
 
@@ -254,9 +254,11 @@ def output_sizes(
 def output_means(hf: PreTrainedModel, tokens: Tensor) -> dict[tuple[str, int], Tensor]:
     """Return the mean output of each projection, [out] of the ungrouped model."""
     return {
-        (name, layer): torch.nn.functional.linear(z if name == "w_o" else y, *each).mean((0, 1))
+        (name, layer): torch.nn.functional.linear(z if name == "w_o" else y, *projection).mean(
+            (0, 1)
+        )
         for layer, (y, z) in enumerate(attention_inputs(hf, tokens))
-        for name, each in projections(ungrouped(hf), layer).items()
+        for name, projection in projections(ungrouped(hf), layer).items()
     }
 
 

@@ -1,9 +1,11 @@
-"""A process that fails in its second batch, or its second step of training."""
+"""Processes that fail in their second batch or step of training, and a disk that is full."""
 
 import os
+import resource
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from transformers import Trainer
@@ -49,3 +51,14 @@ def _fail(failure: str) -> None:
         "bug": RuntimeError("a bug"),
     }
     raise errors[failure]
+
+
+@contextmanager
+def files_of_at_most(n_bytes: int) -> Iterator[None]:
+    """Let writes beyond a file's size fail, in Python and in any library."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -216,7 +216,7 @@ def fail(argument: str, out: Path, command: str, arguments: list[str]) -> list[i
         arguments: its arguments.
     """
     count, *which = argument.split()
-    failures = {int(rank): failure for rank, failure in (each.split(":") for each in which)}
+    failures = {int(rank): failure for rank, failure in (item.split(":") for item in which)}
     return share_among(count, out, command, arguments, failures)
 
 

@@ -37,8 +37,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def reference_maps() -> dict[str, Tensor]:
     """Compute every map, in float32, by its name."""
     inputs = load_file(INPUTS)
-    found = [*_trained(inputs["tokens"].long()), *_parameter_free(inputs["vectors"])]
-    return {name: tensor.float().contiguous() for name, tensor in found}
+    result = [*_trained(inputs["tokens"].long()), *_parameter_free(inputs["vectors"])]
+    return {name: tensor.float().contiguous() for name, tensor in result}
 
 
 def _trained(tokens: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -50,7 +50,10 @@ def _trained(tokens: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield f"{name}/key_means", maps.key_means.mean(0)
         yield f"{name}/per_head", maps.per_head.mean(0)
         gains = calibrate(model, tokens)
-        for remove in (*((each,) for each in components(model)), ("mask", "w_q", "w_k", "w_v")):
+        for remove in (
+            *((component,) for component in components(model)),
+            ("mask", "w_q", "w_k", "w_v"),
+        ):
             with ablated(model, Ablation(remove=remove), gains):
                 kept = capture_scores(model, tokens, n_folds=3)
             yield f"{name}/without {' '.join(remove)}", kept.mean
@@ -78,11 +81,11 @@ def _stages(prefix: str, model: Any, inputs: Tensor) -> Iterator[tuple[str, Tens
         yield f"{prefix} {letter}", maps.mean(letter)
 
 
-def differences(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, float]:
+def differences(actual: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, float]:
     """Return each map's largest relative difference, inf where other cells are NaN."""
-    if set(ours) != set(theirs):
-        raise ValueError(f"only one of the two has {sorted(set(ours) ^ set(theirs))}")
-    return {name: _difference(ours[name], theirs[name]) for name in ours}
+    if set(actual) != set(theirs):
+        raise ValueError(f"only one of the two has {sorted(set(actual) ^ set(theirs))}")
+    return {name: _difference(actual[name], theirs[name]) for name in actual}
 
 
 def _difference(values: Tensor, expected: Tensor) -> float:

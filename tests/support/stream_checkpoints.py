@@ -1,5 +1,11 @@
-"""Stream checkpoints that record the calls of a stream, or end it."""
+"""Streams that record their calls, that end, or that run out of memory."""
 
+from typing import Any
+
+import torch
+
+from nope_probe.hooks.layers.attached_hooks import hooks_attached
+from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.folds import State
 
@@ -42,3 +48,13 @@ class Stopping(Recorded):
         super().advance(n_seqs)
         if len(self.batches) == self.after:
             raise Stopped
+
+
+def out_of_memory_above(size: int, model: Any, layer: int) -> Any:
+    """Run a model as if one layer ran out of memory on more than `size` sequences."""
+
+    def refuse(tensor: torch.Tensor, hook: object) -> None:
+        if len(tensor) > size:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    return hooks_attached([(layers_of(model)[layer].point("hook_resid_post"), refuse)])

@@ -1,7 +1,11 @@
-"""Tables of `trace` with the numbers of nope-tiny and rope-tiny, for figures and sentences."""
+"""Tables of `trace` for figures and sentences, and a model in which L0 tells L1 how far BOS is."""
+
+from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
+from support.tiny_models import N_POS
 
 N = 48
 TERMS = {  # rms of the whole pattern, nats; shares of rotation and of the three written terms
@@ -90,7 +94,7 @@ def effects_table() -> pd.DataFrame:
 
 def maps(model: str = "nope") -> dict[str, np.ndarray]:
     """Return patterns of each reader: slopes, as large as the term is."""
-    found = {}
+    result = {}
     positions = np.arange(N)
     below = np.tri(N, k=-1, dtype=bool)
     slope = np.where(below, np.cos((positions[:, None] - positions[None]) / 9), np.nan)
@@ -98,8 +102,8 @@ def maps(model: str = "nope") -> dict[str, np.ndarray]:
         named = dict(zip(NAMES, shares, strict=True))
         for term, share in {"all": 1.0, **named, "covariance": 1 - sum(shares)}.items():
             if model == "rope" or term not in ("rotation", "written_query"):
-                found[f"{reader}/{term}"] = (rms * share * slope).astype(np.float32)
-    return found
+                result[f"{reader}/{term}"] = (rms * share * slope).astype(np.float32)
+    return result
 
 
 def clocks_table() -> pd.DataFrame:
@@ -112,3 +116,31 @@ def clocks_table() -> pd.DataFrame:
                 named = {"writer": writer, "position": position, "axis_1": at[0], "axis_2": at[1]}
                 rows.append({**layer_of(reader), "side": "key", **named, "explained": 0.98})
     return pd.DataFrame(rows)
+
+
+def bos_reader(strength: tuple[float, float]) -> Any:
+    """Return a model by hand: two heads of L0 see BOS fade, and L1's keys read what they write.
+
+    Coordinate 0 of a token is 1 for BOS, coordinate 1 is empty, the others are random content. All
+    heads of L0 attend evenly, so that BOS has the weight 1 / (i + 1); head h writes that weight
+    times `strength[h]` along coordinate 1, which is all that L1's keys read; L1's query is 1.
+    """
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+
+    config = HookedTransformerConfig(
+        n_layers=2, d_model=7, n_ctx=N_POS, d_head=3, n_heads=2, d_vocab=17, attn_only=True,
+        normalization_type=None, positional_embedding_type="standard", seed=0,
+    )  # fmt: skip
+    model = HookedTransformer(config)
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    content = torch.randn(17, 5, generator=torch.Generator().manual_seed(3))
+    model.embed.W_E.data[:, 2:] = content
+    model.embed.W_E.data[0] = torch.eye(7)[0]
+    first, second = (block.attn for block in model.blocks)
+    for head, size in enumerate(strength):
+        first.W_V.data[head, 0, 0] = 1
+        first.W_O.data[head, 0, 1] = size
+    second.W_K.data[:, 1, 0] = 1
+    second.b_Q.data[:, 0] = 1
+    return model

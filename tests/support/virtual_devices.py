@@ -47,48 +47,48 @@ class VirtualDevices(TorchFunctionMode):
         return _tag(func(*args, **kwargs), where)
 
     def moved(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Tensor:
-        asked = [each for each in args[1:] if isinstance(each, torch.device | str)]
+        asked = [argument for argument in args[1:] if isinstance(argument, torch.device | str)]
         asked += [kwargs["device"]] if kwargs.get("device") is not None else []
         target = torch.device(asked[0]) if asked else place_of(args[0])
         if name == "cpu":
             target = HOME
-        here = [HOME if isinstance(each, torch.device | str) else each for each in args]
+        here = [HOME if isinstance(argument, torch.device | str) else argument for argument in args]
         moved = func(*here, **{**kwargs, "device": HOME} if "device" in kwargs else kwargs)
         if moved is args[0] and target != place_of(moved):
             moved = moved.clone()
         return placed(moved, target)
 
     def together(self, name: str, values: Any) -> torch.device:
-        places = [place_of(each) for each in _tensors(values) if each.ndim]
+        places = [place_of(tensor) for tensor in _tensors(values) if tensor.ndim]
         if name in _MAY_MIX:
             return places[0] if places else HOME
         if len(set(places)) > 1:
             raise RuntimeError(f"{name}: found tensors on two devices, {sorted(map(str, places))}")
         if places:
             return places[0]
-        return next((place_of(each) for each in _tensors(values)), HOME)
+        return next((place_of(tensor) for tensor in _tensors(values)), HOME)
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
-    for each in values:
-        if isinstance(each, Tensor):
-            yield each
-        elif isinstance(each, list | tuple):
-            yield from _tensors(each)
-        elif isinstance(each, dict):
-            yield from _tensors(each.values())
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+        elif isinstance(value, dict):
+            yield from _tensors(value.values())
 
 
 def _tag(result: Any, where: torch.device) -> Any:
-    for each in _tensors([result]):
-        placed(each, where)
+    for tensor in _tensors([result]):
+        placed(tensor, where)
     return result
 
 
 def _place(module: nn.Module, device: torch.device) -> None:
     """Put a module's weights on a device, and move its inputs there, as accelerate does."""
-    for each in [*module.parameters(), *module.buffers()]:
-        placed(each, device)
+    for item in [*module.parameters(), *module.buffers()]:
+        placed(item, device)
 
     def fetch(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         return _sent(args, device), _sent(kwargs, device)
@@ -100,9 +100,9 @@ def _sent(values: Any, device: torch.device) -> Any:
     if isinstance(values, Tensor):
         return values.to(device)
     if isinstance(values, list | tuple):
-        return type(values)(_sent(each, device) for each in values)
+        return type(values)(_sent(value, device) for value in values)
     if isinstance(values, dict):
-        return {key: _sent(each, device) for key, each in values.items()}
+        return {key: _sent(value, device) for key, value in values.items()}
     return values
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.full_disk import files_of_at_most
+from support.failures import files_of_at_most
 from support.short_training import SHORT, short_corpus, shorten_training
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainerState
 

@@ -2,6 +2,15 @@
 
 Samples are drawn and run through the model in chunks that fit into the CPU's cache; a map is a
 running sum inside a hook. Standard errors come from 32 blocks, sample s in block s % 32.
+
+Most of the Monte Carlo noise in a deep layer's mean scores is the inputs' own Gram matrix G,
+carried from layer to layer. Its expectation is known exactly (`expected_gram`), so that its effect
+can be subtracted: mean(S) - J (mean(G) - E G), J the Jacobian of the mean field at E G. This is
+linear in the sample, hence unbiased.
+
+With RoPE a mean score depends on the Gram matrix of every frequency. None of them is formed: at E G
+all frequencies are alike, so the part in which they differ is what the network computes with its
+attention frozen at the mean field's, x <- M x with M from theory, and scored with RoPE.
 """
 
 from __future__ import annotations
@@ -14,14 +23,21 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.func import jvp
 
-from nope_probe.analyses.parameter_free.control_variate import ControlVariate
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec, spec_of
-from nope_probe.analyses.parameter_free.theory import visible
+from nope_probe.analyses.parameter_free.theory import (
+    attend,
+    expected_gram,
+    rope_frequencies,
+    rope_kernel,
+    steps,
+    visible,
+)
 from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.reading.capture import ScoreSums
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
-from nope_probe.maps.folds import State, pooled
+from nope_probe.maps.folds import State, fold_counts, fold_products, pooled
 
 BLOCK = 64  # samples that one seed draws
 N_BLOCKS = 32
@@ -43,7 +59,7 @@ class Estimate:
     def __repr__(self) -> str:
         """Return sizes and standard errors."""
         n_layers, n = self.folds.shape[1:3]
-        errors = ", ".join(f"L{i} {each:.2g}" for i, each in enumerate(self.pooled_se.tolist()))
+        errors = ", ".join(f"L{i} {error:.2g}" for i, error in enumerate(self.pooled_se.tolist()))
         return (
             f"Estimate: {n_layers} layers, {n} queries × {n} keys, in nats, means over "
             f"{int(self.counts.sum())} samples\nstandard errors: {errors}"
@@ -220,7 +236,7 @@ class _Sums:
     def state(self) -> State:
         """Return the sums, for a later process to resume from."""
         state = {"n_samples": torch.tensor(self.n_samples), "goal": torch.tensor(self.goal)}
-        state |= {f"scores.{name}": each for name, each in self.scores.state().items()}
+        state |= {f"scores.{name}": total for name, total in self.scores.state().items()}
         if self.control_variate is not None:
             state["sums"] = self.control_variate.sums
             state["rotated_sums"] = self.control_variate.rotated_sums
@@ -231,7 +247,9 @@ class _Sums:
         if not state:
             return
         self.n_samples, self.goal = int(state["n_samples"]), int(state["goal"])
-        scores = {name.removeprefix("scores."): each for name, each in state.items() if "." in name}
+        scores = {
+            name.removeprefix("scores."): total for name, total in state.items() if "." in name
+        }
         self.scores.restore(scores, self.n_samples)
         if self.control_variate is not None:
             self.control_variate.n_samples = self.n_samples
@@ -277,3 +295,111 @@ def _noise(seed: int, block: int, seq_len: int, d_model: int) -> Tensor:
     (base,) = np.random.SeedSequence(seed).generate_state(1).tolist()
     generator = torch.Generator().manual_seed((base + block * 0x9E3779B1) % 2**32)
     return torch.randn(BLOCK, seq_len + 1, d_model, generator=generator)
+
+
+FoldMaps = Float[Tensor, "fold pos pos2"]
+_CELLS_AT_ONCE = 2**22
+
+
+class ControlVariate:
+    """Sums of the inputs' Gram matrices, per fold, and their effect on each layer's scores.
+
+    Args:
+        alpha: the inputs' expected inner product, 0 <= alpha < 1.
+        n: positions.
+        n_layers: layers.
+        spec: which parameter-free transformer (its d_model has to be finite).
+        n_folds: sample s goes to fold s % n_folds.
+    """
+
+    def __init__(
+        self, alpha: float, n: int, n_layers: int, spec: ParameterFreeSpec, n_folds: int
+    ) -> None:
+        self.spec, self.n_folds, self.n_samples = spec, n_folds, 0
+        self.expected = expected_gram(torch.tensor([alpha], dtype=torch.float64), n, spec)[0]
+        self.steps = list(steps(self.expected, n_layers, spec))
+        self.kernel = rope_kernel(n, spec)
+        self.sums = torch.zeros(n_folds, n, n, dtype=torch.float64)
+        rotated_layers = n_layers if spec.rope else 0
+        self.rotated_sums = torch.zeros(rotated_layers, n_folds, n, n, dtype=torch.float64)
+        self.cos_sin = _cos_sin(n, spec)
+
+    def add(self, x: Float[Tensor, "sample pos d_model"]) -> None:
+        """Add the next samples' inputs."""
+        last = self.n_samples + len(x)
+        fold_of = torch.arange(self.n_samples, last) % self.n_folds
+        if self.spec.centred:
+            x = torch.nn.functional.normalize(x - x.mean(-1, keepdim=True), dim=-1)
+        self.sums += fold_products(x, x, fold_of, self.n_folds)
+        if self.spec.rope:
+            self._add_rotated(x, fold_of)
+        self.n_samples = last
+
+    def _add_rotated(self, x: Tensor, fold_of: Int[Tensor, " sample"]) -> None:
+        """Run samples through the network with frozen attention, and add their rotated products."""
+        x = x * self.spec.start_scale**0.5
+        for layer, (_, mixing, _) in enumerate(self.steps):
+            turned = _rotated(x, *self.cos_sin)
+            self.rotated_sums[layer] += fold_products(turned, turned, fold_of, self.n_folds)
+            if layer < len(self.steps) - 1:
+                x = mixing.to(x.dtype) @ x
+
+    def deviations(self) -> Float[Tensor, "fold layer query_pos key_pos"]:
+        """Return the first-order effect of each fold's inputs on its mean scores, nats.
+
+        Its expectation is 0.
+        """
+        counts = fold_counts(self.n_samples, self.n_folds)[:, None, None]
+        direct = self.sums / counts - self.expected
+        turned = self.rotated_sums / counts
+        at_once = max(1, _CELLS_AT_ONCE // direct[0].numel())
+        parts = [
+            self._respond(direct[part], turned[:, part])
+            for part in torch.arange(self.n_folds).split(at_once)
+        ]
+        return torch.cat(parts)
+
+    def _respond(
+        self, direct: FoldMaps, turned: Float[Tensor, "rotated_layer fold pos pos2"]
+    ) -> Float[Tensor, "fold layer query_pos key_pos"]:
+        """Carry deviations of the input Gram matrix through the linearised mean field.
+
+        `direct` is the part that frozen attention carries on, `indirect` the part that the change
+        of attention adds; only the first differs between RoPE's frequencies.
+        """
+        direct = self.spec.start_scale * direct
+        indirect = torch.zeros_like(direct)
+        responses = []
+        for layer, (_, mixing, gram) in enumerate(self.steps):
+            kernel_gram = self.kernel * gram
+            direct_turned = turned[layer] - kernel_gram if self.spec.rope else direct
+            change = (direct + indirect, direct_turned + self.kernel * indirect)
+            scores, mixings = self._linearised(gram, kernel_gram, change)
+            responses.append(scores)
+            one_side = mixings @ gram @ mixing.mT
+            indirect = mixing @ indirect @ mixing.mT + one_side + one_side.mT
+            direct = mixing @ direct @ mixing.mT
+        return torch.stack(responses, 1)
+
+    def _linearised(
+        self, gram: Tensor, kernel_gram: Tensor, change: tuple[FoldMaps, FoldMaps]
+    ) -> tuple[FoldMaps, FoldMaps]:
+        """Return the derivatives of a layer's scores and mixing along a change of its Grams."""
+        at = tuple(t.expand_as(change[0]).clone() for t in (gram, kernel_gram))
+        return jvp(lambda g, k: attend(g, k, self.spec), at, change)[1]
+
+
+def _cos_sin(n: int, spec: ParameterFreeSpec) -> tuple[Tensor, Tensor]:
+    angles = torch.arange(n)[:, None] * rope_frequencies(spec.dimension)
+    angles = torch.cat([angles, angles], -1)
+    return angles.cos().float(), angles.sin().float()
+
+
+def _rotated(
+    x: Float[Tensor, "sample pos d_model"],
+    cos: Float[Tensor, "pos d_model"],
+    sin: Float[Tensor, "pos d_model"],
+) -> Float[Tensor, "sample pos d_model"]:
+    """Return vectors rotated in the pairs (f, f + d_model/2) of coordinates."""
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin

@@ -84,16 +84,16 @@ def _arrays(maps: Sequence[StageMaps]) -> dict[str, Tensor]:
     """Return a run's maps; the intact model's are the reference if there is an ablated one."""
     shown = maps[-1]
     means = {letter: shown.mean(letter) for letter in shown.folds}
-    found = {f"gram/{letter}": mean for letter, mean in means.items()}
-    found |= {f"normalised/{letter}": shown.normalised(letter) for letter in shown.folds}
-    found |= {
+    arrays = {f"gram/{letter}": mean for letter, mean in means.items()}
+    arrays |= {f"normalised/{letter}": shown.normalised(letter) for letter in shown.folds}
+    arrays |= {
         f"se/{letter}": standard_error(folds, shown.counts) for letter, folds in shown.folds.items()
     }
     if len(maps) > 1:
-        found |= {f"reference/{letter}": maps[0].mean(letter) for letter in maps[0].folds}
+        arrays |= {f"reference/{letter}": maps[0].mean(letter) for letter in maps[0].folds}
     if len(shown.query_positions) < next(iter(shown.folds.values())).shape[-1]:
-        found["query_positions"] = shown.query_positions
-    return found
+        arrays["query_positions"] = shown.query_positions
+    return arrays
 
 
 def _folds(maps: StageMaps) -> dict[str, Float[np.ndarray, "fold cell"]]:
@@ -119,12 +119,12 @@ def stages_table(maps: Sequence[StageMaps], layer: int, skip_keys: int) -> pd.Da
                 measure(
                     folds[:, None],
                     skip_keys,
-                    counts=each.counts,
-                    query_positions=each.query_positions,
+                    counts=stages.counts,
+                    query_positions=stages.query_positions,
                 ),
             )
-            for model, each in zip((INTACT, ABLATED), maps, strict=False)
-            for letter, folds in each.folds.items()
+            for model, stages in zip((INTACT, ABLATED), maps, strict=False)
+            for letter, folds in stages.folds.items()
         ),
         [layer],
         labels=("model", "stage"),

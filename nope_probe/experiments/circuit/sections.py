@@ -108,10 +108,24 @@ def _side_by_side(
     if not intact:
         return
     without = f"without {' and '.join(map(phrase, removed))}"
-    groups = [
-        _triple(letter, intact[letter], ablated[letter], skip_keys, query_positions)
-        for letter in sorted(ablated)
-    ]
+    groups = []
+    for letter in sorted(ablated):
+        kept, change = [intact[letter], ablated[letter]], ablated[letter] - intact[letter]
+        both, of_change = limits(kept, False, skip_keys), limits([change], True, skip_keys)
+        drawn = (("intact", kept[0], both), ("ablated", kept[1], both))
+        group = [
+            Panel(
+                name=f"({letter}) {name}",
+                values=values,
+                low=low,
+                high=high,
+                unit="nats" if letter in SCORE_STAGES else "inner product",
+                diverging=name == "difference",
+                query_positions=query_positions,
+            )
+            for name, values, (low, high) in (*drawn, ("difference", change, of_change))
+        ]
+        groups.append(group)
     yield Section(
         title="Stage by stage: intact, ablated, difference",
         figure=partial(
@@ -123,36 +137,6 @@ def _side_by_side(
         caption="Each stage of the intact model, of the ablated one on the same colours, and the "
         "ablated less the intact, red above zero and blue below.",
     )
-
-
-def _triple(
-    letter: str,
-    intact: np.ndarray,
-    ablated: np.ndarray,
-    skip_keys: int,
-    query_positions: Int[np.ndarray, " row"] | None,
-) -> list[Panel]:
-    """Return a stage's maps of both models, on one scale, and their difference."""
-    unit = "nats" if letter in SCORE_STAGES else "inner product"
-    kept, change = [intact, ablated], ablated - intact
-    both, of_change = limits(kept, False, skip_keys), limits([change], True, skip_keys)
-    drawn = (
-        ("intact", intact, both),
-        ("ablated", ablated, both),
-        ("difference", change, of_change),
-    )
-    return [
-        Panel(
-            name=f"({letter}) {name}",
-            values=values,
-            low=low,
-            high=high,
-            unit=unit,
-            diverging=name == "difference",
-            query_positions=query_positions,
-        )
-        for name, values, (low, high) in drawn
-    ]
 
 
 def circuit_figure(run: Run) -> go.Figure:
@@ -174,8 +158,8 @@ def circuit_figure(run: Run) -> go.Figure:
 def _group(maps: Mapping[str, Any], name: str) -> dict[str, np.ndarray]:
     prefix = f"{name}/"
     return {
-        key.removeprefix(prefix): np.asarray(each)
-        for key, each in maps.items()
+        key.removeprefix(prefix): np.asarray(values)
+        for key, values in maps.items()
         if key.startswith(prefix)
     }
 
@@ -262,10 +246,10 @@ def have_opposite_signs(one: ValueAndBounds, other: ValueAndBounds) -> bool:
     return bool((one[1] > 0 and other[2] < 0) or (one[2] < 0 and other[1] > 0))
 
 
-def most_changed(rows: Rows, intact: Rows, n: int = 2) -> list[str]:
-    """Return the stages whose correlation an ablation changes most, the first the most."""
+def most_changed(rows: Rows, intact: Rows) -> list[str]:
+    """Return the two stages whose correlation an ablation changes most, the first the most."""
     both = [s for s in rows if s in intact and not isnan(rows[s][0] - intact[s][0])]
-    return sorted(both, key=lambda stage: -abs(rows[stage][0] - intact[stage][0]))[:n]
+    return sorted(both, key=lambda stage: -abs(rows[stage][0] - intact[stage][0]))[:2]
 
 
 def flow_finding(table: pd.DataFrame, removed: Sequence[str]) -> str:
@@ -290,4 +274,4 @@ def stage_list(stages: Sequence[str]) -> str:
         [f"({run[0]}) to ({run[-1]})"] if len(run) > 2 else [f"({stage})" for stage in run]
         for run in runs
     ]
-    return listed([word for each in words for word in each])
+    return listed([word for of_run in words for word in of_run])

@@ -100,13 +100,15 @@ def compare_maps(members: Sequence[Member]) -> list[Compared]:
         raise UserError("the runs have no maps in common")
     compared = []
     for name in names:
-        maps = {each.label: torch.from_numpy(each.maps[name].mean).double() for each in members}
-        hidden = torch.stack([each.isnan() for each in maps.values()]).any(0)
+        maps = {
+            member.label: torch.from_numpy(member.maps[name].mean).double() for member in members
+        }
+        hidden = torch.stack([values.isnan() for values in maps.values()]).any(0)
         patterns = {
             label: row_centred(
-                each.masked_fill(hidden, torch.nan), base.skip_keys, base.query_positions
+                values.masked_fill(hidden, torch.nan), base.skip_keys, base.query_positions
             ).numpy()
-            for label, each in maps.items()
+            for label, values in maps.items()
         }
         differences = {
             other.label: _difference(
@@ -206,7 +208,7 @@ def difference(
     skipped, counts = skipped_keys([base, other], skip_keys), (other.counts, base.counts)
     rows: list[Row] = []
     for layer in layers:
-        x, y = (each.folds[:, each.layers.index(layer)] for each in (other, base))
+        x, y = (maps.folds[:, maps.layers.index(layer)] for maps in (other, base))
         options: dict[str, Any] = {"skip_keys": skipped, "paired": paired, "counts": counts}
         changes = {"pattern": pattern_difference(x, y, **options)}
         changes |= measure_differences(x, y, **options)
@@ -316,7 +318,7 @@ def _paired(base: Member, other: Member, table: str, row: pd.Series) -> dict[str
     differences = measure_differences(
         x, y, skip_keys=base.skip_keys, paired=True, counts=(counts, counts)
     )
-    return {name: each for name, each in differences.items() if name in MEASURES}
+    return {name: difference for name, difference in differences.items() if name in MEASURES}
 
 
 def _shown(member: Member) -> str:

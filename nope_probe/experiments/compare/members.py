@@ -93,33 +93,29 @@ class Member:
         """The score or Gram maps by name: `L0`, `(a)`, `alpha=0, L0`."""
         held = self.run.arrays.get("maps", {})
         if self.kind == "circuit":
-            letters = [key.removeprefix("gram/") for key in sorted(held) if key.startswith("gram/")]
             return {
-                f"({letter})": StoredMap(
-                    mean=held[f"gram/{letter}"],
-                    errors=held.get(f"se/{letter}"),
-                    key=f"gram/{letter}",
-                )
-                for letter in letters
+                f"({key[-1]})": StoredMap(mean=held[key], errors=held.get(f"se/{key[-1]}"), key=key)
+                for key in sorted(held)
+                if key.startswith("gram/")
             }
         if self.kind == "simulate":
             scores = [key for key in held if key.startswith("score/")]
             keys = {f"{key.removeprefix('score/')}, ": key for key in scores}
         else:
             keys = {"": f"score/{self.intact}" if self.kind == "ablate" else "score"}
-        found = {}
+        maps = {}
         for about, key in keys.items():
             errors = held.get(key.replace("score", "se", 1))
             means = held.get(key, ())
             layers = self.manifest.get("layers", range(len(means)))
             for place, (layer, mean) in enumerate(zip(layers, means, strict=True)):
-                found[f"{about}L{layer}"] = StoredMap(
+                maps[f"{about}L{layer}"] = StoredMap(
                     mean=mean,
                     errors=None if errors is None else errors[place],
                     key=key,
                     place=place,
                 )
-        return found
+        return maps
 
     @property
     def query_positions(self) -> Int[Tensor, " row"] | None:
@@ -217,7 +213,9 @@ def _validate(base: Member, other: Member) -> None:
             f"{pair} skip different numbers of keys, {base.skip_keys} and {other.skip_keys}; "
             "run one again with the --skip-keys of the other"
         )
-    lengths = [{stored.mean.shape[-1] for stored in each.maps.values()} for each in (base, other)]
+    lengths = [
+        {stored.mean.shape[-1] for stored in member.maps.values()} for member in (base, other)
+    ]
     if lengths[0] != lengths[1]:
         said = " and ".join(", ".join(map(str, sorted(some))) or "none" for some in lengths)
         raise UserError(f"{pair} have sequences of different lengths, {said}")

@@ -109,9 +109,9 @@ def analyse(session: Session[Settings], members: Sequence[Member]) -> Run:
         "seconds": round(time.monotonic() - session.started, 3),
     }
     differences = {
-        f"difference/{label}/{each.name}": difference.values.astype("float32")
-        for each in maps
-        for label, difference in each.differences.items()
+        f"difference/{label}/{compared.name}": difference.values.astype("float32")
+        for compared in maps
+        for label, difference in compared.differences.items()
     }
     run = Run(manifest=manifest, arrays={"maps": differences}, tables={"differences": table})
     return replace(run, page=report(run, session.folder, members, maps).html(manifest))

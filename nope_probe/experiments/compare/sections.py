@@ -87,9 +87,9 @@ def headline(members: Sequence[Member], maps: Sequence[Compared], table: pd.Data
 
 def _largest(label: str, base: Member, maps: Sequence[Compared]) -> str:
     """Return in which map a run differs most from the first, if one exceeds its noise."""
-    if all(each.differences[label].is_significant is False for each in maps):
+    if all(compared.differences[label].is_significant is False for compared in maps):
         return f"The positional patterns of {label} and {base.label} do not differ beyond noise"
-    most = max(maps, key=lambda each: each.differences[label].rms.value)
+    most = max(maps, key=lambda compared: compared.differences[label].rms.value)
     size = f"{most.differences[label]} {UNITS.get(base.kind, 'nats')} RMS"
     return f"The positional patterns of {label} and {base.label} differ most in {most.name}, {size}"
 
@@ -99,7 +99,9 @@ def _method(members: Sequence[Member], maps: Sequence[Compared], table: pd.DataF
         return "Differences of simulations are unpaired."
     if not share_sequences(members):
         return "The runs had different sequences, so differences are unpaired."
-    paired = any(difference.paired for found in maps for difference in found.differences.values())
+    paired = any(
+        difference.paired for compared in maps for difference in compared.differences.values()
+    )
     if paired or (table["method"] == PAIRED).any():
         return (
             "The runs had the same sequences: differences of positional patterns and of their "
@@ -108,7 +110,7 @@ def _method(members: Sequence[Member], maps: Sequence[Compared], table: pd.DataF
     return "The runs had the same sequences but kept no fold maps, so differences are unpaired."
 
 
-def clearest(table: pd.DataFrame, most: int = CLEAREST) -> pd.DataFrame:
+def clearest(table: pd.DataFrame) -> pd.DataFrame:
     """Return the differences that are largest for their intervals, as text, a row each.
 
     Controls and other further tables are left out where there are main ones.
@@ -117,7 +119,7 @@ def clearest(table: pd.DataFrame, most: int = CLEAREST) -> pd.DataFrame:
     table = main if len(main) else table
     arm = (table["difference_high"] - table["difference_low"]) / 2
     order = (table["difference"].abs() / arm.where(arm > 0)).dropna().sort_values(ascending=False)
-    rows = [_text(table.loc[index]) for index in order.index[:most]]
+    rows = [_text(table.loc[index]) for index in order.index[:CLEAREST]]
     return pd.DataFrame(rows, columns=["what", "run", "value", "base", "difference", ""])
 
 
@@ -148,13 +150,13 @@ def _map_sections(
     shown = strongest(maps)
     size = positions(2 * len(members) - 1, len(shown))
     unit = UNITS.get(members[0].kind, "nats")
-    groups = [_panels(each, members, unit) for each in shown]
-    names = ", ".join(each.name for each in shown)
+    groups = [_panels(compared, members, unit) for compared in shown]
+    names = ", ".join(compared.name for compared in shown)
     chosen = "" if len(shown) == len(maps) else f" Of {len(maps)} maps those that differ most."
     results = "; ".join(
-        f"{each.name}: {label} {difference}"
-        for each in shown
-        for label, difference in each.differences.items()
+        f"{compared.name}: {label} {difference}"
+        for compared in shown
+        for label, difference in compared.differences.items()
     )
     yield Section(
         title=run.manifest["headline"][0].removesuffix("."),
@@ -168,18 +170,21 @@ def _map_sections(
 
 def strongest(maps: Sequence[Compared]) -> list[Compared]:
     """Return the maps to draw, in order: all, or those whose differences are largest."""
-    largest = sorted(maps, key=lambda each: -max(d.rms.value for d in each.differences.values()))
-    kept = {each.name for each in largest[:MOST_MAPS]}
-    return [each for each in maps if each.name in kept]
+    largest = sorted(
+        maps, key=lambda compared: -max(d.rms.value for d in compared.differences.values())
+    )
+    kept = {compared.name for compared in largest[:MOST_MAPS]}
+    return [compared for compared in maps if compared.name in kept]
 
 
-def _panels(each: Compared, members: Sequence[Member], unit: str) -> list[Panel]:
+def _panels(compared: Compared, members: Sequence[Member], unit: str) -> list[Panel]:
     """Return a map of every run, all on one scale, and then the differences."""
-    top = symmetric(np.stack(list(each.patterns.values())), FLOOR)
+    top = symmetric(np.stack(list(compared.patterns.values())), FLOOR)
     drawn = [
-        (f"{each.name}, {escape(label)}", pattern, top) for label, pattern in each.patterns.items()
+        (f"{compared.name}, {escape(label)}", pattern, top)
+        for label, pattern in compared.patterns.items()
     ]
-    for label, difference in each.differences.items():
+    for label, difference in compared.differences.items():
         sign = "no difference" if difference.is_significant is False else "difference"
         name = f"{sign} of {escape(label)}" if len(members) > 2 else sign
         pale = PALE * float(np.nan_to_num(difference.noise))
@@ -192,7 +197,7 @@ def _panels(each: Compared, members: Sequence[Member], unit: str) -> list[Panel]
             high=limit,
             unit=unit,
             diverging=True,
-            query_positions=each.query_positions,
+            query_positions=compared.query_positions,
         )
         for name, values, limit in drawn
     ]

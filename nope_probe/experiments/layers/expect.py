@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 NONE = "none"
 # Which layers have something; the value is a list of layer numbers, or `none`.
 LAYER_LISTS: dict[str, Callable[[LayerFindings], bool]] = {
-    "rope_layers": lambda each: each.rope,
-    "no_rope_layers": lambda each: not each.rope,
-    "window_layers": lambda each: each.mask.kind in ("window", "two-sided window"),
-    "qk_norm_layers": lambda each: each.q_norm or each.k_norm,
-    "sink_layers": lambda each: each.sinks,
-    "bias_layers": lambda each: each.score_bias > 0,
-    "mla_layers": lambda each: each.mla,
+    "rope_layers": lambda layer: layer.rope,
+    "no_rope_layers": lambda layer: not layer.rope,
+    "window_layers": lambda layer: layer.mask.kind in ("window", "two-sided window"),
+    "qk_norm_layers": lambda layer: layer.q_norm or layer.k_norm,
+    "sink_layers": lambda layer: layer.sinks,
+    "bias_layers": lambda layer: layer.score_bias > 0,
+    "mla_layers": lambda layer: layer.mla,
 }
 # A number that is the same in all layers that have it, or `none` if no layer may have it.
 NUMBERS: dict[str, Callable[[LayerFindings], float | None]] = {
-    "sliding_window": lambda each: each.mask.size if "window" in each.mask.kind else None,
-    "chunk": lambda each: each.mask.size if each.mask.kind == "chunks" else None,
-    "prefix": lambda each: each.mask.size if each.mask.kind == "prefix" else None,
-    "rope_base": lambda each: each.rope_base if each.rope else None,
-    "rotary_fraction": lambda each: each.rotary_fraction if each.rope else None,
-    "rope_factor": lambda each: each.rope_factor if each.rope else None,
-    "soft_cap": lambda each: each.soft_cap,
-    "scale": lambda each: each.scale,
+    "sliding_window": lambda layer: layer.mask.size if "window" in layer.mask.kind else None,
+    "chunk": lambda layer: layer.mask.size if layer.mask.kind == "chunks" else None,
+    "prefix": lambda layer: layer.mask.size if layer.mask.kind == "prefix" else None,
+    "rope_base": lambda layer: layer.rope_base if layer.rope else None,
+    "rotary_fraction": lambda layer: layer.rotary_fraction if layer.rope else None,
+    "rope_factor": lambda layer: layer.rope_factor if layer.rope else None,
+    "soft_cap": lambda layer: layer.soft_cap,
+    "scale": lambda layer: layer.scale,
 }
 BOS = "bos"  # `forced` or `none`
 LENGTHS = ("sliding_window", "chunk", "prefix")  # which need a batch that is longer
@@ -59,19 +59,19 @@ class Expectation:
         if self.key == BOS:
             return None if bos == self.value else f"bos: expected {self.text}, found {bos}"
         if self.key in LAYER_LISTS:
-            found = frozenset(e.layer for e in findings if LAYER_LISTS[self.key](e))
-            return self._layers_differ(found)
+            layers = frozenset(e.layer for e in findings if LAYER_LISTS[self.key](e))
+            return self._layers_differ(layers)
         return self._numbers_differ(findings)
 
-    def _layers_differ(self, found: frozenset[int]) -> str | None:
+    def _layers_differ(self, layers: frozenset[int]) -> str | None:
         expected = self.value
-        if not isinstance(expected, frozenset) or found == expected:
+        if not isinstance(expected, frozenset) or layers == expected:
             return None
-        parts = [f"{self.key}: expected {_named(expected)}, found {_named(found)}"]
-        if found - expected:
-            parts.append(f"not expected {_named(found - expected)}")
-        if expected - found:
-            parts.append(f"missing {_named(expected - found)}")
+        parts = [f"{self.key}: expected {_named(expected)}, found {_named(layers)}"]
+        if layers - expected:
+            parts.append(f"not expected {_named(layers - expected)}")
+        if expected - layers:
+            parts.append(f"missing {_named(expected - layers)}")
         return "; ".join(parts)
 
     def _numbers_differ(self, findings: Sequence[LayerFindings]) -> str | None:

@@ -143,7 +143,7 @@ def probe_layers(
         10000
     """
     intact = read_layers(model, short)
-    entering = [each.residual for each in intact]
+    entering = [reading.residual for reading in intact]
     rope = [name for name in components(model) if name == "rope"]
     with ablated(model, Ablation(remove=rope)):
         unrotated = read_layers(model, short, residuals=entering)
@@ -160,26 +160,22 @@ def probe_layers(
     }
     long = short[:1] if long is None else long
     masks = read_masks(model, long)
-    found = [
-        _findings(layer, each, {name: some[place] for name, some in changed.items()}, masks[place])
-        for place, (layer, each) in enumerate(zip(layers_of(model), intact, strict=True))
+    findings = [
+        _findings(
+            layer, reading, {name: some[place] for name, some in changed.items()}, masks[place]
+        )
+        for place, (layer, reading) in enumerate(zip(layers_of(model), intact, strict=True))
     ]
-    return list(with_lengths(model, found, long, short.shape[1]))
+    return list(with_lengths(model, findings, long, short.shape[1]))
 
 
-@dataclass(frozen=True, kw_only=True)
-class LongMask:
-    """The shape of one layer's mask on a long sequence, and whether all heads have it."""
+def read_masks(model: HookedModel, inputs: LongInputs) -> list[tuple[MaskShape, bool]]:
+    """Run one sequence, and return the mask of each layer, and whether all heads have it.
 
-    shape: MaskShape
-    same_in_all_heads: bool
+    No map is made.
+    """
 
-
-def read_masks(model: HookedModel, inputs: LongInputs) -> list[LongMask]:
-    """Run one sequence, and return the mask of each layer; no map is made."""
-    masks: list[LongMask] = []
-
-    def read(layer: Layer, attention: Attention) -> None:
+    def read(layer: Layer, attention: Attention) -> tuple[MaskShape, bool]:
         n_positions = attention.mask.n_queries
         rows = partial(_cells_of_head, attention, 0)
         others = range(1, attention.visible_rows(slice(1)).shape[1])
@@ -188,9 +184,9 @@ def read_masks(model: HookedModel, inputs: LongInputs) -> list[LongMask]:
             for head in others
             for block in query_blocks(n_positions, n_positions)
         )
-        masks.append(LongMask(shape=mask_shape(rows, n_positions), same_in_all_heads=same))
+        return mask_shape(rows, n_positions), same
 
-    with torch.inference_mode(), attention_read(model, read):
+    with torch.inference_mode(), attention_read(model, read) as masks:
         run_forward(model, inputs)
     return masks
 
@@ -212,17 +208,16 @@ def read_queries(
     model: HookedModel, inputs: LongInputs, n_layers: int | None = None
 ) -> list[LengthReading]:
     """Run one sequence through the first layers that attend (all by default), and read each."""
-    traits, readings = traits_of(model), list[LengthReading]()
+    traits = traits_of(model)
 
-    def read(layer: Layer, attention: Attention) -> None:
-        reading = LengthReading(
+    def read(layer: Layer, attention: Attention) -> LengthReading:
+        return LengthReading(
             rotation=_first_rotation(attention, traits[layer.index].rotary),
             query_lengths=attention.q[0].float().square().sum(-1).mean(-1).sqrt().cpu(),
         )
-        readings.append(reading)
 
     depth = len(layers_of(model)) if n_layers is None else n_layers
-    with torch.inference_mode(), attention_read(model, read, n_layers=depth):
+    with torch.inference_mode(), attention_read(model, read, n_layers=depth) as readings:
         run_forward(model, inputs)
     return readings
 
@@ -238,13 +233,13 @@ def _first_rotation(attention: Attention, rotary: Rotary | None) -> Rotation | N
     angles = attention.angles
     if rotary is None or rotary.pairs is None or angles is None:
         return None
-    cos, sin = (each[..., :2, :] for each in cos_and_sin(angles))
+    cos, sin = (table[..., :2, :] for table in cos_and_sin(angles))
     matrices = rotary.matrices((cos, sin), attention.q.shape[-1])
     return recover_rotation(matrices.cpu())
 
 
 def with_lengths(
-    model: HookedModel, found: Sequence[LayerFindings], long: LongInputs, n_short: int
+    model: HookedModel, findings: Sequence[LayerFindings], long: LongInputs, n_short: int
 ) -> Iterator[LayerFindings]:
     """Yield findings with what changes with a sequence's length: frequencies, and a temperature.
 
@@ -255,11 +250,11 @@ def with_lengths(
     repeated = long[:, :1].expand(-1, long.shape[1], *long.shape[2:]).contiguous()
     n_long = long.shape[1]
     if n_long <= n_short:
-        yield from found
+        yield from findings
         return
     before, after = read_queries(model, repeated[:, :n_short]), read_queries(model, repeated)
     begins: dict[float, int] = {}
-    for place, each in enumerate(found):
+    for place, finding in enumerate(findings):
         ratio = _rescaling(before[place].rotation, after[place].rotation)
         if ratio != 1 and ratio not in begins:
             low, high = n_short, n_long  # of a length that keeps them, and of one that does not
@@ -276,7 +271,7 @@ def with_lengths(
         # Learned positions, convolutions and states change queries from the first positions on.
         grows = len(grown) > 0 and int(grown[0]) >= n_short
         yield replace(
-            each,
+            finding,
             rope_rescaled_from=begins.get(ratio),
             rope_rescaled_by=ratio,
             queries_grow_from=int(grown[0]) if grows else None,
@@ -298,22 +293,26 @@ def _findings(
     layer: Layer,
     intact: LayerReading,
     changed: dict[str, LayerReading],
-    mask: LongMask,
+    mask: tuple[MaskShape, bool],
 ) -> LayerFindings:
     cells = intact.visible.expand_as(intact.scores)
+    largest = float(intact.scores[cells].abs().max())
+    change = {
+        name: float((reading.scores - intact.scores)[cells].abs().max())
+        for name, reading in changed.items()
+    }
     product = _score_product([intact, changed["q"]], cells)
-    change = _largest_change(intact, changed["rope"], cells)
     rotation = _rotation(intact, changed["rope"])
-    q_norm, k_norm = (
-        scaled_point(layer, name) is not None and _undone(intact, changed[name], cells)
+    q_norm, k_norm = (  # a norm undoes the scaling, up to its epsilon
+        scaled_point(layer, name) is not None and change[name] < 0.01 * largest
         for name in ("q", "k")
     )
     law = power_law(rotation.frequencies) if len(rotation.pairs) else None
-    smallest = ACTS * float(intact.scores[cells].abs().max())
+    smallest = ACTS * largest
     return LayerFindings(
         layer=layer.index,
-        rope=change > smallest,
-        rope_change=change,
+        rope=change["rope"] > smallest,
+        rope_change=change["rope"],
         rope_pairs=len(rotation.pairs),
         rope_pairs_acting=_pairs_acting(
             intact, changed["rope"], rotation, cells, smallest / abs(product.scale)
@@ -323,9 +322,9 @@ def _findings(
         rotary_fraction=2 * len(rotation.pairs) / intact.q.shape[-1],
         rope_layout=rotation.layout,
         rope_factor=rotation.size,
-        learned_positions_change=_largest_change(intact, changed["learned"], cells),
-        mask=mask.shape,
-        mask_same_in_all_heads=mask.same_in_all_heads,
+        learned_positions_change=change["learned"],
+        mask=mask[0],
+        mask_same_in_all_heads=mask[1],
         q_norm=q_norm,
         k_norm=k_norm,
         norm_over=_norm_over(intact, changed["first head"]) if q_norm or k_norm else None,
@@ -338,31 +337,13 @@ def _findings(
     )
 
 
-def _largest_change(
-    intact: LayerReading,
-    changed: LayerReading,
-    cells: Bool[Tensor, "batch head query_pos key_pos"],
-) -> float:
-    return float((changed.scores - intact.scores)[cells].abs().max())
-
-
-def _undone(
-    intact: LayerReading,
-    upscaled: LayerReading,
-    cells: Bool[Tensor, "batch head query_pos key_pos"],
-) -> bool:
-    """Return whether scores are those of the intact pass, up to the norm's epsilon."""
-    largest = float(intact.scores[cells].abs().max())
-    return _largest_change(intact, upscaled, cells) < 0.01 * largest
-
-
 def _rotation(intact: LayerReading, unrotated: LayerReading) -> Rotation:
     """Return how RoPE turns queries: by the block's angles, or by what becomes of the queries."""
     matrices = intact.rotation
     if matrices is None:
         straight, turned = (
-            rearrange(each.q[:, :2].double(), "batch pos head d_head -> pos (batch head) d_head")
-            for each in (unrotated, intact)
+            rearrange(reading.q[:, :2].double(), "batch pos head d_head -> pos (batch head) d_head")
+            for reading in (unrotated, intact)
         )
         matrices = turning_matrices(straight, turned)
     if matrices is None:  # neither shows which coordinates turn together
@@ -375,8 +356,8 @@ def _norm_over(
 ) -> Literal["head", "all heads"]:
     """Return whether the last head's scores stay as they were when the first head is scaled."""
     before, after = (
-        each.scores[:, -1][intact.visible[-1].expand(len(each.scores), -1, -1)]
-        for each in (intact, first_head_scaled)
+        reading.scores[:, -1][intact.visible[-1].expand(len(reading.scores), -1, -1)]
+        for reading in (intact, first_head_scaled)
     )
     alike = (after - before).abs().max() < 0.01 * before.abs().max()
     return "head" if bool(alike) or intact.scores.shape[1] == 1 else "all heads"
@@ -419,8 +400,8 @@ def _pairs_acting(
     count = 0
     for pair in rotation.pairs:
         turned, straight = (
-            torch.einsum("bqhd,bkhd->bhqk", each.q[..., pair], each.k[..., pair])
-            for each in (intact, unrotated)
+            torch.einsum("bqhd,bkhd->bhqk", reading.q[..., pair], reading.k[..., pair])
+            for reading in (intact, unrotated)
         )
         count += bool((turned - straight)[cells].abs().max() > smallest)
     return count
@@ -432,7 +413,7 @@ class Claim:
 
     Attributes:
         field: the field, as the configuration spells it, with its value.
-        about: what it says something about: an entry of `found_of`.
+        about: what it says something about: an entry of `measured_of`.
         value: what it says.
     """
 
@@ -441,44 +422,21 @@ class Claim:
     value: Value
 
 
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """Something that a configuration says of some layers and that is not so.
-
-    Attributes:
-        layers: the layers.
-        field: the field with its value.
-        about: what it is about.
-        found: what was found instead.
-    """
-
-    layers: tuple[int, ...]
-    field: str
-    about: str
-    found: Value
-
-    def __str__(self) -> str:
-        named = ", ".join(f"L{layer}" for layer in self.layers)
-        return f"{named}: {self.field}, but {_words(self.about, self.found)}"
-
-
-def differences(model: HookedModel, findings: list[LayerFindings]) -> list[Difference]:
-    """Return where the configuration says otherwise, alike layers together.
+def differences(model: HookedModel, findings: list[LayerFindings]) -> list[str]:
+    """Return the lines that say where the configuration differs; alike layers share a line.
 
     A window that is not shorter than the batch does not show, nor does the base of a single pair.
     Of a layer without RoPE, only that is said.
     """
-    grouped: dict[tuple[str, str, Value], list[int]] = {}
+    layers: dict[str, list[str]] = {}
     for finding in findings:
-        found = found_of(finding)
+        measured = measured_of(finding)
         for claim in claims(model, finding.layer):
-            if _is_visible(claim, finding) and not _agree(claim.value, found[claim.about]):
-                key = (claim.field, claim.about, found[claim.about])
-                grouped.setdefault(key, []).append(finding.layer)
-    return [
-        Difference(layers=tuple(layers), field=field, about=about, found=found)
-        for (field, about, found), layers in grouped.items()
-    ]
+            value = measured[claim.about]
+            if _is_visible(claim, finding) and not _agree(claim.value, value):
+                said = f"{claim.field}, but {_words(claim.about, value)}"
+                layers.setdefault(said, []).append(f"L{finding.layer}")
+    return [f"{', '.join(named)}: {said}" for said, named in layers.items()]
 
 
 def _is_visible(claim: Claim, findings: LayerFindings) -> bool:
@@ -490,7 +448,7 @@ def _is_visible(claim: Claim, findings: LayerFindings) -> bool:
     return findings.rope_pairs > 0 or claim.about != "rotary fraction"
 
 
-def found_of(findings: LayerFindings) -> dict[str, Value]:
+def measured_of(findings: LayerFindings) -> dict[str, Value]:
     """Return what was found in a layer, in the terms that configurations use."""
     windowed = findings.mask.kind in ("window", "two-sided window")
     return {
@@ -576,13 +534,13 @@ def _entry(values: Any, layer: int) -> Any:
     return values[layer] if isinstance(values, list) and layer < len(values) else None
 
 
-def _agree(said: Value, found: Value) -> bool:
-    if said is None or found is None or isinstance(said, bool) or isinstance(found, bool):
-        return bool(said) == bool(found) and (said is None) == (found is None)
-    return abs(found - said) <= TOLERANCE * abs(said)
+def _agree(said: Value, measured: Value) -> bool:
+    if said is None or measured is None or isinstance(said, bool) or isinstance(measured, bool):
+        return bool(said) == bool(measured) and (said is None) == (measured is None)
+    return abs(measured - said) <= TOLERANCE * abs(said)
 
 
-def _words(about: str, found: Value) -> str:
-    if isinstance(found, bool):
-        return f"{'scores depend' if found else 'no score depends'} on {about}"
-    return f"no {about} was found" if found is None else f"the {about} is {found:.4g}"
+def _words(about: str, measured: Value) -> str:
+    if isinstance(measured, bool):
+        return f"{'scores depend' if measured else 'no score depends'} on {about}"
+    return f"no {about} was found" if measured is None else f"the {about} is {measured:.4g}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -27,7 +26,7 @@ from nope_probe.runtime.terminal import status
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nope_probe.experiments.layers.probe import Difference, LayerFindings
+    from nope_probe.experiments.layers.probe import LayerFindings
     from nope_probe.hooks.layers.model import Inputs
     from nope_probe.models.load import LoadedModel
 
@@ -127,7 +126,7 @@ class Report:
     model: str
     bos: str
     layers: list[LayerFindings]
-    differences: list[Difference]
+    differences: list[str]
     unmet: list[str]
     not_attending: tuple[int, ...] = ()
 
@@ -138,7 +137,7 @@ class Report:
             "bos": self.bos,
             "layers": [layer.to_dict() for layer in self.layers],
             "not_attending": list(self.not_attending),
-            "configuration_differs": [str(difference) for difference in self.differences],
+            "configuration_differs": self.differences,
             "expectations_not_met": self.unmet,
         }
 
@@ -150,7 +149,7 @@ def run(settings: Settings) -> Report:
         UserError: for what cannot be done.
     """
     settings.validate()
-    expectations = [parse_expectation(each) for each in settings.expect]
+    expectations = [parse_expectation(expectation) for expectation in settings.expect]
     keys = [expectation.key for expectation in expectations]
     if len({*keys}) < len(keys):
         raise UserError(f"--expect names a key twice: {' '.join(settings.expect)}")
@@ -195,6 +194,8 @@ def load_model(settings: Settings) -> LoadedModel:
     """
     doing = f"loading TransformerLens and {settings.model}"
     with status(doing, has_bars=is_on_hub(settings.model)):
+        import torch
+
         from nope_probe.models.load import load
         from nope_probe.runtime.processes import own_device
 
@@ -202,7 +203,7 @@ def load_model(settings: Settings) -> LoadedModel:
             settings.model,
             n_layers=None if settings.layers == "all" else settings.layers,
             device=own_device(settings.device),
-            dtype=_float32(),
+            dtype=torch.float32,
             revision=settings.revision,
             n_ctx=None if settings.seq_len == "auto" else settings.seq_len,
         )
@@ -234,7 +235,7 @@ def n_positions(
     else:
         config = hugging_face_config(loaded.model) or {}
         hinted = [config[name] for name in HINTS if isinstance(config.get(name), int)]
-        fitting = [each for each in hinted if each + N_MARGIN <= N_LONGEST]
+        fitting = [length for length in hinted if length + N_MARGIN <= N_LONGEST]
         length = min(n_ctx, max([shortest, *(e + N_MARGIN for e in [*fitting, *expected])]))
     if expected and max(expected) >= length:
         raise UserError(
@@ -252,17 +253,6 @@ def batch_of(loaded: LoadedModel, length: int, seed: int) -> Inputs:
     if loaded.info.parameter_free:
         return torch.randn(N_SEQS, length, loaded.info.d_model, generator=generator)
     return torch.randint(loaded.info.d_vocab, (N_SEQS, length), generator=generator)
-
-
-def _float32() -> Any:
-    import torch
-
-    return torch.float32
-
-
-def print_json(report: Report, settings: Settings) -> None:
-    """Print a report as one JSON document on stdout."""
-    sys.stdout.write(as_json(report, settings) + "\n")
 
 
 def as_json(report: Report, settings: Settings) -> str:
@@ -291,10 +281,7 @@ def print_report(report: Report) -> None:
     legend = LEGEND.format(n=report.layers[0].mask.n_positions)
     console.print(" ".join([legend, *rare]), style="dim")
     for title, lines in (
-        (
-            "The configuration says otherwise:",
-            [str(difference) for difference in report.differences],
-        ),
+        ("The configuration says otherwise:", report.differences),
         ("Not as found in a block of the usual kind:", _notes(report)),
     ):
         if lines:
@@ -305,7 +292,7 @@ def as_text(report: Report) -> pd.DataFrame:
     """Return what was found, a row per layer, for a table on the terminal."""
     import pandas as pd
 
-    cells = {each.layer: _cells(each) for each in report.layers}
+    cells = {layer.layer: _cells(layer) for layer in report.layers}
     cells |= {
         layer: {"layer": f"L{layer}", "mask": "no attention"} for layer in report.not_attending
     }
@@ -314,31 +301,31 @@ def as_text(report: Report) -> pd.DataFrame:
     return table.drop(columns=absent).fillna(NONE)
 
 
-def _cells(each: LayerFindings) -> dict[str, str]:
+def _cells(layer: LayerFindings) -> dict[str, str]:
     """Return a layer's cells by the names of the columns."""
     norms = {(True, False): "q only", (False, True): "k only"}
-    over = {"head": "per head", "all heads": "all heads", None: NONE}[each.norm_over]
-    rotary = each.rope and each.rope_pairs > 0
+    over = {"head": "per head", "all heads": "all heads", None: NONE}[layer.norm_over]
+    rotary = layer.rope and layer.rope_pairs > 0
     return {
-        "layer": f"L{each.layer}",
-        "RoPE": f"{each.rope_change:.3g}" if each.rope else "none",
-        "pairs": f"{each.rope_pairs_acting}/{each.rope_pairs}" if rotary else _unknown(each),
-        "base": _number(each.rope_base if each.rope else None, ",.6g"),
-        "turned": f"{each.rotary_fraction:.3g}" if rotary else _unknown(each),
-        "mask": str(each.mask),
-        "q/k-norm": norms.get((each.q_norm, each.k_norm), over),
-        "cap": _number(each.soft_cap, ".4g"),
-        "scale": f"1/√{each.scale**-2:.4g}" if each.scale > 0 else f"{each.scale:.4g}",
-        "learned": _number(each.learned_positions_change or None, ".3g"),
-        "bias": _number(each.score_bias or None, ".3g"),
-        "sink": YES if each.sinks else NONE,
-        "MLA": YES if each.mla else NONE,
+        "layer": f"L{layer.layer}",
+        "RoPE": f"{layer.rope_change:.3g}" if layer.rope else "none",
+        "pairs": f"{layer.rope_pairs_acting}/{layer.rope_pairs}" if rotary else _unknown(layer),
+        "base": _number(layer.rope_base if layer.rope else None, ",.6g"),
+        "turned": f"{layer.rotary_fraction:.3g}" if rotary else _unknown(layer),
+        "mask": str(layer.mask),
+        "q/k-norm": norms.get((layer.q_norm, layer.k_norm), over),
+        "cap": _number(layer.soft_cap, ".4g"),
+        "scale": f"1/√{layer.scale**-2:.4g}" if layer.scale > 0 else f"{layer.scale:.4g}",
+        "learned": _number(layer.learned_positions_change or None, ".3g"),
+        "bias": _number(layer.score_bias or None, ".3g"),
+        "sink": YES if layer.sinks else NONE,
+        "MLA": YES if layer.mla else NONE,
     }
 
 
-def _unknown(each: LayerFindings) -> str:
+def _unknown(layer: LayerFindings) -> str:
     """Return the sign of what no layer without RoPE has, and of what was not recognised."""
-    return UNKNOWN if each.rope else NONE
+    return UNKNOWN if layer.rope else NONE
 
 
 def _number(value: float | None, style: str) -> str:

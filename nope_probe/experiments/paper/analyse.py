@@ -45,8 +45,8 @@ def analyse(session: Session[Settings], folders: Mapping[str, Path]) -> Run:
     settings, figure = session.settings, session.settings.figure
     runs = {name: read_run(folder) for name, folder in folders.items()}
     claims, pairs = claims_of(figure, runs), pairs_of(figure, runs)
-    found = agreements(pairs)
-    agreement = "" if found.empty else verdict(found)
+    agreement = agreements(pairs)
+    sentence = "" if agreement.empty else verdict(agreement)
     manifest: dict[str, Any] = {
         "command": command_line(),
         "kind": "reproduce",
@@ -60,12 +60,12 @@ def analyse(session: Session[Settings], folders: Mapping[str, Path]) -> Run:
         "claims": [asdict(claim) for claim in claims],
         "panels": {
             "published": len(pairs),
-            "compared": len(found),
-            "exact": int((found["within_one"] == 1).sum()),
-            "agree": int(found["agrees"].sum()),
-            "verdict": agreement,
+            "compared": len(agreement),
+            "exact": int((agreement["within_one"] == 1).sum()),
+            "agree": int(agreement["agrees"].sum()),
+            "verdict": sentence,
         },
-        "headline": [*verdicts(claims), *filter(None, [agreement])],
+        "headline": [*verdicts(claims), *filter(None, [sentence])],
         "notes": notes_of(settings),
         "versions": versions(),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -76,7 +76,7 @@ def analyse(session: Session[Settings], folders: Mapping[str, Path]) -> Run:
     run = Run(
         manifest=manifest,
         arrays={"maps": differences},
-        tables={"claims": pd.DataFrame(manifest["claims"]), "panels": found},
+        tables={"claims": pd.DataFrame(manifest["claims"]), "panels": agreement},
     )
     return replace(run, page=report(run, pairs).html(manifest))
 

@@ -61,17 +61,17 @@ def best_runs(own: Mapping[str, Path], beside: Path) -> Runs:
         own: the folders of this command's runs by figure.
         beside: the folder in which finished runs are looked for.
     """
-    found: dict[str, list[tuple[Path, Mapping[str, Any]]]] = {figure: [] for figure in FIGURES}
+    candidates: dict[str, list[tuple[Path, Mapping[str, Any]]]] = {figure: [] for figure in FIGURES}
     for path in beside.glob("*/manifest.json"):
         manifest = read_manifest(path.parent)
         if manifest.get("kind") == "reproduce":
-            found[manifest["settings"]["figure"]].append((path.parent, manifest))
+            candidates[manifest["settings"]["figure"]].append((path.parent, manifest))
     return {
         figure: max(
             runs,
             key=lambda run: (run[1]["as_the_paper"], run[0] in own.values(), run[1]["finished"]),
         )
-        for figure, runs in found.items()
+        for figure, runs in candidates.items()
         if runs
     }
 

@@ -96,7 +96,7 @@ class Pair:
         group: the panels with which it is drawn.
         name: what it shows, in the paper's count and ours.
         published: the panel.
-        ours: our map, of any size.
+        reproduced: our map, of any size.
         comparable: whether both are of the same model, so that values may be subtracted.
         noise: the standard error that the published panel and ours have together, in the panel's
             unit; NaN if it is not known.
@@ -105,7 +105,7 @@ class Pair:
     group: str
     name: str
     published: Published
-    ours: Cells
+    reproduced: Cells
     comparable: bool
     noise: float = float("nan")
 
@@ -118,8 +118,8 @@ class Pair:
         panel = self.published
         if not self.comparable:
             return None
-        ours = resampled(self.ours, len(panel.values)).clip(panel.low, panel.high)
-        return (ours - panel.values) / panel.step
+        reproduced = resampled(self.reproduced, len(panel.values)).clip(panel.low, panel.high)
+        return (reproduced - panel.values) / panel.step
 
 
 def agreements(pairs: Sequence[Pair]) -> pd.DataFrame:
@@ -146,11 +146,13 @@ def agreements(pairs: Sequence[Pair]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(AGREEMENT))
 
 
-def verdict(found: pd.DataFrame) -> str:
+def verdict(agreement: pd.DataFrame) -> str:
     """Return how many panels agree, in one sentence, from the table of `agreements`."""
-    is_exact = found["within_one"] == 1
-    exact, rest = found[is_exact], found[~is_exact]
-    sentence = f"{len(exact)} of {len(found)} published panels agree within one 8-bit colour step"
+    is_exact = agreement["within_one"] == 1
+    exact, rest = agreement[is_exact], agreement[~is_exact]
+    sentence = (
+        f"{len(exact)} of {len(agreement)} published panels agree within one 8-bit colour step"
+    )
     if len(exact):
         sentence += f" (largest difference {exact['largest'].max():.2f} steps)"
     if len(rest):
@@ -178,7 +180,7 @@ def resampled(
     cells = np.arange(n)[None]
     cover = (np.minimum(high, cells + 1) - np.maximum(low, cells)).clip(0)
     known = np.isfinite(values)
-    sums, weights = (cover @ each @ cover.T for each in (np.where(known, values, 0.0), known * 1.0))
+    sums, weights = (cover @ grid @ cover.T for grid in (np.where(known, values, 0.0), known * 1.0))
     return np.where(weights > 0, sums / np.where(weights > 0, weights, 1), np.nan)
 
 
@@ -208,7 +210,7 @@ def _simulated(key: str, panel: Published, runs: Mapping[str, Run]) -> Pair:
         group=", ".join(filter(None, (WORDS.get(half), f"alpha = {alpha}", WORDS.get(kind)))),
         name=f"layer {number}",
         published=panel,
-        ours=run.maps[f"{panel.kind}/alpha={alpha}"][layer].astype(np.float64),
+        reproduced=run.maps[f"{panel.kind}/alpha={alpha}"][layer].astype(np.float64),
         comparable=True,
         noise=float(np.hypot(row["se"], theirs)),
     )
@@ -242,7 +244,7 @@ def _trained(figure: str, model: str, run: Run) -> Iterator[Pair]:
                 group=group,
                 name=name.replace("layer", "layer ") if "layer" in name else f"({name})",
                 published=panel,
-                ours=_where_drawn(maps[name], panel),
+                reproduced=_where_drawn(maps[name], panel),
                 comparable=papers is not None,
             )
 

@@ -56,7 +56,7 @@ def run_all(settings: Settings) -> Path:
     """
     settings.validate()
     folder = output_folder(settings.out or Path("runs") / "reproduce-all")
-    if folder.is_dir() and not {each.name for each in folder.iterdir()} <= INDEX_FILES:
+    if folder.is_dir() and not {path.name for path in folder.iterdir()} <= INDEX_FILES:
         raise UserError(f"{folder} holds other files; choose another --out")
     validate_folder_place(folder)
     own = {}

@@ -15,7 +15,7 @@ from nope_probe.experiments.paper.claims import Claim
 from nope_probe.experiments.paper.panels import Pair, agreements, pairs_of
 from nope_probe.experiments.paper.settings import title_of
 from nope_probe.experiments.sections import Report, print_lines
-from nope_probe.figures.grid import export
+from nope_probe.figures.image import export
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.reports import notes
 from nope_probe.reports.page import Cell, Link, Listing, Section
@@ -98,55 +98,55 @@ def _claims(manifest: Mapping[str, Any]) -> Section:
 def _figures(figure: str, pairs: Sequence[Pair]) -> Iterator[Section]:
     for group in dict.fromkeys(pair.group for pair in pairs):
         members = [pair for pair in pairs if pair.group == group]
-        panels, found = [list(_panels(pair)) for pair in members], agreements(members)
+        panels, agreement = [list(_panels(pair)) for pair in members], agreements(members)
         yield Section(
-            title=_heading(f"{figure}, {group}", found),
+            title=_heading(f"{figure}, {group}", agreement),
             figure=panel_groups(panels, title=f"{figure}: {group}", max_positions=DRAWN),
-            caption=_caption(found),
-            table=None if found.empty else found,
+            caption=_caption(agreement),
+            table=None if agreement.empty else agreement,
         )
 
 
-def _heading(lead: str, found: pd.DataFrame) -> str:
+def _heading(lead: str, agreement: pd.DataFrame) -> str:
     """Return what is shown, and how well it agrees with the paper's panels."""
-    if found.empty:
+    if agreement.empty:
         return lead
-    if (found["within_one"] == 1).all():
+    if (agreement["within_one"] == 1).all():
         return f"{lead}: within one colour step of the paper's"
-    agree = found["agrees"].sum()
-    return f"{lead}: {agree} of {len(found)} panels agree with the paper's within noise"
+    agree = agreement["agrees"].sum()
+    return f"{lead}: {agree} of {len(agreement)} panels agree with the paper's within noise"
 
 
-def _caption(found: pd.DataFrame) -> str:
-    if found.empty:
+def _caption(agreement: pd.DataFrame) -> str:
+    if agreement.empty:
         return (
             "The published panel, and ours of another model, each on its own colours, which leave "
             "out the first key and the diagonal: values cannot be compared, shapes can."
         )
     lead = "Published, ours, and the difference in steps of the panel's own colours."
-    if (found["within_one"] == 1).all():
-        largest = found["largest"].max()
+    if (agreement["within_one"] == 1).all():
+        largest = agreement["largest"].max()
         return f"{lead} All cells of all panels agree within one step, to {largest:.2f} steps."
     return f"{lead} The table has how far each panel differs, and how far noise lets it."
 
 
 def _panels(pair: Pair) -> Iterator[Panel]:
     """Yield the published map, ours, and their difference where they can be compared."""
-    published, found = pair.published, agreements([pair])
+    published, agreement = pair.published, agreements([pair])
     bar = _scale(published.kind, published.low, published.high)
     shown: list[tuple[str, np.ndarray, dict[str, Any]]] = [
         (name, values, bar if pair.comparable else _own_scale(values, published.kind))
-        for name, values in ((f"paper, {pair.name}", published.values), ("ours", pair.ours))
+        for name, values in ((f"paper, {pair.name}", published.values), ("ours", pair.reproduced))
     ]
-    if pair.steps is not None and len(found):
-        row, limit = found.iloc[0], np.nanquantile(np.abs(pair.steps), 0.99)
+    if pair.steps is not None and len(agreement):
+        row, limit = agreement.iloc[0], np.nanquantile(np.abs(pair.steps), 0.99)
         exact = row["within_one"] == 1
         size = f" ≤ {row['largest']:.2f}" if exact else f", RMS {row['rms']:.2g}"
         end = float(max(2, math.ceil(limit)))  # below two steps all is flat
         about: dict[str, Any] = {"low": -end, "high": end, "unit": "colour steps"}
         shown.append((f"difference{size}", pair.steps, {**about, "diverging": True}))
     for name, values, scale in shown:
-        yield Panel(name=name, values=values, positions=len(pair.ours), **scale)
+        yield Panel(name=name, values=values, positions=len(pair.reproduced), **scale)
 
 
 def _scale(kind: str, low: float, high: float) -> dict[str, Any]:

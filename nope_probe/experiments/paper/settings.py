@@ -279,7 +279,8 @@ def experiments_of(settings: Settings) -> dict[str, ExperimentSettings]:
     n_samples, seed = settings.n_samples or N_SAMPLES, settings.seed
     simulations = FIGURES[settings.figure].simulations
     return {
-        half: replace(each, n_samples=n_samples, seed=seed) for half, each in simulations.items()
+        half: replace(simulation, n_samples=n_samples, seed=seed)
+        for half, simulation in simulations.items()
     } | {model: _of_model(settings, model) for model in settings.models}
 
 

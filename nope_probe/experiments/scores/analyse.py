@@ -95,18 +95,7 @@ def capture(
         coordinates = [[band.coordinates for band in of_layer] for of_layer in bands]
         band_maps = engine.once(
             "bands",
-            lambda stream: {
-                "folds": capture_bands(
-                    engine.model,
-                    inputs,
-                    coordinates,
-                    batch_size=engine.batch_size,
-                    n_folds=engine.n_folds,
-                    documents=engine.documents,
-                    query_rows=engine.query_rows,
-                    checkpoint=stream,
-                )
-            },
+            lambda stream: {"folds": engine.by_fold(capture_bands, stream, groups=coordinates)},
         )["folds"]
     for place, layer in enumerate(layers):
         visible = maps.visible[place]

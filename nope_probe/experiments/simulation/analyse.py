@@ -56,11 +56,15 @@ def analyse(session: Session[SessionSettings], simulations: Mapping[float, Simul
             "theory": theory,
             "normalised": diagonal_normalised(simulation.best.mean),
         }
-        maps |= {f"{kind}/alpha={alpha:g}": each.float().numpy() for kind, each in kinds.items()}
+        maps |= {
+            f"{kind}/alpha={alpha:g}": tensor.float().numpy() for kind, tensor in kinds.items()
+        }
     manifest = {
         **session.provenance(),
         "data": {"name": "Gaussian unit vectors", "alpha": list(simulations)},
-        "n_samples": {f"{alpha:g}": each.n_samples for alpha, each in simulations.items()},
+        "n_samples": {
+            f"{alpha:g}": simulation.n_samples for alpha, simulation in simulations.items()
+        },
         "headline": sentences,
     }
     tables = {"layers": pd.DataFrame(layers), "steps": pd.concat(steps)}

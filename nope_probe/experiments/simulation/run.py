@@ -87,8 +87,8 @@ class Settings(SessionSettings):
     def recorded(self) -> dict[str, Any]:
         """Return the settings that a run's manifest records, which identify the run."""
         unrecorded = ("out", "checkpoint_every")
-        found = {key: value for key, value in asdict(self).items() if key not in unrecorded}
-        return found | {"n_samples": self.samples}
+        recorded = {key: value for key, value in asdict(self).items() if key not in unrecorded}
+        return recorded | {"n_samples": self.samples}
 
     def validate(self) -> None:
         """Check the settings.
@@ -137,11 +137,11 @@ def run(settings: Settings) -> Path:
     """
     with Session("simulate", settings) as session:
         if not session.finished:
-            found = simulations(session)
+            simulated = simulations(session)
             with status("analysing and writing"):
                 from nope_probe.experiments.simulation.analyse import analyse
 
-                session.write(analyse(session, found))
+                session.write(analyse(session, simulated))
     return session.folder
 
 
@@ -149,7 +149,7 @@ def simulations(session: Session[Settings]) -> dict[float, Simulation]:
     """Return the simulation at each alpha, from the checkpoint or run and saved."""
     from nope_probe.analyses.parameter_free.simulation import Simulation, simulate_scores
 
-    settings, checkpoint, found = session.settings, session.checkpoint, {}
+    settings, checkpoint, simulated = session.settings, session.checkpoint, {}
     keys = {alpha: f"alpha={alpha:g}" for alpha in settings.alpha}
     with checkpoint.progress(list(keys.values()), settings.samples or 0, unit="sample"):
         for alpha, key in keys.items():
@@ -166,5 +166,5 @@ def simulations(session: Session[Settings]) -> dict[float, Simulation]:
                     checkpoint=stream,
                 ).to_tensors()
 
-            found[alpha] = Simulation.from_tensors(checkpoint.once(key, simulate))
-    return found
+            simulated[alpha] = Simulation.from_tensors(checkpoint.once(key, simulate))
+    return simulated

@@ -109,11 +109,11 @@ class Layer(ABC):
         Raises:
             KeyError: if there is none; the message lists those that there are.
         """
-        found = find_point(self.block, name)
-        if found is None:
-            names = [n for n, each in self.block.named_modules() if isinstance(each, HookPoint)]
+        point = find_point(self.block, name)
+        if point is None:
+            names = [n for n, module in self.block.named_modules() if isinstance(module, HookPoint)]
             raise KeyError(f"block {self.index} has no hook point {name!r}; it has {names}")
-        return found
+        return point
 
     def has(self, name: str) -> bool:
         """Return whether the block has a hook point of this name."""

@@ -95,17 +95,19 @@ def norm_between(block: nn.Module, x: Vectors, y: Vectors) -> NormMap | None:
     original: Any = getattr(block, "original_component", None)
     for norm in [*block.children(), *([] if original is None else original.children())]:
         if is_norm(norm):
-            found = norm_map(norm, x[:1, :1])
-            one = NormMap(weight=_row(found.weight), bias=_row(found.bias), centred=found.centred)
-            if relative_error(one.outputs(x, one.scales(x, y)), y) <= tolerance:
-                return one
+            fitted = norm_map(norm, x[:1, :1])
+            candidate = NormMap(
+                weight=_row(fitted.weight), bias=_row(fitted.bias), centred=fitted.centred
+            )
+            if relative_error(candidate.outputs(x, candidate.scales(x, y)), y) <= tolerance:
+                return candidate
     return None
 
 
 def is_norm(module: nn.Module) -> bool:
     """Return whether a module is a norm, as far as its class says."""
     wrapped = getattr(module, "original_component", None)
-    return any("norm" in type(each).__name__.lower() for each in (module, wrapped))
+    return any("norm" in type(candidate).__name__.lower() for candidate in (module, wrapped))
 
 
 def _row(tensor: Tensor | None) -> Tensor | None:
@@ -272,8 +274,8 @@ def _with_scale(norm: nn.Module, scale: float) -> Callable[..., Tensor]:
     forward = norm.forward
 
     def run(x: Tensor, *args: object, **kwargs: object) -> Tensor:
-        found = norm_map(lambda vectors: forward(vectors, *args, **kwargs), x[:1])
-        assert found.bias is not None
-        return (found.linear(x) * scale + found.bias.to(x)).to(x.dtype)
+        fitted = norm_map(lambda vectors: forward(vectors, *args, **kwargs), x[:1])
+        assert fitted.bias is not None
+        return (fitted.linear(x) * scale + fitted.bias.to(x)).to(x.dtype)
 
     return run

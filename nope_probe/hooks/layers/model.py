@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from inspect import signature
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -34,6 +34,7 @@ from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
 from nope_probe.hooks.layers.rotation import Angles, fit_rotary
 from nope_probe.hooks.layers.tap import StopForward, positions_far_apart, taps_read
 
+Reading = TypeVar("Reading")
 Inputs: TypeAlias = Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
 
 
@@ -107,13 +108,21 @@ def tapped(model: HookedModel) -> Iterator[list[Layer]]:
 
 @contextmanager
 def attention_read(
-    model: HookedModel, read: Callable[[Layer, Attention], None], *, n_layers: int | None = None
-) -> Iterator[None]:
-    """Show the attention of each pass to a reader; a pass ends after the first `n_layers`."""
+    model: HookedModel, read: Callable[[Layer, Attention], Reading], *, n_layers: int | None = None
+) -> Iterator[list[Reading]]:
+    """Show the attention of each pass to a reader, and yield the list of what it returns.
+
+    A pass ends after the first `n_layers` that attend.
+    """
+    readings: list[Reading] = []
+
+    def keep(layer: Layer, attention: Attention) -> None:
+        readings.append(read(layer, attention))
+
     with tapped(model) as layers:
-        readers = [(layer.tap, partial(read, layer)) for layer in layers[:n_layers]]
+        readers = [(layer.tap, partial(keep, layer)) for layer in layers[:n_layers]]
         with taps_read(readers, [] if n_layers is None else [readers[-1][0]]):
-            yield
+            yield readings
 
 
 def is_bridge(model: HookedModel) -> bool:
@@ -227,10 +236,8 @@ def positions_of(model: HookedModel) -> int | None:
     A HookedTransformer has a table of its context's length for every kind of position.
     """
     hooked: Any = model
-    if is_bridge(model):
-        has_learned = "pos_embed" in hooked._modules and [*hooked.pos_embed.parameters()]
-        return int(model.cfg.n_ctx) if has_learned else None
-    return int(model.cfg.n_ctx)
+    has_learned = "pos_embed" in hooked._modules and [*hooked.pos_embed.parameters()]
+    return None if is_bridge(model) and not has_learned else int(model.cfg.n_ctx)
 
 
 def logits_of(
@@ -337,11 +344,11 @@ def traits_of(model: HookedModel) -> dict[int, Traits]:
 def _traits(model: HookedModel) -> dict[int, Traits]:
     layers = layers_of(model)
     if not is_bridge(model):
-        return {each.index: each.traits() for each in layers if isinstance(each, HookedLayer)}
-    found: dict[int, Traits] = {}
+        return {layer.index: layer.traits() for layer in layers if isinstance(layer, HookedLayer)}
+    traits: dict[int, Traits] = {}
 
     def compare(layer: Layer, attention: Attention) -> None:
-        found[layer.index] = Traits(
+        traits[layer.index] = Traits(
             rotary=fit_rotary(attention.angles, *attention.q[:, 1]),
             window=not bool(attention.visible_rows(slice(1, 2))[0, 0, 0, 0])
             or getattr(layer.attending, "attention_type", "") == "local",  # of GPT-Neo
@@ -369,7 +376,7 @@ def _traits(model: HookedModel) -> dict[int, Traits]:
     finally:
         for tap, rope, edit in before:
             tap.rope, tap.edit = rope, edit
-    return found
+    return traits
 
 
 class _SecondStraight:

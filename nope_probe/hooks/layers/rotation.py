@@ -79,7 +79,7 @@ def fit_rotary(
         return None
     if angles is None or (isinstance(angles, Tensor) and not angles.is_complex()):
         return Rotary(frequencies=torch.zeros(0), factor=1.0)
-    cos, sin = (each.flatten(0, -3)[0].double().cpu() for each in cos_and_sin(angles))
+    cos, sin = (table.flatten(0, -3)[0].double().cpu() for table in cos_and_sin(angles))
     angle, factor = torch.atan2(sin[1], cos[1]), float(torch.hypot(cos[0, 0], sin[0, 0]))
     fits = max(FITS, 8 * torch.finfo(turned.dtype).eps) * float(turned.abs().max())
     turned, straight = turned.double().cpu(), straight.double().cpu()
@@ -107,12 +107,12 @@ def fit_rotary(
 
 def _possible_pairs(n_pairs: int, d_head: int) -> list[Int[Tensor, "pair two"]]:
     """Return the layouts of pairs in use, in the first coordinates of a head or in the last."""
-    number, found = torch.arange(n_pairs), []
+    number, layouts = torch.arange(n_pairs), []
     for begin in dict.fromkeys((0, d_head - 2 * n_pairs)):
         if 0 <= begin <= d_head - 2 * n_pairs:
-            found.append(begin + torch.stack((number, number + n_pairs), -1))
-            found.append(begin + torch.stack((2 * number, 2 * number + 1), -1))
-    return found
+            layouts.append(begin + torch.stack((number, number + n_pairs), -1))
+            layouts.append(begin + torch.stack((2 * number, 2 * number + 1), -1))
+    return layouts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -138,8 +138,8 @@ class RemovedPairs:
                 raise ValueError(f"no band {name}: the model rotates {n} pairs, rope[0:{n}]")
 
     def _limits(self, name: str) -> tuple[int, int]:
-        found = BAND.fullmatch(name)
-        return (int(found[1]), int(found[2])) if found else (0, len(self.rotary.frequencies))
+        band = BAND.fullmatch(name)
+        return (int(band[1]), int(band[2])) if band else (0, len(self.rotary.frequencies))
 
     def mask(self, n_pos: int) -> Bool[Tensor, " pair"]:
         """Return which pairs are removed in sequences of some length."""

@@ -74,16 +74,15 @@ def read_layers(
         residuals: what to write into each block, from an intact reading; nothing by default.
     """
     traits, entering = traits_of(model), list[Tensor]()
-    readings: list[LayerReading] = []
 
     def keep_residual(tensor: Tensor, hook: HookPoint) -> None:
         entering[:] = [tensor.clone()]
 
-    def keep(layer: Layer, attention: Attention) -> None:
+    def read(layer: Layer, attention: Attention) -> LayerReading:
         q, k = attention.q, repeat_heads(attention.k, attention.n_heads)
         rotary, bias = traits[layer.index].rotary, attention.bias
         recognised = rotary is None or rotary.pairs is not None
-        reading = LayerReading(
+        return LayerReading(
             residual=entering[0],
             scores=attention.scores().cpu(),
             visible=attention.visible_per_head.cpu(),
@@ -94,7 +93,6 @@ def read_layers(
             bias=None if bias is None else bias.cpu(),
             sinks=attention.sinks is not None,
         )
-        readings.append(reading)
 
     points = [layer.point("hook_resid_pre") for layer in layers_of(model)]
     writers = [
@@ -105,7 +103,7 @@ def read_layers(
     with (
         torch.inference_mode(),
         hooks_attached([*writers, *changes, *keepers]),
-        attention_read(model, keep),
+        attention_read(model, read) as readings,
     ):
         run_forward(model, inputs)
     return readings
@@ -119,30 +117,15 @@ def rotation_of(attention: Attention, rotary: Rotary | None) -> Float[Tensor, "p
     return rotary.matrices(attention.angles, d_head)
 
 
-def visible_cells(
-    model: HookedModel, inputs: Inputs
-) -> list[Bool[Tensor, "head query_pos key_pos"]]:
-    """Return for each block which cells the mask leaves visible; nothing else is kept."""
-    found: list[Tensor] = []
-
-    def keep(layer: Layer, attention: Attention) -> None:
-        found.append(attention.visible_per_head.cpu())
-
-    with torch.inference_mode(), attention_read(model, keep):
-        run_forward(model, inputs)
-    return found
-
-
 def window_hides(model: HookedModel, inputs: Inputs, n_layers: int) -> bool:
     """Return whether one of the first blocks hides an earlier key of the first sequence."""
-    found: list[bool] = []
 
-    def keep(layer: Layer, attention: Attention) -> None:
-        found.append(bool((~attention.visible_to_all).tril().any()))
+    def hides(layer: Layer, attention: Attention) -> bool:
+        return bool((~attention.visible_to_all).tril().any())
 
-    with torch.inference_mode(), attention_read(model, keep, n_layers=n_layers):
+    with torch.inference_mode(), attention_read(model, hides, n_layers=n_layers) as readings:
         run_forward(model, inputs)
-    return any(found)
+    return any(readings)
 
 
 def read_rotations(
@@ -157,14 +140,14 @@ def read_rotations(
         inputs: tokens, or vectors.
         n_layers: how many blocks are read.
     """
-    traits, found = traits_of(model), list[Tensor]()
+    traits = traits_of(model)
 
-    def keep(layer: Layer, attention: Attention) -> None:
-        found.append(rotation_of(attention, traits[layer.index].rotary)[:2].cpu().clone())
+    def read(layer: Layer, attention: Attention) -> Tensor:
+        return rotation_of(attention, traits[layer.index].rotary)[:2].cpu().clone()
 
-    with torch.inference_mode(), attention_read(model, keep, n_layers=n_layers):
+    with torch.inference_mode(), attention_read(model, read, n_layers=n_layers) as rotations:
         run_forward(model, inputs)
-    return found
+    return rotations
 
 
 def scaled_point(layer: Layer, name: Literal["q", "k"]) -> HookPoint | None:
@@ -245,9 +228,9 @@ def read_heads(
         keys: the keys to which each query's attention is wanted.
         n_layers: how many blocks to read.
     """
-    traits, readings = traits_of(model), list[HeadReading]()
+    traits = traits_of(model)
 
-    def keep(layer: Layer, attention: Attention) -> None:
+    def read(layer: Layer, attention: Attention) -> HeadReading:
         n_pos = attention.q.shape[1]
         blocks = [slice(start, start + ROWS) for start in range(0, n_pos, ROWS)]
         weights = [
@@ -257,7 +240,7 @@ def read_heads(
             )
             for rows in blocks
         ]
-        reading = HeadReading(
+        return HeadReading(
             weights=torch.cat(weights, 2).cpu(),
             q=attention.q[:, -1].cpu(),
             k=repeat_heads(attention.k, attention.n_heads).cpu(),
@@ -265,9 +248,8 @@ def read_heads(
             scale=attention.scale,
             soft_cap=attention.soft_cap,
         )
-        readings.append(reading)
 
-    with torch.inference_mode(), attention_read(model, keep, n_layers=n_layers):
+    with torch.inference_mode(), attention_read(model, read, n_layers=n_layers) as readings:
         run_forward(model, inputs)
     return readings
 

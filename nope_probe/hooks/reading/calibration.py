@@ -99,7 +99,7 @@ def calibrate(
     layers = layers_of(model)
     accumulators = [_OutputAccumulator(layer, seed) for layer in layers]
     written = _position_accumulators(model, inputs, writers)
-    last = max([layers[-1].index, *(each.block.index for each in written)])
+    last = max([layers[-1].index, *(accumulator.block.index for accumulator in written)])
     stream(
         model,
         inputs,
@@ -191,10 +191,10 @@ def blocks_that_write(
             f"{unknown[0]} writes nothing in this model; the components that do are "
             f"{', '.join(has)}"
         )
-    found: dict[BlockWriting, list[str]] = {}
+    by_writing: dict[BlockWriting, list[str]] = {}
     for writer in dict.fromkeys(writers):
-        found.setdefault(by_head[block_of_writer(writer)], []).append(writer)
-    return found
+        by_writing.setdefault(by_head[block_of_writer(writer)], []).append(writer)
+    return by_writing
 
 
 def weights_checksum(model: HookedModel | nn.Module) -> str:

@@ -100,8 +100,8 @@ def may_skip_blocks(model: HookedModel) -> bool:
     if has_foreign_hooks(model, [module for module in modules if isinstance(module, HookPoint)]):
         return False
     others = [module for module in modules if not isinstance(module, HookPoint)]
-    hooks = [hook for each in others for hook in each._forward_pre_hooks.values()]
-    hooks += [hook for each in others for hook in each._forward_hooks.values()]
+    hooks = [hook for module in others for hook in module._forward_pre_hooks.values()]
+    hooks += [hook for module in others for hook in module._forward_hooks.values()]
     return all(restores_places(hook) or _is_of_the_libraries(hook) for hook in hooks)
 
 

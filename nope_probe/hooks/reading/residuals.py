@@ -50,7 +50,7 @@ def capture_moments(
     blocks = layers_of(model)[:n_layers]
     sums = [MomentAccumulator(layer, targets, skip) for layer in blocks]
     _stream(model, tokens, sums, batch_size, checkpoint)
-    xx, xy = (torch.cat([each.totals[name].cpu() for each in sums]) for name in ("xx", "xy"))
+    xx, xy = (torch.cat([moments.totals[name].cpu() for moments in sums]) for name in ("xx", "xy"))
     return xx, xy
 
 
@@ -74,12 +74,12 @@ def capture_distances(
         checkpoint: deals out batches to processes and saves sums; see `stream`.
     """
     blocks = layers_of(model)[: len(weights)]
-    found = [
+    distances = [
         DistanceAccumulator(layer, len(tokens), fits, skip)
         for layer, fits in zip(blocks, weights, strict=True)
     ]
-    _stream(model, tokens, found, batch_size, checkpoint)
-    return torch.stack([each.totals["distances"].cpu() for each in found], 1)
+    _stream(model, tokens, distances, batch_size, checkpoint)
+    return torch.stack([accumulator.totals["distances"].cpu() for accumulator in distances], 1)
 
 
 def _stream(

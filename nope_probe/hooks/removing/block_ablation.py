@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import get_args
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,10 +20,9 @@ from torch import Tensor
 from nope_probe.components import LOCAL, Ablation, Projection, depends_on_length
 from nope_probe.hooks.layers.attached_hooks import HookGroup, PlacedHook, first, last
 from nope_probe.hooks.layers.attention import Attention, Mask, Visible, repeat_heads
-from nope_probe.hooks.layers.base_layer import Vectors
+from nope_probe.hooks.layers.base_layer import NormName, Vectors
 from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
 from nope_probe.hooks.layers.rotation import RemovedPairs
-from nope_probe.hooks.removing.edited_weights import norm_hooks
 from nope_probe.hooks.removing.replacements import (
     REPLACED,
     Calibration,
@@ -30,6 +30,8 @@ from nope_probe.hooks.removing.replacements import (
     ReplacedWeight,
 )
 from nope_probe.hooks.removing.targets import Target
+
+NORMS: tuple[NormName, ...] = get_args(NormName)
 
 
 class BlockAblation:
@@ -67,7 +69,9 @@ class BlockAblation:
         point, remove = self.layer.point, self.components
         yield first(point("hook_resid_pre"), self.drop)  # of a pass that ended early
         if "norms" in remove:
-            yield from norm_hooks(self.layer)
+            for norm in NORMS:
+                if self.layer.has(f"{norm}.hook_normalized"):
+                    yield from self.layer.hooks_without_norm_weight(norm)
         if remove & {"w_q", "w_k", "w_v"}:
             yield last(point(self.layer.norm_point("ln1")), self.read_input)
         names: tuple[Projection, ...] = ("w_q", "w_k", "w_v")
@@ -134,7 +138,7 @@ class BlockAblation:
 
         def sees(query: Tensor, key: Tensor) -> Visible:
             changed, kept = (
-                each.sees(query, key).expand(-1, n_heads, -1, -1) for each in (new, mask)
+                rule.sees(query, key).expand(-1, n_heads, -1, -1) for rule in (new, mask)
             )
             return self._in_heads(changed, kept, dim=1)
 
@@ -250,5 +254,5 @@ def has_foreign_hooks(model: HookedModel, points: Iterable[HookPoint]) -> bool:
     """Return whether hook points have other hooks than those of an ablation in effect."""
     active = ABLATED.get(model)
     groups = () if active is None else active.groups
-    ours = Counter(id(placed.point) for group in groups for placed in group.hooks)
-    return any(len(point.fwd_hooks) != ours[id(point)] for point in points)
+    placed_on = Counter(id(placed.point) for group in groups for placed in group.hooks)
+    return any(len(point.fwd_hooks) != placed_on[id(point)] for point in points)

@@ -1,4 +1,4 @@
-"""The same model with other weights for as long as a context lasts: rebased, plain, untrained.
+"""The same model with other weights for as long as a context lasts: rebased or untrained.
 
 W_Q and W_K are defined only up to an invertible map per key head that commutes with RoPE, W_V and
 W_O up to any invertible map. A statement about a single matrix should hold in every such basis; one
@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from nope_probe.components import WEIGHTS, Projection
-from nope_probe.hooks.layers.attached_hooks import PlacedHook, hooks_attached
-from nope_probe.hooks.layers.base_layer import Layer, NormName
+from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.model import layers_of, traits_of
 from nope_probe.hooks.layers.protocols import Model
 from nope_probe.hooks.layers.rotation import Rotary
@@ -76,7 +74,7 @@ def complex_map(
     Coordinates that RoPE does not turn, all of them without `pairs`, are paired by halves.
     """
     turned = torch.empty(0, 2, dtype=torch.long) if pairs is None else pairs
-    rest = torch.tensor([each for each in range(d_head) if each not in turned])
+    rest = torch.tensor([coordinate for coordinate in range(d_head) if coordinate not in turned])
     maps = torch.eye(d_head, dtype=torch.float64).repeat(n_heads, 1, 1)
     for first, second in (turned.T, rest[: len(rest) // 2 * 2].long().view(2, -1)):
         size = torch.exp(SPREAD * torch.randn(n_heads, len(first), generator=generator).double())
@@ -121,43 +119,6 @@ def _rewritten(layer: Layer) -> Iterator[Tensor]:
         bias = None if name == "w_o" else layer.bias_per_head(name)
         if bias is not None:
             yield bias
-
-
-NORMS: tuple[NormName, ...] = get_args(NormName)
-
-
-@contextmanager
-def plain_norms(model: Model) -> Iterator[Model]:
-    """Run a model as if the norms of its blocks only normalised: weights 1, biases 0.
-
-    The norm before attention and the one before the MLP lose their weights in every block; the last
-    norm and q/k-norms keep theirs. `ablated` can be used inside it.
-
-    Raises:
-        ValueError: for a HookedTransformer whose norm has a weight of exactly 0, which cannot be
-            divided out.
-
-    Example:
-        >>> from nope_probe import load
-        >>> from nope_probe.hooks.removing.edited_weights import plain_norms
-        >>> model = load("nope-tiny").model
-        >>> with plain_norms(model):
-        ...     logits = model(torch.tensor([[0, 5, 9]]))
-    """
-    hooks = [
-        (norm_hook.point, norm_hook.hook)
-        for layer in layers_of(model)
-        for norm_hook in norm_hooks(layer)
-    ]
-    with hooks_attached(hooks):
-        yield model
-
-
-def norm_hooks(layer: Layer) -> Iterator[PlacedHook]:
-    """Return the hooks that take the learned weights out of one block's norms."""
-    for norm in NORMS:
-        if layer.has(f"{norm}.hook_normalized"):
-            yield from layer.hooks_without_norm_weight(norm)
 
 
 STD = 0.02  # initializer_range of transformers' Llama, GPT-2, Qwen, Phi and most others

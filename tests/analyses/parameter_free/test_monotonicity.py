@@ -16,8 +16,8 @@ N = 11
 
 def estimate(mean, noise=0.0, folds=32):
     generator = torch.Generator().manual_seed(0)
-    each = mean.double() + noise * torch.randn(folds, 1, N, N, generator=generator).double()
-    masked = each.masked_fill(torch.ones(N, N).triu(1).bool(), torch.nan)
+    item = mean.double() + noise * torch.randn(folds, 1, N, N, generator=generator).double()
+    masked = item.masked_fill(torch.ones(N, N).triu(1).bool(), torch.nan)
     return Estimate(folds=masked, counts=torch.full((folds,), 5))
 
 

@@ -5,12 +5,16 @@ from functools import cache
 
 import pytest
 import torch
-from support.resolved_frequencies import frequency_steps
+from support.appendix import frequency_steps
 from support.stream_checkpoints import Stopped, Stopping
 from torch.func import jvp
 
-from nope_probe.analyses.parameter_free.control_variate import ControlVariate
-from nope_probe.analyses.parameter_free.simulation import Estimate, sample_inputs, simulate_scores
+from nope_probe.analyses.parameter_free.simulation import (
+    ControlVariate,
+    Estimate,
+    sample_inputs,
+    simulate_scores,
+)
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec, spec_of
 from nope_probe.analyses.parameter_free.theory import (
     expected_gram,
@@ -81,16 +85,16 @@ def test_samples_are_unit_vectors_with_the_expected_inner_product():
 @pytest.mark.parametrize("rope", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_plain_mean_is_that_of_the_equation_written_out(norm, rope, causal):
-    found = simulate_scores(model(3, D, norm, rope, causal), alpha=0.3, seq_len=N, n_samples=70)
+    simulated = simulate_scores(model(3, D, norm, rope, causal), alpha=0.3, seq_len=N, n_samples=70)
     expected = plain_scores(samples(70), 3, norm, rope, causal).mean(0)
-    assert torch.allclose(found.plain.mean, expected, atol=2e-6, equal_nan=True)
+    assert torch.allclose(simulated.plain.mean, expected, atol=2e-6, equal_nan=True)
 
 
 def test_the_standard_error_is_that_of_32_blocks_by_sample_index():
-    found = simulate_scores(model(), alpha=0.3, seq_len=N, n_samples=96).plain
+    result = simulate_scores(model(), alpha=0.3, seq_len=N, n_samples=96).plain
     maps = plain_scores(samples(96), 3, "l2", False, True)
     blocks = torch.stack([maps[block::32].mean(0) for block in range(32)])
-    assert torch.allclose(found.se, blocks.std(0) / 32**0.5, atol=1e-6, equal_nan=True)
+    assert torch.allclose(result.se, blocks.std(0) / 32**0.5, atol=1e-6, equal_nan=True)
 
 
 def test_errors_count_blocks_by_their_samples_and_are_pooled_over_cells_below_the_diagonal():
@@ -147,10 +151,10 @@ def test_the_control_variate_keeps_folds_apart_for_every_cut_into_chunks():
     ("norm", "rope"), [("l2", False), ("layernorm-d", False), ("layernorm-sqrt-d", True)]
 )
 def test_the_controlled_mean_is_unbiased(norm, rope):
-    ours, settings = model(3, D, norm, rope), {"alpha": 0.3, "seq_len": N, "chunk_size": 4096}
+    actual, settings = model(3, D, norm, rope), {"alpha": 0.3, "seq_len": N, "chunk_size": 4096}
     many = {"n_samples": 40_000, "seed": 1, "control_variate": False}
-    long = simulate_scores(ours, **settings, **many).plain
-    short = simulate_scores(ours, **settings, n_samples=4096).controlled
+    long = simulate_scores(actual, **settings, **many).plain
+    short = simulate_scores(actual, **settings, n_samples=4096).controlled
     z = (short.mean - long.mean) / (short.se**2 + long.se**2).sqrt()
     below = torch.ones(N, N, dtype=torch.bool).tril(-1)
     assert z[:, below].abs().max() < 4
@@ -159,17 +163,17 @@ def test_the_controlled_mean_is_unbiased(norm, rope):
 
 @pytest.mark.parametrize(("alpha", "rope"), [(0.2, False), (0.0, True)])
 def test_at_the_papers_sizes_the_control_variate_leaves_a_fortieth_of_the_variance(alpha, rope):
-    found = simulate_scores(model(4, 64, rope=rope), alpha=alpha, seq_len=50, n_samples=1000)
-    assert found.variance_ratio[1:].min() > 40
+    simulated = simulate_scores(model(4, 64, rope=rope), alpha=alpha, seq_len=50, n_samples=1000)
+    assert simulated.variance_ratio[1:].min() > 40
 
 
 def test_the_gap_to_the_mean_field_shrinks_as_one_over_d():
     gaps = []
     for d_model in (16, 64):
-        ours = model(3, d_model)
-        found = simulate_scores(ours, alpha=0.3, seq_len=N, n_samples=4096, chunk_size=512)
-        theory = theory_scores(torch.tensor([0.3]), N, 3, spec_of(ours))[0]
-        gaps.append((found.best.mean - theory).nan_to_num()[1:].square().mean((1, 2)).sqrt())
+        outputs = model(3, d_model)
+        simulated = simulate_scores(outputs, alpha=0.3, seq_len=N, n_samples=4096, chunk_size=512)
+        theory = theory_scores(torch.tensor([0.3]), N, 3, spec_of(outputs))[0]
+        gaps.append((simulated.best.mean - theory).nan_to_num()[1:].square().mean((1, 2)).sqrt())
     assert ((gaps[0] / gaps[1]).log2() / 2).tolist() == pytest.approx([1, 1], abs=0.15)
 
 
@@ -189,10 +193,10 @@ def test_a_target_error_is_reached_in_every_layer_without_many_more_samples(
     target: float, control_variate: bool
 ):
     settings = {"alpha": 0.3, "seq_len": N, "chunk_size": 512, "control_variate": control_variate}
-    found = simulate_scores(model(), target_se=target, **settings)
-    assert target / 2 < found.best.pooled_se.max() <= target
-    assert (found.controlled is not None) == control_variate
-    assert (found.plain.pooled_se.max() > 2 * target) == control_variate
+    simulated = simulate_scores(model(), target_se=target, **settings)
+    assert target / 2 < simulated.best.pooled_se.max() <= target
+    assert (simulated.controlled is not None) == control_variate
+    assert (simulated.plain.pooled_se.max() > 2 * target) == control_variate
 
 
 @pytest.mark.parametrize("goal", [{"n_samples": 150}, {"target_se": 0.004}])
@@ -204,13 +208,16 @@ def test_an_interrupted_simulation_resumes_to_the_same_bytes(goal: dict, rope: b
         simulate_scores(model(rope=rope), checkpoint=stopping, **settings)
     assert int(stopping.state["n_samples"]) == 128
     stopping.after, stopping.batches = 0, []
-    found = simulate_scores(model(rope=rope), checkpoint=stopping, **settings)
+    simulated = simulate_scores(model(rope=rope), checkpoint=stopping, **settings)
     assert stopping.batches[0] == 128
     assert sum(stopping.batches) == truth.n_samples, "progress counts every sample"
-    assert found.n_samples == truth.n_samples
-    for ours, theirs in ((found.plain, truth.plain), (found.controlled, truth.controlled)):
-        assert torch.equal(ours.folds.nan_to_num(), theirs.folds.nan_to_num())
-        assert torch.equal(ours.counts, theirs.counts)
+    assert simulated.n_samples == truth.n_samples
+    for actual, theirs in (
+        (simulated.plain, truth.plain),
+        (simulated.controlled, truth.controlled),
+    ):
+        assert torch.equal(actual.folds.nan_to_num(), theirs.folds.nan_to_num())
+        assert torch.equal(actual.counts, theirs.counts)
 
 
 @pytest.mark.parametrize(

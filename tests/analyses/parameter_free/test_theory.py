@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 from support import appendix
+from support.appendix import frequency_steps
 from support.command_line import run_command
-from support.resolved_frequencies import frequency_steps
 
 from nope_probe import theory
 from nope_probe.analyses.parameter_free import theory as paper
@@ -108,10 +108,10 @@ def test_the_expected_cosine_is_known_at_64_dimensions_and_the_arcsine_law_in_on
 
 def test_layers_up_to_ten_increase_above_the_known_critical_alpha_and_below_it_one_does_not():
     rounds = []
-    found = critical_alphas(50, 4, on_round=lambda: rounds.append(1))  # L2 is the last to increase
-    assert found[0].isnan()
-    assert found[1] == 0
-    assert found.nan_to_num().max().item() == pytest.approx(0.0104, abs=5e-5)
+    result = critical_alphas(50, 4, on_round=lambda: rounds.append(1))  # L2 is the last to increase
+    assert result[0].isnan()
+    assert result[1] == 0
+    assert result.nan_to_num().max().item() == pytest.approx(0.0104, abs=5e-5)
     assert len(rounds) == n_rounds(1e-5)
     alphas = torch.tensor([0.0103, 0.0105], dtype=torch.float64)
     below, above = smallest_step(theory_scores(alphas, 50, 10))[:, 1:]
@@ -133,8 +133,8 @@ def test_a_batch_of_batches_is_carried_matrix_by_matrix():
     together = list(steps(grams, 3, spec))
     for index in (0, 1):
         for batched, alone in zip(together, steps(grams[index], 3, spec), strict=True):
-            for ours, theirs in zip(batched, alone, strict=True):
-                torch.testing.assert_close(ours[index], theirs)
+            for actual, theirs in zip(batched, alone, strict=True):
+                torch.testing.assert_close(actual[index], theirs)
 
 
 def test_without_correlation_the_papers_layers_3_and_4_do_not_increase_near_the_diagonal():
@@ -168,8 +168,8 @@ def test_resolved_by_frequency_an_isotropic_gram_has_the_kernel_form(norm, causa
     gram = expected_gram(torch.tensor([0.3]), 5, spec)
     resolved = torch.stack([gram, 0 * gram], 1)[:, :, None].expand(-1, -1, 3, -1, -1) / 3
     kernel = [scores for scores, _, _ in steps(gram, 4, spec)]
-    for ours, theirs in zip(kernel, frequency_steps(resolved, 4, spec), strict=True):
-        assert torch.allclose(ours, theirs, atol=1e-12)
+    for actual, theirs in zip(kernel, frequency_steps(resolved, 4, spec), strict=True):
+        assert torch.allclose(actual, theirs, atol=1e-12)
 
 
 def test_layernorm_over_d_tends_to_one_second_layer_as_the_dimension_grows():
@@ -221,10 +221,10 @@ def test_an_alpha_outside_zero_to_one_is_refused(alpha):
 @pytest.mark.parametrize("norm", ["l2", "layernorm-d", "layernorm-sqrt-d"])
 def test_the_spec_of_a_model_is_the_one_it_was_configured_with(norm):
     settings = {"d_model": 6, "norm": norm, "rope": norm == "l2", "causal": norm != "l2"}
-    found = spec_of(build(parameter_free(2, **settings)))
-    assert found == ParameterFreeSpec(**settings)
+    result = spec_of(build(parameter_free(2, **settings)))
+    assert result == ParameterFreeSpec(**settings)
     factor = 6**0.5 if norm == "layernorm-sqrt-d" else 1  # scores are larger, and so is rounding
-    assert found.resolution == pytest.approx(factor * torch.finfo(torch.float32).eps)
+    assert result.resolution == pytest.approx(factor * torch.finfo(torch.float32).eps)
 
 
 def test_the_command_prints_the_alpha_above_which_each_layer_increases(capsys):

@@ -99,12 +99,12 @@ def test_weights_per_head_are_views_that_multiply_as_transformers_projections(
     model, name = model_of(spec)
     for layer in layers_of(model):
         for projection, (weight, bias) in projections(tiny(name).hf, layer.index).items():
-            ours = layer.weight_per_head(projection)
-            assert ours.data_ptr() == layer.weight(projection).data_ptr()
+            actual = layer.weight_per_head(projection)
+            assert actual.data_ptr() == layer.weight(projection).data_ptr()
             if projection == "w_o":
-                assert torch.equal(ours.flatten(0, 1), weight.T)
+                assert torch.equal(actual.flatten(0, 1), weight.T)
                 continue
-            assert torch.equal(ours.transpose(0, 1).flatten(1), weight.T)
+            assert torch.equal(actual.transpose(0, 1).flatten(1), weight.T)
             our_bias = layer.bias_per_head(projection)
             has_bias = bias is not None and bool(bias.any())
             assert (our_bias is not None and bool(our_bias.any())) is has_bias

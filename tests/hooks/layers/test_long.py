@@ -51,10 +51,10 @@ def test_what_changes_with_length_is_found_where_it_begins(tmp_path: Path) -> No
     assert first.rope_rescaled_from == 65  # one more than its context
     assert first.rope_rescaled_by < 1
     scaled = write_decoder("llama4_text", tmp_path, attn_temperature_tuning=True, floor_scale=64)
-    found = probe_layers(load(str(scaled.folder)).model, tokens(2, 48), tokens(1, 131))
+    findings = probe_layers(load(str(scaled.folder)).model, tokens(2, 48), tokens(1, 131))
     # Layer 1 has no RoPE, and its queries are multiplied by 1 + 0.1 log(1 + floor((i + 1) / 64)).
-    assert [each.queries_grow_from for each in found] == [None, 63, None]
-    assert found[1].queries_grow_by == pytest.approx(1 + 0.1 * log(3))
+    assert [finding.queries_grow_from for finding in findings] == [None, 63, None]
+    assert findings[1].queries_grow_by == pytest.approx(1 + 0.1 * log(3))
 
 
 def test_a_run_beyond_the_context_ends_where_it_is_asked_for(tmp_path: Path, capfd: Any) -> None:

@@ -19,7 +19,7 @@ N_SEQS, N_POS, N_FOLDS = 23, 13, 5
 
 def bands_of(model: Any, choice: Any) -> list[list[Any]]:
     inputs = tokens(1, N_POS)
-    rotations = [recover_rotation(each.rotation) for each in read_layers(model, inputs)]
+    rotations = [recover_rotation(read_layer.rotation) for read_layer in read_layers(model, inputs)]
     return make_bands(rotations, layers_of(model)[0].d_head, choice)
 
 

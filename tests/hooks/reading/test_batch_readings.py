@@ -15,7 +15,6 @@ from nope_probe.hooks.reading.batch_readings import (
     read_heads,
     read_layers,
     read_rotations,
-    visible_cells,
 )
 
 INPUTS, ROWS = tokens(n_seqs=3, n_pos=13), torch.arange(13)
@@ -50,17 +49,17 @@ def test_weights_are_those_of_plain_transformers(
 def test_queries_keys_and_rotations_are_those_of_whole_readings(spec: str, model_of: ByName):
     model, _ = model_of(spec)
     readings = read_heads(model, INPUTS, KEYS, n_layers=2)
-    for ours, whole in zip(readings, read_layers(model, INPUTS), strict=False):
-        torch.testing.assert_close(ours.q, whole.q[:, -1])
-        torch.testing.assert_close(ours.k, whole.k)
-        torch.testing.assert_close(ours.rotation, whole.rotation)
+    for actual, whole in zip(readings, read_layers(model, INPUTS), strict=False):
+        torch.testing.assert_close(actual.q, whole.q[:, -1])
+        torch.testing.assert_close(actual.k, whole.k)
+        torch.testing.assert_close(actual.rotation, whole.rotation)
 
 
 CAUSAL = torch.ones(11, 11, dtype=torch.bool).tril()
 
 
 def test_each_block_has_its_own_visible_cells(bridge: ByName) -> None:
-    windowed, causal = visible_cells(bridge("gemma2"), tokens(3, 11))
+    windowed, causal = (block.visible for block in read_layers(bridge("gemma2"), tokens(3, 11)))
     assert all(torch.equal(head, CAUSAL & ~CAUSAL.tril(-5)) for head in windowed)
     assert all(torch.equal(head, CAUSAL) for head in causal)
 
@@ -69,7 +68,7 @@ def test_each_block_has_its_own_visible_cells(bridge: ByName) -> None:
 def test_a_head_without_the_mask_sees_every_key(head: int, bridge: ByName) -> None:
     model = bridge("llama")
     with ablated(model, Ablation(remove=["mask"], heads={1: [head]})):
-        first, second = visible_cells(model, tokens(3, 11))
+        first, second = (block.visible for block in read_layers(model, tokens(3, 11)))
     assert bool((first == CAUSAL).all())
     for index, cells in enumerate(second):
         assert torch.equal(cells, torch.ones_like(CAUSAL) if index == head else CAUSAL)
@@ -81,18 +80,18 @@ def test_rotations_are_those_of_the_first_two_positions(
     spec: str, n_layers: int, model_of: ByName
 ) -> None:
     model, _ = model_of(spec)
-    found = read_rotations(model, tokens(1, 11), n_layers)
-    assert len(found) == n_layers
-    for ours, whole in zip(found, read_layers(model, tokens(1, 11)), strict=False):
-        assert torch.equal(ours, whole.rotation[:2])
-        assert ours.untyped_storage().nbytes() == ours.nbytes
+    rotations = read_rotations(model, tokens(1, 11), n_layers)
+    assert len(rotations) == n_layers
+    for actual, whole in zip(rotations, read_layers(model, tokens(1, 11)), strict=False):
+        assert torch.equal(actual, whole.rotation[:2])
+        assert actual.untyped_storage().nbytes() == actual.nbytes
 
 
 def test_no_scores_are_kept_when_the_next_block_runs(bridge: ByName) -> None:
     model, before, alive = bridge("llama"), [], []
 
     def watch(scores: torch.Tensor, hook: object) -> None:
-        alive.append(sum(each() is not None for each in before))
+        alive.append(sum(reference() is not None for reference in before))
         before.append(ref(scores))
 
     points = [layer.point("attn.hook_attn_scores") for layer in layers_of(model)]

@@ -1,19 +1,23 @@
-"""Streamed score maps and mean terms equal those of all scores, for any batch size and model."""
+"""Streamed maps, losses and regression sums equal those of plain models, whatever the batches."""
 
 from typing import Any
 
 import pytest
 import torch
-from support.edited_model import edited
+from support.edited_model import blocks, edited
 from support.hooked_runs import hooks_left
 from support.plain_states import BlockStates, agree, per_fold, plain_states
 from support.stream_checkpoints import Stopped, Stopping
 from support.tiny_models import N_POS, ByName, ModelOf, tokens
+from torch import Tensor
 
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.attached_hooks import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.hooks.reading.capture import ScoreSums, capture_scores
+from nope_probe.hooks.reading.capture import ScoreSums, capture_losses, capture_scores, token_losses
+from nope_probe.hooks.reading.residuals import capture_distances, capture_moments
+from nope_probe.maps.centred import kept_cells, row_centred
+from nope_probe.models.load import load
 
 N_SEQS, N_FOLDS = 37, 5
 BRIDGES = ("bridge:llama", "bridge:phi3", "bridge:qwen3", "bridge:smollm3", "bridge:gemma2")
@@ -166,8 +170,8 @@ def mean_over_pairs(states: BlockStates, fold: int) -> torch.Tensor:
     """Return the mean of q of one sequence times k of another over all pairs within a fold."""
     group = states.q.shape[2] // states.k.shape[2]
     q, k = states.q.double(), states.k.double().repeat_interleave(group, 2)
-    ours = range(fold, N_SEQS, N_FOLDS)
-    products = [torch.einsum("qhd,khd->qk", q[a], k[b]) for a in ours for b in ours if a != b]
+    actual = range(fold, N_SEQS, N_FOLDS)
+    products = [torch.einsum("qhd,khd->qk", q[a], k[b]) for a in actual for b in actual if a != b]
     return torch.stack(products).mean(0) / (q.shape[2] * q.shape[3] ** 0.5)
 
 
@@ -227,3 +231,139 @@ def test_rewritten_scores_have_no_mean_term(bridge: ByName, inputs: torch.Tensor
         pytest.raises(NotImplementedError, match="L1 are not q"),
     ):
         capture_scores(model, inputs, mean_term=True)
+
+
+SPECS = ["llama", "phi3", "qwen3", "smollm3", "gemma2", "gpt2", "neox"]
+
+
+def plain_losses(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Return -log softmax of each next token, by indexing."""
+    log_p = logits.double().log_softmax(-1)[:, :-1]
+    return -log_p.gather(-1, ids[:, 1:, None])[..., 0]
+
+
+@pytest.mark.parametrize("spec", [*(f"bridge:{name}" for name in SPECS), "hooked:smollm3-rope"])
+def test_the_mean_loss_is_that_of_transformers_with_labels(
+    spec: str, model_of: ModelOf, tiny: ByName
+) -> None:
+    model, name = model_of(spec)
+    hf, ids = tiny(name).hf, tiny(name).tokens
+    losses = capture_losses(model, ids, batch_size=2)
+    with torch.inference_mode():
+        expected = [float(hf(sequence[None], labels=sequence[None]).loss) for sequence in ids]
+    assert losses.shape == (len(ids), ids.shape[1] - 1)
+    torch.testing.assert_close(losses.mean(1).tolist(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_batch_size_changes_no_loss(bridge: ByName) -> None:
+    ids = tokens(11, seed=3)
+    whole = capture_losses(bridge("llama"), ids, batch_size=11)
+    for size in (1, 4, 7):
+        losses = capture_losses(bridge("llama"), ids, batch_size=size)
+        torch.testing.assert_close(losses, whole, rtol=1e-5, atol=1e-5)
+
+
+def test_a_loss_by_hand() -> None:
+    logits = torch.tensor([[[0.0, 3.0], [1.0, 1.0], [9.0, 0.0]]])
+    losses = token_losses(logits, torch.tensor([[0, 1, 0]]))
+    expected = torch.tensor([[torch.tensor(1 + torch.e**-3).log(), torch.tensor(2.0).log()]])
+    torch.testing.assert_close(losses, expected)
+
+
+def test_losses_of_bfloat16_logits_are_float32() -> None:
+    logits = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0)).bfloat16()
+    ids = torch.tensor([[0, 1, 2, 3, 4], [6, 5, 4, 3, 2]])
+    losses = token_losses(logits, ids)
+    assert losses.dtype == torch.float32
+    torch.testing.assert_close(losses, plain_losses(logits, ids).float(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.usefixtures("unenforced")
+def test_every_sequence_of_tokens_needs_logits() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        token_losses(torch.zeros(2, 5, 7), torch.zeros(3, 5, dtype=torch.int64))
+
+
+N_POS = 13
+# The largest error of a pattern's cell, relative to the RMS of the scores. Roundings (2^-24 of a
+# value in float32, 2^-8 in bfloat16) add up over the blocks before, and grow where vectors cancel.
+BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 0.05}
+
+
+@pytest.fixture(scope="module")
+def maps(tiny: ByName) -> dict[torch.dtype, Tensor]:
+    """Fold maps of a model's scores by precision."""
+    tokens = torch.randint(1, 263, (24, N_POS), generator=torch.Generator().manual_seed(5))
+    folder = str(tiny("smollm3").folder)
+    return {
+        dtype: capture_scores(load(folder, dtype=dtype).model, tokens, n_folds=4).folds.double()
+        for dtype in (torch.float64, *BOUNDS)
+    }
+
+
+def error(result: Tensor, truth: Tensor) -> float:
+    """Return the largest error of a pattern relative to the RMS of the scores it is of."""
+    cells = kept_cells(N_POS)
+    difference = (row_centred(result) - row_centred(truth))[..., cells]
+    return float(difference.abs().max() / truth[..., cells].square().mean().sqrt())
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+def test_maps_are_those_of_float64_up_to_rounding(
+    dtype: torch.dtype, maps: dict[torch.dtype, Tensor]
+):
+    result = error(maps[dtype], maps[torch.float64])
+    assert torch.finfo(dtype).eps / 100 < result < BOUNDS[dtype]
+
+
+def test_a_mean_over_sequences_is_summed_beyond_the_models_precision(
+    maps: dict[torch.dtype, Tensor],
+):
+    """Roundings of different sequences average out; a bfloat16 sum would add its own, 2^-8."""
+    folds = maps[torch.bfloat16]
+    whole = error(folds.mean(0), maps[torch.float64].mean(0))
+    assert whole < error(folds, maps[torch.float64])
+    assert not torch.equal(folds, folds.bfloat16().double())
+
+
+def plain_residuals(hf: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Return the output of every block of a plain model: [layer, seq, pos, d_model]."""
+    kept: list[torch.Tensor] = []
+
+    def keep(module: Any, args: Any, output: Any) -> None:
+        kept.append(output[0] if isinstance(output, tuple) else output)
+
+    handles = [block.register_forward_hook(keep) for block in blocks(hf)]
+    with torch.inference_mode():
+        hf(ids)
+    for handle in handles:
+        handle.remove()
+    return torch.stack(kept).double()
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+@pytest.mark.parametrize("spec", ["bridge:llama", "bridge:gpt2", "hooked:smollm3-nope"])
+def test_moments_are_products_of_plain_residuals(
+    spec: str, batch_size: int, model_of: ModelOf, tiny: ByName
+) -> None:
+    model, name = model_of(spec)
+    ids = tiny(name).tokens
+    y = torch.randn(*ids.shape, 2, generator=torch.Generator().manual_seed(0))
+    xx, xy = capture_moments(model, ids, y, skip=2, batch_size=batch_size)
+    x = plain_residuals(tiny(name).hf, ids)[:, :, 2:].flatten(1, 2)
+    x = torch.cat([x, torch.ones(*x.shape[:2], 1)], -1)
+    torch.testing.assert_close(xx, x.mT @ x, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(xy, x.mT @ y[:, 2:].flatten(0, 1).double(), rtol=1e-4, atol=1e-3)
+    assert xx.dtype == torch.float64
+
+
+def test_distances_are_between_predictions_and_the_index(bridge: ByName, tiny: ByName) -> None:
+    ids = tiny("llama").tokens
+    x = plain_residuals(tiny("llama").hf, ids)[:1, :, 3:]
+    weights = torch.randn(1, x.shape[-1] + 1, 2, generator=torch.Generator().manual_seed(1))
+    seen = capture_distances(bridge("llama"), ids, weights, skip=3, batch_size=2)
+    predicted = x[0] @ weights[0, :-1].double() + weights[0, -1]
+    index = torch.arange(3, ids.shape[1])[None, :, None]
+    expected = (predicted - index).abs().mean(1)
+    assert seen.shape == (len(ids), 1, 2)
+    torch.testing.assert_close(seen[:, 0], expected, rtol=1e-4, atol=1e-4)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from support.built_clock import bos_reader
 from support.decoders import write_decoder
 from support.plain_states import per_fold, plain_states
 from support.tiny_models import N_POS, distance, tokens
+from support.traced import bos_reader
 
 from nope_probe import load
 from nope_probe.experiments.tables import term_table, writer_table

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.out_of_memory import out_of_memory_above
 from support.plain_states import agree
-from support.stream_checkpoints import Recorded, Stopped, Stopping
+from support.stream_checkpoints import Recorded, Stopped, Stopping, out_of_memory_above
 from support.tiny_models import ModelOf, tokens
 
 from nope_probe.hooks.ablation import Ablation, ablated
@@ -27,8 +26,8 @@ def capture(model: Any, residuals: ResidualCache | None = None, **options: Any) 
     return capture_scores(model, INPUTS, residuals=residuals, **options)
 
 
-def same(ours: Any, expected: Any) -> bool:
-    return torch.equal(ours.folds.nan_to_num(7e7), expected.folds.nan_to_num(7e7))
+def same(actual: Any, expected: Any) -> bool:
+    return torch.equal(actual.folds.nan_to_num(7e7), expected.folds.nan_to_num(7e7))
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -76,8 +75,8 @@ def test_a_pass_begins_behind_the_last_block_that_no_removal_changes():
     for layer in range(4):
         with ablated(model, Ablation(remove=["mask"], layers=[layer])):
             expected = capture_scores(model, vectors, layers=[3], **options)
-            ours = capture_scores(model, vectors, layers=[3], residuals=residuals, **options)
-        assert same(ours, expected)
+            maps = capture_scores(model, vectors, layers=[3], residuals=residuals, **options)
+        assert same(maps, expected)
         assert residuals.n_run == before + (4 - layer) * N_BATCHES
         before = residuals.n_run
 
@@ -137,8 +136,8 @@ def test_other_sequences_share_nothing(bridge: Any):
     capture(model, residuals)
     other = tokens(n_seqs=7, n_pos=13, seed=9)
     options: dict[str, Any] = {"layers": [1], "n_folds": 3, "batch_size": 3}
-    ours = capture_scores(model, other, residuals=residuals, **options)
-    assert same(ours, capture_scores(model, other, **options))
+    maps = capture_scores(model, other, residuals=residuals, **options)
+    assert same(maps, capture_scores(model, other, **options))
 
 
 def test_a_batch_that_does_not_fit_is_halved_with_a_cache_too(bridge: Any):
@@ -167,7 +166,7 @@ def test_blocks_have_their_own_forward_pass_afterwards(bridge: Any):
     capture(model, residuals)
     capture(model, residuals)
     assert ["forward" in layer.block.__dict__ for layer in layers_of(model)] == [
-        "forward" in each for each in before
+        "forward" in attributes for attributes in before
     ]
 
 

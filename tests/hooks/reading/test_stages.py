@@ -78,9 +78,9 @@ def test_every_stage_equals_the_gram_of_plain_states(
     expected = stages_of(plain_states(tiny(name).hf, inputs), layer)
     maps = capture_stages(model, inputs, layer=layer, batch_size=batch_size, n_folds=N_FOLDS)
     assert list(maps.folds) == list(expected)
-    for letter, ours in maps.folds.items():
-        assert torch.equal(ours.isnan(), expected[letter].isnan()), letter
-        assert distance(ours.nan_to_num(), expected[letter].nan_to_num()) <= 1e-5, letter
+    for letter, actual in maps.folds.items():
+        assert torch.equal(actual.isnan(), expected[letter].isnan()), letter
+        assert distance(actual.nan_to_num(), expected[letter].nan_to_num()) <= 1e-5, letter
 
 
 def test_the_mean_of_a_stage_weights_every_sequence_equally(

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 import torch
 from support.hooked_runs import hooks_left
-from support.out_of_memory import out_of_memory_above
 from support.plain_states import agree
-from support.stream_checkpoints import Recorded, Stopped, Stopping
+from support.stream_checkpoints import Recorded, Stopped, Stopping, out_of_memory_above
 from support.tiny_models import ByName, tokens
 
 from nope_probe.errors import UserError
@@ -112,8 +111,8 @@ def test_a_stream_stopped_after_any_batch_resumes_to_the_same_bytes(after: int, 
     maps = capture_scores(model, inputs, checkpoint=checkpoint, **options)
     assert checkpoint.batches == [10, 10, 10, 7]
     for name in ("folds", "mean_term", "key_means", "per_head"):
-        ours, theirs = getattr(maps, name), getattr(expected, name)
-        assert torch.equal(ours.nan_to_num(), theirs.nan_to_num())
+        actual, theirs = getattr(maps, name), getattr(expected, name)
+        assert torch.equal(actual.nan_to_num(), theirs.nan_to_num())
 
 
 def test_a_batch_that_was_restored_is_not_run_again(bridge: ByName):
@@ -160,7 +159,7 @@ def test_the_totals_of_two_processes_add_up_to_those_of_one(bridge: ByName):
     alone = Pair(0)
     alone.n_processes = 1
     capture_scores(model, inputs, batch_size=8, n_folds=N_FOLDS, checkpoint=alone)
-    for whole, *parts in zip(alone.totals, *(each.totals for each in pair), strict=True):
+    for whole, *parts in zip(alone.totals, *(item.totals for item in pair), strict=True):
         torch.testing.assert_close(sum(parts), whole, rtol=1e-12, atol=0)
         assert not torch.equal(parts[0], whole)
 
@@ -175,8 +174,8 @@ def test_tensors_that_an_ablation_reads_are_freed_after_the_block(
 
     def living() -> list[torch.Size]:
         gc.collect()
-        tensors = [each for each in gc.get_objects() if type(each) is torch.Tensor]
-        return sorted(each.shape for each in tensors if each.shape[:1] == (7,))
+        tensors = [thing for thing in gc.get_objects() if type(thing) is torch.Tensor]
+        return sorted(tensor.shape for tensor in tensors if tensor.shape[:1] == (7,))
 
     before = living()
     with ablated(model, Ablation(remove=remove, gain="norm")), torch.inference_mode():

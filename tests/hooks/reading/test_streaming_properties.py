@@ -56,11 +56,11 @@ def test_sums_over_any_batches_are_those_over_all_sequences(
             total.baddbmm_(*factors)
         start += size
     for fold in range(n_folds):
-        ours = fold_of == fold
-        truth = torch.einsum("sqw,skw->qk", x[ours], y[ours])
+        actual = fold_of == fold
+        truth = torch.einsum("sqw,skw->qk", x[actual], y[actual])
         torch.testing.assert_close(products[fold], truth)
         torch.testing.assert_close(heads[fold, 0], truth)
-        torch.testing.assert_close(sums[fold], x[ours].sum(0))
+        torch.testing.assert_close(sums[fold], x[actual].sum(0))
 
 
 @given(SEEDS, st.lists(st.integers(0, 6), min_size=5, max_size=30))
@@ -69,7 +69,7 @@ def test_documents_are_whole_in_folds_and_none_is_empty(seed: int, documents: li
     fold_of = grouped_folds(torch.tensor(documents), n_folds)
     assert len(set(zip(documents, fold_of.tolist(), strict=True))) == len(set(documents))
     sizes = fold_of.bincount(minlength=n_folds)
-    largest = max(documents.count(each) for each in documents)
+    largest = max(documents.count(document) for document in documents)
     assert sizes.min() > 0
     assert sizes.max() - sizes.min() <= largest
     values = randn(seed, len(documents), 2)
@@ -100,19 +100,19 @@ def test_maps_do_not_depend_on_the_batch_size(
     model: Any, tokens: Tensor, batch_size: int, n_folds: int, data: st.DataObject
 ):
     numbers = st.lists(st.integers(0, 9), min_size=N_SEQS, max_size=N_SEQS)
-    enough = numbers.filter(lambda each: len(set(each)) >= n_folds)
+    enough = numbers.filter(lambda item: len(set(item)) >= n_folds)
     documents = data.draw(st.none() | enough.map(torch.tensor))
-    found, expected = (
+    result, expected = (
         capture_scores(
             model, tokens, batch_size=size, n_folds=n_folds, documents=documents, per_head=True
         )
         for size in (batch_size, N_SEQS)
     )
-    assert torch.equal(found.counts, expected.counts)
+    assert torch.equal(result.counts, expected.counts)
     close = {"rtol": 1e-5, "atol": 1e-5, "equal_nan": True}
-    torch.testing.assert_close(found.folds, expected.folds, **close)
-    torch.testing.assert_close(found.per_head, expected.per_head, **close)
-    torch.testing.assert_close(found.per_head.double().mean(2), found.folds.double(), **close)
+    torch.testing.assert_close(result.folds, expected.folds, **close)
+    torch.testing.assert_close(result.per_head, expected.per_head, **close)
+    torch.testing.assert_close(result.per_head.double().mean(2), result.folds.double(), **close)
 
 
 @FEW
@@ -120,11 +120,11 @@ def test_maps_do_not_depend_on_the_batch_size(
 def test_the_mean_map_does_not_depend_on_the_order_of_the_sequences(
     model: Any, tokens: Tensor, order: list[int]
 ):
-    found, expected = (
-        capture_scores(model, each, batch_size=4, n_folds=3).mean
-        for each in (tokens[order], tokens)
+    result, expected = (
+        capture_scores(model, item, batch_size=4, n_folds=3).mean
+        for item in (tokens[order], tokens)
     )
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 def test_stages_are_those_of_the_first_block_by_default(model: Any, tokens: Tensor):

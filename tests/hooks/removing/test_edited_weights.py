@@ -1,6 +1,7 @@
-"""A model with other weights: plain norms, a random basis, random draws; as before afterwards."""
+"""A model with other weights: a random basis, random draws, plain norms; as before afterwards."""
 
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,6 @@ from nope_probe.hooks.removing.edited_weights import (
     STD,
     complex_map,
     invertible_map,
-    plain_norms,
     reparametrised,
     untrained,
 )
@@ -24,6 +24,7 @@ from nope_probe.models.load import to_hooked
 from nope_probe.models.parameter_free import build, parameter_free
 
 NORMS = ("input_layernorm", "post_attention_layernorm")
+PLAIN_NORMS = Ablation(remove=["norms"])
 
 
 def edited(hf: Any) -> Any:
@@ -44,7 +45,7 @@ def test_a_model_with_plain_norms_equals_an_edited_model(
     model, name = model_of(spec)
     with torch.no_grad():
         before, plain = model(tokens()), edited(tiny(name).hf)(tokens()).logits
-        with plain_norms(model):
+        with ablated(model, PLAIN_NORMS):
             assert distance(model(tokens()), plain) < 1e-5
         assert distance(before, plain) > 1e-3
         assert model(tokens()).equal(before)
@@ -53,30 +54,30 @@ def test_a_model_with_plain_norms_equals_an_edited_model(
 @pytest.mark.parametrize("letter", ["a", "f", "h"])
 def test_stages_after_a_plain_norm_have_mean_square_1(hooked: ByName, bridge: ByName, letter: Any):
     for model in (hooked("smollm3-nope"), bridge("llama")):
-        with plain_norms(model):
+        with ablated(model, PLAIN_NORMS):
             gram = capture_stages(model, tokens(), stages=[letter], n_folds=1).mean(letter)
         size = model.cfg.d_model
         assert gram.diagonal().tolist() == pytest.approx([size] * len(gram), rel=1e-3)
 
 
-def test_an_ablation_inside_plain_norms_equals_an_ablation_of_an_edited_model(
+def test_an_ablation_with_plain_norms_equals_an_ablation_of_an_edited_model(
     tiny: ByName, hooked: ByName
 ):
     spec = Ablation(remove=["mask", "w_q", "w_k"], gain="norm")
     model, expected = hooked("smollm3-rope"), to_hooked(edited(tiny("smollm3-rope").hf))
     with torch.no_grad():
-        with plain_norms(model), ablated(model, spec):
-            ours = model(tokens())
+        with ablated(model, replace(spec, remove=["norms", *spec.remove])):
+            outputs = model(tokens())
         with ablated(expected, spec):
-            assert distance(ours, expected(tokens())) < 1e-5
+            assert distance(outputs, expected(tokens())) < 1e-5
 
 
 def test_plain_norms_change_nothing_where_norms_have_no_weights():
     model = build(parameter_free(n_layers=2, d_model=10))
     x = torch.randn(3, 7, 10)
     before = run_blocks(model, x)
-    with plain_norms(model):
-        assert run_blocks(model, x).equal(before)
+    with ablated(model, PLAIN_NORMS):
+        assert distance(run_blocks(model, x), before) < 1e-6
 
 
 @pytest.mark.hooked_transformer
@@ -85,7 +86,7 @@ def test_a_norm_weight_of_0_is_an_error(tiny: ByName):
     model.blocks[0].ln2.w.data[3] = 0.0
     with (
         pytest.raises(ValueError, match="L0 ln2 has a weight of 0, which cannot be divided out"),
-        plain_norms(model),
+        ablated(model, PLAIN_NORMS),
     ):
         pass
 
@@ -179,7 +180,7 @@ def test_random_bases_are_well_conditioned_and_differ_between_heads():
 
 
 def fail_after_reading(model: Any, drawn: dict[str, torch.Tensor]) -> None:
-    drawn |= {name: each.clone() for name, each in model.named_parameters()}
+    drawn |= {name: parameter.clone() for name, parameter in model.named_parameters()}
     raise KeyError
 
 
@@ -188,20 +189,20 @@ def test_weights_are_random_inside_and_the_trained_ones_after_an_error(
     spec: str, model_of: ModelOf
 ) -> None:
     model, _ = model_of(spec)
-    before = {name: each.clone() for name, each in model.named_parameters()}
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     drawn: dict[str, torch.Tensor] = {}
     with pytest.raises(KeyError), untrained(model, seed=3):
         fail_after_reading(model, drawn)
-    assert all(torch.equal(each, before[name]) for name, each in model.named_parameters())
-    for name, each in drawn.items():
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+    for name, weights in drawn.items():
         is_bias = name.rpartition(".")[2].lstrip("_").startswith("b")
         if is_bias or not before[name].any():
-            assert not each.any(), name
-        elif each.ndim == 1:
-            assert bool((each == 1).all()), name
+            assert not weights.any(), name
+        elif weights.ndim == 1:
+            assert bool((weights == 1).all()), name
         else:
-            assert float(each.detach().std()) == pytest.approx(STD, rel=0.2), name
-            assert not torch.equal(each, before[name])
+            assert float(weights.detach().std()) == pytest.approx(STD, rel=0.2), name
+            assert not torch.equal(weights, before[name])
 
 
 def test_the_same_seed_draws_the_same_weights(bridge: ByName) -> None:

@@ -99,7 +99,7 @@ def test_a_cache_is_turned_off_with_one_warning_where_it_cannot_hold(
 
 def said(warnings: pytest.WarningsRecorder) -> list[str]:
     """Return the warnings about caches; TransformerLens has others."""
-    return [text for each in warnings if "KV cache" in (text := str(each.message))]
+    return [text for warning in warnings if "KV cache" in (text := str(warning.message))]
 
 
 @pytest.mark.filterwarnings("ignore:generating without a KV cache")

@@ -13,8 +13,7 @@ from support.edited_model import (
     rows_of,
     ungrouped,
 )
-from support.hooked_runs import errors_above, hooked_run
-from support.replaced_weights import replaced_weights
+from support.hooked_runs import errors_above, hooked_run, replaced_weights
 from support.tiny_models import ByName, ModelOf, tokens
 
 from nope_probe.components import Ablation

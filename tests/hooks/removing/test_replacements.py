@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 import torch
 from support.edited_model import SEVEN, WEIGHTS, edited, output_means, subsets
-from support.hooked_runs import errors_above, hooked_run, hooks_left
-from support.replaced_weights import random_matrix, replaced_weights
+from support.hooked_runs import (
+    errors_above,
+    hooked_run,
+    hooks_left,
+    random_matrix,
+    replaced_weights,
+)
 from support.tiny_models import ByName, ModelOf, tokens
 
 from nope_probe.components import Ablation
@@ -126,11 +131,11 @@ def test_means_are_those_of_plain_transformers_own_projections(
     inputs = tokens(23, seed=9)
     means = calibrate(model, inputs, batch_size=batch_size).means
     for (projection, layer), expected in output_means(tiny(name).hf, inputs).items():
-        ours = means[projection][layer].float()
+        actual = means[projection][layer].float()
         if projection in ("w_k", "w_v"):  # one per key head, the oracle's one per query head
             n_kv, group = layers_of(model)[layer].n_kv_heads, layers_of(model)[layer].n_heads
-            ours = ours.unflatten(0, (n_kv, -1)).repeat_interleave(group // n_kv, 0).flatten()
-        assert torch.allclose(ours, expected, atol=1e-5), (projection, layer)
+            actual = actual.unflatten(0, (n_kv, -1)).repeat_interleave(group // n_kv, 0).flatten()
+        assert torch.allclose(actual, expected, atol=1e-5), (projection, layer)
 
 
 @pytest.mark.parametrize(
@@ -170,4 +175,4 @@ def test_mean_and_zero_have_no_gain(replacement: Any, bridge: ByName, tiny: ByNa
         ablation = Ablation(remove=["w_q", "w_o"], replacement=replacement, gain=gain)
         with ablated(model, ablation, calibration):
             logits.append(hooked_run(model, inputs).logits)
-    assert all(torch.equal(each, logits[0]) for each in logits)
+    assert all(torch.equal(logit, logits[0]) for logit in logits)

@@ -81,9 +81,9 @@ def test_the_high_band_turns_at_least_once_in_the_sequence(
 def test_frequencies_are_those_of_the_rotary_embedding(
     spec: str, n_rotated: int, d_rotary: int, base: int, model_of: ModelOf
 ) -> None:
-    found = [angles for angles in rope_frequencies(model_of(spec)[0]) if angles is not None]
-    assert len(found) == n_rotated
-    for angles in found:
+    result = [angles for angles in rope_frequencies(model_of(spec)[0]) if angles is not None]
+    assert len(result) == n_rotated
+    for angles in result:
         expected = [base ** (-2 * f / d_rotary) for f in range(d_rotary // 2)]
         assert angles.tolist() == pytest.approx(expected, rel=1e-5)
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from support.built_clock import bos_reader
 from support.decoders import write_decoder
 from support.edited_model import Outputs, attention, blocks, edited, plain_run
 from support.hooked_runs import hooked_run, hooks_left, largest_error
 from support.tiny_models import N_POS, distance, tokens
+from support.traced import bos_reader
 
 from nope_probe import load
 from nope_probe.components import Ablation
