@@ -27,7 +27,7 @@ from nope_probe.hooks.reading.readers import WriterKind, capture_positions
 from nope_probe.hooks.reading.residual_cache import ResidualCache
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.replacements import Calibration
-from nope_probe.hooks.removing.written_positions import WrittenPosition, in_order
+from nope_probe.hooks.removing.written_positions import WrittenPosition, before, in_order
 from nope_probe.maps.folds import State, default_folds
 from nope_probe.maps.maps import ScoreMaps, StageMaps
 from nope_probe.maps.positions import PositionSums
@@ -154,14 +154,13 @@ class Engine:
         calibration, keys = self.calibration, position_keys(key or "", ablation)
         if calibration is None or not keys:
             return calibration
-        removed = [name for name in ablation.components if writer_of(name) is None]
-        for writer in in_order(ablation.writers):
-            if writer in keys:
-                with ablated(self.model, replace(ablation, remove=removed), calibration):
-                    written = self._written(None if key is None else keys[writer], writer)
-                positions = {**calibration.positions, writer: written}
-                calibration = replace(calibration, positions=positions)
-            removed.append(f"position[{writer}]")
+        others = [name for name in ablation.components if writer_of(name) is None]
+        for writer in keys:
+            earlier = [f"position[{name}]" for name in before(writer, ablation.writers)]
+            with ablated(self.model, replace(ablation, remove=[*others, *earlier]), calibration):
+                written = self._written(None if key is None else keys[writer], writer)
+            positions = {**calibration.positions, writer: written}
+            calibration = replace(calibration, positions=positions)
         return calibration
 
     def _written(self, key: str | None, writer: str) -> WrittenPosition:
@@ -284,8 +283,9 @@ def position_keys(key: str, ablation: Ablation) -> dict[str, str]:
         key: of the capture that the ablation is for.
         ablation: what is removed.
     """
-    alone = len(ablation.writers) == len(ablation.components)
-    return {name: f"{key}/{name}" for name in in_order(ablation.writers)[1 if alone else 0 :]}
+    alone, writers = len(ablation.writers) == len(ablation.components), ablation.writers
+    reached = [name for name in in_order(writers) if not alone or before(name, writers)]
+    return {name: f"{key}/{name}" for name in reached}
 
 
 def validate_finite(maps: ScoreMaps, condition: str) -> None:

@@ -15,6 +15,7 @@ from nope_probe.experiments.ablation.plan import Measured, Plan, make_plan, meas
 from nope_probe.experiments.engine import Engine
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.reading.calibration import capture_written
+from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.models.parameter_free import build, nope_llama
 from nope_probe.runtime.checkpoint import RunCheckpoint
 
@@ -159,6 +160,16 @@ def test_position_is_taken_away_as_it_is_written_without_all_else():
         size = engine.calibration.positions[name].vectors.norm()
         assert vectors.norm() <= 1e-3 * size
         assert of_intact(None)[name].norm() > 0.1 * size
+
+
+def test_the_position_of_heads_of_a_layer_is_that_of_the_intact_model():
+    """No head reads another head of its layer, so that a calibration of both serves both."""
+    model, tokens = small_model(), random_tokens().inputs
+    removed = Ablation(remove=["position[L1H0]", "position[L1H1]"])
+    engine = Engine(model=model, inputs=tokens, n_folds=4).calibrated(None, [removed])
+    with ablated(model, removed, engine.calibration):
+        expected = capture_scores(model, tokens, n_folds=4).mean
+    assert torch.equal(engine.scores(None, removed).mean.nan_to_num(), expected.nan_to_num())
 
 
 @pytest.mark.parametrize(("scope", "n_run"), [("own", 36), ("upstream", 52)])

@@ -40,6 +40,10 @@ LONG = {
     "reproduce": ["figure2", "--n-samples", "397"],
     "compare": ["one", "two"],
 }
+# Above 2,048 tokens, where maps have rows of chosen queries.
+ROWS = ["--model", "nope-tiny", "--layers", "1", "--seq-len", "2099", "--beyond-context", "--pack"]
+ROWS += ["--n-seqs", "7", "--folds", "4", "--batch-size", "1", "--checkpoint-every", "1"]
+ROWS += ["--query-rows", "67"]
 # What may differ between two runs: when they ended, how long they took, and what covers these.
 VARYING = ("finished", "seconds", "layer_passes", "checksum")
 VARYING_LINES = re.compile(
@@ -86,6 +90,15 @@ def test_killed_before_changes_on_disk_a_run_ends_in_the_same_bytes(command: str
     assert report["code"] == 0, stderr
     assert len(report["ends"]) >= 3
     assert report["resumed"] >= 2
+    assert_same_results(tmp_path, 1)
+
+
+def test_killed_in_the_middle_of_long_sequences_the_sums_of_rows_resume_to_the_same_bytes(
+    tmp_path: Path,
+):
+    report, stderr = forks("step", "9 21", tmp_path, ["scores", *ROWS])
+    assert report["code"] == 0, stderr
+    assert report["resumed"] == 1
     assert_same_results(tmp_path, 1)
 
 

@@ -127,9 +127,9 @@ class MapAccumulator(Accumulator):
     def means(
         self, name: str, counts: Int[Tensor, " fold"]
     ) -> Iterator[Float[Tensor, "fold row key_pos"]]:
-        """Yield the fold means of a total by groups of rows."""
+        """Yield the fold means of a total by groups of rows, and forget the sums of each group."""
         for group in self.groups:
-            yield self.totals[name + group.name].cpu() / counts[:, None, None]
+            yield self.totals.pop(name + group.name).cpu() / counts[:, None, None]
 
 
 class GramAccumulator(MapAccumulator):
@@ -169,7 +169,7 @@ class GramAccumulator(MapAccumulator):
         self.latest = None
 
     def fold_means(self, counts: Int[Tensor, " fold"]) -> Float[Tensor, "fold row col_pos"]:
-        """Return the mean Gram map of each fold."""
+        """Return the mean Gram map of each fold, and forget the sums."""
         return self.joined(self.means("products", counts))
 
 
@@ -228,11 +228,18 @@ class ScoreAccumulator(MapAccumulator):
         self.add(**parts)
 
     def fold_means(self, counts: Int[Tensor, " fold"]) -> Float[Tensor, "fold row key_pos"]:
-        """Return the mean scores of each fold, in nats; NaN where the model masks."""
+        """Return the mean scores of each fold, in nats, and forget the sums.
+
+        They are NaN where the model masks.
+        """
         return self.joined(self.means("scores", counts))
 
     def mean_term(self, counts: Int[Tensor, " fold"]) -> Float[Tensor, "fold row key_pos"]:
-        """Return M = (N qbar.kbar - S) / (N - 1), without bias in each fold."""
+        """Return M = (N qbar.kbar - S) / (N - 1), without bias in each fold.
+
+        The sums of all scores, keys and queries are needed: ask for `key_means` and `fold_means`,
+        which forget them, afterwards.
+        """
         return self.joined(self._mean_terms(counts))
 
     def _mean_terms(
@@ -246,8 +253,8 @@ class ScoreAccumulator(MapAccumulator):
             yield (n * (product * scale) - scores / n) / (n - 1)
 
     def key_means(self, counts: Int[Tensor, " fold"]) -> Float[Tensor, "fold pos width"]:
-        """Return each position's mean key, key heads concatenated."""
-        return self.totals["k"].cpu() / counts[:, None, None]
+        """Return each position's mean key, key heads concatenated, and forget the sum."""
+        return self.totals.pop("k").cpu() / counts[:, None, None]
 
 
 class HeadAccumulator(MapAccumulator):

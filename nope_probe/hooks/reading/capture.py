@@ -8,7 +8,6 @@ processes share the work.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -40,8 +39,6 @@ from nope_probe.hooks.reading.streaming import StreamCheckpoint, restore, state_
 from nope_probe.maps.folds import State, fold_counts, folds_of, interleaved_folds
 from nope_probe.maps.maps import ScoreMaps, StageMaps
 from nope_probe.maps.rows import choose_rows, chosen_rows
-
-Each = TypeVar("Each", bound=Accumulator)
 
 
 def capture_scores(
@@ -116,9 +113,9 @@ def capture_scores(
     return ScoreMaps(
         mean_term=_stacked((score.mean_term(counts) for score in scores), n) if mean_term else None,
         key_means=_stacked((score.key_means(counts) for score in scores), n) if mean_term else None,
-        per_head=_stacked((e.fold_means(counts) for e in _freed(heads)), n) if heads else None,
+        per_head=_stacked((head.fold_means(counts) for head in heads), n) if heads else None,
         visible=torch.stack([score.flags["visible"].cpu() for score in scores]),
-        folds=_stacked((each.fold_means(counts) for each in _freed(scores)), n),
+        folds=_stacked((score.fold_means(counts) for score in scores), n),
         counts=counts,
         layers=tuple(layer.index for layer in blocks),
         bos=begins_alike(inputs),
@@ -225,19 +222,14 @@ def _stacked(
     maps: Iterator[Float[Tensor, "fold *map"]], n_layers: int
 ) -> Float[Tensor, "fold layer *map"]:
     """Stack the maps of layers, holding one of them at a time beside the result."""
-    first = next(maps)
-    stacked = first.new_empty(len(first), n_layers, *first.shape[1:])
-    stacked[:, 0] = first
-    for layer, each in enumerate(maps, 1):
-        stacked[:, layer] = each
+    stacked = torch.empty(0)
+    for layer in range(n_layers):
+        of_layer = next(maps)
+        if not layer:
+            stacked = of_layer.new_empty(len(of_layer), n_layers, *of_layer.shape[1:])
+        stacked[:, layer] = of_layer
+        del of_layer  # before the next is made
     return stacked
-
-
-def _freed(accumulators: Sequence[Each]) -> Iterator[Each]:
-    """Yield accumulators in turn, and free the sums of each before the next."""
-    for accumulator in accumulators:
-        yield accumulator
-        accumulator.totals.clear()
 
 
 class ScoreSums:
@@ -286,9 +278,10 @@ class ScoreSums:
 
     def means(self) -> Float[Tensor, "fold layer query_pos key_pos"]:
         """Return the fold means so far, in nats; NaN where the model masks."""
-        return torch.stack(
-            [accumulator.fold_means(self.counts) for accumulator in self.accumulators], 1
-        )
+        state = self.state()
+        means = [accumulator.fold_means(self.counts) for accumulator in self.accumulators]
+        restore(self.accumulators, state)  # more batches may come, and means forget the sums
+        return torch.stack(means, 1)
 
 
 def token_losses(

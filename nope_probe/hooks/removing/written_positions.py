@@ -70,10 +70,22 @@ def in_order(writers: Iterable[str]) -> list[str]:
         >>> in_order(["L1H0", "MLP0", "L0H10", "pos_embed"])
         ['pos_embed', 'L0H10', 'MLP0', 'L1H0']
     """
-    return sorted(
-        writers,
-        key=lambda name: (block_of_writer(name), name.startswith("MLP"), name[0] in "LA"),
-    )
+    return sorted(writers, key=_place)
+
+
+def before(writer: str, writers: Iterable[str]) -> list[str]:
+    """Return the writers that run before a writer, in order; heads of a layer run side by side.
+
+    Example:
+        >>> before("L1H1", ["MLP1", "L1H0", "MLP0", "embed"])
+        ['embed', 'MLP0']
+    """
+    return [name for name in in_order(writers) if _place(name) < _place(writer)]
+
+
+def _place(writer: str) -> tuple[int, bool, bool]:
+    """Return the place of a writer in a forward pass, which heads of a layer share."""
+    return block_of_writer(writer), writer.startswith("MLP"), writer[0] in "LA"
 
 
 def without_position(
