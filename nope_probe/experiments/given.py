@@ -97,7 +97,7 @@ def _settings_of(
         UserError: for an option that does not exist, or has no effect.
     """
     if inputs is not None:
-        _refuse(options, OF_INPUTS, "inputs")
+        _refuse(options, OF_INPUTS, "inputs of your own")
     if isinstance(model, str):
         settings = settings_from(kind, {**options, "model": model})
         if inputs is None:
@@ -123,7 +123,7 @@ def _settings_of(
 def _refuse(options: Mapping[str, object], names: Collection[str], given: str) -> None:
     for name in options:
         if name in names:
-            raise UserError(f"the option {name} has no effect where {given} is given")
+            raise UserError(f"{name} has no effect beside {given}: leave it out")
 
 
 def _load(settings: RunSettings) -> LoadedModel:

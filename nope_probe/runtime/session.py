@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -67,8 +68,6 @@ if TYPE_CHECKING:
 
 
 SIZES = "--seq-len, the number of sequences or samples, or that of layers"
-
-
 NOT_KEPT = "nothing was kept; a run with out=FOLDER goes on where it was interrupted"
 Settings_co = TypeVar("Settings_co", covariant=True, bound=SessionSettings)
 
@@ -78,8 +77,8 @@ class Call:
     """What a call from Python gives a run beside its settings.
 
     Attributes:
-        loaded: the model, in place of that which the settings name.
-        inputs: the sequences, in place of those that the settings describe.
+        loaded: the model in memory; None where the settings name the model.
+        inputs: the sequences; None where the settings describe the sequences.
         is_kept: whether the run's folder outlives the call, so that its page can be opened.
     """
 
@@ -87,11 +86,21 @@ class Call:
     inputs: Sequences | None = None
     is_kept: bool = True
 
+    @cached_property
+    def weights(self) -> str:
+        """The fingerprint of the model in memory; empty without one."""
+        return "" if self.loaded is None else fingerprint(self.loaded.model)
+
+    @property
+    def device(self) -> str:
+        """The device of the model in memory; empty without one."""
+        return "" if self.loaded is None else str(next(self.loaded.model.parameters()).device)
+
     def recorded(self) -> dict[str, Any]:
         """Return what identifies the model's weights and the sequences, which have no path."""
         record: dict[str, Any] = {}
-        if self.loaded is not None:
-            record["weights"] = fingerprint(self.loaded.model)
+        if self.weights:
+            record["weights"] = self.weights
         if self.inputs is not None:
             tensors = self.inputs.to_tensors()
             checksums = [tensor_checksum(name, tensor) for name, tensor in tensors.items()]
@@ -197,7 +206,7 @@ class Session(Generic[Settings_co]):
             with status("looking for model and data"):
                 self.settings.validate_reach()
         with status("loading torch"):
-            device = own_device(self.settings.device)
+            device = own_device(self.call.device or self.settings.device)
         self.processes = stack.enter_context(process_group(device))
         stack.enter_context(out_of_memory_is_a_user_error())
         if self.is_first:
@@ -225,7 +234,7 @@ class Session(Generic[Settings_co]):
         self.sources = record_sources(self.call.sources(self.settings.sources()))
         loaded = self.call.loaded or self.settings.load_model(device)
         if loaded is not None:
-            self.loaded, self.weights = loaded, fingerprint(loaded.model)
+            self.loaded, self.weights = loaded, self.call.weights or fingerprint(loaded.model)
         made_with = {"versions": versions(), "weights": self.weights}
         return {"settings": self.recorded, **made_with, **self.sources}
 
