@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nope_probe.experiments.behaviour.run import run_behaviour as run_behaviour
     from nope_probe.experiments.compare.analyse import difference as difference
     from nope_probe.experiments.scores.heads import head_scores as head_scores
-    from nope_probe.experiments.trace.analyse import run_trace as run_trace
+    from nope_probe.experiments.trace.run import run_trace as run_trace
     from nope_probe.hooks.ablation import ablated as ablated
     from nope_probe.hooks.reading.calibration import calibrate as calibrate
     from nope_probe.hooks.reading.capture import capture_losses as capture_losses
@@ -43,7 +43,7 @@ _NAMES = {
     "nope_probe.experiments.behaviour.run": "run_behaviour",
     "nope_probe.experiments.compare.analyse": "difference",
     "nope_probe.experiments.scores.heads": "head_scores",
-    "nope_probe.experiments.trace.analyse": "run_trace",
+    "nope_probe.experiments.trace.run": "run_trace",
     "nope_probe.hooks.ablation": "ablated",
     "nope_probe.hooks.reading.calibration": "calibrate",
     "nope_probe.hooks.reading.capture": "capture_losses capture_scores capture_stages",

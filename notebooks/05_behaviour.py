@@ -77,8 +77,8 @@ f"without the mask in the prefix {rise_of_the_loss(without_mask, start=31)}"
 # %% [markdown]
 # ## The NoPE twin: every removal costs something else
 #
-# What the `behaviour` command does, here on fewer sequences. The run is kept in a folder;
-# the same call reads it again.
+# What the `behaviour` command does, here on fewer sequences. With `out="runs/nope-tiny"` the run
+# would be kept in a folder, and the same call would read it again.
 
 # %%
 run = run_behaviour(

@@ -55,7 +55,7 @@ data = sequences(tokenizer=twins["nope-tiny"].tokenizer, n_seqs=128, seq_len=48)
 # columns that are left out here.
 
 # %%
-traces = {name: run_trace(twin.model, data) for name, twin in twins.items()}
+traces = {name: run_trace(twin.model, data, confirm=0) for name, twin in twins.items()}
 pd.DataFrame(
     {
         name: trace.terms[trace.terms["layer"] == 1].set_index("term")["share"]

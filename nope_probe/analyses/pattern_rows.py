@@ -6,8 +6,8 @@ solves S f = b, b being these sums; S is singular for a constant f alone, of whi
 solution has nothing.
 
 Where all tokens are equal, or a removed component had no effect, a pattern of the last digits is
-left. Folds agree on these digits, so comparing folds does not take them out: a pattern that does not
-exceed the rounding of the scores is 0.
+left. Folds agree on these digits, so comparing folds does not take them out: a pattern that does
+not exceed the rounding of the scores is 0.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from nope_probe.components import CIRCUITS, WEIGHTS, WITH_GAIN, is_rope, phrase,
 from nope_probe.errors import UserError
 from nope_probe.experiments.wording import capitalised, listed
 from nope_probe.figures.words import numbered_layers
+from nope_probe.runtime.settings import GIVEN
 
 Manifest = Mapping[str, Any]
 REPLACED_BY = {
@@ -106,6 +107,9 @@ def _inputs(manifest: Manifest) -> list[str]:
         what = f"{size} Gaussian vectors with an expected inner product of {settings['alpha']:g}"
     elif settings["data"] == "random":
         what = f"{size} random tokens"
+    elif settings["data"] == GIVEN:
+        kind = settings["given"]["kind"]
+        what = f"{size} {'vectors' if kind == 'vectors' else 'tokens'} (data: {data['name']})"
     else:
         places = "from the start" if settings["windows"] == "start" else "from random places"
         packed = ", joined end to end" if settings["pack"] else ""
@@ -115,7 +119,7 @@ def _inputs(manifest: Manifest) -> list[str]:
         "each with a BOS token first" if data["bos"] else "",
         "with the tokens of each sequence permuted" if settings["shuffle"] else "",
         "longer than the model's context" if settings.get("beyond_context") else "",
-        f"drawn with seed {settings['seed']}",
+        f"drawn with seed {settings['seed']}" if settings["data"] != GIVEN else "",
         f"SHA-256 of the inputs {data['sha256'][:16]}",
     ]
     n_skipped = manifest["skip_keys"]
@@ -132,18 +136,21 @@ def _ablate(manifest: Manifest) -> list[str]:
     sets = manifest["player_sets"].values()
     names = [*manifest["positional_sources"], *(name for names in sets for name in names)]
     removed = list(dict.fromkeys(names))
-    control = manifest["settings"]["data"] not in ("random", "gaussian")
+    settings = manifest["settings"]
+    control = settings["data"] not in ("random", "gaussian") and not settings["shuffle"]
+    if settings["data"] == GIVEN:
+        control = settings["given"]["kind"] == "text"
     return [
         "the positional pattern of a layer is its mean attention score before softmax, per query "
         "and key, over sequences and heads, less each row's mean over earlier keys",
         f"the pattern was attributed in {len(manifest['conditions']):,} conditions, in which "
         f"combinations of {listed([phrase(name) for name in removed])} were removed, "
-        f"{SCOPES[manifest['settings']['scope']]}",
-        *_removals(removed, manifest["replacements"], manifest["settings"]["gain"]),
+        f"{SCOPES[settings['scope']]}",
+        *_removals(removed, manifest["replacements"], settings["gain"]),
         *_kept(manifest),
         *(
             ["as a control, the same sequences were run with their tokens permuted"]
-            if control and not manifest["settings"]["shuffle"]
+            if control
             else []
         ),
     ]
@@ -243,13 +250,13 @@ def _kept(manifest: Manifest) -> list[str]:
 
 def _intervals(manifest: Manifest) -> list[str]:
     """Return what the intervals are made from."""
-    n_documents = manifest["documents"]
+    n_folds, n_seqs = manifest["settings"]["folds"], manifest["settings"]["n_seqs"]
+    n_documents = manifest["documents"] or n_seqs  # None where each sequence is drawn by itself
     if manifest["kind"] == "behaviour":
         return [
             f"numbers are means over {n_documents:,} documents with 95% intervals of a jackknife "
             "over documents, and differences to the intact model are paired"
         ]
-    n_folds, n_seqs = manifest["settings"]["folds"], manifest["settings"]["n_seqs"]
     shared = "; the sequences of a document share a fold" if n_documents < n_seqs else ""
     return [
         f"the sequences were divided into {n_folds} folds, and inner products were taken between "

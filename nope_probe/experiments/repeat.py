@@ -23,7 +23,7 @@ from nope_probe.experiments.methods import methods_paragraph
 from nope_probe.files import read_json, validate_regular
 from nope_probe.runtime.folder import read_manifest, read_table, validate_files
 from nope_probe.runtime.identity import validate_repeatable
-from nope_probe.runtime.settings import FORMAT, BoundedSettings
+from nope_probe.runtime.settings import FORMAT, BoundedSettings, settings_from
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,6 +35,7 @@ MODULES = {
     "scores": "scores",
     "circuit": "circuit",
     "behaviour": "behaviour",
+    "trace": "trace",
     "simulate": "simulation",
 }
 TOLERANCE = 1e-6
@@ -96,6 +97,11 @@ def run(settings: Settings) -> Comparison:
         raise UserError(
             f"{settings.run} is a run of {kind}, which is not repeated: expected one of "
             f"{', '.join(MODULES)}, or what layers --json printed"
+        )
+    if "given" in manifest["settings"]:
+        raise UserError(
+            f"{settings.run} was made in Python, from a model or inputs in memory: it cannot be "
+            "repeated from its manifest"
         )
     experiment: Any = import_module(f"nope_probe.experiments.{MODULES[kind]}.run")
     recorded = restored(experiment.Settings, settings.run, manifest["settings"])
@@ -164,23 +170,19 @@ def restored(kind: type[Any], folder: Path, recorded: Mapping[str, Any]) -> Any:
     Args:
         kind: the class of the command's settings.
         folder: the run's folder.
-        recorded: what the manifest holds; JSON has lists for tuples.
+        recorded: what the manifest holds.
 
     Raises:
         UserError: if an older or newer version wrote them.
     """
-    values = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in recorded.items()
-        if name != "format"
-    }
+    values = {name: value for name, value in recorded.items() if name != "format"}
     known = {setting.name for setting in fields(kind)}
     if recorded.get("format", FORMAT) != FORMAT or not set(values) <= known:
         raise UserError(
             f"{folder} holds a run of another version of nope_probe, which means other numbers by "
             "its settings: it cannot be repeated with this one"
         )
-    return kind(**values)
+    return settings_from(kind, values)
 
 
 def compare_runs(before: Path, again: Path) -> Comparison:
@@ -288,9 +290,7 @@ def repeat_layers(file: Path) -> Comparison:
     try:
         before = read_json(file)
         values, recorded = before["run"]["settings"], before["run"]["sources"]
-        settings = layers_run.Settings(
-            **{**values, "expect": tuple(values["expect"]), "json": True}
-        )
+        settings = settings_from(layers_run.Settings, {**values, "json": True})
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{file} is no file of layers --json, and no run's folder") from error
     validate_repeatable(file, recorded, settings.sources())

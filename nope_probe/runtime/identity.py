@@ -77,7 +77,7 @@ def fingerprint(model: nn.Module) -> str:
     """
     weights = dict(_weights(model))
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
-        checksums = pool.map(_weight_checksum, weights, weights.values())
+        checksums = pool.map(tensor_checksum, weights, weights.values())
         return json_checksum([configuration(model), *checksums])[:16]
 
 
@@ -90,12 +90,12 @@ def _weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield f"{place}.{name}", buffer
 
 
-def _weight_checksum(name: str, weight: Tensor) -> str:
+def tensor_checksum(name: str, tensor: Tensor) -> str:
     """Return the SHA-256 of a tensor's bits, with its name, shape and dtype."""
     import torch
 
-    digest = sha256(f"{name} {weight.dtype} {list(weight.shape)}\n".encode())
-    flat = weight.detach().reshape(-1).cpu().contiguous()
+    digest = sha256(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+    flat = tensor.detach().reshape(-1).cpu().contiguous()
     digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 

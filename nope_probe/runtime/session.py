@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -32,7 +34,9 @@ from nope_probe.runtime.folder import (
 from nope_probe.runtime.identity import (
     command_line,
     fingerprint,
+    json_checksum,
     record_sources,
+    tensor_checksum,
     threads,
     validate_unchanged,
     versions,
@@ -55,6 +59,8 @@ from nope_probe.runtime.settings import RunSettings, SessionSettings, memory_of
 from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from nope_probe.data.sequences import Sequences
     from nope_probe.models.load import LoadedModel
     from nope_probe.runtime.checkpoint import RunCheckpoint
@@ -62,9 +68,60 @@ if TYPE_CHECKING:
 
 
 SIZES = "--seq-len, the number of sequences or samples, or that of layers"
-
-
+NOT_KEPT = "nothing was kept; a run with out=FOLDER goes on where it was interrupted"
 Settings_co = TypeVar("Settings_co", covariant=True, bound=SessionSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """What a call from Python gives a run beside its settings.
+
+    Attributes:
+        loaded: the model in memory; None where the settings name the model.
+        inputs: the sequences; None where the settings describe the sequences.
+        is_kept: whether the run's folder outlives the call, so that its page can be opened.
+    """
+
+    loaded: LoadedModel | None = None
+    inputs: Sequences | None = None
+    is_kept: bool = True
+
+    @cached_property
+    def weights(self) -> str:
+        """The fingerprint of the model in memory; empty without one."""
+        return "" if self.loaded is None else fingerprint(self.loaded.model)
+
+    @property
+    def device(self) -> str:
+        """The device of the model in memory; empty without one."""
+        return "" if self.loaded is None else str(next(self.loaded.model.parameters()).device)
+
+    def recorded(self) -> dict[str, Any]:
+        """Return what identifies the model's weights and the sequences, which have no path."""
+        record: dict[str, Any] = {}
+        if self.weights:
+            record["weights"] = self.weights
+        if self.inputs is not None:
+            tensors = self.inputs.to_tensors()
+            checksums = [tensor_checksum(name, tensor) for name, tensor in tensors.items()]
+            record |= {"inputs": json_checksum(checksums)[:16], "kind": self.inputs.kind}
+        return {"given": record} if record else {}
+
+    def sources(self, named: Mapping[str, Path | None]) -> dict[str, Path | None]:
+        """Return the files of a run's settings that the run reads."""
+        given = {"model": self.loaded, "data": self.inputs}
+        return {name: path for name, path in named.items() if given.get(name) is None}
+
+    def shuffled(self, seed: int) -> Sequences:
+        """Return the given sequences with their tokens, but for BOS, in random order."""
+        import torch
+
+        assert self.inputs is not None
+        tokens, n_first = self.inputs.inputs, int(self.inputs.bos)
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.rand(tokens[:, n_first:].shape, generator=generator).argsort(-1) + n_first
+        shuffled = torch.cat([tokens[:, :n_first], tokens.gather(1, order)], 1)
+        return replace(self.inputs, inputs=shuffled, kind="shuffled")
 
 
 class Session(Generic[Settings_co]):
@@ -73,6 +130,7 @@ class Session(Generic[Settings_co]):
     Args:
         command: the command's name.
         settings: its settings.
+        call: what a call from Python gives beside them.
 
     Attributes:
         folder: the run's folder.
@@ -94,8 +152,9 @@ class Session(Generic[Settings_co]):
     sources: dict[str, Record | None]
     checkpoint: RunCheckpoint
 
-    def __init__(self, command: str, settings: Settings_co) -> None:
-        self._settings, self.recorded = settings, settings.recorded()
+    def __init__(self, command: str, settings: Settings_co, call: Call | None = None) -> None:
+        self._settings, self.call = settings, call or Call()
+        self.recorded = settings.recorded() | self.call.recorded()
         self._command = command
         default = default_output_dir(command, settings.subject, self.recorded)
         self.folder = default if settings.out is None else output_folder(settings.out)
@@ -132,7 +191,8 @@ class Session(Generic[Settings_co]):
         remove(checkpoint_dir(self.folder))
         manifest = read_manifest(self.folder)
         sources = manifest.get("sources")
-        unknown = validate_unchanged(self.folder, sources, self.settings.sources())
+        now = self.call.sources(self.settings.sources())
+        unknown = validate_unchanged(self.folder, sources, now)
         if unknown:
             what = f"{' and '.join(unknown)} changed since was not compared"
             _report(f"the run in {self.folder} was finished before; whether its {what}")
@@ -142,10 +202,11 @@ class Session(Generic[Settings_co]):
     def _start(self, stack: ExitStack) -> None:
         """Join the processes, lock the run, load the model and open the checkpoint."""
         signals = stack.enter_context(Signals())
-        with status("looking for model and data"):
-            self.settings.validate_reach()
+        if self.call.loaded is None:
+            with status("looking for model and data"):
+                self.settings.validate_reach()
         with status("loading torch"):
-            device = own_device(self.settings.device)
+            device = own_device(self.call.device or self.settings.device)
         self.processes = stack.enter_context(process_group(device))
         stack.enter_context(out_of_memory_is_a_user_error())
         if self.is_first:
@@ -165,13 +226,15 @@ class Session(Generic[Settings_co]):
                     every=self.settings.checkpoint_every,
                 )
             )
+            if not self.call.is_kept:
+                signals.message = NOT_KEPT
 
     def _load(self, device: str) -> dict[str, Any]:
         """Load the model, if the run has one, and return what identifies the run."""
-        self.sources = record_sources(self.settings.sources())
-        loaded = self.settings.load_model(device)
+        self.sources = record_sources(self.call.sources(self.settings.sources()))
+        loaded = self.call.loaded or self.settings.load_model(device)
         if loaded is not None:
-            self.loaded, self.weights = loaded, fingerprint(loaded.model)
+            self.loaded, self.weights = loaded, self.call.weights or fingerprint(loaded.model)
         made_with = {"versions": versions(), "weights": self.weights}
         return {"settings": self.recorded, **made_with, **self.sources}
 
@@ -211,9 +274,12 @@ class Session(Generic[Settings_co]):
         if key not in self.checkpoint:
             tensors = {}
             if self.is_first:
-                chosen = settings or self.settings
-                with status(f"reading {chosen.data}"):
-                    made = chosen.make_sequences(self.loaded, shuffle=shuffle)
+                made, chosen = self.call.inputs, settings or self.settings
+                if made is None or settings is not None:
+                    with status(f"reading {chosen.data}"):
+                        made = chosen.make_sequences(self.loaded, shuffle=shuffle)
+                elif shuffle:
+                    made = self.call.shuffled(chosen.seed)
                 tensors = made.to_tensors()
             self.checkpoint.save(key, tensors)
         return Sequences.from_tensors(self.checkpoint.load(key))

@@ -6,11 +6,21 @@ beside the other flags is refused, never ignored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import tyro
 
@@ -22,7 +32,7 @@ from nope_probe.data.documents import (
     validate_packing,
     validate_readable,
 )
-from nope_probe.errors import UserError, leaves_of, validate_choices
+from nope_probe.errors import TooFewLayersError, UserError, leaves_of, validate_choices
 from nope_probe.files import local_path
 from nope_probe.maps import default_rows
 from nope_probe.models.context import beyond_context, stated_lengths, validate_context
@@ -43,6 +53,7 @@ if TYPE_CHECKING:
     from nope_probe.models.load import LoadedModel
 
 _arg = tyro.conf.arg
+Chosen = TypeVar("Chosen", bound="BoundedSettings")
 
 
 @dataclass(frozen=True)
@@ -107,6 +118,37 @@ class BoundedSettings:
             if Path in leaves_of(hint) and value is not None:
                 paths = tuple(map(local_path, values))
                 object.__setattr__(self, name, paths if isinstance(value, tuple) else paths[0])
+
+
+def settings_from(kind: type[Chosen], values: Mapping[str, Any]) -> Chosen:
+    """Return settings from values by name, with tuples for lists and for single values.
+
+    Args:
+        kind: the class of the settings.
+        values: some of its values.
+
+    Raises:
+        UserError: for a name that is no option, with those that are.
+
+    Example:
+        >>> from nope_probe.behaviour import Settings
+        >>> settings_from(Settings, {"measures": "loss", "remove": ["mask", "mlp"]}).remove
+        ('mask', 'mlp')
+    """
+    dataclass_type: type = kind
+    hints, chosen = _hints_of(dataclass_type), dict(values)
+    for name, value in values.items():
+        if name not in hints:
+            raise UserError(f"unknown option {name!r}; there are {', '.join(sorted(hints))}")
+        if value is not None and _takes_several(hints[name]):
+            is_single = isinstance(value, str) or not isinstance(value, Collection)
+            chosen[name] = (value,) if is_single else tuple(value)
+    return kind(**chosen)
+
+
+def _takes_several(hint: object) -> bool:
+    """Return whether values of a type are tuples, or tuples among others."""
+    return get_origin(hint) is tuple or any(map(_takes_several, get_args(hint)))
 
 
 @cache
@@ -204,6 +246,8 @@ OFFSET_BINS = _arg(
 FORMAT = 3
 # A run stops between batches: one of long sequences must not take minutes.
 AUTO_BATCH_TOKENS, AUTO_BATCH_SEQS = 8192, 32
+# The `data` of a run on sequences that a call from Python gives.
+GIVEN = "given in Python"
 # Which settings mean nothing for a source of data; another value than the default is refused.
 MEANINGLESS = {
     "gaussian": ("windows", "pack", "bos", "shuffle"),
@@ -368,7 +412,7 @@ class RunSettings(SessionSettings):
         if self.pack:
             validate_packing(self.data, self.windows)
         validate_effects(self, self.without_effect())
-        if self.model.lower() in PARAMETER_FREE and self.data != "gaussian":
+        if self.model.lower() in PARAMETER_FREE and self.data not in ("gaussian", GIVEN):
             raise UserError(f"{self.model} takes gaussian vectors, not --data {self.data}")
         if self.model.lower() in CHECKPOINTS and self.data == "gaussian":
             raise UserError(f"{self.model} takes text or random tokens, not --data gaussian")
@@ -434,11 +478,13 @@ class RunSettings(SessionSettings):
         return loaded
 
     def validate_layers(self, info: ModelInfo) -> None:
-        """Check that some layer that the run measures attends.
+        """Check that there are the layers that the run measures, and that some of them attends.
 
         Raises:
-            UserError: if none does.
+            UserError: if there are not, or none does.
         """
+        if self.layers != "all" and self.layers > info.n_layers:
+            raise TooFewLayersError(info.name, depth=info.n_layers, requested=self.layers)
         if not self.layers_of(info):
             first = info.attending[0]
             raise UserError(

@@ -177,10 +177,10 @@ def test_the_functions_of_notebooks_number_layers_too(hybrid: Tiny) -> None:
     assert (slider.active, [step.label for step in slider.steps]) == (1, ["1", "3"])
     explorer = figures.explore(model, tokens, players=["mask"], n_folds=4)
     assert [view.layers for view in explorer.views] == [(1, 3), (1, 3)]
-    study = run_ablations(model, tokens, players=["mask", "mlp"], n_layers=2, n_folds=4)
-    assert [layer.layer for layer in study.layers] == [1]
-    with pytest.raises(ValueError, match="from 2 to 4 layers, got 1"):
-        run_ablations(model, tokens, n_layers=1)
+    study = run_ablations(model, tokens, players=["mask", "mlp"], layers=2, folds=4)
+    assert study.manifest["layers"] == [1]
+    with pytest.raises(ValueError, match="do not attend: L1 is the first that does"):
+        run_ablations(model, tokens, layers=1)
     with pytest.raises(ValueError, match="L0 does not attend"), ablated(model, MASK_OF_L0):
         pass
 

@@ -94,6 +94,18 @@ def test_the_paragraph_states_what_the_command_line_asked_for_and_what_was_run(
     assert "{" not in paragraph
 
 
+def test_sequences_without_documents_are_described_too(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    run_command(scores, *SMALL, "--layers", 1, "--data", "random", "--out", run)
+    capfd.readouterr()
+    run_command(reproduce, run, "--methods")
+    paragraph = capfd.readouterr().out
+    assert "the inputs were 11 sequences of 17 random tokens" in paragraph.lower()
+    assert "share a fold" not in paragraph
+
+
 def test_what_cannot_be_described_is_one_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

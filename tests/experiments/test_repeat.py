@@ -15,7 +15,7 @@ import torch
 from support.command_line import refused, run_command
 from support.refused_models import change
 
-from nope_probe import ablate, behaviour, circuit, layers, reproduce, scores, simulate
+from nope_probe import ablate, behaviour, circuit, layers, reproduce, scores, simulate, trace
 from nope_probe.experiments.repeat import (
     Comparison,
     compare_reports,
@@ -30,6 +30,7 @@ RUNS: dict[str, tuple[ModuleType, list[object]]] = {
     "scores": (scores, SMALL),
     "circuit": (circuit, [*SMALL[2:], "--explore", 0, "--remove", "mlp"]),
     "behaviour": (behaviour, [*SMALL[2:], "--measures", "loss", "--remove", "mlp"]),
+    "trace": (trace, [*SMALL[:-2], "--folds", 5, "--confirm", 0]),
     "simulate": (simulate, ["--n-samples", 130, "--n-layers", 2, "--seq-len", 11]),
 }
 

@@ -26,7 +26,7 @@ def test_each_replacement_has_the_tables_of_a_run_with_it_alone(
     model, inputs = bridge("llama"), tokens(16, 11)
     kinds = ("random", "identity", "mean")
     together, mean = (
-        run_ablations(model, inputs, players=PLAYERS, n_folds=4, replacement=replacement)
+        run_ablations(model, inputs, players=PLAYERS, folds=4, replacement=replacement)
         for replacement in (kinds, "mean")
     )
     for name in ("players", "interactions"):
@@ -45,7 +45,7 @@ def test_by_default_mean_says_what_is_lost_without_each_weight_from_the_fewest_c
 ) -> None:
     model, inputs = bridge("llama"), tokens(16, 11)
     study, whole = (
-        run_ablations(model, inputs, players=PLAYERS, n_folds=4, replacement=replacement)
+        run_ablations(model, inputs, players=PLAYERS, folds=4, replacement=replacement)
         for replacement in (None, ("identity", "mean"))
     )
     names = {name for name in study.maps if name.startswith("score_mean/")}
@@ -146,7 +146,7 @@ def test_bands_share_what_rope_brings(bridge: Callable[[str], Any]) -> None:
     model, inputs = bridge("llama"), tokens(16, 11)
     players = ["mask", "rope_high", "rope_low"]
     bands, whole = (
-        run_ablations(model, inputs, players=names, n_folds=4)
+        run_ablations(model, inputs, players=names, folds=4)
         for names in (players, ["mask", "rope"])
     )
     for name in ("score/none", "score/mask", "score/rope", "source/rope"):

@@ -31,11 +31,8 @@ def tokens(loaded: Any) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def study(loaded: Any) -> AblationStudy:
     """An attribution with every part that it can have."""
-    data, shuffled = (
-        sequences(tokenizer=loaded.tokenizer, shuffle=shuffle, **SMALL) for shuffle in (False, True)
-    )
-    options = {"n_folds": 5, "batch_size": 7, "reparametrise": 1, "seed": 3}
-    return run_ablations(loaded.model, data, players=PLAYERS, shuffled=shuffled, **options)
+    options = {"folds": 5, "batch_size": 7, "reparametrise": 1}
+    return run_ablations(loaded, players=PLAYERS, **options, **SMALL)
 
 
 def test_tables_and_maps_are_those_that_the_command_writes(
@@ -69,7 +66,7 @@ def test_players_can_be_unions_and_have_a_range_over_reparametrisations(
 def test_players_without_a_source_have_a_base_with_which_they_add_up(
     loaded: Any, tokens: torch.Tensor
 ) -> None:
-    study = run_ablations(loaded.model, tokens, players=["w_q", "w_k"], n_folds=5)
+    study = run_ablations(loaded.model, tokens, players=["w_q", "w_k"], folds=5)
     added = sum(study.maps[f"shapley/{name}"] for name in ("w_q", "w_k", "base"))
     np.testing.assert_allclose(added, study.maps["pattern/all"], atol=1e-4)
     players = study.players.query("layer == 1 and replacement == 'identity'")
@@ -82,7 +79,7 @@ def test_a_study_does_not_depend_on_the_batch_size_and_leaves_the_model_as_it_wa
 ) -> None:
     before = loaded.model(tokens)
     three, all_at_once = (
-        run_ablations(loaded.model, tokens, players=["sources"], n_folds=5, batch_size=size)
+        run_ablations(loaded.model, tokens, players=["sources"], folds=5, batch_size=size)
         for size in (3, 23)
     )
     for name, values in three.maps.items():
@@ -90,7 +87,8 @@ def test_a_study_does_not_depend_on_the_batch_size_and_leaves_the_model_as_it_wa
     assert torch.equal(loaded.model(tokens), before)
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert f"{4 * 23}/{4 * 23}" in shown.err  # all, without mask, without RoPE, without either
+    # All, without mask, without RoPE, without either; and two conditions on shuffled tokens.
+    assert f"{6 * 23}/{6 * 23}" in shown.err
 
 
 @pytest.mark.parametrize("spec", ["bridge:gpt2", "hooked:llama"])
@@ -100,7 +98,7 @@ def test_a_model_of_ones_own_is_studied(
     model, _ = model_of(spec)
     tokens = torch.randint(200, (19, 11), generator=torch.Generator().manual_seed(0))
     position = "pos_embed" if spec == "bridge:gpt2" else "rope"
-    study = run_ablations(model, tokens, players=["sources"], n_layers=1, n_folds=4)
+    study = run_ablations(model, tokens, players=["sources"], layers=1, folds=4)
     terms = ["content", "mask", position, f"mask_x_{position}", "position"]
     assert list(study.sources["term"]) == terms
     assert study.skip_keys == 0, "the sequences begin with different tokens"
@@ -111,7 +109,7 @@ def test_a_model_of_ones_own_is_studied(
 
 def test_a_parameter_free_model_takes_vectors() -> None:
     vectors = torch.nn.functional.normalize(torch.randn(13, 11, 64), dim=-1)
-    study = run_ablations(load("parameter-free", n_layers=2).model, vectors, n_folds=4)
+    study = run_ablations(load("parameter-free", n_layers=2).model, vectors, folds=4)
     assert study.skip_keys == 0
     assert list(study.players["player"]) == ["mask", "mask"]
 
@@ -119,12 +117,13 @@ def test_a_parameter_free_model_takes_vectors() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"n_folds": 3}, "expected from 4 to 23 folds for 23 sequences, got 3"),
-        ({"n_layers": 3}, "expected from 1 to 2 layers, got 3"),
-        ({"skip_keys": 9}, "expected from 0 to 8 skipped keys at 11 positions, got 9"),
+        ({"folds": 3}, "--folds 3: expected 4 <= folds"),
+        ({"folds": 24}, "expected from 4 to 23 folds for 23 sequences, got 24"),
+        ({"layers": 3}, "rope-tiny has 2 layers, 3 were asked for; try --layers all"),
+        ({"skip_keys": 9}, "--skip-keys 9 leaves no keys of 11"),
         ({"players": ["mlp", "w_x"]}, "unknown player 'w_x'"),
         ({"players": ["pos_embed"]}, "the model has no pos_embed; it has mask, rope"),
-        ({"players": ["sources"], "reparametrise": 1}, "reparametrise has no effect where no"),
+        ({"players": ["sources"], "reparametrise": 1}, "reparametrise has no effect"),
         ({"players": [f"rope[{n}:{n + 1}]" for n in range(11)]}, "11 players have 2,048 cond"),
     ],
 )
@@ -144,8 +143,8 @@ def test_few_sequences_are_as_many_folds_and_fewer_than_four_have_no_intervals(
     loaded: Any, tokens: torch.Tensor
 ) -> None:
     few, same = (
-        run_ablations(loaded.model, tokens[:5], players=["sources"], n_layers=1, n_folds=n_folds)
-        for n_folds in (None, 5)
+        run_ablations(loaded.model, tokens[:5], players=["sources"], layers=1, **folds)
+        for folds in ({}, {"folds": 5})
     )
     pd.testing.assert_frame_equal(few.sources, same.sources)
     with pytest.raises(ValueError, match="expected 4 sequences or more for intervals, got 3"):
@@ -154,5 +153,5 @@ def test_few_sequences_are_as_many_folds_and_fewer_than_four_have_no_intervals(
 
 def test_shuffled_tokens_have_no_shuffled_control(loaded: Any) -> None:
     tokens = sequences(tokenizer=loaded.tokenizer, shuffle=True, **SMALL)
-    with pytest.raises(ValueError, match="the tokens are shuffled already"):
-        run_ablations(loaded.model, tokens, shuffled=tokens)
+    study = run_ablations(loaded.model, tokens, players=["sources"])
+    assert set(study.tables["controls"]["tokens"]) == {"shuffled"}

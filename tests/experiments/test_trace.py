@@ -119,14 +119,14 @@ def test_in_memory_it_gives_what_the_command_writes(done: Path) -> None:
     saved, run = load_file(done / "tokens.safetensors"), read_run(done)
     tokens, documents = (torch.from_numpy(saved[name]) for name in ("tokens", "documents"))
     data = Sequences(inputs=tokens, documents=documents, name="x", bos=True, kind="text")
-    found = run_trace(load("nope-tiny").model, data, layers=3, n_folds=5, batch_size=7)
+    found = run_trace(load("nope-tiny").model, data, layers=3, folds=5, batch_size=7)
     for name, table in found.tables.items():
         if name != "effects":
             pd.testing.assert_frame_equal(run.tables[name], table, rtol=1e-5, atol=1e-6)
     assert set(found.maps) == set(run.maps)
     assert repr(found).startswith("Trace of L0, L1, L2: L2's position is written by L1H1 and L1H0")
-    with pytest.raises(ValueError, match="expected at least 5 folds, got 4"):
-        run_trace(load("nope-tiny").model, data, n_folds=4)
+    with pytest.raises(ValueError, match="--folds 4: expected 5 <= folds"):
+        run_trace(load("nope-tiny").model, data, folds=4)
 
 
 def test_the_answer_names_the_main_writers_and_what_comes_from_the_first_token() -> None:

@@ -67,7 +67,7 @@ def test_the_window_is_a_source_and_its_terms_are_differences_of_plain_models(
     tiny: Callable[[str], Any], bridge: Callable[[str], Any]
 ) -> None:
     tokens = torch.randint(200, (16, 23), generator=torch.Generator().manual_seed(0))
-    study = run_ablations(bridge("mistral"), tokens, players=["sources"], n_folds=4)
+    study = run_ablations(bridge("mistral"), tokens, players=["sources"], folds=4)
     assert list(study.sources.query("layer == 1")["term"]) == [*TERMS, "position"]
     row, key = torch.arange(23)[:, None], torch.arange(23)
     kept = (key < row) & (row - key < 5)

@@ -82,7 +82,7 @@ def analyse(
         "query_stride": query_stride(len(measured.intact.query_positions)),
         "layers": list(plan.layers),
         "windows": windows_of(layer_folds(measured.intact)),
-        "lengths": session.settings.stated_lengths(),
+        "lengths": {} if session.call.loaded else session.settings.stated_lengths(),
         **analysis.record(),
     }
     run = Run(
@@ -91,6 +91,8 @@ def analyse(
         files={"maps.safetensors": maps, "folds.safetensors": folds},
         tables=analysis.tables(),
     )
+    if not session.call.is_kept:
+        return run
     replacement = plan.substitutes[0].replacement if plan.removes_weights else ""
     explorer = explorer_of(
         measured.maps, plan.switches, skip_keys, analysis.kept_patterns(), replacement

@@ -24,7 +24,7 @@ from nope_probe.components import (
 )
 from nope_probe.errors import UserError
 from nope_probe.experiments.removals import GainFlag
-from nope_probe.runtime.session import Session
+from nope_probe.runtime.session import Call, Session
 from nope_probe.runtime.settings import OFFSET_BINS, Bounds, RunSettings, validate_effects
 from nope_probe.runtime.terminal import status
 
@@ -156,19 +156,18 @@ class Settings(RunSettings):
             return ("mask", "rope")
         return self.players
 
-    @property
-    def has_shuffled_control(self) -> bool:
-        """Whether the tokens have an order that shuffling removes, so that it is a control."""
-        return not self.shuffle and self.data not in ("random", "gaussian")
 
-
-def run(settings: Settings) -> Path:
+def run(settings: Settings, call: Call | None = None) -> Path:
     """Run the attribution unless it is finished, and return its folder.
+
+    Args:
+        settings: the command's.
+        call: what a call from Python gives beside them.
 
     Raises:
         UserError: for what cannot be done.
     """
-    with Session("ablate", settings) as session:
+    with Session("ablate", settings, call) as session:
         if not session.finished:
             plan = plan_of(session)
             measured = measure(session, plan)
@@ -235,7 +234,7 @@ def measure(session: Session[Settings], plan: Plan) -> Measured:
     from nope_probe.hooks.reading.residual_cache import GIGABYTE
 
     settings, engine, shuffled = session.settings, Engine.of(session), None
-    if settings.has_shuffled_control:
+    if session.sequences().kind == "text":  # with an order that shuffling removes
         shuffled = session.sequences("shuffled-inputs", shuffle=True)
     keys = plan.keys(shuffled is not None)
     if f"score/{plan.name(plan.conditions[0])}" not in session.checkpoint:
@@ -253,7 +252,7 @@ def measure(session: Session[Settings], plan: Plan) -> Measured:
 
 def show_sources(session: Session[Settings], plan: Plan, measured: Measured) -> None:
     """Write the page of the sources, which the finished run replaces."""
-    if session.is_first and not session.has_first_page:
+    if session.is_first and session.call.is_kept and not session.has_first_page:
         from nope_probe.experiments.ablation.analyse import first_page
 
         session.write_first_page(first_page(session, plan, measured))

@@ -81,6 +81,8 @@ def analyse(session: Session[Settings], plan: Plan, measured: Measured) -> Run:
         arrays={"tokens": {name: array.numpy() for name, array in tokens.items()}},
         tables=tables_of(plan, measured, skip),
     )
+    if not session.call.is_kept:
+        return run
     return replace(run, page=report(run).html(manifest))
 
 

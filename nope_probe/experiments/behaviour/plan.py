@@ -24,7 +24,7 @@ from nope_probe.experiments.behaviour.measures import QUANTITIES, Measure, make_
 from nope_probe.experiments.behaviour.settings import Settings
 from nope_probe.experiments.engine import validate_first_sequence
 from nope_probe.experiments.removals import irreplaceable, validate_removable
-from nope_probe.hooks.layers.model import numbered_layers
+from nope_probe.hooks.layers.model import numbered_layers, positions_of
 from nope_probe.hooks.removing.targets import components
 from nope_probe.runtime.session import Session
 
@@ -118,6 +118,9 @@ def make_plan(session: Session[Settings]) -> Plan:
             of which the model or the data can show.
     """
     settings, model, text = session.settings, session.loaded.model, session.sequences()
+    tokenizer = session.loaded.tokenizer
+    if tokenizer is None or text.kind in ("random", "vectors"):
+        raise UserError("behaviour is measured on text, with a language model and its tokenizer")
     has = components(model)
     left_out = irreplaceable(model)
     conditions = make_conditions(has, settings.remove, settings.substitutes, left_out)
@@ -135,8 +138,6 @@ def make_plan(session: Session[Settings]) -> Plan:
         reasons = "; ".join(f"{name}: {skipped[name]}" for name in settings.measures)
         raise UserError(f"nothing to measure ({reasons})")
     w_q = settings.substitutes[0].without(["w_q"])
-    tokenizer = session.loaded.tokenizer
-    assert tokenizer is not None  # it made the text
     return Plan(
         conditions=conditions,
         heads={
@@ -169,7 +170,8 @@ def make_probes(
     skipped: dict[str, str] = {}
     start, prefix = int(data.bos), settings.prefix_len
     segment = (settings.seq_len - start) // 2
-    random = session.sequences("random", settings=settings.random_segments(start + segment))
+    random = session.sequences("random", settings=settings.random_segments(start, segment))
+    random_tokens = torch.cat([data.inputs[:, :start], random.inputs[:, -segment:]], 1)
     text = probe_of(data, prefix)
     generator = torch.Generator().manual_seed(settings.seed)
     probes = {
@@ -179,7 +181,7 @@ def make_probes(
         ),
         "order": replace(text, tokens=shuffled_prefix(text.tokens, prefix, start, generator)),
         "copy_random": replace(
-            probe_of(random, start + segment), tokens=repeated(random.inputs, segment, start)
+            probe_of(random, start + segment), tokens=repeated(random_tokens, segment, start)
         ),
     }
     if data.bos:
@@ -251,6 +253,14 @@ def long_windows(session: Session[Settings], has: Sequence[Component]) -> Probe:
         raise UserError(
             f"the trained context of {trained} tokens is not shorter than --max-len "
             f"{settings.max_len}"
+        )
+    if session.call.inputs is not None:
+        raise UserError(f"it takes windows of {length} tokens, and other sequences are given")
+    n_positions = positions_of(session.loaded.model)
+    if n_positions is not None and length > n_positions:
+        raise UserError(
+            f"the model has {n_positions} positions: load it with n_ctx={length}, or lower "
+            "--max-len"
         )
     if settings.prefix_len > trained - trained // 4:
         raise UserError(

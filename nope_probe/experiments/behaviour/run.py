@@ -2,22 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Unpack
 
+from nope_probe.components import Gain, Replacement
+from nope_probe.experiments.behaviour.measures import Measure
 from nope_probe.experiments.behaviour.settings import Settings
-from nope_probe.runtime.folder import Run, read_run
-from nope_probe.runtime.session import Session
+from nope_probe.experiments.given import RunOptions, run_of
+from nope_probe.runtime.folder import Run
+from nope_probe.runtime.session import Call, Session
 from nope_probe.runtime.terminal import status
 
+if TYPE_CHECKING:
+    from nope_probe.experiments.given import Model
+    from nope_probe.hooks.layers.model import Given
 
-def run(settings: Settings) -> Path:
+
+class BehaviourOptions(RunOptions, total=False):
+    """The options of `run_behaviour`, which are the flags of `behaviour`."""
+
+    measures: Measure | Sequence[Measure]
+    remove: str | Sequence[str] | None
+    prefix: int | None
+    gain: Gain
+    replacement: Replacement | Sequence[Replacement]
+    heads: bool
+    trained_len: int | None
+    max_len: int
+
+
+def run(settings: Settings, call: Call | None = None) -> Path:
     """Measure the model's behaviour unless that is finished, and return the run's folder.
+
+    Args:
+        settings: the command's.
+        call: what a call from Python gives beside them.
 
     Raises:
         UserError: for what cannot be done.
     """
-    with Session("behaviour", settings) as session:
+    with Session("behaviour", settings, call) as session:
         if not session.finished:
             from nope_probe.experiments.behaviour.analyse import analyse
             from nope_probe.experiments.behaviour.capture import capture
@@ -31,30 +56,35 @@ def run(settings: Settings) -> Path:
     return session.folder
 
 
-def run_behaviour(model: str = "rope-tiny", **settings: Any) -> Run:
+def run_behaviour(
+    model: Model,
+    inputs: Given | None = None,
+    *,
+    out: Path | str | None = None,
+    **options: Unpack[BehaviourOptions],
+) -> Run:
     """Measure a model's behaviour as the `behaviour` command does, and return its tables.
 
-    The run is written to a folder, and the same call reads it from there again.
-
     Args:
-        model: a shipped or friendly name, a Hub id or a local Hugging Face folder.
-        settings: the command's flags with underscores: `measures=["loss"]`, `remove=["mask"]`, ...
+        model: a name, as the command takes it; what `load` returns; a HookedTransformer or a
+            TransformerBridge, with its tokenizer.
+        inputs: text, as `capture_losses` takes it; the sequences of one text are one document only
+            where `sequences` cut them. By default the sequences that the options describe (`data`,
+            `n_seqs`, `seq_len`, ...). Extrapolation needs windows of its own, so it is measured
+            without inputs alone.
+        out: a folder for the run, as the command writes it; the same call reads it again. By
+            default nothing is kept.
+        options: the command's flags, with underscores: `measures=["loss"]`, `remove=["mask"]`, ...
 
     Raises:
         UserError: for what cannot be done.
 
     Example:
-        >>> from pathlib import Path
-        >>> from tempfile import TemporaryDirectory
         >>> from nope_probe import run_behaviour
         >>> small = dict(n_seqs=16, seq_len=24, measures=["loss"], remove=["mlp"])
-        >>> with TemporaryDirectory() as folder:
-        ...     run = run_behaviour("nope-tiny", out=Path(folder, "run"), **small)
+        >>> run = run_behaviour("nope-tiny", **small)
         >>> table = run.tables["behaviour"].set_index(["measure", "condition"])
         >>> bool(table.loc[("loss", "mlp"), "difference_low"] > 1)
         True
     """
-    tuples: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()
-    }
-    return read_run(run(Settings(model=model, **tuples)))
+    return run_of(run, Settings, model, inputs, out, options)

@@ -16,7 +16,7 @@ from nope_probe.components import (
     validate_replacements,
     without_weights,
 )
-from nope_probe.errors import TooFewLayersError, UserError
+from nope_probe.errors import UserError
 from nope_probe.experiments.behaviour.measures import (
     MEASURES,
     SHORTEST,
@@ -27,6 +27,7 @@ from nope_probe.experiments.removals import GainFlag
 from nope_probe.models.names import trained_length
 from nope_probe.runtime.settings import (
     COUNT,
+    GIVEN,
     LARGEST,
     LAYERS,
     SEQ_LEN,
@@ -36,7 +37,6 @@ from nope_probe.runtime.settings import (
 )
 
 if TYPE_CHECKING:
-    from nope_probe.models.info import ModelInfo
     from nope_probe.models.load import LoadedModel
 
 _arg = tyro.conf.arg
@@ -179,24 +179,26 @@ class Settings(RunSettings):
         """Return how many tokens the extrapolation's windows have, for a model's context."""
         return min(TIMES * self.trained_len_of(n_ctx), self.max_len)
 
-    def validate_layers(self, info: ModelInfo) -> None:
-        """Check that there are the layers in which position and pattern are read.
-
-        Raises:
-            UserError: if there are not, or none of them attends.
-        """
-        if self.layers != "all" and self.layers > info.n_layers:
-            raise TooFewLayersError(info.name, depth=info.n_layers, requested=self.layers)
-        super().validate_layers(info)
-
     def long_windows(self, n_ctx: int) -> Settings:
         """Return the settings that make the extrapolation's windows: about as many tokens."""
         length = self.extrapolated_len(n_ctx)
         n_seqs = max(self.folds, self.n_seqs * self.seq_len // length)
         return replace(self, n_seqs=n_seqs, seq_len=length, beyond_context=True)
 
-    def random_segments(self, length: int) -> Settings:
-        """Return the settings that make sequences of random tokens."""
+    def random_segments(self, n_bos: int, segment: int) -> Settings:
+        """Return the settings that make segments of random tokens, behind a BOS token or not.
+
+        Sequences that are given begin with a token of their own, or with none.
+        """
+        length, bos = n_bos + segment, self.bos
+        if self.data == GIVEN:
+            length, bos = max(segment, int(SEQ_LEN.low)), "never"
         return replace(
-            self, data="random", seq_len=length, windows="random", pack=False, shuffle=False
+            self,
+            data="random",
+            seq_len=length,
+            windows="random",
+            pack=False,
+            bos=bos,
+            shuffle=False,
         )

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from nope_probe.analyses.positions import MIN_FOLDS, Side, clock, readers, term_maps
-from nope_probe.errors import closed_choices
-from nope_probe.experiments.engine import (
-    Engine,
-    as_sequences,
-    folds_for_intervals,
-)
+from nope_probe.analyses.positions import Side, clock, readers, term_maps
+from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.tables import term_table, writer_table
 from nope_probe.experiments.trace.effects import measure_effects
 from nope_probe.experiments.trace.sections import answer, headline, report
 from nope_probe.figures.position_figure import ALL, CLOCKS
 from nope_probe.figures.words import reader_of, with_readers
-from nope_probe.hooks.layers.model import Given, layers_of
-from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.maps.folds import folds_of
 from nope_probe.maps.positions import PositionSums
 from nope_probe.runtime.folder import Run
@@ -62,69 +55,6 @@ class Trace:
         """Return who writes the position of the strongest pattern, and what there is."""
         readers = ", ".join(f"L{layer}" for layer in self.terms["layer"].unique())
         return f"Trace of {readers}: {answer(self.tables)}"
-
-
-@closed_choices("writers", "skip_keys")
-def run_trace(
-    model: HookedModel,
-    inputs: Given,
-    *,
-    layers: int | None = None,
-    writers: Literal["heads", "layers"] = "heads",
-    per_head: bool = False,
-    confirm: int = 0,
-    batch_size: int = 32,
-    n_folds: int | None = None,
-    skip_keys: int | Literal["auto"] = "auto",
-    query_rows: int | None = None,
-) -> Trace:
-    """Find who writes the position that each layer reads, as the `trace` command does.
-
-    Args:
-        model: a HookedTransformer or TransformerBridge.
-        inputs: `Sequences`, or what `capture_scores` takes; vectors for a parameter-free model.
-        layers: how many first blocks to read; all by default.
-        writers: whether heads write one by one, or each block's attention as a whole.
-        per_head: whether each head is a reader, not each layer.
-        confirm: for how many of the strongest writers to measure what the reader loses without
-            their position.
-        batch_size: sequences per forward pass.
-        n_folds: parts of the data that intervals are made from, 5 or more; by default 8, or as many
-            as there are documents if these are fewer.
-        skip_keys: first keys to leave out; `auto`: 1 where all sequences begin with the same token.
-        query_rows: how many rows the maps have; see `capture_scores`.
-
-    Raises:
-        ValueError: for too few sequences or folds.
-        NotImplementedError: for a family whose residual stream, RoPE or projections have another
-            form than a sum, pairs that turn, and linear maps between norms.
-
-    Example:
-        >>> from nope_probe import load, run_trace, sequences
-        >>> loaded = load("nope-tiny", n_layers=3)
-        >>> data = sequences(tokenizer=loaded.tokenizer, n_seqs=64, seq_len=24)
-        >>> found = run_trace(loaded.model, data)
-        >>> shares = found.writers.query("layer == 2").groupby("writer")["share"].sum()
-        >>> sorted(shares[shares > 0.5].index)
-        ['L1H0', 'L1H1']
-    """
-    data = as_sequences(model, inputs)
-    n_folds = folds_for_intervals(data, n_folds)
-    if n_folds < MIN_FOLDS:
-        raise ValueError(f"expected at least {MIN_FOLDS} folds, got {n_folds}")
-    engine = Engine(
-        model=model,
-        inputs=data.inputs,
-        documents=data.documents,
-        batch_size=batch_size,
-        n_folds=n_folds,
-        query_rows=query_rows,
-    )
-    attending = [layer.index for layer in layers_of(model)]
-    first = [layer for layer in attending if layers is None or layer < layers]
-    sums = engine.positions(None, layers=first, writers=writers, per_head=per_head)
-    skipped = int(data.bos) if skip_keys == "auto" else skip_keys
-    return trace_of(engine, sums, skip_keys=skipped, confirm=confirm)
 
 
 def trace_of(
@@ -207,6 +137,8 @@ def analyse(session: Session[RunSettings], trace: Trace, reader: str | None = No
     }
     arrays = {"maps": trace.maps, "tokens": input_arrays(inputs)}
     run = Run(manifest=manifest, arrays=arrays, tables=trace.tables)
+    if not session.call.is_kept:
+        return run
     return replace(run, page=report(run).html(manifest))
 
 

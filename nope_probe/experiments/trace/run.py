@@ -5,18 +5,21 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
 import tyro
 
 from nope_probe.errors import UserError
+from nope_probe.experiments.given import RunOptions, run_of
 from nope_probe.runtime.places import validate_memory
-from nope_probe.runtime.session import Session
+from nope_probe.runtime.session import Call, Session
 from nope_probe.runtime.settings import LARGEST, Bounds, RunSettings
 from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
+    from nope_probe.experiments.given import Model
     from nope_probe.experiments.trace.analyse import Trace
+    from nope_probe.hooks.layers.model import Given
     from nope_probe.models.info import ModelInfo
 
 _arg = tyro.conf.arg
@@ -119,13 +122,26 @@ class Settings(RunSettings):
         return 8 * self.folds * n_writers * self.seq_len * width
 
 
-def run(settings: Settings) -> Path:
+class TraceOptions(RunOptions, total=False):
+    """The options of `run_trace`, which are the flags of `trace`."""
+
+    reader: str | None
+    writers: Literal["heads", "layers"]
+    per_head: bool
+    confirm: int
+
+
+def run(settings: Settings, call: Call | None = None) -> Path:
     """Trace position unless that is finished, and return the run's folder.
+
+    Args:
+        settings: the command's.
+        call: what a call from Python gives beside them.
 
     Raises:
         UserError: for what cannot be done.
     """
-    with Session("trace", settings) as session:
+    with Session("trace", settings, call) as session:
         if not session.finished:
             trace = capture(session)
             if session.is_first:
@@ -169,3 +185,41 @@ def capture(session: Session[Settings]) -> Trace:
             )
     except NotImplementedError as error:
         raise UserError(f"{session.loaded.info.name} cannot be traced: {error}") from error
+
+
+def run_trace(
+    model: Model,
+    inputs: Given | None = None,
+    *,
+    out: Path | str | None = None,
+    **options: Unpack[TraceOptions],
+) -> Trace:
+    """Find who writes the position that each layer reads, as the `trace` command does.
+
+    Args:
+        model: a name, as the command takes it; what `load` returns; a HookedTransformer or a
+            TransformerBridge. A model that is no name is traced in all its layers by default.
+        inputs: what `capture_scores` takes; vectors for a parameter-free model. By default the
+            sequences that the options describe (`data`, `n_seqs`, `seq_len`, ...).
+        out: a folder for the run, as the command writes it; the same call reads it again. By
+            default nothing is kept.
+        options: the command's flags, with underscores: `per_head=True`, `confirm=0`, ...
+
+    Raises:
+        UserError: for what cannot be done, such as too few sequences or folds, or a family whose
+            residual stream, RoPE or projections have another form than a sum, pairs that turn, and
+            linear maps between norms.
+
+    Example:
+        >>> from nope_probe import load, run_trace, sequences
+        >>> loaded = load("nope-tiny", n_layers=3)
+        >>> data = sequences(tokenizer=loaded.tokenizer, n_seqs=64, seq_len=24)
+        >>> trace = run_trace(loaded, data, confirm=0)
+        >>> shares = trace.writers.query("layer == 2").groupby("writer")["share"].sum()
+        >>> sorted(shares[shares > 0.5].index)
+        ['L1H0', 'L1H1']
+    """
+    from nope_probe.experiments.trace.analyse import Trace
+
+    run_read = run_of(run, Settings, model, inputs, out, options)
+    return Trace(**run_read.tables, maps={**run_read.maps})

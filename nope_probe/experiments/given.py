@@ -1,0 +1,149 @@
+"""The public `run_*` functions: a command's run of a model by name, or of a model in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
+
+from nope_probe.errors import UserError
+from nope_probe.runtime.folder import Run, read_run
+from nope_probe.runtime.processes import process_count
+from nope_probe.runtime.session import Call
+from nope_probe.runtime.settings import GIVEN, RunSettings, settings_from
+
+if TYPE_CHECKING:
+    from nope_probe.hooks.layers.model import Given
+    from nope_probe.hooks.layers.protocols import HookedModel
+    from nope_probe.models.load import LoadedModel
+
+    Model: TypeAlias = str | HookedModel | LoadedModel
+
+Settings = TypeVar("Settings", bound=RunSettings)
+OF_MODEL = ("revision", "device", "device_map", "dtype")
+OF_INPUTS = (
+    *("data", "windows", "pack", "bos", "alpha", "shuffle"),
+    *("n_seqs", "seq_len", "beyond_context"),
+)
+
+
+class RunOptions(TypedDict, total=False):
+    """The options that `ablate`, `behaviour` and `trace` share; see their flags."""
+
+    revision: str | None
+    data: str
+    windows: Literal["random", "start"]
+    pack: bool
+    bos: Literal["auto", "always", "never"]
+    alpha: float
+    shuffle: bool
+    layers: int | Literal["all"]
+    n_seqs: int
+    seq_len: int
+    beyond_context: bool
+    batch_size: int | Literal["auto"]
+    folds: int
+    query_rows: int | None
+    skip_keys: int | Literal["auto"]
+    seed: int
+    device: str
+    device_map: Literal["auto", "balanced", "sequential"] | None
+    dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"]
+    checkpoint_every: int
+
+
+def run_of(
+    run: Callable[[Settings, Call], Path],
+    kind: type[Settings],
+    model: Model,
+    inputs: Given | None,
+    out: Path | str | None,
+    options: Mapping[str, object],
+) -> Run:
+    """Run a command from Python, and read its tables and maps.
+
+    Args:
+        run: the command's.
+        kind: the class of its settings.
+        model: a name, as the command takes it, what `load` returns, a HookedTransformer or a
+            TransformerBridge.
+        inputs: what the captures take; by default the sequences that the options describe.
+        out: the folder of the run; by default a temporary one.
+        options: the command's flags, with underscores.
+
+    Raises:
+        UserError: for what cannot be done.
+    """
+    if out is None and process_count() > 1:
+        raise UserError("several processes share the folder of a run: name it, out=FOLDER")
+    settings, call = _settings_of(kind, model, inputs, options)
+    with TemporaryDirectory(prefix="nope-probe-") as temporary:
+        folder = Path(temporary, "run") if out is None else Path(out)
+        settings = replace(settings, out=folder)
+        return read_run(run(settings, replace(call, is_kept=out is not None)))
+
+
+def _settings_of(
+    kind: type[Settings], model: Model, inputs: Given | None, options: Mapping[str, object]
+) -> tuple[Settings, Call]:
+    """Return the settings of a run, and the model and sequences that are not made from them.
+
+    A model in memory is studied in all of its layers, and given sequences are dealt to 8 folds or
+    as many as there are documents, unless the options say otherwise.
+
+    Raises:
+        UserError: for an option that does not exist, or has no effect.
+    """
+    if inputs is not None:
+        _refuse(options, OF_INPUTS, "inputs of your own")
+    if isinstance(model, str):
+        settings = settings_from(kind, {**options, "model": model})
+        if inputs is None:
+            return settings, Call()
+        loaded = _load(settings)
+    else:
+        _refuse(options, OF_MODEL, "a model in memory")
+        settings = settings_from(kind, {"layers": "all", **options})
+        loaded = _as_loaded(model)
+        settings = replace(settings, model=loaded.info.name)
+        settings.validate_layers(loaded.info)
+    if inputs is None:
+        return settings, Call(loaded=loaded)
+    from nope_probe.experiments.engine import as_sequences, folds_for_intervals
+
+    data = as_sequences(loaded.model, inputs)
+    n_seqs, seq_len = data.inputs.shape[:2]
+    n_folds = folds_for_intervals(data, settings.folds if "folds" in options else None)
+    settings = replace(settings, data=GIVEN, n_seqs=n_seqs, seq_len=seq_len, folds=n_folds)
+    return settings, Call(loaded=loaded, inputs=data)
+
+
+def _refuse(options: Mapping[str, object], names: Collection[str], given: str) -> None:
+    for name in options:
+        if name in names:
+            raise UserError(f"{name} has no effect beside {given}: leave it out")
+
+
+def _load(settings: RunSettings) -> LoadedModel:
+    """Load the model that the settings name, before the run: inputs become its tokens."""
+    from nope_probe.runtime.processes import own_device
+
+    settings.validate_reach()
+    return settings.load_model(own_device(settings.device))
+
+
+def _as_loaded(model: HookedModel | LoadedModel) -> LoadedModel:
+    """Return a model in memory with its tokenizer and its description."""
+    from nope_probe.experiments.engine import name_of
+    from nope_probe.hooks.layers.model import layers_of
+    from nope_probe.models.info import describe
+    from nope_probe.models.load import LoadedModel
+
+    if isinstance(model, LoadedModel):
+        return model
+    layers_of(model)  # raises for what is no model
+    hooked: Any = model
+    info = describe(model, name_of(model))
+    return LoadedModel(model=hooked, tokenizer=getattr(model, "tokenizer", None), info=info)

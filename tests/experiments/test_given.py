@@ -1,0 +1,230 @@
+"""The public `run_*` functions are the commands, of a model by name or of one in memory."""
+
+import tempfile
+from collections.abc import Sequence
+from copy import deepcopy
+from importlib import import_module
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from support.command_line import refused, run_command
+
+import nope_probe
+from nope_probe import capture_losses, load, read_run, reproduce, sequences
+from nope_probe.data.sequences import Sequences
+from nope_probe.errors import UserError
+from nope_probe.runtime.folder import read_manifest
+
+SIZES: dict[str, Any] = {"n_seqs": 29, "seq_len": 23, "seed": 3}
+# Of each function: its command, its options, and which tables come from shuffled tokens too.
+RUNS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
+    "run_ablations": ("ablation.study", {"players": ["mask", "w_q"]}, ("controls", "non_relative")),
+    "run_behaviour": ("behaviour.run", {"measures": ["loss", "copy"], "remove": ["mask"]}, ()),
+    "run_trace": ("trace.run", {"confirm": 2, "writers": "layers"}, ()),
+}
+OPTIONS = {
+    "run_ablations": "AblationOptions",
+    "run_behaviour": "BehaviourOptions",
+    "run_trace": "TraceOptions",
+}
+each_function = pytest.mark.parametrize("name", RUNS)
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Any:
+    return load("rope-tiny")
+
+
+@pytest.fixture(scope="module")
+def text(loaded: Any) -> Sequences:
+    return sequences(tokenizer=loaded.tokenizer, **SIZES)
+
+
+def compare(found: Any, expected: Any, names: Sequence[str] = ()) -> None:
+    """Check that two runs have equal tables, but for the rows on shuffled tokens of some."""
+    assert found.tables.keys() == expected.tables.keys()
+    for name, table in expected.tables.items():
+        if name in names:
+            own, table = (
+                each[each["tokens"] != "shuffled"] for each in (found.tables[name], table)
+            )
+            pd.testing.assert_frame_equal(own, table)
+        else:
+            pd.testing.assert_frame_equal(found.tables[name], table)
+    for name, cells in getattr(expected, "arrays", {}).get("maps", {}).items():
+        np.testing.assert_array_equal(found.maps[name], cells)
+
+
+@each_function
+def test_a_name_and_a_model_in_memory_or_in_a_folder_give_what_the_command_writes(
+    name: str, loaded: Any, text: Sequences, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, options, shuffled = RUNS[name]
+    function = getattr(nope_probe, name)
+    flags = [f"--{option.replace('_', '-')} {value}" for option, value in SIZES.items()]
+    flags += [
+        f"--{option} {' '.join(value) if isinstance(value, list) else value}"
+        for option, value in options.items()
+    ]
+    words = {"run_ablations": "ablate"}.get(name, name.removeprefix("run_"))
+    command = import_module(f"nope_probe.{words}")
+    typed = [word for flag in flags for word in flag.split()]
+    run_command(command, *typed, "--folds", 5, "--model", "rope-tiny", "--out", tmp_path / "typed")
+    command_run = read_run(tmp_path / "typed")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    whole = {**options, **SIZES, "folds": 5}
+    compare(function("rope-tiny", **whole), command_run)
+    compare(function(loaded, **whole), command_run)
+    given = {**options, "folds": 5, "seed": 3}
+    kept = tmp_path / "kept"
+    in_folder = function(loaded.model, text, out=kept, **given)
+    compare(in_folder, command_run, shuffled)
+    compare(function("rope-tiny", text, layers="all", **given), in_folder)
+    assert not [*temporary.iterdir()]
+    assert (kept / "report.html").stat().st_size > 10_000
+    monkeypatch.setattr("nope_probe.hooks.reading.streaming.run_forward", None)
+    compare(function(loaded.model, text, out=kept, **given), in_folder)
+    compare(function("rope-tiny", out=tmp_path / "typed", **whole), command_run)
+
+
+def test_a_folder_belongs_to_weights_tokens_and_documents(
+    loaded: Any, text: Sequences, tmp_path: Path
+) -> None:
+    def run(model: Any, inputs: Any) -> Any:
+        out = tmp_path / "run"
+        return nope_probe.run_ablations(model, inputs, out=out, players=["sources"], layers=1)
+
+    run(loaded, text)
+    model = deepcopy(loaded.model)
+    next(model.parameters()).data.view(-1)[5] += 1
+    assert text.documents is not None
+    other = Sequences(inputs=text.inputs, name=text.name, bos=text.bos, documents=-text.documents)
+    tokens = text.inputs.clone()
+    tokens[3, 4] += 1
+    for case in ((model, text), (loaded, tokens), (loaded, text.inputs), (loaded, other)):
+        with pytest.raises(UserError, match="run holds a run with other settings; choose another"):
+            run(*case)
+    assert set(run(loaded, text).sources["layer"]) == {0}
+
+
+@pytest.mark.parametrize(("n_cut", "first"), [(0, None), (1, None), (1, 7)])
+def test_losses_of_given_tokens_are_the_models_and_random_segments_begin_as_the_tokens_do(
+    n_cut: int, first: int | None, loaded: Any, text: Sequences, tmp_path: Path
+) -> None:
+    tokens = text.inputs[:, n_cut:].clone()
+    if first is not None:  # all begin with a token that is no BOS
+        tokens[:, 0] = first
+    options = {"measures": ["loss", "copy"], "remove": ["mlp"], "prefix": 5}
+    run = nope_probe.run_behaviour(loaded, tokens, **options)
+    table = run.tables["behaviour"].set_index(["measure", "condition"])["value"]
+    expected = capture_losses(loaded.model, tokens).double().mean()
+    assert table["loss", "intact"] == pytest.approx(float(expected), rel=1e-6)
+    n_first = int(n_cut == 0 or first is not None)
+    assert run.manifest["data"]["bos"] == bool(n_first)
+    repeated = torch.from_numpy(run.arrays["tokens"]["copy_random"])
+    segment = (tokens.shape[1] - n_first) // 2
+    assert torch.equal(repeated[:, :n_first], tokens[:, :n_first])
+    halves = repeated[:, n_first:].split(segment, dim=1)
+    assert torch.equal(*halves)
+    assert loaded.tokenizer.bos_token_id not in halves[0]
+
+
+def test_extrapolation_of_a_model_in_memory_takes_its_positions_and_sequences_of_its_own(
+    loaded: Any, text: Sequences
+) -> None:
+    options = {"measures": ["loss", "extrapolation"], "remove": ["mlp"], "n_seqs": 16}
+    run = nope_probe.run_behaviour(loaded, seq_len=23, max_len=512, **options)
+    skipped = run.manifest["skipped"].get("extrapolation", "")
+    if hasattr(loaded.model, "original_model"):  # a bridge without learned positions has no end
+        assert skipped == ""
+    else:
+        assert skipped == "the model has 256 positions: load it with n_ctx=512, or lower --max-len"
+    del options["n_seqs"]
+    run = nope_probe.run_behaviour(loaded, text, **options)
+    assert run.manifest["skipped"]["extrapolation"].startswith("it takes windows of 512 tokens")
+
+
+@each_function
+def test_the_options_are_the_flags_of_the_command(name: str) -> None:
+    module = import_module(f"nope_probe.experiments.{RUNS[name][0]}")
+
+    def plain(hint: Any) -> Any:
+        """Return a type's parts; of several values, or of a single one, that of a tuple's."""
+        if get_origin(hint) in (tuple, Sequence):
+            return plain(get_args(hint)[0])
+        parts = [plain(part) for part in get_args(hint) if part is not ...]
+        return frozenset().union(*parts) if parts else frozenset([hint])
+
+    options, settings = (
+        get_type_hints(of, localns={"str": str})
+        for of in (getattr(module, OPTIONS[name]), module.Settings)
+    )
+    ours = {option: plain(hint) for option, hint in options.items()}
+    flags = {
+        flag: plain(hint)
+        for flag, hint in settings.items()
+        if flag not in ("model", "out", "unrecorded")
+    }
+    assert ours == flags
+
+
+@pytest.mark.usefixtures("unenforced")
+@each_function
+def test_mistakes_are_one_line_before_anything_is_run(
+    name: str, loaded: Any, text: Sequences, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("nope_probe.hooks.reading.streaming.run_forward", None)
+    function = getattr(nope_probe, name)
+    with pytest.raises(UserError, match=r"unknown option 'fold'; there are .*, folds, .*, windows"):
+        function("rope-tiny", fold=4)
+    with pytest.raises(UserError, match="n_seqs has no effect beside inputs of your own"):
+        function("rope-tiny", text, n_seqs=29)
+    with pytest.raises(UserError, match="dtype has no effect beside a model in memory"):
+        function(loaded, dtype="float32")
+    with pytest.raises(UserError, match="has 4 layers, 5 were asked for; try --layers all"):
+        function(loaded, text, layers=5)
+    with pytest.raises(
+        TypeError, match="expected a HookedTransformer or TransformerBridge, got Linear"
+    ):
+        function(torch.nn.Linear(2, 3), text)
+    (tmp_path / "text").write_text("mine")
+    with pytest.raises(UserError, match="holds other files; choose another --out"):
+        function(loaded, text, out=str(tmp_path))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="several processes share the folder of a run: name it"):
+        function(loaded, text)
+
+
+def test_behaviour_needs_text_and_a_tokenizer(loaded: Any, text: Sequences) -> None:
+    model = deepcopy(loaded.model)
+    model.tokenizer = None
+    vectors = torch.randn(29, 23, model.cfg.d_model)
+    for case in ((model, text.inputs), (loaded, vectors)):
+        with pytest.raises(UserError, match="behaviour is measured on text, with a language model"):
+            nope_probe.run_behaviour(*case, measures=["loss"])
+
+
+def test_a_run_of_a_model_in_memory_is_described_and_not_repeated(
+    loaded: Any,
+    text: Sequences,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "run"
+    nope_probe.run_ablations(loaded, text.inputs, out=out, players=["sources"], layers=1)
+    assert read_manifest(out)["lengths"] == {}
+    line = refused(capfd, tmp_path / "here", reproduce, out)
+    assert line.endswith(
+        "from a model or inputs in memory: it cannot be repeated from its manifest"
+    )
+    run_command(reproduce, out, "--methods")
+    told = capfd.readouterr().out
+    assert "The inputs were 29 sequences of 23 tokens (data: tokens), each with a BOS" in told
+    assert "as a control" in told.lower()
+    assert "drawn with seed" not in told
