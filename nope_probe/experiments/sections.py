@@ -282,14 +282,15 @@ def query_finding(queries: pd.DataFrame) -> str:
         return f"{title}: not distinguishable from noise"
     layer = strong.groupby("layer")["rms"].max().idxmax()
     rows = queries[queries["layer"] == layer].sort_values("query")
-    (first, from_first), (last, to_last) = (
-        (f"{row['query']:.0f} to {row['last_query']:.0f}", row["rms"])
-        for _, row in rows.iloc[[0, -1]].iterrows()
+    first, last = (
+        f"{row['rms']:.2g} nats RMS at {_queries(row)}" for _, row in rows.iloc[[0, -1]].iterrows()
     )
-    return (
-        f"{title}: in L{layer:.0f} {from_first:.2g} nats RMS at queries {first}, {to_last:.2g} at "
-        f"queries {last}"
-    )
+    return f"{title}: in L{layer:.0f} {first}, {last}"
+
+
+def _queries(row: pd.Series) -> str:
+    first, last = int(row["query"]), int(row["last_query"])
+    return f"query {first}" if first == last else f"queries {first} to {last}"
 
 
 def split_sections(

@@ -39,7 +39,8 @@ MEASURES = (
 )
 POSITIONAL_PART = (
     "Shares are of the part of the pattern that the sources among the players bring: the pattern "
-    "less what it is without these. Weights cannot make position; they shape what the sources make."
+    "less what is left without the sources. Weights cannot make position; they shape what the "
+    "sources make."
 )
 CONJUNCTION = "the signature of “all are needed”, not a measurement of equal weight"
 HOVER = "hover or tap a cell for its own value"

@@ -11,7 +11,7 @@ from nope_probe.experiments.ablation import sections as ablation
 from nope_probe.experiments.behaviour import sections as behaviour
 from nope_probe.experiments.circuit import sections as circuit
 from nope_probe.experiments.scores import sections as scores
-from nope_probe.experiments.sections import band_finding, offset_finding
+from nope_probe.experiments.sections import band_finding, offset_finding, query_finding
 from nope_probe.experiments.simulation import sections as simulation
 from nope_probe.experiments.wording import NO_PATTERN, NOISE, measure_finding, noisy_layers
 from nope_probe.figures.theory import Curves
@@ -236,3 +236,15 @@ def test_empty_rows_of_behaviour_are_explained_once_for_each_reason() -> None:
 )
 def test_headings_of_a_simulation_name_layers_and_numbers(heading: str, ending: str) -> None:
     assert heading.endswith(ending)
+
+
+def test_the_first_and_the_last_queries_of_the_strongest_layer_are_named() -> None:
+    queries = pd.DataFrame(
+        [(1, 3, 3, 0.43), (1, 4, 7, 3.2), (2, 3, 3, 0.1), (2, 4, 7, 0.2)],
+        columns=["layer", "query", "last_query", "rms"],
+    ).assign(rms_low=0.05)
+    title = "The positional pattern by the query's position"
+    sentence = f"{title}: in L1 0.43 nats RMS at query 3, 3.2 nats RMS at queries 4 to 7"
+    assert query_finding(queries) == sentence
+    noise = queries.assign(rms_low=-0.1)
+    assert query_finding(noise) == f"{title}: not distinguishable from noise"

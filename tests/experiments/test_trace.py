@@ -162,7 +162,7 @@ def test_effects_are_told_of_the_main_writer_and_of_who_acts_through_others() ->
     tables = {"effects": traced.effects_table(), "writers": traced.writers_table()}
     through = (
         "L0H0 acts through other writers: without its position, L1 loses 39% [37, 41], and 1% on "
-        "the direct way"
+        "the direct path"
     )
     main = "Without the position of L1H0, L2 loses 60% [58, 62] of its pattern; its direct share "
     assert sections.effect_findings(tables, "L2") == [f"{main}is 92%", through]

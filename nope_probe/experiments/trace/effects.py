@@ -1,8 +1,8 @@
 """What a reader's pattern loses when a writer's position is taken away: in total, and directly.
 
-The exact share of a writer is what goes its direct way, through the reader's norm, W_Q and W_K, if
-the norm's scale of each token stays as it was. Here the model is run without the writer's position,
-and whatever lies between the writer and the reader follows.
+The exact share of a writer is its direct path, through the reader's norm, W_Q and W_K, with the
+norm's scale of every token held fixed. Here the model runs without the writer's position, and the
+blocks between the writer and the reader respond.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def measure_effects(
 
     It is measured for the strongest pairs of writer and reader. Where the writer is an MLP, the
     heads whose output it reads are measured on the same reader. A run of the model without a
-    writer's position serves all readers; the direct way into a layer takes a run of its own.
+    writer's position serves all readers; the direct path into a layer takes a run of its own.
 
     Args:
         engine: the model on the sequences of the run.

@@ -105,7 +105,7 @@ def _sections(run: Run) -> Iterator[Section]:
         yield Section(
             title=effect_findings(tables, _reader(tables, reader))[0],
             caption="What a reader loses when a writer's position is taken away: only on the "
-            "writer's direct way into the reader's queries and keys, which the exact share "
+            "writer's direct path into the reader's queries and keys, which the exact share "
             "predicts, and everywhere.",
             table=tables["effects"],
         )
@@ -217,7 +217,7 @@ def effect_findings(tables: Mapping[str, pd.DataFrame], reader: str | None = Non
         does = "loses" if top["total"] > 0 else "gains"
         sentences.append(
             f"{top['writer']} acts through other writers: without its position, {top['reader']} "
-            f"{does} {_size(top, 'total')}, and {percents(top['direct'])} on the direct way"
+            f"{does} {_size(top, 'total')}, and {percents(top['direct'])} on the direct path"
         )
     return sentences
 
@@ -260,7 +260,7 @@ def _writers_as_text(rows: pd.DataFrame) -> pd.DataFrame:
 def _effects_as_text(effects: pd.DataFrame) -> pd.DataFrame:
     """Return what each reader loses without a writer's position: predicted, directly, in total."""
     rows = with_readers(effects)
-    columns = {"predicted": "predicted", "on its direct way": "direct", "on all paths": "total"}
+    columns = {"predicted": "predicted", "on the direct path": "direct", "on all paths": "total"}
     return with_intervals(
         {"reader": rows["reader"], "writer": rows["writer"]},
         rows,
