@@ -179,7 +179,8 @@ def player_sections(found: Findings) -> Iterator[Section]:
                 figure=partial(shares.player_shares, table),
                 caption=f"{notes.POSITIONAL_PART} Lost without it: the player is needed. There "
                 "alone: the source is enough. Amplification: the pattern's strength with the "
-                "player, over its strength without the player. A weight can amplify and is never a source. "
+                "player, over its strength without the player. A weight can amplify and is never "
+                "a source. "
                 + conjunction_note(players, found.conjunctions(player_set))
                 + _rows_note(found, table),
                 table=_blank_where_undefined(table.drop(columns="player_set")),
