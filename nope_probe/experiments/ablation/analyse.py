@@ -196,7 +196,9 @@ class Analysis:
             "layer_passes": self.measured.layer_passes,
             "gains": gains.get("identity"),
             "gains_random": gains.get("random"),
-            "replacements": [each.replacement for each in (*plan.substitutes, *plan.checks)],
+            "replacements": [
+                substitute.replacement for substitute in (*plan.substitutes, *plan.checks)
+            ],
             "player_sets": {
                 player_set.name: [p.name for p in player_set.players]
                 for player_set in plan.player_sets
@@ -217,9 +219,11 @@ class Analysis:
         return {
             condition: [
                 KeptPattern(
-                    amplitude=each.amplitude, locality=each.locality, share=layer.kept[condition]
+                    amplitude=measures.amplitude,
+                    locality=measures.locality,
+                    share=layer.kept[condition],
                 )
-                for layer, each in zip(self.layers, of_condition, strict=True)
+                for layer, measures in zip(self.layers, of_condition, strict=True)
             ]
             for condition, of_condition in self.measures.items()
         }

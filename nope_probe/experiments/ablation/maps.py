@@ -112,22 +112,22 @@ def _pattern(rows: Rows, start: int, cells: KeptCells) -> Rows:
 
 def _pattern_contrasts(plan: Plan) -> dict[str, Contrast]:
     """Return by name the maps that are contrasts of the patterns of the first replacement."""
-    found: dict[str, Contrast] = {"pattern/all": {INTACT: 1.0}}
+    contrasts: dict[str, Contrast] = {"pattern/all": {INTACT: 1.0}}
     for name, term in source_terms(plan.sources).items():
-        found[f"source/{name}"] = term
-    return found | _shapley_contrasts(plan)
+        contrasts[f"source/{name}"] = term
+    return contrasts | _shapley_contrasts(plan)
 
 
 def _shapley_contrasts(plan: Plan, suffix: str = "") -> dict[str, Contrast]:
     """Return by name the Shapley maps of all player sets."""
-    found: dict[str, Contrast] = {}
+    contrasts: dict[str, Contrast] = {}
     for index, players in enumerate(plan.player_sets):
         prefix = ("shapley" if index == 0 else f"shapley_{players.name}") + suffix
         for player in players.players:
-            found[f"{prefix}/{player.name}"] = shapley(players, player)
+            contrasts[f"{prefix}/{player.name}"] = shapley(players, player)
         if not players.has_source:
-            found[f"{prefix}/{BASE}"] = base(players)
-    return found
+            contrasts[f"{prefix}/{BASE}"] = base(players)
+    return contrasts
 
 
 def named_scores(plan: Plan, measured: Measured) -> dict[str, StoredMaps]:
@@ -163,8 +163,13 @@ def write_folds(path: Path, plan: Plan, measured: Measured) -> None:
         StorageError: if the file cannot be written.
     """
     named = named_scores(plan, measured)
-    cells = {name: [each.folds.cells for each in maps.layers] for name, maps in named.items()}
-    shapes = {name: (each[0].shape[0], len(each), each[0].shape[1]) for name, each in cells.items()}
+    cells = {
+        name: [layer_map.folds.cells for layer_map in maps.layers] for name, maps in named.items()
+    }
+    shapes = {
+        name: (of_layers[0].shape[0], len(of_layers), of_layers[0].shape[1])
+        for name, of_layers in cells.items()
+    }
     with tensor_writer(path, shapes) as write:
         for name, layers in cells.items():
             for layer, folds in enumerate(layers):

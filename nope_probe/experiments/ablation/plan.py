@@ -92,7 +92,7 @@ class Plan:
     def ablations(self) -> list[Ablation]:
         """The removal of all that some condition removes and calibrates, by each substitute."""
         calibrated = {name for name in self.removable if name in WEIGHTS or writer_of(name)}
-        return [each.without(calibrated) for each in (*self.substitutes, *self.checks)]
+        return [substitute.without(calibrated) for substitute in (*self.substitutes, *self.checks)]
 
     @property
     def of_sources(self) -> list[Condition]:
@@ -150,7 +150,9 @@ class Plan:
                 where = [layer]
                 if self.scope == "upstream":  # blocks that do not attend have an MLP alone
                     has_mlp = "mlp" in condition
-                    where = [each for each in range(layer) if has_mlp or each in self.layers]
+                    where = [
+                        earlier for earlier in range(layer) if has_mlp or earlier in self.layers
+                    ]
                 yield f"{key}/L{layer}", without(condition, where), [layer]
 
     def keys(self, has_shuffled: bool) -> list[str]:
@@ -218,7 +220,7 @@ def make_plan(
         for size in range(len(sources) + 1)
         for combination in combinations(sources, size)
     )
-    conditions = [frozenset[str](each) for each in removed]
+    conditions = [frozenset[str](components) for components in removed]
     for players_of_set in player_sets:
         conditions += players_of_set.conditions
     return Plan(

@@ -168,75 +168,78 @@ def _order(key: str) -> tuple[int, list[int], str]:
     return len(parts), places, key
 
 
-def player_sections(found: Findings) -> Iterator[Section]:
+def player_sections(findings: Findings) -> Iterator[Section]:
     """Yield the sections of each player set: shares, interactions, and last the Shapley maps."""
     for player_set in PLAYER_SETS:
-        table = found.rows("players", player_set)
+        table = findings.rows("players", player_set)
         if table is not None:
             players = list(dict.fromkeys(table["player"]))
             yield Section(
-                title=player_finding(table, found.layer, player_set),
+                title=player_finding(table, findings.layer, player_set),
                 figure=partial(shares.player_shares, table),
                 caption=f"{notes.POSITIONAL_PART} Lost without it: the player is needed. There "
                 "alone: the source is enough. Amplification: the pattern's strength with the "
                 "player, over its strength without the player. A weight can amplify and is never "
                 "a source. "
-                + conjunction_note(players, found.conjunctions(player_set))
-                + _rows_note(found, table),
+                + conjunction_note(players, findings.conjunctions(player_set))
+                + _rows_note(findings, table),
                 table=_blank_where_undefined(table.drop(columns="player_set")),
             )
-        table = found.rows("interactions", player_set)
+        table = findings.rows("interactions", player_set)
         if table is not None:
             yield Section(
                 title=interaction_finding(
-                    found.first(table), found.layer, _topic(found, player_set)
+                    findings.first(table), findings.layer, _topic(findings, player_set)
                 ),
-                figure=partial(shares.interactions, table, layer=found.shown),
+                figure=partial(shares.interactions, table, layer=findings.shown),
                 caption="The share of that part that appears only when all players of a row are "
                 "kept, beyond what fewer of them bring. A bar across zero may be zero. Weights "
-                f"without a source have none.{_rows_note(found, table)}",
+                f"without a source have none.{_rows_note(findings, table)}",
             )
     for player_set, group in PLAYER_SETS.items():
-        table = found.rows("players", player_set)
+        table = findings.rows("players", player_set)
         if table is not None:
             yield Section(
-                title=f"Shapley maps of the {_topic(found, player_set)}",
-                figure=partial(_shapley_figure, found, table, group),
+                title=f"Shapley maps of the {_topic(findings, player_set)}",
+                figure=partial(_shapley_figure, findings, table, group),
                 caption="What a player adds on average over all orders in which players can join. "
                 "The maps of a row add up to its first, the part of the positional pattern that "
-                f"the sources bring.{_rows_note(found, table.dropna(subset=['share']))}",
+                f"the sources bring.{_rows_note(findings, table.dropna(subset=['share']))}",
             )
 
 
-def _topic(found: Findings, player_set: str) -> str:
+def _topic(findings: Findings, player_set: str) -> str:
     """Return a player set's name, and what stands in for removed weights in its figures."""
-    if not found.weights(player_set):
+    if not findings.weights(player_set):
         return player_set
-    return f"{player_set} (removed weights: {found.replacements[0]})"
+    return f"{player_set} (removed weights: {findings.replacements[0]})"
 
 
-def _rows_note(found: Findings, table: pd.DataFrame) -> str:
+def _rows_note(findings: Findings, table: pd.DataFrame) -> str:
     """Return what stands in for removed weights in a figure of players."""
-    kinds = [kind for kind in found.replaced if kind in set(table.get("replacement", ()))]
+    kinds = [kind for kind in findings.replaced if kind in set(table.get("replacement", ()))]
     if len(kinds) > 1:
         return f" One row or panel per replacement of removed weights: {listed(kinds)}."
     return f" Removed weights are replaced by {kinds[0]}." if kinds else ""
 
 
-def _shapley_figure(found: Findings, table: pd.DataFrame, group: str) -> go.Figure:
+def _shapley_figure(findings: Findings, table: pd.DataFrame, group: str) -> go.Figure:
     """Draw a player set's Shapley maps, and before them their sum, a row per replacement."""
     drawn: dict[str, Pooled] = {}
     flat: dict[str, list[int]] = {}
-    n_rows, several = 0, any(found.terms(f"{group}_{kind}") for kind in found.replacements[1:])
-    for kind in found.replacements:
-        maps = found.terms(group if kind == found.replacements[0] else f"{group}_{kind}")
+    n_rows, several = (
+        0,
+        any(findings.terms(f"{group}_{kind}") for kind in findings.replacements[1:]),
+    )
+    for kind in findings.replacements:
+        maps = findings.terms(group if kind == findings.replacements[0] else f"{group}_{kind}")
         if not maps:
             continue
-        rows, n_rows = found.of(table, kind), n_rows + 1
+        rows, n_rows = findings.of(table, kind), n_rows + 1
         noise = noisy_layers(rows, "player", "share")
         known = {*rows.dropna(subset=["share"])["layer"]}
         noise["position"] = [int(layer) for layer in {*rows["layer"]} - known]
-        total = np.sum([each.values for each in maps.values()], axis=0)
+        total = np.sum([shapley_map.values for shapley_map in maps.values()], axis=0)
         maps = {"position": replace(next(iter(maps.values())), values=total), **maps}
         for name, values in maps.items():
             shown = f"{kind}: {words(name)}" if several else name
@@ -244,8 +247,8 @@ def _shapley_figure(found: Findings, table: pd.DataFrame, group: str) -> go.Figu
     return term_maps(
         drawn,
         title="What each player adds to the positional pattern (Shapley maps)",
-        layer=found.shown,
-        layers=found.layers,
+        layer=findings.shown,
+        layers=findings.layers,
         flat=flat,
         rows=n_rows,
     )
@@ -411,8 +414,8 @@ def _conclusion(verdict: Verdict, alike: Sequence[Loss]) -> str:
         return ""
     weights = list(dict.fromkeys(weight for loss in alike for weight in weights_of(loss.player)))
     players = [
-        f"the {words(each.player)}" if each.player in CIRCUITS else words(each.player)
-        for each in alike
+        f"the {words(loss.player)}" if loss.player in CIRCUITS else words(loss.player)
+        for loss in alike
     ]
     several = len(weights) > 1
     own, reads = ("their", "they read") if several else ("its", "it reads")
@@ -440,15 +443,15 @@ def losses_of(rows: pd.DataFrame) -> list[Loss]:
     return [Loss(player=name, by_kind=by_kind) for name, by_kind in losses.items()]
 
 
-def player_sentences(found: Findings) -> Iterator[str]:
+def player_sentences(findings: Findings) -> Iterator[str]:
     """Yield what the strongest layer's positional part loses without players.
 
     Weights of the main player set have a sentence each; of the other set those have one that the
     replacements disagree on, or that take more alone than in their circuit.
     """
-    sets = found.manifest["player_sets"]
+    sets = findings.manifest["player_sets"]
     main = "circuits" if "circuits" in sets else "players"
-    rows = of_layer(found.several["players"], found.layer)
+    rows = of_layer(findings.several["players"], findings.layer)
     of_main = rows[rows["player_set"] == main]
     subject = _positional_part(sets[main])
     if of_main["lost"].isna().all():
@@ -469,8 +472,8 @@ def player_sentences(found: Findings) -> Iterator[str]:
         yield from weight_sentences(differing, subject)
         for circuit in weights:
             yield from _more_than_the_circuit(circuit, singles, subject)
-    if found.layer in found.conjunctions(main):
-        named = f" with {found.replacements[0]}" if weights else ""
+    if findings.layer in findings.conjunctions(main):
+        named = f" with {findings.replacements[0]}" if weights else ""
         yield (
             f"Each player's Shapley share is about 1/{len(sets[main])}{named}: {notes.CONJUNCTION}."
         )
@@ -514,20 +517,20 @@ def _change(interval: ValueAndBounds) -> str:
     return f"loses {interval_text((value, low, high), 'z.0f', '%')}"
 
 
-def player_tables(found: Findings) -> dict[str, pd.DataFrame]:
+def player_tables(findings: Findings) -> dict[str, pd.DataFrame]:
     """Return tables of text for the terminal: each player's part in what the sources bring."""
     tables = {}
-    for player_set in reversed(found.manifest["player_sets"]):
-        rows = found.rows("players", player_set)
+    for player_set in reversed(findings.manifest["player_sets"]):
+        rows = findings.rows("players", player_set)
         if rows is None:
             continue
-        members = found.manifest["player_sets"][player_set]
+        members = findings.manifest["player_sets"][player_set]
         part = _positional_part(members)
-        title = f"The {_topic(found, player_set)}, % of {part[0].lower()}{part[1:]}"
-        tables[title] = _players_as_text(found.first(rows))
-        if weights := found.weights(player_set) if len(found.replacements) > 1 else []:
+        title = f"The {_topic(findings, player_set)}, % of {part[0].lower()}{part[1:]}"
+        tables[title] = _players_as_text(findings.first(rows))
+        if weights := findings.weights(player_set) if len(findings.replacements) > 1 else []:
             title = f"The {player_set}: lost without, %, when removed weights are replaced by"
-            tables[title] = _lost_as_text(found.replacements, weights, rows)
+            tables[title] = _lost_as_text(findings.replacements, weights, rows)
     return tables
 
 

@@ -58,35 +58,35 @@ def report(run: Run, explorer: Explorer | None = None) -> Report:
             `offsets`; on the page, those that a run does not have may be missing or empty.
         explorer: the patterns of all conditions behind switches, if the page shows them.
     """
-    found = Findings(run)
+    findings = Findings(run)
     name = run.manifest["model"]["name"]
     return Report(
         title=f"The sources of the positional pattern of {name}",
-        headline=headline(found),
+        headline=headline(findings),
         sections=[
             *explorer_section(explorer),
-            *_sources(found),
-            *_exact_terms(found),
-            *(replace(section, folded=True) for section in _details(found)),
+            *_sources(findings),
+            *_exact_terms(findings),
+            *(replace(section, folded=True) for section in _details(findings)),
         ],
-        how_to_read=[*notes.HOW_TO_READ, *notes.replaced_weights(found.replaced)],
+        how_to_read=[*notes.HOW_TO_READ, *notes.replaced_weights(findings.replaced)],
         terminal={
-            f"{name}: the sources of the positional pattern": _sources_as_text(found),
-            "Beside the sources (RMS in nats)": _controls_as_text(found),
-            **player_tables(found),
+            f"{name}: the sources of the positional pattern": _sources_as_text(findings),
+            "Beside the sources (RMS in nats)": _controls_as_text(findings),
+            **player_tables(findings),
         },
         closing=closing_of(run.manifest),
     )
 
 
-def headline(found: Findings) -> list[str]:
+def headline(findings: Findings) -> list[str]:
     """Return the result in the layer with the strongest pattern: its sources, then its players."""
-    best, name = strongest(found.intact_rows()), found.manifest["model"]["name"]
+    best, name = strongest(findings.intact_rows()), findings.manifest["model"]["name"]
     if best is None:
         return [no_pattern(name)]
-    sentences = [_source_sentence(name, best, found.tables["sources"])]
-    if found.manifest["player_sets"]:
-        sentences += player_sentences(found)
+    sentences = [_source_sentence(name, best, findings.tables["sources"])]
+    if findings.manifest["player_sets"]:
+        sentences += player_sentences(findings)
     return sentences
 
 
@@ -104,34 +104,34 @@ def _source_sentence(name: str, best: pd.Series, sources: pd.DataFrame) -> str:
     )
 
 
-def _sources_as_text(found: Findings) -> pd.DataFrame:
+def _sources_as_text(findings: Findings) -> pd.DataFrame:
     """Return rows per layer: the pattern, and the terms that add up to it."""
     rows = []
-    for whole in found.intact_rows().to_dict("records"):
+    for whole in findings.intact_rows().to_dict("records"):
         rows.append((f"L{whole['layer']}", "pattern", nats(whole, "amplitude"), ""))
-        for row in of_layer(found.tables["sources"], whole["layer"]).to_dict("records"):
+        for row in of_layer(findings.tables["sources"], whole["layer"]).to_dict("records"):
             share = interval_text(percent(interval_of(row, "share")), "z.1f")
             rows.append(("", row["term"].replace("_x_", " x "), nats(row, "rms"), share))
     return pd.DataFrame(rows, columns=["layer", "term", "RMS, nats", "share of the pattern, %"])
 
 
-def _controls_as_text(found: Findings) -> pd.DataFrame:
+def _controls_as_text(findings: Findings) -> pd.DataFrame:
     """Return a row per layer: locality, the pattern's RMS in the controls, and what the mask adds.
 
     The controls are the patterns with no key skipped, and on shuffled tokens. The last two columns
     are the RMS of the non-relative part, and how much of it the mask brings.
     """
-    effects = found.tables["non_relative"].drop_duplicates("layer").set_index("layer")
-    controls = found.tables.get("controls", pd.DataFrame(columns=["layer", "kept"]))
+    effects = findings.tables["non_relative"].drop_duplicates("layer").set_index("layer")
+    controls = findings.tables.get("controls", pd.DataFrame(columns=["layer", "kept"]))
     rows = []
-    for whole in found.intact_rows().to_dict("records"):
+    for whole in findings.intact_rows().to_dict("records"):
         row = {"layer": f"L{whole['layer']}", "locality": ""}
         if not isnan(whole["locality"]):
             row["locality"] = f"{whole['locality']:+.2f}"
-        of_intact = of_layer(controls, whole["layer"]).query("kept == @found.intact")
+        of_intact = of_layer(controls, whole["layer"]).query("kept == @findings.intact")
         for control in of_intact.to_dict("records"):
             # By the keys that are skipped: the tokens of the run itself may be shuffled ones.
-            skips = control["skip_keys"] == found.manifest["skip_keys"]
+            skips = control["skip_keys"] == findings.manifest["skip_keys"]
             row["shuffled" if skips else "skip 0"] = f"{control['amplitude']:.3f}"
         rows.append(row)
     table = pd.DataFrame(rows).fillna("")
@@ -143,11 +143,11 @@ def _controls_as_text(found: Findings) -> pd.DataFrame:
     return table
 
 
-def _sources(found: Findings) -> Iterator[Section]:
-    table = found.tables["sources"]
+def _sources(findings: Findings) -> Iterator[Section]:
+    table = findings.tables["sources"]
     yield Section(
-        title=source_finding(table, found.layer),
-        figure=partial(_source_maps, found),
+        title=source_finding(table, findings.layer),
+        figure=partial(_source_maps, findings),
         caption="The whole positional pattern is the sum of the maps beside it. Content is "
         "what is left without mask, window and position encoding, as far as the model has them; "
         "the others are what these bring.",
@@ -162,59 +162,59 @@ def _sources(found: Findings) -> Iterator[Section]:
     )
 
 
-def _source_maps(found: Findings) -> go.Figure:
+def _source_maps(findings: Findings) -> go.Figure:
     return term_maps(
-        {"all": found.pooled("pattern/all"), **found.terms("source")},
+        {"all": findings.pooled("pattern/all"), **findings.terms("source")},
         title="The positional pattern and what each source brings",
-        layer=found.shown,
-        layers=found.layers,
-        flat=found.noise(found.tables["sources"], "term", "rms"),
+        layer=findings.shown,
+        layers=findings.layers,
+        flat=findings.noise(findings.tables["sources"], "term", "rms"),
     )
 
 
-def _details(found: Findings) -> Iterator[Section]:
+def _details(findings: Findings) -> Iterator[Section]:
     """Yield the sections that the page folds."""
-    yield from player_sections(found)
-    yield from _mean_covariance(found)
-    yield from _measures(found)
-    yield from _controls(found)
-    yield from split_sections(found.tables, found.lengths)
-    yield _scores(found)
+    yield from player_sections(findings)
+    yield from _mean_covariance(findings)
+    yield from _measures(findings)
+    yield from _controls(findings)
+    yield from split_sections(findings.tables, findings.lengths)
+    yield _scores(findings)
 
 
-def _exact_terms(found: Findings) -> Iterator[Section]:
-    if "mean_covariance" in found.tables:
-        table = found.tables["mean_covariance"]
+def _exact_terms(findings: Findings) -> Iterator[Section]:
+    if "mean_covariance" in findings.tables:
+        table = findings.tables["mean_covariance"]
         yield Section(
-            title=mean_covariance_finding(table, found.layer),
+            title=mean_covariance_finding(table, findings.layer),
             figure=partial(shares.mean_covariance_shares, table),
             caption="No removal is needed for these terms. The mean and the covariance term add up "
             "to 1. The mean term is the sum of rotation (RoPE on vectors that know nothing of "
             "position) and of position that was written into keys, queries or both. Dimensions: "
             "the number of directions in which the positions' mean keys spread; 1 is a line. "
-            f"{exact_and_removed(found)}",
+            f"{exact_and_removed(findings)}",
             table=table,
         )
 
 
-def _mean_covariance(found: Findings) -> Iterator[Section]:
-    if "mean_covariance" in found.tables:
+def _mean_covariance(findings: Findings) -> Iterator[Section]:
+    if "mean_covariance" in findings.tables:
         yield Section(
             title="Maps of the mean and the covariance term",
-            figure=partial(_term_maps, found),
+            figure=partial(_term_maps, findings),
             caption="The mean term: each position has a mean query and a mean key of its own. "
             "The covariance term: tokens that share their past are alike. Nothing is ablated.",
         )
 
 
-def _term_maps(found: Findings) -> go.Figure:
-    table = found.tables["mean_covariance"]
+def _term_maps(findings: Findings) -> go.Figure:
+    table = findings.tables["mean_covariance"]
     return term_maps(
-        found.terms("pattern"),
+        findings.terms("pattern"),
         title="The mean term and the covariance term",
-        layer=found.shown,
-        layers=found.layers,
-        flat=found.noise(
+        layer=findings.shown,
+        layers=findings.layers,
+        flat=findings.noise(
             table[table["term"].isin(("mean", "covariance"))].assign(
                 map=lambda rows: rows["term"] + "_term"
             ),
@@ -224,11 +224,11 @@ def _term_maps(found: Findings) -> go.Figure:
     )
 
 
-def _measures(found: Findings) -> Iterator[Section]:
-    pattern, effects = found.tables["pattern"], found.tables["non_relative"]
+def _measures(findings: Findings) -> Iterator[Section]:
+    pattern, effects = findings.tables["pattern"], findings.tables["non_relative"]
     yield Section(
-        title=measure_finding(found.intact_rows()),
-        figure=partial(measures.pattern_measures, pattern, found.intact),
+        title=measure_finding(findings.intact_rows()),
+        figure=partial(measures.pattern_measures, pattern, findings.intact),
         caption=notes.MEASURES,
     )
     yield Section(
@@ -240,33 +240,36 @@ def _measures(found: Findings) -> Iterator[Section]:
     )
 
 
-def _controls(found: Findings) -> Iterator[Section]:
-    if "controls" in found.tables:
-        table = found.tables["controls"]
+def _controls(findings: Findings) -> Iterator[Section]:
+    if "controls" in findings.tables:
+        table = findings.tables["controls"]
         yield Section(
-            title=control_finding(table, found.intact_rows(), found.layer, found.intact),
-            figure=partial(measures.controls, table, found.intact),
+            title=control_finding(table, findings.intact_rows(), findings.layer, findings.intact),
+            figure=partial(measures.controls, table, findings.intact),
             caption="A pattern that remains on shuffled tokens (open markers) does not come "
             "from word order. With no key skipped, an attention sink at the first key counts "
             "as positional pattern.",
         )
 
 
-def _scores(found: Findings) -> Section:
-    skips = found.manifest["skip_keys"] > 0
+def _scores(findings: Findings) -> Section:
+    skips = findings.manifest["skip_keys"] > 0
     return Section(
         title="Scores of the intact model",
-        figure=partial(_score_maps, found),
+        figure=partial(_score_maps, findings),
         caption="The mean score that each query gives each key, over sequences and heads. Only "
         "differences within a row matter to attention: brighter keys are attended to more."
         + (" Colours leave the first key out, as the measures do." if skips else ""),
     )
 
 
-def _score_maps(found: Findings) -> go.Figure:
-    scores = found.pooled(f"score/{found.intact}")
+def _score_maps(findings: Findings) -> go.Figure:
+    scores = findings.pooled(f"score/{findings.intact}")
     return score_maps(
-        scores, layer=found.shown, layers=found.layers, skip_keys=found.manifest["skip_keys"]
+        scores,
+        layer=findings.shown,
+        layers=findings.layers,
+        skip_keys=findings.manifest["skip_keys"],
     )
 
 
@@ -317,13 +320,13 @@ def mean_covariance_finding(table: pd.DataFrame, layer: int | None) -> str:
     return f"No term alone carries L{layer}'s positional pattern: {', '.join(parts)}"
 
 
-def exact_and_removed(found: Findings) -> str:
+def exact_and_removed(findings: Findings) -> str:
     """Return how the exact split of the strongest layer differs from what removals take."""
-    table, sources = found.tables["mean_covariance"], found.tables["sources"]
-    if found.layer is None or "rotation" not in set(table["term"]):
+    table, sources = findings.tables["mean_covariance"], findings.tables["sources"]
+    if findings.layer is None or "rotation" not in set(table["term"]):
         return ""
-    exact = of_layer(table, found.layer).set_index("term")["share"]
-    removed = of_layer(sources, found.layer).set_index("term")["share"]
+    exact = of_layer(table, findings.layer).set_index("term")["share"]
+    removed = of_layer(sources, findings.layer).set_index("term")["share"]
     if exact.isna().all():
         return ""
     source, term, share = "mask", "what was written", exact.filter(like="written").sum()
@@ -338,7 +341,7 @@ def exact_and_removed(found: Findings) -> str:
         "blocks write because of the source; the split changes nothing."
     )
     return (
-        f"The exact split and the removal {verb} in L{found.layer}: {term} is {percents(share)} "
+        f"The exact split and the removal {verb} in L{findings.layer}: {term} is {percents(share)} "
         f"of the pattern, and {percents(lost)} of it goes without {phrase(source)}.{reason}"
     )
 

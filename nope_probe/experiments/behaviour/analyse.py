@@ -126,11 +126,11 @@ def _rows(plan: Plan, measured: Measured, name: str) -> Iterator[Row]:
         is_unmasked = plan.removes_mask(condition)
         note = reason or (about.unmasked if is_unmasked else "")
         if not note:
-            found = per_document(plan, measured, name, condition, is_unmasked)
+            values = per_document(plan, measured, name, condition, is_unmasked)
             intact_same = per_document(plan, measured, name, INTACT, is_unmasked)
-            value = mean_interval(found)
+            value = mean_interval(values)
             if condition != INTACT:
-                difference = mean_interval(found - intact_same)
+                difference = mean_interval(values - intact_same)
             if name == "copy_random_second" and value.value > plan.uniform:
                 value, note = UNDEFINED, ABOVE_UNIFORM
         yield {
@@ -324,8 +324,8 @@ def correlations_table(bridge: pd.DataFrame, heads: pd.DataFrame | None = None) 
     rows = []
     for over, layer, table in groups:
         for effect in (name for name in EFFECTS if name in table):
-            found = rank_correlation(table["pattern"].tolist(), table[effect].tolist())
-            rows.append((over, layer, effect, found.rho, found.p, found.n))
+            correlation = rank_correlation(table["pattern"].tolist(), table[effect].tolist())
+            rows.append((over, layer, effect, correlation.rho, correlation.p, correlation.n))
     return pd.DataFrame(rows, columns=CORRELATION_COLUMNS)
 
 

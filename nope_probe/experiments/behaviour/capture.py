@@ -108,7 +108,9 @@ class _Runner:
         self.n_heads: dict[int, int] = {}
         if plan.measured("pattern"):
             without = [plan.without_sources(condition) for condition in plan.conditions.values()]
-            self.maps = {map_key(each): each for each in (*plan.conditions.values(), *without)}
+            self.maps = {
+                map_key(ablation): ablation for ablation in (*plan.conditions.values(), *without)
+            }
             self.n_heads = Counter(layer for layer, _ in plan.heads)
 
     def sizes(self) -> dict[str, int]:
@@ -133,12 +135,12 @@ class _Runner:
 
     def ablations(self) -> dict[str, Ablation]:
         """Return what is removed in each stream of a condition, by the stream's key."""
-        found = {f"loss/{name}/{probe}": self.conditions[name] for name, probe in self.scored}
+        ablations = {f"loss/{name}/{probe}": self.conditions[name] for name, probe in self.scored}
         for weights, names in self.decoded.items():
             for name in names:
                 keys = f"{weights}/{name}/fit", f"{weights}/{name}/distance"
-                found |= dict.fromkeys(keys, self.conditions[name])
-        return found | self.maps
+                ablations |= dict.fromkeys(keys, self.conditions[name])
+        return ablations | self.maps
 
     def seqs_per_batch(self, probe: Probe) -> int:
         """Return how many sequences make about as many tokens as a batch of text windows.

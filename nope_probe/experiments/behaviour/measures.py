@@ -178,9 +178,13 @@ def make_conditions(
     except ValueError as error:
         raise UserError(f"--remove: {error}") from error
     if names is None:
-        removed = {name: each for name, each in removed.items() if each <= {*has} - {*left_out}}
-    for each in removed.values():
-        validate_components(each, has)
+        removed = {
+            name: components
+            for name, components in removed.items()
+            if components <= {*has} - {*left_out}
+        }
+    for components in removed.values():
+        validate_components(components, has)
     for (one, first), (other, second) in combinations(removed.items(), 2):
         if first == second:
             raise UserError(f"--remove: {one} and {other} remove the same")

@@ -107,7 +107,7 @@ class Plan:
     def removes_sources_alone(self, name: str) -> bool:
         """Return whether a condition removes nothing but sources, or bands of RoPE."""
         removed = self.conditions[name].remove
-        return all(each in self.sources or is_rope(each) for each in removed)
+        return all(component in self.sources or is_rope(component) for component in removed)
 
 
 def make_plan(session: Session[Settings]) -> Plan:

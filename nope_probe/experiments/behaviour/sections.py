@@ -220,7 +220,9 @@ def behaviour_as_text(behaviour: pd.DataFrame) -> pd.DataFrame:
     for measure, about in QUANTITIES.items():
         if measure in set(behaviour["measure"]):
             heading = wrap(about.label, HEADING, break_long_words=False, break_on_hyphens=False)
-            table["\n".join(heading)] = [_cell(rows[measure, each]) for each in conditions]
+            table["\n".join(heading)] = [
+                _cell(rows[measure, condition]) for condition in conditions
+            ]
     return table
 
 

@@ -107,8 +107,8 @@ class Settings(RunSettings):
     def substitutes(self) -> tuple[Substitute, ...]:
         """What stands for removed weights, each in turn."""
         return tuple(
-            Substitute(replacement=each, gain=self.gain, seed=self.seed)
-            for each in self.replacement
+            Substitute(replacement=name, gain=self.gain, seed=self.seed)
+            for name in self.replacement
         )
 
     def validate(self) -> None:

@@ -158,16 +158,16 @@ def clock_table(sums: PositionSums, writers: pd.DataFrame, skip_keys: int) -> pd
     for names, reader in readers(sums, skip_keys):
         own = writers[(writers[list(names)] == pd.Series(names)).all(axis=1)]
         for side in get_args(Side):
-            found = clock(reader, side)
+            hands = clock(reader, side)
             rows = own[own["side"] == side]
             order = rows["share"].abs().sort_values(ascending=False).index
             strongest = rows.loc[order, "writer"][: CLOCKS - 1]
             for writer in (ALL, *strongest):
-                points = (found.whole if writer == ALL else found.writers[writer])[skip_keys:]
+                points = (hands.whole if writer == ALL else hands.writers[writer])[skip_keys:]
                 place = {"position": range(skip_keys, skip_keys + len(points))}
                 axes = {"axis_1": points[:, 0], "axis_2": points[:, 1]}
                 where = {**names, "side": side, "writer": writer}
                 table = pd.DataFrame({**place, **axes})
-                tables.append(table.assign(**where, explained=float(found.explained.sum())))
+                tables.append(table.assign(**where, explained=float(hands.explained.sum())))
     columns = [*names, "side", "writer", "position", "axis_1", "axis_2", "explained"]
     return pd.concat(tables, ignore_index=True)[columns]

@@ -77,23 +77,23 @@ def measure_effects(
         by_size = sorted(candidates, key=lambda head: -float(positions[head].vectors.norm()))
         pairs += [Pair(*pair.reader, writer) for writer in by_size[:MOST_HEADS]]
     pairs = list(dict.fromkeys(pairs))
-    known = {(name["layer"], name.get("head")): each for name, each in readers(sums, skip_keys)}
+    known = {(name["layer"], name.get("head")): reader for name, reader in readers(sums, skip_keys)}
     per_head = "head" in writers
 
     def maps(
         key: str, layers: list[int], ablation: Ablation | None = None
     ) -> dict[tuple[int, int | None], TensorFolds]:
-        found = engine.scores(f"effects-{key}", ablation, layers=layers, per_head=per_head)
-        queries = found.query_positions
-        if found.per_head is None:
-            folds = found.folds.unbind(1)
+        captured = engine.scores(f"effects-{key}", ablation, layers=layers, per_head=per_head)
+        queries = captured.query_positions
+        if captured.per_head is None:
+            folds = captured.folds.unbind(1)
             return {
                 (layer, None): TensorFolds(folds[at], queries) for at, layer in enumerate(layers)
             }
         return {
-            (layer, head): TensorFolds(found.per_head[:, at, head], queries)
+            (layer, head): TensorFolds(captured.per_head[:, at, head], queries)
             for at, layer in enumerate(layers)
-            for head in range(found.per_head.shape[2])
+            for head in range(captured.per_head.shape[2])
         }
 
     intact = maps("intact", sorted({pair.layer for pair in pairs})) if pairs else {}

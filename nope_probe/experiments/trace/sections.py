@@ -145,10 +145,10 @@ def answer(tables: Mapping[str, pd.DataFrame], reader: str | None = None) -> str
     if shares["covariance"] >= MOST:
         share = percents(shares["covariance"])
         return f"{share} of {name}'s pattern is covariance: no mean vector carries it"
-    found = main_writers(tables["writers"], name)
-    if not found:
+    main = main_writers(tables["writers"], name)
+    if not main:
         return f"No writer's share of {name}'s pattern exceeds the noise"
-    sentence = f"{name}'s position is written by {listed(found)}"
+    sentence = f"{name}'s position is written by {listed(main)}"
     return sentence + first_key_clause(tables["writers"])
 
 
