@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Literal, TypeVar
 
 from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.jackknife import UNDEFINED, Interval
 from nope_probe.analyses.pattern import (
     AnyMaps,
-    FoldCounts,
     fold_counts_of,
     layer_folds,
     skipped_keys,
@@ -185,43 +184,27 @@ def attribute(
     counts = fold_counts_of(maps.values())
     sources = sources_of(folds) if sources == "auto" else sources
     validate_complete(folds, player_sets, sources)
-    return [
-        _attribute_layer(
-            layer,
-            {condition: layers[layer] for condition, layers in folds.items()},
-            player_sets,
-            sources,
-            skipped,
-            counts,
+    layers = []
+    for layer in folds[INTACT]:
+        of_layer = {condition: by_layer[layer] for condition, by_layer in folds.items()}
+        gram = ContrastGram.of_layers(of_layer, skipped, counts)
+        attribution = LayerAttribution(
+            layer=layer,
+            sources=tuple(_source(gram, *term) for term in source_terms(sources).items()),
+            position=_source(gram, "position", position_term(sources)),
+            players=tuple(
+                chain.from_iterable(attribute_players(gram, players) for players in player_sets)
+            ),
+            interactions=tuple(
+                chain.from_iterable(
+                    attribute_interactions(gram, players) for players in player_sets
+                )
+            ),
+            non_relative=mask_effect(of_layer[INTACT], of_layer[MASK], skipped, counts),
+            kept={condition: gram.share({condition: 1.0}, {INTACT: 1.0}) for condition in of_layer},
         )
-        for layer in folds[INTACT]
-    ]
-
-
-def _attribute_layer(
-    layer: int,
-    folds: Mapping[Condition, LayerFolds],
-    player_sets: Sequence[PlayerSet],
-    sources: Sequence[Component],
-    skip_keys: int,
-    counts: FoldCounts | None,
-) -> LayerAttribution:
-    gram = ContrastGram.of_layers(folds, skip_keys, counts)
-    return LayerAttribution(
-        layer=layer,
-        sources=tuple(_source(gram, *term) for term in source_terms(sources).items()),
-        position=_source(gram, "position", position_term(sources)),
-        players=tuple(
-            player for player_set in player_sets for player in attribute_players(gram, player_set)
-        ),
-        interactions=tuple(
-            interaction
-            for player_set in player_sets
-            for interaction in attribute_interactions(gram, player_set)
-        ),
-        non_relative=mask_effect(folds[INTACT], folds[MASK], skip_keys, counts),
-        kept={condition: gram.share({condition: 1.0}, {INTACT: 1.0}) for condition in folds},
-    )
+        layers.append(attribution)
+    return layers
 
 
 def _source(gram: ContrastGram, name: str, term: Contrast) -> Source:

@@ -14,8 +14,8 @@ from support.decoders import write_decoder
 from support.tiny_models import tokens
 
 from nope_probe import build, layers, load, parameter_free
-from nope_probe.experiments.layers.expect import parse_expectation
-from nope_probe.experiments.layers.probe import LayerFindings, differences, probe_layers
+from nope_probe.experiments.layers.expect import differences, parse_expectation
+from nope_probe.experiments.layers.probe import LayerFindings, probe_layers
 
 FULL, WINDOW = ("causal", None), ("window", 5)
 # Per layer: RoPE's base (None: no RoPE), the rotary fraction, its pairs, mask, norms, cap, scale.

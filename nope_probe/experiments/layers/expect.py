@@ -1,18 +1,23 @@
-"""Expectations of a model, such as `no_rope_layers=3,7,11`, held against what was found."""
+"""What is said of a model, held against what was found: by `--expect`, and by its configuration.
+
+An expectation is such as `no_rope_layers=3,7,11`. Nothing here needs torch before a model is there.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nope_probe.errors import UserError
 
 if TYPE_CHECKING:
     from nope_probe.experiments.layers.probe import LayerFindings
+    from nope_probe.hooks.layers.protocols import HookedModel
 
 NONE = "none"
+Value = bool | int | float | None
 # Which layers have something; the value is a list of layer numbers, or `none`.
 LAYER_LISTS: dict[str, Callable[[LayerFindings], bool]] = {
     "rope_layers": lambda layer: layer.rope,
@@ -33,6 +38,17 @@ NUMBERS: dict[str, Callable[[LayerFindings], float | None]] = {
     "rope_factor": lambda layer: layer.rope_factor if layer.rope else None,
     "soft_cap": lambda layer: layer.soft_cap,
     "scale": lambda layer: layer.scale,
+}
+# What a layer has of what configurations speak of.
+MEASURED: dict[str, Callable[[LayerFindings], Value]] = {
+    "RoPE": LAYER_LISTS["rope_layers"],
+    "RoPE base": NUMBERS["rope_base"],
+    "rotary fraction": NUMBERS["rotary_fraction"],
+    "learned positions": lambda layer: layer.learned_positions_change > 0,
+    "window": NUMBERS["sliding_window"],
+    "q/k-norm": LAYER_LISTS["qk_norm_layers"],
+    "soft cap": NUMBERS["soft_cap"],
+    "scale": lambda layer: abs(layer.scale),
 }
 BOS = "bos"  # `forced` or `none`
 LENGTHS = ("sliding_window", "chunk", "prefix")  # which need a batch that is longer
@@ -160,3 +176,128 @@ def _named(layers: frozenset[int]) -> str:
 
 def _numbers(values: dict[int, float]) -> str:
     return ", ".join(f"{value:.6g} in L{layer}" for layer, value in values.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One thing that a configuration says of a layer.
+
+    Attributes:
+        field: the field, as the configuration spells it, with its value.
+        about: what it says something about: an entry of `MEASURED`.
+        value: what it says.
+    """
+
+    field: str
+    about: str
+    value: Value
+
+
+def differences(model: HookedModel, findings: list[LayerFindings]) -> list[str]:
+    """Return the lines that say where the configuration differs; alike layers share a line.
+
+    A window that is not shorter than the batch does not show, nor does the base of a single pair.
+    Of a layer without RoPE, only that is said.
+    """
+    layers: dict[str, list[str]] = {}
+    for finding in findings:
+        for claim in claims(model, finding.layer):
+            value = MEASURED[claim.about](finding)
+            if _is_visible(claim, finding) and not _agree(claim.value, value):
+                said = f"{claim.field}, but {_words(claim.about, value)}"
+                layers.setdefault(said, []).append(f"L{finding.layer}")
+    return [f"{', '.join(named)}: {said}" for said, named in layers.items()]
+
+
+def _is_visible(claim: Claim, findings: LayerFindings) -> bool:
+    """Return whether the batch can show that a claim is true."""
+    if claim.about == "window":
+        return (claim.value or 0) < findings.mask.n_positions
+    if claim.about == "RoPE base":
+        return findings.rope and findings.rope_base is not None
+    return findings.rope_pairs > 0 or claim.about != "rotary fraction"
+
+
+def claims(model: HookedModel, layer: int) -> Iterator[Claim]:
+    """Return what TransformerLens's and Hugging Face's configurations say of a layer."""
+    from nope_probe.hooks.layers.model import hugging_face_config
+
+    yield from _lens_claims(model.cfg)
+    config = hugging_face_config(model)
+    if config is not None:
+        yield from hugging_face_claims(config, layer)
+
+
+def _lens_claims(cfg: Any) -> Iterator[Claim]:
+    kind = cfg.positional_embedding_type
+    field = f"TransformerLens's cfg.positional_embedding_type is {kind!r}"
+    if kind == "rotary":
+        yield Claim(field=field, about="RoPE", value=True)
+    elif kind == "standard":
+        yield Claim(field=field, about="RoPE", value=False)
+        yield Claim(field=field, about="learned positions", value=True)
+
+
+def hugging_face_claims(config: Mapping[str, Any], layer: int) -> Iterator[Claim]:
+    """Return what a config.json says of a layer."""
+    rotates = _entry(config.get("no_rope_layers"), layer)
+    if rotates is not None:
+        field = f"config.no_rope_layers[{layer}] is {rotates} (1: RoPE, 0: none)"
+        yield Claim(field=field, about="RoPE", value=bool(rotates))
+    rope = _rope_parameters(config, layer)
+    if rope and rotates is None:
+        yield Claim(field="config.rope_parameters is set", about="RoPE", value=True)
+    if rope and rotates != 0:
+        yield from _rope_claims(rope)
+    yield from _window_claims(config, layer)
+    for name, about in (("attn_logit_softcapping", "soft cap"), ("use_qk_norm", "q/k-norm")):
+        if name in config:
+            yield Claim(field=f"config.{name} is {config[name]}", about=about, value=config[name])
+    if config.get("query_pre_attn_scalar"):
+        scalar = config["query_pre_attn_scalar"]
+        field = f"config.query_pre_attn_scalar is {scalar}"
+        yield Claim(field=field, about="scale", value=scalar**-0.5)
+
+
+def _rope_claims(rope: Mapping[str, Any]) -> Iterator[Claim]:
+    if rope.get("rope_theta"):
+        field = f"config.rope_parameters has rope_theta {rope['rope_theta']:g}"
+        yield Claim(field=field, about="RoPE base", value=float(rope["rope_theta"]))
+    if rope.get("partial_rotary_factor"):
+        fraction = rope["partial_rotary_factor"]
+        field = f"config.rope_parameters has partial_rotary_factor {fraction:.4g}"
+        yield Claim(field=field, about="rotary fraction", value=fraction)
+
+
+def _window_claims(config: Mapping[str, Any], layer: int) -> Iterator[Claim]:
+    if "sliding_window" not in config:
+        return
+    window, kind = config["sliding_window"], _entry(config.get("layer_types"), layer)
+    field = f"config.sliding_window is {window}"
+    if kind is not None:
+        field += f" and layer_types[{layer}] {kind!r}"
+    slides = config.get("use_sliding_window", True) and kind in (None, "sliding_attention")
+    yield Claim(field=field, about="window", value=window if slides else None)
+
+
+def _rope_parameters(config: Mapping[str, Any], layer: int) -> Mapping[str, Any]:
+    """Return the RoPE parameters of a layer; some models have those of each kind of layer."""
+    rope = config.get("rope_parameters") or {}
+    own = rope.get(_entry(config.get("layer_types"), layer) or "")
+    return own if isinstance(own, Mapping) else rope
+
+
+def _entry(values: Any, layer: int) -> Any:
+    return values[layer] if isinstance(values, list) and layer < len(values) else None
+
+
+def _agree(said: Value, measured: Value) -> bool:
+    if said is None or measured is None or isinstance(said, bool) or isinstance(measured, bool):
+        return bool(said) == bool(measured) and (said is None) == (measured is None)
+    return abs(measured - said) <= TOLERANCE * abs(said)
+
+
+def _words(about: str, measured: Value) -> str:
+    if isinstance(measured, bool):
+        return f"{'scores depend' if measured else 'no score depends'} on {about}"
+    return f"no {about} was found" if measured is None else f"the {about} is {measured:.4g}"

@@ -1,8 +1,8 @@
-"""What each layer of a model does about position, and where its configuration says otherwise."""
+"""What each layer of a model does about position, found by intervening on one short batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -29,7 +29,6 @@ from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.model import (
     Inputs,
     attention_read,
-    hugging_face_config,
     layers_of,
     run_forward,
     traits_of,
@@ -48,9 +47,8 @@ from nope_probe.hooks.removing.targets import components
 N_SHORT = 48  # positions of the batch on which everything but the mask is found
 UPSCALED = 64.0  # q and k times this: a norm undoes it, and a soft cap shows
 ACTS = 1e-5  # of the largest score: a smaller change is rounding
-TOLERANCE = 1e-3  # relative, of numbers
+TOLERANCE = 1e-3  # relative, of the lengths of queries
 RESCALED = 1e-5  # relative, of frequencies that float32 turns into angles
-Value = bool | int | float | None
 LongInputs = Int[Tensor, "one long_pos"] | Float[Tensor, "one long_pos d_model"]
 
 
@@ -405,142 +403,3 @@ def _pairs_acting(
         )
         count += bool((turned - straight)[cells].abs().max() > smallest)
     return count
-
-
-@dataclass(frozen=True, kw_only=True)
-class Claim:
-    """One thing that a configuration says of a layer.
-
-    Attributes:
-        field: the field, as the configuration spells it, with its value.
-        about: what it says something about: an entry of `measured_of`.
-        value: what it says.
-    """
-
-    field: str
-    about: str
-    value: Value
-
-
-def differences(model: HookedModel, findings: list[LayerFindings]) -> list[str]:
-    """Return the lines that say where the configuration differs; alike layers share a line.
-
-    A window that is not shorter than the batch does not show, nor does the base of a single pair.
-    Of a layer without RoPE, only that is said.
-    """
-    layers: dict[str, list[str]] = {}
-    for finding in findings:
-        measured = measured_of(finding)
-        for claim in claims(model, finding.layer):
-            value = measured[claim.about]
-            if _is_visible(claim, finding) and not _agree(claim.value, value):
-                said = f"{claim.field}, but {_words(claim.about, value)}"
-                layers.setdefault(said, []).append(f"L{finding.layer}")
-    return [f"{', '.join(named)}: {said}" for said, named in layers.items()]
-
-
-def _is_visible(claim: Claim, findings: LayerFindings) -> bool:
-    """Return whether the batch can show that a claim is true."""
-    if claim.about == "window":
-        return (claim.value or 0) < findings.mask.n_positions
-    if claim.about == "RoPE base":
-        return findings.rope and findings.rope_base is not None
-    return findings.rope_pairs > 0 or claim.about != "rotary fraction"
-
-
-def measured_of(findings: LayerFindings) -> dict[str, Value]:
-    """Return what was found in a layer, in the terms that configurations use."""
-    windowed = findings.mask.kind in ("window", "two-sided window")
-    return {
-        "RoPE": findings.rope,
-        "RoPE base": findings.rope_base if findings.rope else None,
-        "rotary fraction": findings.rotary_fraction if findings.rope else None,
-        "learned positions": findings.learned_positions_change > 0,
-        "window": findings.mask.size if windowed else None,
-        "q/k-norm": findings.q_norm or findings.k_norm,
-        "soft cap": findings.soft_cap,
-        "scale": abs(findings.scale),
-    }
-
-
-def claims(model: HookedModel, layer: int) -> Iterator[Claim]:
-    """Return what TransformerLens's and Hugging Face's configurations say of a layer."""
-    yield from _lens_claims(model.cfg)
-    config = hugging_face_config(model)
-    if config is not None:
-        yield from hugging_face_claims(config, layer)
-
-
-def _lens_claims(cfg: Any) -> Iterator[Claim]:
-    kind = cfg.positional_embedding_type
-    field = f"TransformerLens's cfg.positional_embedding_type is {kind!r}"
-    if kind == "rotary":
-        yield Claim(field=field, about="RoPE", value=True)
-    elif kind == "standard":
-        yield Claim(field=field, about="RoPE", value=False)
-        yield Claim(field=field, about="learned positions", value=True)
-
-
-def hugging_face_claims(config: Mapping[str, Any], layer: int) -> Iterator[Claim]:
-    """Return what a config.json says of a layer."""
-    rotates = _entry(config.get("no_rope_layers"), layer)
-    if rotates is not None:
-        field = f"config.no_rope_layers[{layer}] is {rotates} (1: RoPE, 0: none)"
-        yield Claim(field=field, about="RoPE", value=bool(rotates))
-    rope = _rope_parameters(config, layer)
-    if rope and rotates is None:
-        yield Claim(field="config.rope_parameters is set", about="RoPE", value=True)
-    if rope and rotates != 0:
-        yield from _rope_claims(rope)
-    yield from _window_claims(config, layer)
-    for name, about in (("attn_logit_softcapping", "soft cap"), ("use_qk_norm", "q/k-norm")):
-        if name in config:
-            yield Claim(field=f"config.{name} is {config[name]}", about=about, value=config[name])
-    if config.get("query_pre_attn_scalar"):
-        scalar = config["query_pre_attn_scalar"]
-        field = f"config.query_pre_attn_scalar is {scalar}"
-        yield Claim(field=field, about="scale", value=scalar**-0.5)
-
-
-def _rope_claims(rope: Mapping[str, Any]) -> Iterator[Claim]:
-    if rope.get("rope_theta"):
-        field = f"config.rope_parameters has rope_theta {rope['rope_theta']:g}"
-        yield Claim(field=field, about="RoPE base", value=float(rope["rope_theta"]))
-    if rope.get("partial_rotary_factor"):
-        fraction = rope["partial_rotary_factor"]
-        field = f"config.rope_parameters has partial_rotary_factor {fraction:.4g}"
-        yield Claim(field=field, about="rotary fraction", value=fraction)
-
-
-def _window_claims(config: Mapping[str, Any], layer: int) -> Iterator[Claim]:
-    if "sliding_window" not in config:
-        return
-    window, kind = config["sliding_window"], _entry(config.get("layer_types"), layer)
-    field = f"config.sliding_window is {window}"
-    if kind is not None:
-        field += f" and layer_types[{layer}] {kind!r}"
-    slides = config.get("use_sliding_window", True) and kind in (None, "sliding_attention")
-    yield Claim(field=field, about="window", value=window if slides else None)
-
-
-def _rope_parameters(config: Mapping[str, Any], layer: int) -> Mapping[str, Any]:
-    """Return the RoPE parameters of a layer; some models have those of each kind of layer."""
-    rope = config.get("rope_parameters") or {}
-    own = rope.get(_entry(config.get("layer_types"), layer) or "")
-    return own if isinstance(own, Mapping) else rope
-
-
-def _entry(values: Any, layer: int) -> Any:
-    return values[layer] if isinstance(values, list) and layer < len(values) else None
-
-
-def _agree(said: Value, measured: Value) -> bool:
-    if said is None or measured is None or isinstance(said, bool) or isinstance(measured, bool):
-        return bool(said) == bool(measured) and (said is None) == (measured is None)
-    return abs(measured - said) <= TOLERANCE * abs(said)
-
-
-def _words(about: str, measured: Value) -> str:
-    if isinstance(measured, bool):
-        return f"{'scores depend' if measured else 'no score depends'} on {about}"
-    return f"no {about} was found" if measured is None else f"the {about} is {measured:.4g}"

@@ -14,7 +14,9 @@ from nope_probe.experiments.layers.expect import (
     LENGTHS,
     TOLERANCE,
     Expectation,
+    differences,
     parse_expectation,
+    validate_depth,
 )
 from nope_probe.models.context import beyond_context, validate_context
 from nope_probe.models.hub import validate_reachable
@@ -163,8 +165,7 @@ def run(settings: Settings) -> Report:
         )
     loaded = load_model(settings)
     from nope_probe.data.sequences import forces_bos
-    from nope_probe.experiments.layers.expect import validate_depth
-    from nope_probe.experiments.layers.probe import N_SHORT, differences, probe_layers
+    from nope_probe.experiments.layers.probe import N_SHORT, probe_layers
 
     validate_depth(expectations, loaded.info.n_layers)
     n_long = n_positions(settings, loaded, expectations, N_SHORT)

@@ -17,8 +17,7 @@ from nope_probe.components import Projection
 from nope_probe.hooks.layers.attached_hooks import PlacedHook, first, keep_and_write, last
 from nope_probe.hooks.layers.attention import repeat_heads
 from nope_probe.hooks.layers.base_layer import Layer, NormName, Vectors
-from nope_probe.hooks.layers.inline import attend_inline
-from nope_probe.hooks.layers.tap import NAME, register
+from nope_probe.hooks.layers.tap import NAME, attend_inline, register
 
 # The classes of attention whose forward pass fixes the number of key and value heads.
 FIXED_KEY_HEADS = ("FalconAttention", "GPTBigCodeAttention", "StableLmAttention")
