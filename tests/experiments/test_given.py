@@ -225,6 +225,8 @@ def test_a_run_of_a_model_in_memory_is_described_and_not_repeated(
     )
     run_command(reproduce, out, "--methods")
     told = capfd.readouterr().out
+    assert told.startswith("We ran L0 of rope-tiny as ")
+    assert "RoPE in 1 of these layers" in told
     assert "The inputs were 29 sequences of 23 tokens (data: tokens), each with a BOS" in told
     assert "as a control" in told.lower()
     assert "drawn with seed" not in told
