@@ -80,9 +80,13 @@ def _model(manifest: Manifest) -> list[str]:
     """Return which model was run, how much of it, and how it was checked."""
     model, settings = manifest["model"], manifest["settings"]
     revision = f" at revision {model['revision']}" if model["revision"] else ""
-    layers = numbered_layers(range(model["n_layers"]))
-    layers += " (all layers)" if settings.get("layers") == "all" else ""
-    n_rope = sum(model["rope_layers"])
+    n_layers, asked, in_memory = model["n_layers"], settings.get("layers"), "given" in settings
+    if in_memory and asked != "all" and manifest["kind"] != "behaviour":  # which runs all layers
+        n_layers = asked
+    layers = numbered_layers(range(n_layers))
+    # A model in memory may be the first layers of a larger one.
+    layers += " (all layers)" if asked == "all" and not in_memory else ""
+    n_rope = sum(model["rope_layers"][:n_layers])
     rope = f"RoPE in {n_rope} of these layers" if n_rope else "no RoPE"
     checked = {"logits": "logits", "pattern": "attention weights"}
     errors = [

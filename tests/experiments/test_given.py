@@ -61,7 +61,12 @@ def compare(found: Any, expected: Any, names: Sequence[str] = ()) -> None:
 
 @each_function
 def test_a_name_and_a_model_in_memory_or_in_a_folder_give_what_the_command_writes(
-    name: str, loaded: Any, text: Sequences, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    loaded: Any,
+    text: Sequences,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     _, options, shuffled = RUNS[name]
     function = getattr(nope_probe, name)
@@ -79,7 +84,9 @@ def test_a_name_and_a_model_in_memory_or_in_a_folder_give_what_the_command_write
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     whole = {**options, **SIZES, "folds": 5}
+    capfd.readouterr()
     compare(function("rope-tiny", **whole), command_run)
+    assert "first page" not in capfd.readouterr().err, "nobody can open it"
     compare(function(loaded, **whole), command_run)
     given = {**options, "folds": 5, "seed": 3}
     kept = tmp_path / "kept"
@@ -225,6 +232,8 @@ def test_a_run_of_a_model_in_memory_is_described_and_not_repeated(
     )
     run_command(reproduce, out, "--methods")
     told = capfd.readouterr().out
+    assert told.startswith("We ran L0 of rope-tiny as ")
+    assert "RoPE in 1 of these layers" in told
     assert "The inputs were 29 sequences of 23 tokens (data: tokens), each with a BOS" in told
     assert "as a control" in told.lower()
     assert "drawn with seed" not in told

@@ -1,6 +1,7 @@
 """A session validates first, resumes, and ends early without losing progress."""
 
 import os
+import signal
 from pathlib import Path
 from shutil import copytree
 
@@ -13,6 +14,7 @@ from nope_probe.errors import UserError
 from nope_probe.experiments.scores.analyse import capture
 from nope_probe.experiments.scores.run import Settings, run
 from nope_probe.runtime.places import checkpoint_dir, locked
+from nope_probe.runtime.processes import Interrupted
 from nope_probe.runtime.session import Call, Session
 
 SMALL = {"model": "nope-tiny", "layers": 1, "n_seqs": 13, "seq_len": 17, "folds": 4}
@@ -121,3 +123,12 @@ def test_given_sequences_are_shuffled_behind_the_first_token_that_they_share():
     assert torch.equal(shuffled.inputs, again.inputs)
     assert not torch.equal(shuffled.inputs, other.inputs)
     assert (shuffled.kind, shuffled.documents is given.documents) == ("shuffled", True)
+
+
+def test_an_interrupted_run_that_nobody_keeps_says_how_to_keep_it(tmp_path: Path):
+    settings, call = Settings(**SMALL, out=tmp_path / "run"), Call(is_kept=False)
+    with (
+        pytest.raises(Interrupted, match="nothing was kept; a run with out=FOLDER goes on"),
+        Session("scores", settings, call),
+    ):
+        os.kill(os.getpid(), signal.SIGINT)
