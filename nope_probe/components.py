@@ -60,6 +60,10 @@ class Entry:
         phrase: in sentences; the label if empty.
         short: in unions, interactions and narrow columns; the label if empty.
         colour, marker: of its lines and points.
+        breaks_symmetry: whether it is a source: it makes positions differ.
+        per_head: whether it can be removed in some heads only.
+        by_token: whether what is removed at a token depends on that token alone, so that a cache of
+            keys and values stays right.
     """
 
     label: str
@@ -67,6 +71,9 @@ class Entry:
     short: str = ""
     colour: str = INK
     marker: str = "circle"
+    breaks_symmetry: bool = False
+    per_head: bool = False
+    by_token: bool = False
 
 
 TABLE: dict[str, Entry] = {
@@ -80,21 +87,30 @@ TABLE: dict[str, Entry] = {
         short="mask",
         colour="#d55e00",
         marker="square",
+        breaks_symmetry=True,
+        per_head=True,
     ),
-    "rope": Entry(label="RoPE", colour="#0070e3", marker="diamond"),
+    "rope": Entry(
+        label="RoPE", colour="#0070e3", marker="diamond", breaks_symmetry=True, per_head=True
+    ),
     "pos_embed": Entry(
         label="learned positions",
         phrase="the learned position embeddings",
         colour="#538ff5",
         marker="diamond",
+        breaks_symmetry=True,
     ),
-    "alibi": Entry(label="ALiBi", colour="#4a78c8", marker="diamond"),
+    "alibi": Entry(
+        label="ALiBi", colour="#4a78c8", marker="diamond", breaks_symmetry=True, per_head=True
+    ),
     "window": Entry(
         label="sliding window",
         phrase="the sliding window",
         short="window",
         colour="#908448",
         marker="pentagon",
+        breaks_symmetry=True,
+        per_head=True,
     ),
     "sink": Entry(
         label="attention sink",
@@ -102,18 +118,21 @@ TABLE: dict[str, Entry] = {
         short="sink",
         colour="#5f6b2d",
         marker="x",
+        per_head=True,
+        by_token=True,
     ),
     "interaction": Entry(label="interaction", colour="#ab3e98", marker="cross"),
-    "w_q": Entry(label="W_Q", colour="#1da2a5", marker="triangle-up"),
-    "w_k": Entry(label="W_K", colour="#18753a", marker="triangle-down"),
-    "w_o": Entry(label="W_O", colour="#999847", marker="star"),
-    "w_v": Entry(label="W_V", colour="#8952a0", marker="hexagon"),
-    "mlp": Entry(label="MLP", phrase="the MLPs", colour="#8a5969", marker="x"),
+    "w_q": Entry(label="W_Q", colour="#1da2a5", marker="triangle-up", per_head=True, by_token=True),
+    "w_k": Entry(label="W_K", colour="#18753a", marker="triangle-down", per_head=True),
+    "w_o": Entry(label="W_O", colour="#999847", marker="star", per_head=True, by_token=True),
+    "w_v": Entry(label="W_V", colour="#8952a0", marker="hexagon", per_head=True),
+    "mlp": Entry(label="MLP", phrase="the MLPs", colour="#8a5969", marker="x", by_token=True),
     "norms": Entry(
         label="norm weights",
         phrase="the norms' weights",
         colour="#6a7a99",
         marker="pentagon",
+        by_token=True,
     ),
     "qk": Entry(
         label="QK circuit",
@@ -160,13 +179,10 @@ TABLE: dict[str, Entry] = {
     ),
     "intact": Entry(label="intact model", phrase="the intact model"),
 }
-# The sources make positions differ: they break the symmetry between them.
-SOURCES: tuple[Component, ...] = ("mask", "rope", "pos_embed", "alibi", "window")
+SOURCES: tuple[Component, ...] = tuple(n for n in COMPONENTS if TABLE[n].breaks_symmetry)
 POSITION_ENCODINGS: tuple[Component, ...] = ("rope", "pos_embed", "alibi")
-# These components can be removed in some heads only.
-PER_HEAD: tuple[Component, ...] = ("mask", "rope", *WEIGHTS, "alibi", "window", "sink")
-# What is removed at a token depends on that token alone, so that a cache of keys stays right.
-LOCAL = frozenset({"sink", "w_q", "w_o", "mlp", "norms"})
+PER_HEAD: tuple[Component, ...] = tuple(n for n in COMPONENTS if TABLE[n].per_head)
+LOCAL = frozenset(name for name, entry in TABLE.items() if entry.by_token)
 ROPE_HALVES = ("rope_high", "rope_low")
 # What is removed depends on how long a sequence is, so that padding would change it.
 OF_LENGTH = frozenset((*ROPE_HALVES, "pos_embed"))
