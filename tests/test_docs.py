@@ -11,8 +11,10 @@ import re
 from pathlib import Path
 from types import ModuleType
 
+import pandas as pd
 import pytest
 import torch
+from make_long_sequences import STORED, tables
 
 import nope_probe
 from nope_probe import figures
@@ -65,6 +67,12 @@ def test_findings_are_of_the_shipped_checkpoints_and_the_citation_of_this_versio
         assert re.search(row, PAGES["docs/findings.md"])
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {nope_probe.__version__}\n" in citation
+
+
+def test_the_tables_of_long_sequences_are_those_of_the_stored_results():
+    made = tables(pd.read_csv(STORED))
+    assert len(made) == 6
+    assert [table for table in made if table not in PAGES["docs/long-sequences.md"]] == []
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -25,7 +25,7 @@ _NAMES = {
     "training_dynamics",
     "nope_probe.figures.position_figure": "position_circuit",
     "nope_probe.figures.shares": "band_amplitudes interactions mean_covariance_shares "
-    "offset_profiles player_shares source_shares",
+    "offset_profiles player_shares query_strengths source_shares",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -7,8 +7,7 @@ import pandas as pd
 import pytest
 from support.command_line import run_command
 
-from nope_probe import ablate, circuit, compare, read_run, scores, trace
-from nope_probe.figures.shares import query_strengths
+from nope_probe import ablate, circuit, compare, figures, read_run, scores, trace
 from nope_probe.maps.rows import choose_rows
 from nope_probe.models.context import stated_lengths
 
@@ -63,7 +62,7 @@ def test_lines_stand_at_the_stated_lengths_that_queries_reach() -> None:
         for layer in (0, 1)
         for i in range(20)
     ]
-    figure = query_strengths(pd.DataFrame(rows), {"context": 256, "trained length": 128})
+    figure = figures.query_strengths(pd.DataFrame(rows), {"context": 256, "trained length": 128})
     lines = {trace.name: set(trace.x) for trace in figure.data if trace.mode == "lines"}
     assert lines["trained length (128)"] == {128}
     assert not any(str(name).startswith("context") for name in lines)
