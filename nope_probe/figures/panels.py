@@ -1,7 +1,7 @@
 """Heat maps as all figures draw them, and groups of them side by side in one figure.
 
-A group is a few maps that belong together: a model's layers, or a published panel, ours and their
-difference.
+A group is a few maps that belong together: a model's layers, or a published panel, the reproduced
+map and their difference.
 """
 
 from __future__ import annotations

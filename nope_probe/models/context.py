@@ -55,7 +55,7 @@ def stated_lengths(name: str, revision: str | None = None) -> dict[str, int]:
     """Return the lengths that a model's files state, in tokens.
 
     `context` is the number of positions that it takes, `original context` that before RoPE was
-    scaled, and `trained length` that of the sequences that a model of ours was trained on.
+    scaled, and `trained length` that of the sequences that a shipped model was trained on.
 
     Example:
         >>> stated_lengths("nope-tiny")

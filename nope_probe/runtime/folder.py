@@ -266,8 +266,8 @@ def read_run(folder: Path | str) -> Run:
         ... )
         >>> with TemporaryDirectory() as folder:
         ...     write_run(Path(folder, "run"), run)
-        ...     found = read_run(Path(folder, "run"))
-        >>> found.tables["pattern"]["amplitude"].item(), found.maps["score"].shape
+        ...     saved = read_run(Path(folder, "run"))
+        >>> saved.tables["pattern"]["amplitude"].item(), saved.maps["score"].shape
         (0.5, (1, 5, 5))
     """
     from safetensors.numpy import load_file

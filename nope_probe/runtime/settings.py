@@ -439,12 +439,12 @@ class RunSettings(SessionSettings):
 
         It is None for what is on the Hub, and for the standard library, which comes with Python.
         """
-        found: dict[str, Path | None] = {}
+        files: dict[str, Path | None] = {}
         if not self.model.lower().startswith("parameter-free"):
-            found["model"] = folder_of(self.model)
+            files["model"] = folder_of(self.model)
         if self.data not in ("random", "gaussian"):
-            found["data"] = file_of(self.data)
-        return found
+            files["data"] = file_of(self.data)
+        return files
 
     def load_model(self, device: str) -> LoadedModel:
         """Load the first layers of the model.

@@ -1,4 +1,4 @@
-"""Published panels against ours: their numbers, the difference in colour steps, the pages."""
+"""Published panels against reproduced maps: numbers, differences in colour steps, pages."""
 
 import contextlib
 import io
@@ -99,7 +99,7 @@ def test_a_heading_and_a_caption_say_how_well_panels_agree() -> None:
     assert agreements([beside]).empty
     figure = shown(beside).sections[0].drawn()
     assert figure is not None
-    assert [trace.name for trace in figure.data] == ["paper, layer 1", "ours"]
+    assert [trace.name for trace in figure.data] == ["paper, layer 1", "reproduced"]
 
 
 def test_the_headline_names_the_claims_that_do_not_hold() -> None:

@@ -291,9 +291,9 @@ def layers_finding(sources: pd.DataFrame) -> str:
     """Return in which layers each source brings most of the positional pattern."""
     terms = _terms(sources)
     most = terms[terms["share_low"] > MOST]
-    known = {int(each) for each in terms.dropna(subset=["share"])["layer"]}
-    empty = sorted({int(each) for each in terms["layer"]} - known)
-    rest = sorted({int(each) for each in terms["layer"]} - {*most["layer"], *empty})
+    known = {int(layer) for layer in terms.dropna(subset=["share"])["layer"]}
+    empty = sorted({int(layer) for layer in terms["layer"]} - known)
+    rest = sorted({int(layer) for layer in terms["layer"]} - {*most["layer"], *empty})
     parts = [
         f"{phrase(str(term))} in {numbered_layers(rows['layer'])}"
         for term, rows in most.groupby("term", sort=False)

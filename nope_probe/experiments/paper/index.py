@@ -93,7 +93,7 @@ def rows_of(figure: str, runs: Runs, start: Path) -> list[list[Cell]]:
         agrees = panels["agree"] == panels["compared"]
         rows.append(["", "(the published panels)", verdict_mark(agrees), panels["verdict"]])
     elif panels["published"]:
-        why = f"{panels['published']} shown beside ours, which are of another model"
+        why = f"{panels['published']} shown beside maps of another model"
         rows.append(["", "(the published panels)", "○\u00a0not\u00a0compared", why])
     rows = rows or [[""] * len(COLUMNS)]
     href = f"{Path(os.path.relpath(folder, start)).as_posix()}/report.html"
@@ -111,8 +111,8 @@ def headline(runs: Runs) -> list[str]:
         f"{len(runs)} of the paper's {len(FIGURES)} figures have been run; "
         f"{sum(claim['reproduced'] for claim in claims)} of {len(claims)} claims about them are "
         "reproduced.",
-        f"{exact} of {compared} published panels agree with ours within one 8-bit colour step, "
-        f"and {agree - exact} more within sampling noise.",
+        f"{exact} of {compared} published panels agree with the reproduced maps within one "
+        f"8-bit colour step, and {agree - exact} more within sampling noise.",
     ]
     missing = [title_of(figure) for figure in FIGURES if figure not in runs]
     return [*sentences, *([f"Not run yet: {', '.join(missing)}."] if missing else [])]

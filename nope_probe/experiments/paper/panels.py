@@ -90,16 +90,16 @@ def _panel(
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A published panel and our map of the same quantity.
+    """A published panel and a reproduced map of the same quantity.
 
     Attributes:
         group: the panels with which it is drawn.
-        name: what it shows, in the paper's count and ours.
+        name: what it shows, with the layer as the paper and as this package count it.
         published: the panel.
-        reproduced: our map, of any size.
+        reproduced: the map of the run, of any size.
         comparable: whether both are of the same model, so that values may be subtracted.
-        noise: the standard error that the published panel and ours have together, in the panel's
-            unit; NaN if it is not known.
+        noise: the standard error of the difference of the two, in the panel's unit; NaN if it is
+            not known.
     """
 
     group: str
@@ -123,7 +123,7 @@ class Pair:
 
 
 def agreements(pairs: Sequence[Pair]) -> pd.DataFrame:
-    """Return how well published panels and ours agree, a row for each that can be compared.
+    """Return how well published and reproduced panels agree, a row for each pair of one model.
 
     Columns are the panel's `key` and `name`; how many `cells` are compared; the `step` that one
     colour spans, in the panel's unit; the `largest` difference in steps; the share of cells

@@ -1,4 +1,4 @@
-"""What a reproduced figure shows: published panels beside ours, and the paper's claims."""
+"""What a reproduced figure shows: published and reproduced panels, and the paper's claims."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ HOW_TO_READ = (
     notes.MAP_AXES,
     "Published panels are the paper's figures read back into numbers: each colour stands for one "
     "of 256 steps between the ends of the panel's own colour bar, beyond which values are clipped.",
-    "Differences are ours, clipped likewise, less the published panel, in these steps; red: ours "
-    "is higher. Rounding to colours alone makes differences of up to half a step.",
-    "Noise is what the standard errors of both let one expect: of the paper's 100,000 samples "
-    "(without a control variate) and of ours.",
-    "The paper counts layers from 1, and we from 0: its layer 1 is L0.",
+    "A difference is the reproduced map, clipped likewise, less the published panel, in these "
+    "steps; red: the reproduced map is higher. Rounding to colours alone makes differences of up "
+    "to half a step.",
+    "Noise is the difference that two standard errors let expect: that of the paper's 100,000 "
+    "samples (without a control variate) and that of the reproduced map.",
+    "The paper counts layers from 1, and this page from 0: the paper's layer 1 is L0.",
 )
 
 
@@ -39,7 +40,7 @@ def report(run: Run, pairs: Sequence[Pair]) -> Report:
 
     Args:
         run: the figure's run.
-        pairs: the published panels with ours.
+        pairs: the published panels with the reproduced maps.
     """
     figure, manifest = title_of(run.manifest["settings"]["figure"]), run.manifest
     return Report(
@@ -120,10 +121,10 @@ def _heading(lead: str, agreement: pd.DataFrame) -> str:
 def _caption(agreement: pd.DataFrame) -> str:
     if agreement.empty:
         return (
-            "The published panel, and ours of another model, each on its own colours, which leave "
+            "The published panel, and a map of another model, each on its own colours, which leave "
             "out the first key and the diagonal: values cannot be compared, shapes can."
         )
-    lead = "Published, ours, and the difference in steps of the panel's own colours."
+    lead = "Published, reproduced, and the difference in steps of the panel's own colours."
     if (agreement["within_one"] == 1).all():
         largest = agreement["largest"].max()
         return f"{lead} All cells of all panels agree within one step, to {largest:.2f} steps."
@@ -131,12 +132,15 @@ def _caption(agreement: pd.DataFrame) -> str:
 
 
 def _panels(pair: Pair) -> Iterator[Panel]:
-    """Yield the published map, ours, and their difference where they can be compared."""
+    """Yield the published and the reproduced map, and their difference where it means something."""
     published, agreement = pair.published, agreements([pair])
     bar = _scale(published.kind, published.low, published.high)
     shown: list[tuple[str, np.ndarray, dict[str, Any]]] = [
         (name, values, bar if pair.comparable else _own_scale(values, published.kind))
-        for name, values in ((f"paper, {pair.name}", published.values), ("ours", pair.reproduced))
+        for name, values in (
+            (f"paper, {pair.name}", published.values),
+            ("reproduced", pair.reproduced),
+        )
     ]
     if pair.steps is not None and len(agreement):
         row, limit = agreement.iloc[0], np.nanquantile(np.abs(pair.steps), 0.99)
