@@ -127,10 +127,11 @@ class Settings(SessionSettings):
     Checks the paper's claims about the figure, and draws the published panels beside the reproduced
     maps, with their difference where both are of the same model. With the control variate, 4,000
     samples have smaller errors than the paper's 100,000. Figures 3 and 8 show a trained model, by
-    default the small shipped one. Figures 5 and 11 to 16 show the scores of language models, by default the
-    paper's on 1,000 sequences of 1,024 tokens of fineweb-edu. `all` runs the simulated figures and
-    3 and 8, and writes one page about all sixteen. With the folder of a finished run in a figure's
-    place, that run is repeated and compared (`reproduce runs/... --help` shows its flags).
+    default the small shipped one. Figures 5 and 11 to 16 show the scores of language models, by
+    default the paper's on 1,000 sequences of 1,024 tokens of fineweb-edu. `all` runs the simulated
+    figures and 3 and 8, and writes one page about all sixteen. With the folder of a finished run in
+    a figure's place, that run is repeated and compared (`reproduce runs/... --help` shows its
+    flags).
     """
 
     figure: Annotated[tyro.conf.Positional[FigureName], _arg(help="Which figure, or all.")]
