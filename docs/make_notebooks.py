@@ -34,6 +34,7 @@ from nope_probe.figures.image import without_controls
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "notebooks"
 PLOTLY, HTML, PNG = "application/vnd.plotly.v1+json", "text/html", "image/png"
+WIDGET = "application/vnd.jupyter.widget-view+json"  # a progress bar, which needs its kernel
 COLAB = "https://colab.research.google.com/"
 CELL_TIMEOUT = 600
 WIDTH = 800  # px of a figure's picture: as wide as a notebook's cells
@@ -81,10 +82,10 @@ def build(name: str) -> Path:
 
 
 def _shown(output: nbformat.NotebookNode, place: Path, name: str) -> nbformat.NotebookNode | None:
-    """Return an output as it is kept; None for what goes to stderr, such as progress bars."""
-    if output.get("name") == "stderr":
-        return None
+    """Return an output as it is kept; None for progress bars and for text on stderr."""
     data = output.get("data", {})
+    if output.get("name") == "stderr" or WIDGET in data:
+        return None
     if PLOTLY in data:
         figure = pio.from_json(pio.to_json(data[PLOTLY], validate=False))
         if figure.layout.sliders:
