@@ -18,6 +18,7 @@ Width = Literal["column", "page"]
 ENDINGS = (".pdf", ".png", ".svg")
 SCALE = 2  # a PNG's pixels per px
 WIDTHS: dict[Width, int] = {"column": 400, "page": 1200}  # px; a column has the phone's layout
+LONGEST_COLUMN = 1300  # px: 10.7 inches where 400 px are 3.3, the most that a page of A4 holds
 
 
 @closed_choices("width")
@@ -40,12 +41,17 @@ def save(
         The path.
 
     Raises:
-        UserError: for another ending, if kaleido or Chrome is missing, or if the file cannot be
-            written.
+        UserError: for another ending, if kaleido or Chrome is missing, if the file cannot be
+            written, or if a column of the figure is longer than a page.
     """
     drawn = without_controls(unfold_layers(figure))
     if width == "column":
         patch(drawn, (drawn.layout.meta or {}).get("narrow", {}))
+        if drawn.layout.height > LONGEST_COLUMN:
+            raise UserError(
+                f"a column of this figure is {drawn.layout.height:,.0f} px long, and a page holds "
+                f"{LONGEST_COLUMN:,}: draw it with width='page'"
+            )
     if not title and drawn.layout.title.text:
         drawn.layout.title.text = None
         drawn.layout.margin.t -= TITLE_HEIGHT

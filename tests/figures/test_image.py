@@ -29,15 +29,20 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("width", "make"),
     [
-        lambda: figures.circuit({"a": MAPS[0]}),
-        lambda: figures.score_maps(MAPS),
-        lambda: figures.term_maps({"mask": MAPS, "rope": MAPS}, title="Sources"),
-        lambda: figures.sweep_maps(MAPS, [0.0, 0.2, 0.5], name="alpha", title="L1"),
+        ("page", lambda: figures.circuit({"a": MAPS[0]})),
+        *(
+            (width, make)
+            for width in ("page", "column")
+            for make in (
+                lambda: figures.score_maps(MAPS),
+                lambda: figures.term_maps({"mask": MAPS, "rope": MAPS}, title="Sources"),
+                lambda: figures.sweep_maps(MAPS, [0.0, 0.2, 0.5], name="alpha", title="L1"),
+            )
+        ),
     ],
 )
-@pytest.mark.parametrize("width", ["page", "column"])
 def test_a_saved_figure_has_no_controls_and_no_title_on_white(
     make: Callable[[], go.Figure], width: Any, drawn: Drawn, tmp_path: Path
 ) -> None:
@@ -84,7 +89,13 @@ def test_another_ending_or_width_is_refused(tmp_path: Path) -> None:
         figures.save(figure, tmp_path / "x.png", width=width)  # type: ignore[arg-type]
 
 
+def test_a_column_that_is_longer_than_a_page_is_refused(drawn: Drawn, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"is 3,175 px long, .* draw it with width='page'"):
+        figures.save(figures.circuit({"a": MAPS[0]}), tmp_path / "x.pdf", width="column")
+    assert not drawn
+
+
 @needs_chromium
 def test_a_pdf_is_one(tmp_path: Path) -> None:
-    path = figures.save(figures.circuit({"a": MAPS[0]}), tmp_path / "x.pdf", width="column")
+    path = figures.save(figures.score_maps(MAPS), tmp_path / "x.pdf", width="column")
     assert path.read_bytes().startswith(b"%PDF")
