@@ -72,7 +72,21 @@ def test_findings_are_of_the_shipped_checkpoints_and_the_citation_of_this_versio
 def test_the_tables_of_long_sequences_are_those_of_the_stored_results():
     made = tables(pd.read_csv(STORED))
     assert len(made) == 6
-    assert [table for table in made if table not in PAGES["docs/long-sequences.md"]] == []
+    page = PAGES["docs/long-sequences.md"]
+    assert [table for table in made if table not in page] == []
+    prose = "\n".join(line for line in page.splitlines() if not line.startswith("|"))
+    estimates = [unsigned(text) for text in re.findall(ESTIMATE, prose)]
+    assert len(estimates) > 10
+    assert {*estimates} <= {unsigned(text) for text in re.findall(ESTIMATE, "\n".join(made))}
+
+
+# A value and its interval, such as `0.40 nats [0.24, 0.56]`; a sentence may say "lower by 0.40".
+ESTIMATE = r"([+-]?[\d.]+)(?: nats)?\s\[([+-]?[\d.]+), ([+-]?[\d.]+)\]"
+
+
+def unsigned(estimate: tuple[str, ...]) -> tuple[float, ...]:
+    value, *ends = (abs(float(number)) for number in estimate)
+    return value, *sorted(ends)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -65,7 +65,7 @@ FIGURE_SIZES: dict[str, dict[str, str]] = {
         if figure.maps
     },
 }
-TEXT = "my.jsonl"
+TEXT, PACKED = "my.jsonl", "short.jsonl"
 # What stands for what cannot be run here, and why it cannot.
 SUBSTITUTES = {
     "fineweb-edu": TEXT,  # a data set on the Hub
@@ -210,8 +210,9 @@ def line_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> Line:
         small = {name: size for name, size in small.items() if name != "--n-samples"}
         small["--target-se"] = "0.05"
     if reads_text:
-        chosen = {"--data": (TEXT,), **chosen}
+        chosen = {"--data": (PACKED if "--pack" in chosen else TEXT,), **chosen}
     sizes = {name: (size,) for name, size in small.items()}
+    sizes |= {name: ("5",) for name in chosen if name == "--query-rows"}  # of 8 tokens
     return Line(command, tuple(sorted((chosen | sizes).items())))
 
 
