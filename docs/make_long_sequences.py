@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import torch
+from PIL import Image
 
 from nope_probe import figures, load, sequences
 from nope_probe.analyses.behaviour import by_document, mean_interval, span_loss
@@ -241,8 +242,11 @@ def draw(stored: pd.DataFrame) -> None:
     """Draw the page's figures."""
     IMAGES.mkdir(parents=True, exist_ok=True)
     drawn = {"terms": terms_and_loss, "near": near_keys, "profiles": profiles}
+    longest = stored[stored["length"] == max(LENGTHS)]
     for name, figure in drawn.items():
-        figures.save(figure(stored[stored["length"] == max(LENGTHS)]), IMAGES / f"{name}.png")
+        path = figures.save(figure(longest), IMAGES / f"{name}.png")
+        few_colours = Image.open(path).convert("RGB").quantize(192, dither=Image.Dither.NONE)
+        few_colours.save(path, optimize=True)
 
 
 def terms_and_loss(longest: pd.DataFrame) -> go.Figure:
