@@ -123,7 +123,7 @@ def test_a_public_name_has_a_docstring_with_an_example_of_public_names(name: str
 def test_a_public_figure_has_a_docstring_that_names_its_arguments(name: str):
     figure = getattr(figures, name)
     arguments = inspect.signature(figure).parameters
-    documented = re.findall(r"^        (\w+): ", figure.__doc__, re.MULTILINE)
+    documented = re.findall(r"^    (\w+): ", inspect.getdoc(figure) or "", re.MULTILINE)
     assert [argument for argument in arguments if argument not in documented] == []
 
 

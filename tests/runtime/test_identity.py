@@ -234,5 +234,6 @@ def test_model_versions_device_settings_and_time_are_recorded(
     assert record["model"]["name"] == settings.model
     assert record["model"]["weights"] == fingerprint(session.loaded.model)
     assert (record["device"], record["dtype"]) == ("cpu", "float32")
-    assert record["versions"]["torch"] == torch.__version__
+    # A wheel with CUDA says so in the module alone: 2.13.0 is 2.13.0+cu130 there.
+    assert torch.__version__.startswith(record["versions"]["torch"])
     assert 0 <= record["seconds"] < 600
