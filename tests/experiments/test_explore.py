@@ -15,8 +15,7 @@ from nope_probe.components import LETTERS, Ablation, Substitute
 from nope_probe.errors import UserError
 from nope_probe.experiments.circuit.analyse import Stages, block_explorer, explored
 from nope_probe.experiments.engine import Engine, as_sequences
-from nope_probe.experiments.explorer import note_on
-from nope_probe.experiments.explorer_views import explorer_of, pattern_view
+from nope_probe.experiments.explorer import explorer_of, note_on, pattern_view
 from nope_probe.figures.explorer import Explorer
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.reading.calibration import calibrate
