@@ -14,8 +14,8 @@ from support.command_line import refused, run_command
 
 from nope_probe import compare, scores, simulate
 from nope_probe.errors import printable
-from nope_probe.experiments.behaviour.measures import QUANTITIES
 from nope_probe.experiments.behaviour.sections import behaviour_as_text
+from nope_probe.experiments.behaviour.settings import QUANTITIES
 from nope_probe.experiments.sections import (
     PlainConsole,
     Report,

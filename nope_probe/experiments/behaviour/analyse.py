@@ -25,10 +25,9 @@ from nope_probe.analyses.pattern_changes import pattern_lost, positional_part
 from nope_probe.components import Ablation
 from nope_probe.errors import UserError
 from nope_probe.experiments.behaviour.capture import Measured, head_name, map_key
-from nope_probe.experiments.behaviour.measures import EFFECTS, INTACT, QUANTITIES
 from nope_probe.experiments.behaviour.plan import Plan
 from nope_probe.experiments.behaviour.sections import report
-from nope_probe.experiments.behaviour.settings import Settings
+from nope_probe.experiments.behaviour.settings import EFFECTS, INTACT, QUANTITIES, Settings
 from nope_probe.experiments.tables import Row, interval_columns, interval_names
 from nope_probe.maps.folds import folds_of
 from nope_probe.maps.stored_maps import TensorFolds

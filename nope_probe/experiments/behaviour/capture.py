@@ -14,9 +14,8 @@ from nope_probe.analyses.behaviour import by_document, halves, index_targets, ri
 from nope_probe.analyses.jackknife import Interval, cross_products, rms
 from nope_probe.analyses.pattern_changes import positional_part
 from nope_probe.components import Ablation
-from nope_probe.experiments.behaviour.measures import INTACT
 from nope_probe.experiments.behaviour.plan import Plan, Probe
-from nope_probe.experiments.behaviour.settings import Settings
+from nope_probe.experiments.behaviour.settings import INTACT, Settings
 from nope_probe.experiments.engine import Engine, position_keys
 from nope_probe.hooks.reading.residuals import capture_distances, capture_moments
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, batches_of
