@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -114,32 +115,30 @@ class _Runner:
 
     def sizes(self) -> dict[str, int]:
         """Return how many sequences this process runs in each stream, by the stream's key."""
-        text, needs = (
-            self.plan.text,
-            [condition.needs_calibration for condition in self.conditions.values()],
-        )
-        probes = {"calibration": text} if any(needs) else {}
-        probes |= {f"positions/{name}": self.plan.probes[name] for name in self.other_lengths}
-        probes |= {f"loss/{name}/{probe}": self.plan.probes[probe] for name, probe in self.scored}
-        probes |= dict.fromkeys(self.maps, text)
-        for layer in self.n_heads:
-            probes |= dict.fromkeys((f"head/L{layer}/intact", f"head/L{layer}/content"), text)
-        for weights, names in self.decoded.items():
-            for name in names:
-                probes[f"{weights}/{name}/fit"] = self.fit
-                probes[f"{weights}/{name}/distance"] = self.held_out
-        for key, ablation in self.ablations().items():
-            probes |= dict.fromkeys(position_keys(key, ablation).values(), probes[key])
-        return {key: self.n_own(probe) for key, probe in probes.items()}
+        return {
+            part: self.n_own(probe)
+            for key, probe, ablation in self.streams()
+            for part in (*position_keys(key, ablation).values(), key)
+        }
 
-    def ablations(self) -> dict[str, Ablation]:
-        """Return what is removed in each stream of a condition, by the stream's key."""
-        ablations = {f"loss/{name}/{probe}": self.conditions[name] for name, probe in self.scored}
+    def streams(self) -> Iterator[tuple[str, Probe, Ablation]]:
+        """Yield the key of each stream, its sequences and what it removes."""
+        text, intact = self.plan.text, Ablation()
+        if any(condition.needs_calibration for condition in self.conditions.values()):
+            yield "calibration", text, intact
+        for name in self.other_lengths:
+            yield f"positions/{name}", self.plan.probes[name], intact
+        for name, probe in self.scored:
+            yield f"loss/{name}/{probe}", self.plan.probes[probe], self.conditions[name]
+        for key, ablation in self.maps.items():
+            yield key, text, ablation
+        for layer in self.n_heads:
+            yield f"head/L{layer}/intact", text, intact
+            yield f"head/L{layer}/content", text, self.plan.without_sources(intact)
         for weights, names in self.decoded.items():
             for name in names:
-                keys = f"{weights}/{name}/fit", f"{weights}/{name}/distance"
-                ablations |= dict.fromkeys(keys, self.conditions[name])
-        return ablations | self.maps
+                yield f"{weights}/{name}/fit", self.fit, self.conditions[name]
+                yield f"{weights}/{name}/distance", self.held_out, self.conditions[name]
 
     def seqs_per_batch(self, probe: Probe) -> int:
         """Return how many sequences make about as many tokens as a batch of text windows.
