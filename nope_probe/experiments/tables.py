@@ -259,10 +259,11 @@ def bands_table(patterns: Sequence[BandPattern]) -> pd.DataFrame:
 
 
 def offsets_table(
-    terms: Mapping[str, Float[Tensor, "fold layer row key_pos"]],
+    terms: Mapping[Any, Float[Tensor, "fold layer row key_pos"]],
     maps: ScoreMaps,
     skip_keys: int,
     choice: OffsetBins = "auto",
+    label: str = "term",
 ) -> pd.DataFrame:
     """Return the table of offset profiles: layer, term, offset, and the mean with its bounds.
 
@@ -271,6 +272,7 @@ def offsets_table(
         maps: the score maps whose terms they are.
         skip_keys: how many first keys to leave out.
         choice: which distances share a row; see `offset_bins`.
+        label: the column of the terms' names.
     """
     n_offsets = maps.folds.shape[-1] - 1 - skip_keys
     bins, queries = offset_bins(n_offsets, choice), maps.query_positions
@@ -280,14 +282,15 @@ def offsets_table(
         )
         for name, folds in terms.items()
     }
-    return profiles_table(profiles, maps.layers, bins, n_offsets)
+    return profiles_table(profiles, maps.layers, bins, n_offsets, label)
 
 
 def profiles_table(
-    profiles: Mapping[str, Intervals],
+    profiles: Mapping[Any, Intervals],
     layers: Sequence[int],
     bins: Int[Tensor, " bin"],
     n_offsets: int,
+    label: str = "term",
 ) -> pd.DataFrame:
     """Return the table of offset profiles from those of each term, [layer, bin].
 
@@ -299,51 +302,26 @@ def profiles_table(
         layers: the layers' numbers.
         bins: the first distance of each bin.
         n_offsets: the largest distance.
+        label: the column of the terms' names.
     """
+    offsets = {"offset": bins.tolist()}
+    if len(bins) < n_offsets:
+        offsets["last_offset"] = [*(bins[1:] - 1).tolist(), n_offsets]
     parts = [
-        _profile_rows(profile, bins, n_offsets, place).assign(layer=layer, term=name)
+        pd.DataFrame(
+            {
+                "layer": layer,
+                label: name,
+                **offsets,
+                "mean": profile.value[place].numpy(),
+                "mean_low": profile.low[place].numpy(),
+                "mean_high": profile.high[place].numpy(),
+            }
+        ).dropna(subset=["mean"])
         for place, layer in enumerate(layers)
         for name, profile in profiles.items()
     ]
-    return _in_order(parts, "layer", "term")
-
-
-def head_offsets_table(
-    maps: ScoreMaps, skip_keys: int, choice: OffsetBins = "auto"
-) -> pd.DataFrame:
-    """Return the table of each head's offset profile of its scores: layer, head, offset, mean."""
-    assert maps.per_head is not None
-    n_offsets = maps.folds.shape[-1] - 1 - skip_keys
-    bins, queries = offset_bins(n_offsets, choice), maps.query_positions
-    profile = offset_profile(
-        maps.per_head, skip_keys, counts=maps.counts, query_positions=queries, bins=bins
-    )
-    parts = [
-        _profile_rows(profile, bins, n_offsets, place, head).assign(layer=layer, head=head)
-        for place, layer in enumerate(maps.layers)
-        for head in range(profile.value.shape[1])
-    ]
-    return _in_order(parts, "layer", "head")
-
-
-def _in_order(parts: Sequence[pd.DataFrame], *labels: str) -> pd.DataFrame:
-    table = pd.concat(parts, ignore_index=True)
-    where = [name for name in ("offset", "last_offset") if name in table]
-    return table[[*labels, *where, *interval_names("mean")]]
-
-
-def _profile_rows(
-    profile: Intervals, bins: Int[Tensor, " bin"], n_offsets: int, *where: int
-) -> pd.DataFrame:
-    bounds = (profile.value, profile.low, profile.high)
-    columns = {
-        name: bound[where].numpy()
-        for name, bound in zip(interval_names("mean"), bounds, strict=True)
-    }
-    table = pd.DataFrame({"offset": bins.tolist(), **columns})
-    if len(bins) < n_offsets:
-        table["last_offset"] = [*(bins[1:] - 1).tolist(), n_offsets]
-    return table[table["mean"].notna()]
+    return pd.concat(parts, ignore_index=True)
 
 
 def queries_table(

@@ -144,7 +144,12 @@ class RunCheckpoint:
         Raises:
             StorageError: if the file is broken.
         """
-        return open_tensors(self._path(key))
+        path = self._path(key)
+        with _opened(path) as file:
+            return {
+                name: StoredTensor(path=path, name=name, shape=file.get_slice(name).get_shape())
+                for name in file.keys()  # noqa: SIM118
+            }
 
     def once(self, key: str, compute: Callable[[StreamCheckpoint], State]) -> State:
         """Return the tensors of a part of the run, computed and saved unless that is finished.
@@ -311,19 +316,6 @@ class StoredTensor:
             if index is ...:
                 return file.get_tensor(self.name).clone()
             return file.get_slice(self.name)[index].clone()
-
-
-def open_tensors(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a file without reading them.
-
-    Raises:
-        StorageError: if the file is broken.
-    """
-    with _opened(path) as file:
-        return {
-            name: StoredTensor(path=path, name=name, shape=file.get_slice(name).get_shape())
-            for name in file.keys()  # noqa: SIM118
-        }
 
 
 ITEM = 4  # bytes of a float32

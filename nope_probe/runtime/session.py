@@ -25,7 +25,6 @@ from nope_probe.runtime.folder import (
     Run,
     check_output_dir,
     default_output_dir,
-    has_first_page,
     read_manifest,
     remove_first_page,
     write_first_page,
@@ -338,11 +337,6 @@ class Session(Generic[Settings_co]):
             "seconds": round(time.monotonic() - self.started, 3),
             "sources": self.sources,
         }
-
-    @property
-    def has_first_page(self) -> bool:
-        """Whether the page of the unfinished run is there."""
-        return has_first_page(self.folder)
 
     def write_first_page(self, page: str) -> None:
         """Write a page of what the run has so far, which the finished run replaces."""

@@ -12,7 +12,7 @@ from nope_probe.errors import StorageError, UserError
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.maps import ScoreMaps
 from nope_probe.maps.stored_maps import StoredMaps, packed_tensors
-from nope_probe.runtime.checkpoint import RunCheckpoint, open_tensors, tensor_writer
+from nope_probe.runtime.checkpoint import RunCheckpoint, tensor_writer
 from nope_probe.runtime.folder import StoredArrays
 from nope_probe.runtime.processes import Signals
 
@@ -124,7 +124,7 @@ def test_a_part_of_a_stored_tensor_is_that_part(tmp_path: Path) -> None:
     whole = torch.randn(3, 7, 5, dtype=torch.float64)
     with checkpoint(tmp_path) as run:
         run.save("x", {"x": whole})
-    stored = open_tensors(tmp_path / ".run.unfinished" / "x.safetensors")["x"]
+        stored = run.open("x")["x"]
     assert list(stored.shape) == [3, 7, 5]
     assert torch.equal(stored[...], whole)
     assert torch.equal(stored[1], whole[1])

@@ -28,7 +28,7 @@ from nope_probe.components import (
 from nope_probe.errors import UserError
 from nope_probe.experiments.given import RunOptions, run_of
 from nope_probe.experiments.removals import GainFlag
-from nope_probe.runtime.folder import Run
+from nope_probe.runtime.folder import Run, has_first_page
 from nope_probe.runtime.session import Call, Session
 from nope_probe.runtime.settings import OFFSET_BINS, Bounds, RunSettings, validate_effects
 from nope_probe.runtime.terminal import status
@@ -261,7 +261,7 @@ def measure(session: Session[Settings], plan: Plan) -> Measured:
 
 def show_sources(session: Session[Settings], plan: Plan, measured: Measured) -> None:
     """Write the page of the sources, which the finished run replaces."""
-    if session.is_first and session.call.is_kept and not session.has_first_page:
+    if session.is_first and session.call.is_kept and not has_first_page(session.folder):
         from nope_probe.experiments.ablation.analyse import first_page
 
         session.write_first_page(first_page(session, plan, measured))
