@@ -315,11 +315,7 @@ class Session(Generic[Settings_co]):
     @property
     def n_own_seqs(self: Session[RunSettings]) -> int:
         """How many of the sequences this process runs."""
-        from nope_probe.hooks.reading.streaming import batches_of
-
-        settings, processes = self.settings, self.processes
-        own = batches_of(settings.n_seqs, settings.seqs_per_batch, processes.rank, processes.count)
-        return sum(stop - start for start, stop in own)
+        return self.processes.n_own(self.settings.n_seqs, self.settings.seqs_per_batch)
 
     def provenance(self) -> dict[str, Any]:
         """Return what a manifest records of any run: command, model, versions, device, duration."""

@@ -19,7 +19,7 @@ from nope_probe.experiments.behaviour.plan import Plan, Probe
 from nope_probe.experiments.behaviour.settings import INTACT, Settings
 from nope_probe.experiments.engine import Engine, position_keys
 from nope_probe.hooks.reading.residuals import capture_distances, capture_moments
-from nope_probe.hooks.reading.streaming import StreamCheckpoint, batches_of
+from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.edited_weights import untrained
 from nope_probe.maps.folds import State
 from nope_probe.maps.maps import ScoreMaps
@@ -116,7 +116,7 @@ class _Runner:
     def sizes(self) -> dict[str, int]:
         """Return how many sequences this process runs in each stream, by the stream's key."""
         return {
-            part: self.n_own(probe)
+            part: self.processes.n_own(len(probe.tokens), self.seqs_per_batch(probe))
             for key, probe, ablation in self.streams()
             for part in (*position_keys(key, ablation).values(), key)
         }
@@ -148,12 +148,6 @@ class _Runner:
         n_seqs, length = probe.tokens.shape
         same_tokens = self.settings.seqs_per_batch * self.settings.seq_len // length
         return max(1, min(same_tokens, n_seqs // self.processes.count))
-
-    def n_own(self, probe: Probe) -> int:
-        """Return how many of the sequences this process runs."""
-        n_seqs, size = len(probe.tokens), self.seqs_per_batch(probe)
-        batches = batches_of(n_seqs, size, self.processes.rank, self.processes.count)
-        return sum(stop - start for start, stop in batches)
 
     def on(self, probe: Probe) -> Engine:
         """Return the engine on the sequences of a probe."""
