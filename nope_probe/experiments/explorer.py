@@ -172,18 +172,13 @@ def combinations(players: PlayerSet) -> list[Condition]:
     ]
 
 
-def _arrays(
-    combinations: Iterable[Measured],
-    skip_keys: int,
-    max_positions: int,
-) -> dict[str, Any]:
+def _arrays(combinations: Iterable[Measured], skip_keys: int) -> dict[str, Any]:
     """Return `maps`, `measures` and `block` of all combinations, as `SwitchedMaps` holds them.
 
     Args:
         combinations: of each combination, the intact model first. No folds are held but the intact
             model's.
         skip_keys: how many first keys the measures leave out.
-        max_positions: larger maps are pooled to this many positions.
     """
     intact: Folds | None = None
     maps, measures, block = [], [], 1
@@ -192,7 +187,7 @@ def _arrays(
         both = folds.flatten(1, 2), intact.flatten(1, 2)
         kept = kept_patterns(*both, skip_keys, source.counts, queries)
         cells = shown.flatten(0, 1).cpu().double().numpy()
-        small = pool(cells, max_positions, queries.numpy())
+        small = pool(cells, MAX_POSITIONS, queries.numpy())
         maps.append(small.values.reshape(*shown.shape[:2], *small.values.shape[1:]))
         measures.append(_intervals(kept).reshape(*shown.shape[:2], 3, 3))
         block = small.block
@@ -204,21 +199,15 @@ def _intervals(kept: Sequence[KeptPattern]) -> Float[np.ndarray, "panel 3 3"]:
     return np.array([[[i.value, i.low, i.high] for i in row] for row in intervals])
 
 
-def pattern_view(
-    maps: Iterable[ScoreMaps],
-    layers: Sequence[int],
-    skip_keys: int,
-    max_positions: int = MAX_POSITIONS,
-) -> SwitchedMaps:
+def pattern_view(maps: Iterable[ScoreMaps], layers: Sequence[int], skip_keys: int) -> SwitchedMaps:
     """Return the positional patterns of all combinations, of each head where heads were kept.
 
     Args:
         maps: score maps in the order of `combinations`.
         layers: the layers' numbers.
         skip_keys: how many first keys the patterns leave out.
-        max_positions: larger maps are pooled to this many positions.
     """
-    arrays = _arrays((_heads(captured, skip_keys) for captured in maps), skip_keys, max_positions)
+    arrays = _arrays((_heads(captured, skip_keys) for captured in maps), skip_keys)
     n_panels = arrays["maps"].shape[2]
     return SwitchedMaps(
         kind="pattern",
@@ -265,7 +254,7 @@ def stage_view(
         absent: per block, the stages that it lacks, and why.
         skip_keys: how many first keys the measures leave out.
     """
-    arrays = _arrays(map(_letters, stages), skip_keys, MAX_POSITIONS)
+    arrays = _arrays(map(_letters, stages), skip_keys)
     why = tuple({str(letter): reason for letter, reason in missing.items()} for missing in absent)
     return SwitchedMaps(
         kind="circuit",

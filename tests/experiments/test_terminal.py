@@ -83,9 +83,9 @@ def test_each_condition_of_behaviour_is_one_line_of_each_table(
 
 
 def test_columns_are_dealt_to_tables_in_order_and_each_keeps_the_rows_names() -> None:
-    groups = columns_that_fit([10, 30, 30, 30, 70, 5], room=80, gap=2)
+    groups = columns_that_fit([10, 30, 30, 30, 70, 5])
     assert groups == [[0, 1, 2], [0, 3], [0, 4], [0, 5]]
-    assert columns_that_fit([10, 99], room=80) == [[0, 1]], "a column wider than a line is kept"
+    assert columns_that_fit([10, 99]) == [[0, 1]], "a column wider than a line is kept"
 
 
 class ClosedPipe(StringIO):
