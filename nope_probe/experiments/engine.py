@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -48,7 +48,7 @@ class Engine:
         model: a HookedTransformer or TransformerBridge.
         inputs: token sequences of equal length, or input vectors.
         documents: the document of each sequence, if that is known.
-        checkpoint: where captures are saved; by default in memory.
+        checkpoint: where captures are saved; without one, nothing is kept.
         batch_size: sequences per forward pass.
         n_folds: parts of the data that intervals are made from.
         calibration: gains, means and positions of what is removed, from `calibrated`.
@@ -63,7 +63,7 @@ class Engine:
     model: HookedModel
     inputs: Tensor
     documents: Int[Tensor, " seq"] | None = None
-    checkpoint: RunCheckpoint = field(default_factory=RunCheckpoint)
+    checkpoint: RunCheckpoint | None = None
     batch_size: int = 32
     n_folds: int = 8
     calibration: Calibration | None = None
@@ -126,17 +126,13 @@ class Engine:
             capture: given the stream in which it saves its progress, returns tensors by name.
             ablation: what the model is run without.
         """
-        if key is None:
+        if key is None or self.checkpoint is None:
             with self._without(None, ablation):
                 return capture(None)
-        self.finish(key, capture, ablation)
-        return self.checkpoint.load(key)
-
-    def finish(self, key: str, capture: Capture, ablation: Ablation | None = None) -> None:
-        """Capture and save what the checkpoint does not have yet, and leave it there."""
         if key not in self.checkpoint:
             with self._without(key, ablation):
-                self.checkpoint.finish(key, capture)
+                return self.checkpoint.once(key, capture)
+        return self.checkpoint.load(key)
 
     def _without(
         self, key: str | None, ablation: Ablation | None
@@ -174,8 +170,7 @@ class Engine:
                 checkpoint=stream,
             )[writer].to_tensors()
 
-        tensors = capture(None) if key is None else self.checkpoint.once(key, capture)
-        return WrittenPosition.from_tensors(tensors)
+        return WrittenPosition.from_tensors(self.once(key, capture))
 
     def scores(
         self,
@@ -212,8 +207,9 @@ class Engine:
             validate_finite(maps, name)
             return packed_tensors(maps)
 
-        self.finish(key, capture, ablation)
-        return StoredMaps.from_stored(self.checkpoint.open(key))
+        tensors = self.once(key, capture, ablation)
+        stored = tensors if self.checkpoint is None else self.checkpoint.open(key)
+        return StoredMaps.from_stored(stored)
 
     def _scores(self, stream: StreamCheckpoint | None, **options: Any) -> ScoreMaps:
         return self.by_fold(capture_scores, stream, residuals=self.residuals, **options)

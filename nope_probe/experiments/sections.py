@@ -210,22 +210,20 @@ def _is_number(text: str) -> bool:
     return not text or text[0] in "+-0123456789" or text == "no pattern"
 
 
-def columns_that_fit(widths: Sequence[int], room: int = WIDTH, gap: int = GAP) -> list[list[int]]:
+def columns_that_fit(widths: Sequence[int]) -> list[list[int]]:
     """Return the places of a table's columns, in groups that are narrow enough for a terminal.
 
     Args:
         widths: of the columns; the first names the rows, and stands in every group.
-        room: characters in a line.
-        gap: characters between two columns.
 
     Example:
-        >>> columns_that_fit([5, 9, 9, 20], room=30, gap=1)
+        >>> columns_that_fit([5, 30, 30, 60])
         [[0, 1, 2], [0, 3]]
     """
     groups: list[list[int]] = []
     for place in range(1, len(widths)):
         here = [*groups[-1], place] if groups else [0, place]
-        if not groups or sum(widths[column] + gap for column in here) - gap > room:
+        if not groups or sum(widths[column] + GAP for column in here) - GAP > WIDTH:
             groups.append([0, place])
         else:
             groups[-1].append(place)

@@ -38,11 +38,10 @@ Row = dict[str, Any]
 PARTS = ("share", "lost", "alone", "amplification")  # of a player
 
 
-def interval_columns(interval: Interval, name: str = "share") -> Row:
-    """Return an interval as three columns: name, name_low, name_high."""
-    return dict(
-        zip(interval_names(name), (interval.value, interval.low, interval.high), strict=True)
-    )
+def interval_columns(**intervals: Interval) -> Row:
+    """Return each interval as three columns: its name, name_low, name_high."""
+    numbers = [end for i in intervals.values() for end in (i.value, i.low, i.high)]
+    return dict(zip(interval_names(*intervals), numbers, strict=True))
 
 
 def interval_names(*names: str) -> list[str]:
@@ -57,11 +56,7 @@ def interval_names(*names: str) -> list[str]:
 
 def columns_of(holder: object, names: Iterable[str]) -> Row:
     """Return the columns of the intervals that an object has as attributes of these names."""
-    return {
-        column: value
-        for name in names
-        for column, value in interval_columns(getattr(holder, name), name).items()
-    }
+    return interval_columns(**{name: getattr(holder, name) for name in names})
 
 
 def sources_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:
@@ -73,8 +68,7 @@ def sources_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:
         {
             "layer": layer.layer,
             "term": source.term,
-            **interval_columns(source.rms, "rms"),
-            **interval_columns(source.share),
+            **interval_columns(rms=source.rms, share=source.share),
         }
         for layer in layers
         for source in (*layer.sources, layer.position)
@@ -93,7 +87,7 @@ def non_relative_table(
     """
     names = ("with_mask", "without_mask", "difference")
     rows = [
-        {"layer": layer, "tokens": tokens, **columns_of(effect, names)}
+        {"layer": layer, "tokens": tokens, **interval_columns(**vars(effect))}
         for tokens, of_tokens in effects.items()
         for layer, effect in zip(layers, of_tokens, strict=True)
     ]
@@ -149,7 +143,7 @@ def interactions_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:
             "layer": layer.layer,
             "player_set": interaction.player_set,
             "players": "+".join(interaction.players),
-            **interval_columns(interaction.share),
+            **interval_columns(share=interaction.share),
         }
         for layer in layers
         for interaction in layer.interactions
@@ -171,7 +165,7 @@ def measures_table(
     """
     names = tuple(Measures.__dataclass_fields__)
     rows = [
-        {"layer": layer, **values, **columns_of(measures, names)}
+        {"layer": layer, **values, **interval_columns(**vars(measures))}
         for values, of_group in measured
         for layer, measures in zip(layers, of_group, strict=True)
     ]
@@ -194,7 +188,7 @@ def mean_covariance_table(
         rows = terms[~terms["term"].isin(("all", "alibi"))].reindex(columns=columns)
         for layer in layers:
             of_mean = (rows["layer"] == layer.layer) & (rows["term"] == "mean")
-            dimensions = interval_columns(layer.dimensions, "dimensions")
+            dimensions = interval_columns(dimensions=layer.dimensions)
             rows.loc[of_mean, list(dimensions)] = list(dimensions.values())
         return rows.reset_index(drop=True)
     return pd.DataFrame(
@@ -202,9 +196,7 @@ def mean_covariance_table(
             {
                 "layer": layer.layer,
                 "term": name,
-                **interval_columns(share),
-                **interval_columns(rms, "rms"),
-                **interval_columns(layer.dimensions, "dimensions"),
+                **interval_columns(share=share, rms=rms, dimensions=layer.dimensions),
             }
             for layer in layers
             for name, share, rms in (
@@ -220,7 +212,7 @@ def term_table(sums: PositionSums, skip_keys: int) -> pd.DataFrame:
     """Return the terms of every reader (layer, and head if heads were kept), a row each."""
     return pd.DataFrame(
         [
-            {**names, "term": name, **columns_of(term, vars(term))}
+            {**names, "term": name, **interval_columns(**vars(term))}
             for names, reader in readers(sums, skip_keys)
             for name, term in position_terms(reader).items()
         ]
@@ -234,7 +226,7 @@ def writer_table(sums: PositionSums, skip_keys: int) -> pd.DataFrame:
     """
     return pd.DataFrame(
         [
-            {**names, "side": side, "writer": writer, **columns_of(written, vars(written))}
+            {**names, "side": side, "writer": writer, **interval_columns(**vars(written))}
             for names, reader in readers(sums, skip_keys)
             for side in get_args(Side)
             for writer, written in written_terms(reader, side).items()
@@ -257,8 +249,7 @@ def bands_table(patterns: Sequence[BandPattern]) -> pd.DataFrame:
             "last_pair": max(pattern.band.pairs, default=None),
             "shortest_wavelength": min(pattern.band.wavelengths, default=None),
             "longest_wavelength": max(pattern.band.wavelengths, default=None),
-            **interval_columns(pattern.amplitude, "amplitude"),
-            **interval_columns(pattern.share),
+            **interval_columns(amplitude=pattern.amplitude, share=pattern.share),
         }
         for pattern in patterns
     ]
@@ -268,10 +259,11 @@ def bands_table(patterns: Sequence[BandPattern]) -> pd.DataFrame:
 
 
 def offsets_table(
-    terms: Mapping[str, Float[Tensor, "fold layer row key_pos"]],
+    terms: Mapping[Any, Float[Tensor, "fold layer row key_pos"]],
     maps: ScoreMaps,
     skip_keys: int,
     choice: OffsetBins = "auto",
+    label: str = "term",
 ) -> pd.DataFrame:
     """Return the table of offset profiles: layer, term, offset, and the mean with its bounds.
 
@@ -280,6 +272,7 @@ def offsets_table(
         maps: the score maps whose terms they are.
         skip_keys: how many first keys to leave out.
         choice: which distances share a row; see `offset_bins`.
+        label: the column of the terms' names.
     """
     n_offsets = maps.folds.shape[-1] - 1 - skip_keys
     bins, queries = offset_bins(n_offsets, choice), maps.query_positions
@@ -289,14 +282,15 @@ def offsets_table(
         )
         for name, folds in terms.items()
     }
-    return profiles_table(profiles, maps.layers, bins, n_offsets)
+    return profiles_table(profiles, maps.layers, bins, n_offsets, label)
 
 
 def profiles_table(
-    profiles: Mapping[str, Intervals],
+    profiles: Mapping[Any, Intervals],
     layers: Sequence[int],
     bins: Int[Tensor, " bin"],
     n_offsets: int,
+    label: str = "term",
 ) -> pd.DataFrame:
     """Return the table of offset profiles from those of each term, [layer, bin].
 
@@ -308,51 +302,26 @@ def profiles_table(
         layers: the layers' numbers.
         bins: the first distance of each bin.
         n_offsets: the largest distance.
+        label: the column of the terms' names.
     """
+    offsets = {"offset": bins.tolist()}
+    if len(bins) < n_offsets:
+        offsets["last_offset"] = [*(bins[1:] - 1).tolist(), n_offsets]
     parts = [
-        _profile_rows(profile, bins, n_offsets, place).assign(layer=layer, term=name)
+        pd.DataFrame(
+            {
+                "layer": layer,
+                label: name,
+                **offsets,
+                "mean": profile.value[place].numpy(),
+                "mean_low": profile.low[place].numpy(),
+                "mean_high": profile.high[place].numpy(),
+            }
+        ).dropna(subset=["mean"])
         for place, layer in enumerate(layers)
         for name, profile in profiles.items()
     ]
-    return _in_order(parts, "layer", "term")
-
-
-def head_offsets_table(
-    maps: ScoreMaps, skip_keys: int, choice: OffsetBins = "auto"
-) -> pd.DataFrame:
-    """Return the table of each head's offset profile of its scores: layer, head, offset, mean."""
-    assert maps.per_head is not None
-    n_offsets = maps.folds.shape[-1] - 1 - skip_keys
-    bins, queries = offset_bins(n_offsets, choice), maps.query_positions
-    profile = offset_profile(
-        maps.per_head, skip_keys, counts=maps.counts, query_positions=queries, bins=bins
-    )
-    parts = [
-        _profile_rows(profile, bins, n_offsets, place, head).assign(layer=layer, head=head)
-        for place, layer in enumerate(maps.layers)
-        for head in range(profile.value.shape[1])
-    ]
-    return _in_order(parts, "layer", "head")
-
-
-def _in_order(parts: Sequence[pd.DataFrame], *labels: str) -> pd.DataFrame:
-    table = pd.concat(parts, ignore_index=True)
-    where = [name for name in ("offset", "last_offset") if name in table]
-    return table[[*labels, *where, *interval_names("mean")]]
-
-
-def _profile_rows(
-    profile: Intervals, bins: Int[Tensor, " bin"], n_offsets: int, *where: int
-) -> pd.DataFrame:
-    bounds = (profile.value, profile.low, profile.high)
-    columns = {
-        name: bound[where].numpy()
-        for name, bound in zip(interval_names("mean"), bounds, strict=True)
-    }
-    table = pd.DataFrame({"offset": bins.tolist(), **columns})
-    if len(bins) < n_offsets:
-        table["last_offset"] = [*(bins[1:] - 1).tolist(), n_offsets]
-    return table[table["mean"].notna()]
+    return pd.concat(parts, ignore_index=True)
 
 
 def queries_table(
@@ -374,5 +343,5 @@ def queries_table(
         squares, groups = mean_squares_by_query(folds, folds.kept_cells(skip_keys), counts)
         for square, (first, last) in zip(squares.T, groups, strict=True):
             where = {"layer": layer, "query": first, "last_query": last}
-            rows.append({**where, **interval_columns(rms(square, counts), "rms")})
+            rows.append({**where, **interval_columns(rms=rms(square, counts))})
     return pd.DataFrame(rows)

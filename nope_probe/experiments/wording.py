@@ -57,11 +57,6 @@ def strongest(rows: pd.DataFrame) -> pd.Series | None:
     return None if above.empty else above.sort_values("amplitude").iloc[-1]
 
 
-def no_pattern(name: str) -> str:
-    """Return the headline of a model without a positional pattern."""
-    return f"{name} shows no positional pattern in its attention that exceeds the noise."
-
-
 def preference(row: Mapping[Any, Any] | pd.Series) -> str:
     """Return which keys a pattern prefers, with the number that shows it, where there is one."""
     if isnan(row["locality"]):

@@ -27,7 +27,7 @@ from nope_probe.errors import StorageError, UserError, is_mistake, printable
 from nope_probe.files import read_json
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.folds import State
-from nope_probe.maps.stored_maps import Index, Stored
+from nope_probe.maps.stored_maps import Index
 from nope_probe.runtime.folder import atomic_write, reason
 from nope_probe.runtime.places import clear
 from nope_probe.runtime.processes import Processes, Signals
@@ -42,14 +42,15 @@ class RunCheckpoint:
     """The finished parts of a run by key, and the state of its stream in progress.
 
     Args:
-        folder: where they are saved, which this process holds; None keeps finished parts in memory.
+        folder: where they are saved, which this process holds.
         about: what identifies the run; an unfinished run about anything else is not resumed.
         processes: the processes that share the run and its folder.
         signals: how signals end a stream.
         every: batches between two saved states of a stream.
 
     Example:
-        >>> with RunCheckpoint() as checkpoint:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder, RunCheckpoint(Path(folder)) as checkpoint:
         ...     checkpoint.save("inputs", {"tokens": torch.zeros(2, 3)})
         ...     "inputs" in checkpoint, checkpoint.load("inputs")["tokens"].shape
         (True, torch.Size([2, 3]))
@@ -57,7 +58,7 @@ class RunCheckpoint:
 
     def __init__(
         self,
-        folder: Path | None = None,
+        folder: Path,
         *,
         about: Mapping[str, Any] | None = None,
         processes: Processes | None = None,
@@ -69,7 +70,6 @@ class RunCheckpoint:
         self.bar: tqdm | None = None
         self._streams: list[str] = []
         self._finished: set[str] = set()
-        self._in_memory: dict[str, State] = {}
 
     def __enter__(self) -> RunCheckpoint:
         """Find what an earlier process finished.
@@ -77,14 +77,13 @@ class RunCheckpoint:
         Raises:
             UserError: in the first process, if the folder belongs to another run.
         """
-        if self.folder is not None:
-            finished = []
-            if self.processes.is_first:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                self._validate_same_run(self.folder / _ABOUT)
-                finished = sorted(path.stem for path in self.folder.glob(f"*{_ENDING}"))
-            self._finished = set(self.processes.broadcast(finished))
-            self.signals.message = "progress was saved; run the same command to resume"
+        finished = []
+        if self.processes.is_first:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._validate_same_run(self.folder / _ABOUT)
+            finished = sorted(path.stem for path in self.folder.glob(f"*{_ENDING}"))
+        self._finished = set(self.processes.broadcast(finished))
+        self.signals.message = "progress was saved; run the same command to resume"
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
@@ -117,7 +116,7 @@ class RunCheckpoint:
 
     def discard(self) -> None:
         """Remove what was kept: the run is written, or cannot be."""
-        if self.folder is not None and self.processes.is_first:
+        if self.processes.is_first:
             clear(self.folder)
 
     def __contains__(self, key: str) -> bool:
@@ -125,35 +124,32 @@ class RunCheckpoint:
 
     def save(self, key: str, tensors: State) -> None:
         """Save a finished part of the run, in the first process."""
-        if self.folder is None:
-            self._in_memory[key] = tensors
-        elif self.processes.is_first:
+        if self.processes.is_first:
             _write(self._path(key), tensors)
         self.processes.barrier()
         self._finished.add(_name(key))
-        state = _SavedStream(self, key).path
-        if state is not None:
-            state.unlink(missing_ok=True)
+        _SavedStream(self, key).path.unlink(missing_ok=True)
 
     def load(self, key: str) -> State:
-        """Return the tensors of a finished part; from disk they are memory-mapped.
+        """Return the tensors of a finished part, which are memory-mapped.
 
         Raises:
             StorageError: if the file is broken.
         """
-        if self.folder is None:
-            return self._in_memory[key]
         return _read(self._path(key))
 
-    def open(self, key: str) -> Mapping[str, Stored]:
+    def open(self, key: str) -> dict[str, StoredTensor]:
         """Return the tensors of a finished part, which are read from disk as they are asked for.
 
         Raises:
             StorageError: if the file is broken.
         """
-        if self.folder is None:
-            return self._in_memory[key]
-        return open_tensors(self._path(key))
+        path = self._path(key)
+        with _opened(path) as file:
+            return {
+                name: StoredTensor(path=path, name=name, shape=file.get_slice(name).get_shape())
+                for name in file.keys()  # noqa: SIM118
+            }
 
     def once(self, key: str, compute: Callable[[StreamCheckpoint], State]) -> State:
         """Return the tensors of a part of the run, computed and saved unless that is finished.
@@ -163,19 +159,14 @@ class RunCheckpoint:
             compute: given the part's stream, which it resumes and saves its progress in, returns
                 the part's tensors.
         """
-        self.finish(key, compute)
-        return self.load(key)
-
-    def finish(self, key: str, compute: Callable[[StreamCheckpoint], State]) -> None:
-        """Compute and save a part of the run unless it is finished, as `once` does."""
         if key not in self:
             with self.stream(key) as stream:
                 tensors = compute(stream)
             self.save(key, tensors)
+        return self.load(key)
 
     def scratch(self, name: str) -> Path:
         """Return where a file of this name can be written, which goes with the checkpoint."""
-        assert self.folder is not None
         return self.folder / f"{name}.partial"
 
     @contextmanager
@@ -221,7 +212,6 @@ class RunCheckpoint:
             yield _SavedStream(self, key)
 
     def _path(self, key: str) -> Path:
-        assert self.folder is not None
         return self.folder / (_name(key) + _ENDING)
 
 
@@ -234,11 +224,10 @@ class _SavedStream(StreamCheckpoint):
         self.n_counted = self.n_saved  # with which the bar began
 
     @property
-    def path(self) -> Path | None:
-        """The file of the state; None where nothing is saved."""
+    def path(self) -> Path:
+        """The file of the state."""
         share = f"state-{self.rank}-of-{self.n_processes}"
-        folder = self.run.folder
-        return None if folder is None else folder / f"{share}-{_name(self.key)}.partial"
+        return self.run.folder / f"{share}-{_name(self.key)}.partial"
 
     @property
     def n_saved(self) -> int:
@@ -246,7 +235,7 @@ class _SavedStream(StreamCheckpoint):
         return int(self._read().get(_DONE, 0))
 
     def _read(self) -> State:
-        return _read(self.path) if self.path is not None and self.path.is_file() else {}
+        return _read(self.path) if self.path.is_file() else {}
 
     def restore(self) -> State:
         return {name: tensor for name, tensor in self._read().items() if name != _DONE}
@@ -256,8 +245,7 @@ class _SavedStream(StreamCheckpoint):
         return self.run.signals.received is not None or self.n_batches % self.run.every == 0
 
     def save(self, state: State) -> None:
-        if self.path is not None:
-            _write(self.path, {**state, _DONE: torch.tensor(self.n_done)})
+        _write(self.path, {**state, _DONE: torch.tensor(self.n_done)})
 
     def advance(self, n_seqs: int) -> None:
         counted = min(self.n_counted, n_seqs)
@@ -328,19 +316,6 @@ class StoredTensor:
             if index is ...:
                 return file.get_tensor(self.name).clone()
             return file.get_slice(self.name)[index].clone()
-
-
-def open_tensors(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a file without reading them.
-
-    Raises:
-        StorageError: if the file is broken.
-    """
-    with _opened(path) as file:
-        return {
-            name: StoredTensor(path=path, name=name, shape=file.get_slice(name).get_shape())
-            for name in file.keys()  # noqa: SIM118
-        }
 
 
 ITEM = 4  # bytes of a float32

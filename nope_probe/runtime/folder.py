@@ -296,13 +296,7 @@ def read_table(path: Path) -> pd.DataFrame:
     return pd.read_csv(path, keep_default_na=False, na_values=[""])
 
 
-def settings_hash(settings: Mapping[str, Any]) -> str:
-    """Return the hash of a run's settings, eight hexadecimal characters."""
-    text = json.dumps(settings, sort_keys=True, default=str)
-    return sha256(text.encode()).hexdigest()[:8]
-
-
-def default_output_dir(command: str, subject: str, recorded: dict[str, Any]) -> Path:
+def default_output_dir(command: str, subject: str, recorded: Mapping[str, Any]) -> Path:
     """Return the folder named after a run's command, its subject and the hash of its settings.
 
     Example:
@@ -310,5 +304,6 @@ def default_output_dir(command: str, subject: str, recorded: dict[str, Any]) -> 
         'runs/scores-Llama-3.1-8B-de7d7744'
     """
     name = re.sub(r"[^A-Za-z0-9.]+", "-", Path(subject).name or subject).strip("-")
-    parts = [command, *([name] if name else []), settings_hash(recorded)]
+    settings = json.dumps(recorded, sort_keys=True, default=str)
+    parts = [command, *([name] if name else []), sha256(settings.encode()).hexdigest()[:8]]
     return Path("runs") / "-".join(parts)

@@ -128,6 +128,13 @@ class Processes:
         """Whether this process is the one that writes and prints."""
         return self.rank == 0
 
+    def n_own(self, n_seqs: int, batch_size: int) -> int:
+        """Return how many of the sequences, in batches of a size, this process runs."""
+        from nope_probe.hooks.reading.streaming import batches_of
+
+        batches = batches_of(n_seqs, batch_size, self.rank, self.count)
+        return sum(stop - start for start, stop in batches)
+
     def all_reduce(self, totals: Sequence[torch.Tensor]) -> None:
         """Replace totals by their sums over all processes.
 

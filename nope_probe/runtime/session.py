@@ -25,7 +25,6 @@ from nope_probe.runtime.folder import (
     Run,
     check_output_dir,
     default_output_dir,
-    has_first_page,
     read_manifest,
     remove_first_page,
     write_first_page,
@@ -316,11 +315,7 @@ class Session(Generic[Settings_co]):
     @property
     def n_own_seqs(self: Session[RunSettings]) -> int:
         """How many of the sequences this process runs."""
-        from nope_probe.hooks.reading.streaming import batches_of
-
-        settings, processes = self.settings, self.processes
-        own = batches_of(settings.n_seqs, settings.seqs_per_batch, processes.rank, processes.count)
-        return sum(stop - start for start, stop in own)
+        return self.processes.n_own(self.settings.n_seqs, self.settings.seqs_per_batch)
 
     def provenance(self) -> dict[str, Any]:
         """Return what a manifest records of any run: command, model, versions, device, duration."""
@@ -338,11 +333,6 @@ class Session(Generic[Settings_co]):
             "seconds": round(time.monotonic() - self.started, 3),
             "sources": self.sources,
         }
-
-    @property
-    def has_first_page(self) -> bool:
-        """Whether the page of the unfinished run is there."""
-        return has_first_page(self.folder)
 
     def write_first_page(self, page: str) -> None:
         """Write a page of what the run has so far, which the finished run replaces."""

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,7 +44,7 @@ def measured(
         inputs=inputs.inputs,
         n_folds=4,
         batch_size=7,
-        checkpoint=checkpoint or RunCheckpoint(),
+        checkpoint=checkpoint,
     )
     return measure_conditions(engine, plan, **options)
 
@@ -116,8 +117,8 @@ def test_an_encoder_without_a_mask_is_refused():
 class Listing(RunCheckpoint):
     """Lists the streams that are run."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
         self.streams: list[str] = []
 
     def stream(self, key: str) -> Any:
@@ -132,10 +133,12 @@ class Listing(RunCheckpoint):
         ("both", ["mask", "w_k", "position[MLP0]", "position[L1H0]"]),
     ],
 )
-def test_keys_are_those_of_all_streams_in_the_order_of_the_run(scope: Any, players: list[str]):
+def test_keys_are_those_of_all_streams_in_the_order_of_the_run(
+    scope: Any, players: list[str], tmp_path: Path
+):
     plan = make_plan(LLAMA, players)
     plan = replace(plan, layers=(0, 1), scope=scope, reparametrise=2)
-    tokens, checkpoint = random_tokens(), Listing()
+    tokens, checkpoint = random_tokens(), Listing(tmp_path)
     measured(small_model(), tokens, plan, shuffled=tokens, checkpoint=checkpoint)
     assert checkpoint.streams == plan.keys(has_shuffled=True)
     assert len(set(checkpoint.streams)) == len(checkpoint.streams)

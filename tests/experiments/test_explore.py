@@ -15,8 +15,7 @@ from nope_probe.components import LETTERS, Ablation, Substitute
 from nope_probe.errors import UserError
 from nope_probe.experiments.circuit.analyse import Stages, block_explorer, explored
 from nope_probe.experiments.engine import Engine, as_sequences
-from nope_probe.experiments.explorer import note_on
-from nope_probe.experiments.explorer_views import explorer_of, pattern_view
+from nope_probe.experiments.explorer import explorer_of, note_on, pattern_view
 from nope_probe.figures.explorer import Explorer
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.reading.calibration import calibrate
@@ -105,8 +104,12 @@ def test_a_users_mistake_is_named_before_anything_is_run(
         figures.explore(model, tokens, players=players)
 
 
-def test_long_maps_are_pooled_and_measures_are_of_the_whole(maps: ScoreMaps) -> None:
-    whole, small = (pattern_view([maps], maps.layers, 1, size) for size in (64, 5))
+def test_long_maps_are_pooled_and_measures_are_of_the_whole(
+    maps: ScoreMaps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = pattern_view([maps], maps.layers, 1)
+    monkeypatch.setattr("nope_probe.experiments.explorer.MAX_POSITIONS", 5)
+    small = pattern_view([maps], maps.layers, 1)
     assert (small.block, small.maps.shape[-1]) == (3, 5)
     np.testing.assert_allclose(small.maps[0, 1, 0, 3, 1], whole.maps[0, 1, 0, 9:12, 3:6].mean())
     np.testing.assert_array_equal(small.measures, whole.measures)

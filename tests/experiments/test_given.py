@@ -22,7 +22,7 @@ from nope_probe.runtime.folder import read_manifest
 SIZES: dict[str, Any] = {"n_seqs": 29, "seq_len": 23, "seed": 3}
 # Of each function: its command, its options, and which tables come from shuffled tokens too.
 RUNS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
-    "run_ablations": ("ablation.study", {"players": ["mask", "w_q"]}, ("controls", "non_relative")),
+    "run_ablations": ("ablation.run", {"players": ["mask", "w_q"]}, ("controls", "non_relative")),
     "run_behaviour": ("behaviour.run", {"measures": ["loss", "copy"], "remove": ["mask"]}, ()),
     "run_trace": ("trace.run", {"confirm": 2, "writers": "layers"}, ()),
 }

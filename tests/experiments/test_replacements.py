@@ -13,7 +13,7 @@ from nope_probe import ablate
 from nope_probe.analyses.shapley import player, player_set
 from nope_probe.experiments.ablation.analyse import side_by_side
 from nope_probe.experiments.ablation.player_sections import Findings, player_sentences
-from nope_probe.experiments.ablation.study import run_ablations
+from nope_probe.experiments.ablation.run import run_ablations
 from nope_probe.runtime.folder import Run
 
 SMALL = ["--n-seqs", "7", "--seq-len", "13", "--folds", "5", "--layers", "2", "--data", "random"]

@@ -11,8 +11,7 @@ import torch
 from safetensors.numpy import load_file
 
 from nope_probe import Ablation, ablated, capture_scores, load, run_ablations, sequences
-from nope_probe.experiments.ablation.run import Settings, run
-from nope_probe.experiments.ablation.study import AblationStudy
+from nope_probe.experiments.ablation.run import AblationStudy, Settings, run
 
 SMALL = {"n_seqs": 23, "seq_len": 11, "seed": 3}
 PLAYERS = ("rope", "w_q+mlp", "w_k")

@@ -14,8 +14,8 @@ from support.command_line import refused, run_command
 
 from nope_probe import compare, scores, simulate
 from nope_probe.errors import printable
-from nope_probe.experiments.behaviour.measures import QUANTITIES
 from nope_probe.experiments.behaviour.sections import behaviour_as_text
+from nope_probe.experiments.behaviour.settings import QUANTITIES
 from nope_probe.experiments.sections import (
     PlainConsole,
     Report,
@@ -83,9 +83,9 @@ def test_each_condition_of_behaviour_is_one_line_of_each_table(
 
 
 def test_columns_are_dealt_to_tables_in_order_and_each_keeps_the_rows_names() -> None:
-    groups = columns_that_fit([10, 30, 30, 30, 70, 5], room=80, gap=2)
+    groups = columns_that_fit([10, 30, 30, 30, 70, 5])
     assert groups == [[0, 1, 2], [0, 3], [0, 4], [0, 5]]
-    assert columns_that_fit([10, 99], room=80) == [[0, 1]], "a column wider than a line is kept"
+    assert columns_that_fit([10, 99]) == [[0, 1]], "a column wider than a line is kept"
 
 
 class ClosedPipe(StringIO):

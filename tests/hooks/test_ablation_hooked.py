@@ -16,7 +16,7 @@ from einops import rearrange
 from support.edited_model import SEVEN, rectangular_identity, subsets
 from support.tiny_models import distance, tokens
 
-from nope_probe.experiments.ablation.study import run_ablations
+from nope_probe.experiments.ablation.run import run_ablations
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.removing.targets import components

@@ -12,7 +12,7 @@ from nope_probe.errors import StorageError, UserError
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.maps import ScoreMaps
 from nope_probe.maps.stored_maps import StoredMaps, packed_tensors
-from nope_probe.runtime.checkpoint import RunCheckpoint, open_tensors, tensor_writer
+from nope_probe.runtime.checkpoint import RunCheckpoint, tensor_writer
 from nope_probe.runtime.folder import StoredArrays
 from nope_probe.runtime.processes import Signals
 
@@ -34,19 +34,6 @@ def test_the_next_process_finds_the_finished_parts(tmp_path: Path) -> None:
         maps = second.load("score/mask")
         assert maps.keys() == MAPS.keys()
         assert all(torch.equal(maps[name], MAPS[name]) for name in MAPS)
-
-
-def test_a_checkpoint_without_a_folder_holds_finished_parts_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with RunCheckpoint() as nowhere:
-        nowhere.save("score", MAPS)
-        assert nowhere.load("score")["folds"] is MAPS["folds"]
-        with nowhere.stream("next") as stream:
-            stream.save(MAPS)
-            assert stream.restore() == {}
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_part_is_computed_once_however_often_the_run_is_resumed(tmp_path: Path) -> None:
@@ -77,9 +64,9 @@ def test_the_state_of_a_stream_is_restored_by_the_same_stream_alone(tmp_path: Pa
             assert again.restore() == {}
 
 
-def test_a_stream_is_saved_every_so_many_batches_and_on_a_signal() -> None:
+def test_a_stream_is_saved_every_so_many_batches_and_on_a_signal(tmp_path: Path) -> None:
     signals = Signals()
-    with RunCheckpoint(signals=signals, every=3) as run, run.stream("score") as stream:
+    with RunCheckpoint(tmp_path, signals=signals, every=3) as run, run.stream("score") as stream:
         assert [stream.is_due() for _ in range(7)] == [n % 3 == 0 for n in range(1, 8)]
         signals.received = signal.SIGINT
         assert stream.is_due()
@@ -137,7 +124,7 @@ def test_a_part_of_a_stored_tensor_is_that_part(tmp_path: Path) -> None:
     whole = torch.randn(3, 7, 5, dtype=torch.float64)
     with checkpoint(tmp_path) as run:
         run.save("x", {"x": whole})
-    stored = open_tensors(tmp_path / ".run.unfinished" / "x.safetensors")["x"]
+        stored = run.open("x")["x"]
     assert list(stored.shape) == [3, 7, 5]
     assert torch.equal(stored[...], whole)
     assert torch.equal(stored[1], whole[1])

@@ -11,10 +11,10 @@ from nope_probe.errors import UserError
 from nope_probe.runtime.folder import (
     Run,
     check_output_dir,
+    default_output_dir,
     has_first_page,
     read_run,
     remove_first_page,
-    settings_hash,
     write_first_page,
     write_run,
 )
@@ -129,6 +129,9 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
         check_output_dir(tmp_path, SETTINGS)
 
 
-def test_different_settings_have_different_hashes() -> None:
-    assert settings_hash(SETTINGS) == settings_hash(dict(reversed(SETTINGS.items())))
-    assert settings_hash(SETTINGS) != settings_hash({**SETTINGS, "layers": 5})
+def test_different_settings_have_different_folders_by_default() -> None:
+    first, same, other = (
+        default_output_dir("scores", "gpt2", settings)
+        for settings in (SETTINGS, dict(reversed(SETTINGS.items())), {**SETTINGS, "layers": 5})
+    )
+    assert first == same != other

@@ -1,4 +1,4 @@
-"""A session validates first, resumes, and ends early without losing progress."""
+"""A session validates first, resumes, and ends early without losing progress; its batches."""
 
 import os
 import signal
@@ -16,6 +16,7 @@ from nope_probe.experiments.scores.run import Settings, run
 from nope_probe.runtime.places import checkpoint_dir, locked
 from nope_probe.runtime.processes import Interrupted
 from nope_probe.runtime.session import Call, Session
+from nope_probe.runtime.settings import RunSettings
 
 SMALL = {"model": "nope-tiny", "layers": 1, "n_seqs": 13, "seq_len": 17, "folds": 4}
 MAPS = {"folds": torch.zeros(4, 1, 17, 17).double()}
@@ -132,3 +133,24 @@ def test_an_interrupted_run_that_nobody_keeps_says_how_to_keep_it(tmp_path: Path
         Session("scores", settings, call),
     ):
         os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "n_seqs"), [(64, 32), (256, 32), (257, 31), (1024, 8), (8192, 1), (30_000, 1)]
+)
+def test_an_automatic_batch_holds_at_most_32_sequences_and_8192_tokens(seq_len, n_seqs):
+    assert RunSettings(seq_len=seq_len).seqs_per_batch == n_seqs
+
+
+def test_a_batch_size_that_is_given_is_taken():
+    assert RunSettings(seq_len=1024, batch_size=13).seqs_per_batch == 13
+
+
+def test_naming_the_automatic_batch_size_is_the_same_run():
+    assert RunSettings(batch_size=32).recorded() == RunSettings().recorded()
+
+
+@pytest.mark.parametrize("batch_size", [0, -3])
+def test_a_batch_of_no_sequences_is_an_error(batch_size):
+    with pytest.raises(UserError, match=f"--batch-size {batch_size}: expected 1 <= batch-size"):
+        RunSettings(batch_size=batch_size).validate()

@@ -62,9 +62,9 @@ STATE = {"sum": torch.ones(3)}
 
 
 def test_the_bar_names_the_stream_its_place_and_estimates_what_is_left(
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with RunCheckpoint() as run, run.progress(["gains", "score/mask"], 7):
+    with RunCheckpoint(tmp_path) as run, run.progress(["gains", "score/mask"], 7):
         with run.stream("gains") as stream:
             stream.advance(7)
         with run.stream("score/mask") as stream:

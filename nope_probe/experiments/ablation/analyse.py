@@ -36,7 +36,7 @@ from nope_probe.data.sequences import Kind
 from nope_probe.experiments.ablation.maps import RunMaps, write_folds, write_maps
 from nope_probe.experiments.ablation.plan import ConditionMaps, Measured, Plan
 from nope_probe.experiments.ablation.sections import report
-from nope_probe.experiments.explorer_views import explorer_of
+from nope_probe.experiments.explorer import explorer_of
 from nope_probe.experiments.tables import (
     interactions_table,
     mean_covariance_table,

@@ -132,10 +132,10 @@ def _shapley_contrasts(plan: Plan, suffix: str = "") -> dict[str, Contrast]:
 
 def named_scores(plan: Plan, measured: Measured) -> dict[str, StoredMaps]:
     """Return the score maps of all conditions by their names in a run."""
-    named = {f"score/{plan.name(condition)}": each for condition, each in measured.maps.items()}
+    named = {f"score/{plan.name(condition)}": maps for condition, maps in measured.maps.items()}
     for replacement, others in (*measured.others.items(), *measured.checks.items()):
-        for condition, each in others.items():
-            named[f"score_{replacement}/{plan.name(condition)}"] = each
+        for condition, maps in others.items():
+            named[f"score_{replacement}/{plan.name(condition)}"] = maps
     return named
 
 

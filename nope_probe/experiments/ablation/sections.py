@@ -29,7 +29,6 @@ from nope_probe.experiments.wording import (
     listed,
     measure_finding,
     nats,
-    no_pattern,
     of_layer,
     percents,
     preference,
@@ -83,7 +82,7 @@ def headline(findings: Findings) -> list[str]:
     """Return the result in the layer with the strongest pattern: its sources, then its players."""
     best, name = strongest(findings.intact_rows()), findings.manifest["model"]["name"]
     if best is None:
-        return [no_pattern(name)]
+        return [f"{name} shows no positional pattern in its attention that exceeds the noise."]
     sentences = [_source_sentence(name, best, findings.tables["sources"])]
     if findings.manifest["player_sets"]:
         sentences += player_sentences(findings)

@@ -25,10 +25,9 @@ from nope_probe.analyses.pattern_changes import pattern_lost, positional_part
 from nope_probe.components import Ablation
 from nope_probe.errors import UserError
 from nope_probe.experiments.behaviour.capture import Measured, head_name, map_key
-from nope_probe.experiments.behaviour.measures import EFFECTS, INTACT, QUANTITIES
 from nope_probe.experiments.behaviour.plan import Plan
 from nope_probe.experiments.behaviour.sections import report
-from nope_probe.experiments.behaviour.settings import Settings
+from nope_probe.experiments.behaviour.settings import EFFECTS, INTACT, QUANTITIES, Settings
 from nope_probe.experiments.tables import Row, interval_columns, interval_names
 from nope_probe.maps.folds import folds_of
 from nope_probe.maps.stored_maps import TensorFolds
@@ -136,8 +135,7 @@ def _rows(plan: Plan, measured: Measured, name: str) -> Iterator[Row]:
         yield {
             "measure": name,
             "condition": condition,
-            **interval_columns(value, "value"),
-            **interval_columns(difference, "difference"),
+            **interval_columns(value=value, difference=difference),
             "note": note,
         }
 
@@ -221,30 +219,19 @@ def decodability_table(plan: Plan, measured: Measured, skip: int) -> pd.DataFram
     chance = chance_distance(plan.text.tokens.shape[1], skip)
     rows: list[Row] = []
     for condition, distances in measured.distances.items():
-        changes, untrained = (
-            distances - measured.distances[INTACT],
-            measured.untrained.get(condition),
-        )
+        changes = distances - measured.distances[INTACT]
+        untrained = measured.untrained.get(condition)
         for place, layer in enumerate(plan.layers):
-            intervals = (
-                mean_interval(distances[:, place, 0]),
-                mean_interval(distances[:, place, 1]),
-                UNDEFINED if untrained is None else mean_interval(untrained[:, place, 0]),
-                UNDEFINED if condition == INTACT else mean_interval(changes[:, place, 0]),
+            row: Row = {"layer": layer, "condition": condition, "chance": chance}
+            row |= interval_columns(
+                distance=mean_interval(distances[:, place, 0]),
+                null=mean_interval(distances[:, place, 1]),
+                untrained=UNDEFINED if untrained is None else mean_interval(untrained[:, place, 0]),
+                difference=UNDEFINED
+                if condition == INTACT
+                else mean_interval(changes[:, place, 0]),
             )
-            numbers = [
-                end
-                for interval in intervals
-                for end in (interval.value, interval.low, interval.high)
-            ]
-            rows.append(
-                {
-                    "layer": layer,
-                    "condition": condition,
-                    **dict(zip(DECODED, numbers, strict=True)),
-                    "chance": chance,
-                }
-            )
+            rows.append(row)
     return pd.DataFrame(rows, columns=["layer", "condition", *DECODED, "chance"])
 
 
@@ -274,9 +261,7 @@ def bridge_table(
             continue
         for place, layer in enumerate(plan.layers):
             lost = _pattern_lost(plan, measured, ablation, place, skip)
-            rows.append(
-                {"condition": condition, "layer": layer, **interval_columns(lost, "pattern")}
-            )
+            rows.append({"condition": condition, "layer": layer, **interval_columns(pattern=lost)})
     bridge = pd.DataFrame(rows, columns=BRIDGE_COLUMNS[:5])
     for effect, quantity in EFFECTS.items():
         renamed = dict(zip(interval_names("difference"), interval_names(effect), strict=True))
@@ -338,21 +323,13 @@ def heads_table(plan: Plan, measured: Measured) -> pd.DataFrame:
     for layer, head in plan.heads:
         row: Row = {"layer": layer, "head": head}
         if measured.head_patterns:
-            row |= interval_columns(measured.head_patterns[layer][head], "pattern")
-        without, intact = (
-            {
-                probe: measured.losses[name, probe]
-                for probe in ("text", "copy_text")
-                if probe in plan.probes
-            }
-            for name in (head_name(layer, head), INTACT)
-        )
-        rise = span_loss(without["text"], 1) - span_loss(intact["text"], 1)
-        row |= interval_columns(mean_interval(rise), "loss")
-        if "copy_text" in without:
-            second, intact_second = (
-                second_copy_loss(losses["copy_text"], plan.segment) for losses in (without, intact)
-            )
-            row |= interval_columns(mean_interval(second - intact_second), "copy")
+            row |= interval_columns(pattern=measured.head_patterns[layer][head])
+        for effect, quantity in (("loss", "loss"), ("copy", "copy_text_second")):
+            if QUANTITIES[quantity].probe in plan.probes:
+                without, intact = (
+                    per_document(plan, measured, quantity, name)
+                    for name in (head_name(layer, head), INTACT)
+                )
+                row |= interval_columns(**{effect: mean_interval(without - intact)})
         rows.append(row)
     return pd.DataFrame(rows, columns=HEAD_COLUMNS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -14,12 +15,11 @@ from nope_probe.analyses.behaviour import by_document, halves, index_targets, ri
 from nope_probe.analyses.jackknife import Interval, cross_products, rms
 from nope_probe.analyses.pattern_changes import positional_part
 from nope_probe.components import Ablation
-from nope_probe.experiments.behaviour.measures import INTACT
 from nope_probe.experiments.behaviour.plan import Plan, Probe
-from nope_probe.experiments.behaviour.settings import Settings
+from nope_probe.experiments.behaviour.settings import INTACT, Settings
 from nope_probe.experiments.engine import Engine, position_keys
 from nope_probe.hooks.reading.residuals import capture_distances, capture_moments
-from nope_probe.hooks.reading.streaming import StreamCheckpoint, batches_of
+from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.edited_weights import untrained
 from nope_probe.maps.folds import State
 from nope_probe.maps.maps import ScoreMaps
@@ -115,32 +115,30 @@ class _Runner:
 
     def sizes(self) -> dict[str, int]:
         """Return how many sequences this process runs in each stream, by the stream's key."""
-        text, needs = (
-            self.plan.text,
-            [condition.needs_calibration for condition in self.conditions.values()],
-        )
-        probes = {"calibration": text} if any(needs) else {}
-        probes |= {f"positions/{name}": self.plan.probes[name] for name in self.other_lengths}
-        probes |= {f"loss/{name}/{probe}": self.plan.probes[probe] for name, probe in self.scored}
-        probes |= dict.fromkeys(self.maps, text)
-        for layer in self.n_heads:
-            probes |= dict.fromkeys((f"head/L{layer}/intact", f"head/L{layer}/content"), text)
-        for weights, names in self.decoded.items():
-            for name in names:
-                probes[f"{weights}/{name}/fit"] = self.fit
-                probes[f"{weights}/{name}/distance"] = self.held_out
-        for key, ablation in self.ablations().items():
-            probes |= dict.fromkeys(position_keys(key, ablation).values(), probes[key])
-        return {key: self.n_own(probe) for key, probe in probes.items()}
+        return {
+            part: self.processes.n_own(len(probe.tokens), self.seqs_per_batch(probe))
+            for key, probe, ablation in self.streams()
+            for part in (*position_keys(key, ablation).values(), key)
+        }
 
-    def ablations(self) -> dict[str, Ablation]:
-        """Return what is removed in each stream of a condition, by the stream's key."""
-        ablations = {f"loss/{name}/{probe}": self.conditions[name] for name, probe in self.scored}
+    def streams(self) -> Iterator[tuple[str, Probe, Ablation]]:
+        """Yield the key of each stream, its sequences and what it removes."""
+        text, intact = self.plan.text, Ablation()
+        if any(condition.needs_calibration for condition in self.conditions.values()):
+            yield "calibration", text, intact
+        for name in self.other_lengths:
+            yield f"positions/{name}", self.plan.probes[name], intact
+        for name, probe in self.scored:
+            yield f"loss/{name}/{probe}", self.plan.probes[probe], self.conditions[name]
+        for key, ablation in self.maps.items():
+            yield key, text, ablation
+        for layer in self.n_heads:
+            yield f"head/L{layer}/intact", text, intact
+            yield f"head/L{layer}/content", text, self.plan.without_sources(intact)
         for weights, names in self.decoded.items():
             for name in names:
-                keys = f"{weights}/{name}/fit", f"{weights}/{name}/distance"
-                ablations |= dict.fromkeys(keys, self.conditions[name])
-        return ablations | self.maps
+                yield f"{weights}/{name}/fit", self.fit, self.conditions[name]
+                yield f"{weights}/{name}/distance", self.held_out, self.conditions[name]
 
     def seqs_per_batch(self, probe: Probe) -> int:
         """Return how many sequences make about as many tokens as a batch of text windows.
@@ -150,12 +148,6 @@ class _Runner:
         n_seqs, length = probe.tokens.shape
         same_tokens = self.settings.seqs_per_batch * self.settings.seq_len // length
         return max(1, min(same_tokens, n_seqs // self.processes.count))
-
-    def n_own(self, probe: Probe) -> int:
-        """Return how many of the sequences this process runs."""
-        n_seqs, size = len(probe.tokens), self.seqs_per_batch(probe)
-        batches = batches_of(n_seqs, size, self.processes.rank, self.processes.count)
-        return sum(stop - start for start, stop in batches)
 
     def on(self, probe: Probe) -> Engine:
         """Return the engine on the sequences of a probe."""

@@ -20,8 +20,7 @@ from nope_probe.components import (
 )
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
-from nope_probe.experiments.behaviour.measures import QUANTITIES, Measure, make_conditions
-from nope_probe.experiments.behaviour.settings import Settings
+from nope_probe.experiments.behaviour.settings import QUANTITIES, Measure, Settings, make_conditions
 from nope_probe.experiments.engine import validate_first_sequence
 from nope_probe.experiments.removals import irreplaceable, validate_removable
 from nope_probe.hooks.layers.model import numbered_layers, positions_of

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from nope_probe.components import Gain, Replacement
-from nope_probe.experiments.behaviour.measures import Measure
-from nope_probe.experiments.behaviour.settings import Settings
+from nope_probe.experiments.behaviour.settings import Measure, Settings
 from nope_probe.experiments.given import RunOptions, run_of
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.session import Call, Session

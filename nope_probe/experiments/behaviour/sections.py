@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from nope_probe.components import phrase
-from nope_probe.experiments.behaviour.measures import INTACT, QUANTITIES
+from nope_probe.experiments.behaviour.settings import INTACT, QUANTITIES
 from nope_probe.experiments.sections import Report
 from nope_probe.experiments.wording import NOISE, largest, listed
 from nope_probe.figures import behaviour as figures

@@ -18,8 +18,7 @@ from nope_probe.components import LETTERS, Ablation, Substitute, are_sources, ph
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.circuit.sections import headline, report
 from nope_probe.experiments.engine import Engine
-from nope_probe.experiments.explorer import circuit_view, note_on
-from nope_probe.experiments.explorer_views import combinations, stage_view
+from nope_probe.experiments.explorer import circuit_view, combinations, note_on, stage_view
 from nope_probe.experiments.tables import measures_table
 from nope_probe.experiments.wording import listed
 from nope_probe.figures.explorer import Explorer, strongest_source

@@ -218,9 +218,9 @@ def difference(
         )
         for name in ("pattern", *Measures.__dataclass_fields__):
             value = after.get(name, UNDEFINED)
-            row = {"item": f"L{layer}", "measure": name, **interval_columns(value, "value")}
+            row = {"item": f"L{layer}", "measure": name, **interval_columns(value=value)}
             row |= {"base_value": before.get(name, UNDEFINED).value}
-            row |= interval_columns(changes[name], "difference")
+            row |= interval_columns(difference=changes[name])
             rows.append({**row, "method": PAIRED if paired else UNPAIRED})
     return pd.DataFrame(rows).rename(columns={"value_low": "low", "value_high": "high"})
 
@@ -260,7 +260,7 @@ def _rows(base: Member, other: Member) -> Iterator[Row]:
                     "run": other.label,
                     **{"value": after.value, "low": after.low, "high": after.high},
                     "base_value": before.value,
-                    **interval_columns(change, "difference"),
+                    **interval_columns(difference=change),
                     "method": PAIRED if column in fold_by_fold else UNPAIRED,
                 }
 

@@ -23,7 +23,6 @@ from nope_probe.experiments.scores.sections import report
 from nope_probe.experiments.tables import (
     bands_table,
     columns_of,
-    head_offsets_table,
     interval_names,
     measures_table,
     offsets_table,
@@ -180,6 +179,7 @@ def _head_tables(
 
     A row of `heads` has four measures of the head's pattern, and what the head attends to.
     """
+    assert maps.per_head is not None
     rows = [
         {"layer": layer, "head": head, **columns_of(measures, HEAD_MEASURES)}
         for layer, of_layer in zip(
@@ -197,7 +197,9 @@ def _head_tables(
     )
     return {
         "heads": pd.concat([heads, attended], axis=1),
-        "head_offsets": head_offsets_table(maps, skip_keys, choice),
+        "head_offsets": offsets_table(
+            dict(enumerate(maps.per_head.unbind(2))), maps, skip_keys, choice, label="head"
+        ),
         "sinks": sinks,
     }
 

@@ -25,7 +25,7 @@ from nope_probe.analyses.head_measures import (
 from nope_probe.analyses.jackknife import jackknife, leave_one_out
 from nope_probe.data.sequences import Sequences, sequences
 from nope_probe.experiments.engine import as_sequences, first_layers, folds_for_intervals
-from nope_probe.experiments.tables import Row, interval_columns
+from nope_probe.experiments.tables import interval_columns
 from nope_probe.hooks.layers.model import Given, Inputs, numbered_layers
 from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.reading.batch_readings import HeadReading, read_heads
@@ -235,12 +235,12 @@ def _columns(
 ) -> pd.DataFrame:
     estimates = {name: leave_one_out(values, counts) for name, values in measured.items()}
     estimates |= {name: estimates[name] / estimates["total"] for name in SHARES}
-    rows: list[Row] = []
     n_layers, n_heads = measured["total"].shape[1:]
-    for layer, head in product(range(n_layers), range(n_heads)):
-        row: Row = {}
-        for name in (*MEANS, *SHARES):
-            interval = jackknife(estimates[name][:, layer, head], counts)
-            row |= interval_columns(interval, name + suffix)
-        rows.append(row)
-    return pd.DataFrame(rows)
+    rows = [
+        {
+            name + suffix: jackknife(estimates[name][:, layer, head], counts)
+            for name in (*MEANS, *SHARES)
+        }
+        for layer, head in product(range(n_layers), range(n_heads))
+    ]
+    return pd.DataFrame([interval_columns(**row) for row in rows])

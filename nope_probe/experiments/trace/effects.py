@@ -111,12 +111,10 @@ def measure_effects(
             reader, counts = pair.reader, sums.counts
             rows[pair] = {
                 **pair._asdict(),
-                **interval_columns(direct_share(known[reader], writer), "predicted"),
                 **interval_columns(
-                    share_lost(intact[reader], direct[reader], skip_keys, counts), "direct"
-                ),
-                **interval_columns(
-                    share_lost(intact[reader], total[reader], skip_keys, counts), "total"
+                    predicted=direct_share(known[reader], writer),
+                    direct=share_lost(intact[reader], direct[reader], skip_keys, counts),
+                    total=share_lost(intact[reader], total[reader], skip_keys, counts),
                 ),
             }
     columns = [*Pair._fields, *interval_names("predicted", "direct", "total")]
