@@ -343,7 +343,7 @@ def _notes(report: Report) -> list[str]:
         if layer.product_error > 1e-3:
             lines.append(f"{name}: scores are not q.k alone: off by {layer.product_error:.2g}")
         if layer.rope and not layer.rope_pairs:
-            lines.append(f"{name}: which coordinates RoPE turns together was not recognised")
+            lines.append(f"{name}: RoPE's pairs of coordinates were not recognised")
         if abs(layer.rope_factor - 1) > TOLERANCE:
             lines.append(f"{name}: RoPE multiplies queries and keys by {layer.rope_factor:.4g}")
         if layer.rope and layer.rope_pairs_following < layer.rope_pairs:
