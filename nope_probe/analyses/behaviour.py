@@ -56,7 +56,7 @@ def mean_interval(values: PerDocument) -> Interval:
 def position_means(losses: Losses) -> Intervals:
     """Return the mean loss at each target, nats, with its jackknife interval over documents.
 
-    One document has no interval.
+    A single document gives no interval.
     """
     return mean_intervals(losses)
 

@@ -266,7 +266,7 @@ def pattern_difference(
 ) -> Interval:
     """Return the RMS of the difference of two patterns, nats, with noise subtracted.
 
-    Arguments are those of `measure_differences`.
+    The arguments are as in `measure_differences`.
     """
     cells = _shared(one, other, skip_keys)
     x, y = (_pattern_cells(as_layer(folds).maps, cells) for folds in (one, other))

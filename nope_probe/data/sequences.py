@@ -294,7 +294,7 @@ def cut(ids: list[list[int]], n_seqs: int, length: int, generator: Generator) ->
 
 
 def cut_at_start(ids: list[list[int]], n_seqs: int, length: int, generator: Generator) -> Windows:
-    """Take the first tokens of every document that is long enough, in random order.
+    """Take the first tokens of n_seqs documents that are long enough, in random order.
 
     Raises:
         UserError: for too few documents (naming their number).

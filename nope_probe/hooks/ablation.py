@@ -59,7 +59,7 @@ def ablated(
 
     Args:
         model: a HookedTransformer or TransformerBridge; its outputs are bit-identical afterwards.
-        ablation: what to remove, and where.
+        ablation: the removals and their places.
         calibration: the result of `calibrate` for this model; needed for the gain `output` and the
             replacement `mean` when a weight is removed, and for the position of a component.
         tokens: instead of a calibration, the tokens (or vectors) on which to `calibrate` first.

@@ -38,9 +38,8 @@ MEASURES = (
     "pattern depends on distance alone. Edge contrast: the first keys against the others."
 )
 POSITIONAL_PART = (
-    "Shares are of the part of the pattern that the sources among the players bring: the pattern "
-    "less what is left without the sources. Weights cannot make position; they shape what the "
-    "sources make."
+    "Shares are of the positional part: the pattern less the pattern without the sources among the "
+    "players. Weights cannot make position; they shape the effects of sources."
 )
 CONJUNCTION = "the signature of “all are needed”, not a measurement of equal weight"
 HOVER = "hover or tap a cell for its own value"

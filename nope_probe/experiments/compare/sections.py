@@ -39,9 +39,9 @@ HOW_TO_READ = (
     notes.PATTERN_COLOURS,
     "All patterns of a layer have one scale; a difference has its own, which spans at least "
     f"{PALE} standard errors of a cell, so that noise is pale.",
-    "Paired differences are taken fold by fold: the runs had the same sequences, and what these "
-    "have in common cancels. Unpaired ones treat the runs as independent, so that their intervals "
-    "are too wide where the runs share sequences.",
+    "Paired differences are taken fold by fold: the runs had the same sequences, so their common "
+    "noise cancels. Unpaired differences treat the runs as independent, so their intervals are too "
+    "wide if the runs share sequences.",
     notes.INTERVALS,
 )
 
@@ -152,7 +152,7 @@ def _map_sections(
     unit = UNITS.get(members[0].kind, "nats")
     groups = [_panels(compared, members, unit) for compared in shown]
     names = ", ".join(compared.name for compared in shown)
-    chosen = "" if len(shown) == len(maps) else f" Of {len(maps)} maps those that differ most."
+    chosen = "" if len(shown) == len(maps) else f" Of {len(maps)} maps, the most different."
     results = "; ".join(
         f"{compared.name}: {label} {difference}"
         for compared in shown

@@ -325,7 +325,7 @@ def _cells(layer: LayerFindings) -> dict[str, str]:
 
 
 def _unknown(layer: LayerFindings) -> str:
-    """Return the sign in RoPE's columns: a layer has no RoPE, or its rotation is not recognised."""
+    """Return the sign in RoPE's columns for a layer without RoPE, or for an unknown rotation."""
     return UNKNOWN if layer.rope else NONE
 
 

@@ -128,7 +128,7 @@ def _caption(agreement: pd.DataFrame) -> str:
     if (agreement["within_one"] == 1).all():
         largest = agreement["largest"].max()
         return f"{lead} All cells of all panels agree within one step, to {largest:.2f} steps."
-    return f"{lead} The table has how far each panel differs, and how far noise lets it."
+    return f"{lead} The table has each panel's difference, and the difference expected from noise."
 
 
 def _panels(pair: Pair) -> Iterator[Panel]:

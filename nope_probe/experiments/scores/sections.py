@@ -107,8 +107,8 @@ def _map_sections(run: Run) -> Iterator[Section]:
     yield Section(
         title=pattern_finding(table),
         figure=partial(_pattern_maps, score, **drawn),
-        caption="Mean scores less each row's mean over the keys before the query, which is all "
-        "that softmax can see of them. Red keys get more attention than the row's mean, blue ones "
+        caption="Mean scores less each row's mean over the keys before the query: softmax sees "
+        "nothing else of the scores. Red keys get more attention than the row's mean, blue keys "
         f"less.{left_out}",
     )
     yield Section(
@@ -125,9 +125,9 @@ def _map_sections(run: Run) -> Iterator[Section]:
             title="Mean scores less the mean of each diagonal",
             **drawn,
         ),
-        caption="The mean of each diagonal is subtracted, so that what depends on distance alone "
-        "is gone and the rest depends on the positions of query and key. Softmax ignores all but "
-        f"differences within a row. Red is above the diagonal's mean, blue below.{left_out}",
+        caption="The mean of each diagonal is subtracted. This removes the part that depends on "
+        "distance alone; the rest depends on the positions of query and key. Softmax ignores all "
+        f"but differences within a row. Red is above the diagonal's mean, blue below.{left_out}",
     )
 
 
@@ -214,7 +214,7 @@ def level_finding(
     kept = np.where(before, scores, np.nan)[queries > skip_keys, skip_keys:].astype(float)
     variance = np.nanvar(kept)
     if not variance > 0:
-        return f"Mean scores: those of L{layer} do not differ"
+        return f"Mean scores of L{layer} do not differ"
     within = np.nanmean((kept - np.nanmean(kept, axis=1, keepdims=True)) ** 2)
     share = percents(1 - within / variance)
     return f"Mean scores: {share} of L{layer}'s variance is row means, which softmax ignores"
@@ -228,7 +228,7 @@ def distance_finding(pattern: pd.DataFrame) -> str:
     """
     topic, best = "Diagonal-normalised scores", strongest(pattern)
     if best is None or np.isnan(best["relative_r2"]):
-        return f"{topic}: what is no function of the distance is {NOISE}"
+        return f"{topic}: the part that is no function of distance is {NOISE}"
     share = percents(best["relative_r2"])
     return f"{topic}: distance alone explains {share} of L{best['layer']:.0f}'s positional pattern"
 

@@ -176,8 +176,8 @@ def layers_finding(name: str, rows: pd.DataFrame) -> str:
         rows: its rows of `layers.csv`.
     """
     clear = numbered_layers(rows[rows["verdict"] != "flat"]["layer"])
-    dependence = f"those of {clear} depend on distance" if clear else "none depend on distance"
-    return f"Scores at {name}, each layer on its own colours: {dependence}"
+    whose = f"scores of {clear} depend" if clear else "no score depends"
+    return f"Scores at {name}, each layer on its own colours: {whose} on distance"
 
 
 def rest_finding(normalised: Mapping[str, Maps], errors: Mapping[str, Maps]) -> str:

@@ -32,14 +32,14 @@ HOW_TO_READ = (
     "A reader is a layer, or a head, whose queries and keys are made from the residual stream. A "
     "writer is a component that adds to that stream before it: an embedding, a head, an MLP.",
     "Rotation: RoPE at work on the mean query and key, which know nothing of position. It depends "
-    "on the distance alone. Written position: what queries and keys carry by themselves, so that "
-    "some writer must have put it into the residual stream. Covariance: what is in no mean, such "
-    "as tokens that resemble their neighbours.",
+    "on the distance alone. Written position: the position in queries and keys themselves, which "
+    "some writer must have put into the residual stream. Covariance: the part outside the means, "
+    "such as tokens that resemble their neighbours.",
     "A writer's share is its direct path into the reader's queries and keys, with the norm's scale "
     "of each token as it was. Shares of a reader's writers add up to its written position. A share "
     "below 0 works against the pattern.",
-    "How shares mislead: a writer may pass on what another wrote, which its direct share does not "
-    "tell; several readers can share one writer; the mean over heads hides heads of opposite sign; "
+    "How shares mislead: a writer may pass on another writer's position, and its direct share does "
+    "not show this; several readers can share a writer; the mean over heads hides opposite signs; "
     "texts that begin alike count as position (--shuffle tells).",
     "First key: how much of a head's positional part comes from the first key, such as BOS, whose "
     "attention fades as more keys come.",
@@ -104,9 +104,8 @@ def _sections(run: Run) -> Iterator[Section]:
     if len(tables["effects"]):
         yield Section(
             title=effect_findings(tables, _reader(tables, reader))[0],
-            caption="What a reader loses when a writer's position is taken away: only on the "
-            "writer's direct path into the reader's queries and keys, which the exact share "
-            "predicts, and everywhere.",
+            caption="A reader's loss without a writer's position: on the writer's direct path into "
+            "the reader's queries and keys, which the exact share predicts, and on all paths.",
             table=tables["effects"],
         )
 

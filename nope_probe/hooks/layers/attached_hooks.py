@@ -1,4 +1,4 @@
-"""Hooks on a model beside those of others: attached, kept in place, taken off for a while.
+"""Hooks on a model beside other hooks: attached, kept in place, taken off for a while.
 
 A hook that writes runs before all others, so that they see its output and may change it; a hook
 that reads runs after them, so that it reads their final tensor. The order is restored
@@ -128,7 +128,7 @@ def _attached(point: HookPoint, hook: Hook) -> Iterator[LensHandle]:
 
 @contextmanager
 def hooks_detached(model: HookedModel) -> Iterator[None]:
-    """Run a model without any hook that is attached to it now, those of an ablation included."""
+    """Run a model without any hook that is attached to it now, even without an ablation's hooks."""
     before: list[tuple[Any, str, OrderedDict[int, Any]]] = []
     for module in cast(nn.Module, model).modules():
         if isinstance(module, HookPoint):

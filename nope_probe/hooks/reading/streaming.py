@@ -60,7 +60,7 @@ class StreamCheckpoint:
         """Replace totals by their sums over the processes, in place."""
 
     def batch_halved(self, batch_size: int) -> None:
-        """Note that a batch did not fit into memory, and the size of the next ones."""
+        """Note that a batch did not fit into memory, and the size of the next batches."""
 
 
 def stream(
@@ -154,7 +154,7 @@ def restore(accumulators: Sequence[Accumulator], state: State) -> None:
 
 
 class BatchRunner:
-    """Runs batches. If a batch does not fit into GPU memory, it and all later ones are halved."""
+    """Runs batches. If a batch does not fit into GPU memory, it and later batches are halved."""
 
     def __init__(
         self,

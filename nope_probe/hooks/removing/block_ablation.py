@@ -39,7 +39,7 @@ class BlockAblation:
 
     Args:
         target: the block, the query heads and the rotary pairs that lose the components.
-        ablation: what is removed.
+        ablation: the removals.
         calibration: the result of `calibrate`, if the ablation needs it.
     """
 
@@ -211,7 +211,7 @@ class ActiveAblation:
     """An ablation that is in effect.
 
     Attributes:
-        ablation: what is removed.
+        ablation: the removals.
         calibration: the gains and means of its replacements, compared by identity.
         heads: the query heads that lose components, None for all, by the block's number.
         groups: the hooks that are attached.
