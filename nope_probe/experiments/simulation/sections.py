@@ -176,8 +176,8 @@ def layers_finding(name: str, rows: pd.DataFrame) -> str:
         rows: its rows of `layers.csv`.
     """
     clear = numbered_layers(rows[rows["verdict"] != "flat"]["layer"])
-    whose = f"scores of {clear} depend" if clear else "no score depends"
-    return f"Scores at {name}, each layer on its own colours: {whose} on distance"
+    dependence = f"scores of {clear} depend" if clear else "no score depends"
+    return f"Scores at {name}, each layer on its own colours: {dependence} on distance"
 
 
 def rest_finding(normalised: Mapping[str, Maps], errors: Mapping[str, Maps]) -> str:
